@@ -1,6 +1,6 @@
 """Blows: a seed -> what happens to a run, to which of its processes, and when.
 
-A run is of one host, or of two hosts on loopback.
+A run is of one host, of two hosts on loopback, or of two that a link joins.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ONE, TWO = "one host", "two hosts"
+ONE, TWO, LINKED = "one host", "two hosts", "two linked hosts"
 WORKER, WORKERS, LAUNCHER, HOST, RUN = "worker", "workers", "launcher", "host", "run"
+LINK = "link"
 KILL, TERM, INT, SEGV, STOP = (
     signal.SIGKILL,
     signal.SIGTERM,
@@ -20,40 +21,55 @@ KILL, TERM, INT, SEGV, STOP = (
     signal.SIGSTOP,
 )
 PREEMPTED, INTERRUPTED = 75, 130
+BOUND_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blow:
-    """A blow strikes some processes of a run with a signal.
+    """A blow strikes some processes of a run with a signal, or cuts the link between two hosts.
 
     target: a worker, all workers of a host, a host's launcher, all processes of a host or of the
-        run.
+        run, or the link.
+    number: the signal; once a link is cut, both launchers get it, and again; 0: none.
     statuses: with which the launchers that notice it may end; one that is killed has none, and 0
         stands for a run that goes on by itself.
     words: of the command line, beside those of each run.
+    back_s: seconds after which a link that was cut is mended; None: never.
+    within_s: seconds from the blow to the end of all launchers, unless the run goes on.
     """
 
     name: str
     shape: str = ONE
     target: str
-    number: signal.Signals = KILL
+    number: int = KILL
     statuses: tuple[int, ...] = (1,)
     words: tuple[str, ...] = ()
+    back_s: float | None = None
+    within_s: float = BOUND_S
 
     @property
-    def restarts(self) -> bool:
+    def goes_on(self) -> bool:
         """True if the run goes on by itself."""
         return 0 in self.statuses
 
 
-HANGS = ("launch.hang_s=6",)  # a machine with other work
+HANG_S = 6  # a machine with other work
+HANGS = (f"launch.hang_s={HANG_S}",)
 RESTARTS = ("launch.restarts=3",)
+SAME_COMMAND = ("train.resume=auto",)  # goes on, too
+TWICE_S = 1.5  # from a link's cut to a signal, and to the second
 BLOWS = (
     Blow(name="worker SIGKILL", target=WORKER),
     Blow(name="worker SIGSEGV", target=WORKER, number=SEGV),
     Blow(name="workers SIGKILL", target=WORKERS),
     Blow(name="launcher SIGKILL", target=LAUNCHER),
-    Blow(name="launcher SIGTERM", target=LAUNCHER, number=TERM, statuses=(PREEMPTED,)),
+    Blow(
+        name="launcher SIGTERM",
+        target=LAUNCHER,
+        number=TERM,
+        statuses=(PREEMPTED,),
+        words=SAME_COMMAND,
+    ),
     Blow(name="launcher SIGINT", target=LAUNCHER, number=INT, statuses=(INTERRUPTED,)),
     Blow(name="run SIGKILL", target=RUN),
     Blow(name="run SIGTERM", target=RUN, number=TERM, statuses=(PREEMPTED,)),
@@ -78,6 +94,18 @@ BLOWS = (
         statuses=(PREEMPTED,),
     ),
     Blow(name="host SIGSTOP, two hosts", shape=TWO, target=HOST, number=STOP, words=HANGS),
+    Blow(name="link down", shape=LINKED, target=LINK, number=0, words=HANGS, within_s=HANG_S + 5),
+    Blow(
+        name="link down for 15 s", shape=LINKED, target=LINK, number=0, statuses=(0,), back_s=15.0
+    ),
+    Blow(
+        name="link down, SIGINT",
+        shape=LINKED,
+        target=LINK,
+        number=INT,
+        statuses=(INTERRUPTED,),
+        within_s=2 * TWICE_S + 3,
+    ),
 )
 
 
@@ -85,8 +113,8 @@ BLOWS = (
 class Strike:
     """A strike is a blow at a moment.
 
-    moment: share of an undisturbed run that goes before.  host, rank: which are struck; rank is of
-    the whole run, local_rank the same among those of its host.
+    moment: share of an undisturbed run that goes before.  host, rank: which are struck, or at whose
+    end a link is cut; rank is of the whole run, local_rank the same among those of its host.
     """
 
     seed: int

@@ -2,11 +2,11 @@
 
     python tests/chaos/chaos.py --runs 200 --seed 0
     python tests/chaos/chaos.py --seed 17 --show                 one of them again
-    python tests/chaos/chaos.py --runs 50 --only "launcher SIGTERM"
+    python tests/chaos/chaos.py --runs 50 --only "launcher SIGTERM" --ranks 2
 
-Each run trains a small GPT on 4 ranks with checkpoints; a blow hits it (blows.py); then it must
-end, or go on by itself, within a bound, name who was struck, leave nothing behind, and, started
-again, end with the weights and losses of an undisturbed run.  Exit status 1 if one does not.
+Each run trains a small GPT on 4 ranks, or an MLP on 2, with checkpoints; a blow hits it (blows.py).
+It must end, or go on by itself, within a bound, name who was struck, leave nothing behind, and,
+started again, end with the weights and losses of an undisturbed run.  Status 1 if one does not.
 """
 
 from __future__ import annotations
@@ -22,13 +22,46 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from chaos.blows import BLOWS, ONE, STOP, WORKER, WORKERS, Blow, Strike, make_strike
+from chaos.blows import (
+    BLOWS,
+    BOUND_S,
+    LINK,
+    LINKED,
+    ONE,
+    SAME_COMMAND,
+    STOP,
+    WORKER,
+    WORKERS,
+    Blow,
+    Strike,
+    make_strike,
+)
 from chaos.hosts_of_run import StruckRun
 from chaos.verdicts import Observed, faults, table
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import find_all
 from support.command import free_port, losses, workplace
+from support.linked_hosts import LinkedHosts, find_obstacle
 
+_LINGER_S = 2  # a worker whose launcher was killed ends a moment after it
+UNDISTURBED_S = 180  # a machine with other work
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A subject is what chaos strikes: the words of a command line, and its number of ranks."""
+
+    words: tuple[str, ...]
+    ranks: int
+
+
+SMALL2 = (
+    "recipe=small",
+    "train.steps=60",
+    "train.save_every=8",
+    "eval.batches=0",
+    "optim=adamw",
+)
 SMALL4 = (
     "recipe=gpt_hybrid",
     "model.width=32",
@@ -41,17 +74,7 @@ SMALL4 = (
     "data.max_bytes=100000",
     "engine.check_capture=false",
 )
-BOUND_S = 60  # from a blow to the end of all launchers
-_LINGER_S = 2  # a worker whose launcher was killed ends a moment after it
-UNDISTURBED_S = 180  # a machine with other work
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A subject is what chaos strikes: the words of a command line, and its number of ranks."""
-
-    words: tuple[str, ...]
-    ranks: int
+SUBJECTS = {2: Subject(SMALL2, 2), 4: Subject(SMALL4, 4)}
 
 
 @dataclass(frozen=True)
@@ -92,10 +115,11 @@ class Chaos:
         missed = not self._wait_for_moment(run, strike, known, folder)
         run.strike(strike)
         begin = time.monotonic()
-        if blow.number == STOP and run.struck:  # a frozen host ends when it wakes, not before
-            run.wait(BOUND_S, but=run.struck)
-            run.wake()
-        run.wait(BOUND_S + known.seconds * blow.restarts)
+        run.follow(blow)
+        end = begin + blow.within_s
+        if blow.goes_on or blow.number == STOP:  # a frozen host ends when it wakes, not before
+            end = time.monotonic() + BOUND_S + known.seconds * blow.goes_on
+        run.wait(end - time.monotonic())
         seconds = time.monotonic() - begin
         ends = [host.ended() for host in run.hosts]
         left = _processes_left(run)
@@ -118,7 +142,7 @@ class Chaos:
     ) -> bool:
         """False if the run is over by then."""
         span = known.seconds
-        if strike.blow.target in (WORKER, WORKERS):
+        if strike.blow.target in (WORKER, WORKERS, LINK):
             span = known.working_s
             run.wait_for_workers(folder / "run" / "plan.txt", self._ranks(strike.blow), span * 5)
         return not run.wait(strike.moment * span)
@@ -127,8 +151,9 @@ class Chaos:
         """Go on with a run that has ended, by `flowrun resume` or by the same command; return what
         it says if it fails.
         """
-        words = (*self.subject.words, "train.resume=auto")
-        if find_all(folder / "run") and strike.seed % 2:
+        words = (*self.subject.words, *SAME_COMMAND)
+        may_change = strike.blow.words != SAME_COMMAND
+        if find_all(folder / "run") and may_change and strike.seed % 2:
             words = ("resume", str(folder / "run"))
         run = self._start(strike.blow, folder, "resumed", words)
         in_time = run.wait(UNDISTURBED_S)
@@ -159,9 +184,11 @@ class Chaos:
             words = [*words, f"hydra.run.dir={folder / 'run'}"]
         if blow.shape == ONE:
             return StruckRun(folder, name, [words])
-        meet = ("launch.nnodes=2", f"launch.rdzv_endpoint=127.0.0.1:{free_port()}")
+        linked = LinkedHosts() if blow.shape == LINKED else None
+        endpoint = linked.endpoint if linked else f"127.0.0.1:{free_port()}"
+        meet = ("launch.nnodes=2", f"launch.rdzv_endpoint={endpoint}")
         each = [[*words, *meet, f"launch.node_rank={host}"] for host in range(2)]
-        return StruckRun(folder, name, each)
+        return StruckRun(folder, name, each, linked)
 
     def _ranks(self, blow: Blow) -> int:
         return self.subject.ranks // (1 if blow.shape == ONE else 2)
@@ -227,18 +254,22 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
     parser.add_argument("--only", default="", help="blows whose names begin so")
+    parser.add_argument("--ranks", type=int, choices=SUBJECTS, default=4)
     parser.add_argument("--minutes", type=float, default=600, help="begin no run after")
     parser.add_argument("--show", action="store_true", help="what each run printed")
     given = parser.parse_args()
     blows = [blow for blow in BLOWS if blow.name.startswith(given.only)]
+    if obstacle := find_obstacle():
+        print(f"no link is cut: {obstacle}")
+        blows = [blow for blow in blows if blow.shape != LINKED]
     until = time.monotonic() + 60 * given.minutes
     seen: list[Observed] = []
     with tempfile.TemporaryDirectory() as place:
-        chaos = Chaos(Subject(SMALL4, 4), Path(place))
+        chaos = Chaos(SUBJECTS[given.ranks], Path(place))
         for seed in range(given.seed, given.seed + given.runs):
             if time.monotonic() > until:
                 break
-            seen.append(chaos.strike(make_strike(seed, 4, blows)))
+            seen.append(chaos.strike(make_strike(seed, given.ranks, blows)))
             _print(seen[-1], given.show)
     print(table(seen))
     return int(any(faults(each) for each in seen))

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from chaos.blows import HOST, LAUNCHER, RUN, WORKER, Strike
+from chaos.blows import HOST, LAUNCHER, LINK, RUN, STOP, TWICE_S, WORKER, Blow, Strike
 from chaos.verdicts import Ended
+from support.linked_hosts import LinkedHosts
 from support.warm_start import start
 
 _POLL_S = 0.01
@@ -22,14 +23,19 @@ _GONE_S = 10  # until a process that was killed is gone
 class RunHost:
     """A host of a run: a launcher and its workers, in a session of their own."""
 
-    def __init__(self, place: Path, name: str, words: Sequence[str]) -> None:
-        """place: working directory.  name: of its output.  words: of the command line."""
+    def __init__(self, place: Path, name: str, words: Sequence[str], namespace: str = "") -> None:
+        """Start the launcher.
+
+        place: working directory.  name: of its output.  words: of the command line.  namespace: of
+        its network, if that is its own.
+        """
         self.log = place / f"{name}.txt"
         (place / "tmp").mkdir(exist_ok=True)
         environment = {**os.environ, "COLUMNS": "160", "TMPDIR": str(place / "tmp")}
         environment.pop("OMP_NUM_THREADS", None)
         with self.log.open("wb") as log:
-            self.process = start(place, words, environment, log.fileno(), log.fileno())
+            out = log.fileno()
+            self.process = start(place, words, environment, out, out, namespace)
         self.struck = False
         self._status: int | None = None
 
@@ -58,12 +64,23 @@ class RunHost:
 class StruckRun:
     """A run of one host or of several, in one folder."""
 
-    def __init__(self, place: Path, name: str, words: Sequence[Sequence[str]]) -> None:
-        """place: working directory.  name: begins the names of the files of its output.
+    def __init__(
+        self,
+        place: Path,
+        name: str,
+        words: Sequence[Sequence[str]],
+        linked: LinkedHosts | None = None,
+    ) -> None:
+        """Start the launchers.
 
-        words: of the command line of each host.
+        place: working directory.  name: begins the names of the files of its output.  words: of the
+        command line of each host.  linked: their networks, if each has its own.
         """
-        self.hosts = [RunHost(place, f"{name}{host}", each) for host, each in enumerate(words)]
+        self.linked = linked
+        networks = linked.namespaces if linked else [""] * len(words)
+        self.hosts = [
+            RunHost(place, f"{name}{host}", each, networks[host]) for host, each in enumerate(words)
+        ]
 
     @property
     def struck(self) -> list[RunHost]:
@@ -100,8 +117,12 @@ class StruckRun:
         return False
 
     def strike(self, strike: Strike) -> None:
-        """Send the signal of a blow to the processes that it hits."""
+        """Send the signal of a blow to the processes that it hits, or cut the link."""
         blow, host = strike.blow, self.hosts[strike.host]
+        if blow.target == LINK:
+            assert self.linked
+            self.linked.cut(strike.host)
+            return
         struck = self.hosts if blow.target == RUN else [host]
         for each in struck:
             each.struck = blow.target in (LAUNCHER, HOST, RUN)
@@ -115,6 +136,23 @@ class StruckRun:
             hit = host.workers()
         for pid in hit:
             _send(pid, blow.number)
+
+    def follow(self, blow: Blow) -> None:
+        """Do what follows a blow: a host that was stopped wakes once the others have ended, a link
+        is mended, or those that it has parted are asked to end.
+        """
+        if blow.number == STOP and self.struck:
+            self.wait(blow.within_s, but=self.struck)
+            self.wake()
+        elif blow.back_s is not None and self.linked:
+            self.wait(blow.back_s)
+            self.linked.mend()
+        elif blow.target == LINK and blow.number:
+            for _ in range(2):
+                self.wait(TWICE_S)
+                for host in self.hosts:
+                    if host.poll() is None:
+                        _send(host.process.pid, blow.number)
 
     def wake(self) -> None:
         """Let a host that was stopped go on, for its run is over elsewhere."""
@@ -133,6 +171,8 @@ class StruckRun:
         for pid in self.left():
             _send(pid, signal.SIGKILL)
         self.wait(_GONE_S)
+        if self.linked:
+            self.linked.close()
 
 
 def _session(pid: int) -> int:
@@ -148,6 +188,6 @@ def _runs(pid: int) -> bool:
     return False
 
 
-def _send(pid: int, number: signal.Signals) -> None:
+def _send(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)

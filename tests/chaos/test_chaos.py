@@ -8,23 +8,16 @@ from pathlib import Path
 import pytest
 
 from chaos.blows import BLOWS, PREEMPTED, Blow, Strike, make_strike
-from chaos.chaos import Chaos, Subject
+from chaos.chaos import SUBJECTS, Chaos
 from chaos.soak import Usage, growth
 from chaos.verdicts import Ended, Observed, faults, table
 
-SMALL2 = (
-    "recipe=small",
-    "train.steps=60",
-    "train.save_every=8",
-    "eval.batches=0",
-    "optim=adamw",
-)
 STRUCK = ("worker SIGKILL", "launcher SIGKILL", "worker SIGKILL, restarts")
 
 
 @pytest.mark.processes
 def test_runs_that_are_struck_end_and_go_on_as_if_nobody_had(tmp_path: Path) -> None:
-    chaos = Chaos(Subject(SMALL2, 2), tmp_path)
+    chaos = Chaos(SUBJECTS[2], tmp_path)
     seen = [
         chaos.strike(make_strike(seed, 2, [blow_called(name)])) for seed, name in enumerate(STRUCK)
     ]
@@ -72,6 +65,14 @@ PLANTED = {
 def test_a_planted_fault_is_found(said: str) -> None:
     (found,) = faults(replace(WELL, **PLANTED[said]))  # type: ignore[arg-type]
     assert said in found
+
+
+def test_each_of_two_hosts_that_a_cut_link_parts_names_the_other() -> None:
+    strike = make_strike(0, 4, [blow_called("link down")])
+    ends = [Ended(status=1, printed=f"host {other} (node): nothing came") for other in (1, 0)]
+    seen = replace(WELL, strike=strike, ends=ends)
+    assert faults(seen) == []
+    assert len(faults(replace(seen, ends=ends[::-1]))) == 2
 
 
 def test_a_run_that_was_over_before_the_blow_names_nobody() -> None:

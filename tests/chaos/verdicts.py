@@ -6,8 +6,19 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from signal import Signals
 
-from chaos.blows import INTERRUPTED, ONE, PREEMPTED, STOP, WORKER, WORKERS, Blow, Strike
+from chaos.blows import (
+    INTERRUPTED,
+    LINK,
+    ONE,
+    PREEMPTED,
+    STOP,
+    WORKER,
+    WORKERS,
+    Blow,
+    Strike,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,29 +73,31 @@ def _of_ends(seen: Observed) -> Iterator[str]:
 
 def _of_names(seen: Observed) -> Iterator[str]:
     """Each terminal that is left names who was struck, if the run ended by the blow."""
-    expected = guilty(seen.strike)
     for host, ended in enumerate(seen.ends):
-        noticed = ended.status is not None and (ended.status > 0 or seen.strike.blow.restarts)
+        expected = guilty(seen.strike, host)
+        noticed = ended.status is not None and (ended.status > 0 or seen.strike.blow.goes_on)
         if noticed and not seen.missed and not re.search(expected, ended.printed):
             yield f"host {host} does not name {expected!r}"
 
 
-def guilty(strike: Strike) -> str:
-    """A regular expression of what a terminal has to say."""
+def guilty(strike: Strike, host: int) -> str:
+    """A regular expression of what the terminal of a host has to say."""
     blow = strike.blow
-    how = "stopped by a signal" if blow.number == STOP else blow.number.name
+    if blow.target == LINK and not blow.number:
+        return rf"\bhost {1 - host}\b"
+    how = "stopped by a signal" if blow.number == STOP else Signals(blow.number).name
     if blow.target == WORKER:
         return rf"\brank {strike.rank}\b[\s\S]*{how}"
     if blow.target == WORKERS:
         return rf"\brank \d[\s\S]*{how}"
     if blow.shape != ONE:
-        return rf"\bhost {strike.host}\b|stopped|{blow.number.name}"
-    return rf"stopped|{blow.number.name}"
+        return rf"\bhost {strike.host}\b|stopped|{how}"
+    return rf"stopped|{how}"
 
 
 def _of_rest(seen: Observed) -> Iterator[str]:
     asked = {PREEMPTED, INTERRUPTED} & {ended.status for ended in seen.ends}
-    if asked and seen.lost > 1:
+    if asked and seen.lost > 1 and seen.strike.blow.target != LINK:  # parted hosts save nothing
         yield f"{seen.lost} steps are lost"
     yield from (f"left over: {each}" for each in seen.left)
     if seen.resumed:

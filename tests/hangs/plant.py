@@ -14,11 +14,14 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from support.command import RECIPE, Command, free_port, run_folder
+from support.linked_hosts import LinkedHosts, find_obstacle
 
 HANG_S, LATE_S = 4.0, 5.0
 # fault -> what the error must say
@@ -39,6 +42,7 @@ NAMED = {
     "saves": "rank 1 has ended its steps",
     "slow": "rank 1 is slower than its peers",
     "frozen": "host 1",
+    "cut": "host 1",
 }
 RUN = (
     "recipe=planted",
@@ -56,21 +60,23 @@ def plant(fault: str, place: Path) -> tuple[float, str]:
     (place / "recipes" / "planted.yaml").write_text(recipe)
     shutil.copy(Path(__file__).with_name("planted.py"), place)
     if fault == "frozen":
-        meet = ("launch.nnodes=2", f"launch.rdzv_endpoint=127.0.0.1:{free_port()}")
-        hosts = [
-            Command(place, *RUN, *meet, f"launch.node_rank={k}", run_folder(place / f"run{k}"))
-            for k in range(2)
-        ]
-        for host in hosts:
-            host.until("step 0")
-        (place / "struck").write_text(str(time.time()))
+        hosts = _start_hosts(place, f"127.0.0.1:{free_port()}")
+        _note_strike(place)
         os.killpg(hosts[1].process.pid, signal.SIGSTOP)
         ended = hosts[0].end(within=60)
         os.killpg(hosts[1].process.pid, signal.SIGKILL)
+    elif fault == "cut":
+        assert not find_obstacle(), find_obstacle()
+        with closing(LinkedHosts()) as linked:
+            hosts = _start_hosts(place, linked.endpoint, linked.namespaces)
+            _note_strike(place)
+            linked.cut(1)
+            ended, other = [host.end(within=60) for host in hosts]
+        assert "host 0" in other.err, other.err
     elif fault == "slow":
         command = Command(place, *RUN, run_folder(place / "run0"))
         command.until("is slower than its peers")
-        (place / "struck").write_text(str(time.time()))
+        _note_strike(place)
         said = command.printed.splitlines()[-1]
         command.signal(signal.SIGINT, group=True)
         return 0.0, said
@@ -78,6 +84,25 @@ def plant(fault: str, place: Path) -> tuple[float, str]:
         ended = Command(place, *RUN, run_folder(place / "run0")).end(within=120)
     now = time.time()
     return now - float((place / "struck").read_text()), ended.err
+
+
+def _start_hosts(place: Path, endpoint: str, namespaces: Sequence[str] = ("", "")) -> list[Command]:
+    """Start two hosts, and wait until both train.
+
+    place: their folder.  endpoint: where they meet.  namespaces: of their networks.
+    """
+    meet = (*RUN, "launch.nnodes=2", f"launch.rdzv_endpoint={endpoint}")
+    hosts = [
+        Command(place, *meet, f"launch.node_rank={k}", run_folder(place / f"run{k}"), namespace=n)
+        for k, n in enumerate(namespaces)
+    ]
+    for host in hosts:
+        host.until("step 0")
+    return hosts
+
+
+def _note_strike(place: Path) -> None:
+    (place / "struck").write_text(str(time.time()))
 
 
 def main(faults: list[str]) -> int:

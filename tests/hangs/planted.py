@@ -175,6 +175,7 @@ PLANTS: dict[str, Callable[[], None]] = {
     "saves": in_worker("_checkpoint"),
     "reads": lambda: None,  # below
     "frozen": lambda: None,  # plant.py
+    "cut": lambda: None,
     "slow": slow_down,
 }
 

@@ -94,9 +94,12 @@ class Command:
     """A running `flowrun`, in a session of its own.
 
     fresh: started by Python, as a user does it, and not as a fork (warm_start.py).
+    namespace: of a fork's network (linked_hosts.py).
     """
 
-    def __init__(self, folder: Path, *arguments: str, fresh: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, fresh: bool = False, namespace: str = ""
+    ) -> None:
         environment = {**os.environ, "COLUMNS": "160", "PYTHONUNBUFFERED": "1"}
         environment.pop("OMP_NUM_THREADS", None)
         (self._out, out), (self._err, err) = os.pipe(), os.pipe()
@@ -116,7 +119,7 @@ class Command:
                 start_new_session=True,
             )
         else:
-            self.process = start(folder, arguments, environment, out, err)
+            self.process = start(folder, arguments, environment, out, err, namespace)
         os.close(out)
         os.close(err)
         _running.append(self)

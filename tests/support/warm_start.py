@@ -9,6 +9,7 @@ of its own.  Only the seed of hashes and whether a module is there already are n
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
@@ -34,6 +35,8 @@ IMPORTED = (
 # as `flowrun` starts itself anew to have it: a fork can't
 SET_BEFORE = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0", "PYTHONUNBUFFERED": "1"}
 MOST_BYTES = 1 << 17  # of an order
+NAMESPACES = "/run/netns"  # of `ip netns`
+_NEW_NET = 0x40000000  # CLONE_NEWNET of Linux
 
 
 class Fork:
@@ -50,10 +53,19 @@ class Fork:
 
 
 def start(
-    folder: Path, arguments: Sequence[str], environment: Mapping[str, str], out: int, err: int
+    folder: Path,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    out: int,
+    err: int,
+    namespace: str = "",
 ) -> Fork:
-    """Begin `flowrun` with arguments in a folder; out, err: files that it prints to."""
-    order = json.dumps([str(folder), list(arguments), {**environment, **SET_BEFORE}])
+    """Begin `flowrun` with arguments in a folder.
+
+    environment: all of its variables.  out, err: files that it prints to.  namespace: its network,
+    by the name that `ip netns` gave it; empty: that of this process.
+    """
+    order = json.dumps([str(folder), list(arguments), {**environment, **SET_BEFORE}, namespace])
     mine, its = socket.socketpair()
     with mine, its:
         socket.send_fds(_server(), [order.encode()], [out, err, its.fileno()])
@@ -94,12 +106,20 @@ def _serve(orders: socket.socket) -> None:
 
 
 def _attend(
-    folder: str, arguments: list[str], environment: dict[str, str], out: int, err: int, answers: int
+    folder: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    namespace: str,
+    out: int,
+    err: int,
+    answers: int,
 ) -> None:
     """Tell who runs the command, and how that ended; in the command itself, return at its end."""
     pid = os.fork()
     if pid == 0:
         os.close(answers)
+        if namespace:
+            _enter(namespace)
         return _run(folder, arguments, environment, out, err)
     os.close(out)
     os.close(err)
@@ -107,6 +127,14 @@ def _attend(
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     os.write(answers, f"{status}\n".encode())
     os._exit(0)
+
+
+def _enter(namespace: str) -> None:
+    """Move this thread, and those that it will start, to another network."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"{NAMESPACES}/{namespace}") as file:
+        if libc.setns(file.fileno(), _NEW_NET):
+            raise OSError(ctypes.get_errno(), f"setns {namespace}")
 
 
 def _run(

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from flowrun.launcher.model.replay import View
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.store import weight_files as weights
 from support.command import Command, Ended, free_port, losses, run_folder, workplace
+from support.linked_hosts import LinkedHosts, find_obstacle
 
 pytestmark = pytest.mark.processes
 
@@ -29,16 +31,27 @@ STAGES = (
 )
 
 
-def hosts(place: Path, *arguments: str, fresh: bool = False) -> list[Command]:
+def hosts(
+    place: Path, *arguments: str, fresh: bool = False, linked: LinkedHosts | None = None
+) -> list[Command]:
     """The same command on two hosts; host k writes to the folder host{k}.
 
-    fresh: Python starts the second (see Command), so that hashes differ.
+    fresh: Python starts the second (see Command), so that hashes differ.  linked: their networks;
+    None: both are on loopback.
     """
-    meet = ("launch.nnodes=2", f"launch.rdzv_endpoint=127.0.0.1:{free_port()}")
-    folders = (place / "host0", place / "host1")
+    endpoint = linked.endpoint if linked else f"127.0.0.1:{free_port()}"
+    meet = ("launch.nnodes=2", f"launch.rdzv_endpoint={endpoint}")
+    networks = linked.namespaces if linked else ("", "")
     return [
-        Command(place, *arguments, *meet, run_folder(folder), fresh=fresh and folder == folders[1])
-        for folder in folders
+        Command(
+            place,
+            *arguments,
+            *meet,
+            run_folder(place / f"host{host}"),
+            fresh=fresh and host == 1,
+            namespace=network,
+        )
+        for host, network in enumerate(networks)
     ]
 
 
@@ -131,6 +144,21 @@ def test_a_launcher_that_is_killed_is_named_by_the_other_host(place: Path) -> No
     where, problem = ended.err.splitlines()
     assert re.fullmatch(rf"host [01] \({NAME}\)", where)
     assert problem == "  its launcher has ended: it was killed, or its machine failed."
+
+
+@pytest.mark.skipif(bool(find_obstacle()), reason=f"no networks of their own: {find_obstacle()}")
+def test_hosts_that_a_cut_link_parts_name_each_other(place: Path) -> None:
+    with closing(LinkedHosts()) as linked:
+        run = ("recipe=small", "train.steps=1000000", "launch.hang_s=3")
+        commands = hosts(place, *run, linked=linked)
+        for command in commands:
+            command.until("step 0")
+        linked.cut(0)
+        ends = [command.end(within=15) for command in commands]
+    for host, ended in enumerate(ends):
+        where, problem = ended.err.splitlines()
+        assert re.fullmatch(rf"host {1 - host} \({NAME}\)", where)
+        assert problem == "  nothing came from it for 3 s: it hangs, or the network is down."
 
 
 def test_a_host_that_is_given_another_recipe_is_refused(place: Path) -> None:
