@@ -18,7 +18,7 @@ from typing import cast
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe import hydra_source
@@ -29,7 +29,12 @@ from flowrun.launcher.recipe.placement_keys import (
     parse_pins,
     parse_stages,
 )
-from flowrun.launcher.recipe.recipe_errors import PlacedError, from_hydra, unknown_key
+from flowrun.launcher.recipe.recipe_errors import (
+    PlacedError,
+    from_hydra,
+    no_mapping,
+    unknown_key,
+)
 from flowrun.launcher.recipe.schema import WEIGHTS, Recipe, RecipeSchema, plain
 
 CONFIG_MODULE, CONFIG_NAME = "flowrun.conf", "config"
@@ -40,6 +45,7 @@ _OPEN = re.compile(
     r"|launch\.slurm\.extra)(\..+)?"
 )
 _MEANT_AXIS = re.compile(r"\+placement\.axes\.(\w+)=")  # Hydra's own sign for a new key
+_CHOICE = "_dummy_"  # so Hydra calls a group whose choice it cannot find out
 _PLAIN = re.compile(r"[\w./:-]*")
 _SPLIT = re.compile(r"\bS\((\d+)\)")
 
@@ -57,8 +63,12 @@ def regroup(cfg: DictConfig, overrides: list[str], config_dir: str | None = None
 
     Such a recipe sets every key, so that a group of the command line (launch=virtual) would change
     nothing: here the group replaces the whole section.  cfg: what `overrides` composed to, with the
-    groups of `config_dir`.
+    groups of `config_dir`.  Raises RecipeError.
     """
+    try:
+        _check_references(cfg, schema())
+    except Exception as error:
+        raise from_hydra(error, schema()) from error
     chosen = {key: value for key, _, value in (text.partition("=") for text in overrides)}
     file = hydra_source.recipe_file(chosen.get(hydra_source.GROUP, "").strip("'"))
     resolved_file = file if file and hydra_source.is_resolved(file, GROUPS) else None
@@ -86,7 +96,7 @@ def _compose_once(overrides: list[str], config_dir: str | None) -> DictConfig:
 
 def _blame(error: RecipeError, overrides: list[str], config_dir: str | None) -> RecipeError:
     """Find the argument without which an error that names no key would not be."""
-    if isinstance(error, PlacedError) or error.where != hydra_source.GROUP:
+    if isinstance(error, PlacedError) or error.where not in (hydra_source.GROUP, _CHOICE):
         return error
     for guilty in overrides:
         if not guilty.startswith(f"{hydra_source.GROUP}="):
@@ -255,6 +265,24 @@ def resolve(cfg: DictConfig) -> RecipeSchema:
         raise from_hydra(error, schema()) from error
     assert isinstance(tree, RecipeSchema), "compose() merges into the schema"
     return tree
+
+
+def _check_references(node: DictConfig, known: DictConfig, prefix: str = "") -> None:
+    """Refuse ${…} that stands for nothing, or for no list or keys where the schema has those.
+
+    node, known: the section `prefix` of a recipe and of the schema.
+    """
+    for key in map(str, known):
+        child, typed = node._get_node(key), known._get_node(key)
+        if child is not None and child._is_interpolation():
+            found = node[key]
+            if isinstance(typed, ListConfig) and not isinstance(found, ListConfig):
+                raise RecipeError(f"{prefix}{key}", "only a list can stand here.", "Write a list.")
+            kind = OmegaConf.get_type(typed)
+            if isinstance(typed, DictConfig) and OmegaConf.get_type(found) is not kind:
+                raise no_mapping(f"{prefix}{key}", schema())
+        elif isinstance(typed, DictConfig) and isinstance(child, DictConfig):
+            _check_references(child, typed, f"{prefix}{key}.")
 
 
 def _check_keys(cfg: DictConfig) -> None:

@@ -218,14 +218,14 @@ def _bad_key(error: OmegaConfBaseException, schema: DictConfig) -> RecipeError:
     reason = str(error.msg or error).splitlines()[0].rstrip(".")
     if not key:
         return _no_mapping(reason, schema)
-    if OmegaConf.is_dict(OmegaConf.select(schema, key)):
-        return RecipeError(key, _MAPPING, describe_key(key, schema))
     if isinstance(error, InterpolationResolutionError):
         if name := re.search(r"Environment variable '(\w+)'", reason):
             instead = f"export {name[1]}=…, or write ${{oc.env:{name[1]},default}}."
             return RecipeError(key, f"the environment variable {name[1]} is not set.", instead)
         instead = "${a.b} stands for the value of another key of the recipe."
         return RecipeError(key, f"{reason}.", instead)
+    if OmegaConf.is_dict(OmegaConf.select(schema, key)):
+        return no_mapping(key, schema)
     return RecipeError(key, f"{reason}.", describe_key(key, schema))
 
 
@@ -256,7 +256,7 @@ def _no_mapping(reason: str, schema: DictConfig) -> RecipeError:
     for key, node in _mappings(schema):
         kind = OmegaConf.get_type(node)
         if kind is not None and f"subclass of {kind.__name__}." in reason:
-            return RecipeError(key, _MAPPING, describe_key(key, schema))
+            return no_mapping(key, schema)
     return RecipeError(
         "recipe",
         f"a file of this recipe is not a mapping of keys: {reason}.",
@@ -270,6 +270,11 @@ def _mappings(node: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictCon
         if isinstance(child, DictConfig):
             yield f"{prefix}{key}", child
             yield from _mappings(child, f"{prefix}{key}.")
+
+
+def no_mapping(key: str, schema: DictConfig) -> RecipeError:
+    """A key whose value does not hold the keys that are expected there."""
+    return RecipeError(key, _MAPPING, describe_key(key, schema))
 
 
 def unknown_key(key: str, schema: DictConfig) -> RecipeError:

@@ -47,6 +47,11 @@ KNOWN = {
         b"{model: {}, data: {}, optim: {}, launch: {}, hardware: {}}",
         "model._target_",
     ),
+    "pins that stand for nothing": (("sbp=${no.such}",), b"", "'no.such' not found"),
+    "axes that stand for a number": (("placement.axes=${train.steps}",), b"", "mapping of keys"),
+    "a section that stands for another": (("train=${sbp}",), b"", "keys batch_size"),
+    "a list that stands for a number": (("recompute.modules=${train.steps}",), b"", "a list"),
+    "a choice that stands for nothing": (("model=${no.such}",), b"", "line  model=${no.such}"),
     "keys in keys": ((), b"train: " + b"{a: " * 150 + b"1" + b"}" * 150, "nested too deeply"),
 }
 
