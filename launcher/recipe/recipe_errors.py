@@ -29,6 +29,7 @@ from flowrun.launcher.recipe.locate import locate, show_path
 from flowrun.launcher.recipe.schema import RecipeSchema
 
 _MAPPING = "only a mapping of keys can stand here."
+_ENDLESS = re.compile(r"(\S{200})\S{300,}")  # a word that would fill the screen
 
 
 class PlacedError(RecipeError):
@@ -332,7 +333,7 @@ def explain(error: FlowrunError, overrides: list[str], config_dir: str | None = 
     overrides, config_dir: the words of the command line, to find the place of a key.
     """
     lines = [line for text in (error.problem, error.instead) for line in text.splitlines() if line]
-    return "\n  ".join([_first_line(error, overrides, config_dir), *lines])
+    return _ENDLESS.sub(r"\1…", "\n  ".join([_first_line(error, overrides, config_dir), *lines]))
 
 
 def _first_line(error: FlowrunError, overrides: list[str], config_dir: str | None) -> str:

@@ -52,6 +52,7 @@ KNOWN = {
     "a section that stands for another": (("train=${sbp}",), b"", "keys batch_size"),
     "a list that stands for a number": (("recompute.modules=${train.steps}",), b"", "a list"),
     "a choice that stands for nothing": (("model=${no.such}",), b"", "line  model=${no.such}"),
+    "a word without end": (("optim=" + "x" * 5000,), b"", "x…"),
     "keys in keys": ((), b"train: " + b"{a: " * 150 + b"1" + b"}" * 150, "nested too deeply"),
 }
 
