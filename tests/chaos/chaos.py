@@ -124,6 +124,8 @@ class Chaos:
         ends = [host.ended() for host in run.hosts]
         left = _processes_left(run)
         run.kill()
+        if not blow.goes_on and (folder / "run" / "report.json").exists():
+            missed = True  # it was all but over
         lost = _steps_lost(folder / "run")
         resumed = "" if all(end.status == 0 for end in ends) else self._go_on(strike, folder)
         return Observed(
