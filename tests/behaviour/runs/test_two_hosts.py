@@ -156,7 +156,7 @@ def test_hosts_that_a_cut_link_parts_name_each_other(place: Path) -> None:
         linked.cut(0)
         ends = [command.end(within=15) for command in commands]
     for host, ended in enumerate(ends):
-        where, problem = ended.err.splitlines()
+        *_, where, problem = ended.err.splitlines()  # torch misses a name server there
         assert re.fullmatch(rf"host {1 - host} \({NAME}\)", where)
         assert problem == "  nothing came from it for 3 s: it hangs, or the network is down."
 
