@@ -48,6 +48,14 @@ class Blow:
     within_s: float = BOUND_S
 
     @property
+    def comes_late(self) -> bool:
+        """True if its moment is counted from where workers are there, as it needs them, or hosts
+        that have met.
+        """
+        apart = self.shape == TWO and self.number == TERM
+        return apart or self.target in (WORKER, WORKERS, LINK)
+
+    @property
     def goes_on(self) -> bool:
         """True if the run goes on by itself."""
         return 0 in self.statuses
@@ -56,6 +64,7 @@ class Blow:
 HANG_S = 6  # a machine with other work
 HANGS = (f"launch.hang_s={HANG_S}",)
 RESTARTS = ("launch.restarts=3",)
+MEETS = ("launch.join_s=20",)
 SAME_COMMAND = ("train.resume=auto",)  # goes on, too
 TWICE_S = 1.5  # from a link's cut to a signal, and to the second
 BLOWS = (
@@ -85,7 +94,7 @@ BLOWS = (
     ),
     Blow(name="worker SIGKILL, two hosts", shape=TWO, target=WORKER),
     Blow(name="worker SIGSEGV, two hosts", shape=TWO, target=WORKER, number=SEGV),
-    Blow(name="agent SIGKILL, two hosts", shape=TWO, target=LAUNCHER),
+    Blow(name="agent SIGKILL, two hosts", shape=TWO, target=LAUNCHER, words=MEETS),
     Blow(
         name="agent SIGTERM, two hosts",
         shape=TWO,
@@ -93,7 +102,13 @@ BLOWS = (
         number=TERM,
         statuses=(PREEMPTED,),
     ),
-    Blow(name="host SIGSTOP, two hosts", shape=TWO, target=HOST, number=STOP, words=HANGS),
+    Blow(
+        name="host SIGSTOP, two hosts",
+        shape=TWO,
+        target=HOST,
+        number=STOP,
+        words=(*HANGS, *MEETS),
+    ),
     Blow(name="link down", shape=LINKED, target=LINK, number=0, words=HANGS, within_s=HANG_S + 5),
     Blow(
         name="link down for 15 s", shape=LINKED, target=LINK, number=0, statuses=(0,), back_s=15.0

@@ -25,13 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from chaos.blows import (
     BLOWS,
     BOUND_S,
-    LINK,
     LINKED,
     ONE,
     SAME_COMMAND,
     STOP,
-    WORKER,
-    WORKERS,
     Blow,
     Strike,
     make_strike,
@@ -124,15 +121,14 @@ class Chaos:
         ends = [host.ended() for host in run.hosts]
         left = _processes_left(run)
         run.kill()
-        if not blow.goes_on and (folder / "run" / "report.json").exists():
-            missed = True  # it was all but over
+        over = (folder / "run" / "report.json").exists()
         lost = _steps_lost(folder / "run")
-        resumed = "" if all(end.status == 0 for end in ends) else self._go_on(strike, folder)
+        resumed = "" if over else self._go_on(strike, folder)
         return Observed(
             strike=strike,
             ends=ends,
             seconds=seconds,
-            missed=missed,
+            missed=missed or (over and not blow.goes_on),
             lost=lost,
             left=[*left, *_files_left(folder)],
             resumed=resumed,
@@ -144,7 +140,7 @@ class Chaos:
     ) -> bool:
         """False if the run is over by then."""
         span = known.seconds
-        if strike.blow.target in (WORKER, WORKERS, LINK):
+        if strike.blow.comes_late:
             span = known.working_s
             run.wait_for_workers(folder / "run" / "plan.txt", self._ranks(strike.blow), span * 5)
         return not run.wait(strike.moment * span)
