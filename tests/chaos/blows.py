@@ -128,7 +128,7 @@ BLOWS = (
 class Strike:
     """A strike is a blow at a moment.
 
-    moment: share of an undisturbed run that goes before.  host, rank: which are struck, or at whose
+    moment: share of the run that goes before.  host, rank: which are struck, or at whose
     end a link is cut; rank is of the whole run, local_rank the same among those of its host.
     """
 

@@ -41,6 +41,7 @@ from support.command import free_port, losses, workplace
 from support.linked_hosts import LinkedHosts, find_obstacle
 
 _LINGER_S = 2  # a worker whose launcher was killed ends a moment after it
+_EDGE, _EDGE_S = 0.1, 1.0  # share of the moments before the first step, and after the last
 UNDISTURBED_S = 180  # a machine with other work
 
 
@@ -138,12 +139,22 @@ class Chaos:
     def _wait_for_moment(
         self, run: StruckRun, strike: Strike, known: Undisturbed, folder: Path
     ) -> bool:
-        """False if the run is over by then."""
-        span = known.seconds
-        if strike.blow.comes_late:
-            span = known.working_s
-            run.wait_for_workers(folder / "run" / "plan.txt", self._ranks(strike.blow), span * 5)
-        return not run.wait(strike.moment * span)
+        """Wait for the moment of a strike; False if the run is over by then.
+
+        It is a share of the time until workers are there, or of the steps that they do, with some
+        time before the first and after the last.
+        """
+        early = 0.0 if strike.blow.comes_late else 1 - known.working_s / known.seconds
+        if strike.moment < early:
+            return not run.wait(strike.moment * known.seconds)
+        within_s = 5 * known.seconds
+        run.wait_for_workers(folder / "run" / "plan.txt", self._ranks(strike.blow), within_s)
+        share = (1 + 2 * _EDGE) * (strike.moment - early) / (1 - early) - _EDGE
+        if share < 0:
+            return not run.wait((1 + share / _EDGE) * _EDGE_S)
+        steps = round(min(1.0, share) * len(known.losses))
+        run.wait_for_steps(folder / "run" / "metrics.jsonl", steps)
+        return not run.wait(max(0.0, share - 1) / _EDGE * _EDGE_S)
 
     def _go_on(self, strike: Strike, folder: Path) -> str:
         """Go on with a run that has ended, by `flowrun resume` or by the same command; return what

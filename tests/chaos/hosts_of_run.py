@@ -116,6 +116,13 @@ class StruckRun:
             time.sleep(_POLL_S)
         return False
 
+    def wait_for_steps(self, metrics: Path, steps: int) -> None:
+        """Wait until so many steps are done, as metrics.jsonl says, or the run is over."""
+        while not self.is_over():
+            if metrics.exists() and metrics.read_bytes().count(b"\n") >= steps:
+                return
+            time.sleep(_POLL_S)
+
     def strike(self, strike: Strike) -> None:
         """Send the signal of a blow to the processes that it hits, or cut the link."""
         blow, host = strike.blow, self.hosts[strike.host]

@@ -144,6 +144,7 @@ def _run(
     from flowrun.launcher.cli import main
 
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
     for file, standard in ((out, 1), (err, 2)):
         os.dup2(file, standard)
         os.close(file)
