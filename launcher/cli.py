@@ -420,6 +420,11 @@ def _errors_shown(overrides: list[str], config_dir: str | None) -> Iterator[None
         doing.clear()
         typer.echo("stopped", err=True)
         raise typer.Exit(INTERRUPTED) from None
+    except SystemExit as ended:
+        if by := getattr(ended, "by", ""):  # Preempted, which few commands import
+            doing.clear()
+            typer.echo(f"stopped by {by}", err=True)
+        raise
     except Exception as error:
         if isinstance(error, typer.Exit) or os.environ.get(TRACEBACK) == "1":
             raise

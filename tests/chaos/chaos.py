@@ -173,8 +173,8 @@ class Chaos:
     def _undisturbed_of(self, blow: Blow) -> Undisturbed:
         if blow.shape not in self.undisturbed:
             folder = self._new_folder(f"undisturbed {blow.shape}")
-            begin = time.monotonic()
             run = self._start(blow, folder, "run", self.subject.words)
+            begin = time.monotonic()  # the first start takes long (support/warm_start.py)
             plan = folder / "run" / "plan.txt"
             run.wait_for_workers(plan, self._ranks(blow), UNDISTURBED_S)
             there = time.monotonic()

@@ -31,7 +31,7 @@ def test_a_run_that_is_preempted_goes_on_by_the_same_command(place: Path, launch
     whole, folder = place / "whole", place / "out"
     command = (*RUN, f"launch={launch}")
     ended = Command(place, *command, run_folder(folder)).end()
-    assert (ended.status, ended.err) == (75, "")
+    assert (ended.status, ended.err) == (75, "stopped by SIGTERM\n")
     assert "SIGTERM: the step under way is finished and saved; a second one" in ended.out
     (saved,) = find_all(folder)
     about = json.loads((folder / "ended.json").read_text())
@@ -101,4 +101,4 @@ def test_a_run_that_has_begun_nothing_ends_at_once(place: Path) -> None:
     run = Command(place, "recipe=small", "+data.talk=true", "train.steps=1000000")
     run.until("data set made")
     ended = run.signal(signal.SIGTERM)
-    assert (ended.status, ended.err) == (75, "")
+    assert (ended.status, ended.err) == (75, "stopped by SIGTERM\n")
