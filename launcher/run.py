@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,16 +22,18 @@ from flowrun.launcher.job.compiling import check_runs, kernels_of
 from flowrun.launcher.job.forked import run_in_fork
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.failure import compiling
+from flowrun.launcher.launch.hosts.hosts import HostsChanged, open_hosts
 from flowrun.launcher.launch.hosts.meeting import ranks_of_a_host
 from flowrun.launcher.launch.limits import check_limits
 from flowrun.launcher.launch.local_launch import execute_local
 from flowrun.launcher.launch.preemption import Preempted, Requests
 from flowrun.launcher.launch.restart.restarts import RanksLost
 from flowrun.launcher.launch.virtual_launch import execute_virtual
-from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.launch.watch import find_limit
+from flowrun.launcher.recipe.compose import change
 from flowrun.launcher.recipe.device import may_use_gpus
-from flowrun.launcher.recipe.fewer_ranks import layouts_on_fewer
-from flowrun.launcher.recipe.schema import AUTO, Recipe
+from flowrun.launcher.recipe.fewer_ranks import layouts_on, layouts_on_fewer
+from flowrun.launcher.recipe.schema import AUTO, Recipe, nodes_of
 from flowrun.launcher.report import trace_file as trace
 from flowrun.launcher.report.notes import notes
 from flowrun.launcher.report.progress import Progress
@@ -39,7 +41,7 @@ from flowrun.launcher.report.record import FAILED, PREEMPTED, STOPPED, Record
 from flowrun.launcher.report.report import Log, Report, read_complete
 from flowrun.launcher.report.show_plan import plan_report
 from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.checkpoint import RECIPE, Checkpoint, alone, find_all, prepare
+from flowrun.launcher.store.checkpoint import Checkpoint, alone, find_all, prepare
 from flowrun.launcher.terminal.console import output_width
 
 if TYPE_CHECKING:
@@ -60,7 +62,8 @@ def run(
     """
     requests = Requests(recipe.launch)
     with requests.handling():
-        if recipe.train.resume == AUTO and start is None:
+        resumes = recipe.train.resume == AUTO or nodes_of(recipe.launch).may_change
+        if resumes and start is None:
             if report := _read_complete(recipe, folder, progress):
                 return report
             recipe, start = _find_start(recipe, folder)
@@ -83,10 +86,14 @@ def _run(
         weights.check(job.saved, job.names)
     if recipe.launch.name != "virtual":
         check_limits(job, training, ranks_of_a_host(training.plan.num_ranks, recipe.launch))
-    with alone(folder, recipe.launch.nnodes):
-        prepare(folder, resumed=start is not None or recipe.train.resume == AUTO)
-        resumed = _resume(job, start) if start else ()
+    joins = nodes_of(recipe.launch).may_change  # a run that may be under way: see Record.begin
+    with alone(folder, recipe.launch.num_hosts):
+        resumed = _resume(job, start) if start and not joins else ()
         record = Record(folder, job, progress)
+        if not joins:
+            prepare(folder, resumed=start is not None or recipe.train.resume == AUTO)
+        if recipe.launch.num_hosts == 1 or recipe.launch.name == "virtual":
+            record.begin()  # of several hosts the first does, which is not known yet
         record.write_plan(training, (*notes(job), *resumed))
         with _end_noted(record):
             log = _execute(record, requests)  # actors act, credits return
@@ -98,16 +105,26 @@ def _run(
 
 
 def _execute(record: Record, requests: Requests) -> Log:
-    """Train the job of a record; where ranks die again and again, go on with fewer."""
-    while True:
-        job = record.job
-        training, evaluation = job.plans.compiled
-        execute = execute_virtual if job.recipe.launch.name == "virtual" else execute_local
-        kernels = kernels_of(job, training, record.say)  # op after op, or compiled
-        try:
-            return execute(job, training, evaluation, record, kernels, requests)
-        except RanksLost as lost:
-            _plan_for_fewer_ranks(record, lost)
+    """Train the job of a record.  Where ranks die again and again, go on with fewer; where hosts
+    join or leave, with those that are there.
+    """
+    launch, jobs = record.asked.launch, {}
+    silence_s = find_limit(launch.hang_s, record.job.training.rehearsal.step_s)
+    with open_hosts(launch, silence_s, record.say) as hosts:
+        while True:
+            job = record.job
+            jobs[job.recipe.launch.num_hosts] = job
+            training, evaluation = job.plans.compiled
+            kernels = kernels_of(job, training, record.say)  # op after op, or compiled
+            parts = (job, training, evaluation, record, kernels, requests)
+            try:
+                if launch.name == "virtual":
+                    return execute_virtual(*parts)
+                return execute_local(*parts, hosts)
+            except RanksLost as lost:
+                _plan_for_fewer_ranks(record, lost)
+            except HostsChanged as changed:
+                _plan_for_hosts(record, changed, jobs.get(changed.num_hosts))
 
 
 @contextmanager
@@ -162,20 +179,67 @@ def _plan_for_fewer_ranks(record: Record, lost: RanksLost) -> None:
     """
     before = record.job.recipe
     start = record.checkpoints[-1] if record.checkpoints else None
-    for overrides in layouts_on_fewer(before, before.launch.min_ranks or before.num_ranks):
+    layouts = layouts_on_fewer(before, before.launch.min_ranks or before.num_ranks)
+    job, layout = _plan_first(before, layouts, start, lost)
+    record.go_on_with(job, lost, layout)
+    record.write_plan(job.training, notes(job))
+
+
+def _plan_for_hosts(record: Record, changed: HostsChanged, job: Job | None) -> None:
+    """Plan a run for the hosts that are here, from the state that all go on from; say so.
+
+    record: of the run.  changed: the hosts and the state.  job: planned for as many before.
+    """
+    asked, hosts = record.asked, changed.num_hosts
+    start = _find_step(record.run_folder, changed.step)
+    if job is None:
+        ranks = asked.num_ranks // asked.launch.num_hosts * hosts
+        fixed = (f"launch.nnodes={hosts}", *(("launch.rdzv_endpoint=''",) if hosts == 1 else ()))
+        layouts = ((*fixed, *keys) for keys in layouts_on(asked, ranks))
+        record.say(f"planning for {hosts} of {asked.launch.num_hosts} hosts, {ranks} ranks")
+        unplanned = RunError(
+            "launch.nnodes", f"no layout was found on the {ranks} ranks of {hosts}."
+        )
+        job, _ = _plan_first(asked, layouts, start, unplanned)
+        record.go_on_from(start, job)
+        record.write_plan(job.training, notes(job))
+    elif start:
+        _resume(job, start)
+    record.go_on_from(start, job)
+
+
+def _find_step(folder: Path, step: int) -> Checkpoint | None:
+    """Return the checkpoint of a step; None for the beginning.  Raises RunError."""
+    found = next((kept for kept in find_all(folder) if kept.step == step), None)
+    if step and not found:
+        raise RunError(
+            "hydra.run.dir",
+            f"the first host goes on from step {step}, of which {folder} has no checkpoint here.",
+            "Hosts need one folder that all of them see.",
+        )
+    return found
+
+
+def _plan_first(
+    asked: Recipe, layouts: Iterable[tuple[str, ...]], start: Checkpoint | None, error: RunError
+) -> tuple[Job, str]:
+    """Return the job of the first layout that can be planned, and the layout.
+
+    asked: the recipe.  layouts: overrides of it, in the order to try them.  start: what it goes on
+    from.  error: is raised where none can be planned.
+    """
+    for overrides in layouts:
         try:
-            found = load([f"recipe={record.folder / RECIPE}", *overrides])
+            found = change(asked, overrides)
             recipe, planned = settle(replace(found, weights="") if start else found)
             job = Job(recipe, start, planned=planned)
-            training, _ = job.plans.compiled
+            job.plans.compiled  # noqa: B018 - it raises where there is no plan
         except FlowrunError:
             continue
         if start:
             _resume(job, start)
-        record.go_on_with(job, lost, ", ".join(overrides))
-        record.write_plan(training, notes(job))
-        return
-    raise lost
+        return job, ", ".join(overrides)
+    raise error
 
 
 def settle(recipe: Recipe, progress: Progress | None = None) -> tuple[Recipe, Rehearsed | None]:

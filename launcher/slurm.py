@@ -57,7 +57,7 @@ class Agent:
         """
         launch = self.recipe.launch
         number = int("".join(filter(str.isdigit, job_id)) or 0)
-        endpoint = f"{first}:{_PORTS[number % len(_PORTS)]}" if launch.nnodes > 1 else ""
+        endpoint = f"{first}:{_PORTS[number % len(_PORTS)]}" if launch.num_hosts > 1 else ""
         return replace(
             self.recipe,
             train=replace(self.recipe.train, resume=AUTO),
@@ -143,12 +143,12 @@ def _executor(recipe: Recipe, folder: Path) -> Any:
     }
     if wanted.cluster == "local":  # its hosts are tasks of this one
         executor = submitit.AutoExecutor(folder, cluster="local")
-        executor.update_parameters(**shared, nodes=1, tasks_per_node=launch.nnodes)
+        executor.update_parameters(**shared, nodes=1, tasks_per_node=launch.num_hosts)
         return executor
     executor = submitit.AutoExecutor(folder, cluster="slurm")
     executor.update_parameters(
         **shared,
-        nodes=launch.nnodes,
+        nodes=launch.num_hosts,
         tasks_per_node=1,
         slurm_partition=wanted.partition,
         slurm_account=wanted.account,

@@ -31,11 +31,13 @@ class Failure:
     """A failure of a rank, a launcher or a host.
 
     lost_peer: the rank merely lost another.  host: the number of the host that sent it; None: this.
+    ending: how it ends the ranks.
     """
 
     error: RunError
     lost_peer: bool = False
     host: int | None = None
+    ending: Ending = Ending.RAISED
 
 
 @dataclass(kw_only=True)
@@ -116,11 +118,19 @@ class EventCollector:
                 error = RunError(where, problem)
                 error.add_note(story)
                 self._fail(Failure(error=error, lost_peer=lost_peer, host=host))
+            case ("died", where, problem):
+                self._fail(Failure(error=RunError(where, problem), host=host, ending=Ending.DIED))
+            case ("left", where, problem):
+                self._fail(Failure(error=RunError(where, problem), host=host, ending=Ending.LEFT))
+            case ("gone", name, why):
+                error = RunError(f"host {host} ({name})", why)
+                self._fail(Failure(error=error, host=host, ending=Ending.LEFT))
             case ("halt", number, by, *offer) if self.preemption and host is not None:
                 self.preemption.receive(host, number, by, Offer(*offer))
-            case ("gone", name, why):
-                where = f"host {host} ({name})"
-                self._fail(Failure(error=RunError(where, why), host=host))
+            case ("joining", name) if self.preemption:
+                self.preemption.make_room(name)
+            case ("kept", step):
+                self.record.add_checkpoint(step)
             case ("silent", name, seconds):
                 self.record.say(f"nothing came from host {host} ({name}) for {seconds:.0f} s")
 
@@ -137,6 +147,7 @@ class EventCollector:
         files[name] = written
         if len(files) == self.record.job.recipe.num_ranks:
             self.record.complete_checkpoint(folder, step, self.files.pop(step))
+            self.hosts.broadcast("kept", step)
 
     def note_hang(self, error: RunError) -> None:
         """Note why ranks are killed that hang."""
@@ -214,7 +225,7 @@ class EventCollector:
 
         ended: Ctrl-C, or what elastic saw first.  error: the verdict.
         """
-        signalled = isinstance(ended, RunError) and not ended.where.startswith("rank")
+        signalled = isinstance(ended, RunError) and ended.where.endswith("the launcher")
         if (
             self.broken
             or isinstance(ended, KeyboardInterrupt)
@@ -222,19 +233,20 @@ class EventCollector:
         ):
             return Ending.STOPPED
         failure = self._find(error)
-        raised = failure is not None and not failure.lost_peer
-        return Ending.RAISED if raised else Ending.DIED
+        return Ending.DIED if failure is None or failure.lost_peer else failure.ending
 
     def _notify_other_hosts(self, error: BaseException) -> None:
         """Notify them, unless it is known there."""
         failure = self._find(error)
         if failure is not None and not failure.lost_peer:
             return
-        lost_peer = failure is not None
-        if isinstance(error, RunError):
-            self.hosts.broadcast("error", error.where, error.problem, "", lost_peer)
+        if not isinstance(error, RunError):
+            self.hosts.broadcast("left", "the launcher", "stopped by Ctrl-C.")
+        elif failure is not None:
+            self.hosts.broadcast("error", error.where, error.problem, "", True)
         else:
-            self.hosts.broadcast("error", "the launcher", "stopped by Ctrl-C.", "", lost_peer)
+            kind = "died" if error.where.startswith("rank") else "left"
+            self.hosts.broadcast(kind, error.where, error.problem)
 
     def _name_host(self, error: BaseException) -> BaseException:
         """Return the error with the host where it happened."""

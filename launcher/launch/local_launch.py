@@ -24,7 +24,7 @@ from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.collector import EventCollector
 from flowrun.launcher.launch.elastic import handlers_restored, run_agent
-from flowrun.launcher.launch.hosts.hosts import open_hosts
+from flowrun.launcher.launch.hosts.hosts import Alone, Hosts
 from flowrun.launcher.launch.hosts.meeting import Host, ranks_of_a_host
 from flowrun.launcher.launch.hosts.rendezvous import MeetingPlace
 from flowrun.launcher.launch.preemption import Preemption, Requests
@@ -37,6 +37,7 @@ from flowrun.launcher.launch.worker import Worker
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Log
 from flowrun.launcher.store import weight_files as weights
+from flowrun.launcher.store.checkpoint import remove_partial
 
 
 def execute_local(
@@ -46,12 +47,14 @@ def execute_local(
     record: Record,
     kernels: Kernels,
     requests: Requests,
+    hosts: Hosts | Alone,
 ) -> Log:
     """Start this host's ranks, and return when all have ended.
 
     job: what to train.  training, evaluation: its plans.  record: takes what happens.  kernels: of
-    training's regions.  requests: what is asked of this process.  Raises RunError for the rank that
-    failed (not for one that lost it), Preempted or KeyboardInterrupt where it was asked to end.
+    training's regions.  requests: what is asked of this process.  hosts: this launcher among the
+    others.  Raises RunError for the rank that failed (not for one that lost it), Preempted or
+    KeyboardInterrupt where it was asked to end, HostsChanged where another plan is needed.
     """
     num_ranks = training.plan.num_ranks
     local_ranks = ranks_of_a_host(num_ranks, job.recipe.launch)
@@ -61,42 +64,70 @@ def execute_local(
         training=training,
         evaluation=evaluation,
         kernels=kernels,
-        folder=record.folder,
+        folder=record.run_folder,
         launcher=os.getpid(),
         silence_s=find_silence(limit_s),
         snapshots=map_snapshots(record, training),
     )
-    attempts = Attempts(limit=job.recipe.launch.restarts, furthest=record.reached)
+    limit, furthest = job.recipe.launch.restarts, record.reached
+    attempts = Attempts(limit=limit, may_change=hosts.may_change, furthest=furthest)
     rollbacks = Rollbacks()
-    with open_hosts(job.recipe.launch, limit_s, record.say) as hosts:
-        while True:
-            events = EventCollector(record=record, hosts=hosts)
-            preemption = events.preemption = _make_preemption(job, local_ranks, events, requests)
+    while True:
+        events = EventCollector(record=record, hosts=hosts)
+        preemption = events.preemption = _make_preemption(job, local_ranks, events, requests)
+        with requests.ending_at_once():
             place = hosts.meet(partial(_describe, job, training, record), events.receive)
-            if hosts.shared and not attempts.total:
-                record.share(place.number)
-            ended = _run_ranks(worker, local_ranks, limit_s, events, place, preemption)
-            error = events.part(preemption.early or ended, preemption.end_after(ended))
-            if error is None:
-                break
-            ending = Ending.STOPPED if preemption.ending else events.ending(ended, error)
-            if ending is Ending.RAISED and (
-                rolled := roll_back(record, rollbacks, events.not_finite, error, worker.snapshots)
-            ):
-                rollbacks = rolled
-                continue
-            again = attempts.after(ending, record.reached)
-            if again is None or not isinstance(error, RunError):
-                record.close()
-                if attempts.limit and isinstance(error, RunError):
-                    error = give_up(record, worker.snapshots, ending, error)
-                raise error
-            attempts = again
-            restart(record, worker.snapshots, attempts, error)
-            back_off(attempts.wait_s, lambda: not requests.queue.empty())
+        _prepare_folder(record, hosts)
+        ended = _run_ranks(worker, local_ranks, limit_s, events, place, preemption)
+        error = events.part(preemption.early or ended, preemption.end_after(ended))
+        if error is None:
+            break
+        ending = _find_ending(events, ended, error)
+        if ending is Ending.RAISED and (
+            rolled := roll_back(record, rollbacks, events.not_finite, error, worker.snapshots)
+        ):
+            rollbacks = rolled
+            continue
+        again = attempts.after(ending, record.reached)
+        if again is None or not isinstance(error, RunError):
+            record.close()
+            if attempts.limit and isinstance(error, RunError):
+                error = give_up(record, worker.snapshots, ending, error)
+            raise error
+        attempts = again
+        restart(record, worker.snapshots, attempts, error)
+        back_off(attempts.wait_s, lambda: not requests.queue.empty())
     if events.here:
         _join_weights(events, record, num_ranks)
     return events.log()
+
+
+def _prepare_folder(record: Record, hosts: Hosts | Alone) -> None:
+    """Make the run's folder ready for the ranks of a round: each host writes to one of its own, and
+    the first removes what ranks that have ended left half written.
+    """
+    if hosts.shared or hosts.may_change:
+        record.share(hosts.number)
+    if hosts.may_change:
+        count = f"{len(hosts.names)} host{'s' if len(hosts.names) > 1 else ''}"
+        record.say(f"{count} from step {record.first}: {', '.join(hosts.names)}")
+    if not record.begun:
+        record.begin()
+    if hosts.number == 0:
+        remove_partial(record.run_folder)
+
+
+def _find_ending(
+    events: EventCollector, ended: BaseException | None, error: BaseException
+) -> Ending:
+    """Say why the ranks of an attempt have ended.
+
+    events: of the attempt.  ended: what ended its ranks early, or None.  error: the verdict.
+    """
+    asked = events.preemption and events.preemption.ending
+    if asked:
+        return Ending.LEFT if asked.regroups else Ending.STOPPED
+    return events.ending(ended, error)
 
 
 def _make_preemption(
@@ -121,8 +152,14 @@ def _make_preemption(
 
 def _describe(job: Job, training: Rehearsed, record: Record) -> Host:
     """Describe this host to the others."""
-    recipe, plan = job.recipe.to_yaml(), str(training.plan)
-    return Host.describe(job.recipe.launch, recipe, job.device_type, plan, record.folder)
+    return Host.describe(
+        record.asked,
+        device=job.device_type,
+        plan=str(training.plan),
+        planned=job.recipe.launch.num_hosts if record.agreed else 0,
+        start=job.start.step if job.start else 0,
+        folder=record.run_folder,
+    )
 
 
 def _run_ranks(

@@ -35,13 +35,17 @@ class Request:
 
     by: a signal's name, Ctrl-C or launch.time_limit.  ends: the run is to end; else it saves and
     goes on.  round: of the agreement with other hosts that it belongs to; None: the next.
+    regroups: the ranks end, and this host meets those that are there.
     """
 
     by: str
     ends: bool
     round: int | None = None
+    regroups: bool = False
 
     def __str__(self) -> str:
+        if self.regroups:
+            return f"{self.by}: the step under way is finished and saved, and the hosts meet again"
         if not self.ends:
             return f"{self.by}: a checkpoint is written after the step under way"
         if self.by == TIME_LIMIT:
@@ -49,6 +53,7 @@ class Request:
         return f"{self.by}: the step under way is finished and saved; a second one ends at once"
 
 
+_OF_ONE_HOST = ("SIGTERM", WARNING, CTRL_C, TIME_LIMIT)
 SIGNALS = {
     signal.SIGTERM: Request("SIGTERM", ends=True),
     signal.SIGUSR2: Request(WARNING, ends=True),  # Slurm's, as submitit asks for it
@@ -65,8 +70,14 @@ class Preempted(SystemExit):
         self.by = by
 
 
+class Regroup(RunError):
+    """The ranks have saved all and have ended: the hosts that are there now meet and go on."""
+
+
 def end_of(request: Request) -> BaseException:
     """Return what a run ends with that has saved all, or has nothing to save."""
+    if request.regroups:
+        return Regroup("the hosts", f"{request.by}.")
     return KeyboardInterrupt() if request.by == CTRL_C else Preempted(request.by)
 
 
@@ -74,6 +85,8 @@ def early_end_of(request: Request) -> BaseException:
     """Return what a run ends with whose last steps are lost."""
     if request.by == CTRL_C:
         return KeyboardInterrupt()
+    if request.regroups:
+        return RunError("the hosts", f"{request.by}.")
     return RunError("the launcher", f"stopped by {request.by}.")
 
 
@@ -110,6 +123,12 @@ class Requests:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    @contextmanager
+    def ending_at_once(self) -> Iterator[None]:
+        """Within, no rank runs: a request to end raises its error."""
+        self.running = False
+        yield
 
     def _handle(self, number: int, frame: Any) -> None:
         request = SIGNALS[signal.Signals(number)]
@@ -207,7 +226,14 @@ class Preemption:
         with self._offered:
             self._offers.setdefault(number, {})[host] = offer
             self._offered.notify()
-        self.requests.queue.put(Request(by, offer.ends, number))
+        regroups = offer.ends and self.hosts.may_change
+        if regroups and by in _OF_ONE_HOST:
+            by = f"{self.hosts.name(host)} leaves ({by})"
+        self.requests.queue.put(Request(by, offer.ends, number, regroups))
+
+    def make_room(self, name: str) -> None:
+        """Halt the ranks of all hosts, as another host, `name`, waits to join them."""
+        self.requests.queue.put(Request(f"a host joins ({name})", ends=True, regroups=True))
 
     def _serve(self) -> None:
         while not self._over.is_set():
@@ -223,8 +249,8 @@ class Preemption:
                 continue
             if self.ending is None:
                 self._take(request)
-            elif request.by == WARNING:  # after which a job is put back into the queue
-                self.ending = request
+            elif request.by == WARNING or (self.ending.regroups and not request.regroups):
+                self.ending = request  # a job is put back into the queue; this host leaves, too
 
     def _take(self, request: Request) -> None:
         if request.round is not None and request.round < self._round:

@@ -126,7 +126,7 @@ class Worker:
             gloo = self.job.recipe.launch.transport == "gloo"
             links = Links(rank, device, os.environ["GROUP_RANK"], not gloo)
             links.join(self.training.plan)
-            zero_ns = _same_time() if self.job.recipe.launch.nnodes > 1 else 0
+            zero_ns = _same_time() if self.job.recipe.launch.num_hosts > 1 else 0
         self.pulse.enter(Phase.MAKES)
         trained = self._body(rank, device, links)
         self._train(rank, trained, device, memory, events)
@@ -224,7 +224,7 @@ class Worker:
     def _halt(self) -> bool:
         """Let all ranks come to rest and end there; False if this rank cannot reach them all."""
         assert self.gate is not None
-        if self.job.recipe.launch.nnodes > 1 or not self.gate.freeze():
+        if self.job.recipe.launch.num_hosts > 1 or not self.gate.freeze():
             return False
         self.gate.open(self.gate.begun, ends=True)
         return True
@@ -265,7 +265,7 @@ class Worker:
         import torch.distributed as dist
 
         shards, about = self._shards(rank, trained), self.job.about(self.job.recipe.train.steps)
-        if self.job.recipe.launch.nnodes > 1:
+        if self.job.recipe.launch.num_hosts > 1:
             self._save_apart(rank, shards, about, events)
             return
         files = weights.plan_files(self.folder, self.job.saved, about)
@@ -340,7 +340,7 @@ class Worker:
         import torch.distributed as dist
 
         folder = checkpoints.partial_folder(self.folder, step)
-        if self.job.recipe.launch.nnodes > 1:
+        if self.job.recipe.launch.num_hosts > 1:
             box = [folder]
             if rank == 0:
                 folder.mkdir(parents=True, exist_ok=True)

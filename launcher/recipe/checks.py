@@ -21,11 +21,13 @@ from flowrun.launcher.recipe.schema import (
     MIRRORED,
     ROLLBACK,
     WEIGHTS,
+    Nodes,
     Recipe,
     RecipeSchema,
+    nodes_of,
     time_limit_s,
 )
-from flowrun.launcher.recipe.value_ranges import check_values
+from flowrun.launcher.recipe.value_ranges import MOST_RANKS, check_values
 
 
 def zero_of(recipe: RecipeSchema) -> Zero:
@@ -213,16 +215,16 @@ def _check_keep_best(recipe: RecipeSchema) -> None:
 
 
 def _check_launch(recipe: RecipeSchema) -> None:
-    launch = recipe.launch
+    launch, hosts = recipe.launch, _check_nodes(recipe)
     require(
         launch.transport != "shared"
-        or (sys.platform == "linux" and launch.nnodes == 1 and launch.device != "cuda"),
+        or (sys.platform == "linux" and launch.num_hosts == 1 and launch.device != "cuda"),
         "launch.transport",
         "shared memory serves only CPU ranks of one host, on Linux.",
         "Write auto: it takes shared memory where possible, else gloo.",
     )
     require(
-        launch.nnodes == 1 or bool(launch.rdzv_endpoint) or launch.name == "slurm",
+        hosts.most == 1 or bool(launch.rdzv_endpoint) or launch.name == "slurm",
         "launch.rdzv_endpoint",
         f"{launch.nnodes} hosts need an endpoint for their rendezvous.",
         "Write launch.rdzv_endpoint=host:port, the same on every host.",
@@ -235,18 +237,54 @@ def _check_launch(recipe: RecipeSchema) -> None:
     )
     rank = launch.node_rank
     require(
-        rank is None or 0 <= rank < launch.nnodes,
+        rank is None or 0 <= rank < hosts.most,
         "launch.node_rank",
-        f"{launch.nnodes} hosts have node ranks 0 to {launch.nnodes - 1}, not {rank}.",
+        f"{hosts.most} hosts have node ranks 0 to {hosts.most - 1}, not {rank}.",
     )
+
+
+def _check_nodes(recipe: RecipeSchema) -> Nodes:
+    """Check launch.nnodes, and what hosts that may join and leave exclude."""
+    launch = recipe.launch
+    try:
+        hosts = nodes_of(launch)
+    except ValueError:
+        hosts = Nodes(0, 0)
+    require(
+        0 < hosts.most <= MOST_RANKS,
+        "launch.nnodes",
+        f"{launch.nnodes!r} is no number of hosts.",
+        'Write a number, or the fewest and the most: "1:4".',
+    )
+    fixed = not hosts.may_change
+    require(
+        fixed or launch.name == "local",
+        "launch.nnodes",
+        f"hosts join and leave a run only with launch=local, not {launch.name}.",
+        f"Write launch.nnodes={hosts.most}.",
+    )
+    require(
+        fixed or launch.node_rank is None,
+        "launch.node_rank",
+        "hosts that join and leave are numbered anew each time.",
+        "Leave it out.",
+    )
+    require(
+        fixed or recipe.view != MIRRORED,
+        "launch.nnodes",
+        "in the mirrored view fewer hosts would train something else: each rank has a batch of"
+        " its own.",
+        f"Write launch.nnodes={hosts.most}.",
+    )
+    return hosts
 
 
 def _check_restarts(recipe: RecipeSchema) -> None:
     launch = recipe.launch
     require(
-        not launch.restarts or (launch.name != "virtual" and launch.nnodes == 1),
+        not launch.restarts or launch.name != "virtual",
         "launch.restarts",
-        "only ranks that are processes of one host are started again.",
+        "only ranks that are processes are started again.",
         "Write launch.restarts=0.",
     )
     require(
@@ -256,10 +294,22 @@ def _check_restarts(recipe: RecipeSchema) -> None:
         "Write launch.restarts=3, or leave it out.",
     )
     require(
+        launch.min_ranks is None or launch.num_hosts == 1,
+        "launch.min_ranks",
+        f"the ranks of one host may become fewer, and there are {launch.num_hosts} hosts.",
+        f'Let hosts leave: launch.nnodes="1:{launch.num_hosts}".',
+    )
+    require(
         launch.min_ranks is None or recipe.view != MIRRORED,
         "launch.min_ranks",
         "in the mirrored view fewer ranks would train something else: each has a batch of its own.",
         "Write view=consistent, or leave it out.",
+    )
+    require(
+        launch.num_hosts == 1 or not recipe.train.snapshot_every,
+        "train.snapshot_every",
+        "snapshots in memory serve the ranks of one host; several begin again at a checkpoint.",
+        "Leave it out, and set train.save_every.",
     )
     require(
         bool(launch.restarts) or not recipe.train.snapshot_every,

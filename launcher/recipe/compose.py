@@ -8,7 +8,8 @@ build.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
@@ -191,6 +192,14 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
 def load(overrides: list[str], config_dir: str | None = None) -> Recipe:
     """compose, then to_recipe."""
     return to_recipe(compose(overrides, config_dir))
+
+
+def change(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """Return a recipe composed again with overrides."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"{recipe.name or 'recipe'}.yaml"
+        file.write_text(recipe.to_yaml(), encoding="utf-8")
+        return load([f"recipe={file}", *overrides])
 
 
 @cache

@@ -23,7 +23,7 @@ def device_type(recipe: Recipe, here: bool = True) -> str:
         return "cpu"
     if recipe.launch.device == "cuda" and not here:
         return "cuda"
-    wanted, there = recipe.num_ranks // recipe.launch.nnodes, _num_gpus()
+    wanted, there = recipe.num_ranks // recipe.launch.num_hosts, _num_gpus()
     if there >= wanted:
         return "cuda"
     if recipe.launch.device == "cuda":

@@ -39,14 +39,14 @@ def rank_hardware(recipe: Recipe, ranks: int = 0) -> Hardware:
     memory.  ranks: on how many it runs, if not on those of its placement.
     """
     hardware, launch = choose_profile(recipe), recipe.launch
-    ranks = math.ceil((ranks or recipe.num_ranks) / launch.nnodes)
+    ranks = math.ceil((ranks or recipe.num_ranks) / launch.num_hosts)
     levels = on_hosts(hardware.levels, ranks, shares_memory(recipe))
     hardware = replace(hardware, levels=levels)
     if hardware.device != CPU or launch.name != "local":
         return hardware
     cores = (os.cpu_count() or 1) / (ranks * launch.threads)
     slowed = hardware.slow_down(min(1.0, cores))
-    if launch.nnodes > 1:  # the clock knows one host
+    if launch.num_hosts > 1:  # the clock knows one host
         return replace(slowed, core=1.0)
     return replace(slowed, cores=cores)
 
@@ -95,7 +95,7 @@ def shares_memory(recipe: Recipe) -> bool:
     launch = recipe.launch
     if choose_profile(recipe).device != CPU:
         return False
-    there = launch.name == "local" and launch.nnodes == 1 and sys.platform == "linux"
+    there = launch.name == "local" and launch.num_hosts == 1 and sys.platform == "linux"
     return there and launch.transport != "gloo" and device_type(recipe, here=False) == "cpu"
 
 

@@ -7,10 +7,13 @@ that it leaves out are filled in here.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
+import yaml  # type: ignore[import-untyped]
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
@@ -25,6 +28,7 @@ FOLDERS = "FLOWRUN_RECIPES"  # environment variable: more folders of recipes, se
 # The recipe of a command line that names none: empty, so that -m can sweep recipes and groups alone
 # can run.
 NONE = "none"
+_BASE_60 = re.compile(r"[-+]?[1-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 LEFT_OUT = {
     "model": None,
     "data": None,
@@ -138,6 +142,7 @@ def register() -> None:
 
 def _read(file: Path) -> DictConfig | ListConfig:
     try:
+        _check_base_60(file)
         return OmegaConf.load(file)
     except UnicodeDecodeError as error:
         raise RecipeError(
@@ -145,6 +150,23 @@ def _read(file: Path) -> DictConfig | ListConfig:
             f"{file} is not text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}.",
             "Save it in UTF-8.",
         ) from error
+
+
+def _check_base_60(file: Path) -> None:
+    """YAML 1.1 reads 1:30 as the number 90, in base 60, which nobody means.  Raises RecipeError."""
+    text = file.read_text(encoding="utf-8")
+    if not _BASE_60.search(text):
+        return
+    with contextlib.suppress(yaml.YAMLError):  # which is said where the file is parsed
+        for token in yaml.scan(text):
+            plain = isinstance(token, yaml.ScalarToken) and token.plain
+            if plain and _BASE_60.fullmatch(token.value):
+                raise RecipeError(
+                    GROUP,
+                    f"{file}:{token.start_mark.line + 1}: {token.value} is a number in base 60 in"
+                    " YAML.",
+                    f'Write it in quotes: "{token.value}".',
+                )
 
 
 def _file(config_path: str) -> Path | None:

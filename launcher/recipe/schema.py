@@ -250,7 +250,8 @@ class Launch:
     """The launcher that runs the ranks.
 
     name: local (processes), virtual (all ranks in this process) or slurm (a batch job).
-    nnodes: number of hosts; each of them runs the same command.
+    nnodes: number of hosts, each of which runs the same command; "MIN:MAX": hosts may join and
+        leave while the run goes on.
     node_rank: number of this host; null: the rendezvous decides.
     rdzv_endpoint: host:port of one of the hosts, where all of them meet.
     join_s: seconds that a host waits for the others.
@@ -272,7 +273,7 @@ class Launch:
     """
 
     name: str = "local"
-    nnodes: int = 1
+    nnodes: int | str = 1
     node_rank: int | None = None
     rdzv_endpoint: str = ""
     join_s: float = 600.0
@@ -286,6 +287,36 @@ class Launch:
     time_limit: int | float | str | None = None
     grace_s: float = 120.0
     slurm: Slurm = field(default_factory=Slurm)
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts that the placement is for: the most that there may be."""
+        return nodes_of(self).most
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """How many hosts a run may have: from `fewest` to `most`."""
+
+    fewest: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.fewest}:{self.most}" if self.may_change else f"{self.most}"
+
+    @property
+    def may_change(self) -> bool:
+        """True if hosts may join and leave."""
+        return self.fewest < self.most
+
+
+def nodes_of(launch: Launch) -> Nodes:
+    """Return `launch.nnodes`.  Raises ValueError for a text that is not MIN:MAX."""
+    fewest, colon, most = str(launch.nnodes).partition(":")
+    found = Nodes(int(fewest), int(most if colon else fewest))
+    if not 0 < found.fewest <= found.most:
+        raise ValueError(launch.nnodes)
+    return found
 
 
 def time_limit_s(launch: Launch) -> float | None:

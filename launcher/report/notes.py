@@ -46,7 +46,7 @@ def notes(job: Job) -> tuple[str, ...]:
 def _note_shared_cores(job: Job) -> Iterator[str]:
     """Note more ranks than cores: the numbers are right, and fewer ranks are as fast."""
     launch, cores = job.recipe.launch, os.cpu_count() or 1
-    ranks = math.ceil(job.recipe.num_ranks / launch.nnodes)
+    ranks = math.ceil(job.recipe.num_ranks / launch.num_hosts)
     here = launch.name == "local" and job.device_type == CPU == job.strategy.hardware.device
     if here and ranks * launch.threads > cores:
         threads = f" of {launch.threads} threads" if launch.threads > 1 else ""
@@ -234,7 +234,7 @@ NO_EFFECT = (
     NoEffect(
         "launch",
         "node_rank rdzv_endpoint",
-        _unless(lambda job: job.recipe.launch.nnodes > 1, "there is one host"),
+        _unless(lambda job: job.recipe.launch.num_hosts > 1, "there is one host"),
     ),
     NoEffect("engine", "blocking", _blocks_nothing),
     NoEffect(

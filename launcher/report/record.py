@@ -29,6 +29,7 @@ from flowrun.launcher.store.checkpoint import (
     RECIPE,
     Checkpoint,
     complete,
+    complete_folder,
     find_all,
     find_best,
     replace_text,
@@ -49,8 +50,11 @@ class Record:
     """The record writes what happens to the run's folder, and shows it by `progress`."""
 
     def __init__(self, folder: Path, job: Job, progress: Progress | None) -> None:
+        self.run_folder = folder  # that the hosts of a run may share
         self.folder = folder
         self.job = job
+        self.asked = job.recipe  # for all hosts that there may be
+        self._plan = ""
         self.progress = progress
         self.steps = StepLog()
         self.validation: Results = {}
@@ -65,29 +69,53 @@ class Record:
             older = [each for each in find_all(folder) if each.step < begun.step]
             self.checkpoints = [*older, begun]
         self.restarts = 0
+        self._unwritten: list[str] = []  # of RESTARTS: it is the first host that will write there
         self.lost: list[str] = []  # what could not be written
+        self.begun = self.agreed = False
+        self._metrics: TextIO | None = None
+        self._events: Any = None
+
+    def begin(self) -> None:
+        """Write what is known before the first step.
+
+        A host that waits for others does not: the folder may be that of hosts that train.
+        """
+        self.begun, self.agreed, folder = True, True, self.folder
         folder.mkdir(parents=True, exist_ok=True)
         for file in (ENDED, REPORT):  # of the run so far: how it ends is to be seen
             (folder / file).unlink(missing_ok=True)
         if not self.first:
             (folder / RESTARTS).unlink(missing_ok=True)
         _lines_before(folder / METRICS, self.first)  # what is wrong there is said before the start
-        replace_text(folder / RECIPE, job.recipe.to_yaml())
-        self._metrics: TextIO | None = None
-        self._events: Any = None
+        self._write_job()
+
+    def _write_job(self) -> None:
+        if self.begun:
+            replace_text(self.folder / RECIPE, self.job.recipe.to_yaml())
+            if self._plan:
+                replace_text(self.folder / "plan.txt", self._plan)
 
     def _begin_at(self, start: Start | None) -> None:
         self.first, self.ended = (start.step, start.ended) if start else (0, True)
 
     def share(self, host: int) -> None:
-        """The first host writes to the same folder: this one keeps to a folder inside it."""
-        self.folder = self.folder / f"host{host}"
-        self.folder.mkdir(exist_ok=True)
+        """Keep to a folder inside that of the run, to which the first host writes.
+
+        host: number of this host; 0: it is the first.
+        """
+        folder = self.run_folder / f"host{host}" if host else self.run_folder
+        if folder != self.folder:
+            self._close_files()
+            self.folder = folder
+            self.folder.mkdir(exist_ok=True)
+            (folder / ENDED).unlink(missing_ok=True)  # of the host that was the first before
+            self._write_job()
 
     def write_plan(self, training: Rehearsed, notes: Sequence[str] = ()) -> None:
         """Write and show the plan, with the `notes` that a person should read."""
         lines = (str(training.plan), *(f"note: {note}" for note in notes))
-        replace_text(self.folder / "plan.txt", "\n".join(lines) + "\n")
+        self._plan = "\n".join(lines) + "\n"
+        self._write_job()
         if self.progress:
             self.progress.show_plan(self.job, training)
         for note in notes:
@@ -160,20 +188,22 @@ class Record:
         )
         self.checkpoints.append(done)
 
+    def add_checkpoint(self, step: int) -> None:
+        """Note a checkpoint that the first host has completed."""
+        self.checkpoints.append(Checkpoint(complete_folder(self.run_folder, step), step))
+
     def go_back(self, start: Start | None, why: Mapping[str, Any]) -> None:
         """Forget what new ranks will do again.
 
         start: where they begin.  why: a line of restarts.jsonl.
         """
-        self.close()
-        self._metrics, self._events = None, None
+        self._close_files()
         self._begin_at(start)
         self.steps.cut(self.first)
         self.skipped = [step for step in self.skipped if step < self.first]
         self.spikes.steps = [step for step in self.spikes.steps if step < self.first]
         self.restarts += 1
-        with (self.folder / RESTARTS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(strict(why)) + "\n")
+        self._unwritten.append(json.dumps(strict(why)) + "\n")
 
     def leave_out(self, steps: Sequence[int]) -> None:
         """Count the updates of some steps as left out."""
@@ -191,11 +221,24 @@ class Record:
         self.job = job
         first = job.start.step if job.start else 0
         self.go_back(job.start, {**why, "first": first, "ranks": ranks, "layout": layout})
-        replace_text(self.folder / RECIPE, job.recipe.to_yaml())
+        self._write_job()
         self.note(
             f"{before} ranks do not stay: {lost.where}: {lost.problem.splitlines()[0]} The run goes"
             f" on with {ranks} from step {first}: {layout}"
         )
+
+    def go_on_from(self, start: Start | None, job: Job | None = None) -> None:
+        """Begin where all hosts do, before the ranks of this host run.
+
+        start: a checkpoint, or None for the beginning.  job: planned for the hosts that are here.
+        """
+        self.agreed = True
+        self.job = job or self.job
+        self.job.start = start
+        self._close_files()
+        self._begin_at(start)
+        self.steps.cut(self.first)
+        self._write_job()
 
     def say(self, text: str) -> None:
         """Show a line about what takes time before the first step."""
@@ -213,7 +256,10 @@ class Record:
 
         status: preempted, stopped or failed.  why: what asked it to end, or the error.
         """
+        if not self.begun:
+            return
         about = {"status": status, "why": why, "step": self.reached, "time": time.time()}
+        self._write_restarts()
         with contextlib.suppress(OSError):  # a full disk is an error that is shown anyway
             replace_text(self.folder / ENDED, json.dumps(about) + "\n")
         if status == PREEMPTED:
@@ -248,6 +294,10 @@ class Record:
                 f" {list_steps(self.spikes.steps)}"
             )
 
+    def _close_files(self) -> None:
+        self.close()
+        self._metrics, self._events = None, None
+
     def close(self) -> None:
         """Close files; the folder keeps what was written."""
         if self._metrics is not None:
@@ -261,6 +311,7 @@ class Record:
             self.progress.close()
 
     def _line(self, line: dict[str, Any]) -> None:
+        self._write_restarts()
         if self._metrics is None:
             self._metrics = _metrics(self.folder / METRICS, self.first, self.ended)
         self._metrics.write(json.dumps(strict(line)) + "\n")
@@ -271,6 +322,12 @@ class Record:
                 f"{METRICS if self.folder.exists() else 'the folder of the run'} was removed while"
                 " the run was writing to it.",
             )
+
+    def _write_restarts(self) -> None:
+        if self._unwritten:
+            with (self.folder / RESTARTS).open("a", encoding="utf-8") as file:
+                file.writelines(self._unwritten)
+            self._unwritten.clear()
 
     def _curves(self, values: Mapping[str, float], step: int) -> None:
         """Add points to TensorBoard's curves; the training goes on without them."""

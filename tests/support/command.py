@@ -30,9 +30,11 @@ engine: {check_capture: false}  # tests of it are elsewhere; a second of each st
 train: {batch_size: 8, micro_batches: 2, steps: 4}
 """
 
-# Rank 1 may be asked to fail, die, stop or sleep at the first sample of its 8th micro-batch (the
+# Rank 1 may be asked to fail, die, stop or sleep at the first sample of its 11th micro-batch (the
 # process of the virtual cluster counts as rank 1); "kill once": the first rank 1 that comes to it;
+# "kill always": at its first sample;
 # "preempt once": the launcher gets SIGTERM, and the rank itself too.
+# Where there is a FIFO `hold`, ranks get samples when somebody opens it for writing.
 SAMPLES = """\
 import os
 import signal
@@ -45,6 +47,7 @@ class Samples:
     def __init__(self, fail: str = "", talk: bool = False) -> None:
         self.fail = fail
         self.read = 0
+        self.here = os.getpid()
         torch.rand(1000, 1000).exp().sum()  # enough for several threads
         if talk:
             print("data set made", flush=True)
@@ -53,8 +56,14 @@ class Samples:
         return 64
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if self.here != os.getpid():  # what the launcher has read does not count
+            self.here, self.read = os.getpid(), 0
         self.read += 1
-        if self.fail and self.read > 28 and os.environ.get("RANK", "1") == "1":
+        if "RANK" in os.environ and os.path.exists("hold"):
+            open("hold").close()
+        always = self.fail == "kill always"
+        this = os.environ.get("RANK", "0" if always else "1") == "1"
+        if self.fail and this and (always or self.read > 40):
             break_down(self.fail)
         made = torch.Generator().manual_seed(index)
         return {"images": torch.rand(8, generator=made), "labels": torch.tensor(index % 4)}
@@ -62,7 +71,7 @@ class Samples:
 
 def break_down(how: str) -> None:
     if how == "raise":
-        raise ValueError("sample 28 is not there")
+        raise ValueError("sample 40 is not there")
     if how == "exit":
         os._exit(7)
     if how.endswith("once"):
@@ -71,6 +80,7 @@ def break_down(how: str) -> None:
         except FileExistsError:
             return
     if how == "sleep":
+        print("\\nasleep", flush=True)
         time.sleep(3600)
     if how == "preempt once":
         os.kill(os.getpid(), signal.SIGTERM)  # Slurm sends it to all processes

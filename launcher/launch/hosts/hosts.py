@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from flowrun.engine.errors import RecipeError, RunError
@@ -32,7 +33,7 @@ from flowrun.launcher.launch.hosts.hub_server import (
 )
 from flowrun.launcher.launch.hosts.meeting import Host
 from flowrun.launcher.launch.hosts.rendezvous import MeetingPlace, open_store
-from flowrun.launcher.recipe.schema import Launch
+from flowrun.launcher.recipe.schema import Launch, Nodes, nodes_of
 
 TOKEN = "FLOWRUN_TOKEN"  # a secret of the run, in the environment of each host
 
@@ -43,15 +44,27 @@ _FLUSH_S = 0.5  # for the last messages, if the network is down
 _KEY = "launch.rdzv_endpoint"
 _ADVICE = "Check that every host runs the same command and can reach this endpoint."
 
+LEAVES = ("gone", "left")  # events of a host that is no longer there
 Receive = Callable[[int, tuple[Any, ...]], None]  # the number of a host, and an event there
 T = TypeVar("T")
+
+
+class HostsChanged(Exception):
+    """Other hosts are here than this one has planned for, or they go on from another state.
+
+    num_hosts: that are here.  step: steps done of the state that all go on from.
+    """
+
+    def __init__(self, num_hosts: int, step: int) -> None:
+        super().__init__(num_hosts, step)
+        self.num_hosts, self.step = num_hosts, step
 
 
 class Hosts:
     """This launcher's connection to those of the other hosts.
 
     number, names: of this host and of all, once they have met.  shared: True if this host's run has
-    the folder of the first host's.
+    the folder of the first host's.  may_change: hosts may join and leave.
     """
 
     def __init__(self, launch: Launch, silence_s: float, say: Callable[[str], None]) -> None:
@@ -61,6 +74,8 @@ class Hosts:
         self.number = 0
         self.names: list[str] = []
         self.shared = False
+        self.may_change = nodes_of(launch).may_change
+        self._rounds = 0
         self._launch = launch
         self._endpoint = Endpoint.parse(launch.rdzv_endpoint)
         self._say = say
@@ -90,40 +105,49 @@ class Hosts:
         describe: describes this host.  receive: gets the events of other hosts from now on, in a
         thread of its own, and ("gone", name, why) and ("silent", name, seconds) of a host.  Raises
         RecipeError if the hosts cannot train together, or if nobody can meet at the endpoint;
-        RunError if not all come within launch.join_s.
+        RunError if not all come within launch.join_s; HostsChanged.
         """
-        self._receive, host = receive, describe()
+        self._receive, host = receive, replace(describe(), rounds=self._rounds)
         patience = _Patience(self._launch.join_s, self._say)
-        if self._channel is None:
-            self._channel = self._connect(patience)
-            self._submit(self._listen(self._channel))
-        self._parted = False
-        self._post("meet", as_fields(host))
-        here = [host.name]
+        self._enter(host, patience)
+        here, nodes = [host.name], nodes_of(self._launch)
         while True:
-            missing = f"{self._launch.nnodes - len(here)} of {self._launch.nnodes} hosts"
+            missing = _missing(len(here), nodes)
             names = ", ".join(here)
             match self._answer(patience, f"waiting for {missing} at {self._endpoint}"):
                 case ("met", number, hosts, port, folder):
                     self.number, self.names = number, hosts
                     self.shared = folder == host.folder and number > 0
+                    self._rounds += 1
                     return self._place(port)
+                case ("plan", num_hosts, step):
+                    raise HostsChanged(num_hosts, step)
                 case ("waiting", list(here)):
                     pass
                 case ("refused", where, problem, instead):
                     raise RecipeError(where, problem, instead)
-                case ("parted",):
+                case ("lost",) if self.may_change:  # another host holds the hub from now on
+                    self._enter(host, patience)
+                case ("lost",):
                     raise RunError(f"{_KEY} {self._endpoint}", f"host 0: {ENDED}", _ADVICE)
                 case None:
                     waited = f"{missing} did not come in launch.join_s={self._launch.join_s:g} s"
                     raise RunError(f"{_KEY} {self._endpoint}", f"{waited}; here: {names}.", _ADVICE)
+
+    def _enter(self, host: Host, patience: _Patience) -> None:
+        """Ask to meet the others; connect to the hub before, if this launcher is not."""
+        if self._channel is None:
+            self._channel, self._answers = self._connect(patience), queue.SimpleQueue()
+            self._submit(self._listen(self._channel, self._answers))
+        self._parted = False
+        self._post("meet", as_fields(host))
 
     def _place(self, port: int) -> MeetingPlace:
         assert self._channel is not None
         own = self._address if self._server else self._channel.own_address
         return MeetingPlace(
             number=self.number,
-            num_hosts=self._launch.nnodes,
+            num_hosts=len(self.names),
             address=self._address,
             port=port,
             interface=find_interface(own),
@@ -190,7 +214,7 @@ class Hosts:
             ) from None
 
     def _hold_hub(self, listener: socket.socket) -> JsonChannel:
-        hub = Hub(self._launch.nnodes, self._open_store)
+        hub = Hub(nodes_of(self._launch), self._open_store)
         self._server = HubServer(hub, self._token, self._silence_s)
         ours, its = socket.socketpair()
         self._run(self._server.start(listener, its))
@@ -228,7 +252,8 @@ class Hosts:
         self._post("part")
         patience = _Patience(within_s or float("inf"), self._say)
         while not patience.is_over:
-            if self._answer(patience, "waiting for the other hosts to end") == ("parted",):
+            answer = self._answer(patience, "waiting for the other hosts to end")
+            if answer in (("parted",), ("lost",)):
                 return
 
     def close(self) -> None:
@@ -251,8 +276,8 @@ class Hosts:
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
 
-    async def _listen(self, channel: JsonChannel) -> None:
-        """Take what comes from the hub, until the connection ends."""
+    async def _listen(self, channel: JsonChannel, answers: queue.SimpleQueue[Any]) -> None:
+        """Take what comes from the hub, until the connection ends.  answers: gets that it has."""
         beating = asyncio.create_task(self._beat(channel))
         why = ENDED
         try:
@@ -265,7 +290,9 @@ class Hosts:
         beating.cancel()
         if not self._parted and self.names and not self._server:
             self._events.put((0, ("gone", self.names[0], why)))
-        self._answers.put(("parted",))
+        channel.writer.close()
+        self._channel = None
+        answers.put(("lost",))
 
     def _take(self, message: tuple[Any, ...]) -> None:
         match message:
@@ -273,6 +300,8 @@ class Hosts:
                 self._events.put((number, tuple(what)))
             case ("gone" | "silent" as kind, number, name, what):
                 self._events.put((number, (kind, name, what)))
+            case ("joining", name):
+                self._events.put((self.number, ("joining", name)))
             case _:
                 self._parted = message == ("parted",)
                 self._answers.put(message)
@@ -298,8 +327,8 @@ class Hosts:
     # ---- the event loop --------------------------------------------------------------------------
 
     def _post(self, *message: Any) -> None:
-        assert self._channel is not None
-        self._loop.call_soon_threadsafe(self._channel.send, message)
+        if channel := self._channel:  # else it is lost, which is an answer
+            self._loop.call_soon_threadsafe(channel.send, message)
 
     def _answer(self, patience: _Patience, what: str) -> tuple[Any, ...] | None:
         """Return what the hub answers; None if the time is up.  what: is said every few seconds."""
@@ -324,6 +353,7 @@ class Alone:
     number = 0
     names: tuple[str, ...] = ()
     shared = False
+    may_change = False
 
     def __init__(self) -> None:
         self._store: Any = None
@@ -363,11 +393,18 @@ def open_hosts(
     launch: the recipe's keys.  silence_s: after which a host counts as gone; 0: never.  say: shows
     a line to a person.
     """
-    hosts = Hosts(launch, silence_s, say) if launch.nnodes > 1 else Alone()
+    together = launch.num_hosts > 1 and launch.name == "local"
+    hosts = Hosts(launch, silence_s, say) if together else Alone()
     try:
         yield hosts
     finally:
         hosts.close()
+
+
+def _missing(here: int, nodes: Nodes) -> str:
+    if here < nodes.fewest:
+        return f"{nodes.fewest - here} of {nodes.fewest} hosts"
+    return f"hosts that finish their step, or for more than {here}"
 
 
 class _Patience:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import time
 
 from flowrun.launcher.launch.hosts.channel import BEAT_S, JsonChannel, Stranger, WrongToken
 from flowrun.launcher.launch.hosts.hub import Hub, Outgoing
@@ -79,6 +80,7 @@ class HubServer:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
+            self._send(self.hub.tick(time.monotonic()))
             for key, channel in list(self._channels.items()):
                 channel.beat()
                 if channel.silent_s > self.silence_s:

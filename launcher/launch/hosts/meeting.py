@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.recipe.schema import Launch
+from flowrun.launcher.recipe.schema import Launch, Nodes, Recipe, nodes_of
 
 _OF_A_HOST = tuple(f"launch.{key}" for key in ("node_rank", "rdzv_endpoint", "join_s", "threads"))
 _OF_THE_PLAN = ("hardware.",)  # keys that matter only if the plans differ
@@ -29,31 +29,46 @@ _SAME_COMMAND = "Give the same command on each host, with the same versions inst
 class Host:
     """A launcher describes itself to the others.
 
-    name: of its machine.  nnodes, node_rank: as in the recipe.  recipe: dotted key -> value as
-    text.  plan: digest of the plan.  versions: package -> version.  folder: of its run.
+    name: of its machine.  fewest, most: hosts that there may be.  node_rank: as in the recipe.
+    recipe: dotted key -> value as text.  plan: digest of the plan.  planned: hosts that it is for;
+    0: none yet.
+    start: steps done of the state that it would go on from.  rounds: in which it has been.
+    versions: package -> version.  folder: of its run.
     """
 
     name: str
-    nnodes: int
+    fewest: int
+    most: int
     node_rank: int | None
     recipe: Mapping[str, str]
     plan: str
+    planned: int
+    start: int
+    rounds: int
     versions: Mapping[str, str]
     folder: str
 
     @staticmethod
-    def describe(launch: Launch, recipe: str, device: str, plan: str, folder: Path) -> Host:
-        """Describe this host.
+    def describe(
+        asked: Recipe, *, device: str, plan: str, planned: int, start: int, folder: Path
+    ) -> Host:
+        """Describe this host, before its first round.
 
-        launch: its keys.  recipe: the resolved recipe, as YAML.  device: that its ranks compute on.
-        plan: as text.  folder: of its run.
+        asked: the recipe as it was given.  device: that its ranks compute on.  plan: as text.
+        planned: hosts that it is for.  start: steps done of the state to go on from.  folder: of
+        its run.
         """
+        nodes = nodes_of(asked.launch)
         return Host(
             name=platform.node(),
-            nnodes=launch.nnodes,
-            node_rank=launch.node_rank,
-            recipe=flatten(yaml.safe_load(recipe)) | {"launch.device": device},
+            fewest=nodes.fewest,
+            most=nodes.most,
+            node_rank=asked.launch.node_rank,
+            recipe=flatten(yaml.safe_load(asked.to_yaml())) | {"launch.device": device},
             plan=hashlib.sha256(plan.encode()).hexdigest(),
+            planned=planned,
+            start=start,
+            rounds=0,
             versions={package: version(package) for package in ("torch", "flowrun")},
             folder=str(folder.absolute()),
         )
@@ -80,22 +95,28 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, str]:
 
 def find_mismatch(first: Host, other: Host) -> Mismatch | None:
     """Find why `other` cannot train with the host that came first; None if it can."""
-    if first.nnodes != other.nnodes:
-        both = _both(first, other, first.nnodes, other.nnodes)
-        return Mismatch("launch.nnodes", f"launch.nnodes {both}")
+    counts = [str(Nodes(host.fewest, host.most)) for host in (first, other)]
+    if counts[0] != counts[1]:
+        return Mismatch("launch.nnodes", f"launch.nnodes {_both(first, other, *counts)}")
+    if first.fewest < first.most and first.folder != other.folder:
+        return Mismatch(
+            "hydra.run.dir",
+            f"hydra.run.dir {_both(first, other, first.folder, other.folder)}",
+            "Hosts that join and leave need one folder that all of them see.",
+        )
     differ = [
         key
         for key in (*first.recipe, *(other.recipe.keys() - first.recipe.keys()))
         if first.recipe.get(key) != other.recipe.get(key) and key not in _OF_A_HOST
     ]
     wrong = [key for key in differ if not key.startswith(_OF_THE_PLAN)]
-    if wrong or (differ and first.plan != other.plan):
+    if wrong or (differ and first.planned == other.planned and first.plan != other.plan):
         named = [
             f"{key} " + _both(first, other, first.recipe.get(key), other.recipe.get(key))
             for key in (wrong or differ)[:_MOST_KEYS]
         ]
         return Mismatch((wrong or differ)[0], "\n".join(named))
-    if first.plan == other.plan:
+    if first.plan == other.plan or first.planned != other.planned:
         return None
     for package in first.versions:
         ours, theirs = first.versions[package], other.versions.get(package)
@@ -130,8 +151,8 @@ def ranks_of_a_host(num_ranks: int, launch: Launch) -> int:
 
     num_ranks: of the whole run.
     """
-    if num_ranks % launch.nnodes:
+    if num_ranks % launch.num_hosts:
         raise RecipeError(
-            "launch.nnodes", f"{num_ranks} ranks cannot be divided over {launch.nnodes} hosts."
+            "launch.nnodes", f"{num_ranks} ranks cannot be divided over {launch.num_hosts} hosts."
         )
-    return num_ranks // launch.nnodes
+    return num_ranks // launch.num_hosts

@@ -25,10 +25,10 @@ _LOOK_S = 0.1  # from one look to the next whether something is asked
 
 class Ending(Enum):
     """Why ranks have ended: one died or lost another (DIED), the code of one raised an error
-    (RAISED), or someone wants the run to end (STOPPED).
+    (RAISED), a host has left (LEFT), or someone wants the run to end (STOPPED).
     """
 
-    DIED, RAISED, STOPPED = range(3)
+    DIED, RAISED, LEFT, STOPPED = range(4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +36,14 @@ class Attempts:
     """The restarts of a run so far.
 
     limit: restarts in a row that reach no new step; then the run ends.
+    may_change: hosts may leave, which counts as no restart.
     in_row: such restarts so far.  total: all restarts.
     furthest: most steps that were ever done.
     raised: the last attempt ended with an error of a rank's code.
     """
 
     limit: int
+    may_change: bool = False
     in_row: int = 0
     total: int = 0
     furthest: int = 0
@@ -53,6 +55,9 @@ class Attempts:
         ending: why the ranks ended.  reached: steps done by then.  An error that a rank's code
         raises again before there is a new step would be raised each time.
         """
+        if ending is Ending.LEFT:
+            after = replace(self, total=self.total + 1, furthest=max(reached, self.furthest))
+            return after if self.may_change else None
         progress = reached > self.furthest
         in_row = 0 if progress else self.in_row
         again = ending is Ending.RAISED and self.raised and not progress
@@ -90,7 +95,7 @@ def restart(
     record.go_back(
         start,
         {
-            "restart": attempts.total,
+            "restart": record.restarts + 1,
             "time": time.time(),
             "where": error.where,
             "problem": error.problem,
@@ -99,11 +104,11 @@ def restart(
             "source": source,
         },
     )
+    count = f"Restart {attempts.in_row} of {attempts.limit}" if attempts.in_row else "Goes on"
     record.note(
-        f"{error.where}: {error.problem.splitlines()[0]} Restart {attempts.in_row} of "
-        f"{attempts.limit} from step {first} ({source}), {reached - first} back."
+        f"{error.where}: {error.problem.splitlines()[0]} {count} from step {first} ({source}), "
+        f"{reached - first} back."
     )
-    checkpoints.remove_partial(record.folder)
 
 
 def back_off(seconds: float, is_asked: Callable[[], bool]) -> None:

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.processes
 
 
 def end_of_hang(place: Path, fail: str) -> Ended:
-    """Run the recipe `small`, in which rank 1 hangs at its 8th micro-batch."""
+    """Run the recipe `small`, in which rank 1 hangs at its 11th micro-batch."""
     run = ("recipe=small", "train.steps=1000", f"+data.fail={fail}", "launch.hang_s=2")
     return Command(workplace(place), *run, run_folder(place / "run")).end()
 

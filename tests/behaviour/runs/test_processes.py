@@ -90,10 +90,10 @@ def test_a_launcher_that_is_killed_leaves_no_worker(place: Path) -> None:
         (
             "raise",
             "rank 1, actor batch\n"
-            "  ValueError: sample 28 is not there\n"
-            "  item 45 of the data set\n"
-            "  samples.py:22 in __getitem__: break_down(self.fail)\n"
-            '  samples.py:29 in break_down: raise ValueError("sample 28 is not there")\n',
+            "  ValueError: sample 40 is not there\n"
+            "  item 47 of the data set\n"
+            "  samples.py:29 in __getitem__: break_down(self.fail)\n"
+            '  samples.py:36 in break_down: raise ValueError("sample 40 is not there")\n',
         ),
         (
             "kill",

@@ -33,7 +33,7 @@ def test_a_rank_that_is_killed_begins_again_and_changes_no_bit(tmp_path: Path) -
 
 def test_where_a_rank_is_killed_each_time_the_run_goes_on_with_fewer(tmp_path: Path) -> None:
     place = workplace(tmp_path)
-    always = ("+data.fail=kill", "launch.restarts=1", "launch.min_ranks=1")  # rank 1 dies
+    always = ("+data.fail=kill always", "launch.restarts=1", "launch.min_ranks=1")  # rank 1 dies
     ended = Command(place, *RUN, *always, run_folder(place / "out")).end()
     assert (ended.status, ended.err) == (0, "")
     last = (place / "out" / "restarts.jsonl").read_text().splitlines()[-1]

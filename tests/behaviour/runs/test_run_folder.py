@@ -122,9 +122,9 @@ def test_a_failed_step_names_rank_actor_and_the_users_lines(
 ) -> None:
     monkeypatch.chdir(folder.parent)
     monkeypatch.syspath_prepend(folder.parent)
-    recipe = load(["recipe=small", "launch=virtual", "+data.fail=raise"])
+    recipe = load(["recipe=small", "launch=virtual", "train.steps=8", "+data.fail=raise"])
     said = (
-        r"rank \d, actor batch\n  ValueError: sample 28 is not there\n"
+        r"rank \d, actor batch\n  ValueError: sample 40 is not there\n"
         r"  item \d+ of the data set\n  samples.py:\d+ in "
     )
     with pytest.raises(RunError, match=said):

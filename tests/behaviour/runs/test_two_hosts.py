@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import signal
@@ -119,7 +120,7 @@ def test_both_hosts_name_the_rank_that_failed(place: Path) -> None:
         assert ended.status == 1
         where, problem, *_ = ended.err.splitlines()
         assert re.fullmatch(rf"host [01] \({NAME}\), rank 1, actor batch", where)
-        assert problem == "  ValueError: sample 28 is not there"
+        assert problem == "  ValueError: sample 40 is not there"
     assert len({ended.err for ended in ends}) == 1
 
 
@@ -159,6 +160,33 @@ def test_hosts_that_a_cut_link_parts_name_each_other(place: Path) -> None:
         *_, where, problem = ended.err.splitlines()  # torch misses a name server there
         assert re.fullmatch(rf"host {1 - host} \({NAME}\)", where)
         assert problem == "  nothing came from it for 3 s: it hangs, or the network is down."
+
+
+def test_hosts_leave_and_join_and_the_losses_are_those_of_one_process(place: Path) -> None:
+    run = ("recipe=small", "train.steps=48", "train.save_every=4")
+    meet = ("launch.nnodes=1:2", f"launch.rdzv_endpoint=127.0.0.1:{free_port()}")
+    command = (*run, *meet, run_folder(place / "out"))
+    first, second = Command(place, *command), Command(place, *command)
+    for launcher in (first, second):
+        launcher.until("step 0  loss")
+    assert second.signal(signal.SIGKILL).status == -signal.SIGKILL
+    os.mkfifo(place / "hold")
+    first.until("1 host from step")
+    third = Command(place, *command)
+    third.until("waiting for hosts that finish their step")  # its ranks wait for samples
+    with open(place / "hold", "w"):
+        os.unlink(place / "hold")
+        for launcher in (first, third):
+            ended = launcher.end()
+            assert (ended.status, ended.err) == (0, "")
+    lines = (place / "out" / "restarts.jsonl").read_text().splitlines()
+    assert [json.loads(line)["problem"].split(":")[0] for line in lines] == [
+        "its launcher has ended",
+        f"a host joins ({NAME}).",
+    ]
+    whole = Command(place, *run, "launch=virtual", run_folder(place / "whole")).end()
+    assert whole.status == 0
+    assert losses(place / "out") == pytest.approx(losses(place / "whole"), rel=1e-4)
 
 
 def test_a_host_that_is_given_another_recipe_is_refused(place: Path) -> None:

@@ -158,7 +158,7 @@ def test_a_run_that_fails_says_how_to_go_on(
 ) -> None:
     monkeypatch.chdir(place)
     failing = load([*RUN, "train.steps=6", "train.save_every=1", "+data.fail=raise"])
-    last = f"note: flowrun resume {tmp_path / 'out'} goes on from step 1\n"
+    last = f"note: flowrun resume {tmp_path / 'out'} goes on from step 2\n"
     assert told(failing, tmp_path / "out").endswith(last)
 
 

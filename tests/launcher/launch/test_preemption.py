@@ -16,6 +16,7 @@ from flowrun.launcher.launch.preemption import (
     Offer,
     Preempted,
     Preemption,
+    Regroup,
     Request,
     Requests,
 )
@@ -33,7 +34,11 @@ class Wire:
     number: int
     names: tuple[str, ...]
     shared: bool = True
+    may_change: bool = False
     others: list[Preemption] = field(default_factory=list)
+
+    def name(self, number: int) -> str:
+        return f"host {number}"
 
     def broadcast(self, kind: str, number: int, by: str, *offer: Any) -> None:
         for other in self.others:
@@ -87,6 +92,41 @@ def test_all_hosts_halt_after_the_most_steps_that_one_has_begun(begun: list[int]
         assert all(rank.may_begin(k + 1) for k in range(rank.begun, max(begun)))
         assert not rank.may_begin(max(begun) + 1)
         assert isinstance(launcher.end_after(None), Preempted)
+
+
+def test_where_a_host_leaves_the_others_meet_again_unless_they_are_asked_to_leave_too() -> None:
+    found = launchers([3, 5, 4])
+    for launcher in found:
+        launcher.hosts.may_change = True
+    found[1].requests.queue.put(TERM)
+    found[2].requests.queue.put(Request("Ctrl-C", ends=True))
+    settled = ("SIGTERM", "Ctrl-C")
+    serve(
+        found,
+        lambda: (
+            found[0].halt is not None
+            and all(
+                own.ending and own.ending.by == by
+                for own, by in zip(found[1:], settled, strict=True)
+            )
+        ),
+    )
+    assert {launcher.halt for launcher in found} == {5}
+    assert isinstance(found[0].end_after(None), Regroup)
+    assert isinstance(found[1].end_after(None), Preempted)
+    assert isinstance(found[2].end_after(None), KeyboardInterrupt)
+
+
+def test_where_a_host_joins_all_meet_again() -> None:
+    found = launchers([3, 5])
+    for launcher in found:
+        launcher.hosts.may_change = True
+    found[0].make_room("node7")
+    serve(found, lambda: all(launcher.halt is not None for launcher in found))
+    for launcher in found:
+        ended = launcher.end_after(None)
+        assert isinstance(ended, Regroup)
+        assert ended.problem == "a host joins (node7)."
 
 
 def test_hosts_that_share_no_folder_end_at_once_where_it_is_asked() -> None:

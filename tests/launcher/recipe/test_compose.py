@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.strategy import Pin
@@ -36,6 +37,16 @@ def test_a_group_takes_the_place_of_what_a_resolved_recipe_says(tmp_path: Path) 
         launch=replace(before.launch, name="virtual", threads=1),
         optim=load(["recipe=gpt_dp", "optim=sgd", "optim.momentum=0.5"]).optim,
     )
+
+
+def test_a_number_in_base_60_is_refused_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.yaml"
+    text = "defaults: [/model: mlp, /data: digits]\nlaunch: {name: %s, time_limit: 90}\n"
+    file.write_text(text % '"1:2"')
+    assert load([f"recipe={file}", "launch.name=local"]).name == "hosts"
+    file.write_text(text % "1:2")
+    with pytest.raises(RecipeError, match=r"hosts\.yaml:2: 1:2 is a number in base 60"):
+        load([f"recipe={file}"])
 
 
 def test_a_recipe_of_ones_own_has_the_last_word(tmp_path: Path) -> None:

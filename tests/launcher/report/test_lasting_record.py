@@ -24,6 +24,7 @@ def job() -> Job:
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Record]:
     """The record of a run that has done a step."""
     found = Record(tmp_path / "run", job(), None)
+    found.begin()
     monkeypatch.setattr(found, "_curves", lambda values, step: None)
     found.step(0, {"loss": 1.0}, 0.1)
     yield found
@@ -50,6 +51,7 @@ def test_curves_that_cannot_be_written_do_not_end_the_training(tmp_path: Path) -
             raise OSError(28, "No space left on device")
 
     record = Record(tmp_path / "run", job(), None)
+    record.begin()
     record._events = Broken()
     for step in range(3):
         record.step(step, {"loss": 1.0}, 0.1)

@@ -14,11 +14,11 @@ import pytest
 import torch.distributed as dist
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
-from flowrun.launcher.launch.hosts import channel
+from flowrun.launcher.launch.hosts import channel, hub
 from flowrun.launcher.launch.hosts import hosts as module
-from flowrun.launcher.launch.hosts.hosts import Hosts
+from flowrun.launcher.launch.hosts.hosts import Hosts, HostsChanged
 from flowrun.launcher.launch.hosts.meeting import Host
-from flowrun.launcher.recipe.schema import Launch
+from flowrun.launcher.recipe.schema import Launch, nodes_of
 from support.command import free_port
 
 
@@ -26,6 +26,7 @@ class One:
     """A launcher: what it was told, and what it said to its person."""
 
     def __init__(self, port: int, stack: ExitStack, rank: int | None = None, **keys: Any) -> None:
+        self.planned = 2
         self.events: queue.SimpleQueue[tuple[int, tuple[Any, ...]]] = queue.SimpleQueue()
         self.lines: list[str] = []
         self.launch = Launch(
@@ -43,10 +44,14 @@ class One:
     def describe(self) -> Host:
         return Host(
             name=f"node{self.launch.node_rank}",
-            nnodes=self.launch.nnodes,
+            fewest=nodes_of(self.launch).fewest,
+            most=nodes_of(self.launch).most,
             node_rank=self.launch.node_rank,
             recipe={"launch.nnodes": str(self.launch.nnodes)},
             plan="",
+            planned=self.planned,
+            start=0,
+            rounds=0,
             versions={},
             folder="/shared",
         )
@@ -133,6 +138,29 @@ def test_a_host_that_waits_says_for_whom(stack: ExitStack) -> None:
     assert isinstance(early, RunError)
     assert early.problem.endswith("within launch.join_s=0.3 s: connection refused.")
     assert second.lines[0] == f"waiting for host 0 at 127.0.0.1:{port}: connection refused"
+
+
+@pytest.mark.parametrize("who", [0, 1], ids=["the hub's host", "another host"])
+def test_a_host_that_may_leave_is_gone_without(
+    stack: ExitStack, who: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the hub goes with it, the other host holds a new one."""
+    monkeypatch.setattr(hub, "_LAST_CALL_AGAIN_S", 0.0)
+    port = free_port()
+    both = [One(port, stack, nnodes="1:2") for _ in range(2)]
+    places = together(both[0].meet, both[1].meet)
+    assert sorted(place.number for place in places) == [0, 1]
+    gone = next(one for one, place in zip(both, places, strict=True) if place.number == who)
+    left = next(one for one in both if one is not gone)
+    gone.hosts.close()
+    number, told = left.events.get(timeout=5)
+    assert (number, told[0]) == (who, "gone")
+    left.hosts.part(1.0)
+    with pytest.raises(HostsChanged) as changed:
+        left.meet()
+    assert (changed.value.num_hosts, changed.value.step) == (1, 0)
+    left.planned = 1
+    assert (left.meet().number, left.hosts.names) == (0, ["nodeNone"])
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from flowrun.launcher.launch.hosts.hub import Hub, Outgoing, as_fields
 from flowrun.launcher.launch.hosts.meeting import Host, Mismatch, find_mismatch, number_hosts
+from flowrun.launcher.recipe.schema import Nodes
 
 RECIPE = {"optim.lr": "0.1", "train.steps": "8", "hardware.cores": "2", "launch.node_rank": "0"}
 
@@ -21,10 +23,14 @@ def host(name: str = "a", rank: int | None = None, plan: str = "p", **keys: str)
     given = {key.replace("__", "."): value for key, value in keys.items()}
     return Host(
         name=name,
-        nnodes=2,
+        fewest=2,
+        most=2,
         node_rank=rank,
         recipe=RECIPE | given,
         plan=plan,
+        planned=2,
+        start=0,
+        rounds=0,
         versions={"torch": "2.13"},
         folder=f"/{name}",
     )
@@ -34,7 +40,7 @@ class Net:
     """Hosts and what each has got from the hub so far."""
 
     def __init__(self, num_hosts: int) -> None:
-        self.hub = Hub(num_hosts, open_store=lambda: 1234)
+        self.hub = Hub(Nodes(num_hosts, num_hosts), open_store=lambda: 1234)
         self.got: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
 
     def send(self, outgoing: Outgoing) -> None:
@@ -49,7 +55,7 @@ class Net:
 def test_every_host_hears_all_of_the_others_in_order(num: int, seed: int, dying: set[int]) -> None:
     net, order = Net(num), random.Random(seed)
     for key in order.sample(range(num), num):
-        net.meet(key, host(f"host{key}"))
+        net.meet(key, replace(host(f"host{key}"), planned=num))
     number = {key: next(m[1] for m in net.got[key] if m[0] == "met") for key in range(num)}
     assert sorted(number.values()) == list(range(num))
     todo = {k: [("broadcast", f"{k}.{i}") for i in range(3)] for k in range(num)}
@@ -76,6 +82,82 @@ def test_every_host_hears_all_of_the_others_in_order(num: int, seed: int, dying:
         assert sorted(lost) == sorted(number[k] for k in gone)
         assert [m[0] for m in net.got[key]].count("parted") == 1
         assert net.got[key][-1] == ("parted",)
+
+
+class Launcher:
+    """A host of a run whose hosts come and go, as hosts.py and its caller behave.
+
+    state: away, meets, trains or ends (its ranks).  answered: messages that it has seen.
+    """
+
+    def __init__(self, key: int) -> None:
+        self.key, self.state, self.answered = key, "away", 0
+        self.planned, self.start, self.round = 0, 0, ()
+
+    def describe(self) -> Host:
+        told = {"planned": self.planned, "start": self.start, "folder": "/shared"}
+        return replace(host(f"host{self.key}"), fewest=FEWEST, most=MOST, **told)
+
+    def act(self, net: Net, steps: int) -> None:
+        """Do what comes next: see the next message, or go on."""
+        if self.state == "ends":  # its ranks have come to rest, and it has sent all
+            net.send(net.hub.receive(self.key, ("part",)))
+            self.start = steps
+        if self.state in ("away", "ends"):
+            self.state = "meets"
+            net.meet(self.key, self.describe())
+        elif self.answered < len(net.got[self.key]):
+            message = net.got[self.key][self.answered]
+            self.answered += 1
+            self._see(message, net)
+
+    def _see(self, message: tuple[Any, ...], net: Net) -> None:
+        match message:
+            case ("plan", num_hosts, step):
+                assert self.state == "meets"
+                self.planned, self.start = num_hosts, step
+                net.meet(self.key, self.describe())
+            case ("met", number, names, _, _):
+                assert self.state == "meets"
+                assert FEWEST <= len(names) == self.planned <= MOST
+                self.state, self.round = "trains", (number, tuple(names), self.start)
+            case ("joining", _) if self.state == "trains":
+                assert self.round[0] == 0
+                self.state = "ends"
+                net.send(net.hub.receive(self.key, ("broadcast", "halt")))
+            case ("gone", *_) | ("event", _, "halt") if self.state == "trains":
+                self.state = "ends"
+
+
+FEWEST, MOST = 2, 4
+
+
+@given(st.integers(0, 2**32))
+def test_hosts_that_come_and_go_end_in_one_round_of_one_plan_and_one_state(seed: int) -> None:
+    order = random.Random(seed)
+    net = Net(MOST)
+    net.hub.nodes = Nodes(FEWEST, MOST)
+    launchers = [Launcher(k) for k in range(MOST)]
+    keys, steps, now_s = MOST, 0, 0.0
+    for turn in range(400):
+        one = order.choice(launchers)
+        if turn < 200 and order.random() < 0.05:  # it is killed, and another may come one day
+            launchers.remove(one)
+            if one.state != "away":
+                net.send(net.hub.lose(one.key, "killed"))
+            launchers.append(Launcher(keys))
+            keys += 1
+        elif turn >= 200 or order.random() < 0.8:
+            steps += 1
+            one.act(net, steps)
+        now_s += 1.0
+        net.send(net.hub.tick(now_s))
+    while any(one.state == "ends" or one.answered < len(net.got[one.key]) for one in launchers):
+        for one in launchers:
+            one.act(net, steps)
+    assert {one.state for one in launchers} == {"trains"}
+    assert sorted(one.round[0] for one in launchers) == list(range(MOST))
+    assert len({one.round[1:] for one in launchers}) == 1
 
 
 def test_hosts_that_wait_learn_who_is_here() -> None:

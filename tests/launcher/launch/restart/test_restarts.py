@@ -83,7 +83,7 @@ LOST = ("error", "rank 0, actor all_reduce", "lost another rank.", "", True)
 def test_the_ending_of_ranks_that_were(
     messages: list[tuple], ended: BaseException, ending: Ending
 ) -> None:
-    events = EventCollector(record=None, hosts=Alone())  # type: ignore[arg-type]
+    events = EventCollector(record=None, hosts=Alone(), over=True)  # type: ignore[arg-type]
     for message in messages:
         events._take(message, None)
     error = events.verdict(ended)
