@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from flowrun.engine.errors import RunError
@@ -82,13 +83,13 @@ class _LateSignals:
         self._came: int | None = None
         self._forked = False
 
-    def handle(self, number: int, frame: Any) -> None:
+    def handle(self, signum: int, frame: FrameType | None) -> None:
         """Handle a signal as elastic does, but not too early."""
         from torch.distributed.elastic.multiprocessing import SignalException
 
-        self._came = number
+        self._came = signum
         if self._forked:
-            raise SignalException(f"got signal {number}", signal.Signals(number))
+            raise SignalException(f"got signal {signum}", signal.Signals(signum))
 
     def end_forks(self) -> None:
         """Let signals end the run from now on, and one that has come."""

@@ -65,8 +65,8 @@ def execute_virtual(
                 _train(job, (training, evaluation), cluster, record, preemption.gate)
             break
         except NotFinite as error:
-            asked = preemption.ending is not None
-            again = None if asked else roll_back(record, rollbacks, error.steps, error)
+            ends = preemption.ending is not None
+            again = None if ends else roll_back(record, rollbacks, error.steps, error)
             if again is None:
                 raise _close_with(error, record) from error
             rollbacks = again

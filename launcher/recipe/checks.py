@@ -329,7 +329,7 @@ def _check_rollback(recipe: RecipeSchema) -> None:
         "Write train.save_every=100, or on_nonfinite: skip.",
     )
     require(
-        recipe.launch.nnodes == 1,
+        recipe.launch.num_hosts == 1,
         "train.on_nonfinite",
         "only the ranks of one host are started again, which a rollback does.",
         "Write on_nonfinite: skip, or stop.",
