@@ -41,6 +41,7 @@ from support.command import free_port, losses, workplace
 from support.linked_hosts import LinkedHosts, find_obstacle
 
 _LINGER_S = 2  # a worker whose launcher was killed ends a moment after it
+_EARLY = 0.25  # share of the moments before workers are there
 _EDGE, _EDGE_S = 0.1, 1.0  # share of the moments before the first step, and after the last
 UNDISTURBED_S = 180  # a machine with other work
 
@@ -79,13 +80,13 @@ SUBJECTS = {2: Subject(SMALL2, 2), 4: Subject(SMALL4, 4)}
 class Undisturbed:
     """What a run of one shape is if nobody strikes it.
 
-    seconds: from the start to the end.  working_s: from the moment that its workers are there.
+    seconds: from the start to the end.  start_s: to the moment that its workers are there.
     """
 
     digest: str
     losses: tuple[float, ...]
     seconds: float
-    working_s: float
+    start_s: float
 
 
 class Chaos:
@@ -141,12 +142,12 @@ class Chaos:
     ) -> bool:
         """Wait for the moment of a strike; False if the run is over by then.
 
-        It is a share of the time until workers are there, or of the steps that they do, with some
-        time before the first and after the last.
+        It is a share of the time until workers are there, or else of the steps that they do, with
+        some time before the first and after the last.
         """
-        early = 0.0 if strike.blow.comes_late else 1 - known.working_s / known.seconds
+        early = 0.0 if strike.blow.comes_late else _EARLY
         if strike.moment < early:
-            return not run.wait(strike.moment * known.seconds)
+            return not run.wait(strike.moment / early * known.start_s)
         within_s = 5 * known.seconds
         run.wait_for_workers(folder / "run" / "plan.txt", self._ranks(strike.blow), within_s)
         share = (1 + 2 * _EDGE) * (strike.moment - early) / (1 - early) - _EDGE
@@ -184,7 +185,7 @@ class Chaos:
             run.kill()
             assert [each.status for each in said] == [0] * len(said), said
             self.undisturbed[blow.shape] = Undisturbed(
-                _digest(folder), tuple(losses(folder / "run")), end - begin, end - there
+                _digest(folder), tuple(losses(folder / "run")), end - begin, there - begin
             )
         return self.undisturbed[blow.shape]
 
