@@ -23,7 +23,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -111,6 +111,9 @@ def _end_before_start(number: int, frame: Any) -> NoReturn:
 
     An error would be lost where an import calls it from C code.
     """
+    with suppress(RuntimeError):  # it comes in the midst of a line
+        doing.clear()
+    os.write(2, b"stopped by SIGTERM\n")
     os._exit(PREEMPTED)
 
 
