@@ -74,7 +74,7 @@ def execute_virtual(
             raise _close_with(error, record) from error
         except BaseException as error:
             record.close()
-            early = isinstance(error, KeyboardInterrupt) and preemption.early
+            early = preemption.early if isinstance(error, KeyboardInterrupt) else None
             raise early or error from None
     if asked := preemption.end_after(None):
         record.close()

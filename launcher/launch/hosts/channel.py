@@ -38,13 +38,15 @@ class WrongToken(Exception):
 class JsonChannel:
     """One end of a connection to another launcher.
 
-    last_s: when something last came from it, in seconds of the monotonic clock.
+    last_s: when something last came from it, in seconds of the monotonic clock, later by the time
+    for which this process itself was stopped.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
         self.last_s = time.monotonic()
+        self._beaten_s: float | None = None
 
     async def greet(self, token: str, hub: bool) -> None:
         """Exchange greetings and proofs.
@@ -78,9 +80,16 @@ class JsonChannel:
         data = json.dumps(message).encode()
         self.writer.write(_LENGTH.pack(len(data)) + data)
 
-    def beat(self) -> None:
-        """Let the other side know that this one is alive."""
+    def beat(self) -> float:
+        """Let the other side know that this one is alive, every BEAT_S; return the seconds for
+        which this process was stopped since the last time.
+        """
+        now = time.monotonic()
+        late_s = max(0.0, now - (self._beaten_s or now) - 2 * BEAT_S)
+        self._beaten_s = now
+        self.last_s = min(now, self.last_s + late_s)
         self.send(_ALIVE)
+        return late_s
 
     async def receive(self) -> tuple[Any, ...]:
         """Return the next message.  Raises OSError or EOFError if the connection ends."""

@@ -39,6 +39,7 @@ TOKEN = "FLOWRUN_TOKEN"  # a secret of the run, in the environment of each host
 
 _FIRST_LINE_S, _NEXT_LINE_S = 2.0, 5.0  # while others are awaited
 _RETRY_S = 0.5
+_STOPPED_S = 3.0  # after which it is said that this process was stopped itself
 _CONNECT_S = 5.0
 _FLUSH_S = 0.5  # for the last messages, if the network is down
 _KEY = "launch.rdzv_endpoint"
@@ -311,7 +312,8 @@ class Hosts:
         noticed = False
         while True:
             await asyncio.sleep(BEAT_S)
-            channel.beat()
+            if (stopped_s := channel.beat()) > _STOPPED_S:
+                self._say(f"this host was stopped for {stopped_s:.0f} s")
             if self._server is None and channel.silent_s > self._silence_s:
                 channel.reader.set_exception(TimeoutError())
             elif channel.silent_s < NOTICE_S:

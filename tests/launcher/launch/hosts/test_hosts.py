@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch.distributed as dist
@@ -196,6 +197,21 @@ def test_a_port_of_another_program_is_refused_at_once(
     with socket.create_server(("127.0.0.1", 0)) as server:
         error = refused(server.getsockname()[1], stack, rank=0)
         assert error.problem.endswith("address already in use.")
+
+
+def test_a_launcher_that_was_stopped_does_not_take_others_for_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(channel.time, "monotonic", lambda: now)
+    one = channel.JsonChannel(Mock(), Mock())
+    assert one.beat() == 0
+    now += 1.5
+    assert one.beat() == 0
+    assert one.silent_s == 1.5
+    now += 60.0
+    assert one.beat() == 58.0
+    assert one.silent_s == 3.5
 
 
 def test_a_name_that_does_not_resolve_is_refused_at_once(
