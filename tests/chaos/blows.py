@@ -119,7 +119,7 @@ BLOWS = (
         target=LINK,
         number=INT,
         statuses=(INTERRUPTED,),
-        within_s=2 * TWICE_S + 3,
+        within_s=2 * TWICE_S + 8,  # 3 on a machine without other work
     ),
 )
 
