@@ -273,6 +273,7 @@ class Record:
 
     def write_report(self, report: Report) -> None:
         """Write and show the report of a run that ended well."""
+        self._write_restarts()
         self.close()
         if reason := STDOUT.lost:
             self.lost.append(f"what was printed is cut off: {reason}")
