@@ -8,23 +8,28 @@ A region is a set of ops of one stage and phase with the same (run, depth):
 
 Both only grow along every edge, so regions form a graph without cycles.  An op that waits for
 nothing but weights, and a view, sinks to the region that first needs it.
+
+The squares of gradients, of which updates wait for the sum, are of no block and sink to where they
+are added: one act of a stage, and not one of each block.  The loss goes with their message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flowrun.engine.actors.plan import REGION, Actor, Plan, RegionWork
-from flowrun.engine.ir.graph import COUNT, PHASES, WEIGHTS, LogicalGraph, Op
+from flowrun.engine.ir.graph import COUNT, PHASES, UPDATE, WEIGHTS, LogicalGraph, Op
 from flowrun.engine.ir.module_path import unit_of
 from flowrun.engine.lowering.lower import set_actors
 from flowrun.engine.ops.flow.structure import BOX, TRANSFER
+from flowrun.engine.ops.flow.update import SUMSQ
 from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has, is_view
 from flowrun.engine.strategy import Strategy
 
 RegionKey = tuple[int, int, int, int]  # stage, phase, run, depth
+Place = tuple[int, int]  # run, depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +114,12 @@ def form_regions(graph: LogicalGraph) -> tuple[Region, ...]:
     """Find all regions of a boxed graph, in topological order."""
     runs, counts = _number_runs(graph), tensors_of_counts(graph)
     depths = _sink(graph, runs, _count_depths(graph, counts))
+    places = {name: (run, depths[name]) for name, run in runs.items()}
+    places |= _join_sums(graph, places)
     members: dict[RegionKey, list[Op]] = {}
     for op in graph.ops:
         if not is_communication(op):
-            key = (op.stage, PHASES.index(op.phase), runs[op.name], depths[op.name])
+            key = (op.stage, PHASES.index(op.phase), *places[op.name])
             members.setdefault(key, []).append(op)
     regions = tuple(Region(key, _unit_of_ops(ops), tuple(ops)) for key, ops in members.items())
     late = {r.key: counts.isdisjoint(n for op in r.ops for n in op.makes) for r in regions}
@@ -129,7 +136,8 @@ def tensors_of_counts(graph: LogicalGraph) -> frozenset[str]:
 
 
 def _unit_of_ops(ops: list[Op]) -> str:
-    return next((unit_of(op.module) for op in ops if op.module), "step")
+    own = (op.module for op in ops if op.target not in (SUMSQ, BOX))
+    return next((unit_of(module) for module in own if module), "step")
 
 
 def _number_runs(graph: LogicalGraph) -> dict[str, int]:
@@ -145,7 +153,7 @@ def _number_runs(graph: LogicalGraph) -> dict[str, int]:
             continue
         group, chunk = (op.stage, op.phase), (op.stage, op.phase, op.chunk)
         unit, number = current.get(chunk, ("", -1))
-        here = unit_of(op.module) if op.module else unit
+        here = unit_of(op.module) if op.module and not _is_squared(graph, op) else unit
         makers = (made[name] for name in op.inputs if name in made)
         behind = max((run for where, run in makers if where == group), default=0)
         if number < behind or (here != unit and unit):
@@ -175,8 +183,8 @@ def _count_depths(graph: LogicalGraph, counts: frozenset[str]) -> dict[str, int]
 
 
 def _sink(graph: LogicalGraph, runs: dict[str, int], depths: dict[str, int]) -> dict[str, int]:
-    """Give views, and ops that wait for weights only, the depth of their first reader in the same
-    run.
+    """Give views, ops that wait for weights only, and squares of gradients, with what is cut for
+    them, the depth of their first reader in the same run.
     """
     out = dict(depths)
     reported = {tensor for _, tensor in graph.results}
@@ -184,8 +192,9 @@ def _sink(graph: LogicalGraph, runs: dict[str, int], depths: dict[str, int]) -> 
     for op in reversed(graph.ops):
         if is_communication(op) or reported.intersection(op.makes):
             continue
+        readers = _readers(graph, op)
         free = is_view(op.target) or all(name in variables for name in op.inputs)
-        readers = [reader for name in op.makes for reader in graph.consumers.get(name, ())]
+        free |= _is_squared(graph, op)
         same = all(
             not is_communication(r)
             and (r.stage, r.phase, runs[r.name]) == (op.stage, op.phase, runs[op.name])
@@ -194,3 +203,34 @@ def _sink(graph: LogicalGraph, runs: dict[str, int], depths: dict[str, int]) -> 
         if free and readers and same:
             out[op.name] = min(out[reader.name] for reader in readers)
     return out
+
+
+def _join_sums(graph: LogicalGraph, places: Mapping[str, Place]) -> dict[str, Place]:
+    """Return the places of ops that go with the squares of gradients, so that one message takes
+    all: those of which nothing but a report learns, as of the loss.
+    """
+    told = {tensor for _, tensor in graph.results}
+    for op in reversed(graph.ops):
+        if is_communication(op) and told.issuperset(op.makes):
+            told.update(op.inputs)
+    sums = {op.stage: places[op.name] for op in graph.ops if op.target == SUMSQ}
+    return {
+        op.name: max(sums[op.stage], places[op.name], key=lambda place: place[1])
+        for op in graph.ops
+        if op.phase == UPDATE
+        and not is_communication(op)
+        and op.stage in sums
+        and all(map(is_communication, _readers(graph, op)))
+        and told.issuperset(op.makes)
+    }
+
+
+def _readers(graph: LogicalGraph, op: Op) -> list[Op]:
+    return [reader for name in op.makes for reader in graph.consumers.get(name, ())]
+
+
+def _is_squared(graph: LogicalGraph, op: Op) -> bool:
+    """True of the squares of a gradient, and of what is cut out of it for them alone."""
+    readers = _readers(graph, op)
+    alone = bool(readers) and all(reader.target == SUMSQ for reader in readers)
+    return op.target == SUMSQ or alone

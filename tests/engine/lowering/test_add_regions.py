@@ -47,6 +47,16 @@ def test_an_update_waits_for_its_own_gradient_only() -> None:
     ]
 
 
+def test_squares_of_gradients_are_one_act_of_a_stage_and_the_loss_goes_with_their_sum() -> None:
+    """Updates wait for the sum of all: nothing is gained by squaring block by block."""
+    regions = told(form_regions(rewritten(PASSES, one_axis("tensor", skips_nonfinite=True))))
+    assert regions[-3:] == [
+        "0 update step: sumsq/a.weight sumsq/b.weight sumsq@0 loss/mean",
+        "0 update a: skip@0 update/a.weight",
+        "0 update b: update/b.weight grad_norm",
+    ]
+
+
 def test_a_transposed_weight_sinks_to_the_op_that_waits_for_the_boxing() -> None:
     """%at reads a gathered weight, %bt one that is there: each is in the region of its product."""
     regions = told(form_regions(rewritten(PASSES, one_axis("data", zero=Zero("data", 3, 20)))))
