@@ -169,7 +169,9 @@ class Chaos:
         in_time = run.wait(UNDISTURBED_S)
         ends = [host.ended() for host in run.hosts]
         run.kill()
-        return "" if in_time and all(end.status == 0 for end in ends) else ends[0].printed[-2000:]
+        if in_time and all(end.status == 0 for end in ends):
+            return ""
+        return ends[0].printed[-2000:] or "it says nothing"
 
     def _undisturbed_of(self, blow: Blow) -> Undisturbed:
         if blow.shape not in self.undisturbed:
