@@ -10,7 +10,7 @@ A loss that is NaN while all gradients are 0 is that of a step without a target:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flowrun.engine.actors.plan import Plan
@@ -21,7 +21,7 @@ from flowrun.engine.runtime.rank.rank import Rank, Results
 from flowrun.engine.runtime.rank.replicas import Digests, compare, digests_of
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.failure import with_peers
-from flowrun.launcher.recipe.schema import IGNORE, SKIP, STEP
+from flowrun.launcher.recipe.schema import IGNORE, ROLLBACK, SKIP, STEP
 
 MOST_SKIPPED = 20  # updates in a row that are left out, with no hope of a better one
 _MOST = 8  # names and samples that are listed
@@ -111,13 +111,18 @@ def explain(
 
 
 def check_numbers(
-    job: Job, trained: DistributedRank, step: int, problems: Sequence[tuple[int, str]]
+    job: Job,
+    trained: DistributedRank,
+    step: int,
+    problems: Sequence[tuple[int, str]],
+    finish: Callable[[], None],
 ) -> None:
     """Raise NotFinite, on every rank the same, for a step that must end the run: all repeat it to
     find where.  Check weights else.  Every rank calls this function.
 
     job: the run.  trained: this rank, at rest.  step: number of steps done.  problems: of a step,
-    known to the rank that reports.
+    known to the rank that reports.  finish: waits for the checkpoint that this rank writes; no rank
+    raises before all have it, so that what a rollback goes back to does not depend on disks.
     """
     import torch.distributed as dist
 
@@ -126,6 +131,10 @@ def check_numbers(
     heard = [problems[0] if problems else None]
     with with_peers(trained.rank, "after the last step"):
         dist.broadcast_object_list(heard, src=trained.reporter)
+    if heard[0] or job.recipe.train.on_nonfinite == ROLLBACK:
+        finish()
+        with with_peers(trained.rank, "writing a checkpoint"):
+            dist.barrier()
     if heard[0] is None:
         check_weights(job, step, trained.body)
         return

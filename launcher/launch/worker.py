@@ -159,7 +159,7 @@ class Worker:
             while gate.begun < segment.last:
                 with memory.of_training(trained):
                     trained.run(segment.last, report, gate.begun, gate.may_begin)
-                check_numbers(self.job, trained, gate.begun, problems)
+                check_numbers(self.job, trained, gate.begun, problems, saving.finish)
                 if gate.begun == segment.last:
                     break
                 if gate.begun > saved:  # all ranks rest here, at a halt

@@ -124,13 +124,14 @@ class Chaos:
         left = _processes_left(run)
         run.kill()
         over = (folder / "run" / "report.json").exists()
+        began_again = (folder / "run" / "restarts.jsonl").exists()
         lost = _steps_lost(folder / "run")
         resumed = "" if over else self._go_on(strike, folder)
         return Observed(
             strike=strike,
             ends=ends,
             seconds=seconds,
-            missed=missed or (over and not blow.goes_on),
+            missed=missed or (over and not (began_again or blow.back_s)),
             lost=lost,
             left=[*left, *_files_left(folder)],
             resumed=resumed,
