@@ -25,7 +25,7 @@ from flowrun.launcher.launch.failure import compiling
 from flowrun.launcher.launch.hosts.hosts import HostsChanged, open_hosts
 from flowrun.launcher.launch.hosts.meeting import ranks_of_a_host
 from flowrun.launcher.launch.limits import check_limits
-from flowrun.launcher.launch.local_launch import execute_local
+from flowrun.launcher.launch.local_launch import AlreadyComplete, execute_local
 from flowrun.launcher.launch.preemption import Preempted, Requests
 from flowrun.launcher.launch.restart.restarts import RanksLost
 from flowrun.launcher.launch.virtual_launch import execute_virtual
@@ -67,7 +67,11 @@ def run(
             if report := _read_complete(recipe, folder, progress):
                 return report
             recipe, start = _find_start(recipe, folder)
-        return _run(recipe, folder, progress, start, requests)
+        try:
+            return _run(recipe, folder, progress, start, requests)
+        except AlreadyComplete as done:
+            _say_complete(recipe, folder, progress)
+            return done.report
 
 
 def _run(
@@ -142,9 +146,13 @@ def _read_complete(recipe: Recipe, folder: Path, progress: Progress | None) -> R
     """Return the report of a run that is complete, and say so; None of any other."""
     report = read_complete(folder, recipe.train.steps)
     if report:
-        text = f"the run in {folder} is complete: {recipe.train.steps} steps are done"
-        (progress or Progress()).console.print(text, highlight=False, markup=False)
+        _say_complete(recipe, folder, progress)
     return report
+
+
+def _say_complete(recipe: Recipe, folder: Path, progress: Progress | None) -> None:
+    text = f"the run in {folder} is complete: {recipe.train.steps} steps are done"
+    (progress or Progress()).console.print(text, highlight=False, markup=False)
 
 
 def _find_start(recipe: Recipe, folder: Path) -> tuple[Recipe, Checkpoint | None]:

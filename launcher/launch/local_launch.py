@@ -34,8 +34,9 @@ from flowrun.launcher.launch.restart.snapshots import map_snapshots
 from flowrun.launcher.launch.step_gate import StepGate
 from flowrun.launcher.launch.watch import Watch, find_limit, find_silence
 from flowrun.launcher.launch.worker import Worker
+from flowrun.launcher.recipe.schema import nodes_of
 from flowrun.launcher.report.record import Record
-from flowrun.launcher.report.report import Log
+from flowrun.launcher.report.report import Log, Report, read_complete
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import remove_partial
 
@@ -75,8 +76,8 @@ def execute_local(
     while True:
         events = EventCollector(record=record, hosts=hosts)
         preemption = events.preemption = _make_preemption(job, local_ranks, events, requests)
-        with requests.ending_at_once():
-            place = hosts.meet(partial(_describe, job, training, record), events.receive)
+        requests.running = False  # while hosts are awaited, a request to end raises its error
+        place = hosts.meet(partial(_describe, job, training, record), events.receive)
         _prepare_folder(record, hosts)
         ended = _run_ranks(worker, local_ranks, limit_s, events, place, preemption)
         error = events.part(preemption.early or ended, preemption.end_after(ended))
@@ -150,8 +151,19 @@ def _make_preemption(
     )
 
 
+class AlreadyComplete(Exception):
+    """Other hosts have ended the run while this one waited to join them.  report: theirs."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__()
+        self.report = report
+
+
 def _describe(job: Job, training: Rehearsed, record: Record) -> Host:
-    """Describe this host to the others."""
+    """Describe this host to the others.  Raises AlreadyComplete."""
+    joins = not record.begun and nodes_of(record.asked.launch).may_change
+    if joins and (report := read_complete(record.run_folder, job.recipe.train.steps)):
+        raise AlreadyComplete(report)
     return Host.describe(
         record.asked,
         device=job.device_type,

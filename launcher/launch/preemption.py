@@ -124,12 +124,6 @@ class Requests:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    @contextmanager
-    def ending_at_once(self) -> Iterator[None]:
-        """Within, no rank runs: a request to end raises its error."""
-        self.running = False
-        yield
-
     def _handle(self, number: int, frame: Any) -> None:
         request = SIGNALS[signal.Signals(number)]
         if os.getpid() != self._process:

@@ -103,7 +103,8 @@ class Hosts:
     def meet(self, describe: Callable[[], Host], receive: Receive) -> MeetingPlace:
         """Meet the other hosts, and return where the ranks of all are to meet.
 
-        describe: describes this host.  receive: gets the events of other hosts from now on, in a
+        describe: describes this host, also where the hub was lost and another is found; it may
+        raise an error.  receive: gets the events of other hosts from now on, in a
         thread of its own, and ("gone", name, why) and ("silent", name, seconds) of a host.  Raises
         RecipeError if the hosts cannot train together, or if nobody can meet at the endpoint;
         RunError if not all come within launch.join_s; HostsChanged.
@@ -128,7 +129,7 @@ class Hosts:
                 case ("refused", where, problem, instead):
                     raise RecipeError(where, problem, instead)
                 case ("lost",) if self.may_change:  # another host holds the hub from now on
-                    self._enter(host, patience)
+                    self._enter(replace(describe(), rounds=self._rounds), patience)
                 case ("lost",):
                     raise RunError(f"{_KEY} {self._endpoint}", f"host 0: {ENDED}", _ADVICE)
                 case None:
