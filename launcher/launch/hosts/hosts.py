@@ -14,7 +14,6 @@ import os
 import queue
 import socket
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,20 +31,18 @@ from flowrun.launcher.launch.hosts.hub_server import (
     silent_for,
 )
 from flowrun.launcher.launch.hosts.meeting import Host
+from flowrun.launcher.launch.hosts.patience import Patience
 from flowrun.launcher.launch.hosts.rendezvous import MeetingPlace, open_store
 from flowrun.launcher.recipe.schema import Launch, Nodes, nodes_of
 
 TOKEN = "FLOWRUN_TOKEN"  # a secret of the run, in the environment of each host
 
-_FIRST_LINE_S, _NEXT_LINE_S = 2.0, 5.0  # while others are awaited
-_RETRY_S = 0.5
 _STOPPED_S = 3.0  # after which it is said that this process was stopped itself
 _CONNECT_S = 5.0
 _FLUSH_S = 0.5  # for the last messages, if the network is down
 _KEY = "launch.rdzv_endpoint"
 _ADVICE = "Check that every host runs the same command and can reach this endpoint."
 
-LEAVES = ("gone", "left")  # events of a host that is no longer there
 Receive = Callable[[int, tuple[Any, ...]], None]  # the number of a host, and an event there
 T = TypeVar("T")
 
@@ -110,7 +107,7 @@ class Hosts:
         RunError if not all come within launch.join_s; HostsChanged.
         """
         self._receive, host = receive, replace(describe(), rounds=self._rounds)
-        patience = _Patience(self._launch.join_s, self._say)
+        patience = Patience(self._launch.join_s, self._say)
         self._enter(host, patience)
         here, nodes = [host.name], nodes_of(self._launch)
         while True:
@@ -136,7 +133,7 @@ class Hosts:
                     waited = f"{missing} did not come in launch.join_s={self._launch.join_s:g} s"
                     raise RunError(f"{_KEY} {self._endpoint}", f"{waited}; here: {names}.", _ADVICE)
 
-    def _enter(self, host: Host, patience: _Patience) -> None:
+    def _enter(self, host: Host, patience: Patience) -> None:
         """Ask to meet the others; connect to the hub before, if this launcher is not."""
         if self._channel is None:
             self._channel, self._answers = self._connect(patience), queue.SimpleQueue()
@@ -155,7 +152,7 @@ class Hosts:
             interface=find_interface(own),
         )
 
-    def _connect(self, patience: _Patience) -> JsonChannel:
+    def _connect(self, patience: Patience) -> JsonChannel:
         """Hold the hub if the endpoint is this machine's; else connect to it."""
         addresses = self._resolve(patience)
         rank = self._launch.node_rank
@@ -191,7 +188,7 @@ class Hosts:
                     f"{_KEY} {self._endpoint}", f"host 0 did not come {within}: {why}.", _ADVICE
                 )
 
-    def _resolve(self, patience: _Patience) -> list[str]:
+    def _resolve(self, patience: Patience) -> list[str]:
         while True:
             try:
                 return self._endpoint.resolve()
@@ -252,7 +249,7 @@ class Hosts:
         if self._channel is None or not self.names:
             return
         self._post("part")
-        patience = _Patience(within_s or float("inf"), self._say)
+        patience = Patience(within_s or float("inf"), self._say)
         while not patience.is_over:
             answer = self._answer(patience, "waiting for the other hosts to end")
             if answer in (("parted",), ("lost",)):
@@ -333,7 +330,7 @@ class Hosts:
         if channel := self._channel:  # else it is lost, which is an answer
             self._loop.call_soon_threadsafe(channel.send, message)
 
-    def _answer(self, patience: _Patience, what: str) -> tuple[Any, ...] | None:
+    def _answer(self, patience: Patience, what: str) -> tuple[Any, ...] | None:
         """Return what the hub answers; None if the time is up.  what: is said every few seconds."""
         while not patience.is_over:
             try:
@@ -408,35 +405,6 @@ def _missing(here: int, nodes: Nodes) -> str:
     if here < nodes.fewest:
         return f"{nodes.fewest - here} of {nodes.fewest} hosts"
     return f"hosts that finish their step, or for more than {here}"
-
-
-class _Patience:
-    """Says what is awaited, every few seconds, until the time is up."""
-
-    def __init__(self, seconds: float, say: Callable[[str], None]) -> None:
-        self._until = time.monotonic() + seconds
-        self._next_line = time.monotonic() + _FIRST_LINE_S
-        self._show = say
-
-    @property
-    def is_over(self) -> bool:
-        return time.monotonic() >= self._until
-
-    @property
-    def pause_s(self) -> float:
-        """Return seconds until something is to be done."""
-        return max(0.0, min(self._until, self._next_line) - time.monotonic())
-
-    def say(self, what: str) -> None:
-        """Say what is awaited, if it is time for a line."""
-        if time.monotonic() >= self._next_line:
-            self._show(what)
-            self._next_line = time.monotonic() + _NEXT_LINE_S
-
-    def wait(self, what: str) -> None:
-        """Wait before something is tried again."""
-        self.say(what)
-        time.sleep(max(0.0, min(_RETRY_S, self._until - time.monotonic())))
 
 
 async def _open_own(connected: socket.socket) -> JsonChannel:

@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
-from flowrun.launcher.launch.hosts import channel, hub
+from flowrun.launcher.launch.hosts import channel, hub, patience
 from flowrun.launcher.launch.hosts import hosts as module
 from flowrun.launcher.launch.hosts.hosts import Hosts, HostsChanged
 from flowrun.launcher.launch.hosts.meeting import Host
@@ -71,7 +71,7 @@ def stack() -> Iterator[ExitStack]:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes seconds in a run takes tenths."""
     for name in ("_FIRST_LINE_S", "_NEXT_LINE_S", "_RETRY_S"):
-        monkeypatch.setattr(module, name, 0.05)
+        monkeypatch.setattr(patience, name, 0.05)
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
