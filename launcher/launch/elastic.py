@@ -1,6 +1,9 @@
 """torch.distributed.elastic's agent: it forks the ranks of this host, and ends all if one dies.
 
 No other file imports it, but for the rendezvous that it asks (hosts/rendezvous.py).
+
+Relied on of torch: `_start_workers` forks, `_shutdown` ends the processes of `_pcontext`, whose
+`close` takes a signal and a timeout (2.11 gives it no argument of the agent's).
 """
 
 from __future__ import annotations
@@ -64,7 +67,6 @@ def run_agent(worker: Worker, local_ranks: int, place: MeetingPlace) -> RunError
         DefaultLogsSpecs(log_dir=os.devnull),
         start_method="fork",
         exit_barrier_timeout=_NO_BARRIER_S,
-        shutdown_timeout=_SHUTDOWN_S,
     )
     try:
         with _frozen():
@@ -106,6 +108,11 @@ def _agent_class(signals: _LateSignals) -> Any:
             started: dict[int, Any] = super()._start_workers(worker_group)
             signals.end_forks()
             return started
+
+        def _shutdown(self, death_sig: Any = signal.SIGTERM, timeout: int = _SHUTDOWN_S) -> None:
+            if self._pcontext:
+                self._pcontext.close(death_sig, timeout=_SHUTDOWN_S)
+            super()._shutdown(death_sig)
 
     return PatientAgent
 

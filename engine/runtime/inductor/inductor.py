@@ -98,7 +98,9 @@ def compile_program(program: Program, specs: Sequence[Spec], device: str, thread
     flat = functionalize(lambda *values: run(list(values)), remove="mutations")
     table = {**select_decomp_table(), **_products()}
     trace = make_fx(flat, decomposition_table=table, tracing_mode="fake")
-    with torch.no_grad(), config.patch(settings), _no_monitor():
+    with torch.no_grad(), config.patch(settings), _no_monitor(), warnings.catch_warnings():
+        # Products of fp32 stay fp32 on purpose.
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores for float32")
         with torch.device(device):  # not around the rest: Inductor makes tensors for itself
             module = trace(*examples)
         with (

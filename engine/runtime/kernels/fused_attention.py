@@ -7,7 +7,8 @@ all other cases it is the memory-efficient kernel.  None of them drops anything,
 separate ops by then.  They are ops, not functions, so that Inductor calls them unchanged.
 
 Relied upon of torch: `_fused_sdp_choice` returns what scaled_dot_product_attention would choose;
-results of cuDNN's kernel have the strides of FlashAttention's, which computes shapes alone.
+results of cuDNN's kernel have the strides of FlashAttention's, which computes shapes alone; the
+gradient of the efficient kernel reads its `out` as (samples, queries, heads, width) in memory.
 """
 
 from __future__ import annotations
@@ -153,6 +154,10 @@ def _attention_backward(
         seed = torch.empty((), dtype=torch.int64, device=query.device)
         rows = F.pad(logsumexp, (0, -logsumexp.shape[-1] % _ROW_MULTIPLE))
         bias, wanted = _bias(query, key, mask), [True, True, True, False]
+        # In bf16 and fp16 the kernel assumes the strides that forward gives `out`.
+        by_row = out.transpose(1, 2)
+        if not by_row.is_contiguous():
+            out = by_row.clone(memory_format=torch.contiguous_format).transpose(1, 2)
         grads = aten._scaled_dot_product_efficient_attention_backward(
             *(grad, query, key, value, bias, out, rows, seed, seed, 0.0, wanted, causal),
             scale=scale,

@@ -342,5 +342,5 @@ def in_other_threads() -> None:
 
         return run
 
-    readers.on_device = computed(readers.on_device)
-    readers.number = computed(readers.number)
+    readers.copy_to_device = computed(readers.copy_to_device)
+    readers.make_scalar = computed(readers.make_scalar)

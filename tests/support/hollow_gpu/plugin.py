@@ -9,6 +9,7 @@ import pytest
 import torch
 
 torch.backends.cudnn.enabled = False
+torch.backends.cuda.enable_cudnn_sdp(False)
 ops.in_other_threads()
 
 

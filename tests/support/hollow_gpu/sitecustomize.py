@@ -36,6 +36,7 @@ def _without_cudnn() -> None:
     import torch
 
     torch.backends.cudnn.enabled = False
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def _computing(worker: Any) -> None:
