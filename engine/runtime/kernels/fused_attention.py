@@ -8,7 +8,8 @@ separate ops by then.  They are ops, not functions, so that Inductor calls them 
 
 Relied upon of torch: `_fused_sdp_choice` returns what scaled_dot_product_attention would choose;
 results of cuDNN's kernel have the strides of FlashAttention's, which computes shapes alone; the
-gradient of the efficient kernel reads its `out` as (samples, queries, heads, width) in memory.
+gradients read `out` as (samples, queries, heads, width) in memory, whatever its strides are (the
+efficient kernel's and cuDNN's, in bf16 and fp16, seen on an H200 with torch 2.11).
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     width, scale = query.shape[-1], scale or query.shape[-1] ** -0.5
     grad, query, key, value, out = (_pad_width(x) for x in (grad, query, key, value, out))
+    out = _as_made(out)
     # seed and offset of dropout: kernels read them only if there is some
     sizes = (None, None, query.shape[2], key.shape[2])
     if _is_cudnn(query, key, value, mask, causal):
@@ -154,10 +156,6 @@ def _attention_backward(
         seed = torch.empty((), dtype=torch.int64, device=query.device)
         rows = F.pad(logsumexp, (0, -logsumexp.shape[-1] % _ROW_MULTIPLE))
         bias, wanted = _bias(query, key, mask), [True, True, True, False]
-        # In bf16 and fp16 the kernel assumes the strides that forward gives `out`.
-        by_row = out.transpose(1, 2)
-        if not by_row.is_contiguous():
-            out = by_row.clone(memory_format=torch.contiguous_format).transpose(1, 2)
         grads = aten._scaled_dot_product_efficient_attention_backward(
             *(grad, query, key, value, bias, out, rows, seed, seed, 0.0, wanted, causal),
             scale=scale,
@@ -239,6 +237,14 @@ def _pad_width(x: Tensor) -> Tensor:
     padding = -x.shape[-1] % _WIDTH_MULTIPLE
     x = F.pad(x, (0, padding)) if padding else x
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _as_made(out: Tensor) -> Tensor:
+    """Return an output with the strides that forward gave it, which its gradient assumes."""
+    by_row = out.transpose(1, 2)
+    if by_row.is_contiguous():
+        return out
+    return by_row.clone(memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 def _bias(query: Tensor, key: Tensor, mask: Tensor | None) -> Any:
