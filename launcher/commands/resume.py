@@ -152,7 +152,7 @@ def find_continuation(recipe: Recipe, run_folder: Path) -> tuple[Recipe, Checkpo
     for section, names in FIXED.items():
         before, after = (dict(_leaves(tree.get(section))) for tree in (old, new))
         for name in names or {**before, **after}:
-            if before.get(name) != after.get(name):
+            if _differ(before.get(name), after.get(name)):
                 key = f"{section}.{name}".rstrip(".")
                 raise _keeps(start, key, before.get(name, "not there"))
     return replace(recipe, weights=""), start  # the checkpoint has them
@@ -200,7 +200,7 @@ def notes(job: Job, start: Checkpoint) -> Iterator[str]:
     changed = [
         f"{key} {old.get(key, 'not there')} -> {new.get(key, 'not there')}"
         for key in dict.fromkeys((*old, *new))
-        if old.get(key) != new.get(key)
+        if _differ(old.get(key), new.get(key))
     ]
     yield f"goes on from step {start.step}" + "".join(f"; {text}" for text in changed)
     for later in find_all(start.folder.parents[1]):
@@ -252,13 +252,18 @@ def _first_change(before: Recipe, after: Recipe) -> tuple[str, Any] | None:
     for section, names in FIXED.items():
         old, new = (_keys_of(getattr(recipe, section)) for recipe in (before, after))
         for name in names or {**old, **new}:
-            if old.get(name) != new.get(name):
+            if _differ(old.get(name), new.get(name)):
                 return f"{section}.{name}".rstrip("."), old.get(name, "not there")
     if before.weights != after.weights:
         return "model.weights", before.weights or "not there"
     if bool(before.eval.batches) != bool(after.eval.batches):  # nothing or something is held out
         return "eval.batches", before.eval.batches
     return None
+
+
+def _differ(old: Any, new: Any) -> bool:
+    """Return whether two values of a key differ; `.nan` is the same as `.nan`."""
+    return old != new and not (old != old and new != new)
 
 
 def _keys_of(section: Any) -> Mapping[str, Any]:

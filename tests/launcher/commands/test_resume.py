@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import shutil
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import torch
 from rich.console import Console
 
 from flowrun.engine.errors import RecipeError, RunError
-from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed
+from flowrun.launcher.commands.resume import _differ, checkpoint_of, compose_resumed
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.schema import Recipe
 from flowrun.launcher.report.progress import Progress
@@ -198,6 +199,11 @@ def test_another_training_is_refused(stopped: Path, override: str, key: str) -> 
     with pytest.raises(RecipeError, match=r"keeps the settings of its training") as caught:
         compose_resumed(checkpoint_of(stopped), [override])
     assert caught.value.where == key
+
+
+def test_a_number_that_is_none_is_no_change() -> None:
+    assert not _differ(math.nan, math.nan)
+    assert _differ(math.nan, 1.0) and _differ(None, math.nan) and _differ("a", "b")
 
 
 def test_a_run_that_has_its_steps(place: Path, stopped: Path) -> None:

@@ -35,6 +35,19 @@ def test_keys_of_restarts_need_restarts(key: str) -> None:
         load(["recipe=gpt_hybrid", key])
 
 
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ([], "train.save_every is 0"),
+        (["train.save_every=2", "launch.nnodes=2", "launch.rdzv_endpoint=a:1"], "only the ranks of one host"),
+    ],
+    ids=["no checkpoint", "two hosts"],
+)
+def test_a_rollback_needs_checkpoints_and_one_host(keys: list[str], why: str) -> None:
+    with pytest.raises(RecipeError, match=why):
+        load(["recipe=gpt_hybrid", "train.on_nonfinite=rollback", *keys])
+
+
 def test_the_mirrored_view_keeps_its_ranks() -> None:
     keys = ("view=mirrored", "launch.restarts=1")
     with pytest.raises(RecipeError, match="fewer ranks would train something else"):
