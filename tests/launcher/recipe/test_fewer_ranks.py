@@ -39,7 +39,10 @@ def test_keys_of_restarts_need_restarts(key: str) -> None:
     ("keys", "why"),
     [
         ([], "train.save_every is 0"),
-        (["train.save_every=2", "launch.nnodes=2", "launch.rdzv_endpoint=a:1"], "only the ranks of one host"),
+        (
+            ["train.save_every=2", "launch.nnodes=2", "launch.rdzv_endpoint=a:1"],
+            "only the ranks of one host",
+        ),
     ],
     ids=["no checkpoint", "two hosts"],
 )
