@@ -45,8 +45,7 @@ class JsonChannel:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
-        self.last_s = time.monotonic()
-        self._beaten_s: float | None = None
+        self.last_s = self._beaten_s = time.monotonic()
 
     async def greet(self, token: str, hub: bool) -> None:
         """Exchange greetings and proofs.
@@ -85,7 +84,7 @@ class JsonChannel:
         which this process was stopped since the last time.
         """
         now = time.monotonic()
-        late_s = max(0.0, now - (self._beaten_s or now) - 2 * BEAT_S)
+        late_s = max(0.0, now - self._beaten_s - 2 * BEAT_S)
         self._beaten_s = now
         self.last_s = min(now, self.last_s + late_s)
         self.send(_ALIVE)

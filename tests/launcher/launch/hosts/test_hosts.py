@@ -204,6 +204,7 @@ def test_a_launcher_that_was_stopped_does_not_take_others_for_silent(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(channel.time, "monotonic", lambda: now)
+    stopped_early = channel.JsonChannel(Mock(), Mock())
     one = channel.JsonChannel(Mock(), Mock())
     assert one.beat() == 0
     now += 1.5
@@ -212,6 +213,7 @@ def test_a_launcher_that_was_stopped_does_not_take_others_for_silent(
     now += 60.0
     assert one.beat() == 58.0
     assert one.silent_s == 3.5
+    assert stopped_early.beat() == 59.5
 
 
 def test_a_name_that_does_not_resolve_is_refused_at_once(
