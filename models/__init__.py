@@ -3,6 +3,7 @@
 gpt.py gpt_chain.py llama.py moe.py bert.py   language models; gpt.py is the simplest: read it first
 resnet.py convnet.py insightface.py mlp.py wide_deep.py   images, faces, click rates
 losses.py metrics.py   functions of (output, batch) -> the mean over the batch
+lora.py          adapters for the linears of any model
 optimizers.py    functions of tensors: (param, grad, states, …) -> (new param, new states)
 sampling.py clicks.py   which samples a step reads; generated click logs
 data/            data sets

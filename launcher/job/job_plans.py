@@ -24,6 +24,7 @@ from flowrun.launcher.job.forked import fork_concurrently, run_in_fork, start_fo
 from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.job.materials import Materials
 from flowrun.launcher.job.plan_cache import PlanCache, inputs
+from flowrun.launcher.model.adapters import check_read
 from flowrun.launcher.recipe.device import has_gpus
 from flowrun.launcher.recipe.schema import Recipe
 from flowrun.launcher.terminal import doing
@@ -91,7 +92,10 @@ class JobPlans:
         """Training, as captured."""
         traced = self.traced
         with pause_collection():
-            return rewrite_trace(traced, self.materials.task)
+            graph = rewrite_trace(traced, self.materials.task)
+        read = (v.name for v in graph.variables if graph.consumers.get(v.tensor))
+        check_read(self.materials.model, read)
+        return graph
 
     @property
     def evaluation(self) -> Rehearsed | None:

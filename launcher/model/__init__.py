@@ -4,6 +4,7 @@ A Recipe enters; a module without memory for its weights leaves, with initial va
 for one at a time.
 
 build.py           read this first: `_target_` -> model, data set, loss, metrics
+adapters.py        LoRA around named linears
 deferred.py        records how the constructor makes each weight
 replay.py initial.py   make a weight, and hand it out when it is asked for
 op_schema.py       what torch declares of an op

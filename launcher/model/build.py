@@ -25,6 +25,7 @@ from torch.utils.data import Dataset
 
 from flowrun.engine.capture.joint_graph import LOSS
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.model.adapters import add_adapters
 from flowrun.launcher.model.dataset_checks import check_items, check_kind
 from flowrun.launcher.model.deferred import LEAST_BYTES, defer
 from flowrun.launcher.model.initial import Initial, initial_of, named_tensors
@@ -127,12 +128,14 @@ def _make_model(recipe: Recipe) -> nn.Module:
         raise RecipeError(
             "model._target_", f"this makes a {type(model).__name__}, not a torch.nn.Module."
         )
+    add_adapters(model, recipe.adapters)
     _freeze(model, "", recipe.optim.groups)
     return model
 
 
 def _freeze(module: nn.Module, prefix: str, groups: Mapping[str, Any]) -> None:
     """No gradient for parameters that a group of `optim.groups` has frozen; the later pattern wins.
+    One that says frozen: false gives those that were frozen before a gradient again.
 
     prefix: of the names, LOSS for a loss that is a module.  A pattern that begins with LOSS is of
     the loss alone.  Raises RecipeError for a value that is neither true nor false, and for a
@@ -155,8 +158,9 @@ def _freeze(module: nn.Module, prefix: str, groups: Mapping[str, Any]) -> None:
             )
         frozen.update(dict.fromkeys(found, value))
     for name, value in frozen.items():
-        if value:
-            names[name].requires_grad_(False)
+        parameter = names[name]
+        trains = parameter.is_floating_point() or parameter.is_complex()
+        parameter.requires_grad_(trains and not value)
 
 
 def is_freezing(keys: Any) -> bool:

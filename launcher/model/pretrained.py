@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.model.adapters import adapter_names
 from flowrun.launcher.model.initial import named_tensors
 
 KEY = "model.weights"
@@ -75,7 +76,9 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
 def _check_names(
     model: nn.Module, state: Mapping[str, Tensor], found: Mapping[str, Tensor], path: str
 ) -> None:
-    there = {id(state[name]) for name in found if name in state}
+    adapters = adapter_names(model)  # a file of the base alone has none, and they begin anew
+    optional = set() if any(name in found for name in adapters) else set(adapters)
+    there = {id(state[name]) for name in (*found, *optional) if name in state}
     missing = [name for name, value in state.items() if id(value) not in there]  # tied: one will do
     needless = re.compile(
         "|".join(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()) or r"(?!)"

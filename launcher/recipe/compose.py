@@ -156,6 +156,7 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
         optim=optim,
         launch=replace(tree.launch, slurm=slurm),
         recompute=replace(again, modules=tuple(again.modules), keep=tuple(again.keep)),
+        adapters=replace(tree.adapters, modules=tuple(tree.adapters.modules)),
         auto=replace(tree.auto, keep=tuple(tree.auto.keep)),
     )
     for check in CHECKS:
@@ -166,6 +167,7 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
         name=recipe.name or "recipe",
         model={key: value for key, value in plain(recipe.model).items() if key != WEIGHTS},
         weights=str(recipe.model.get(WEIGHTS) or ""),
+        adapters=recipe.adapters,
         task=recipe.task,
         data=plain(recipe.data),
         eval=recipe.eval,

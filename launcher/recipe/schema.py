@@ -105,7 +105,7 @@ class Optim:
     warmup_steps: steps of a linear rise from 0 to lr, before the schedule.
     groups: pattern over parameter names -> keys that replace those above; the later pattern wins,
         key by key; {frozen: true}: these parameters stay as they are, without gradient, state and
-        communication.
+        communication; {frozen: false}: these are trained, though `adapters` froze the model.
     ema: decay of an exponential moving average of the weights; 0: off.
     ema_eval: evaluation reads the averages.
     sparse: exact: look-up tables are updated by rows where that equals the dense update; lazy:
@@ -129,6 +129,24 @@ class Optim:
     ema_eval: bool = True
     sparse: str = "exact"
     update: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapters:
+    """LoRA: the model's parameters are frozen, and each linear that is named gets a product of two
+    narrow matrices, which are trained (docs/how_to/fine_tuning.md).
+
+    rank: rows of A and columns of B.
+    alpha: what A and B add counts alpha / rank.
+    modules: patterns over module names; each is an nn.Linear, or a Conv1D of transformers; empty:
+        no adapters.
+    dropout: share of the inputs of an adapter that are zeroed in training.
+    """
+
+    rank: int = 8
+    alpha: float = 8.0
+    modules: tuple[str, ...] = ()
+    dropout: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -381,6 +399,7 @@ class RecipeSchema:
     name: name of the run, part of its folder's name; empty: the recipe's.
     model: `_target_` with its arguments; `weights`: a file of weights, or a folder of Hugging Face,
         that training starts from.
+    adapters: LoRA around named linears of a model that is frozen.
     task: inputs, loss and metrics.
     data: `_target_` of a map-style data set, with its arguments.
     eval: the held-out samples.
@@ -404,6 +423,7 @@ class RecipeSchema:
 
     name: str = ""
     model: dict[str, Any] = field(default_factory=dict)
+    adapters: Adapters = field(default_factory=Adapters)
     task: TaskKeys = field(default_factory=TaskKeys)
     data: dict[str, Any] = field(default_factory=dict)
     eval: Eval = field(default_factory=Eval)
@@ -463,6 +483,7 @@ class Recipe:
     name: str
     model: Target
     weights: str
+    adapters: Adapters
     task: TaskKeys
     data: Target
     eval: Eval

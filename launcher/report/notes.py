@@ -198,6 +198,11 @@ NO_EFFECT = (
     NoEffect("optim", "sparse", _unless(_tables, "no table is updated by rows")),
     NoEffect("optim", "ema_eval", _unless(lambda job: job.recipe.optim.ema, "optim.ema is off")),
     NoEffect("zero", "axis min_size", _unless(lambda job: job.recipe.zero.stage, "stage is 0")),
+    NoEffect(
+        "adapters",
+        "rank alpha dropout",
+        _unless(lambda job: job.recipe.adapters.modules, "adapters.modules is empty"),
+    ),
     NoEffect("recompute", "whole", _unless(lambda job: job.recipe.recompute.modules, "no modules")),
     NoEffect(
         "precision",

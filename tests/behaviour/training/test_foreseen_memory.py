@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from flowrun.engine.actors.plan import BOX, READER, REGION, SEND, Actor, BoxWork, Plan
 from flowrun.engine.compile import Rehearsed, compile_training, longest_equal_step
@@ -24,16 +26,27 @@ from flowrun.engine.ir.graph import FORWARD
 from flowrun.engine.rehearsal.rehearsal import rehearse
 from flowrun.engine.runtime.kernels.live_bytes import LiveBytes
 from flowrun.engine.strategy import Recompute
+from flowrun.launcher.model.adapters import add_adapters
+from flowrun.launcher.recipe.schema import Adapters
 from support.layouts import Layout, cluster, compiled, example, strategy, task
-from support.plain_loop import TINY_CONVNET, TINY_MLP, Training, gpt, mlp
+from support.plain_loop import TINY_CONVNET, TINY_MLP, Training, gpt, mlp, seeded
 
 GPT = gpt(blocks=2, width=32)
+
+
+def _with_adapters() -> nn.Module:
+    model = GPT.model()
+    add_adapters(model, Adapters(rank=2, modules=("*.qkv", "*.fc2")))
+    return model
+
+
 CASES = {
     "GPT": (GPT, Layout()),
     "GPT, clipped": (GPT, Layout(clip_norm=0.5)),
     "GPT, recomputed": (GPT, Layout(recompute=Recompute(("blocks.*",)))),
     "GPT, products kept": (GPT, Layout(recompute=Recompute(("blocks.*",), ("matmul",)))),
     "GPT of few samples, all of it updated at once": (gpt(1, 64, 1, 1), Layout(clip_norm=0.5)),
+    "GPT, its base frozen": (replace(GPT, model=partial(seeded, _with_adapters)), Layout()),
     "MLP": (TINY_MLP, Layout()),
     "convnet": (TINY_CONVNET, Layout()),
 }

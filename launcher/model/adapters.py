@@ -1,0 +1,101 @@
+"""adapters: LoRA around the linears that a recipe names, before the model is captured.
+
+All other parameters of the model are frozen, unless `optim.groups` says frozen: false of them.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from torch import nn
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.recipe.recipe_errors import did_you_mean
+from flowrun.launcher.recipe.schema import Adapters
+from flowrun.models.lora import A, B, add_lora, find_loras, is_linear
+
+KEY = "adapters.modules"
+_NUMBER = re.compile(r"\.\d+(?=\.|$)")
+
+
+def add_adapters(model: nn.Module, asked: Adapters) -> None:
+    """Freeze a model, and give the linears that it is asked for adapters.  Raises RecipeError."""
+    if not asked.modules:
+        return
+    found = {name: each for pattern in asked.modules for name, each in _find(model, pattern)}
+    _check_untied(model, found)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    for linear in dict.fromkeys(found.values()):
+        add_lora(linear, asked.rank, asked.alpha, asked.dropout)
+
+
+def adapter_names(model: nn.Module) -> list[str]:
+    """Return the names of the adapters' parameters."""
+    return [f"{name}.{part}" for name, _ in find_loras(model) for part in (A, B)]
+
+
+def check_read(model: nn.Module, read: Iterable[str]) -> None:
+    """Check that forward calls every linear that has an adapter.  Raises RecipeError.
+
+    read: names of the parameters that the captured step reads.
+    """
+    read = set(read)
+    for name, _ in find_loras(model):
+        if f"{name}.{A}" not in read:
+            raise RecipeError(
+                KEY,
+                f"forward never calls {name}, it reads its weight alone: an adapter does nothing.",
+                "Leave it out.",
+            )
+
+
+def _find(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
+    """Find the linears that a pattern matches; all that it matches must be linears."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    linears = [name for name, each in modules.items() if is_linear(each)]
+    matched = [name for name in modules if name and fnmatch.fnmatchcase(name, pattern)]
+    others = [name for name in matched if name not in linears]
+    if not matched:
+        raise RecipeError(KEY, f"{pattern!r} matches no module.", _suggest(pattern, linears))
+    if others:
+        kind = type(modules[others[0]]).__name__
+        inside = [name for name in linears if fnmatch.fnmatchcase(name, f"{pattern}.*")]
+        what = "an nn.Linear or a Conv1D of transformers whose forward the model calls"
+        raise RecipeError(
+            KEY,
+            f"{pattern!r} matches {others[0]}, a {kind}, which is not {what}.",
+            _suggest(pattern, [name for name in matched if name in linears] or inside or linears),
+        )
+    return [(name, modules[name]) for name in matched]
+
+
+def _suggest(pattern: str, linears: list[str]) -> str:
+    """Suggest patterns that match linears: "*.q_proj" for model.layers.0.self_attn.q_proj."""
+    known = list(dict.fromkeys(_pattern(name) for name in linears))
+    return did_you_mean(pattern, known) if known else "The model has no linear."
+
+
+def _pattern(name: str) -> str:
+    last = name.rpartition(".")[2]
+    return _NUMBER.sub(".*", name) if last.isdigit() else f"*.{last}" if "." in name else name
+
+
+def _check_untied(model: nn.Module, found: dict[str, nn.Module]) -> None:
+    """A tied weight could not be merged: its other owner has no adapter."""
+    owners = Counter(
+        id(value)
+        for module in model.modules()
+        for value in module._parameters.values()
+        if value is not None
+    )
+    for name, linear in found.items():
+        if owners[id(linear.weight)] > 1:
+            raise RecipeError(
+                KEY,
+                f"the weight of {name} is tied to another module's, which would have no adapter.",
+                "Leave it out, or untie it.",
+            )

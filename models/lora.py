@@ -1,0 +1,97 @@
+"""LoRA (Hu et al. 2021, section 4.1): y = W x + alpha / rank * B A x, where W is frozen.
+
+A linear that gets an adapter keeps its parameters and their names (`q_proj.weight`), so that files
+of weights, pins and groups find them as before; A and B are `q_proj.lora_A.weight` (rank, in) and
+`q_proj.lora_B.weight` (out, rank).  The arithmetic is that of peft's LoRA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+A, B = "lora_A.weight", "lora_B.weight"  # names inside of a linear that has an adapter
+
+
+class Lora(nn.Module):
+    """The term of the adapter, added to a class of linears as its first base."""
+
+    lora_A: nn.Linear
+    lora_B: nn.Linear
+    lora_dropout: nn.Module
+    lora_alpha: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the linear's output plus the adapter's, in the dtype of the former."""
+        y: Tensor = super().forward(x)
+        low = self.lora_A(self.lora_dropout(x.to(self.lora_A.weight.dtype)))
+        return (y + self.lora_B(low) * lora_scale(self)).to(y.dtype)
+
+
+def lora_scale(linear: Lora) -> float:
+    """Return the factor of B A, alpha / rank."""
+    return linear.lora_alpha / linear.lora_A.out_features
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Return True of nn.Linear and transformers' Conv1D, if their weight is a plain parameter.
+
+    The output projection of nn.MultiheadAttention is none, as its forward is never called.
+    """
+    if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
+        return False
+    return (isinstance(module, nn.Linear) or is_conv1d(module)) and "weight" in module._parameters
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Return True of transformers' Conv1D, a linear whose weight is (in, out)."""
+    return any(
+        cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils"
+        for cls in type(module).__mro__
+    )
+
+
+def add_lora(linear: nn.Module, rank: int, alpha: float, dropout: float) -> None:
+    """Give a linear an adapter, which changes nothing at first: A is drawn as nn.Linear draws its
+    weight, B is zeros.
+
+    rank: rows of A.  alpha: B A counts alpha / rank.  dropout: share of the adapter's inputs that
+    are zeroed in training.  A and B are of the weight's dtype, or fp32 where that is narrower.
+    """
+    made: Any = linear
+    weight: Tensor = made.weight
+    num_out, num_in = reversed(weight.shape) if is_conv1d(linear) else iter(weight.shape)
+    like: dict[str, Any] = {
+        "device": weight.device,
+        "dtype": torch.promote_types(weight.dtype, torch.float32),
+    }
+    made.__class__ = _with_lora(type(linear))
+    made.lora_A = nn.Linear(num_in, rank, bias=False, **like)
+    made.lora_B = nn.Linear(rank, num_out, bias=False, **like)
+    made.lora_dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+    made.lora_alpha = alpha
+    nn.init.zeros_(made.lora_B.weight)
+
+
+@cache
+def _with_lora(cls: type[nn.Module]) -> type[nn.Module]:
+    made: Any = type(f"Lora{cls.__name__}", (Lora, cls), {"__module__": cls.__module__})
+    return made
+
+
+def find_loras(model: nn.Module) -> Iterator[tuple[str, Lora]]:
+    """Yield the linears that have an adapter, each with its name."""
+    return ((name, each) for name, each in model.named_modules() if isinstance(each, Lora))
+
+
+def merge_lora(linear: Lora, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return the weight of a plain linear that computes the same.
+
+    linear: says how the weight lies, and the scale.  weight, a, b: the values to merge.
+    """
+    delta = (b @ a) * lora_scale(linear)
+    return (weight + (delta.T if is_conv1d(linear) else delta)).to(weight.dtype)

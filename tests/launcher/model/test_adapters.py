@@ -1,0 +1,119 @@
+"""adapters in a recipe: the linears that are named get LoRA, everything else is frozen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.model.build import describe_model, instantiate_model
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.schema import Adapters, Recipe
+
+SMALL = ("recipe=gpt_tp", "launch=virtual", "model.depth=2", "model.width=32", "engine.cache=false")
+
+
+def recipe(*modules: str, **optim: object) -> Recipe:
+    found: Recipe = load([*SMALL, "data.max_bytes=100000"])
+    adapters = Adapters(rank=2, modules=modules)
+    return replace(found, adapters=adapters, optim=replace(found.optim, **optim))
+
+
+def test_named_linears_are_trained_and_nothing_else() -> None:
+    model = instantiate_model(recipe("*.attn.qkv", "blocks.1.mlp.*"))
+    trained = {name.rsplit(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == {f"blocks.{k}.attn.qkv" for k in (0, 1)} | {
+        "blocks.1.mlp.fc1",
+        "blocks.1.mlp.fc2",
+    }
+
+
+def test_a_group_trains_more_than_the_adapters() -> None:
+    groups = {"*.ln1.weight": {"frozen": False}}
+    model = instantiate_model(recipe("*.qkv", groups=groups))
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert [name for name in trained if "lora" not in name] == [
+        "blocks.0.ln1.weight",
+        "blocks.1.ln1.weight",
+    ]
+
+
+def test_initial_values_are_the_same_made_one_by_one() -> None:
+    given = recipe("*.qkv")
+    whole, described = instantiate_model(given), describe_model(given)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(described.initial[name], value), name
+    plain = instantiate_model(recipe())
+    for name, value in plain.state_dict().items():
+        assert torch.equal(described.initial[name], value), name
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("qkv", r"'qkv' matches no module\..*'\*\.qkv'"),
+        ("*.q_kv", r"'\*\.q_kv' matches no module\..*'\*\.qkv'"),
+        (
+            "blocks.*.mlp",
+            r"blocks\.0\.mlp, a FeedForward, which is not an nn\.Linear.*\*\.fc1",
+        ),
+        ("*.ln1", r"blocks\.0\.ln1, a LayerNorm, which is not an nn\.Linear.*\*\.fc1"),
+    ],
+)
+def test_a_pattern_that_matches_no_linear_is_refused(pattern: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=r"adapters\.modules") as refused:
+        instantiate_model(recipe(pattern))
+    refused.match(f"(?s){said}")
+
+
+def test_a_tied_weight_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "two_names.py").write_text(
+        "from torch import nn\n"
+        "class Tied(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)\n"
+        "        self.last.weight = self.first.weight\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    given = replace(recipe("last"), model={"_target_": "two_names.Tied"})
+    with pytest.raises(RecipeError, match=r"the weight of last is tied"):
+        instantiate_model(given)
+
+
+def test_a_linear_whose_weight_alone_is_read_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "weight_alone.py").write_text(
+        "from torch import nn\n"
+        "class Reads(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.embed = nn.Embedding(256, 8)\n"
+        "        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 256)\n"
+        "    def forward(self, tokens_BT):\n"
+        "        x = nn.functional.linear(self.embed(tokens_BT), self.first.weight)\n"
+        "        return self.last(x)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    given = replace(recipe("first", "last"), model={"_target_": "weight_alone.Reads"}, pins=())
+    with pytest.raises(RecipeError, match=r"forward never calls first"):
+        Job(given, values=False).training  # noqa: B018
+
+
+def test_weights_of_the_base_alone_are_read(tmp_path: Path) -> None:
+    base = instantiate_model(load([*SMALL, "train.seed=7"])).state_dict()
+    save_file(base, tmp_path / "base.safetensors")
+    given = replace(recipe("*.qkv"), weights=str(tmp_path / "base.safetensors"))
+    model = instantiate_model(given).state_dict()
+    assert all(torch.equal(model[name], value) for name, value in base.items())
+    assert describe_model(given).initial["blocks.0.attn.qkv.lora_A.weight"].any()
+    whole = {name: value + 1 for name, value in model.items()}
+    save_file(whole, tmp_path / "whole.safetensors")
+    again = instantiate_model(replace(given, weights=str(tmp_path / "whole.safetensors")))
+    assert all(torch.equal(value, whole[name]) for name, value in again.state_dict().items())
