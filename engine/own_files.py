@@ -19,6 +19,13 @@ class Unusable(Exception):
     """A file or a folder that is not read; the message says why."""
 
 
+def cache_folder() -> Path:
+    """Return the folder of what is kept between runs, $XDG_CACHE_HOME/flowrun or
+    ~/.cache/flowrun; it may not be there.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flowrun"
+
+
 def own_folder(where: Path) -> Path:
     """Return the folder, made if need be.  Raises Unusable if others can write into it."""
     where.mkdir(parents=True, exist_ok=True, mode=0o700)

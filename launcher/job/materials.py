@@ -12,8 +12,9 @@ from flowrun.engine.capture.capture import Batch, Task
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.job.sampler import Sampler, forms_of, length
 from flowrun.launcher.model import build
-from flowrun.launcher.model.dataset_checks import data_errors
+from flowrun.launcher.model.dataset_checks import data_errors, notes_of
 from flowrun.launcher.model.initial import Initial, with_values
+from flowrun.launcher.model.vocabulary import check_vocabulary
 from flowrun.launcher.recipe.checks import check_batch
 from flowrun.launcher.recipe.schema import Recipe
 
@@ -25,7 +26,7 @@ class Materials:
     initial: value of every parameter and buffer, by the model's own names, each made when it is
         asked for; empty where there is only to be planned.
     sampler, evaluation_sampler: batches of the samples that are trained on, and held out.
-    example: the first micro-batch.  notes: what a user should know of the model.
+    example: the first micro-batch.  notes: what a user should know of the model and of the data.
     """
 
     model: nn.Module
@@ -48,6 +49,7 @@ def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
     torch.manual_seed(recipe.train.seed)
     described = build.describe_model(recipe, draws=values)
     data = build.instantiate_data(recipe)
+    check_vocabulary(recipe, described.model, data)
     sampler = _sampler(recipe, data)
     with data_errors():
         example = sampler(0, 0, slice(0, recipe.micro_batch_size))
@@ -71,7 +73,7 @@ def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
         evaluation_sampler=replace(sampler, evaluation=True),
         example=example,
         task=task,
-        notes=tuple(described.notes),
+        notes=(*described.notes, *notes_of(data)),
     )
 
 

@@ -24,7 +24,7 @@ import torch
 from flowrun.engine.capture.update_trace import describe_updates
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.ir.graph import LogicalGraph
-from flowrun.engine.own_files import Unusable, own_folder, read_own, write_own
+from flowrun.engine.own_files import Unusable, cache_folder, own_folder, read_own, write_own
 from flowrun.engine.passes.find_rows import find_rows
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.job.digest import Undigested, digest
@@ -52,7 +52,7 @@ class PlanCache:
             return make()
         try:
             key = digest(kind, made_of, _made_by())
-            file = own_folder(folder()) / f"{kind}-{key[:32]}{_SUFFIX}"
+            file = own_folder(cache_folder()) / f"{kind}-{key[:32]}{_SUFFIX}"
         except Undigested as error:
             self._note(f"no plan is kept: a {error} does not show what it is made of")
             return make()
@@ -110,12 +110,7 @@ def inputs(strategy: Strategy, *graphs: LogicalGraph) -> tuple[Any, ...]:
 
 def found_rows_file(used: bool) -> Path | None:
     """Return the file that keeps rows found by experiment; None if `used` is False."""
-    return folder() / "found_rows" if used else None
-
-
-def folder() -> Path:
-    """Return the folder that keeps plans."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flowrun"
+    return cache_folder() / "found_rows" if used else None
 
 
 @cache

@@ -10,5 +10,5 @@ replay.py initial.py   make a weight, and hand it out when it is asked for
 op_schema.py       what torch declares of an op
 pretrained.py      weights read from a file
 signatures.py      rows that a user gives for ops of their own
-dataset_checks.py  whether items are what the recipe needs
+dataset_checks.py vocabulary.py   whether items, and their ids, are what the recipe needs
 """

@@ -30,8 +30,10 @@ from flowrun.launcher.model.dataset_checks import check_items, check_kind
 from flowrun.launcher.model.deferred import LEAST_BYTES, defer
 from flowrun.launcher.model.initial import Initial, initial_of, named_tensors
 from flowrun.launcher.model.pretrained import weights_of
+from flowrun.launcher.model.vocabulary import check_vocabulary
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
 from flowrun.launcher.recipe.schema import Recipe, Target
+from flowrun.launcher.terminal import doing
 
 LossFunction = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (output, batch) -> scalar mean
 
@@ -63,6 +65,7 @@ def build(recipe: Recipe) -> RecipeParts:
     """All parts, made and checked against each other.  Raises RecipeError."""
     data = instantiate_data(recipe)
     model = instantiate_model(recipe)
+    check_vocabulary(recipe, model, data)
     inputs = task_inputs(recipe, model, data[0])
     return RecipeParts(
         model=model,
@@ -170,7 +173,8 @@ def is_freezing(keys: Any) -> bool:
 
 def instantiate_data(recipe: Recipe) -> Dataset[dict[str, Tensor]]:
     """The data set: map-style, items are dicts of tensors."""
-    data = _make(recipe.data, "data")
+    with doing.show_log("flowrun.models.data"):
+        data = _make(recipe.data, "data")
     check_kind(data)
     check_items(data)
     return data  # type: ignore[no-any-return]

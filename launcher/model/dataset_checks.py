@@ -69,6 +69,12 @@ def check_items(data: Any) -> None:
         _check_alone(data, items[0], field, name)
 
 
+def notes_of(data: Any) -> tuple[str, ...]:
+    """Return the notes that a data set of flowrun's own has for the user."""
+    found = getattr(data, "notes", ())
+    return found if type(data).__module__.startswith("flowrun.") else ()
+
+
 @contextmanager
 def data_errors() -> Iterator[None]:
     """Turn what a data set raises into a RecipeError with the item and the user's own line."""

@@ -6,7 +6,10 @@ standard error is no terminal nothing is written.
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _ERASE = "\r\x1b[2K"  # to the first column, and the line is empty
 _on_screen = False
@@ -28,3 +31,22 @@ def clear() -> None:
         _on_screen = False
         sys.stderr.write(_ERASE)
         sys.stderr.flush()
+
+
+@contextmanager
+def show_log(name: str) -> Iterator[None]:
+    """Show the records of a logger, of level INFO or above, as long as the context is open."""
+    logger, handler = logging.getLogger(name), _OnScreen()
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+class _OnScreen(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        doing(record.getMessage())

@@ -3,5 +3,6 @@
 text.py tokens.py windows.py masked.py   streams of ids cut into windows; hidden tokens
 digits.py photographs.py images.py clusters.py   images: inside wheels, of users, generated
 click_log.py huggingface.py   users' tables; saved Hugging Face data sets
+corpus/   text as the ids of a tokenizer
 collate.py stacked.py steps.py   items -> a batch; many items at once; items made in steps
 """

@@ -1,37 +1,68 @@
-"""Text as bytes: any file or folder, by default the Python standard library's own source."""
+"""Text as bytes, or as the ids of a tokenizer: any file or folder, by default the Python standard
+library's own source.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from flowrun.models.data.corpus.plain_text import tokenise_files
 from flowrun.models.data.windows import Windows
 
 
 class Text(Windows):
-    """Windows of a byte stream: {tokens (T,), targets (T,)}, int64 below 256, targets one byte
-    ahead.
+    """Windows of a stream of ids: {tokens (T,), targets (T,)}, int64, targets one id ahead.
 
     path: a file, or a folder whose files are read in sorted order; None: the Python standard
     library's own .py files.
-    length: T; windows do not overlap.  max_bytes: bytes of the stream that are read.
+    length: T; windows do not overlap.  max_bytes: bytes of the text that are read; None: all.
+    tokenizer: a folder that transformers reads, or a tokenizer.json file (pip install
+    flowrun[text]); the text is tokenised once, each file followed by the end-of-text token; None:
+    ids are the bytes.
     """
 
     def __init__(
-        self, path: str | None = None, length: int = 64, max_bytes: int = 8_000_000
+        self,
+        path: str | None = None,
+        length: int = 64,
+        max_bytes: int | None = 8_000_000,
+        tokenizer: str | None = None,
     ) -> None:
-        stream = b"".join(_read_bytes(_files(path), max_bytes))
-        if len(stream) <= length:
-            raise ValueError(f"{path}: {len(stream)} bytes do not fill a window of {length} + 1")
-        self.stream = np.frombuffer(stream, dtype=np.uint8)
+        files = text_files(path)
+        self.notes = _note_cut(path, files, max_bytes)
+        if tokenizer is None:
+            stream = b"".join(_read_bytes(files, sys.maxsize if max_bytes is None else max_bytes))
+            self.stream: np.ndarray[Any, Any] = np.frombuffer(stream, dtype=np.uint8)
+        else:
+            name = "the standard library" if path is None else path
+            found = tokenise_files(name, files, max_bytes, tokenizer, strict=path is not None)
+            self.stream, self.vocabulary = found.ids, found.vocabulary
+            self.notes += found.notes
+        if len(self.stream) <= length:
+            unit = "bytes" if tokenizer is None else "tokens"
+            raise ValueError(
+                f"{path}: {len(self.stream)} {unit} do not fill a window of {length} + 1"
+            )
         super().__init__(self.stream, length)
 
 
-def _files(path: str | None) -> list[Path]:
+def _note_cut(path: str | None, files: list[Path], max_bytes: int | None) -> tuple[str, ...]:
+    """Return a note where a file or folder is not read to its end; max_bytes: the most."""
+    total = sum(file.stat().st_size for file in files)
+    if path is None or max_bytes is None or total <= max_bytes:
+        return ()
+    return (f"data.max_bytes={max_bytes} reads that many of the {total:,} bytes of {path}",)
+
+
+def text_files(path: str | None) -> list[Path]:
+    """Return a file, or the files of a folder; None: those of Python's standard library."""
     if path is None:
         return sorted(_standard_library())
     root = Path(path).expanduser()

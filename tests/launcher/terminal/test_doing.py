@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 
 import pytest
@@ -36,3 +37,14 @@ def test_a_file_gets_no_such_line(monkeypatch: pytest.MonkeyPatch) -> None:
     doing.doing("reading the recipe")
     doing.clear()
     assert file.getvalue() == ""
+
+
+def test_what_a_logger_is_told_is_shown_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = _Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    logger = logging.getLogger("flowrun.some.data")
+    with doing.show_log("flowrun.some"):
+        logger.info("tokenising %s", "a.txt")
+    logger.info("and this is not")
+    doing.clear()
+    assert "tokenising a.txt …" in screen.getvalue() and "is not" not in screen.getvalue()

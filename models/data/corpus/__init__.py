@@ -1,0 +1,7 @@
+"""Text as token ids: made once by a tokenizer, kept by content, mapped into memory.
+
+tokenizer.py   a folder or a tokenizer.json -> a fast tokenizer, and the digest of its files
+documents.py   documents as ids, one after the other: found in the cache, or written to it
+plain_text.py   text files -> documents
+train_tokenizer.py   text files -> a folder of a tokenizer
+"""
