@@ -9,7 +9,7 @@ reader, or is stopped, or does something else than steps; that is what all other
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -65,12 +65,15 @@ class Standstill:
     owed: tuple[Owed, ...]
     waits: Mapping[int, tuple[str, ...]]
 
-    def without(self, waiting: Collection[int]) -> Standstill:
+    def without(self, waiting: Collection[int], absent: Collection[int]) -> Standstill:
         """Return the same without what ranks owe outside of steps that are seen to wait for others
-        there; with it, if that is all.
+        there.  If that is all, ranks of other hosts owe it; with none there, it stays.
+
+        waiting: ranks that are seen to wait.  absent: ranks of other hosts.
         """
         owed = tuple(o for o in self.owed if o.why != ELSEWHERE or o.rank not in waiting)
-        return replace(self, owed=owed or self.owed)
+        elsewhere = tuple(Owed(rank, None, 0, ABSENT) for rank in sorted(absent))
+        return replace(self, owed=owed or elsewhere or self.owed)
 
 
 def find_owed(ranks: Mapping[int, RankState]) -> Standstill:
@@ -84,8 +87,15 @@ def find_owed(ranks: Mapping[int, RankState]) -> Standstill:
     return Standstill(tuple(_join_owed(walk.owed)), waits)
 
 
-def describe_owed(owed: Owed, ranks: Mapping[int, RankState]) -> str:
-    """Describe what a rank owes in a sentence.  ranks: as for find_owed."""
+def describe_owed(
+    owed: Owed,
+    ranks: Mapping[int, RankState],
+    host_of: Callable[[int], str] = lambda rank: "another host",
+) -> str:
+    """Describe what a rank owes in a sentence.
+
+    owed: the act.  ranks: as for find_owed.  host_of: names the host of a rank for a person.
+    """
     rank, actor, act, why, peer = owed
     state = ranks.get(rank)
     plan = next((s.plan for s in (state, *ranks.values()) if s and s.plan), None)
@@ -105,7 +115,8 @@ def describe_owed(owed: Owed, ranks: Mapping[int, RankState]) -> str:
         case "message":
             return f"the message of {what} from rank {rank} has not come to rank {peer}."
         case "absent":
-            return f"rank {rank}, of another host, has not begun {what}."
+            late = f"has not begun {what}" if what else "has not come to the others"
+            return f"rank {rank}, of {host_of(rank)}, {late}."
     return f"rank {rank} {state.phase if state else 'is elsewhere'}."
 
 

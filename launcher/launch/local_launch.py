@@ -209,6 +209,7 @@ def _run_ranks(
         folder=lambda: events.record.folder,
         say=events.record.note,
         fail=events.note_hang,
+        host_of=lambda rank: events.hosts.name(rank // local_ranks),
         compares=worker.job.device_type == "cpu",
         grows=worker.job.recipe.launch.hang_s is None,
     )

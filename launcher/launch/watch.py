@@ -142,6 +142,7 @@ class Hang:
     ranks: Mapping[int, RankState]
     found: Standstill
     quiet_s: float
+    host_of: Callable[[int], str]
 
     @property
     def error(self) -> RunError:
@@ -149,7 +150,7 @@ class Hang:
         rank, actor, *_ = self.found.owed[0]
         plan = self.ranks[rank].plan if rank in self.ranks else None
         what = f", actor {plan.actors[actor].name}" if plan and actor is not None else ""
-        owed = [describe_owed(each, self.ranks) for each in self.found.owed]
+        owed = [describe_owed(each, self.ranks, self.host_of) for each in self.found.owed]
         first = f"nothing has gone on for {self.quiet_s:.0f} s: {owed[0]}"
         waits = [lines[0] for lines in self.found.waits.values()]
         return RunError(f"rank {rank}{what}", "\n".join([first, *owed[1:], *waits]))
@@ -166,18 +167,19 @@ class Watch:
         folder: Callable[[], Path],
         say: Callable[[str], None],
         fail: Callable[[RunError], None],
+        host_of: Callable[[int], str],
         compares: bool,
         grows: bool,
     ) -> None:
         """Prepare to watch.
 
         pulses, stacks: of the ranks.  limit_s: as find_limit returns.  folder: where hang.txt goes.
-        say: shows a line to a person.  fail: takes the error of a run that hangs.  compares: True
-        to name stragglers: where loops do not run ahead of a device.  grows: see Quiet.
+        say: shows a line to a person.  fail: takes the error of a run that hangs.  host_of: names
+        the host of a rank for a person.  compares: True to name stragglers: where loops do not run ahead of a device.  grows: see Quiet.
         """
         self.compares, self.grows = compares, grows
         self.pulses, self.stacks, self.limit_s = pulses, stacks, limit_s
-        self._folder, self._say, self._fail = folder, say, fail
+        self._folder, self._say, self._fail, self._host_of = folder, say, fail, host_of
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -236,19 +238,22 @@ class Watch:
         pulses = {pulse.rank: pulse for pulse in self.pulses.ranks}
         halts = {rank: describe_halt(pulse.process) for rank, pulse in pulses.items()}
         ranks = {rank: pulse.state(halts[rank]) for rank, pulse in pulses.items()}
-        hang = Hang(ranks=ranks, found=find_owed(ranks), quiet_s=quiet.acts_s)
-        if hang.found.owed[0].why == ABSENT and self._ended.wait(_OTHER_HOST_S):
-            return True
+        hang = Hang(
+            ranks=ranks, found=find_owed(ranks), quiet_s=quiet.acts_s, host_of=self._host_of
+        )
         asked = {
             k: pulse.process
             for k, pulse in enumerate(self.pulses.ranks)
             if pulse.process and not halts[pulse.rank]
         }
         stacks = self.stacks.collect(asked)
+        waiting = {self.pulses.ranks[k].rank for k, text in stacks.items() if waits_inside(text)}
+        absent = set(range(self.pulses.ranks[0].plans[0].num_ranks)) - set(pulses)
+        hang = replace(hang, found=hang.found.without(waiting, absent))
+        if hang.found.owed[0].why == ABSENT and self._ended.wait(_OTHER_HOST_S):
+            return True
         if self.pulses.copy() != before:
             return False
-        waiting = {self.pulses.ranks[k].rank for k, text in stacks.items() if waits_inside(text)}
-        hang = replace(hang, found=hang.found.without(waiting))
         error = hang.error
         file = self._folder() / FILE
         self._fail(RunError(error.where, f"{error.problem}\nAll waits and stacks: {file}"))

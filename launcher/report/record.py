@@ -268,8 +268,16 @@ class Record:
 
     def advise_resume(self) -> None:
         """Say how to resume a run that failed or was stopped, if that is possible."""
-        if found := find_all(self.folder):
+        steps = self.job.recipe.train.steps
+        if not (found := find_all(self.folder)):
+            return
+        if found[-1].step < steps:
             self.note(f"flowrun resume {self.folder} goes on from step {found[-1].step}")
+        else:
+            self.note(
+                f"the checkpoint of step {steps}, the last, is there: flowrun export {self.folder} "
+                "writes its weights"
+            )
 
     def write_report(self, report: Report) -> None:
         """Write and show the report of a run that ended well."""

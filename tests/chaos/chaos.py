@@ -126,7 +126,7 @@ class Chaos:
         over = (folder / "run" / "report.json").exists()
         began_again = (folder / "run" / "restarts.jsonl").exists()
         lost = _steps_lost(folder / "run")
-        resumed = "" if over else self._go_on(strike, folder)
+        resumed = "" if over else self._go_on(strike, folder, len(known.losses))
         return Observed(
             strike=strike,
             ends=ends,
@@ -158,13 +158,14 @@ class Chaos:
         run.wait_for_steps(folder / "run" / "metrics.jsonl", steps)
         return not run.wait(max(0.0, share - 1) / _EDGE * _EDGE_S)
 
-    def _go_on(self, strike: Strike, folder: Path) -> str:
-        """Go on with a run that has ended, by `flowrun resume` or by the same command; return what
-        it says if it fails.
+    def _go_on(self, strike: Strike, folder: Path, steps: int) -> str:
+        """Go on with a run of so many steps that has ended, by `flowrun resume` or by the same
+        command; return what it says if it fails.
         """
         words = (*self.subject.words, *SAME_COMMAND)
         may_change = strike.blow.words != SAME_COMMAND
-        if find_all(folder / "run") and may_change and strike.seed % 2:
+        saved = max((checkpoint.step for checkpoint in find_all(folder / "run")), default=0)
+        if 0 < saved < steps and may_change and strike.seed % 2:
             words = ("resume", str(folder / "run"))
         run = self._start(strike.blow, folder, "resumed", words)
         in_time = run.wait(UNDISTURBED_S)

@@ -8,7 +8,7 @@ import pytest
 
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.actors.scheduler import Scheduler
-from flowrun.engine.actors.standstill import Owed, RankState, Standstill
+from flowrun.engine.actors.standstill import Owed, RankState, Standstill, describe_owed
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.runtime.drivers.pulse import Phase, Pulses
 from flowrun.launcher.launch.watch import Hang, Pace, Quiet, find_limit, find_silence, waits_inside
@@ -64,7 +64,7 @@ def test_the_error_names_the_rank_its_act_and_one_wait_of_each_rank() -> None:
     plan = unit_plan(2, 2, "1f1b")
     state = RankState(phase="trains", entered=1, plan=plan, steps=1, begun=[1] * 9, done=[0] * 9)
     found = Standstill((Owed(1, 0, 0, "runs"),), {0: ("rank 0 waits", "and waits")})
-    error = Hang(ranks={0: state, 1: state}, found=found, quiet_s=61.2).error
+    error = Hang(ranks={0: state, 1: state}, found=found, quiet_s=61.2, host_of=str).error
     assert error.where == f"rank 1, actor {plan.actors[0].name}"
     assert error.problem.startswith("nothing has gone on for 61 s: rank 1 has begun actor 0 ")
     assert error.problem.endswith("and has not ended it.\nrank 0 waits")
@@ -148,5 +148,13 @@ def test_a_rank_that_waits_inside_of_torch_is_told_from_one_that_owes() -> None:
     assert not waits_inside(STACKS.format(file="/flowrun/x.py"))
     assert not waits_inside("")
     owed = (Owed(0, None, 0, "elsewhere"), Owed(1, None, 0, "elsewhere"))
-    assert Standstill(owed, {}).without({0}).owed == owed[1:]
-    assert Standstill(owed, {}).without({0, 1}).owed == owed
+    assert Standstill(owed, {}).without({0}, ()).owed == owed[1:]
+    assert Standstill(owed, {}).without({0, 1}, ()).owed == owed
+
+
+def test_ranks_that_all_wait_for_others_wait_for_other_hosts() -> None:
+    owed = (Owed(1, None, 0, "elsewhere"),)
+    (absent,) = Standstill(owed, {}).without({1}, {0}).owed
+    said = describe_owed(absent, {}, host_of=lambda rank: f"host {rank} (one)")
+    assert said == "rank 0, of host 0 (one), has not come to the others."
+    assert Standstill(owed, {}).without((), {0}).owed == owed
