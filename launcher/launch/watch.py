@@ -175,7 +175,8 @@ class Watch:
 
         pulses, stacks: of the ranks.  limit_s: as find_limit returns.  folder: where hang.txt goes.
         say: shows a line to a person.  fail: takes the error of a run that hangs.  host_of: names
-        the host of a rank for a person.  compares: True to name stragglers: where loops do not run ahead of a device.  grows: see Quiet.
+        the host of a rank for a person.  compares: True to name stragglers: where loops do not run
+        ahead of a device.  grows: see Quiet.
         """
         self.compares, self.grows = compares, grows
         self.pulses, self.stacks, self.limit_s = pulses, stacks, limit_s
