@@ -91,7 +91,8 @@ def guilty(strike: Strike, host: int) -> str:
     if blow.target == WORKERS:
         return rf"\brank \d[\s\S]*{how}"
     if blow.shape != ONE:
-        return rf"\bhost {strike.host}\b|stopped|{how}"
+        unmet = "" if blow.comes_late else "|did not come"  # struck before the hosts met
+        return rf"\bhost {strike.host}\b|stopped|{how}{unmet}"
     return rf"stopped|{how}"
 
 
