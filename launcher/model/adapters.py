@@ -18,6 +18,7 @@ from flowrun.launcher.recipe.schema import Adapters
 from flowrun.models.lora import A, B, add_lora, find_loras, is_linear
 
 KEY = "adapters.modules"
+_PEFT = "base_model.model."  # what peft puts before the names of a model
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
@@ -33,9 +34,20 @@ def add_adapters(model: nn.Module, asked: Adapters) -> None:
         add_lora(linear, asked.rank, asked.alpha, asked.dropout)
 
 
-def adapter_names(model: nn.Module) -> list[str]:
-    """Return the names of the adapters' parameters."""
-    return [f"{name}.{part}" for name, _ in find_loras(model) for part in (A, B)]
+def base_names(model: nn.Module) -> dict[str, str]:
+    """Return the names that the model without adapters has for its tensors -> the names here.
+
+    The adapters may be peft's (`peft.get_peft_model`), which renames what it wraps.
+    """
+    if hasattr(model, "peft_config"):
+        prefix = getattr(model.base_model, "prefix", "lora_")
+        return {
+            name.removeprefix(_PEFT).replace(".base_layer.", "."): name
+            for name in model.state_dict()
+            if not any(part.startswith(prefix) for part in name.split("."))
+        }
+    ours = {f"{name}.{part}" for name, _ in find_loras(model) for part in (A, B)}
+    return {name: name for name in model.state_dict() if name not in ours}
 
 
 def check_read(model: nn.Module, read: Iterable[str]) -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.model.adapters import adapter_names
+from flowrun.launcher.model.adapters import base_names
 from flowrun.launcher.model.initial import named_tensors
 
 KEY = "model.weights"
@@ -35,7 +35,13 @@ def weights_of(model: nn.Module, path: str) -> dict[str, Tensor]:
     """
     found = read(Path(path).expanduser())
     state = model.state_dict(keep_vars=True)
-    _check_names(model, state, found, path)
+    names_of_base = base_names(model)
+    adapters = {name: state[name] for name in {*state} - {*names_of_base.values()}}
+    if not adapters.keys() & found.keys():  # of the base alone: adapters begin anew
+        found = {names_of_base.get(name, name): value for name, value in found.items()}
+        _check_names(model, {k: v for k, v in state.items() if k not in adapters}, found, path)
+    else:
+        _check_names(model, state, found, path)
     names = {id(tensor): name for name, tensor in named_tensors(model).items()}
     return {names[id(state[name])]: value for name, value in found.items() if name in state}
 
@@ -76,9 +82,7 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
 def _check_names(
     model: nn.Module, state: Mapping[str, Tensor], found: Mapping[str, Tensor], path: str
 ) -> None:
-    adapters = adapter_names(model)  # a file of the base alone has none, and they begin anew
-    optional = set() if any(name in found for name in adapters) else set(adapters)
-    there = {id(state[name]) for name in (*found, *optional) if name in state}
+    there = {id(state[name]) for name in found if name in state}
     missing = [name for name, value in state.items() if id(value) not in there]  # tied: one will do
     needless = re.compile(
         "|".join(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()) or r"(?!)"

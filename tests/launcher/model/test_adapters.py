@@ -117,3 +117,24 @@ def test_weights_of_the_base_alone_are_read(tmp_path: Path) -> None:
     save_file(whole, tmp_path / "whole.safetensors")
     again = instantiate_model(replace(given, weights=str(tmp_path / "whole.safetensors")))
     assert all(torch.equal(value, whole[name]) for name, value in again.state_dict().items())
+
+
+def test_a_model_that_peft_has_wrapped_reads_weights_of_the_base(tmp_path: Path) -> None:
+    base = instantiate_model(load([*SMALL, "train.seed=7"])).state_dict()
+    save_file(base, tmp_path / "base.safetensors")
+    given = recipe()
+    lora = {"_target_": "peft.LoraConfig", "r": 2, "target_modules": ["qkv"]}
+    wrapped = {"_target_": "peft.get_peft_model", "model": given.model, "peft_config": lora}
+    given = replace(given, model=wrapped, weights=str(tmp_path / "base.safetensors"))
+    described = describe_model(given)
+    assert not described.notes
+    initial = {n.removeprefix("base_model.model."): v for n, v in described.initial.items()}
+    assert torch.equal(
+        initial["blocks.0.attn.qkv.base_layer.weight"], base["blocks.0.attn.qkv.weight"]
+    )
+    assert torch.equal(initial["head.weight"], base["head.weight"])
+    assert {n for n, p in described.model.named_parameters() if p.requires_grad} == {
+        f"base_model.model.blocks.{k}.attn.qkv.lora_{x}.default.weight"
+        for k in (0, 1)
+        for x in "AB"
+    }
