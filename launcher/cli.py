@@ -6,6 +6,7 @@
     flowrun verify recipe=R …             compare layouts, step by step
     flowrun resume RUN_DIR …              go on with a run from its last checkpoint
     flowrun export RUN_DIR                its weights as one file, by the model's own names
+    flowrun tokenizer --to FOLDER         train a tokenizer on text
     flowrun bench suite=S …               compare with torch's own layouts, in turn
     flowrun calibrate FILE                measure this machine, write a hardware profile
     flowrun recipes                       what there is
@@ -39,12 +40,23 @@ from flowrun.launcher.help_texts import (
     PLAN_HELP,
     RESUME_HELP,
     RUN_HELP,
+    TOKENIZER_HELP,
     VERIFY_HELP,
 )
 from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.terminal import doing
 
-COMMANDS = ("run", "plan", "verify", "resume", "export", "bench", "calibrate", "recipes")
+COMMANDS = (
+    "run",
+    "plan",
+    "verify",
+    "resume",
+    "export",
+    "tokenizer",
+    "bench",
+    "calibrate",
+    "recipes",
+)
 _READ_RECIPES = ("run", "plan", "verify", "resume")
 _STARTS_RANKS = ("run", "resume", "calibrate")  # from this process, whose heap they inherit
 _TRAINS = ("run", "resume")
@@ -292,6 +304,27 @@ def export(
         from flowrun.launcher.commands.export import export as export_weights
 
         typer.echo(export_weights(run_folder, step, to, best))
+
+
+@app.command(help=TOKENIZER_HELP)
+def tokenizer(
+    to: Annotated[Path, typer.Option("--to", help="The folder to write.", show_default=False)],
+    first: Annotated[
+        list[str] | None,
+        typer.Option("--from", help="Text files and folders.", show_default=False),
+    ] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="[FILE]", show_default=False)] = None,
+    vocabulary: Annotated[
+        int, typer.Option("--vocabulary", help="Number of ids, special tokens included.")
+    ] = 8192,
+) -> None:
+    """Train a tokenizer (see TOKENIZER_HELP)."""
+    with _errors_shown([], None):
+        from flowrun.launcher.commands.tokenizer_folder import make_tokenizer
+
+        made = make_tokenizer([*(first or []), *(more or [])], vocabulary, to)
+        doing.clear()
+        typer.echo(f"{to}: {made:,} ids; data.tokenizer={to} model.vocabulary={made} take it")
 
 
 @app.command(help=BENCH_HELP)

@@ -62,6 +62,15 @@ model.weights of another recipe.
   flowrun export outputs/2026-01-31/12-00-00_gpt_tiny --to gpt.safetensors
   flowrun export RUN_DIR --step 200
 """
+TOKENIZER_HELP = """Train a byte-level BPE tokenizer on text files.
+
+--to is the folder that it writes, which data.tokenizer takes, and AutoTokenizer.from_pretrained of
+transformers: with an end-of-text token and a chat template.  Without --from it reads the source of
+Python's standard library, as data=text does.
+
+  flowrun tokenizer --from corpus/ notes.txt --vocabulary 8192 --to bpe/
+  flowrun recipe=gpt_hybrid data.tokenizer=bpe/ model.vocabulary=8192
+"""
 BENCH_HELP = """Train by flowrun and by torch's own layouts, in turn, and compare.
 
 [bold]suite=NAME[/] names what is compared (peers, paper …), [bold]suite.key=value[/] changes how;

@@ -102,13 +102,12 @@ def composed(line: str) -> None:
         if option == "--config-dir":  # a profile of the reader's own
             given.remove("hardware=mine")
     overrides = [text for text in given if "=" in text.removeprefix("--")]
-    assert set(given) - set(overrides) <= {"-m"} or command in ("resume", "export", "calibrate"), (
-        line
-    )
+    others = ("export", "tokenizer", "calibrate")
+    assert set(given) - set(overrides) <= {"-m"} or command in ("resume", *others), line
     if command == "calibrate" and overrides:
         load(overrides)
         return
-    if command in ("recipes", "export", "calibrate"):
+    if command in ("recipes", *others):
         assert not overrides
         return
     if command == "bench":

@@ -1,0 +1,41 @@
+"""`flowrun tokenizer`: a byte-level BPE tokenizer, trained on text files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.terminal import doing
+from flowrun.models.data.corpus.train_tokenizer import LEAST_VOCABULARY, train_tokenizer
+from flowrun.models.data.text import text_files
+
+
+def make_tokenizer(paths: Sequence[str], vocabulary: int, to: Path) -> int:
+    """Train on files, and write the tokenizer's folder; return the number of its ids.
+
+    paths: files and folders; empty: the source of Python's standard library.  vocabulary: the
+    number of ids that is asked for.  to: the folder, which must not be there.  Raises RecipeError
+    for a path that is missing, a folder that has something in it, and a vocabulary that is too
+    small.
+    """
+    if vocabulary < LEAST_VOCABULARY:
+        raise PlacedError(
+            "command line",
+            f"--vocabulary {vocabulary}",
+            f"every byte is an id, and every special token: {LEAST_VOCABULARY} are the least.",
+            "Usual are 8192 for a few megabytes of text, 32768 and more for gigabytes.",
+        )
+    if to.is_file() or (to.is_dir() and any(to.iterdir())):
+        raise PlacedError(
+            "command line",
+            f"--to {to}",
+            "it is there already, and what was trained with it could not be read any more.",
+            "Name a folder that is not there.",
+        )
+    try:
+        files = [file for path in paths or (None,) for file in text_files(path)]
+    except FileNotFoundError as error:
+        raise PlacedError("command line", "--from", f"{error}.") from None
+    with doing.show_log("flowrun.models.data"):
+        return train_tokenizer(files, vocabulary, to)

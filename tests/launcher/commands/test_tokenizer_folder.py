@@ -1,0 +1,61 @@
+"""`flowrun tokenizer`, as it is typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowrun.launcher.cli import main
+from flowrun.models.data.text import Text
+
+
+def end(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
+    """(exit status, stdout, stderr) of the command."""
+    with pytest.raises(SystemExit) as ended:
+        main(["tokenizer", *arguments])
+    out, err = capsys.readouterr()
+    return ended.value.code, out, err
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """Two text files."""
+    for name, words in {"a": "the cat sat on the mat", "b": "the dog sat on the log"}.items():
+        (tmp_path / name).write_text(f"{words}\n" * 20)
+    return [str(tmp_path / "a"), str(tmp_path / "b")]
+
+
+def test_files_become_a_folder_that_data_reads(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    to = tmp_path / "bpe"
+    code, out, _ = end(capsys, "--from", *files, "--vocabulary", "270", "--to", str(to))
+    assert code == 0 and out == f"{to}: 270 ids; data.tokenizer={to} model.vocabulary=270 take it\n"
+    assert Text(files[1], length=4, tokenizer=str(to)).vocabulary == 270
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--vocabulary", "100"], "command line  --vocabulary 100\n  every byte is an id"),
+        (["--from", "nowhere"], "there is no file or folder nowhere"),
+        (["--size", "3"], "there is no such option"),
+    ],
+)
+def test_mistakes_are_refused(
+    change: list[str],
+    words: str,
+    files: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, err = end(capsys, "--from", *files, "--to", str(tmp_path / "bpe"), *change)
+    assert code == 2 and words in err and not (tmp_path / "bpe").exists()
+
+
+def test_a_folder_that_is_there_stays(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = end(capsys, "--from", files[0], "--to", str(tmp_path))
+    assert code == 2 and "Name a folder that is not there" in err
