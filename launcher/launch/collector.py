@@ -112,6 +112,8 @@ class EventCollector:
                 self.ends[rank] = measured
             case ("weights", rank, seen):
                 self.here[rank] = seen
+            case ("halts",) if self.preemption:
+                self.preemption.halt_for_numbers()
             case ("not_finite", steps):
                 self.not_finite = steps
             case ("error", where, problem, story, lost_peer):

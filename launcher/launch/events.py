@@ -1,6 +1,7 @@
 """Events that a worker sends to its launcher, through a pipe of its own.
 
-A message is a tuple, first a word: step, evaluated, saved, note, weights, end, not_finite, error.
+A message is a tuple, first a word: step, evaluated, saved, note, weights, end, not_finite, halts,
+error.
 What is about the whole run the launcher sends to the other hosts, too (hosts/), for their folders.
 """
 
@@ -22,7 +23,7 @@ def concerns_all(message: tuple[Any, ...]) -> bool:
     match message:
         case ("error", _, _, _, lost_peer):
             return not lost_peer
-        case ("weights" | "note", *_):
+        case ("weights" | "note" | "halts", *_):
             return False
     return True
 
@@ -64,6 +65,10 @@ class EventSender:
     def not_finite(self, steps: int) -> None:
         """Say that the last of `steps` steps is why this rank ends."""
         self._send("not_finite", steps)
+
+    def halt(self) -> None:
+        """Ask the launchers to let all ranks come to rest after the step under way, and end."""
+        self._send("halts")
 
     def error(self, where: str, problem: str, story: str, lost_peer: bool) -> None:
         """Say that a rank ends with an error.

@@ -25,6 +25,7 @@ from flowrun.launcher.terminal.doing import clear
 
 TEMPORARY_FAILURE = 75  # EX_TEMPFAIL of sysexits.h: the same again may go well
 TIME_LIMIT, CTRL_C, WARNING = "launch.time_limit", "Ctrl-C", "SIGUSR2"
+NUMBERS = "numbers that are not finite"
 _TWICE_S = 1.0  # timeout(1) and some schedulers signal a process and its group: that is once
 _LOOK_S = 0.02  # from one look to the next whether the ranks have gone on from a halt
 
@@ -35,13 +36,19 @@ class Request:
 
     by: a signal's name, Ctrl-C or launch.time_limit.  ends: the run is to end; else it saves and
     goes on.  round: of the agreement with other hosts that it belongs to; None: the next.
-    regroups: the ranks end, and this host meets those that are there.
+    regroups: the ranks end, and this host meets those that are there.  By NUMBERS nothing is saved:
+    where the ranks rest they find the op, and end with the error.
     """
 
     by: str
     ends: bool
     round: int | None = None
     regroups: bool = False
+
+    @property
+    def saves(self) -> bool:
+        """True if a checkpoint is written at the halt."""
+        return self.by != NUMBERS
 
     def __str__(self) -> str:
         if self.regroups:
@@ -220,7 +227,7 @@ class Preemption:
         with self._offered:
             self._offers.setdefault(number, {})[host] = offer
             self._offered.notify()
-        regroups = offer.ends and self.hosts.may_change
+        regroups = offer.ends and self.hosts.may_change and by != NUMBERS
         if regroups and by in _OF_ONE_HOST:
             by = f"{self.hosts.name(host)} leaves ({by})"
         self.requests.queue.put(Request(by, offer.ends, number, regroups))
@@ -228,6 +235,10 @@ class Preemption:
     def make_room(self, name: str) -> None:
         """Halt the ranks of all hosts, as another host, `name`, waits to join them."""
         self.requests.queue.put(Request(f"a host joins ({name})", ends=True, regroups=True))
+
+    def halt_for_numbers(self) -> None:
+        """Halt the ranks of all hosts, as a step has gone wrong: they find out where."""
+        self.requests.queue.put(Request(NUMBERS, ends=True))
 
     def _serve(self) -> None:
         while not self._over.is_set():
@@ -249,9 +260,10 @@ class Preemption:
     def _take(self, request: Request) -> None:
         if request.round is not None and request.round < self._round:
             return  # what another host asked for in a round that is over
-        if request.ends:
-            self.ending, self._until = request, time.monotonic() + self.grace_s
-        self.say(str(request))
+        if request.saves:
+            if request.ends:
+                self.ending, self._until = request, time.monotonic() + self.grace_s
+            self.say(str(request))
         while not self.gate.is_clear:
             if self._over.wait(_LOOK_S):
                 return
@@ -268,6 +280,9 @@ class Preemption:
             self.gate.open()
             if self.early is None:
                 self._end_early(RunError("another host", f"it did not answer to {request.by}."))
+            return
+        if not request.saves:
+            self.gate.open(max(offer.begun for offer in offers), ends=True)
             return
         if not all(offer.sees for offer in offers):
             self.gate.open()

@@ -214,17 +214,22 @@ class Worker:
             events.step(step, results, seconds)
             if (problem := judge.problem(results)) and not problems:
                 problems.append((step, problem))
-                if not self._halt():
+                if not self._halt(events):
                     raise explain(self.job, step, problem, (), find_broken(trained.body))
             if snapshots and not problems:  # a restart does a step again that went wrong
                 snapshots.report(step + 1)
 
         return report if trained.reports else _forget
 
-    def _halt(self) -> bool:
-        """Let all ranks come to rest and end there; False if this rank cannot reach them all."""
+    def _halt(self, events: EventSender) -> bool:
+        """Let all ranks come to rest and end there, those of other hosts by their launchers; False
+        if a rank was killed as it passed the gate.
+        """
         assert self.gate is not None
-        if self.job.recipe.launch.num_hosts > 1 or not self.gate.freeze():
+        if self.job.recipe.launch.num_hosts > 1:
+            events.halt()
+            return True
+        if not self.gate.freeze():
             return False
         self.gate.open(self.gate.begun, ends=True)
         return True

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from support.command import Command, losses, run_folder, workplace
+from support.command import Command, free_port, losses, run_folder, workplace
 
 pytestmark = pytest.mark.processes
 
@@ -56,6 +57,21 @@ def test_ranks_name_the_op_and_keep_the_checkpoint_before_it(tmp_path: Path) -> 
     assert "makes nan of finite numbers: aten.sqrt.default of module root (net.py:" in ended.err
     newest = max(place.glob("out/checkpoints/step_*"))
     assert newest.name == f"step_{step:08d}"
+
+
+def test_ranks_of_two_hosts_name_the_op(tmp_path: Path) -> None:
+    place = workplace(tmp_path)
+    (place / "net.py").write_text(NET)
+    (place / "recipes" / "roots.yaml").write_text(RECIPE)
+    meet = ("launch.nnodes=2", f"launch.rdzv_endpoint=127.0.0.1:{free_port()}")
+    both = [Command(place, "recipe=roots", *meet, run_folder(place / f"host{k}")) for k in (0, 1)]
+    ends = [command.end() for command in both]
+    for host, ended in enumerate(ends):
+        step = len(losses(place / f"host{host}")) - 1
+        assert ended.status == 1
+        assert re.search(r"step \d+, rank [01]", ended.err)
+        assert "makes nan of finite numbers: aten.sqrt.default of module root" in ended.err
+        assert step < 64  # the first epoch
 
 
 def test_ranks_go_on_with_the_weights_of_a_checkpoint(tmp_path: Path) -> None:

@@ -94,6 +94,16 @@ def test_all_hosts_halt_after_the_most_steps_that_one_has_begun(begun: list[int]
         assert isinstance(launcher.end_after(None), Preempted)
 
 
+def test_a_step_that_went_wrong_halts_all_hosts_and_saves_nothing() -> None:
+    found = launchers([4, 2], shared=False)
+    found[1].halt_for_numbers()
+    serve(found, lambda: not any(launcher.gate.is_clear for launcher in found))
+    for launcher in found:
+        assert launcher.gate.of_rank(0).may_begin(4)
+        assert not launcher.gate.of_rank(0).may_begin(5)
+        assert launcher.ending is None and launcher.end_after(None) is None
+
+
 def test_where_a_host_leaves_the_others_meet_again_unless_they_are_asked_to_leave_too() -> None:
     found = launchers([3, 5, 4])
     for launcher in found:
