@@ -125,13 +125,14 @@ class Chaos:
         run.kill()
         over = (folder / "run" / "report.json").exists()
         began_again = (folder / "run" / "restarts.jsonl").exists()
+        waited = blow.back_s is not None and seconds > blow.back_s
         lost = _steps_lost(folder / "run")
         resumed = "" if over else self._go_on(strike, folder, len(known.losses))
         return Observed(
             strike=strike,
             ends=ends,
             seconds=seconds,
-            missed=missed or (over and not (began_again or blow.back_s)),
+            missed=missed or (over and not (began_again or waited)),
             lost=lost,
             left=[*left, *_files_left(folder)],
             resumed=resumed,
