@@ -298,12 +298,15 @@ def export(
         Path | None, typer.Option("--to", help="The file; without it one in the run's folder.")
     ] = None,
     best: Best = False,
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="The adapters alone, in a folder of peft's.")
+    ] = False,
 ) -> None:
     """Write the weights of a run (see EXPORT_HELP)."""
     with _errors_shown([], None):
         from flowrun.launcher.commands.export import export as export_weights
 
-        typer.echo(export_weights(run_folder, step, to, best))
+        typer.echo(export_weights(run_folder, step, to, best, adapters))
 
 
 @app.command(help=TOKENIZER_HELP)

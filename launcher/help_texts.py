@@ -57,10 +57,11 @@ of train.steps are welcome; model, data, seed and batch size stay.
 EXPORT_HELP = """Write the weights of a run as one safetensors file, from any layout.
 
 The names are those of the model's state_dict: plain torch and transformers load it, and so does
-model.weights of another recipe.
+model.weights of another recipe.  Adapters are merged into the weights, or written alone.
 
   flowrun export outputs/2026-01-31/12-00-00_gpt_tiny --to gpt.safetensors
   flowrun export RUN_DIR --step 200
+  flowrun export RUN_DIR --adapters
 """
 TOKENIZER_HELP = """Train a byte-level BPE tokenizer on text files.
 
