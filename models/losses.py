@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from flowrun.models.moe import Routed
 
 
 def cross_entropy(
-    output: Tensor,
+    output: Tensor | Any,
     batch: Mapping[str, Tensor],
     target: str = "targets",
     label_smoothing: float = 0.0,
@@ -21,12 +22,14 @@ def cross_entropy(
 ) -> Tensor:
     """Return the mean cross entropy of logits against class ids.
 
-    output: logits (..., V).  batch: has the class ids (...) in the field `target`; positions of
-    -100 do not count.  label_smoothing: share of the target that is spread over all classes, 0 to
-    1.  narrow: keep log-probabilities and gradients of logits in the logits' dtype, which under
-    autocast takes half of the bytes; else in fp32.
+    output: logits (..., V), or what holds them as `logits`, as models of transformers return it.
+    batch: has the class ids (...) in the field `target`; positions of -100 do not count.
+    label_smoothing: share of the target that is spread over all classes, 0 to 1.  narrow: keep
+    log-probabilities and gradients of logits in the logits' dtype, which under autocast takes half
+    of the bytes; else in fp32.
     """
-    logits, classes = output.flatten(0, -2), batch[target].flatten()
+    logits = output if isinstance(output, Tensor) else output.logits
+    logits, classes = logits.flatten(0, -2), batch[target].flatten()
     with torch.autocast("cpu", enabled=False):  # autocast would cast them to fp32
         logits = logits if narrow else logits.float()
         return F.cross_entropy(logits, classes, label_smoothing=label_smoothing).float()

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
 from flowrun.models.insightface import Scores
 from flowrun.models.losses import cross_entropy
-from flowrun.models.moe import Routed
 
 IGNORED = -100  # torch's `ignore_index`
 
 
-def accuracy(
-    output: Tensor | Routed, batch: Mapping[str, Tensor], target: str = "targets"
-) -> Tensor:
+def accuracy(output: Tensor | Any, batch: Mapping[str, Tensor], target: str = "targets") -> Tensor:
     """Return the share of positions whose largest logit is that of the target class.
 
-    output: logits (..., V).  batch: has the class ids (...) in the field `target`; positions of
-    -100, which cross entropy ignores, do not count.
+    output: logits (..., V), or what holds them as `logits`.  batch: has the class ids (...) in the
+    field `target`; positions of -100, which cross entropy ignores, do not count.
     """
-    logits = output.logits if isinstance(output, Routed) else output
+    logits = output if isinstance(output, Tensor) else output.logits
     known = batch[target] != IGNORED
     hits = (logits.argmax(dim=-1) == batch[target]) & known
     return hits.float().sum() / known.float().sum().clamp(min=1)
@@ -49,7 +47,9 @@ def hit_rate(output: Scores, batch: Mapping[str, Tensor]) -> Tensor:
     return (own >= output.logits.amax(-1)).float().mean()
 
 
-def perplexity(output: Tensor, batch: Mapping[str, Tensor], target: str = "targets") -> Tensor:
+def perplexity(
+    output: Tensor | Any, batch: Mapping[str, Tensor], target: str = "targets"
+) -> Tensor:
     """Return the mean cross entropy; exp of its mean over all batches is the perplexity.
 
     output: logits (..., V).  batch: has the class ids (...) in the field `target`.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from flowrun.models.bert import BERT
 from flowrun.models.convnet import ConvNet
 from flowrun.models.gpt import GPT
 from flowrun.models.losses import cross_entropy
-from flowrun.models.metrics import accuracy
+from flowrun.models.metrics import accuracy, perplexity
 from flowrun.models.mlp import MLP
 
 
@@ -88,6 +89,13 @@ def test_cross_entropy_is_the_mean_over_all_positions() -> None:
     logits, targets = torch.randn(2, 3, 5), torch.randint(5, (2, 3))
     expected = -logits.log_softmax(-1).gather(-1, targets[..., None]).mean()
     torch.testing.assert_close(cross_entropy(logits, {"targets": targets}), expected)
+
+
+def test_logits_may_be_held_by_an_output_of_transformers() -> None:
+    logits, batch = torch.randn(2, 3, 5), {"targets": torch.tensor([[1, -100, 2], [0, 4, -100]])}
+    held = CausalLMOutputWithPast(logits=logits)
+    for measure in (cross_entropy, accuracy, perplexity):
+        assert torch.equal(measure(held, batch), measure(logits, batch))
 
 
 def test_a_narrow_loss_holds_nothing_wider_than_the_logits() -> None:

@@ -3,5 +3,9 @@
 tokenizer.py   a folder or a tokenizer.json -> a fast tokenizer, and the digest of its files
 documents.py   documents as ids, one after the other: found in the cache, or written to it
 plain_text.py   text files -> documents
+row_source.py   rows of jsonl, Parquet and CSV files, and of saved Hugging Face data sets
+answers.py   rows -> documents of which answers alone are trained on
+chat.py   conversations and instructions as such documents
+text_rows.py   a field of rows as plain text
 train_tokenizer.py   text files -> a folder of a tokenizer
 """

@@ -1,0 +1,147 @@
+"""Documents of which answers alone are trained on: conversations, prompts with answers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flowrun.models.data.corpus.documents import LOG, DocumentPart, Documents, keep_documents
+from flowrun.models.data.corpus.row_source import RowSource
+from flowrun.models.data.stacked import StackedDataset
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+IGNORED = -100  # a target that no loss counts
+CUT, DROP = "cut", "drop"
+_AT_ONCE = 1000  # rows
+
+
+@dataclass(frozen=True)
+class AnsweredText:
+    """A document as text.  spans: (start, end) of each answer, in characters; None: all of it is
+    trained on.
+    """
+
+    text: str
+    spans: tuple[tuple[int, int], ...] | None
+
+
+class AnsweredDocuments(StackedDataset):
+    """A document a sample: {tokens (T,), targets (T,)}, int64, targets one id ahead.
+
+    Targets are -100 where the next id holds no character of an answer, and behind the end.
+    documents: with their answers.  length: T; shorter ones are padded.
+    long: what becomes of longer ones: cut or drop; None: they are refused.
+    Documents without a target, also those whose answers were cut off, are left out, and counted in
+    `notes`.
+    """
+
+    def __init__(self, documents: Documents, length: int, long: str | None) -> None:
+        if long not in (None, CUT, DROP):
+            raise ValueError(f"long must be {CUT}, {DROP} or null, not {long!r}")
+        self.documents, self.length, self.vocabulary = documents, length, documents.vocabulary
+        starts, ends = documents.starts[:-1], documents.starts[1:]
+        sizes = ends - starts
+        too_long = sizes > length + 1
+        if too_long.any() and long is None:
+            raise ValueError(
+                f"{too_long.sum():,} of {len(sizes):,} documents have more than the {length + 1} "
+                f"ids of length={length}: write length={sizes.max() - 1}, or long={CUT} or {DROP}"
+            )
+        kept = ~too_long if long == DROP else np.ones_like(too_long)
+        self.sizes = np.minimum(sizes, length + 1)
+        answered = _have_answers(documents, starts + 1, starts + self.sizes)
+        self.chosen = np.flatnonzero(kept & answered)
+        counts = {
+            f"are cut to {length + 1} ids (data.long={CUT})": (too_long & (long == CUT)).sum(),
+            f"have more than {length + 1} ids, and are left out (data.long={DROP})": (~kept).sum(),
+            "have no answer to train on, and are left out": (kept & ~answered).sum(),
+        }
+        lines = (f"{n:,} of {len(sizes):,} documents {what}" for what, n in counts.items() if n)
+        self.notes = (*documents.notes, *lines)
+        if not len(self.chosen):
+            raise ValueError(f"no document is left to train on; {'; '.join(self.notes)}")
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def stacked(self, indices: Tensor) -> dict[str, Tensor]:
+        """Return the items, by one gather."""
+        chosen = self.chosen[indices.numpy()]
+        steps = np.arange(self.length + 1)
+        inside = steps < self.sizes[chosen, None]
+        at = np.where(inside, self.documents.starts[chosen, None] + steps, 0)
+        assert self.documents.answers is not None
+        ids = np.where(inside, self.documents.ids[at], self.documents.end or 0).astype(np.int64)
+        answers = self.documents.answers[at] & inside
+        return {
+            "tokens": torch.from_numpy(ids[:, :-1]),
+            "targets": torch.from_numpy(np.where(answers, ids, IGNORED)[:, 1:]),
+        }
+
+
+def _have_answers(
+    documents: Documents, first: np.ndarray[Any, Any], end: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """Return for each document whether an id from `first`, and before `end`, is of an answer."""
+    assert documents.answers is not None
+    places = np.append(np.flatnonzero(documents.answers), len(documents.answers))
+    found: np.ndarray[Any, Any] = places[np.searchsorted(places, first)] < end
+    return found
+
+
+def tokenise_rows(
+    source: RowSource,
+    tokenizer: str,
+    settings: str,
+    write: Callable[[dict[str, Any], PreTrainedTokenizerFast], AnsweredText],
+) -> Documents:
+    """Return rows as documents, tokenised once.
+
+    source: the rows.  tokenizer: folder or file.  settings: all else that `write` depends on.
+    write: (row, loaded tokenizer) -> its text and what of it is an answer.
+    """
+    digest = hashlib.sha256(f"{source.digest()} {settings}".encode()).hexdigest()
+    return keep_documents(
+        source.path, digest, tokenizer, lambda loaded: _encode_rows(source, loaded, write)
+    )
+
+
+def _encode_rows(
+    source: RowSource,
+    tokenizer: PreTrainedTokenizerFast,
+    write: Callable[[dict[str, Any], PreTrainedTokenizerFast], AnsweredText],
+) -> Iterator[DocumentPart]:
+    """Yield rows as ids.  source, tokenizer, write: see tokenise_rows."""
+    backend, done = tokenizer.backend_tokenizer, 0
+    backend.post_processor = None  # which may trim spaces off the places of ids
+    for rows in source.batches(_AT_ONCE):
+        LOG.info("tokenising %s: row %s", source.path, f"{done:,}")
+        texts = []
+        for k, row in enumerate(rows, done):
+            try:
+                texts.append(write(row, tokenizer))
+            except Exception as error:  # of a template too
+                raise ValueError(f"{source.path}, row {k}: {error}") from error
+        found = backend.encode_batch([each.text for each in texts], add_special_tokens=False)
+        for text, encoding in zip(texts, found, strict=True):
+            answers = None if text.spans is None else _mark(encoding.offsets, text.spans)
+            yield DocumentPart(ids=encoding.ids, answers=answers)
+        done += len(rows)
+
+
+def _mark(places: list[tuple[int, int]], spans: tuple[tuple[int, int], ...]) -> list[bool]:
+    """Return whether each id, at a place in the text, holds a character of a span."""
+    starts = np.array([start for start, _ in places], np.int64)
+    ends = np.array([end for _, end in places], np.int64)
+    marked = np.zeros(len(places), bool)
+    for start, end in spans:
+        marked |= (starts < end) & (ends > start)
+    return [*map(bool, marked)]

@@ -1,0 +1,128 @@
+"""Chat and instruction data: what the assistant says is trained on, what it reads is not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from flowrun.models.data.corpus.answers import AnsweredDocuments, AnsweredText, tokenise_rows
+from flowrun.models.data.corpus.row_source import RowSource, field_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+ASSISTANT = "assistant"
+_MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+class Chat(AnsweredDocuments):
+    """Conversations by the tokenizer's own chat template: {tokens (T,), targets (T,)}, int64.
+
+    path, split: rows (row_source.py).  tokenizer: a folder with a chat template.
+    messages: field with a list of {role, content}.  length, long: see AnsweredDocuments.
+    An answer is what the template marks by {% generation %}; in a template without such marks,
+    what follows the prompt of a message of the role `assistant`, its end included.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        tokenizer: str,
+        length: int = 1024,
+        messages: str = "messages",
+        split: str | None = None,
+        long: str | None = None,
+    ) -> None:
+        source = RowSource(path, split)
+
+        def write(row: dict[str, Any], loaded: PreTrainedTokenizerFast) -> AnsweredText:
+            return render_chat(field_of(row, messages), loaded, tokenizer)
+
+        made = tokenise_rows(source, tokenizer, f"chat {messages}", write)
+        super().__init__(made, length, long)
+
+
+class Instructions(AnsweredDocuments):
+    """Prompts with answers: {tokens (T,), targets (T,)}, int64.
+
+    path, split: rows (row_source.py).  tokenizer: a folder whose config names an end-of-text token,
+    which ends each answer.
+    prompt, answer: text with fields of a row in braces.  length, long: see AnsweredDocuments.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        tokenizer: str,
+        length: int = 1024,
+        prompt: str = "{prompt}\n",
+        answer: str = "{answer}",
+        split: str | None = None,
+        long: str | None = None,
+    ) -> None:
+        source = RowSource(path, split)
+
+        def write(row: dict[str, Any], loaded: PreTrainedTokenizerFast) -> AnsweredText:
+            if loaded.eos_token is None:
+                raise ValueError(
+                    f"{tokenizer} names no end-of-text token: no answer would end; give a folder "
+                    "whose tokenizer_config.json has eos_token"
+                )
+            asked, said = (_fill(form, row) for form in (prompt, answer))
+            text = asked + said + loaded.eos_token
+            return AnsweredText(text, ((len(asked), len(text)),))
+
+        made = tokenise_rows(source, tokenizer, f"instructions {prompt!r} {answer!r}", write)
+        super().__init__(made, length, long)
+
+
+def _fill(form: str, row: dict[str, Any]) -> str:
+    try:
+        return form.format_map(row)
+    except KeyError as error:
+        field_of(row, str(error.args[0]))
+        raise
+
+
+def render_chat(
+    messages: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerFast, name: str
+) -> AnsweredText:
+    """Return a conversation as the tokenizer's template writes it, with the places of answers.
+
+    messages: {role, content} of each.  tokenizer: the loaded one.  name: of the tokenizer, for
+    errors.  Raise ValueError for one without a template, and for a template that writes the first
+    messages in another way when more follow, and marks no answers.
+    """
+    if not tokenizer.chat_template:
+        raise ValueError(f"{name} has no chat template: give a folder with chat_template.jinja")
+    if _MARKED.search(tokenizer.chat_template):
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        texts, spans = render_jinja_template(
+            [list(messages)],
+            chat_template=tokenizer.chat_template,
+            return_assistant_tokens_mask=True,
+            **tokenizer.special_tokens_map,
+        )
+        return AnsweredText(texts[0], tuple((start, end) for start, end in spans[0]))
+    whole, found = _render(tokenizer, messages), []
+    for k, message in enumerate(messages):
+        if message["role"] == ASSISTANT:
+            asked = _render(tokenizer, messages[:k], add_generation_prompt=True)
+            said = _render(tokenizer, messages[: k + 1])
+            if not (said.startswith(asked) and whole.startswith(said)):
+                raise ValueError(
+                    f"the chat template of {name} writes a message in another way when more "
+                    "follow: mark in it what the assistant says by {% generation %} and "
+                    "{% endgeneration %}"
+                )
+            found.append((len(asked), len(said)))
+    return AnsweredText(whole, tuple(found))
+
+
+def _render(
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[dict[str, Any]], **asked: bool
+) -> str:
+    found: str = tokenizer.apply_chat_template(list(messages), tokenize=False, **asked)
+    return found

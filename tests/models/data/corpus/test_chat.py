@@ -1,0 +1,163 @@
+"""Chat and instruction data: targets are exactly what the assistant says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from flowrun.models.data.corpus.chat import Chat, Instructions
+
+# The form that most models use; it marks no answers.
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] "
+    "+ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+# A form that leaves earlier thoughts out, and so writes a message in another way when more follow.
+FORGETFUL = (
+    "{% for message in messages %}"
+    "{{ message['role'] + ':' + (message['content'] if loop.last else 'gone') }}{% endfor %}"
+)
+TALK = [
+    {"role": "user", "content": "the cat?"},
+    {"role": "assistant", "content": " önly on the mat\n"},
+    {"role": "user", "content": "the dog"},
+    {"role": "assistant", "content": "sat"},
+]
+
+
+def write(folder: Path, *rows: Any) -> str:
+    """Write rows as jsonl; return the path."""
+    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(folder / "rows.jsonl")
+
+
+def with_template(bpe: str, folder: Path, template: str) -> str:
+    """Write the tokenizer with another chat template."""
+    tokenizer = AutoTokenizer.from_pretrained(bpe)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder / "other")
+    return str(folder / "other")
+
+
+def shown(item: dict[str, torch.Tensor], tokenizer: str) -> tuple[str, str]:
+    """Return what the tokens and the targets say."""
+    loaded = AutoTokenizer.from_pretrained(tokenizer)
+    targets = item["targets"][item["targets"] >= 0]
+    return loaded.decode(item["tokens"].tolist()), loaded.decode(targets.tolist())
+
+
+def test_answers_and_their_ends_alone_are_targets(tmp_path: Path, bpe: str) -> None:
+    data = Chat(write(tmp_path, {"messages": TALK}), bpe, length=60)
+    tokens, targets = shown(data[0], bpe)
+    assert targets == " önly on the mat\n<|end|>sat<|end|>"
+    assert tokens.startswith(
+        "<|user|>the cat?<|end|><|assistant|> önly on the mat\n<|end|><|user|>"
+    )
+
+
+def test_ids_are_those_of_the_library(tmp_path: Path, bpe: str) -> None:
+    for tokenizer in (bpe, with_template(bpe, tmp_path, CHATML)):
+        library = AutoTokenizer.from_pretrained(tokenizer)
+        expected = library.apply_chat_template(TALK, return_dict=False)
+        data = Chat(write(tmp_path, {"messages": TALK}), tokenizer, length=150)
+        assert data[0]["tokens"][: len(expected)].tolist() == expected
+
+
+def test_a_template_without_marks_gives_the_same_answers(tmp_path: Path, bpe: str) -> None:
+    tokenizer = with_template(bpe, tmp_path, CHATML)
+    data = Chat(write(tmp_path, {"messages": TALK}), tokenizer, length=150)
+    assert shown(data[0], tokenizer)[1] == " önly on the mat\n<|im_end|>\nsat<|im_end|>\n"
+
+
+def test_a_target_is_the_id_behind_its_token(tmp_path: Path, bpe: str) -> None:
+    item = Chat(write(tmp_path, {"messages": TALK}), bpe, length=60)[0]
+    counted = item["targets"] != -100
+    following = torch.roll(item["tokens"], -1)
+    inside = counted & (torch.arange(60) < 59)
+    assert torch.equal(item["targets"][inside], following[inside])
+    assert not counted[0] and item["tokens"].dtype == item["targets"].dtype == torch.int64
+
+
+def test_a_template_that_rewrites_the_past_needs_marks(tmp_path: Path, bpe: str) -> None:
+    tokenizer = with_template(bpe, tmp_path, FORGETFUL)
+    with pytest.raises(ValueError, match=r"row 0: the chat template of .* mark in it what the"):
+        Chat(write(tmp_path, {"messages": TALK}), tokenizer, length=60)
+
+
+def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path, bpe: str) -> None:
+    with pytest.raises(ValueError, match="has no chat template"):
+        Chat(write(tmp_path, {"messages": TALK}), f"{bpe}/tokenizer.json")
+
+
+def test_an_id_with_a_character_of_an_answer_is_a_target(tmp_path: Path, bpe: str) -> None:
+    path = write(tmp_path, {"q": "sat", "a": "the mat"}, {"q": "x", "a": "the dog"})
+    data = Instructions(path, bpe, length=40, prompt="{q} ", answer="{a}")
+    assert shown(data[0], bpe)[1] == " the mat<|end|>"  # " the" is one id
+
+
+def test_instructions_end_with_the_end_of_text(tmp_path: Path, bpe: str) -> None:
+    path = write(tmp_path, {"q": "the cat?", "a": "the mat"}, {"q": "x", "a": "the dog"})
+    data = Instructions(path, bpe, length=40, prompt="Q: {q}\nA:\n", answer="{a}")
+    tokens, targets = shown(data[0], bpe)
+    assert tokens.startswith("Q: the cat?\nA:\nthe mat<|end|>") and targets == "the mat<|end|>"
+    with pytest.raises(ValueError, match="row 0: there is no 'prompt' in it; it has q, a"):
+        Instructions(path, bpe)
+    with pytest.raises(ValueError, match="names no end-of-text token: no answer would end"):
+        Instructions(path, f"{bpe}/tokenizer.json", prompt="{q}", answer="{a}")
+
+
+@pytest.fixture
+def lengths(tmp_path: Path) -> str:
+    """Instructions of 3, 7 and 12 ids: the prompt has one, the end too."""
+    return write(tmp_path, *({"prompt": "z", "answer": "q" * k} for k in (1, 5, 10)))
+
+
+def make(path: str, bpe: str, length: int, long: str | None) -> Instructions:
+    """Make the data set of `lengths`."""
+    return Instructions(path, bpe, length=length, prompt="{prompt}", long=long)
+
+
+def test_what_is_too_long_is_refused_with_what_to_write(lengths: str, bpe: str) -> None:
+    with pytest.raises(ValueError, match=r"2 of 3 documents have more than the 5 ids of length=4"):
+        make(lengths, bpe, 4, None)
+    with pytest.raises(ValueError, match=r"write length=11, or long=cut or drop"):
+        make(lengths, bpe, 4, None)
+    assert len(make(lengths, bpe, 11, None)) == 3
+    with pytest.raises(ValueError, match="long must be cut, drop or null, not 'trim'"):
+        make(lengths, bpe, 4, "trim")
+
+
+def test_what_is_too_long_is_cut_or_left_out_and_counted(lengths: str, bpe: str) -> None:
+    cut, dropped = (make(lengths, bpe, 4, long) for long in ("cut", "drop"))
+    assert len(cut) == 3 and len(dropped) == 1
+    assert (cut[1]["targets"] >= 0).all() and (cut[0]["targets"] >= 0).tolist() == [True, True] + [
+        False
+    ] * 2
+    assert "2 of 3 documents are cut to 5 ids (data.long=cut)" in cut.notes
+    assert "2 of 3 documents have more than 5 ids, and are left out (data.long=drop)" in (
+        dropped.notes
+    )
+
+
+def test_documents_without_an_answer_are_left_out_and_counted(tmp_path: Path, bpe: str) -> None:
+    path = write(tmp_path, {"messages": TALK[:1]}, {"messages": TALK}, {"messages": TALK[2:3]})
+    data = Chat(path, bpe, length=60)
+    assert len(data) == 1
+    assert data.notes[-1] == "2 of 3 documents have no answer to train on, and are left out"
+    with pytest.raises(ValueError, match="no document is left to train on"):
+        Chat(path, bpe, length=4, long="cut")
+
+
+def test_many_items_at_once_are_those_of_one_by_one(tmp_path: Path, bpe: str) -> None:
+    path = write(tmp_path, *({"messages": TALK[: 2 + 2 * (k % 2)]} for k in range(6)))
+    data = Chat(path, bpe, length=60)
+    batch = data.stacked(torch.tensor([3, 0, 5]))
+    for row, index in enumerate((3, 0, 5)):
+        for field, values in data[index].items():
+            assert torch.equal(batch[field][row], values)
