@@ -114,7 +114,14 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             _check_words(given)
     except typer.Exit as ended:
         raise SystemExit(ended.exit_code) from None
-    app(given, prog_name="flowrun")
+    try:
+        app(given, prog_name="flowrun")
+    except SystemExit as ended:
+        cause = getattr(ended.__context__, "__cause__", None)  # typer ends on Ctrl-C in silence
+        if isinstance(cause, KeyboardInterrupt):
+            doing.clear()
+            typer.echo("stopped", err=True)
+        raise
     raise SystemExit(OK)
 
 

@@ -9,8 +9,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 
 from flowrun.engine.errors import FlowrunError, PlanError, RunError, SbpError
+from flowrun.launcher import cli
 from flowrun.launcher.cli import main
 from flowrun.launcher.report.sweep_table import PLOT, TABLE
 
@@ -73,6 +75,22 @@ def test_help_ends_well(capsys: pytest.CaptureFixture[str], arguments: list[str]
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert end(capsys, "--version")[1].startswith("flowrun 0.")
+
+
+def test_ctrl_c_before_a_command_begins_is_answered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = typer.Typer()
+    other.callback()(lambda: None)
+
+    @other.command()
+    def plan() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", other)
+    with pytest.raises(SystemExit) as ended:
+        main(["plan"])
+    assert (ended.value.code, capsys.readouterr().err) == (130, "stopped\n")
 
 
 def test_recipes_lists_each_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
