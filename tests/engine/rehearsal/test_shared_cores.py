@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -25,6 +26,7 @@ ONE_STAGE = ("placement.stages=1", "placement.axes={data: 2}", "train.micro_batc
 PIPELINE = ("placement.stages=4", "train.micro_batches=8")
 
 
+@cache
 def plan_of(*changes: str) -> Plan:
     plan = Job(load([*GPT.split(), *changes]), values=False).training.plan
     return replace(plan, order=(), core=1.0, cores=math.inf)
