@@ -97,9 +97,10 @@ def render_chat(
     if not tokenizer.chat_template:
         raise ValueError(f"{name} has no chat template: give a folder with chat_template.jinja")
     if _MARKED.search(tokenizer.chat_template):
-        from transformers.utils.chat_template_utils import render_jinja_template
+        from transformers.utils import chat_template_utils
 
-        texts, spans = render_jinja_template(
+        render: Any = chat_template_utils.render_jinja_template  # typed as if it gave a text alone
+        texts, spans = render(
             [list(messages)],
             chat_template=tokenizer.chat_template,
             return_assistant_tokens_mask=True,
@@ -109,7 +110,7 @@ def render_chat(
     whole, found = _render(tokenizer, messages), []
     for k, message in enumerate(messages):
         if message["role"] == ASSISTANT:
-            asked = _render(tokenizer, messages[:k], add_generation_prompt=True)
+            asked = _render(tokenizer, messages[:k], prompt=True)
             said = _render(tokenizer, messages[: k + 1])
             if not (said.startswith(asked) and whole.startswith(said)):
                 raise ValueError(
@@ -122,7 +123,9 @@ def render_chat(
 
 
 def _render(
-    tokenizer: PreTrainedTokenizerFast, messages: Sequence[dict[str, Any]], **asked: bool
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[dict[str, Any]], prompt: bool = False
 ) -> str:
-    found: str = tokenizer.apply_chat_template(list(messages), tokenize=False, **asked)
-    return found
+    found = tokenizer.apply_chat_template(
+        list(messages), tokenize=False, add_generation_prompt=prompt
+    )
+    return str(found)

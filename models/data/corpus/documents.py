@@ -75,7 +75,8 @@ def keep_documents(
     """
     key = hashlib.sha256(f"{_FORM} {made_of} {digest_tokenizer(tokenizer)}".encode()).hexdigest()
     folder = own_folder(cache_folder())
-    where, notes = folder / f"{_PREFIX}{key[:32]}", ()
+    where = folder / f"{_PREFIX}{key[:32]}"
+    notes: tuple[str, ...] = ()
     if where.is_dir():
         os.utime(where)
     else:

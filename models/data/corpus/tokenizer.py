@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -22,6 +22,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     where = _existing(path)
+    found: Any
     if where.is_file():
         found = PreTrainedTokenizerFast(tokenizer_file=str(where))
     else:
@@ -30,7 +31,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
         raise ValueError(f"{path}: a {type(found).__name__} has no fast form ({TOKENIZER})")
     found.backend_tokenizer.no_truncation()
     found.backend_tokenizer.no_padding()
-    return found
+    return found  # type: ignore[no-any-return]
 
 
 def digest_tokenizer(path: str) -> str:
