@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ class ClickLog(Rows):
     """Rows of a click log as {ids (F,) int64, numbers (N,) float32, clicks () float32}.
 
     These are the fields of Wide & Deep.
-    path: a .csv file with a header, or a .parquet file (pip install flowrun[parquet]).
+    path: a .csv file with a header, or a .parquet file; pyarrow reads both (pip install
+    flowrun[parquet]).
     click: name of the column that is 0 or 1.  categories: columns whose values become ids; numbers:
     columns of numbers, which become log(1 + x) if x > 0; an empty cell is 0.
     ids: rows of the model's table, over all categories.  Each category owns an equal number; a
@@ -36,8 +36,7 @@ class ClickLog(Rows):
     ) -> None:
         if ids < len(categories):
             raise ValueError(f"{ids} ids are too few for {len(categories)} categories")
-        wanted = [click, *categories, *numbers]
-        columns = _columns(Path(path).expanduser(), wanted)
+        columns = _columns(Path(path).expanduser(), categories, [click, *numbers])
         rows = ids // max(len(categories), 1)
         found = [_rows(columns[name], rows) + k * rows for k, name in enumerate(categories)]
         clicks = _numbers(columns[click])
@@ -49,39 +48,38 @@ class ClickLog(Rows):
         )
 
 
-def _columns(file: Path, names: Sequence[str]) -> Mapping[str, Sequence[Any]]:
+def _columns(file: Path, categories: Sequence[str], numbers: Sequence[str]) -> Any:
+    """Read columns as an Arrow table: numbers as float64, and categories of CSV as text."""
+    from pyarrow import csv, dataset, float64, string
+
     if not file.is_file():
         raise FileNotFoundError(f"there is no file {file}")
-    if file.suffix == ".parquet":
-        import pyarrow.parquet
-
-        known = pyarrow.parquet.read_schema(file).names
-        _check(file, names, known)
-        table = pyarrow.parquet.read_table(file, columns=list(names))
-        return {name: table[name].to_pylist() for name in names}
-    with file.open(newline="", encoding="utf-8") as stream:
-        reader = csv.reader(stream)
-        known = next(reader, [])
-        _check(file, names, known)
-        at = [known.index(name) for name in names]
-        cells = [[row[k] for k in at] for row in reader if row]
-    return dict(zip(names, zip(*cells, strict=True), strict=True))
-
-
-def _check(file: Path, names: Sequence[str], known: Sequence[str]) -> None:
-    missing = [name for name in names if name not in known]
+    types = dict.fromkeys(categories, string()) | dict.fromkeys(numbers, float64())
+    cells = csv.ConvertOptions(column_types=types, null_values=[""])
+    is_csv = file.suffix != ".parquet"
+    kind = dataset.CsvFileFormat(convert_options=cells) if is_csv else "parquet"
+    found = dataset.dataset(file, format=kind)
+    missing = [name for name in types if name not in found.schema.names]
     if missing:
-        raise ValueError(f"{file} has no column {missing[0]!r}; it has {', '.join(known)}")
+        known = ", ".join(found.schema.names)
+        raise ValueError(f"{file} has no column {missing[0]!r}; it has {known}")
+    return found.to_table(columns=[*types])
 
 
-def _rows(cells: Sequence[Any], rows: int) -> Tensor:
-    texts = ("" if cell is None else str(cell) for cell in cells)
-    return torch.tensor([zlib.crc32(text.encode()) % rows for text in texts])
+def _rows(column: Any, rows: int) -> Tensor:
+    """Return the row of each cell; a value is hashed once."""
+    from pyarrow.types import is_dictionary
+
+    plain = column.cast(column.type.value_type) if is_dictionary(column.type) else column
+    coded = plain.combine_chunks().dictionary_encode("encode")
+    texts = ("" if value is None else str(value) for value in coded.dictionary.to_pylist())
+    hashed = np.array([zlib.crc32(text.encode()) % rows for text in texts], np.int64)
+    return torch.from_numpy(hashed[coded.indices.to_numpy()])
 
 
-def _numbers(cells: Sequence[Any]) -> Tensor:
-    values = [0.0 if cell in (None, "") else float(cell) for cell in cells]
-    return torch.from_numpy(np.array(values, dtype=np.float32))
+def _numbers(column: Any) -> Tensor:
+    values = column.cast("float64").fill_null(0.0).to_numpy()
+    return torch.from_numpy(values.astype(np.float32))
 
 
 def _log_of_positive(x: Tensor) -> Tensor:

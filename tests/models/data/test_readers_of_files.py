@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,21 @@ def test_cells_become_ids_numbers_and_clicks(tmp_path: Path) -> None:
     )
 
 
+def test_cells_that_look_like_numbers_are_texts_of_a_category(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("click,user\n1,007\n0,7\n\n1,NA\n1,\n")
+    data = ClickLog(str(tmp_path / "log.csv"), "click", ["user"], ids=1_000_000)
+    texts = ("007", "7", "NA", "")
+    assert [int(data[k]["ids"]) for k in range(4)] == [
+        zlib.crc32(text.encode()) % 1_000_000 for text in texts
+    ]
+
+
+def test_a_number_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("click,user\n1,7\nyes,7\n")
+    with pytest.raises(ValueError, match="conversion error to double: invalid value 'yes'"):
+        ClickLog(str(tmp_path / "log.csv"), "click", ["user"])
+
+
 def test_parquet_reads_as_csv_does(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow", reason="the extra `parquet` is not installed")
     import pyarrow.parquet
@@ -128,14 +144,16 @@ def test_parquet_reads_as_csv_does(tmp_path: Path) -> None:
         "user": [7, 7, None],
         "price": [3.0, None, -2.0],
     }
-    pyarrow.parquet.write_table(arrow.table(columns), tmp_path / "log.parquet")
-    found = [
-        ClickLog(str(tmp_path / f"log.{kind}"), "click", ["site", "user"], ["price"])
-        for kind in ("csv", "parquet")
+    table = arrow.table(columns)
+    pyarrow.parquet.write_table(table, tmp_path / "log.parquet")
+    coded = table.set_column(2, "user", table["user"].dictionary_encode())
+    pyarrow.parquet.write_table(coded, tmp_path / "coded.parquet")
+    first, *others = [
+        ClickLog(str(tmp_path / name), "click", ["site", "user"], ["price"])
+        for name in ("log.csv", "log.parquet", "coded.parquet")
     ]
-    for k in range(3):
-        one, other = (data[k] for data in found)
-        assert all(torch.equal(one[name], other[name]) for name in one)
+    for other in others:
+        assert all(torch.equal(first.fields[name], other.fields[name]) for name in first.fields)
 
 
 def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
