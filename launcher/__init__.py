@@ -7,10 +7,11 @@ folders above it in this list (tests/test_tree.py):
 terminal/         the console, units of quantities, the line that says what is being done
 recipe/           YAML and command line -> a Recipe, checked
 model/ store/     model, data and loss as objects; checkpoints and weights on disk
+text/             text from a model, token by token
 job/              a recipe made concrete: strategy, samples, plans
 report/           the plan for a person, the files of a run's folder, the report
 launch/ place/    a job -> processes; auto.placement: the fastest placement that fits
-commands/         what the other commands do: verify, resume, export, calibrate
+commands/         what the other commands do: verify, resume, export, sample, eval, calibrate
 bench/            flowrun compared with torch's own layouts, and with published tables
 
 multirun.py and weights.py keep names that users' own files refer to.

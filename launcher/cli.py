@@ -7,6 +7,8 @@
     flowrun resume RUN_DIR …              go on with a run from its last checkpoint
     flowrun export RUN_DIR                its weights as one file, by the model's own names
     flowrun tokenizer --to FOLDER         train a tokenizer on text
+    flowrun sample RUN_DIR --prompt TEXT  text that its model writes
+    flowrun eval RUN_DIR                  its metrics, without training
     flowrun bench suite=S …               compare with torch's own layouts, in turn
     flowrun calibrate FILE                measure this machine, write a hardware profile
     flowrun recipes                       what there is
@@ -36,10 +38,12 @@ from flowrun.engine.runtime.process import heap
 from flowrun.launcher.help_texts import (
     BENCH_HELP,
     CALIBRATE_HELP,
+    EVAL_HELP,
     EXPORT_HELP,
     PLAN_HELP,
     RESUME_HELP,
     RUN_HELP,
+    SAMPLE_HELP,
     TOKENIZER_HELP,
     VERIFY_HELP,
 )
@@ -52,6 +56,8 @@ COMMANDS = (
     "verify",
     "resume",
     "export",
+    "sample",
+    "eval",
     "tokenizer",
     "bench",
     "calibrate",
@@ -302,18 +308,119 @@ def export(
         int | None, typer.Option("--step", help="Of the checkpoint; without it the newest weights.")
     ] = None,
     to: Annotated[
-        Path | None, typer.Option("--to", help="The file; without it one in the run's folder.")
+        str | None,
+        typer.Option(
+            "--to", help="The file, or a folder (it ends with /); without it in the run's folder."
+        ),
     ] = None,
     best: Best = False,
     adapters: Annotated[
         bool, typer.Option("--adapters", help="The adapters alone, in a folder of peft's.")
     ] = False,
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="safetensors|hf",
+            help="One file of weights, or a folder that transformers' from_pretrained loads.",
+        ),
+    ] = "safetensors",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            "--dtype", metavar="fp32|bf16|fp16", help="With --format hf: that of the weights."
+        ),
+    ] = "",
 ) -> None:
     """Write the weights of a run (see EXPORT_HELP)."""
-    with _errors_shown([], None):
+    with _errors_shown([f"recipe={run_folder / 'recipe.yaml'}"], None):
+        from flowrun.launcher.commands.export import check_format, describe_file
         from flowrun.launcher.commands.export import export as export_weights
 
-        typer.echo(export_weights(run_folder, step, to, best, adapters))
+        check_format(format, dtype, adapters)
+        if format == "hf":
+            from flowrun.launcher.commands.export_folder import export_folder
+
+            target = Path(to) if to else None
+            written = export_folder(run_folder, target, step=step, best=best, dtype=dtype)
+            typer.echo("\n".join(written.lines()))
+        else:
+            typer.echo(describe_file(export_weights(run_folder, step, to, best, adapters)))
+
+
+@app.command(help=SAMPLE_HELP)
+def sample(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER",
+            help="Folder of a run, of a checkpoint, or of Hugging Face's.",
+            show_default=False,
+        ),
+    ],
+    prompt: Annotated[str, typer.Option("--prompt", help="The text to go on from.")] = "",
+    tokens: Annotated[int, typer.Option("--tokens", help="The most tokens to write.", min=1)] = 128,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            "--temperature", help="Divides the logits; 0: always the likeliest token.", min=0
+        ),
+    ] = 0.8,
+    top_k: Annotated[
+        int, typer.Option("--top-k", help="Draw from the likeliest K tokens; 0: from all.", min=0)
+    ] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Of the random numbers.")] = 0,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            help="A folder or file, or the word bytes, where the source names none.",
+        ),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", help="Of the checkpoint; without it the newest weights.")
+    ] = None,
+    best: Best = False,
+) -> None:
+    """Write text with a model (see SAMPLE_HELP)."""
+    doing.doing("reading the model")
+    with _errors_shown([f"recipe={source / 'recipe.yaml'}"], None):
+        from flowrun.launcher.commands.sample import sample as write_text
+        from flowrun.launcher.terminal.console import printable
+        from flowrun.launcher.text.generate import Drawing
+
+        drawing = Drawing(tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
+        pieces = write_text(source, prompt, drawing, step=step, best=best, tokenizer=tokenizer)
+        doing.clear()
+        typer.echo(prompt, nl=False)
+        for piece in pieces:
+            typer.echo(printable(piece), nl=False)
+        typer.echo()
+
+
+@app.command("eval", help=EVAL_HELP)
+def evaluate(
+    run_folder: RunFolder,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value]…", show_default=False)
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", help="Of the checkpoint; without it the newest weights.")
+    ] = None,
+    best: Best = False,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Evaluate a run (see EVAL_HELP)."""
+    given = overrides or []
+    doing.doing("reading the model")
+    with _errors_shown([f"recipe={run_folder / 'recipe.yaml'}", *given], config_dir):
+        from flowrun.launcher.commands.evaluate import evaluate as evaluate_run
+
+        found = evaluate_run(run_folder, given, step=step, best=best, config_dir=config_dir)
+        doing.clear()
+        typer.echo(found)
+        if found.note:
+            typer.echo(f"note: {found.note}", err=True)
 
 
 @app.command(help=TOKENIZER_HELP)

@@ -105,6 +105,8 @@ def _run(
             trace.write(record.folder / trace.NAME, record.job.training, log.notes)
         report = Report.of(record.job, record.job.training, log)  # foreseen and measured
         record.write_report(report)
+        if recipe.eval.sample and progress:
+            _show_sample(record)
         return report
 
 
@@ -129,6 +131,20 @@ def _execute(record: Record, requests: Requests) -> Log:
                 _plan_for_fewer_ranks(record, lost)
             except HostsChanged as changed:
                 _plan_for_hosts(record, changed, jobs.get(changed.num_hosts))
+
+
+def _show_sample(record: Record) -> None:
+    """Show what a model that was trained on text writes; the run is complete even if it cannot."""
+    from flowrun.launcher.commands.sample import sample_after
+
+    try:
+        found = sample_after(record.job, record.folder)
+    except Exception as error:  # of the user's model, maybe
+        why = error.problem if isinstance(error, FlowrunError) else repr(error)
+        record.note(f"no sample of text: {why}")
+        return
+    if found and record.progress:
+        record.progress.show_sample(*found)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ import command_help  # noqa: E402
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 USUAL = "defaults: [/model: gpt_tiny, /data: text, /optim: adamw, /launch: local]\n"
 OF_A_RUN = "recipe=gpt_hybrid"  # what a run folder of the pages may have trained
+OPTIONS = {"--save-recipe", "--cfg", "--level", "--step", "--config-dir"}  # that take a word
 REFUSED = "exit status 2"  # said behind a command that is to fail
 
 
@@ -96,14 +97,14 @@ def composed(line: str) -> None:
     """Compose what a command would; a sweep, every combination."""
     _, *given = shlex.split(line, comments=True)
     command = given.pop(0) if given[0] in COMMANDS else "run"
-    for option in {"--save-recipe", "--cfg", "--level", "--step", "--config-dir"} & {*given}:
+    for option in OPTIONS & {*given}:
         at = given.index(option)
         del given[at : at + 2]
         if option == "--config-dir":  # a profile of the reader's own
             given.remove("hardware=mine")
     overrides = [text for text in given if "=" in text.removeprefix("--")]
-    others = ("export", "tokenizer", "calibrate")
-    assert set(given) - set(overrides) <= {"-m"} or command in ("resume", *others), line
+    others = ("export", "tokenizer", "sample", "calibrate")
+    assert set(given) - set(overrides) <= {"-m"} or command in ("resume", "eval", *others), line
     if command == "calibrate" and overrides:
         load(overrides)
         return
@@ -119,7 +120,7 @@ def composed(line: str) -> None:
         for each in sorted(recipes)[:: max(1, len(recipes) - 1)]:  # all of them: tests of bench
             load_once(each)
         return
-    if command == "resume":
+    if command in ("resume", "eval"):
         overrides.insert(0, OF_A_RUN)
     parsed = OverridesParser.create().parse_overrides(spell(overrides))
     choices = [

@@ -37,6 +37,7 @@ LAUNCHER = (
     ("terminal", "help_texts"),
     ("recipe",),
     ("model", "store"),
+    ("text",),
     ("job",),
     ("report", "launch/hosts"),
     ("launch/restart",),

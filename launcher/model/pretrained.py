@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.model.adapters import base_names
+from flowrun.launcher.model.hugging_face import KEY, rename_to_ours
 from flowrun.launcher.model.initial import named_tensors
 
-KEY = "model.weights"
 _IN_FOLDER = ("model.safetensors", "pytorch_model.bin", "weights.safetensors")
 _SHOWN = 4  # names in an error
 
@@ -33,7 +33,8 @@ def weights_of(model: nn.Module, path: str) -> dict[str, Tensor]:
 
     Raises RecipeError if a name is missing or unexpected, or a shape is another.
     """
-    found = read(Path(path).expanduser())
+    where = Path(path).expanduser()
+    found = rename_to_ours(model, where, read(where))
     state = model.state_dict(keep_vars=True)
     names_of_base = base_names(model)
     adapters = {name: state[name] for name in {*state} - {*names_of_base.values()}}

@@ -80,11 +80,14 @@ class Eval:
     fraction: share of the data set that is held out: its last samples.
     batches: how many batches an evaluation reads, each as large as that of a step.
     every: steps from one evaluation to the next; 0: at the end only.
+    sample: a run that trained on text ends with a few lines that its model writes
+        (docs/how_to/sample.md).
     """
 
     fraction: float = 0.05
     batches: int = 8
     every: int = 0
+    sample: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

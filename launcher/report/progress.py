@@ -28,7 +28,7 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.report.group_equal import alike, extent, one_of_each, spans
 from flowrun.launcher.report.report import Report, StepRecord, numbers
 from flowrun.launcher.terminal import doing
-from flowrun.launcher.terminal.console import wide_console
+from flowrun.launcher.terminal.console import printable, wide_console
 from flowrun.launcher.terminal.units import seconds, size
 
 
@@ -134,6 +134,13 @@ class Progress:
         if report.advice:
             self.console.print(f"note: {report.advice}", highlight=False)
         self.console.print(f"everything of this run: {folder}", highlight=False, soft_wrap=True)
+
+    def show_sample(self, prompt: str, text: str) -> None:
+        """Show the beginning of a text, and how the trained model goes on."""
+        self.console.print("it now writes:", highlight=False)
+        shown: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
+        self.console.print(printable(prompt), end="", style="dim", **shown)
+        self.console.print(printable(text), **shown)
 
     def close(self) -> None:
         """Stop drawing."""

@@ -57,12 +57,19 @@ def plan_files(folder: Path, contents: Contents, about: About) -> list[TensorFil
     if of_loss := {n.removeprefix(LOSS): t for n, t in about.names.items() if n.startswith(LOSS)}:
         out.append(file_of(folder / LOSS_FILE, contents, of_loss, about.step))
     if any(name.startswith(_EMA) for name in contents):
-        averaged = {
-            name: _EMA + tensor if _EMA + tensor in contents else tensor
-            for name, tensor in of_model(about.names).items()
-        }
+        averaged = averaged_names(contents, of_model(about.names))
         out.append(file_of(folder / AVERAGES, contents, averaged, about.step))
     return out
+
+
+def averaged_names(contents: Contents, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of a model's state_dict -> the moving average of the tensor, if it has one
+    among the contents, or the tensor.
+    """
+    return {
+        name: _EMA + tensor if _EMA + tensor in contents else tensor
+        for name, tensor in names.items()
+    }
 
 
 def of_model(names: Mapping[str, str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from contextlib import suppress
@@ -12,6 +13,16 @@ from rich.console import Console
 
 # Otherwise the bracket would be a style, and the reader advised to install what is there.
 NO_PLOT = r"no plot: it needs matplotlib (pip install 'flowrun\[plot]')"
+
+
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
+)  # but for the ends of lines and tabs
+
+
+def printable(text: str) -> str:
+    """Replace the characters that steer a terminal: a model may write any."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class LastingOutput:

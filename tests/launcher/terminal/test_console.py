@@ -10,7 +10,7 @@ from typing import TextIO, cast
 import pytest
 from rich.console import Console
 
-from flowrun.launcher.terminal.console import LastingOutput
+from flowrun.launcher.terminal.console import LastingOutput, printable
 
 
 class FullDisk(io.StringIO):
@@ -32,3 +32,7 @@ def test_output_that_nobody_takes_is_dropped_and_says_why(monkeypatch: pytest.Mo
         console.print("more than the disk takes")
     assert output.lost == "OSError: [Errno 28] No space left on device"
     assert full.getvalue() == "one\n"
+
+
+def test_what_a_model_writes_steers_no_terminal() -> None:
+    assert printable("a\tb\n\x1b[2Jc\x00 é") == "a\tb\n\ufffd[2Jc\ufffd é"

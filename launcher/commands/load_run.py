@@ -1,0 +1,126 @@
+"""A run, read again: its recipe, its model as plain torch makes it, and the weights it has now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.commands.export_adapters import Stored
+from flowrun.launcher.commands.resume import checkpoint_of
+from flowrun.launcher.model.build import instantiate_model
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.store import weight_files as weights
+from flowrun.launcher.store.checkpoint import AVERAGES, RECIPE, Checkpoint, find_all
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """The weights of a model in a run's folder.
+
+    step: steps that they were trained for.  file: that the run ended with; None: they are in the
+    checkpoint.
+    """
+
+    step: int
+    file: Path | None = None
+    checkpoint: Checkpoint | None = None
+
+    def to_stored(self) -> Stored:
+        """Return what reads them, by the names of the model's state_dict."""
+        if self.file:
+            return Stored.of_file(self.file)
+        assert self.checkpoint, "weights are in a file or in a checkpoint"
+        return Stored.of_checkpoint(
+            self.checkpoint.folder, self.step, self.checkpoint.about().names
+        )
+
+    def read_averages(self) -> Mapping[str, Tensor]:
+        """Return them with their moving averages in place of the weights (optim.ema)."""
+        if self.file:
+            return load_file(self.file.with_name(AVERAGES))
+        stored = self.to_stored()
+        names = weights.averaged_names(stored.contents, stored.names)
+        return {name: stored.value(tensor) for name, tensor in names.items()}
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run's recipe, and its model with the weights after some steps, in evaluation mode."""
+
+    recipe: Recipe
+    model: nn.Module
+    step: int
+
+
+def load_run(
+    run_folder: Path,
+    step: int | None = None,
+    best: bool = False,
+    overrides: Sequence[str] = (),
+    config_dir: str | None = None,
+    averages: bool = False,
+) -> LoadedRun:
+    """Make the model of a run, whole and in this process, with its weights.
+
+    run_folder: of the run.  step: of a checkpoint; None: the newest weights.  best: True for the
+    checkpoint that is best by train.keep_best.  overrides: of its recipe.  config_dir: the user's
+    own groups.  averages: True for the moving averages where evaluation reads them
+    (optim.ema_eval).  Raises RecipeError.
+    """
+    stored = find_weights(run_folder, step, best)
+    recipe = load([f"recipe={run_folder / RECIPE}", *overrides], config_dir)
+    recipe = replace(recipe, weights="")
+    model = instantiate_model(recipe)
+    averaged = averages and recipe.optim.ema and recipe.optim.ema_eval
+    try:
+        model.load_state_dict(stored.read_averages() if averaged else stored.to_stored().state)
+    except RuntimeError as error:
+        raise RecipeError(
+            "model",
+            f"the model that the recipe of {run_folder} makes now has not the weights of step "
+            f"{stored.step}: {' '.join(str(error).split())}",
+            "Its class must be that of the run.",
+        ) from error
+    return LoadedRun(recipe, model.eval(), stored.step)
+
+
+def find_weights(run_folder: Path, step: int | None = None, best: bool = False) -> StoredWeights:
+    """Find what a run ended with, or what a checkpoint of it holds.
+
+    run_folder: of the run.  step: of a checkpoint; None: the newest weights.  best: True for the
+    checkpoint that is best by train.keep_best.  Raises RecipeError if there are no weights.
+    """
+    if best and step is None:
+        step = checkpoint_of(run_folder, best=True).step
+    ended = run_folder / weights.FILE
+    found = find_all(run_folder)
+    trained = weights.steps_of(ended) if ended.exists() else -1
+    if trained >= 0 and (step == trained or step is None) and all(c.step <= trained for c in found):
+        return StoredWeights(trained, file=ended)
+    if not ended.exists() and not found:
+        raise PlacedError("command line", str(run_folder), *_why_nothing(run_folder))
+    checkpoint = checkpoint_of(run_folder, step)
+    return StoredWeights(checkpoint.step, checkpoint=checkpoint)
+
+
+def _why_nothing(run_folder: Path) -> tuple[str, str]:
+    """Say what is wrong with a folder that has no weights, and what to do."""
+    if not run_folder.is_dir():
+        return "there is no such folder.", "A run says at its end where everything of it is."
+    if weights.shards_in(run_folder):
+        return (
+            "the ranks of several hosts left their shards here, and nobody has joined them.",
+            f"python -m flowrun.launcher.weights {run_folder} OTHER_FOLDER does.",
+        )
+    return (
+        f"it has neither {weights.FILE} nor a complete checkpoint.",
+        f"A run ends with {weights.FILE} unless train.save=false, and saves a checkpoint every N "
+        "steps with train.save_every=N.",
+    )

@@ -1,0 +1,115 @@
+"""`flowrun sample`: text from a run, a checkpoint of it, or a folder of Hugging Face's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from flowrun.launcher.commands.load_run import LoadedRun, load_run
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.model.build import instantiate_data
+from flowrun.launcher.model.hugging_face import CONFIG, import_transformers
+from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.store import weight_files as weights
+from flowrun.launcher.store.checkpoint import ABOUT, RECIPE
+from flowrun.launcher.text.codec import (
+    BYTES,
+    ByteCodec,
+    Codec,
+    codec_of,
+    is_bytes,
+    read_tokenizer,
+)
+from flowrun.launcher.text.generate import Drawing, generate
+from flowrun.launcher.text.text_model import TextModel, text_model
+
+_QUICK_BYTES = 200e6  # of weights: about ten seconds of a core
+_PROMPT = 24  # tokens
+_SHORT = Drawing(tokens=160)
+
+
+def sample(
+    source: Path,
+    prompt: str,
+    drawing: Drawing,
+    *,
+    step: int | None = None,
+    best: bool = False,
+    tokenizer: str | None = None,
+) -> Iterator[str]:
+    """Return pieces of text that follow the prompt, as they are made.
+
+    source: a run, a checkpoint of it, or a folder of Hugging Face's.  drawing: how tokens are
+    chosen.  step, best: which weights of a run.  tokenizer: a path, or "bytes", in place of the
+    one that the source names.  Raises RecipeError.
+    """
+    if (source / ABOUT).is_file():  # a checkpoint
+        source, step = source.absolute().parents[1], int(source.name.removeprefix("step_"))
+    if (source / RECIPE).is_file():
+        model, codec = of_run(load_run(source, step, best), tokenizer)
+    elif (source / CONFIG).is_file():
+        model, codec = _of_folder(source, tokenizer)
+    else:
+        neither = f"it has neither {RECIPE}, of a run, nor {CONFIG}, of Hugging Face's."
+        problem = neither if source.is_dir() else "there is no such folder."
+        where = "A run says at its end where everything of it is."
+        raise PlacedError("command line", str(source), problem, where)
+    return generate(model, codec, prompt, drawing)
+
+
+def sample_after(job: Job, folder: Path) -> tuple[str, str] | None:
+    """Return the beginning of a held-out text and how the trained model goes on; None where the run
+    has no text, or no weights on this host.
+
+    folder: of the run, which is complete.  A model too large to be quick writes nothing: the second
+    text then says how to have it.  Raises RecipeError for a model that writes no text.
+    """
+    recipe, file = job.recipe, folder / weights.FILE
+    if not (recipe.data.get("tokenizer") or is_bytes(recipe.data)) or not file.is_file():
+        return None
+    if file.stat().st_size > _QUICK_BYTES:
+        return "", f"flowrun sample {folder} shows it"
+    model, codec = of_run(load_run(folder))
+    fed = recipe.task.inputs.get(model.argument, model.argument)
+    held_out = job.materials.evaluation_sampler
+    sampler = held_out if held_out.held_out else job.materials.sampler
+    ids = sampler(0, 0, slice(0, 1))[fed][0].tolist()
+    decode = codec.decoder([])
+    prompt = "".join(decode(each) for each in ids[: max(1, min(_PROMPT, len(ids) // 2))])
+    return prompt, "".join(generate(model, codec, prompt, _SHORT))
+
+
+def of_run(run: LoadedRun, tokenizer: str | None = None) -> tuple[TextModel, Codec]:
+    """Return the model of a run, and what its ids are.
+
+    Raises RecipeError for a model that writes no text.
+    """
+    recipe, name = run.recipe, str(run.recipe.model["_target_"])
+    model = text_model(run.model, recipe.task.inputs, _window_of(recipe), name)
+    return model, codec_of(recipe.data, tokenizer)
+
+
+def _window_of(recipe: Recipe) -> int:
+    """Return the most tokens that training read at once: the length of a sample."""
+    length = recipe.data.get("length")
+    if isinstance(length, int):
+        return length
+    sample = instantiate_data(recipe)[0]
+    return max((len(value) for value in sample.values() if value.dim() == 1), default=0) or 1
+
+
+def _of_folder(folder: Path, tokenizer: str | None) -> tuple[TextModel, Codec]:
+    """Return the model of a folder of Hugging Face's, and its tokenizer."""
+    transformers = import_transformers()
+    kind = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model_type")
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    except (ValueError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise PlacedError("command line", str(folder), f"{kind}: {reason}") from error
+    written = text_model(model, {}, None, f"{folder} ({type(model).__name__})")
+    if tokenizer == BYTES:
+        return written, ByteCodec()
+    return written, read_tokenizer(Path(tokenizer) if tokenizer else folder)

@@ -1,0 +1,8 @@
+"""Text from a model that predicts the next token, on one process.
+
+A module and a codec enter; pieces of text leave, as they are made.
+
+generate.py          read this first: tokens one by one, each drawn from the logits of those before
+text_model.py        the logits of the next token, of any model that has them
+codec.py             text <-> ids: bytes, or a tokenizer
+"""

@@ -1,0 +1,144 @@
+"""Text to ids and back: bytes as they are, or a tokenizer of the library `tokenizers`."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.models.data.corpus.tokenizer import TOKENIZER, load_tokenizer, vocabulary_of
+from flowrun.models.data.text import Text
+
+KEY = "data.tokenizer"
+BYTES = "bytes"  # in place of a tokenizer's path
+
+
+class Codec(Protocol):
+    """A codec turns text into ids, and ids into text.
+
+    size: ids are below it.  ends: ids that end a text.
+    """
+
+    size: int
+    ends: frozenset[int]
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text."""
+
+    def decoder(self, before: list[int]) -> Callable[[int], str]:
+        """Return a function from the next id to the text that it completes; "" where it is a part
+        of a character.
+
+        before: ids that come before the first.
+        """
+
+
+class ByteCodec:
+    """An id is a byte of UTF-8."""
+
+    size = 256
+    ends: frozenset[int] = frozenset()
+
+    def encode(self, text: str) -> list[int]:
+        """Return the bytes of a text."""
+        return list(text.encode())
+
+    def decoder(self, before: list[int]) -> Callable[[int], str]:
+        """See Codec.decoder; bytes that are no UTF-8 become U+FFFD."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return lambda byte: decoder.decode(bytes([byte]))
+
+
+class TokenizerCodec:
+    """The ids of a tokenizer, `tokenizers.Tokenizer`."""
+
+    def __init__(self, tokenizer: Any, size: int, ends: frozenset[int]) -> None:
+        self.tokenizer, self.size, self.ends = tokenizer, size, ends
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, with those that the tokenizer puts at its beginning."""
+        ids: list[int] = self.tokenizer.encode(text).ids
+        while ids and ids[-1] in self.ends:  # it is to be continued
+            ids.pop()
+        return ids
+
+    def decoder(self, before: list[int]) -> Callable[[int], str]:
+        """See Codec.decoder."""
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(ids=before, skip_special_tokens=True)
+        return lambda token: stream.step(self.tokenizer, token) or ""
+
+
+def codec_of(data: Mapping[str, Any], given: str | None = None) -> Codec:
+    """Return the codec of a recipe's data set.
+
+    data: the section of the recipe; `tokenizer` in it is a path, and flowrun's Text without one
+    has bytes.  given: a path, or "bytes", that goes before.  Raises RecipeError where nothing says
+    what text the ids are.
+    """
+    if named := given or data.get("tokenizer"):
+        return ByteCodec() if named == BYTES else read_tokenizer(Path(str(named)))
+    if is_bytes(data):
+        return ByteCodec()
+    raise RecipeError(
+        KEY,
+        f"nothing says what text the ids of {data.get('_target_')} are.",
+        f"--tokenizer FOLDER, a file {TOKENIZER}, or --tokenizer {BYTES} says it.",
+    )
+
+
+def is_bytes(data: Mapping[str, Any]) -> bool:
+    """Return True if a data set's ids are the bytes of text."""
+    target = str(data.get("_target_"))
+    return target == f"{Text.__module__}.{Text.__name__}" and not data.get("tokenizer")
+
+
+def read_tokenizer(path: Path) -> TokenizerCodec:
+    """Read a tokenizer from tokenizer.json, or from a folder that has it.  Raises RecipeError."""
+    instead = f"--tokenizer FOLDER names one; --tokenizer {BYTES} takes ids as bytes."
+    try:
+        found = load_tokenizer(str(path))
+    except ImportError as error:
+        raise RecipeError(
+            KEY, "this needs the package transformers.", "pip install 'flowrun[text]'"
+        ) from error
+    except FileNotFoundError as error:
+        raise PlacedError("command line", str(path), f"{error}.", instead) from error
+    except Exception as error:  # the library raises no class of its own
+        reason = " ".join(str(error).split())
+        raise PlacedError(
+            "command line", str(path), f"this is no tokenizer: {reason}", instead
+        ) from error
+    ends = {found.eos_token_id, *_generation_ends(path.expanduser())} - {None}
+    return TokenizerCodec(found.backend_tokenizer, vocabulary_of(found), frozenset(ends))
+
+
+def make_byte_tokenizer() -> Any:
+    """Return a tokenizer of the library `tokenizers` whose ids are bytes, for programs that know no
+    other kind.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    # A byte that is no character of its own stands for one above 255 there, in the same order.
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    others = iter(byte for byte in range(256) if chr(byte) not in letters)
+    ids = {letter: ord(letter) if ord(letter) < 256 else next(others) for letter in letters}
+    tokenizer: Any = Tokenizer(models.BPE(vocab=ids, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _generation_ends(folder: Path) -> list[int]:
+    """Return more ids that end a text: those of a model's generation config."""
+    with suppress(OSError, ValueError):
+        said = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+        ids = said.get("eos_token_id")
+        return ids if isinstance(ids, list) else [ids]
+    return []

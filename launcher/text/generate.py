@@ -1,0 +1,65 @@
+"""Text, token by token: each is drawn from the logits of those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.text.codec import KEY, Codec
+from flowrun.launcher.text.text_model import TextModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A drawing says how many tokens are drawn, and how.
+
+    tokens: the most.  temperature: divides the logits; 0: always the likeliest token.  top_k: the
+    number of the likeliest that are drawn from; 0: all.  seed: of the random numbers.
+    """
+
+    tokens: int = 128
+    temperature: float = 0.8
+    top_k: int = 0
+    seed: int = 0
+
+
+def generate(model: TextModel, codec: Codec, prompt: str, drawing: Drawing) -> Iterator[str]:
+    """Yield pieces of text that follow the prompt, as they are made; an id that ends a text ends it
+    earlier than `drawing` says.
+
+    model, codec: of the same ids.  Raises RecipeError where they are not.
+    """
+    ids = codec.encode(prompt) or codec.encode("\n")
+    decode = codec.decoder(ids)
+    generator = torch.Generator().manual_seed(drawing.seed)
+    for _ in range(drawing.tokens):
+        logits = model.next_logits(ids)
+        if len(logits) < codec.size:
+            raise RecipeError(
+                KEY,
+                f"the tokenizer has {codec.size} ids, and {model.name} logits of {len(logits)}.",
+                "Give the tokenizer that its data was made with: --tokenizer FOLDER.",
+            )
+        token = draw(logits[: codec.size], drawing, generator)
+        if token in codec.ends:
+            return
+        ids.append(token)
+        yield decode(token)
+
+
+def draw(logits: Tensor, drawing: Drawing, generator: torch.Generator) -> int:
+    """Return the number of a token, drawn from logits (V,).
+
+    drawing: says how.  generator: of the random numbers.
+    """
+    if drawing.temperature == 0:
+        return int(logits.argmax())
+    if 0 < drawing.top_k < len(logits):
+        least = logits.topk(drawing.top_k).values[-1]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    shares = (logits / drawing.temperature).softmax(0)
+    return int(torch.multinomial(shares, 1, generator=generator))

@@ -1,0 +1,88 @@
+"""TextModel: the logits of the next token, by plain torch, of any model that has them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flowrun.engine.errors import RecipeError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextModel:
+    """A module that gives, for tokens (1, T), logits (1, T, V) of the token after each.
+
+    argument: of forward, that takes the tokens.  window: the most tokens that it reads at once.
+    name: of the model, for errors.
+    """
+
+    module: nn.Module
+    argument: str
+    window: int
+    name: str
+
+    @torch.no_grad()
+    def next_logits(self, ids: Sequence[int]) -> Tensor:
+        """Return logits (V,) of the token after `ids`, of which the last `window` are read.
+
+        Raises RecipeError where the model has no such logits.
+        """
+        read = torch.tensor([ids[-self.window :]], device=_device_of(self.module))
+        output = self.module(**{self.argument: read})
+        logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+        if not isinstance(logits, Tensor) or logits.shape[:-1] != read.shape:
+            shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(output).__name__
+            raise no_text(
+                self.name, f"for tokens of shape {tuple(read.shape)} it gives {shape}, no logits"
+            )
+        return logits[0, -1].float().cpu()
+
+
+def text_model(
+    module: nn.Module, inputs: Mapping[str, str], window: int | None, name: str
+) -> TextModel:
+    """Return a module as a TextModel, in evaluation mode.
+
+    inputs: argument -> batch field, as `task.inputs` says it; empty: forward's own names.
+    window: the most tokens that training had; None: the model says how many it takes.  name: for
+    errors.  Raises RecipeError for a model that predicts no next token.
+    """
+    parameters = inspect.signature(module.forward).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    fed = dict(inputs) or {p.name: "" for p in named}
+    argument = next((name for name, field in fed.items() if _is_tokens(name, field)), None)
+    if argument is None:
+        raise no_text(name, f"none of its arguments ({', '.join(fed) or 'none'}) takes tokens")
+    others = [p.name for p in named if p.default is p.empty and p.name != argument]
+    if others:
+        raise no_text(name, f"it needs {', '.join(others)} with the tokens")
+    config, can_generate = (getattr(module, key, None) for key in ("config", "can_generate"))
+    if can_generate is not None:  # a model of transformers
+        if not can_generate() or getattr(config, "is_encoder_decoder", False):
+            raise no_text(name, "it predicts no next token (transformers' can_generate)")
+        window = int(getattr(config, "max_position_embeddings", None) or window or 0) or None
+    if window is None:
+        raise no_text(name, "nothing says how many tokens it reads at once")
+    return TextModel(module=module.eval(), argument=argument, window=window, name=name)
+
+
+def _is_tokens(*words: str) -> bool:
+    return any("token" in word or word == "input_ids" for word in words)
+
+
+def no_text(name: str, why: str) -> RecipeError:
+    """Return the error for a model that writes no text."""
+    return RecipeError(
+        "model",
+        f"{name} writes no text: {why}.",
+        "A model of text takes tokens (B, T), and gives logits (B, T, V) of the token after each.",
+    )
+
+
+def _device_of(module: nn.Module) -> Any:
+    return next((each.device for each in module.parameters()), torch.device("cpu"))

@@ -1,0 +1,155 @@
+"""`flowrun export`: a run as a folder that from_pretrained loads, or as one file."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.cli import main
+from flowrun.launcher.commands.export_folder import export_folder
+from flowrun.launcher.commands.load_run import load_run
+from flowrun.launcher.commands.sample import sample
+from flowrun.launcher.text.generate import Drawing
+from support.saved_run import TINY, save_run
+from support.small_tokenizer import save_tokenizer
+
+TOKENS = torch.tensor([[1, 5, 200, 7, 0, 3]])
+LLAMA = """\
+defaults: [/data: text, /optim: adamw, /launch: local]
+model:
+  _target_: transformers.LlamaForCausalLM
+  config: {_target_: transformers.LlamaConfig, vocab_size: 280, hidden_size: 16,
+    intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2}
+data: {length: 8, max_bytes: 20000, tokenizer: words}
+task: {inputs: {input_ids: tokens}, loss: null}
+"""
+
+
+@pytest.fixture
+def run(workplace: Path) -> Path:
+    """A run of flowrun's GPT on bytes."""
+    return save_run(workplace / "run")
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """The lines of a command that ends well."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    out, err = capsys.readouterr()
+    assert (ended.value.code, err) == (0, "")
+    return out.splitlines()
+
+
+@torch.no_grad()
+def test_from_pretrained_gives_the_logits_of_the_run(run: Path) -> None:
+    written = export_folder(run)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(written.folder)
+    ours = load_run(run).model
+    assert (theirs(TOKENS).logits - ours(TOKENS)).abs().max() < 1e-5
+    assert theirs.generation_config.eos_token_id is None
+
+
+def test_its_tokenizer_has_bytes(run: Path) -> None:
+    export_folder(run)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(run / "hf")
+    every = bytes(range(128)).decode() + "é日本"
+    assert tokenizer(every).input_ids == list(every.encode())
+    assert tokenizer.decode(list(every.encode()), clean_up_tokenization_spaces=False) == every
+
+
+def test_a_run_and_its_folder_write_the_same(run: Path) -> None:
+    export_folder(run)
+    short = Drawing(tokens=4, temperature=0)
+    texts = ["".join(sample(folder, "def ", short)) for folder in (run, run / "hf")]
+    assert texts[0] == texts[1] != ""
+
+
+def test_weights_come_in_shards_with_an_index(run: Path) -> None:
+    export_folder(run, shard="10KB")
+    index = json.loads((run / "hf" / "model.safetensors.index.json").read_text())
+    assert len({*index["weight_map"].values()}) > 2
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(run / "hf")
+    assert torch.equal(theirs.lm_head.weight, load_run(run).model.head.weight)
+
+
+def test_weights_may_be_narrower(run: Path) -> None:
+    export_folder(run, dtype="bf16")
+    found = load_file(run / "hf" / "model.safetensors")
+    assert {value.dtype for value in found.values()} == {torch.bfloat16}
+    assert json.loads((run / "hf" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+@torch.no_grad()
+def test_a_model_of_transformers_has_its_own_config(workplace: Path) -> None:
+    (workplace / "llama.yaml").write_text(LLAMA)
+    save_tokenizer(workplace / "words")
+    run = save_run(workplace / "run", "recipe=llama.yaml")
+    written = export_folder(run, workplace / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(written.folder)
+    assert torch.equal(theirs(TOKENS).logits, load_run(run).model(TOKENS).logits)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(written.folder)
+    assert tokenizer.decode(tokenizer("the cat").input_ids) == "the cat"
+
+
+@torch.no_grad()
+def test_adapters_are_merged(workplace: Path) -> None:
+    (workplace / "llama.yaml").write_text(LLAMA + "adapters: {rank: 2, modules: ['*.q_proj']}\n")
+    save_tokenizer(workplace / "words")
+    run = save_run(workplace / "run", "recipe=llama.yaml")
+    file = run / "weights.safetensors"
+    trained = {name: value + value.std() / 9 + 0.1 for name, value in load_file(file).items()}
+    save_file(trained, file, {"format": "pt", "steps": "3"})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(export_folder(run).folder)
+    assert type(theirs).__name__ == "LlamaForCausalLM"
+    assert (theirs(TOKENS).logits - load_run(run).model(TOKENS).logits).abs().max() < 1e-5
+
+
+def test_the_folder_starts_another_run(run: Path, workplace: Path) -> None:
+    export_folder(run)
+    other = save_run(workplace / "other", *TINY, "train.seed=5", f"model.weights={run / 'hf'}")
+    ours, theirs = (load_run(folder).model.state_dict() for folder in (run, other))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_the_command_names_what_it_wrote(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, "export", str(run), "--format", "hf", "--to", "out/")
+    assert lines[0] == "out/config.json"
+    assert re.fullmatch(r"out/model.safetensors: \d+\.\d kB, 15 tensors, step 3", lines[2])
+
+
+@pytest.mark.parametrize("to", ["out/", "out"])
+def test_a_file_goes_into_a_folder(run: Path, to: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if to == "out":
+        Path(to).mkdir()
+    lines = printed(capsys, "export", str(run), "--to", to)
+    assert re.fullmatch(r"out/weights.safetensors: \d+\.\d kB, 13 tensors, step 3", *lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--format", "onnx"], "there is safetensors or hf."),
+        (["--dtype", "bf16"], "one file of weights has the dtypes of the training."),
+        (["--format", "hf", "--dtype", "int4"], "there is fp32, bf16 or fp16."),
+        (["--format", "hf", "--to", "run/recipe.yaml"], "this is a file, no folder."),
+    ],
+)
+def test_other_options_are_refused(
+    run: Path, arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["export", str(run), *arguments])
+    assert (ended.value.code, problem in capsys.readouterr().err) == (2, True)
+
+
+def test_a_model_that_transformers_has_not_is_refused(workplace: Path) -> None:
+    run = save_run(workplace / "run", "recipe=mlp_hybrid")
+    with pytest.raises(RecipeError, match="no class that computes what MLP does"):
+        export_folder(run)

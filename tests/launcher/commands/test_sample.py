@@ -1,0 +1,149 @@
+"""`flowrun sample`: from a run, a checkpoint, or a folder of Hugging Face's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.cli import main
+from flowrun.launcher.commands.load_run import load_run
+from flowrun.launcher.commands.sample import sample, sample_after
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.terminal.console import printable
+from flowrun.launcher.text.generate import Drawing
+from support.saved_run import TINY, save_run
+from support.small_tokenizer import save_tokenizer
+
+SHORT = Drawing(tokens=12, temperature=0)
+
+
+def text(source: Path, prompt: str = "def ", **options: str) -> str:
+    return "".join(sample(source, prompt, SHORT, **options))  # type: ignore[arg-type]
+
+
+def test_a_run_writes_as_its_model_does(workplace: Path) -> None:
+    folder = save_run(workplace / "run")
+    ids = list(b"def ")
+    model = load_run(folder).model
+    for _ in range(12):
+        with torch.no_grad():
+            ids.append(int(model(torch.tensor([ids[-8:]]))[0, -1].argmax()))
+    expected = bytes(ids[4:]).decode(errors="replace")  # its last character may be a part
+    assert text(folder) == expected.removesuffix("\N{REPLACEMENT CHARACTER}")
+
+
+def test_a_mixture_of_experts_writes(workplace: Path) -> None:
+    folder = save_run(
+        workplace / "run", "recipe=moe_ep", "model.depth=2", "model.width=16", "data.length=8"
+    )
+    assert text(folder)
+
+
+def test_a_folder_of_hugging_face_writes(workplace: Path) -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=320,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(workplace / "llama")
+    tokenizer = save_tokenizer(workplace / "llama")
+    ids = tokenizer.encode("the cat").ids
+    there = torch.tensor([ids])
+    with torch.no_grad():
+        made = model.generate(
+            there, max_new_tokens=12, do_sample=False, suppress_tokens=[*range(280, 320)]
+        )
+    expected = tokenizer.decode(made[0].tolist())
+    assert "the cat" + text(workplace / "llama", "the cat") == expected
+
+
+def test_the_command_prints_prompt_and_text(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_run(workplace / "run")
+    with pytest.raises(SystemExit) as ended:
+        main(["sample", str(folder), "--prompt", "def ", "--tokens", "12", "--temperature", "0"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"def {printable(text(folder))}\n")
+
+
+def test_the_end_of_a_run_shows_a_held_out_text_and_what_follows(workplace: Path) -> None:
+    folder = save_run(workplace / "run")
+    job = Job(load([f"recipe={folder / 'recipe.yaml'}"]))
+    found = sample_after(job, folder)
+    assert found
+    first = job.materials.evaluation_sampler(0, 0, slice(0, 1))["tokens"][0, :4].tolist()
+    assert found[0] == bytes(first).decode(errors="replace")
+    assert len(found[1]) > 20
+
+
+@pytest.mark.parametrize("kept", ["recipe.yaml", "weights.safetensors"])
+def test_there_is_no_sample_without_text_or_weights(workplace: Path, kept: str) -> None:
+    text_run = save_run(workplace / "text")
+    images = save_run(workplace / "images", "recipe=mlp_hybrid")
+    source = images if kept == "weights.safetensors" else text_run
+    job = Job(load([f"recipe={source / 'recipe.yaml'}"]))
+    for file in source.iterdir():
+        if file.name != kept:
+            file.unlink()
+    assert sample_after(job, source) is None
+
+
+def test_a_large_model_is_left_to_the_command(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowrun.launcher.commands.sample._QUICK_BYTES", 1e3)
+    folder = save_run(workplace / "run")
+    job = Job(load([f"recipe={folder / 'recipe.yaml'}"]))
+    assert sample_after(job, folder) == ("", f"flowrun sample {folder} shows it")
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda folder: None, "there is no such folder"),
+        (lambda folder: folder.mkdir(), "it has neither recipe.yaml, of a run, nor config.json"),
+        (
+            lambda folder: save_run(
+                folder,
+                *TINY[:1],
+                "data={_target_: flowrun.models.data.tokens.Tokens, path: x, length: 8}",
+            ),
+            "nothing says what text the ids of",
+        ),
+        (lambda folder: save_run(folder, "recipe=mlp_hybrid"), "MLP writes no text: none of"),
+    ],
+    ids=["nothing", "empty", "ids", "images"],
+)
+def test_what_writes_no_text_is_refused(workplace: Path, make, problem: str) -> None:  # type: ignore[no-untyped-def]
+    make(workplace / "source")
+    with pytest.raises(RecipeError, match=problem):
+        text(workplace / "source")
+
+
+def test_weights_of_another_model_are_refused(workplace: Path) -> None:
+    folder = save_run(workplace / "run")
+    file = folder / "recipe.yaml"
+    file.write_text(file.read_text().replace("width: 16", "width: 32"))
+    with pytest.raises(RecipeError, match=r"has not the weights of step 3: .*size mismatch"):
+        text(folder)
+
+
+def test_without_transformers_a_folder_says_what_to_install(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workplace / "config.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(RecipeError, match=r"flowrun\[text\]"):
+        text(workplace)

@@ -1,0 +1,76 @@
+"""Text to ids and back, by bytes and by a tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers.processors import TemplateProcessing
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.text.codec import ByteCodec, Codec, TokenizerCodec, codec_of, read_tokenizer
+from support.small_tokenizer import TEXT, save_tokenizer
+
+BYTES = {"_target_": "flowrun.models.data.text.Text"}
+
+
+def decoded(codec: Codec, text: str) -> list[str]:
+    """The pieces that its ids become, one after the other."""
+    decode = codec.decoder([])
+    return [decode(each) for each in codec.encode(text)]
+
+
+def test_bytes_become_text_when_a_character_is_whole() -> None:
+    assert ByteCodec().encode("é") == [0xC3, 0xA9]
+    assert decoded(ByteCodec(), "né!") == ["n", "", "é", "!"]
+
+
+def test_bytes_that_are_no_text_are_shown_as_such() -> None:
+    decode = ByteCodec().decoder([])
+    assert decode(0xFF) == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_tokenizer_gives_the_text_back(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    codec = read_tokenizer(tmp_path)
+    for text in TEXT:
+        assert "".join(decoded(codec, text)) == text
+    assert (codec.size, codec.ends) == (280, frozenset({0}))
+
+
+def test_a_tokenizer_does_not_end_a_text_that_goes_on(tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path)
+    ids = tokenizer.encode("the cat").ids
+    tokenizer.post_processor = TemplateProcessing(single="$A <end>", special_tokens=[("<end>", 0)])
+    assert tokenizer.encode("the cat").ids == [*ids, 0]
+    assert TokenizerCodec(tokenizer, 280, frozenset({0})).encode("the cat") == ids
+
+
+def test_ends_are_read_from_the_generation_config_too(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 7]}))
+    assert read_tokenizer(tmp_path).ends == {0, 7}
+
+
+def test_the_recipe_says_what_ids_are(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    assert isinstance(codec_of(BYTES), ByteCodec)
+    assert isinstance(codec_of({**BYTES, "tokenizer": str(tmp_path)}), TokenizerCodec)
+    assert isinstance(codec_of({"_target_": "a.Tokens"}, "bytes"), ByteCodec)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "problem"),
+    [
+        (None, "nothing says what text the ids of a.Tokens are"),
+        ("nowhere", "there is no tokenizer at nowhere"),
+        ("broken.json", "broken.json\n  this is no tokenizer"),
+    ],
+)
+def test_what_is_no_tokenizer_is_refused(
+    workplace: Path, tokenizer: str | None, problem: str
+) -> None:
+    (workplace / "broken.json").write_text("{}")
+    with pytest.raises(RecipeError, match=problem):
+        codec_of({"_target_": "a.Tokens"}, tokenizer)

@@ -1,0 +1,87 @@
+"""Tokens are drawn one by one, from the logits of those before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.text.codec import ByteCodec
+from flowrun.launcher.text.generate import Drawing, draw, generate
+from flowrun.launcher.text.text_model import TextModel, text_model
+
+LIKELIEST = Drawing(tokens=5, temperature=0)
+
+
+class NextLetter(nn.Module):
+    """The letter after the last one is the likeliest; it remembers how much it has read."""
+
+    def __init__(self, vocabulary: int = 256) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        self.read: list[int] = []
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        self.read.append(tokens_BT.shape[1])
+        return nn.functional.one_hot((tokens_BT + 1) % 256, self.vocabulary).float()
+
+
+def made(module: nn.Module, window: int = 3) -> TextModel:
+    return text_model(module, {"tokens_BT": "tokens"}, window, "Model")
+
+
+def test_each_token_is_fed_back() -> None:
+    assert "".join(generate(made(NextLetter()), ByteCodec(), "xa", LIKELIEST)) == "bcdef"
+
+
+def test_the_last_window_is_read() -> None:
+    module = NextLetter()
+    list(generate(made(module), ByteCodec(), "ab", LIKELIEST))
+    assert module.read == [2, 3, 3, 3, 3]
+
+
+def test_a_text_ends_where_the_codec_says() -> None:
+    codec = ByteCodec()
+    codec.ends = frozenset(b"d")
+    assert "".join(generate(made(NextLetter()), codec, "a", LIKELIEST)) == "bc"
+
+
+def test_ids_without_text_are_not_drawn() -> None:
+    module = NextLetter(vocabulary=257)
+    logits = torch.zeros(257)
+    logits[256] = 100
+    module.forward = lambda tokens_BT: logits.expand(*tokens_BT.shape, 257)  # type: ignore[method-assign]
+    assert len("".join(generate(made(module), ByteCodec(), "a", Drawing(tokens=3)))) <= 3
+
+
+def test_more_ids_than_logits_are_refused() -> None:
+    class Few(nn.Module):
+        def forward(self, tokens_BT: Tensor) -> Tensor:
+            return torch.zeros(*tokens_BT.shape, 8)
+
+    with pytest.raises(RecipeError, match="has 256 ids, and Model logits of 8"):
+        list(generate(made(Few()), ByteCodec(), "a", LIKELIEST))
+
+
+def test_a_seed_repeats_a_text() -> None:
+    texts = [
+        "".join(generate(made(NextLetter()), ByteCodec(), "a", Drawing(tokens=20, seed=seed)))
+        for seed in (1, 1, 2)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_only_the_likeliest_are_drawn_from() -> None:
+    logits, generator = torch.tensor([0.0, 3.0, 2.9, 1.0]), torch.Generator().manual_seed(0)
+    found = {draw(logits, Drawing(top_k=2), generator) for _ in range(100)}
+    assert found == {1, 2}
+
+
+def test_a_temperature_flattens() -> None:
+    logits, generator = torch.tensor([0.0, 2.0]), torch.Generator().manual_seed(0)
+    counts = [
+        sum(draw(logits, Drawing(temperature=heat), generator) for _ in range(300))
+        for heat in (0.2, 1.0, 50.0)
+    ]
+    assert counts[0] > counts[1] > counts[2]

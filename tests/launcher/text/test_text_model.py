@@ -1,0 +1,64 @@
+"""What writes text, and what does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.text.text_model import text_model
+from flowrun.models.bert import BERT
+from flowrun.models.mlp import MLP
+
+TOKENS = {"tokens_BT": "tokens"}
+SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SMALL |= {"intermediate_size": 16, "vocab_size": 32, "max_position_embeddings": 12}
+
+
+class Pooled(nn.Module):
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        return torch.zeros(len(tokens_BT), 4)
+
+
+def test_the_argument_is_that_of_the_tokens() -> None:
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))
+    found = text_model(llama, {"labels": "targets", "input_ids": "tokens"}, 8, "Llama")
+    assert (found.argument, found.window) == ("input_ids", 12)
+    assert text_model(llama, {}, None, "Llama").argument == "input_ids"
+
+
+def test_logits_are_those_of_the_last_token() -> None:
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).eval()
+    found = text_model(llama, {}, None, "Llama").next_logits([1, 2, 3])
+    with torch.no_grad():
+        assert torch.equal(found, llama(torch.tensor([[1, 2, 3]])).logits[0, -1])
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "problem"),
+    [
+        (MLP(8, 8, 4), {"x": "images"}, r"none of its arguments \(x\) takes tokens"),
+        (BERT(32, 8, 1, 2, 16), {}, "it needs segments_BT, positions_BK with the tokens"),
+        (
+            transformers.BertForMaskedLM(transformers.BertConfig(**SMALL)),
+            {},
+            "it predicts no next token",
+        ),
+        (Pooled(), TOKENS, r"for tokens of shape \(1, 3\) it gives \(1, 4\), no logits"),
+    ],
+    ids=["images", "BERT", "BertForMaskedLM", "one output a text"],
+)
+def test_what_writes_no_text_is_refused_by_name(
+    module: nn.Module, inputs: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(RecipeError, match=f"A model writes no text: {problem}"):
+        text_model(module, inputs, 8, "A model").next_logits([1, 2, 3])
+
+
+def test_a_window_is_needed() -> None:
+    with pytest.raises(RecipeError, match="nothing says how many tokens it reads"):
+        text_model(Pooled(), TOKENS, None, "Pooled")
