@@ -9,6 +9,7 @@ recipe/           YAML and command line -> a Recipe, checked
 model/ store/     model, data and loss as objects; checkpoints and weights on disk
 text/             text from a model, token by token
 job/              a recipe made concrete: strategy, samples, plans
+listeners/        loggers and callbacks
 report/           the plan for a person, the files of a run's folder, the report
 launch/ place/    a job -> processes; auto.placement: the fastest placement that fits
 commands/         what the other commands do: verify, resume, export, sample, eval, calibrate

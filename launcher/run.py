@@ -30,6 +30,7 @@ from flowrun.launcher.launch.preemption import Preempted, Requests
 from flowrun.launcher.launch.restart.restarts import RanksLost
 from flowrun.launcher.launch.virtual_launch import execute_virtual
 from flowrun.launcher.launch.watch import find_limit
+from flowrun.launcher.listeners.make import make_listeners
 from flowrun.launcher.recipe.compose import change
 from flowrun.launcher.recipe.device import may_use_gpus
 from flowrun.launcher.recipe.fewer_ranks import layouts_on, layouts_on_fewer
@@ -82,6 +83,7 @@ def _run(
     requests: Requests,
 ) -> Report:
     check_runs(recipe)
+    listeners = make_listeners(recipe)
     recipe, planned = settle(recipe, progress)  # auto.placement: the fastest placement that fits
     with compiling():
         job = Job(recipe, start, planned=planned)  # the model, the data, what the compiler is asked
@@ -93,7 +95,7 @@ def _run(
     joins = nodes_of(recipe.launch).may_change  # a run that may be under way: see Record.begin
     with alone(folder, recipe.launch.num_hosts):
         resumed = _resume(job, start) if start and not joins else ()
-        record = Record(folder, job, progress)
+        record = Record(folder, job, progress, listeners)
         if not joins:
             prepare(folder, resumed=start is not None or recipe.train.resume == AUTO)
         if recipe.launch.num_hosts == 1 or recipe.launch.name == "virtual":

@@ -38,7 +38,7 @@ LAUNCHER = (
     ("recipe",),
     ("model", "store"),
     ("text",),
-    ("job",),
+    ("job", "listeners"),
     ("report", "launch/hosts"),
     ("launch/restart",),
     ("launch", "place"),

@@ -99,8 +99,8 @@ class EventCollector:
 
     def _note(self, message: tuple[Any, ...], host: int | None) -> None:
         match message:
-            case ("step", step, results, seconds):
-                self.record.step(step, results, seconds)
+            case ("step", step, results, seconds, gauges):
+                self.record.step(step, results, seconds, gauges)
             case ("evaluated", step, results):
                 self.record.write_evaluation(step, results)
             case ("saved", folder, step, name, written):

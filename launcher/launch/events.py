@@ -8,6 +8,7 @@ What is about the whole run the launcher sends to the other hosts, too (hosts/),
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,14 @@ class EventSender:
         self.pipe = pipe
         self.writing = threading.Lock()  # a thread that saves sends, too
 
-    def step(self, step: int, results: Results, seconds: float) -> None:
-        """Send the results of a step, and the seconds since the last; one rank of the run does."""
-        self._send("step", step, results, seconds)
+    def step(
+        self, step: int, results: Results, seconds: float, gauges: Mapping[str, float]
+    ) -> None:
+        """Send the results of a step; one rank of the run does.
+
+        step, results: of it.  seconds: since the last.  gauges: of the ranks of this host, by tag.
+        """
+        self._send("step", step, results, seconds, dict(gauges))
 
     def send_evaluation(self, step: int, results: dict[str, float]) -> None:
         """Send the means over the held-out samples, with the weights after `step`."""

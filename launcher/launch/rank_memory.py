@@ -1,14 +1,18 @@
-"""The memory of a rank while it trains."""
+"""The memory of a rank while it trains, and figures of all ranks of a host by step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
+from flowrun.engine.runtime.drivers.pulse import Pulse
 from flowrun.engine.runtime.process.process_memory import most_taken, taken
+
+_LOOK_S = 1.0  # from one look at the memory of processes to the next
 
 
 class RankMemory:
@@ -40,3 +44,33 @@ class RankMemory:
 
     def _most_taken(self) -> int:
         return max(0, most_taken() - self.inherited)
+
+
+class RankGauges:
+    """Figures of the ranks of a host when a step has ended, by tag (launcher/listeners).
+
+    pulses: of the ranks.  on_cpu: their waits are counted.  clock: in seconds.
+    """
+
+    def __init__(
+        self, pulses: Sequence[Pulse], on_cpu: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._pulses, self._on_cpu, self._clock = pulses, on_cpu, clock
+        self._waited = [0.0 for _ in pulses]
+        self._due = 0.0
+
+    def read(self) -> dict[str, float]:
+        """Return the longest wait since the last call, and once a second the most memory."""
+        found: dict[str, float] = {}
+        if self._on_cpu:
+            before, self._waited = self._waited, [pulse.waited_s for pulse in self._pulses]
+            waits = (now - then for then, now in zip(before, self._waited, strict=True))
+            found["waited_s"] = max(waits, default=0.0)
+        if self._clock() >= self._due:
+            self._due = self._clock() + _LOOK_S
+            found["memory_bytes"] = float(max(map(_memory_of, self._pulses), default=0))
+        return found
+
+
+def _memory_of(pulse: Pulse) -> int:
+    return pulse.device_bytes or (taken(pulse.process) if pulse.process else 0)

@@ -48,7 +48,7 @@ from flowrun.launcher.launch.finite import (
     explain,
     find_broken,
 )
-from flowrun.launcher.launch.rank_memory import RankMemory
+from flowrun.launcher.launch.rank_memory import RankGauges, RankMemory
 from flowrun.launcher.launch.restart.snapshots import MemorySnapshot, SnapshotMemory, SnapshotWriter
 from flowrun.launcher.launch.step_gate import StepGate
 from flowrun.launcher.launch.virtual_launch import acts_by_name, max_stashed
@@ -155,10 +155,16 @@ class Worker:
         assert self.gate is not None
         gate = self.gate.of_rank(int(os.environ["LOCAL_RANK"]))
         saved = self.job.saved_steps  # of the newest checkpoint
+
+        def may_begin(steps: int) -> bool:
+            if device.type == "cuda":
+                self.pulse.note_device(torch.cuda.memory_reserved(device))
+            return gate.may_begin(steps)
+
         for segment in self.job.segments:
             while gate.begun < segment.last:
                 with memory.of_training(trained):
-                    trained.run(segment.last, report, gate.begun, gate.may_begin)
+                    trained.run(segment.last, report, gate.begun, may_begin)
                 check_numbers(self.job, trained, gate.begun, problems, saving.finish)
                 if gate.begun == segment.last:
                     break
@@ -208,10 +214,12 @@ class Worker:
             trained.body, trained.reports, self.snapshots, self.job.start
         )
         judge = StepJudge.of(self.job)
+        pulses = self.pulses.ranks if self.pulses else ()
+        gauges = RankGauges(pulses, on_cpu=self.job.device_type == "cpu")
 
         def report(step: int, results: Results, seconds: float) -> None:
             self.pulse.report()
-            events.step(step, results, seconds)
+            events.step(step, results, seconds, gauges.read())
             if (problem := judge.problem(results)) and not problems:
                 problems.append((step, problem))
                 if not self._halt(events):

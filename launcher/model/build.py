@@ -126,7 +126,7 @@ def _keep_random_state(recipe: Recipe) -> Iterator[None]:
 
 
 def _make_model(recipe: Recipe) -> nn.Module:
-    model = _make(recipe.model, "model")
+    model = make_object(recipe.model, "model")
     if not isinstance(model, nn.Module):
         raise RecipeError(
             "model._target_", f"this makes a {type(model).__name__}, not a torch.nn.Module."
@@ -174,7 +174,7 @@ def is_freezing(keys: Any) -> bool:
 def instantiate_data(recipe: Recipe) -> Dataset[dict[str, Tensor]]:
     """The data set: map-style, items are dicts of tensors."""
     with doing.show_log("flowrun.models.data"):
-        data = _make(recipe.data, "data")
+        data = make_object(recipe.data, "data")
     check_kind(data)
     check_items(data)
     return data  # type: ignore[no-any-return]
@@ -226,7 +226,7 @@ def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) ->
     return inputs
 
 
-def _make(target: Target, where: str) -> Any:
+def make_object(target: Target, where: str) -> Any:
     """The object that `_target_` and its arguments describe; an argument may be such an object."""
     made_by = find(str(target["_target_"]), f"{where}._target_")
     arguments = {key: value for key, value in target.items() if not _is_hydra_word(key)}
@@ -254,7 +254,7 @@ def _partial(target: Target, where: str) -> LossFunction:
     if inspect.isclass(function) and issubclass(
         function, nn.Module
     ):  # a loss module: made once, then called
-        return _make(target, where)  # type: ignore[no-any-return]
+        return make_object(target, where)  # type: ignore[no-any-return]
     check_arguments(function, arguments, where, positional=2)
     made = _instantiate({"arguments": arguments}, str(target["_target_"]), where)["arguments"]
     return functools.partial(function, **made) if made else function  # type: ignore[no-any-return]

@@ -185,6 +185,7 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
         precision=recipe.precision,
         train=recipe.train,
         launch=recipe.launch,
+        log=tuple(plain(recipe.log)),
         engine=recipe.engine,
         hardware=recipe.hardware,
         text=text,

@@ -420,6 +420,8 @@ class RecipeSchema:
     precision: dtypes.
     train: length, batch, checkpoints.
     launch: processes and hosts.
+    log: loggers, by name (tensorboard, wandb, mlflow, trackio), with options ({name: wandb,
+        project: mine}), or of your own ({_target_: my_module.MyLogger}) (docs/how_to/follow.md).
     engine: plan and execution.
     hardware: the profile that plans are costed by; hardware=NAME takes a shipped one.
     """
@@ -441,6 +443,7 @@ class RecipeSchema:
     precision: Precision = field(default_factory=Precision)
     train: Train = field(default_factory=Train)
     launch: Launch = field(default_factory=Launch)
+    log: list[Any] = field(default_factory=lambda: ["tensorboard"])
     engine: Engine = field(default_factory=Engine)
     hardware: Hardware = field(default_factory=Hardware)
 
@@ -506,6 +509,7 @@ class Recipe:
     launch: Launch
     engine: Engine
     hardware: Hardware
+    log: tuple[Any, ...] = ()
     text: str = field(default="", repr=False, compare=False)
 
     @property

@@ -1,6 +1,7 @@
 """Record: the run's folder while the run goes on.
 
-recipe.yaml, plan.txt, metrics.jsonl, restarts.jsonl, ended.json, TensorBoard events, report.json.
+recipe.yaml, plan.txt, metrics.jsonl, restarts.jsonl, ended.json, report.json; what its listeners
+write (listeners/).
 """
 
 from __future__ import annotations
@@ -8,17 +9,23 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TextIO
+
+import yaml  # type: ignore[import-untyped]
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.runtime.rank.rank import Results
+from flowrun.engine.trace.model_flops import utilisation
 from flowrun.launcher.job.job import Job, Start
+from flowrun.launcher.listeners.dispatch import Listeners
+from flowrun.launcher.listeners.listener import TAGS, RunInfo
+from flowrun.launcher.listeners.make import NamedListener
 from flowrun.launcher.recipe.locate import show_path
 from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.recipe.schema import ROLLBACK
@@ -41,15 +48,22 @@ _NO_TARGET = (
     " are 0, as in plain torch"
 )
 
-_NO_EVENTS = object()  # instead of TensorBoard's writer, when it has failed
 METRICS, RESTARTS, ENDED = "metrics.jsonl", "restarts.jsonl", "ended.json"
 PREEMPTED, STOPPED, FAILED = "preempted", "stopped", "failed"  # how a run ended (ENDED)
+COMPLETE, RESTARTED = "complete", "restarted"  # to listeners
 
 
 class Record:
     """The record writes what happens to the run's folder, and shows it by `progress`."""
 
-    def __init__(self, folder: Path, job: Job, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        job: Job,
+        progress: Progress | None,
+        listeners: Sequence[NamedListener] = (),
+    ) -> None:
+        """folder: of the run.  progress: shows it.  listeners: are called in the first host."""
         self.run_folder = folder  # that the hosts of a run may share
         self.folder = folder
         self.job = job
@@ -73,7 +87,9 @@ class Record:
         self.lost: list[str] = []  # what could not be written
         self.begun = self.agreed = False
         self._metrics: TextIO | None = None
-        self._events: Any = None
+        self._peak_share: tuple[Job, float] | None = None
+        self.listeners = Listeners(listeners, self._lose)
+        self.listeners.prepare(self._describe)
 
     def begin(self) -> None:
         """Write what is known before the first step.
@@ -104,6 +120,7 @@ class Record:
         host: number of this host; 0: it is the first.
         """
         folder = self.run_folder / f"host{host}" if host else self.run_folder
+        self.listeners.off = host > 0
         if folder != self.folder:
             self._close_files()
             self.folder = folder
@@ -121,10 +138,17 @@ class Record:
         for note in notes:
             self.note(note)
 
-    def step(self, step: int, results: Results, seconds: float) -> None:
+    def step(
+        self,
+        step: int,
+        results: Results,
+        seconds: float,
+        gauges: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         """Record that a step has ended.
 
-        results: loss and other numbers by name.  seconds: since the step before ended.
+        results: loss and other numbers by name.  seconds: since the step before ended.  gauges:
+        what the launcher has read of its ranks, by tag.
         """
         work = self.job.work
         speed = work.speed(seconds)
@@ -152,7 +176,20 @@ class Record:
         self._line(line)
         if self.progress:
             self.progress.step(record)
-        self._curves({"loss": record.loss, "lr": rate, "tokens_per_s": speed}, step)
+        values = {name: line[name] for name in line if name in TAGS} | dict(gauges)
+        if (share := self._share_in_a_second()) and seconds > 0:
+            values["flop_utilisation"] = share / seconds
+        self.listeners.call("on_step", step, values)
+
+    def _share_in_a_second(self) -> float:
+        """Return the model's FLOPs of a step, of the peak of all ranks in a second; 0: unknown."""
+        job = self.job
+        if self._peak_share is None or self._peak_share[0] is not job:
+            plan, dtype = job.training.plan, job.recipe.precision.dtype
+            known = job.is_profiled
+            found = utilisation(plan, job.strategy.hardware, dtype, 1.0) if known else 0.0
+            self._peak_share = job, found
+        return self._peak_share[1]
 
     def write_evaluation(self, step: int, validation: Results) -> None:
         """Record the results of the held-out samples with the weights after `step`."""
@@ -160,8 +197,7 @@ class Record:
         self._line({"step": step, "validation": validation})
         if self.progress:
             self.progress.show_evaluation(step, validation)
-        results = numbers(validation)
-        self._curves({f"validation/{name}": value for name, value in results.items()}, step)
+        self.listeners.call("on_evaluation", step, numbers(validation))
 
     @property
     def reached(self) -> int:
@@ -187,6 +223,7 @@ class Record:
             due=train.save_every if train.on_nonfinite == ROLLBACK else 0,
         )
         self.checkpoints.append(done)
+        self.listeners.call("on_save", step, done.folder)
 
     def add_checkpoint(self, step: int) -> None:
         """Note a checkpoint that the first host has completed."""
@@ -256,6 +293,7 @@ class Record:
 
         status: preempted, stopped or failed.  why: what asked it to end, or the error.
         """
+        self.listeners.end(status)
         if not self.begun:
             return
         about = {"status": status, "why": why, "step": self.reached, "time": time.time()}
@@ -282,6 +320,7 @@ class Record:
     def write_report(self, report: Report) -> None:
         """Write and show the report of a run that ended well."""
         self._write_restarts()
+        self.listeners.end(COMPLETE)
         self.close()
         if reason := STDOUT.lost:
             self.lost.append(f"what was printed is cut off: {reason}")
@@ -304,18 +343,14 @@ class Record:
             )
 
     def _close_files(self) -> None:
+        self.listeners.end(RESTARTED)
         self.close()
-        self._metrics, self._events = None, None
+        self._metrics = None
 
     def close(self) -> None:
         """Close files; the folder keeps what was written."""
         if self._metrics is not None:
             self._metrics.close()
-        if self._events is not None and self._events is not _NO_EVENTS:
-            try:
-                self._events.close()
-            except Exception as error:
-                self._lose(f"TensorBoard's curves are cut off: {type(error).__name__}: {error}")
         if self.progress:
             self.progress.close()
 
@@ -338,32 +373,20 @@ class Record:
                 file.writelines(self._unwritten)
             self._unwritten.clear()
 
-    def _curves(self, values: Mapping[str, float], step: int) -> None:
-        """Add points to TensorBoard's curves; the training goes on without them."""
-        if self._events is _NO_EVENTS:
-            return
-        try:
-            for name, value in values.items():
-                self._writer().add_scalar(name, value, step)
-        except Exception as error:  # of its thread, of the step before
-            self._events = _NO_EVENTS
-            self._lose(f"TensorBoard's curves end at step {step}: {type(error).__name__}: {error}")
-
     def _lose(self, text: str) -> None:
         """Note what cannot be written; the report has it."""
         self.lost.append(text)
         self.note(text)
 
-    def _writer(self) -> Any:
-        """TensorBoard's writer, made with the first step: its import and its thread must not
-        precede the fork.
-        """
-        if self._events is None:
-            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._events = SummaryWriter(str(self.folder), purge_step=self.first or None)
-        return self._events
+    def _describe(self) -> RunInfo:
+        recipe = self.job.recipe
+        return RunInfo(
+            folder=self.folder,
+            name=recipe.name,
+            recipe=yaml.safe_load(recipe.to_yaml()) or {},
+            first_step=self.first,
+            steps=recipe.train.steps,
+        )
 
 
 def _metrics(file: Path, first: int, ended: bool) -> TextIO:

@@ -54,7 +54,7 @@ DOES = {
     Phase.ENDED: "has ended",
 }
 # numbers at the head of a pulse: times are of the monotonic clock, in ns
-_AT, _ACTED, _PHASE, _ENTERED, _FIRST, _STEPS, _PID, _RANK, _WAITED, _HEAD = range(10)
+_AT, _ACTED, _PHASE, _ENTERED, _FIRST, _STEPS, _PID, _RANK, _WAITED, _DEVICE, _HEAD = range(11)
 _ASLEEP, _REPORTS = -1, -2
 _UNHEARD = "waits for its launcher, which does not take what it reports"
 
@@ -139,6 +139,10 @@ class Pulse:
         if for_others and self._words[_PHASE] == Phase.TRAINS:
             self._words[_WAITED] += monotonic_ns() - self._asleep_since
 
+    def note_device(self, num_bytes: int) -> None:
+        """Note the bytes that the allocator of this rank's device has taken."""
+        self._words[_DEVICE] = num_bytes
+
     # ------------------------------------------------------------------ the launcher reads
 
     @property
@@ -165,6 +169,11 @@ class Pulse:
     def waited_s(self) -> float:
         """Seconds of training for which the loop has slept until another rank sent something."""
         return self._words[_WAITED] / 1e9
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that the allocator of the rank's device has taken; 0 on the CPU."""
+        return self._words[_DEVICE]
 
     @property
     def trained_steps(self) -> float:

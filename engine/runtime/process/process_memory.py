@@ -1,4 +1,4 @@
-"""Memory of this process, as Linux counts it."""
+"""Memory of a process, as Linux counts it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import resource
 import sys
 
 
-def taken() -> int:
-    """Bytes of this process's own pages now; 0 where nothing counts them."""
-    return _status("RssAnon")
+def taken(process: int | str = "self") -> int:
+    """Bytes of a process's own pages now; 0 where nothing counts them, or it has gone."""
+    return _status("RssAnon", process)
 
 
 def address_space() -> int:
@@ -26,9 +26,13 @@ def most_taken() -> int:
     return max(taken(), most - _status("RssFile") - _status("RssShmem"))
 
 
-def _status(key: str) -> int:
-    """A line of /proc/self/status in bytes; 0 where there is none."""
+def _status(key: str, process: int | str = "self") -> int:
+    """A line of /proc/PROCESS/status in bytes; 0 where there is none."""
     if sys.platform != "linux":
         return 0
-    with open("/proc/self/status") as file:
-        return next((int(row.split()[1]) * 1024 for row in file if row.startswith(f"{key}:")), 0)
+    try:
+        with open(f"/proc/{process}/status") as file:
+            rows = (row.split() for row in file if row.startswith(f"{key}:"))
+            return next((int(row[1]) * 1024 for row in rows), 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return 0

@@ -59,7 +59,7 @@ def test_blamed_is(messages: list[Sequence[Any]], ended: RunError, blamed: str) 
 
 
 def test_what_cannot_be_written_down_ends_the_run() -> None:
-    launcher = heard(("step", 0, {}, 0.1), OWN)  # there is no record
+    launcher = heard(("step", 0, {}, 0.1, {}), OWN)  # there is no record
     verdict = launcher.verdict(STOPPED)
     assert isinstance(verdict, RunError)
     assert (verdict.where, verdict.problem.split(":")[0]) == ("the launcher", "AttributeError")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import pytest
 
 from flowrun.engine.errors import RunError
 from flowrun.launcher.job.job import Job
+from flowrun.launcher.listeners.make import NamedListener
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.report.record import METRICS, Record
 
@@ -21,11 +22,10 @@ def job() -> Job:
 
 
 @pytest.fixture
-def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Record]:
+def record(tmp_path: Path) -> Iterator[Record]:
     """The record of a run that has done a step."""
     found = Record(tmp_path / "run", job(), None)
     found.begin()
-    monkeypatch.setattr(found, "_curves", lambda values, step: None)
     found.step(0, {"loss": 1.0}, 0.1)
     yield found
     found.close()
@@ -47,16 +47,16 @@ def test_metrics_that_were_removed_are_told(record: Record) -> None:
 
 def test_curves_that_cannot_be_written_do_not_end_the_training(tmp_path: Path) -> None:
     class Broken:
-        def add_scalar(self, name: str, value: float, step: int) -> None:
+        def on_step(self, step: int, values: Mapping[str, float]) -> None:
             raise OSError(28, "No space left on device")
 
-    record = Record(tmp_path / "run", job(), None)
+    listener = NamedListener("tensorboard", Broken(), may_end=False)
+    record = Record(tmp_path / "run", job(), None, [listener])
     record.begin()
-    record._events = Broken()
     for step in range(3):
         record.step(step, {"loss": 1.0}, 0.1)
     record.close()
     assert record.lost == [
-        "TensorBoard's curves end at step 0: OSError: [Errno 28] No space left on device"
+        "the log of tensorboard ends at step 0: OSError: [Errno 28] No space left on device"
     ]
     assert len((record.folder / METRICS).read_text().splitlines()) == 3

@@ -69,7 +69,7 @@ LOST = ("error", "rank 0, actor all_reduce", "lost another rank.", "", True)
         ([LOST, OWN], KILLED, Ending.RAISED),
         ([LOST], STOPPED, Ending.STOPPED),
         ([], KeyboardInterrupt(), Ending.STOPPED),
-        ([("step", 0, {}, 0.1)], KILLED, Ending.STOPPED),
+        ([("step", 0, {}, 0.1, {})], KILLED, Ending.STOPPED),
     ],
     ids=[
         "killed",

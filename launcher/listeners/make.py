@@ -1,0 +1,86 @@
+"""Make the loggers and the callbacks that a recipe names."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.listeners.tensorboard import TensorBoard
+from flowrun.launcher.listeners.trackers import MLflow, Trackio, WandB
+from flowrun.launcher.model.build import check_arguments, make_object
+from flowrun.launcher.recipe.recipe_errors import did_you_mean
+from flowrun.launcher.recipe.schema import Recipe
+
+EVENTS = ("on_start", "on_step", "on_evaluation", "on_save", "on_end")
+TARGET = "_target_"
+
+
+@dataclass(frozen=True)
+class Logger:
+    """A logger that a recipe may name.  module: what it imports.  extra: of pip; it brings that."""
+
+    make: Callable[..., Any]
+    module: str
+    extra: str
+
+
+LOGGERS: Mapping[str, Logger] = {
+    "tensorboard": Logger(TensorBoard, "tensorboard", ""),
+    "wandb": Logger(WandB, "wandb", "wandb"),
+    "mlflow": Logger(MLflow, "mlflow", "mlflow"),
+    "trackio": Logger(Trackio, "trackio", "trackio"),
+}
+
+
+@dataclass(frozen=True)
+class NamedListener:
+    """A listener, and how a note calls it.  may_end: it is a callback, whose error ends the run."""
+
+    name: str
+    listener: Any
+    may_end: bool
+
+
+def make_listeners(recipe: Recipe) -> list[NamedListener]:
+    """Return the loggers and the callbacks of a recipe.  Raises RecipeError."""
+    return [_make_logger(entry, f"log.{k}") for k, entry in enumerate(recipe.log)]
+
+
+def _make_logger(entry: Any, where: str) -> NamedListener:
+    if isinstance(entry, Mapping) and TARGET in entry:
+        return _make_own(entry, where, may_end=False)
+    options = dict(entry) if isinstance(entry, Mapping) else {"name": entry}
+    name = options.pop("name", None)
+    if name not in LOGGERS:
+        raise RecipeError(
+            where,
+            f"{name!r} is no logger.",
+            f"{did_you_mean(str(name), LOGGERS)} Of your own: {{_target_: my_module.MyLogger}}.",
+        )
+    logger = LOGGERS[name]
+    if importlib.util.find_spec(logger.module) is None:
+        raise RecipeError(
+            where, f"{logger.module} is not installed.", f"pip install 'flowrun[{logger.extra}]'"
+        )
+    check_arguments(logger.make, options, where)
+    return NamedListener(name, logger.make(**options), may_end=False)
+
+
+def _make_own(entry: Any, where: str, may_end: bool) -> NamedListener:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get(TARGET), str):
+        raise RecipeError(
+            where,
+            f"{entry!r} does not say what to make.",
+            "Write {_target_: flowrun.models.callbacks.EarlyStopping, patience: 3}.",
+        )
+    made = make_object(dict(entry), where)
+    if not any(callable(getattr(made, event, None)) for event in EVENTS):
+        raise RecipeError(
+            f"{where}.{TARGET}",
+            f"{entry[TARGET]} has none of the methods {', '.join(EVENTS)}.",
+            "docs/how_to/follow.md shows one.",
+        )
+    return NamedListener(str(entry[TARGET]).rpartition(".")[2], made, may_end)

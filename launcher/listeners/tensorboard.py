@@ -1,0 +1,36 @@
+"""TensorBoard's events, in the run's folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from flowrun.launcher.listeners.listener import RunInfo
+
+
+class TensorBoard:
+    """Writes a curve for each tag."""
+
+    def __init__(self) -> None:
+        self._writer: Any = None
+
+    def on_start(self, run: RunInfo) -> None:
+        """See Listener."""
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(run.folder), purge_step=run.first_step or None)
+
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        """See Listener."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def on_evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """See Listener."""
+        self.on_step(step, {f"validation/{name}": value for name, value in values.items()})
+
+    def on_end(self, status: str) -> None:
+        """See Listener."""
+        self._writer.close()

@@ -1,0 +1,173 @@
+"""Experiment trackers: Weights & Biases, MLflow and trackio.  Each is imported when a run starts
+that names it.
+
+A run that goes on, by resume or as ranks were started again, goes on in the tracker, too: its
+number there lies in the run's folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flowrun.launcher.listeners.listener import RunInfo
+
+_FLUSH_S = 1.0  # from one batch of MLflow to the next
+_PARAMETER_CHARACTERS = 500  # of a value; MLflow refuses more than 6000
+
+
+class WandB:
+    """Weights & Biases.  options: of wandb.init, such as project, mode ("offline"), tags."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = {"project": "flowrun", **options}
+        self._run: Any = None
+
+    def on_start(self, run: RunInfo) -> None:
+        """See Listener."""
+        import wandb
+
+        known = _Number(run, "wandb")
+        settings = {
+            "name": run.name,
+            "dir": str(run.folder),
+            "config": dict(run.recipe),
+            "id": known.read() or None,
+            "resume": "allow",
+        }
+        self._run = wandb.init(**settings | self._options)
+        known.write(self._run.id)
+        self._run.define_metric("step")  # and not wandb's own, which cannot go back
+        self._run.define_metric("*", step_metric="step")
+
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        """See Listener."""
+        self._run.log({"step": step, **values})
+
+    def on_evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """See Listener."""
+        self.on_step(step, {f"validation/{name}": value for name, value in values.items()})
+
+    def on_end(self, status: str) -> None:
+        """See Listener."""
+        self._run.finish(exit_code=int(status == "failed"))
+
+
+class MLflow:
+    """MLflow.
+
+    tracking_uri: a server, or where files lie (sqlite:///FILE); None: as the environment says.
+    experiment: its name there.
+    """
+
+    def __init__(self, tracking_uri: str | None = None, experiment: str = "flowrun") -> None:
+        self._uri, self._experiment = tracking_uri, experiment
+        self._client: Any = None
+        self._number = ""
+        self._metrics: list[Any] = []
+        self._written = 0.0
+
+    def on_start(self, run: RunInfo) -> None:
+        """See Listener."""
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=self._uri)
+        known = _Number(run, "mlflow")
+        if number := known.read():
+            self._number = number
+            return
+        found = self._client.get_experiment_by_name(self._experiment)
+        experiment = found.experiment_id if found else None
+        experiment = experiment or self._client.create_experiment(self._experiment)
+        self._number = self._client.create_run(experiment, run_name=run.name).info.run_id
+        known.write(self._number)
+        for name, value in _flatten(run.recipe):
+            self._client.log_param(self._number, name, str(value)[:_PARAMETER_CHARACTERS])
+
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        """See Listener."""
+        from mlflow.entities import Metric
+
+        now = time.time()
+        self._metrics += [
+            Metric(name, value, int(1000 * now), step) for name, value in values.items()
+        ]
+        if now - self._written > _FLUSH_S:
+            self._flush()
+            self._written = now
+
+    def on_evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """See Listener."""
+        self.on_step(step, {f"validation/{name}": value for name, value in values.items()})
+
+    def on_end(self, status: str) -> None:
+        """See Listener."""
+        self._flush()
+        named = {"complete": "FINISHED", "failed": "FAILED", "restarted": "RUNNING"}
+        self._client.set_terminated(self._number, named.get(status, "KILLED"))
+
+    def _flush(self) -> None:
+        for k in range(0, len(self._metrics), 1000):  # MLflow takes no more at once
+            self._client.log_batch(self._number, metrics=self._metrics[k : k + 1000])
+        self._metrics.clear()
+
+
+class Trackio:
+    """trackio, in its folder of this machine (TRACKIO_DIR), or in a space of Hugging Face.
+
+    options: of trackio.init, such as project, space_id.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = {"project": "flowrun", **options}
+        self._run: Any = None
+
+    def on_start(self, run: RunInfo) -> None:
+        """See Listener."""
+        import trackio
+
+        known = _Number(run, "trackio")
+        name = known.read() or f"{run.name}-{run.folder.absolute().name}"
+        settings = {"name": name, "config": dict(_flatten(run.recipe)), "resume": "allow"}
+        self._run = trackio.init(**settings | self._options)
+        known.write(name)
+
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        """See Listener."""
+        self._run.log(dict(values), step=step)
+
+    def on_evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """See Listener."""
+        self.on_step(step, {f"validation/{name}": value for name, value in values.items()})
+
+    def on_end(self, status: str) -> None:
+        """See Listener."""
+        self._run.finish()
+
+
+class _Number:
+    """The number of a run in a tracker, in a file of the run's folder."""
+
+    def __init__(self, run: RunInfo, tracker: str) -> None:
+        self._file: Path = run.folder / f"{tracker}_run.txt"
+        self._goes_on = run.first_step > 0
+
+    def read(self) -> str:
+        """Return the number of the run that goes on; empty of one that begins."""
+        return self._file.read_text().strip() if self._goes_on and self._file.exists() else ""
+
+    def write(self, number: str) -> None:
+        self._file.write_text(f"{number}\n")
+
+
+def _flatten(keys: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Return (dotted key, value) of all nested keys."""
+    found: list[tuple[str, Any]] = []
+    for key, value in keys.items():
+        if isinstance(value, Mapping) and value:
+            found += _flatten(value, f"{prefix}{key}.")
+        else:
+            found.append((f"{prefix}{key}", value))
+    return found

@@ -1,0 +1,114 @@
+"""Each logger writes what it is given, as its own library reads it; nothing needs a network."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowrun.launcher.listeners.listener import RunInfo
+from flowrun.launcher.listeners.tensorboard import TensorBoard
+from flowrun.launcher.listeners.trackers import MLflow, Trackio, WandB
+
+RECIPE = {"name": "tiny", "train": {"steps": 3}}
+
+
+def follow(logger: Any, folder: Path, first: int = 0, status: str = "complete") -> None:
+    """Let a logger follow steps up to the third."""
+    logger.on_start(RunInfo(folder=folder, name="tiny", recipe=RECIPE, first_step=first, steps=3))
+    for step in range(first, 3):
+        logger.on_step(step, {"loss": 3.0 - step, "lr": 0.5})
+    logger.on_evaluation(2, {"loss": 0.25})
+    logger.on_end(status)
+
+
+def test_tensorboard_reads_every_tag(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    follow(TensorBoard(), tmp_path)
+    found = EventAccumulator(str(tmp_path))
+    found.Reload()
+    assert found.Tags()["scalars"] == ["loss", "lr", "validation/loss"]
+    assert [(each.step, each.value) for each in found.Scalars("loss")] == [(0, 3), (1, 2), (2, 1)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, of MLflow
+def test_mlflow_reads_every_tag_of_a_run_that_went_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a data base takes 7 s to be made
+    uri = (tmp_path / "mlruns").as_uri()
+    follow(MLflow(tracking_uri=uri), tmp_path, status="preempted")
+    follow(MLflow(tracking_uri=uri), tmp_path, first=2)
+    client = MlflowClient(tracking_uri=uri)
+    found = client.get_experiment_by_name("flowrun")
+    assert found
+    [run] = client.search_runs([found.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {"name": "tiny", "train.steps": "3"}
+    assert run.data.metrics == {"loss": 1, "lr": 0.5, "validation/loss": 0.25}
+    losses = [
+        (each.step, each.value) for each in client.get_metric_history(run.info.run_id, "loss")
+    ]
+    assert losses == [(0, 3), (1, 2), (2, 1), (2, 1)]
+
+
+def test_trackio_reads_every_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import trackio
+    from trackio.sqlite_storage import SQLiteStorage
+
+    for module in (trackio, trackio.utils, trackio.sqlite_storage):
+        monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
+    follow(Trackio(), tmp_path)
+    [name] = SQLiteStorage.get_runs("flowrun")
+    logs = SQLiteStorage.get_logs("flowrun", name)
+    assert [(line["step"], line["loss"]) for line in logs if "loss" in line] == [
+        (0, 3),
+        (1, 2),
+        (2, 1),
+    ]
+    assert [line["validation/loss"] for line in logs if "validation/loss" in line] == [0.25]
+
+
+def records(file: Path) -> Iterator[Any]:
+    """Records of a .wandb file: blocks of 32 kB, in them a checksum, a length and a kind each."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, at, held = file.read_bytes(), 7, b""
+    while at + 7 <= len(content):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        _, length, kind = struct.unpack("<IHB", content[at : at + 7])
+        held += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            record = Record()
+            record.ParseFromString(held)
+            yield record
+            held = b""
+
+
+def test_wandb_reads_every_tag(tmp_path: Path) -> None:
+    import wandb
+
+    follow(WandB(mode="offline"), tmp_path)
+    wandb.teardown()  # its process has written all
+    [file] = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    found = [
+        {(item.key or item.nested_key[0]): item.value_json for item in each.history.item}
+        for each in records(file)
+        if each.HasField("history")
+    ]
+    assert [(line["step"], line["loss"], line["lr"]) for line in found if "loss" in line] == [
+        ("0", "3", "0.5"),
+        ("1", "2", "0.5"),
+        ("2", "1", "0.5"),
+    ]
+    assert [line["validation/loss"] for line in found if "validation/loss" in line] == ["0.25"]
