@@ -21,6 +21,7 @@ from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.launcher.job.compiling import check_runs, kernels_of
 from flowrun.launcher.job.forked import run_in_fork
 from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.materials import with_steps
 from flowrun.launcher.launch.failure import compiling
 from flowrun.launcher.launch.hosts.hosts import HostsChanged, open_hosts
 from flowrun.launcher.launch.hosts.meeting import ranks_of_a_host
@@ -61,6 +62,7 @@ def run(
     FlowrunError: nothing was started if it is a RecipeError, SbpError or PlanError; Preempted if it
     was asked to end, and has saved all (launch/preemption.py).
     """
+    recipe = with_steps(recipe)
     requests = Requests(recipe.launch)
     with requests.handling():
         resumes = recipe.train.resume == AUTO or nodes_of(recipe.launch).may_change
@@ -71,7 +73,7 @@ def run(
         try:
             return _run(recipe, folder, progress, start, requests)
         except AlreadyComplete as done:
-            _say_complete(recipe, folder, progress)
+            _say_complete(done.report, folder, progress)
             return done.report
 
 
@@ -95,7 +97,7 @@ def _run(
     joins = nodes_of(recipe.launch).may_change  # a run that may be under way: see Record.begin
     with alone(folder, recipe.launch.num_hosts):
         resumed = _resume(job, start) if start and not joins else ()
-        record = Record(folder, job, progress, listeners)
+        record = Record(folder, job, progress, listeners, requests.complete)
         if not joins:
             prepare(folder, resumed=start is not None or recipe.train.resume == AUTO)
         if recipe.launch.num_hosts == 1 or recipe.launch.name == "virtual":
@@ -106,7 +108,7 @@ def _run(
         if log.notes:
             trace.write(record.folder / trace.NAME, record.job.training, log.notes)
         report = Report.of(record.job, record.job.training, log)  # foreseen and measured
-        record.write_report(report)
+        report = record.write_report(report)
         if recipe.eval.sample and progress:
             _show_sample(record)
         return report
@@ -164,12 +166,12 @@ def _read_complete(recipe: Recipe, folder: Path, progress: Progress | None) -> R
     """Return the report of a run that is complete, and say so; None of any other."""
     report = read_complete(folder, recipe.train.steps)
     if report:
-        _say_complete(recipe, folder, progress)
+        _say_complete(report, folder, progress)
     return report
 
 
-def _say_complete(recipe: Recipe, folder: Path, progress: Progress | None) -> None:
-    text = f"the run in {folder} is complete: {recipe.train.steps} steps are done"
+def _say_complete(report: Report, folder: Path, progress: Progress | None) -> None:
+    text = f"the run in {folder} is complete: {report.first_step + report.steps} steps are done"
     (progress or Progress()).console.print(text, highlight=False, markup=False)
 
 
@@ -305,6 +307,7 @@ def plan(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None = None
 
     overrides: what the recipe was composed from.  save: where to write the placed recipe.
     """
+    recipe = with_steps(recipe)
     terminal, width = sys.stdout.isatty(), output_width()
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False)
     with console.capture() as text:
@@ -336,7 +339,7 @@ def plan_level(recipe: Recipe, level: str) -> str:
     from flowrun.launcher.report.show_level import check_level, level_report
 
     check_level(level)
-    recipe, planned = settle(recipe)
+    recipe, planned = settle(with_steps(recipe))
     return level_report(Job(recipe, values=False, planned=planned), level)
 
 
@@ -344,4 +347,4 @@ def verify(recipe: Recipe) -> LayoutComparison:
     """Train a few steps of the recipe under every layout, and compare each with plain torch."""
     from flowrun.launcher.commands.verify import compare_layouts
 
-    return compare_layouts(recipe, run)
+    return compare_layouts(with_steps(recipe), run)

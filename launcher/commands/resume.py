@@ -16,6 +16,7 @@ from flowrun.engine.ir.graph import Variable
 from flowrun.engine.runtime.drivers.logical_checkpoint import read_contents, read_whole
 from flowrun.engine.runtime.rank.shards import name_shard
 from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.materials import with_steps
 from flowrun.launcher.recipe.compose import load, schema
 from flowrun.launcher.recipe.locate import show_path
 from flowrun.launcher.recipe.recipe_errors import PlacedError
@@ -102,7 +103,7 @@ def compose_resumed(
     """
     _check_recipe(start)
     file = f"recipe={start.folder.parents[1] / RECIPE}"
-    before, after = load([file]), load([file, *overrides], config_dir)
+    before, after = load([file]), with_steps(load([file, *overrides], config_dir))
     if changed := _first_change(before, after):
         raise _keeps(start, *changed)
     if after.train.steps <= start.step:

@@ -160,6 +160,7 @@ class _RecipeLayouts:
         steps = recipe.train.steps if recipe.train.steps <= MOST_STEPS else FEW_STEPS
         self.most = Allowed()  # looser where a row asks for it and there is a reason
         self.always = [f"train.steps={steps}", "eval.batches=0", "train.save=true"]
+        self.always += ["train.epochs=0", "log=[]", "callbacks=[]"]
         self.single = dict(layouts(recipe))[SINGLE]
         self.job = job = Job(self._load([]))
         self.why_single, self.whole = self._run_in_fork(

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from flowrun.engine.errors import RunError
 from flowrun.launcher.launch.hosts.hosts import Alone, Hosts
-from flowrun.launcher.launch.step_gate import StepGate
+from flowrun.launcher.launch.step_gate import COMPLETES, ENDS, StepGate
 from flowrun.launcher.recipe.schema import Launch, time_limit_s
 from flowrun.launcher.terminal.doing import clear
 
@@ -36,14 +36,21 @@ class Request:
 
     by: a signal's name, Ctrl-C or launch.time_limit.  ends: the run is to end; else it saves and
     goes on.  round: of the agreement with other hosts that it belongs to; None: the next.
-    regroups: the ranks end, and this host meets those that are there.  By NUMBERS nothing is saved:
-    where the ranks rest they find the op, and end with the error.
+    regroups: the ranks end, and this host meets those that are there.  completes: a callback ends
+    the run, which is then complete.  By NUMBERS nothing is saved: where the ranks rest they find
+    the op, and end with the error.
     """
 
     by: str
     ends: bool
     round: int | None = None
     regroups: bool = False
+    completes: bool = False
+
+    @property
+    def end(self) -> int:
+        """How the run ends, for a StepGate; 0: it goes on."""
+        return COMPLETES if self.completes else ENDS if self.ends else 0
 
     @property
     def saves(self) -> bool:
@@ -53,6 +60,8 @@ class Request:
     def __str__(self) -> str:
         if self.regroups:
             return f"{self.by}: the step under way is finished and saved, and the hosts meet again"
+        if self.completes:
+            return f"{self.by} ends the run after the step under way"
         if not self.ends:
             return f"{self.by}: a checkpoint is written after the step under way"
         if self.by == TIME_LIMIT:
@@ -114,6 +123,10 @@ class Requests:
         self._process = os.getpid()
         self._first: dict[int, float] = {}  # signal -> when it came first
 
+    def complete(self, by: str) -> None:
+        """End the run, which is then complete, for the callback of this name."""
+        self.queue.put(Request(f"callback {by}", ends=True, completes=True))
+
     @contextmanager
     def handling(self) -> Iterator[None]:
         """Handle signals, but for those that are ignored (nohup) or that another has use for."""
@@ -154,12 +167,12 @@ def _raise_early_end(request: Request) -> None:
 
 
 class Offer(NamedTuple):
-    """The steps that some rank of a host has begun, whether the host is asked to end, and whether
-    it sees the folder where the first host saves.
+    """The steps that some rank of a host has begun, how the host is asked to end (ENDS, COMPLETES,
+    0: it is not), and whether it sees the folder where the first host saves.
     """
 
     begun: int
-    ends: bool
+    ends: int
     sees: bool
 
 
@@ -171,7 +184,8 @@ class Preemption:
     begin at.  steps: of the whole training.  grace_s: from a request to end to the end.  say: shows
     a line to a person.  stop: ends the ranks at once.
     hosts: this launcher among the others.
-    ending: the request that the run ends for.  halt: the step after which it does.
+    ending: the request that the run ends for.  halt: the step after which it does.  completes: it
+    is complete then.
     early: what it ends with if it is not left the time to do so.
     """
 
@@ -185,6 +199,7 @@ class Preemption:
     hosts: Hosts | Alone
     ending: Request | None = None
     halt: int | None = None
+    completes: bool = False
     early: BaseException | None = None
     _until: float | None = None
     _round: int = 0
@@ -214,7 +229,7 @@ class Preemption:
 
         ended: what ended its ranks early, or None.
         """
-        if self.early or self.ending is None or self.halt is None:
+        if self.early or self.ending is None or self.halt is None or self.completes:
             return None
         nothing_begun = self.halt == self.saved
         return end_of(self.ending) if ended is None or nothing_begun else None
@@ -227,10 +242,11 @@ class Preemption:
         with self._offered:
             self._offers.setdefault(number, {})[host] = offer
             self._offered.notify()
-        regroups = offer.ends and self.hosts.may_change and by != NUMBERS
+        regroups = offer.ends == ENDS and self.hosts.may_change and by != NUMBERS
         if regroups and by in _OF_ONE_HOST:
             by = f"{self.hosts.name(host)} leaves ({by})"
-        self.requests.queue.put(Request(by, offer.ends, number, regroups))
+        completes = offer.ends == COMPLETES
+        self.requests.queue.put(Request(by, offer.ends > 0, number, regroups, completes))
 
     def make_room(self, name: str) -> None:
         """Halt the ranks of all hosts, as another host, `name`, waits to join them."""
@@ -275,7 +291,7 @@ class Preemption:
         begun.
         """
         sees = self.hosts.number == 0 or self.hosts.shared
-        offers = self._agree(Offer(self.gate.begun, request.ends, sees), request.by)
+        offers = self._agree(Offer(self.gate.begun, request.end, sees), request.by)
         if offers is None:
             self.gate.open()
             if self.early is None:
@@ -290,13 +306,14 @@ class Preemption:
             if request.ends and request.round is None:
                 self._end_early(early_end_of(request))
             return
-        halt, ends = max(offer.begun for offer in offers), any(offer.ends for offer in offers)
+        halt, ends = max(offer.begun for offer in offers), max(offer.ends for offer in offers)
         if halt >= self.steps:
             self.gate.open()
             self.say(f"{request.by}: the last step has begun, and the run ends with it")
             return
         if ends:
             self.ending, self.halt = self.ending or request, halt
+            self.completes = ends == COMPLETES
             self._until = self._until if request.ends else time.monotonic() + self.grace_s
         self.gate.open(halt, ends)
         if ends and halt == self.saved:  # nothing has begun

@@ -20,14 +20,15 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 _HALT, _ENDS, _RANKS = 0, 1, 2  # where the numbers lie; two a rank follow
+ENDS, COMPLETES = 1, 2  # at the halt the run ends, and may go on later; it is complete
 _PATIENCE_S = 5.0  # a rank holds the lock for a microsecond, unless it was killed within
 
 
 class StepGate:
     """The gate of the ranks of one host, as seen by their launcher.
 
-    numbers: the halt, whether the run ends there; then for each rank the steps that it has begun,
-    and the halt that it has gone on from.  lock: guards them.
+    numbers: the halt, whether the run ends there (ENDS, COMPLETES); then for each rank the steps
+    that it has begun, and the halt that it has gone on from.  lock: guards them.
     """
 
     def __init__(
@@ -65,11 +66,11 @@ class StepGate:
         """Let ranks that ask wait, until `open`; False if a rank was killed while it asked."""
         return bool(self.lock.acquire(timeout=_PATIENCE_S))
 
-    def open(self, halt: int | None = None, ends: bool = False) -> None:
+    def open(self, halt: int | None = None, ends: int = 0) -> None:
         """Let ranks ask again.
 
         halt: the step after which all rest, the largest `begun` of all hosts; None: none does.
-        ends: they end there; else they go on from it.
+        ends: they end there, see ENDS and COMPLETES; 0: they go on from it.
         """
         if halt is not None:
             self.numbers[_HALT], self.numbers[_ENDS] = halt, ends
@@ -107,6 +108,11 @@ class RankGate:
                 return False
             numbers[self._begun] = steps
             return True
+
+    @property
+    def completes(self) -> bool:
+        """True if the run is complete at the halt."""
+        return self._numbers[_ENDS] == COMPLETES
 
     def go_on(self) -> bool:
         """Pass the halt at which the rank rests; False if the run ends there."""

@@ -80,7 +80,7 @@ def execute_virtual(
         record.close()
         raise asked
     if job.recipe.train.save:
-        files = weights.plan_files(record.folder, job.saved, job.about(job.recipe.train.steps))
+        files = weights.plan_files(record.folder, job.saved, job.about(record.reached))
         write_whole(files, (s for rank in cluster.ranks for s in _shards(job, cluster, rank)))
     return _make_log(cluster, training, record)
 

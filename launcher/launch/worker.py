@@ -172,6 +172,8 @@ class Worker:
                     saved = gate.begun
                     self._checkpoint(rank, trained, saved, saving)
                 if not gate.go_on():
+                    if gate.completes:
+                        self._save(rank, trained, events, gate.begun)
                     self.pulse.enter(Phase.WRITES)
                     saving.finish()
                     return
@@ -186,9 +188,7 @@ class Worker:
             if segment.save:
                 saved = segment.last
                 self._checkpoint(rank, trained, saved, saving)
-        if self.job.recipe.train.save:
-            self.pulse.enter(Phase.SAVES_WEIGHTS)
-            self._save(rank, trained, events)
+        self._save(rank, trained, events, self.job.recipe.train.steps)
         self.pulse.enter(Phase.WRITES)
         saving.finish()
 
@@ -273,11 +273,16 @@ class Worker:
             return RecordedRank(*arguments, **options, trace=steps)
         return DistributedRank(*arguments, **options)
 
-    def _save(self, rank: int, trained: DistributedRank, events: EventSender) -> None:
-        """Write this rank's regions of the trained weights."""
+    def _save(self, rank: int, trained: DistributedRank, events: EventSender, steps: int) -> None:
+        """Write this rank's regions of the weights after `steps` steps, unless train.save is
+        off.
+        """
+        if not self.job.recipe.train.save:
+            return
+        self.pulse.enter(Phase.SAVES_WEIGHTS)
         import torch.distributed as dist
 
-        shards, about = self._shards(rank, trained), self.job.about(self.job.recipe.train.steps)
+        shards, about = self._shards(rank, trained), self.job.about(steps)
         if self.job.recipe.launch.num_hosts > 1:
             self._save_apart(rank, shards, about, events)
             return

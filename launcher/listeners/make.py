@@ -46,7 +46,11 @@ class NamedListener:
 
 def make_listeners(recipe: Recipe) -> list[NamedListener]:
     """Return the loggers and the callbacks of a recipe.  Raises RecipeError."""
-    return [_make_logger(entry, f"log.{k}") for k, entry in enumerate(recipe.log)]
+    loggers = [_make_logger(entry, f"log.{k}") for k, entry in enumerate(recipe.log)]
+    callbacks = [
+        _make_own(entry, f"callbacks.{k}", may_end=True) for k, entry in enumerate(recipe.callbacks)
+    ]
+    return [*loggers, *callbacks]
 
 
 def _make_logger(entry: Any, where: str) -> NamedListener:

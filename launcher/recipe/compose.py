@@ -36,7 +36,7 @@ from flowrun.launcher.recipe.recipe_errors import (
     no_mapping,
     unknown_key,
 )
-from flowrun.launcher.recipe.schema import WEIGHTS, Recipe, RecipeSchema, plain
+from flowrun.launcher.recipe.schema import STEPS, WEIGHTS, Recipe, RecipeSchema, plain
 
 CONFIG_MODULE, CONFIG_NAME = "flowrun.conf", "config"
 GROUPS = ("model", "data", "optim", "launch", "hardware")
@@ -161,6 +161,9 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
     )
     for check in CHECKS:
         check(recipe)
+    train = recipe.train
+    if not train.steps and not train.epochs:
+        train = replace(train, steps=STEPS)
     axes, stages = parse_stages(recipe.placement)
     pins = parse_pins(recipe.sbp, tuple(recipe.placement.axes))
     return Recipe(
@@ -183,8 +186,9 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
         recompute=recipe.recompute,
         auto=recipe.auto,
         precision=recipe.precision,
-        train=recipe.train,
+        train=train,
         launch=recipe.launch,
+        callbacks=tuple(plain(recipe.callbacks)),
         log=tuple(plain(recipe.log)),
         engine=recipe.engine,
         hardware=recipe.hardware,
@@ -202,7 +206,10 @@ def change(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"{recipe.name or 'recipe'}.yaml"
         file.write_text(recipe.to_yaml(), encoding="utf-8")
-        return load([f"recipe={file}", *overrides])
+        found = load([f"recipe={file}", *overrides])
+    if recipe.train.epochs:  # whose steps are counted (with_steps)
+        found = replace(found, train=replace(found.train, steps=recipe.train.steps))
+    return found
 
 
 @cache

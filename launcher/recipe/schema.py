@@ -24,6 +24,7 @@ MIRRORED = "mirrored"
 STEP, MICRO_BATCH = "step", "micro_batch"
 STOP, SKIP, ROLLBACK, IGNORE = "stop", "skip", "rollback", "ignore"
 NEVER, AUTO = "never", "auto"
+STEPS = 100  # of a recipe that says nothing
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
 EAGER, INDUCTOR, HANDWRITTEN = "eager", "inductor", "handwritten"
 # key that holds a word -> the words that it may be
@@ -196,7 +197,8 @@ class Train:
 
     batch_size: samples of one step, over all ranks and micro-batches.
     micro_batches: parts of the batch that pass the model one after the other.
-    steps: number of steps.
+    steps: number of steps; 0: as `epochs` says, or 100.
+    epochs: passes over the samples that are not held out, in place of `steps`; 0: as `steps` says.
     seed: of weights, of sampling and of dropout.
     save: write the trained weights to the run's folder.
     save_every: steps from one checkpoint to the next, and one at the end; 0: none.
@@ -220,7 +222,8 @@ class Train:
 
     batch_size: int = 32
     micro_batches: int = 1
-    steps: int = 100
+    steps: int = 0
+    epochs: float = 0.0
     seed: int = 0
     save: bool = True
     save_every: int = 0
@@ -420,6 +423,8 @@ class RecipeSchema:
     precision: dtypes.
     train: length, batch, checkpoints.
     launch: processes and hosts.
+    callbacks: objects that are called while the run goes on and may end it, such as {_target_:
+        flowrun.models.callbacks.EarlyStopping, patience: 3} (docs/how_to/follow.md).
     log: loggers, by name (tensorboard, wandb, mlflow, trackio), with options ({name: wandb,
         project: mine}), or of your own ({_target_: my_module.MyLogger}) (docs/how_to/follow.md).
     engine: plan and execution.
@@ -443,6 +448,7 @@ class RecipeSchema:
     precision: Precision = field(default_factory=Precision)
     train: Train = field(default_factory=Train)
     launch: Launch = field(default_factory=Launch)
+    callbacks: list[Any] = field(default_factory=list)
     log: list[Any] = field(default_factory=lambda: ["tensorboard"])
     engine: Engine = field(default_factory=Engine)
     hardware: Hardware = field(default_factory=Hardware)
@@ -509,6 +515,7 @@ class Recipe:
     launch: Launch
     engine: Engine
     hardware: Hardware
+    callbacks: tuple[Any, ...] = ()
     log: tuple[Any, ...] = ()
     text: str = field(default="", repr=False, compare=False)
 

@@ -108,6 +108,10 @@ class Progress:
         self.console.print(
             f"loss {report.first_loss:.4f} -> {report.last_loss:.4f}{validation}", highlight=False
         )
+        if report.ended_by:
+            done = report.first_step + report.steps
+            text = f"{report.ended_by} ended the run after {done} of {self.steps} steps"
+            self.console.print(text, highlight=False, markup=False)
         table = Table(box=None, pad_edge=False)
         for heading in ("", "foreseen", "measured"):
             table.add_column(heading, justify="right" if heading else "left")

@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -62,8 +62,11 @@ class Record:
         job: Job,
         progress: Progress | None,
         listeners: Sequence[NamedListener] = (),
+        end_run: Callable[[str], None] | None = None,
     ) -> None:
-        """folder: of the run.  progress: shows it.  listeners: are called in the first host."""
+        """folder: of the run.  progress: shows it.  listeners: are called in the first host.
+        end_run: ends the run for the callback of a name.
+        """
         self.run_folder = folder  # that the hosts of a run may share
         self.folder = folder
         self.job = job
@@ -90,6 +93,8 @@ class Record:
         self._peak_share: tuple[Job, float] | None = None
         self.listeners = Listeners(listeners, self._lose)
         self.listeners.prepare(self._describe)
+        self._end_run = end_run
+        self.ended_by = ""  # the callback that has asked for the end
 
     def begin(self) -> None:
         """Write what is known before the first step.
@@ -179,7 +184,14 @@ class Record:
         values = {name: line[name] for name in line if name in TAGS} | dict(gauges)
         if (share := self._share_in_a_second()) and seconds > 0:
             values["flop_utilisation"] = share / seconds
-        self.listeners.call("on_step", step, values)
+        self._call("on_step", step, values)
+
+    def _call(self, event: str, step: int, given: Any) -> None:
+        """Call the listeners; end the run if one asks for it."""
+        by = self.listeners.call(event, step, given)
+        if by and self._end_run and not self.ended_by:
+            self.ended_by = by
+            self._end_run(by)
 
     def _share_in_a_second(self) -> float:
         """Return the model's FLOPs of a step, of the peak of all ranks in a second; 0: unknown."""
@@ -197,7 +209,7 @@ class Record:
         self._line({"step": step, "validation": validation})
         if self.progress:
             self.progress.show_evaluation(step, validation)
-        self.listeners.call("on_evaluation", step, numbers(validation))
+        self._call("on_evaluation", step, numbers(validation))
 
     @property
     def reached(self) -> int:
@@ -223,7 +235,7 @@ class Record:
             due=train.save_every if train.on_nonfinite == ROLLBACK else 0,
         )
         self.checkpoints.append(done)
-        self.listeners.call("on_save", step, done.folder)
+        self._call("on_save", step, done.folder)
 
     def add_checkpoint(self, step: int) -> None:
         """Note a checkpoint that the first host has completed."""
@@ -317,8 +329,8 @@ class Record:
                 "writes its weights"
             )
 
-    def write_report(self, report: Report) -> None:
-        """Write and show the report of a run that ended well."""
+    def write_report(self, report: Report) -> Report:
+        """Write, show and return the report of a run that ended well, with what the record knows."""
         self._write_restarts()
         self.listeners.end(COMPLETE)
         self.close()
@@ -326,7 +338,10 @@ class Record:
             self.lost.append(f"what was printed is cut off: {reason}")
         best = find_best(find_all(self.folder), self.job.recipe.train.keep_best)
         report = replace(
-            report, best_step=best.step if best else None, notes=(*report.notes, *self.lost)
+            report,
+            ended_by=self.ended_by if self.reached < self.job.recipe.train.steps else "",
+            best_step=best.step if best else None,
+            notes=(*report.notes, *self.lost),
         )
         replace_text(self.folder / "report.json", report.to_json() + "\n")
         if self.progress:
@@ -341,6 +356,7 @@ class Record:
                 f"the loss was over {SPIKE:g} times its running mean at step"
                 f" {list_steps(self.spikes.steps)}"
             )
+        return report
 
     def _close_files(self) -> None:
         self.listeners.end(RESTARTED)

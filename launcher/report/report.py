@@ -154,6 +154,7 @@ class Report:
             (engine.check_capture).
         restarts: how often ranks were started again (launch.restarts).
         best_step: steps of the checkpoint that is best by train.keep_best.
+        ended_by: the callback that ended the run before its last step.
     """
 
     name: str
@@ -175,6 +176,7 @@ class Report:
     capture_check_s: float | None = None
     restarts: int = 0
     best_step: int | None = None
+    ended_by: str = ""
 
     @staticmethod
     def of(job: Job, training: Rehearsed, log: Log) -> Report:
@@ -242,13 +244,14 @@ class Report:
 
 
 def read_complete(folder: Path, steps: int) -> Report | None:
-    """Return the report of a run that has done all of its steps; None if it has not.
+    """Return the report of a run that has done all of its steps, or that a callback has ended; None
+    of any other.
 
     folder: of the run.  steps: their number.
     """
     with suppress(OSError, ValueError, KeyError, TypeError):
         report = Report.from_json((folder / REPORT).read_text())
-        return report if report.first_step + report.steps >= steps else None
+        return report if report.ended_by or report.first_step + report.steps >= steps else None
     return None
 
 

@@ -1,0 +1,41 @@
+"""Callbacks of a run (docs/how_to/follow.md): called in its launcher, they may return "stop"."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+class EarlyStopping:
+    """Ends a run whose evaluations get no better.
+
+    metric: name of a validation result; the lowest is the best; -NAME: the highest.  patience:
+    evaluations in a row that may be no better.  least: what counts as better, in units of metric.
+    A run that is resumed counts anew.
+    """
+
+    def __init__(self, metric: str = "loss", patience: int = 3, least: float = 0.0) -> None:
+        self.metric = metric.removeprefix("-")
+        self.sign = -1 if metric.startswith("-") else 1
+        self.patience, self.least = patience, least
+        self.best, self.waited = math.inf, 0
+
+    def on_start(self, run: Any) -> None:
+        """Raise ValueError if the run will not evaluate the metric before its end."""
+        recipe = run.recipe
+        known = ["loss", *recipe["task"]["metrics"]]
+        if self.metric not in known:
+            raise ValueError(f"{self.metric!r} is no result of an evaluation: {', '.join(known)}")
+        train = recipe["train"]
+        if not recipe["eval"]["every"] and not (train["keep_best"] and train["save_every"]):
+            raise ValueError("nothing is evaluated before the end: set eval.every")
+
+    def on_evaluation(self, step: int, values: Mapping[str, float]) -> str | None:
+        """Compare an evaluation, after `step`, with the best so far."""
+        value = self.sign * values[self.metric]
+        if value < self.best - self.least:
+            self.best, self.waited = value, 0
+        else:
+            self.waited += 1
+        return "stop" if self.waited >= self.patience else None
