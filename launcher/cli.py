@@ -11,6 +11,7 @@
     flowrun eval RUN_DIR                  its metrics, without training
     flowrun bench suite=S …               compare with torch's own layouts, in turn
     flowrun calibrate FILE                measure this machine, write a hardware profile
+    flowrun runs [FOLDER]                 list runs, compare two, follow one
     flowrun recipes                       what there is
 
 Exit status: 0, 1 a run failed, 2 the recipe is wrong (nothing was started), 75 a run was asked to
@@ -43,6 +44,7 @@ from flowrun.launcher.help_texts import (
     PLAN_HELP,
     RESUME_HELP,
     RUN_HELP,
+    RUNS_HELP,
     SAMPLE_HELP,
     TOKENIZER_HELP,
     VERIFY_HELP,
@@ -61,6 +63,7 @@ COMMANDS = (
     "tokenizer",
     "bench",
     "calibrate",
+    "runs",
     "recipes",
 )
 _READ_RECIPES = ("run", "plan", "verify", "resume")
@@ -516,6 +519,25 @@ def _usage(profile: Path) -> str:
     if folder.name == "hardware" and profile.suffix == ".yaml":
         return f"--config-dir {profile.parent.parent} hardware={profile.stem}"
     return "recipes take it from FOLDER/hardware/NAME.yaml: --config-dir FOLDER hardware=NAME"
+
+
+@app.command(help=RUNS_HELP)
+def runs(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FOLDER | RUN_DIR | A B]", show_default=False),
+    ] = None,
+    follow: Annotated[
+        Path | None,
+        typer.Option("--follow", metavar="RUN_DIR", help="Show its steps as they come."),
+    ] = None,
+) -> None:
+    """List runs, compare two, follow one (see RUNS_HELP)."""
+    with _errors_shown([], None):
+        from flowrun.launcher.commands import list_runs as story
+        from flowrun.launcher.terminal.console import wide_console
+
+        story.show(folders or [], follow, wide_console())
 
 
 @app.command()

@@ -106,6 +106,16 @@ every other argument changes the recipes, of flowrun and of the peers.
   flowrun bench suite=auto suite.rows=\\[gpt_small] suite.sweep.ranks=\\[2]
   flowrun bench suite=peers precision.dtype=bf16 suite.loss_tolerance=2e-2
 """
+RUNS_HELP = """List the runs of a folder; without one those of outputs, multirun and runs.
+
+Each with its steps, loss and status: running, complete, preempted, stopped, failed, or died (it was
+killed).  One run's folder shows its figures and the curve of its loss; two are compared: the keys
+that differ, figures, curves.  --follow shows the steps of a run as they come, until it ends.
+
+  flowrun runs
+  flowrun runs outputs/2026-01-31/12-00-00_gpt_tiny outputs/2026-01-31/13-00-00_gpt_tiny
+  flowrun runs --follow outputs/2026-01-31/13-00-00_gpt_tiny
+"""
 CALIBRATE_HELP = """Measure this machine, and write a hardware profile (3 minutes).
 
 Products, convolutions, streams, and every collective between 2 and 4 processes.  The file is one of

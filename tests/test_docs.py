@@ -33,7 +33,8 @@ import command_help  # noqa: E402
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 USUAL = "defaults: [/model: gpt_tiny, /data: text, /optim: adamw, /launch: local]\n"
 OF_A_RUN = "recipe=gpt_hybrid"  # what a run folder of the pages may have trained
-OPTIONS = {"--save-recipe", "--cfg", "--level", "--step", "--config-dir"}  # that take a word
+OPTIONS = {"--follow", "--save-recipe", "--cfg", "--level", "--step", "--config-dir"}  # with values
+NO_RECIPE = ("recipes", "export", "tokenizer", "sample", "calibrate", "runs")
 REFUSED = "exit status 2"  # said behind a command that is to fail
 
 
@@ -103,12 +104,11 @@ def composed(line: str) -> None:
         if option == "--config-dir":  # a profile of the reader's own
             given.remove("hardware=mine")
     overrides = [text for text in given if "=" in text.removeprefix("--")]
-    others = ("export", "tokenizer", "sample", "calibrate")
-    assert set(given) - set(overrides) <= {"-m"} or command in ("resume", "eval", *others), line
+    assert set(given) - set(overrides) <= {"-m"} or command in ("resume", "eval", *NO_RECIPE), line
     if command == "calibrate" and overrides:
         load(overrides)
         return
-    if command in ("recipes", *others):
+    if command in NO_RECIPE:
         assert not overrides
         return
     if command == "bench":

@@ -7,6 +7,7 @@ show_plan.py notes.py   `flowrun plan`: tables, and what a person should know of
 show_level.py        one level of the compiler as text
 group_equal.py       equal stages on one line
 progress.py loss_spikes.py   steps as they come; those whose loss is far above the others
+loss_curve.py        loss.svg, and curves as text
 trace_file.py        trace.json, a timeline of all ranks
 sweep_table.py       the table that ends a sweep
 """

@@ -29,6 +29,7 @@ from flowrun.launcher.listeners.make import NamedListener
 from flowrun.launcher.recipe.locate import show_path
 from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.recipe.schema import ROLLBACK
+from flowrun.launcher.report.loss_curve import write_curve
 from flowrun.launcher.report.loss_spikes import SPIKE, LossSpikes, list_steps
 from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.report.report import REPORT, Report, StepLog, StepRecord, numbers, strict
@@ -312,6 +313,7 @@ class Record:
         self._write_restarts()
         with contextlib.suppress(OSError):  # a full disk is an error that is shown anyway
             replace_text(self.folder / ENDED, json.dumps(about) + "\n")
+            self._draw_curve()
         if status == PREEMPTED:
             steps = self.job.recipe.train.steps
             self.note(f"preempted after step {self.reached} of {steps} by {why}; nothing is lost")
@@ -330,7 +332,7 @@ class Record:
             )
 
     def write_report(self, report: Report) -> Report:
-        """Write, show and return the report of a run that ended well, with what the record knows."""
+        """Write and show the report of a run that ended well; return it as it was written."""
         self._write_restarts()
         self.listeners.end(COMPLETE)
         self.close()
@@ -344,6 +346,7 @@ class Record:
             notes=(*report.notes, *self.lost),
         )
         replace_text(self.folder / "report.json", report.to_json() + "\n")
+        self._draw_curve()
         if self.progress:
             self.progress.show_report(report, self.folder)
         if self.skipped:
@@ -357,6 +360,9 @@ class Record:
                 f" {list_steps(self.spikes.steps)}"
             )
         return report
+
+    def _draw_curve(self) -> None:
+        write_curve(self.folder, f"{self.job.recipe.name}: {self.reached} steps")
 
     def _close_files(self) -> None:
         self.listeners.end(RESTARTED)

@@ -1,0 +1,112 @@
+"""flowrun runs: what it says of folders of runs."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.commands.list_runs import age, find_runs, find_status, follow, read_keys, show
+from flowrun.launcher.store.checkpoint import alone
+
+
+def make_run(folder: Path, steps: int = 3, **train: Any) -> Path:
+    """A run's folder, as one that was killed leaves it."""
+    folder.mkdir(parents=True)
+    keys = {"steps": 5, "seed": 0, **train}
+    recipe = {"name": folder.name, "train": keys, "launch": {"nnodes": 1}}
+    (folder / "recipe.yaml").write_text(json.dumps(recipe))
+    add_steps(folder, range(steps))
+    return folder
+
+
+def add_steps(folder: Path, steps: range) -> None:
+    with (folder / "metrics.jsonl").open("a") as file:
+        for k in steps:
+            file.write(json.dumps({"step": k, "loss": 3.0 - k, "tokens_per_s": 10.0}) + "\n")
+
+
+@pytest.fixture
+def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What the command prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*folders: str, followed: str | None = None, width: int = 80) -> str:
+        out = io.StringIO()
+        console = Console(file=out, width=width)
+        show([Path(each) for each in folders], Path(followed) if followed else None, console)
+        return out.getvalue()
+
+    return run
+
+
+def test_runs_are_listed_with_how_they_ended(tmp_path: Path, shown: Callable[..., str]) -> None:
+    make_run(tmp_path / "outputs" / "a")
+    ended = make_run(tmp_path / "outputs" / "day" / "b", steps=5)
+    (ended / "report.json").write_text(json.dumps({"ended_by": ""}))
+    early = make_run(tmp_path / "runs" / "c", steps=2)
+    (early / "report.json").write_text(json.dumps({"ended_by": "EarlyStopping"}))
+    stopped = make_run(tmp_path / "runs" / "d")
+    (stopped / "ended.json").write_text(json.dumps({"status": "preempted"}))
+    make_run(stopped / "host1")  # of the same run
+    rows = {line.split()[0]: line for line in shown(width=120).splitlines()}
+    assert "died" in rows["outputs/a"] and "3/5" in rows["outputs/a"]
+    assert "complete" in rows["outputs/day/b"] and "-1.0000" in rows["outputs/day/b"]
+    assert "ended by EarlyStopping" in rows["runs/c"]
+    assert "preempted" in rows["runs/d"] and "runs/d/host1" not in rows
+
+
+def test_a_folder_that_a_process_holds_is_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    with alone(folder, hosts=1):
+        assert find_status(folder, read_keys(folder)) == "running"
+    assert find_status(folder, read_keys(folder)) == "died"
+
+
+def test_two_runs_are_compared(tmp_path: Path, shown: Callable[..., str]) -> None:
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "b", steps=4, seed=7)
+    text = shown("a", "b")
+    rows = [line.split() for line in text.splitlines()]
+    assert ["train.seed", "0", "7"] in rows and ["last", "loss", "1.0000", "0.0000"] in rows
+    assert "●" in text and "└" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "last loss" in shown("a")
+
+
+def test_the_steps_of_a_run_are_followed_until_it_ends(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", steps=1)
+    out, looks = io.StringIO(), iter((range(1, 3), range(3, 5)))
+
+    def wait(_: float) -> None:
+        add_steps(folder, next(looks))
+        if "step 2" in out.getvalue():
+            (folder / "report.json").write_text(json.dumps({"ended_by": ""}))
+
+    with alone(folder, hosts=1):
+        assert follow(folder, Console(file=out, width=80), wait) == "complete"
+    lines = out.getvalue().splitlines()
+    assert [line.split()[1] for line in lines[:-1]] == ["0", "2", "4"]
+    assert lines[-1].endswith(": complete")
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path, shown: Callable[..., str]) -> None:
+    make_run(tmp_path / "a")
+    for folders in (("nothing",), ("a", "nothing"), ("a", "a", "a")):
+        with pytest.raises(RecipeError):
+            shown(*folders)
+    with pytest.raises(RecipeError, match="no folder of a run"):
+        shown(followed="nothing")
+    (tmp_path / "empty").mkdir()
+    assert "there is no run in empty" in shown("empty")
+    assert find_runs([tmp_path / "empty"]) == []
+
+
+def test_an_age_is_said_as_people_do() -> None:
+    assert [age(s) for s in (5, 300, 9000, 400000)] == ["5 s", "5 minutes", "2 hours", "5 days"]
