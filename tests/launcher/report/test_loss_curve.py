@@ -87,4 +87,4 @@ def test_two_curves_as_text_fill_the_width() -> None:
     lines = plot_text(curves, width=60, height=5)
     assert all(len(line) <= 60 for line in lines) and len(lines) == 7
     text = "\n".join(lines)
-    assert text.count("●") > 40 and text.count("○") > 20 and "step 99" in lines[-1]
+    assert text.count("●") > 40 and text.count("○") >= 20 and "step 99" in lines[-1]
