@@ -36,6 +36,7 @@ from flowrun.engine.passes.count_targets import count_targets
 from flowrun.engine.passes.find_rows import find_rows
 from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.insert_boxing import insert_boxing
+from flowrun.engine.passes.keep_narrow import keep_narrow
 from flowrun.engine.passes.layout.infer_sbp import infer_update
 from flowrun.engine.passes.layout.pin_activations import pin_activations, with_pins
 from flowrun.engine.passes.mirrored_view import mirror
@@ -62,6 +63,7 @@ TRAINING: Passes = {
         narrow_gradients,  # accumulated and reduced in the dtype that they were computed in
         mirror,  # in the mirrored view: each rank its own batch
         split_stages,  # which group of ranks runs each op
+        keep_narrow,  # weights that are kept in bf16, widened where they are read
     ),
     TRAINED: (
         sum_tied_gradients,  # a weight that several stages read: its gradient in parts
@@ -83,7 +85,7 @@ TRAINING: Passes = {
 }
 # forward alone, laid out as training is
 EVALUATION: Passes = {
-    STAGED: (find_rows, mirror, split_stages),
+    STAGED: (find_rows, mirror, split_stages, keep_narrow),
     TRAINED: (update_ops, count_step, with_pins),
     LAID_OUT: (assign_sbp,),
     SIGNED: (infer_update, follow_homes, hoist_weights),

@@ -103,6 +103,25 @@ class Optimizer:
         return values[min(step, len(values) - 1)]
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Weights and states of the optimizer may be kept in bf16; their updates are rounded at random
+    (ops/flow/rounding.py).
+
+    weights: parameters are.  states: the optimizer's states are.  wide: patterns of parameters that
+    stay as they are, with their states.  seed: of the random numbers.
+    """
+
+    weights: bool = False
+    states: bool = False
+    wide: tuple[str, ...] = ()
+    seed: int = 0
+
+    def narrows(self, parameter: str) -> bool:
+        """True unless a pattern leaves a parameter as it is."""
+        return not any(fnmatchcase(parameter, pattern) for pattern in self.wide)
+
+
 @dataclass(frozen=True)
 class Zero:
     """ZeRO shards tensors beyond the layout.
@@ -223,6 +242,7 @@ class Strategy:
     in_flight: micro-batches that a stage may hold for backward: a number, "gpipe", "1f1b",
         "zero_bubble", or "auto", the fewest that are as good as what memory allows, up to zero
         bubble (compile.py).
+    kept: which weights and states are kept in bf16.
     skips_nonfinite: an update is left out, on all ranks, unless all gradients are finite; loss
         scaling does so in any case.
     reduce_in_fp32: gradients are summed over ranks in the dtype of their accumulators.
@@ -255,6 +275,7 @@ class Strategy:
     recompute: Recompute = Recompute()
     auto: Auto = Auto()
     optimizer: Optimizer = Optimizer()
+    kept: Kept = Kept()
     loss_scale: LossScale | None = None
     skips_nonfinite: bool = False
     reduce_in_fp32: bool = False

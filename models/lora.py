@@ -69,7 +69,7 @@ def add_lora(linear: nn.Module, rank: int, alpha: float, dropout: float) -> None
         "device": weight.device,
         "dtype": torch.promote_types(weight.dtype, torch.float32),
     }
-    made.__class__ = _with_lora(type(linear))
+    made.__class__ = _with_lora(type(made))
     made.lora_A = nn.Linear(num_in, rank, bias=False, **like)
     made.lora_B = nn.Linear(rank, num_out, bias=False, **like)
     made.lora_dropout = nn.Dropout(dropout) if dropout else nn.Identity()
@@ -78,9 +78,9 @@ def add_lora(linear: nn.Module, rank: int, alpha: float, dropout: float) -> None
 
 
 @cache
-def _with_lora(cls: type[nn.Module]) -> type[nn.Module]:
-    made: Any = type(f"Lora{cls.__name__}", (Lora, cls), {"__module__": cls.__module__})
-    return made
+def _with_lora(cls: Any) -> Any:
+    """Return a class of linears with the term of the adapter, the same for the same class."""
+    return type(f"Lora{cls.__name__}", (Lora, cls), {"__module__": cls.__module__})
 
 
 def find_loras(model: nn.Module) -> Iterator[tuple[str, Lora]]:

@@ -10,5 +10,6 @@ find_rows.py narrow_gradients.py mirrored_view.py   rows of unknown ops; dtypes;
 sum_tied_gradients.py split_weight_grads.py   tied weights; order
 count_step.py count_kinds.py   divisors of losses over the step; what is made of the batch alone
 recompute.py count_targets.py hoist_weights.py   checkpointing; counts; once-a-step work
+keep_narrow.py       weights kept in bf16
 insert_boxing.py     communication where layouts meet
 """

@@ -296,6 +296,8 @@ def _why_single(job: Job) -> str:
     graph = job.training.plan.graph
     if any(feed.field == "@draw" for feed in graph.feeds):
         return "the model draws random numbers, and torch's own are others"
+    if job.strategy.kept.weights or job.strategy.kept.states:
+        return "updates are rounded to bf16 at random, which torch's optimizers do not do"
     if job.recipe.optim.sparse == "lazy" and sparse_tables(graph):
         return "optim.sparse=lazy leaves rows alone that torch's optimizers change"
     if job.recipe.precision.accumulate_dtype is None and job.recipe.train.micro_batches > 1:

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.strategy import LossScale, Preparation, Strategy, Zero
+from flowrun.engine.strategy import Kept, LossScale, Preparation, Strategy, Zero
 from flowrun.launcher.job.optimizer import optimizer_of
 from flowrun.launcher.job.plan_cache import found_rows_file
 from flowrun.launcher.model.signatures import tables_of
 from flowrun.launcher.recipe.hardware_keys import rank_hardware, shares_memory
 from flowrun.launcher.recipe.schema import (
+    BF16,
     EAGER,
     HANDWRITTEN,
     IGNORE,
@@ -40,6 +41,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         recompute=recipe.recompute,
         auto=auto,
         optimizer=optimizer_of(recipe),
+        kept=_read_kept(recipe),
         loss_scale=loss_scale_of(recipe),
         skips_nonfinite=recipe.train.on_nonfinite != IGNORE,
         reduce_in_fp32=recipe.precision.reduce_dtype == "fp32",
@@ -57,6 +59,16 @@ def strategy_of(recipe: Recipe) -> Strategy:
         signatures=tables_of(recipe.signatures),
         kept_rows=found_rows_file(recipe.engine.cache),
         check=recipe.engine.check,
+    )
+
+
+def _read_kept(recipe: Recipe) -> Kept:
+    precision = recipe.precision
+    return Kept(
+        weights=precision.param_dtype == BF16,
+        states=precision.state_dtype == BF16,
+        wide=precision.keep_fp32,
+        seed=recipe.train.seed,
     )
 
 

@@ -16,6 +16,7 @@ from flowrun.launcher.recipe.hardware_keys import check_hardware
 from flowrun.launcher.recipe.placement_keys import parse_pins
 from flowrun.launcher.recipe.recipe_errors import PlacedError, did_you_mean, one_of, require
 from flowrun.launcher.recipe.schema import (
+    BF16,
     KEEPABLE,
     KEPT,
     MIRRORED,
@@ -182,6 +183,7 @@ def _check_precision(recipe: RecipeSchema) -> None:
         "gradients accumulated in the dtype they were computed in are also reduced in it.",
         "Leave it out, or set precision.accumulate_dtype=fp32.",
     )
+    _check_kept(recipe)
     if scale is None:
         return
     require(
@@ -195,6 +197,24 @@ def _check_precision(recipe: RecipeSchema) -> None:
         "precision.loss_scale",
         f"a loss scale must be dynamic or a number over 0, not {scale}.",
         "Usual are dynamic, and powers of two such as 1024.",
+    )
+
+
+def _check_kept(recipe: RecipeSchema) -> None:
+    """Weights and states that are kept in bf16."""
+    precision, optim = recipe.precision, recipe.optim
+    kept = [key for key in ("param_dtype", "state_dtype") if getattr(precision, key) == BF16]
+    require(
+        not optim.ema or precision.param_dtype != BF16,
+        "optim.ema",
+        "a moving average of weights that are kept in bf16 would hardly move.",
+        "Leave it out, or set precision.param_dtype=fp32.",
+    )
+    require(
+        not kept or optim.sparse != "lazy",
+        "optim.sparse",
+        f"tables are updated whole where precision.{''.join(kept[:1])} is bf16.",
+        "Write optim.sparse=exact.",
     )
 
 

@@ -156,6 +156,7 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
         optim=optim,
         launch=replace(tree.launch, slurm=slurm),
         recompute=replace(again, modules=tuple(again.modules), keep=tuple(again.keep)),
+        precision=replace(tree.precision, keep_fp32=tuple(tree.precision.keep_fp32)),
         adapters=replace(tree.adapters, modules=tuple(tree.adapters.modules)),
         auto=replace(tree.auto, keep=tuple(tree.auto.keep)),
     )

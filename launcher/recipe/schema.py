@@ -26,6 +26,7 @@ STOP, SKIP, ROLLBACK, IGNORE = "stop", "skip", "rollback", "ignore"
 NEVER, AUTO = "never", "auto"
 STEPS = 100  # of a recipe that says nothing
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
+FP32, BF16 = "fp32", "bf16"
 EAGER, INDUCTOR, HANDWRITTEN = "eager", "inductor", "handwritten"
 # key that holds a word -> the words that it may be
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -39,6 +40,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "precision.dtype": ("fp32", "bf16", "fp16"),
     "precision.reduce_dtype": ("fp32", "null"),
     "precision.accumulate_dtype": ("fp32", "null"),
+    "precision.param_dtype": (FP32, BF16),
+    "precision.state_dtype": (FP32, BF16),
     "launch.name": ("local", "virtual", "slurm"),
     "launch.device": ("auto", "cpu", "cuda"),
     "launch.transport": ("auto", "shared", "gloo"),
@@ -174,7 +177,7 @@ class PlacementSchema:
 
 @dataclass(frozen=True)
 class Precision:
-    """The dtype that the model computes in; weights and optimizer state stay fp32.
+    """The dtypes that the model computes in, and that weights and optimizer states are kept in.
 
     dtype: fp32, bf16 or fp16; bf16 and fp16 apply torch.autocast, in training and evaluation.
     loss_scale: fp16 only: dynamic (as torch.amp.GradScaler; null means the same), or a constant.
@@ -183,12 +186,19 @@ class Precision:
         accumulated.
     accumulate_dtype: fp32: gradients of micro-batches are summed in fp32; null: in the dtype that
         they were computed in, as Megatron-LM does in fp16, and they are reduced in it too.
+    param_dtype: fp32: weights are kept as the model makes them; bf16: those of fp32 are kept in
+        bf16, also frozen ones.  Updates are computed in fp32 and rounded at random.
+    state_dtype: bf16: states of the optimizer are kept in bf16 and rounded so, too.
+    keep_fp32: patterns over names of parameters that neither of the two holds for.
     """
 
     dtype: str = "fp32"
     loss_scale: int | float | str | None = None
     reduce_dtype: str | None = None
     accumulate_dtype: str | None = "fp32"
+    param_dtype: str = FP32
+    state_dtype: str = FP32
+    keep_fp32: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from flowrun.engine.rehearsal.rehearsal import rehearse
 from flowrun.engine.runtime.rank.shards import written_bytes
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.sampler import length
-from flowrun.launcher.recipe.schema import EAGER, MIRRORED, Recipe, RecipeSchema
+from flowrun.launcher.recipe.schema import BF16, EAGER, MIRRORED, Recipe, RecipeSchema
 from flowrun.launcher.report.group_equal import spans
 from flowrun.launcher.terminal.units import seconds, size
 
@@ -132,6 +132,17 @@ def _note_copies(job: Job) -> Iterator[str]:
         )
 
 
+def _note_wide_weights(job: Job) -> Iterator[str]:
+    """Note weights that are kept in bf16 and computed with in fp32: each is there twice."""
+    precision = job.recipe.precision
+    if precision.param_dtype == BF16 and precision.dtype != BF16:
+        yield (
+            f"weights are kept in bf16 and read in fp32 (precision.dtype={precision.dtype}): each "
+            "is widened once a step and stays so until its last reader; with "
+            "precision.dtype=bf16 it is read without a copy"
+        )
+
+
 FACTS: tuple[Callable[[Job], Iterator[str]], ...] = (
     _note_shared_cores,
     _note_idle_axes,
@@ -140,6 +151,7 @@ FACTS: tuple[Callable[[Job], Iterator[str]], ...] = (
     _no_validation,
     _note_unchecked_capture,
     _note_copies,
+    _note_wide_weights,
 )
 
 
@@ -208,6 +220,14 @@ NO_EFFECT = (
         "precision",
         "reduce_dtype accumulate_dtype",
         _unless(_narrow, "everything is computed in fp32"),
+    ),
+    NoEffect(
+        "precision",
+        "keep_fp32",
+        _unless(
+            lambda job: job.strategy.kept.weights or job.strategy.kept.states,
+            "nothing is kept in bf16",
+        ),
     ),
     NoEffect("eval", "every", _HELD_OUT),
     NoEffect(

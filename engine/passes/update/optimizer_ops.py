@@ -7,17 +7,21 @@ it may still be read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from flowrun.engine.capture.update_trace import FED, states_of, step_scalars_of, trace_update
 from flowrun.engine.ir.graph import LogicalTensor, Ref, Variable, map_refs
+from flowrun.engine.ops.flow.rounding import NARROW, ROUND, UPDATE_NARROW, stream_of
 from flowrun.engine.ops.flow.sparse import UPDATE_ROWS, RowUpdate
 from flowrun.engine.ops.flow.update import ASSIGN, EMA
 from flowrun.engine.ops.math.pointwise import CAST
 from flowrun.engine.ops.registry import whole_function
 from flowrun.engine.passes.update.graph_builder import GraphBuilder
-from flowrun.engine.strategy import Optimizer
+from flowrun.engine.strategy import Kept, Optimizer
 
 
 def update(
@@ -29,6 +33,8 @@ def update(
     skip: str | None = None,
     step: str | None = None,
     ids: str | None = None,
+    *,
+    kept: Kept,
 ) -> None:
     """Append the ops that change one parameter and its states.
 
@@ -36,11 +42,14 @@ def update(
     gradient: its tensor.  coefficient: scalar that multiplies the gradient first.  skip: scalar
     bool; if it is true, the parameter and its states stay.  step: scalar number of this update;
     None: of the training step.  ids: rows of the table that the gradient consists of; None: all.
+    kept: whether weights and states are kept in bf16.
     """
     settings = optimizer.settings(variable.name)
     rate = _rate(builder, optimizer, float(settings.pop("lr")), variable.stage)
     if optimizer.function is not None and ids is None:
-        _add_traced_update(builder, optimizer, variable, gradient, rate, coefficient, skip, step)
+        _add_traced_update(
+            builder, optimizer, variable, gradient, rate, coefficient, skip, step, kept=kept
+        )
         return
     states, fed = _states_and_numbers(optimizer, settings)
     numbers: dict[str, str] = {"lr": rate} if "lr" in fed else {}
@@ -48,10 +57,16 @@ def update(
         numbers["step"] = step or builder.number("@step", variable.stage)
     numbers |= {"coefficient": coefficient} if coefficient else {}
     numbers |= {"skip": skip} if skip else {}
-    changed, new = _add_states(builder, variable, states)
+    changed, new = _add_states(builder, variable, states, kept)
     param, *rest = changed
     target, gradients = f"flow.{optimizer.name}", [gradient]
     by: dict[str, Any] = {}
+    if is_kept_narrow(builder, variable, kept):
+        target = UPDATE_NARROW
+        numbers["draw"] = builder.number("@step", variable.stage)
+        shape = builder.tensors[variable.tensor].shape
+        by = {"optimizer": optimizer.name, "stream": variable.name, "shape": shape}
+        by["seed"] = kept.seed
     if ids is not None:
         by["by"] = RowUpdate(optimizer.name, optimizer.function or whole_function(target))
         target, gradients = UPDATE_ROWS, [ids, gradient]
@@ -74,7 +89,7 @@ def average(
     builder: collects the ops.  variable: the weight.  decay: of the average.  skip: scalar bool; if
     it is true, the average stays.
     """
-    state = _state(builder, variable, "ema", None)
+    state = _state(builder, variable, "ema", None, builder.tensors[variable.tensor].dtype)
     builder.op(
         f"average/{variable.tensor}",
         EMA,
@@ -108,9 +123,28 @@ def _rate(builder: GraphBuilder, optimizer: Optimizer, lr: float, stage: int) ->
     return builder.number(field, stage, dict(optimizer.rates).get(lr, (lr,)))
 
 
-def _state(builder: GraphBuilder, variable: Variable, kind: str, start: float | None) -> Variable:
+def is_kept_narrow(builder: GraphBuilder, variable: Variable, kept: Kept) -> bool:
+    """Return whether a parameter or its states are kept in bf16, and so updated in fp32.
+
+    builder: has the dtypes.  variable: the parameter.  kept: what the recipe asks for.
+    """
+    dtype = builder.tensors[variable.tensor].dtype
+    asked = kept.narrows(variable.name) and dtype in (torch.float32, NARROW)
+    return asked and (kept.states or (kept.weights and dtype == NARROW))
+
+
+def _state_dtype(builder: GraphBuilder, variable: Variable, kept: Kept) -> torch.dtype:
+    """Return the dtype of a parameter's states."""
+    if not is_kept_narrow(builder, variable, kept):
+        return builder.tensors[variable.tensor].dtype
+    return NARROW if kept.states else torch.float32
+
+
+def _state(
+    builder: GraphBuilder, variable: Variable, kind: str, start: float | None, dtype: torch.dtype
+) -> Variable:
     """Add a state of a parameter, with its shape and home."""
-    param = builder.tensors[variable.tensor]
+    param = replace(builder.tensors[variable.tensor], dtype=dtype)
     tensor = builder.tensor(f"{kind}/{variable.tensor}", param)
     new, name = builder.tensor(f"{tensor}'", param), builder.free_name(f"{kind}/{variable.name}")
     made = Variable(name, tensor, "state", new, of=variable.name, stage=variable.stage, start=start)
@@ -119,12 +153,13 @@ def _state(builder: GraphBuilder, variable: Variable, kind: str, start: float | 
 
 
 def _add_states(
-    builder: GraphBuilder, variable: Variable, states: States
+    builder: GraphBuilder, variable: Variable, states: States, kept: Kept
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the tensors of the parameter and its states, and their new values."""
     new = builder.tensor(f"{variable.tensor}'", builder.tensors[variable.tensor])
     builder.variables[variable.name] = replace(variable, new=new)
-    made = [_state(builder, variable, kind, start) for kind, start in states]
+    dtype = _state_dtype(builder, variable, kept)
+    made = [_state(builder, variable, kind, start, dtype) for kind, start in states]
     return (variable.tensor, *(s.tensor for s in made)), (new, *(s.new or "" for s in made))
 
 
@@ -137,6 +172,8 @@ def _add_traced_update(
     coefficient: str | None,
     skip: str | None,
     step: str | None,
+    *,
+    kept: Kept,
 ) -> None:
     function = optimizer.function
     assert function is not None, optimizer.name
@@ -146,11 +183,15 @@ def _add_traced_update(
     }
     settings = tuple(optimizer.settings(variable.name).items())
     param = builder.tensors[variable.tensor]
+    narrow = is_kept_narrow(builder, variable, kept)
+    if narrow:
+        param = replace(param, dtype=torch.float32)
     program = trace_update(
         function, param.shape, param.dtype, tuple(s for s in settings if s[0] not in FED)
     )
-    changed, new = _add_states(builder, variable, states_of(function))
-    names = dict(zip(("param", *(name for name, _ in states_of(function))), changed, strict=True))
+    changed, new = _add_states(builder, variable, states_of(function), kept)
+    read = [_widen(builder, tensor, where) for tensor in changed] if narrow else changed
+    names = dict(zip(("param", *(name for name, _ in states_of(function))), read, strict=True))
     names["grad"] = _scale_and_cast(builder, variable, gradient, coefficient, param, where)
     names["lr"] = rate
     if "step" in step_scalars_of(function):
@@ -165,14 +206,47 @@ def _add_traced_update(
             like=program.tensors[op.name],
             **where,
         )
+    results = [names[result] for result in program.results]
+    if narrow:
+        results = _round(builder, variable, changed, results, kept.seed, where)
     builder.op(
         f"update/{variable.tensor}",
         ASSIGN,
-        (tuple(map(Ref, changed)), tuple(Ref(names[result]) for result in program.results)),
+        (tuple(map(Ref, changed)), tuple(map(Ref, results))),
         (("skip", Ref(skip)),) if skip else (),
         new,
         **where,
     )
+
+
+def _widen(builder: GraphBuilder, tensor: str, where: dict[str, Any]) -> str:
+    """Return a weight or a state in fp32."""
+    like = builder.tensors[tensor]
+    if like.dtype == torch.float32:
+        return tensor
+    wide = replace(like, dtype=torch.float32)
+    given = (("dtype", torch.float32),)
+    return builder.one(f"wide.{tensor}", CAST, (Ref(tensor),), given, like=wide, **where)
+
+
+def _round(
+    builder: GraphBuilder,
+    variable: Variable,
+    changed: Sequence[str],
+    results: Sequence[str],
+    seed: int,
+    where: dict[str, Any],
+) -> list[str]:
+    """Return new values of a weight and its states in the dtypes that they are kept in."""
+    draw = Ref(builder.number("@step", variable.stage))
+    out = []
+    for k, (old, new) in enumerate(zip(changed, results, strict=True)):
+        like = builder.tensors[old]
+        if like.dtype == NARROW:
+            args = (Ref(new), draw, seed, stream_of(variable.name, k), like.shape)
+            new = builder.one(f"round.{old}", ROUND, args, like=like, **where)
+        out.append(new)
+    return out
 
 
 def _scale_and_cast(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 import torch
 
@@ -36,7 +37,7 @@ from flowrun.engine.passes.update.clip_ops import (
     sum_over_gradients,
 )
 from flowrun.engine.passes.update.graph_builder import GraphBuilder
-from flowrun.engine.passes.update.optimizer_ops import average, update
+from flowrun.engine.passes.update.optimizer_ops import average, is_kept_narrow, update
 from flowrun.engine.passes.update.scale_loss import (
     check_gradients,
     multiply,
@@ -63,20 +64,22 @@ def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         if name.startswith("grad/"):
             gradients.setdefault(name.removeprefix("grad/"), []).append(tensor)
     trained = [v for v in graph.variables if v.name in gradients]
-    _check_groups(strategy, [v for v in graph.variables if v.kind == "parameter"])
+    _check_patterns(strategy, [v for v in graph.variables if v.kind == "parameter"])
     scales = _make_tangent(builder, strategy)
     summed: dict[str, str] = {}
     ids: dict[str, str] = {}  # table that is updated by rows -> its ids
     for v in trained:
         lookups = lookups_of(graph, v, gradients[v.name])
         sparse, note = choose_row_updates(graph, v, lookups, strategy)
-        builder.notes += [note] if note else []
+        narrow = is_kept_narrow(builder, v, strategy.kept)
+        sparse = sparse and not narrow
+        builder.notes += [note] if note and not narrow else []
         if sparse:
             ids[v.name], summed[v.name] = collect_rows(builder, v, lookups, strategy.micro_batches)
-        elif is_made_of_rows(graph, v, lookups, strategy):
+        elif not narrow and is_made_of_rows(graph, v, lookups, strategy):
             summed[v.name] = densify_rows(builder, v, lookups[0], strategy.micro_batches)
         else:
-            summed[v.name] = _accumulate(builder, gradients[v.name], v)
+            summed[v.name] = _accumulate(builder, gradients[v.name], v, strategy)
     if scales and trained and strategy.loss_scale:
         scalars = _check_scaled_gradients(builder, trained, summed, strategy)
     else:
@@ -84,7 +87,17 @@ def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     for v in trained:
         gradient, rows = summed[v.name], ids.get(v.name)
         coefficient, skip = scalars.coefficients.get(v.stage), scalars.skips.get(v.stage)
-        update(builder, optimizer, v, gradient, coefficient, skip, scalars.step, rows)
+        update(
+            builder,
+            optimizer,
+            v,
+            gradient,
+            coefficient,
+            skip,
+            scalars.step,
+            rows,
+            kept=strategy.kept,
+        )
         if optimizer.ema:
             average(builder, v, optimizer.ema, skip)
     results = [
@@ -171,7 +184,7 @@ def _check_scaled_gradients(
     )
 
 
-def _check_groups(strategy: Strategy, parameters: list[Variable]) -> None:
+def _check_patterns(strategy: Strategy, parameters: list[Variable]) -> None:
     """Raise RecipeError for a pattern that names no parameter; evaluation has no optimizer."""
     for group in strategy.optimizer.groups:
         if not any(group.matches(v.name) for v in parameters):
@@ -179,6 +192,14 @@ def _check_groups(strategy: Strategy, parameters: list[Variable]) -> None:
             raise RecipeError(
                 f"optim.groups.{group.pattern}",
                 "no parameter matches this pattern.",
+                f"Patterns match the names of the model's parameters, such as {names}.",
+            )
+    for pattern in strategy.kept.wide:
+        if not any(fnmatchcase(v.name, pattern) for v in parameters):
+            names = ", ".join(v.name for v in parameters[:6])
+            raise RecipeError(
+                "precision.keep_fp32",
+                f"no parameter matches {pattern!r}.",
                 f"Patterns match the names of the model's parameters, such as {names}.",
             )
 
@@ -207,13 +228,16 @@ def _make_tangent(builder: GraphBuilder, strategy: Strategy) -> bool:
     return False
 
 
-def _accumulate(builder: GraphBuilder, parts: list[str], variable: Variable) -> str:
+def _accumulate(
+    builder: GraphBuilder, parts: list[str], variable: Variable, strategy: Strategy
+) -> str:
     """Sum a gradient over the micro-batches of a step, and its parts once a step, in the
-    weight's dtype.
+    weight's dtype; of a weight that is kept narrow, in the gradient's.
     """
     total = _sum_parts(builder, parts, variable)
     own = builder.tensors[variable.tensor]
-    if builder.tensors[total].dtype == own.dtype:
+    narrow = is_kept_narrow(builder, variable, strategy.kept)
+    if narrow or builder.tensors[total].dtype == own.dtype:
         return total
     return builder.one(
         f"wide/{variable.tensor}",

@@ -76,6 +76,16 @@ ABSENT = (
         "parts may be finite where their sum is not",
     ),
     Absent(
+        "flow.round",
+        lambda given, row: P in row.inputs,
+        "within the digits of bf16 a sum of rounded parts is as near, but other numbers are drawn",
+    ),
+    Absent(
+        "flow.update_narrow",
+        lambda given, row: P in row.inputs,
+        "no layout makes a weight partial; it holds within the digits of bf16 alone",
+    ),
+    Absent(
         "aten.*batch_norm*",
         partial("weight", "bias", "running_mean", "running_var"),
         "no layout makes weights, biases or running statistics partial",
