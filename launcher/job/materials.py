@@ -11,11 +11,13 @@ from torch import nn
 
 from flowrun.engine.capture.capture import Batch, Task
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.strategy import Pin
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.job.sampler import Sampler, forms_of, length
 from flowrun.launcher.model import build
 from flowrun.launcher.model.dataset_checks import data_errors, notes_of
 from flowrun.launcher.model.initial import Initial, with_values
+from flowrun.launcher.model.parallel_plan import find_others, read_plan
 from flowrun.launcher.model.vocabulary import check_vocabulary
 from flowrun.launcher.recipe.checks import check_batch
 from flowrun.launcher.recipe.schema import Recipe
@@ -29,6 +31,7 @@ class Materials:
         asked for; empty where there is only to be planned.
     sampler, evaluation_sampler: batches of the samples that are trained on, and held out.
     example: the first micro-batch.  notes: what a user should know of the model and of the data.
+    plan: pins of the model's own plan (sbp.from_model).
     """
 
     model: nn.Module
@@ -39,6 +42,7 @@ class Materials:
     example: Batch
     task: Task
     notes: tuple[str, ...]
+    plan: tuple[Pin, ...] = ()
 
 
 def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
@@ -67,6 +71,7 @@ def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
         keep_logits=recipe.engine.keeps_logits,
         run_checks=recipe.engine.check,
     )
+    plan = read_plan(described.model, recipe.plan_axis) if recipe.plan_axis else ()
     return Materials(
         model=described.model,
         initial=with_values(described.initial, task.tensors) if values else Initial({}),
@@ -75,7 +80,8 @@ def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
         evaluation_sampler=replace(sampler, evaluation=True),
         example=example,
         task=task,
-        notes=(*described.notes, *notes_of(data)),
+        notes=(*described.notes, *notes_of(data), *_notes_of_plan(described.model, recipe)),
+        plan=plan,
     )
 
 
@@ -100,6 +106,12 @@ def with_steps(recipe: Recipe) -> Recipe:
 
 def _held_out(recipe: Recipe, data: Any) -> int:
     return int(length(data) * recipe.eval.fraction) if recipe.eval.batches else 0
+
+
+def _notes_of_plan(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
+    others = find_others(model) if recipe.plan_axis else []
+    left = "what else the model's plan says has no pins, and is inferred: "
+    return (f"sbp.from_model: {left}{', '.join(others)}",) if others else ()
 
 
 def _sampler(recipe: Recipe, data: Any) -> Sampler:

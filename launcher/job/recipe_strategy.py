@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,6 +23,9 @@ from flowrun.launcher.recipe.schema import (
     Recipe,
 )
 from flowrun.models.data.steps import preparation, sample_seconds, unprepared_fields
+
+if TYPE_CHECKING:
+    from flowrun.launcher.job.materials import Materials
 
 _FUSIONS = {EAGER: "", INDUCTOR: "compiled", HANDWRITTEN: "handwritten"}
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -82,11 +85,16 @@ def loss_scale_of(recipe: Recipe) -> LossScale | None:
     return LossScale(float(scale), dynamic=False)
 
 
-def add_reading(strategy: Strategy, data: Any) -> Strategy:
-    """Add how the data set makes its samples (models/data/steps.py)."""
+def add_materials(strategy: Strategy, materials: Materials) -> Strategy:
+    """Add how the data set makes its samples (models/data/steps.py), and the pins of the model's
+    own plan, before those of the recipe, which replace them.
+    """
+    data, auto = materials.data, strategy.auto
     steps = preparation(data)
+    plan = () if auto.enabled and auto.ignore_user_sbp else materials.plan
     return replace(
         strategy,
+        pins=(*plan, *strategy.pins),
         preparation=tuple(Preparation(step.name, step.seconds, step.num_bytes) for step in steps),
         unprepared=tuple(unprepared_fields(data)),
         sample_s=sample_seconds(data),

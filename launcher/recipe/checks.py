@@ -13,7 +13,7 @@ from flowrun.engine.ir.placement import BATCH_AXES
 from flowrun.engine.strategy import Zero
 from flowrun.launcher.recipe import hydra_source
 from flowrun.launcher.recipe.hardware_keys import check_hardware
-from flowrun.launcher.recipe.placement_keys import parse_pins
+from flowrun.launcher.recipe.placement_keys import FROM_MODEL, parse_pins, parse_plan_axis
 from flowrun.launcher.recipe.recipe_errors import PlacedError, did_you_mean, one_of, require
 from flowrun.launcher.recipe.schema import (
     BF16,
@@ -134,6 +134,8 @@ def _check_view(recipe: RecipeSchema) -> None:
     others = [axis for axis in axes if axis not in BATCH_AXES]
     pins = parse_pins(recipe.sbp, tuple(recipe.placement.axes))
     pinned = next((pin.key for pin in pins if pin.axis in axes), "")
+    if parse_plan_axis(recipe.sbp, tuple(recipe.placement.axes)) in axes:
+        pinned = f"sbp.{FROM_MODEL}"
     wrong = (
         (others, f"the axis {', '.join(others)} divides them over ranks."),
         (recipe.placement.stages != 1, "placement.stages divides the model over ranks."),

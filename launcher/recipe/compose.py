@@ -28,6 +28,7 @@ from flowrun.launcher.recipe.placement_keys import (
     check_axis_names,
     parse_in_flight,
     parse_pins,
+    parse_plan_axis,
     parse_stages,
 )
 from flowrun.launcher.recipe.recipe_errors import (
@@ -167,6 +168,7 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
         train = replace(train, steps=STEPS)
     axes, stages = parse_stages(recipe.placement)
     pins = parse_pins(recipe.sbp, tuple(recipe.placement.axes))
+    plan_axis = parse_plan_axis(recipe.sbp, tuple(recipe.placement.axes))
     return Recipe(
         name=recipe.name or "recipe",
         model={key: value for key, value in plain(recipe.model).items() if key != WEIGHTS},
@@ -181,6 +183,7 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
         chunks=recipe.placement.chunks,
         in_flight=parse_in_flight(recipe.placement.in_flight),
         pins=pins,
+        plan_axis=plan_axis if plan_axis in axes else "",
         signatures=plain(recipe.signatures),
         view=recipe.view,
         zero=zero_of(recipe),

@@ -22,6 +22,7 @@ from flowrun.launcher.recipe.value_ranges import MOST_RANKS
 
 USUAL_AXES = ("data", "tensor")  # a layout may pin these whether or not the placement has them
 SIDES = ("in", "out")
+FROM_MODEL = "from_model"  # a key of `sbp` that is no pattern
 
 
 def parse_stages(placement: PlacementSchema) -> tuple[tuple[str, ...], tuple[Stage, ...]]:
@@ -57,7 +58,8 @@ def check_axis_names(axes: Iterable[str], sbp: Any, others: Iterable[str]) -> No
 
     sbp: of the recipe; the axes of its pins are known.  others: further names that are.
     """
-    known = {path[-1] for path, _ in _leaves(sbp, ()) if path} - set(SIDES)
+    known = {path[-1] for path, _ in _leaves(sbp, ()) if path} - {*SIDES, FROM_MODEL}
+    known |= {str(sbp[FROM_MODEL])} if FROM_MODEL in sbp else set()
     known |= {*USUAL_AXES, *BATCH_AXES, *others}
     for name in axes:
         numbered = re.sub(r"_?\d+$", "", name)  # tensor2, data_1: names of their own
@@ -256,11 +258,30 @@ def parse_pins(sbp: Mapping[str, Any], axes: Sequence[str]) -> tuple[Pin, ...]:
     axes: as the recipe names them, those of size 1 too.  Nested keys and dotted ones mean the same.
     """
     pins: dict[tuple[str, str, str], Pin] = {}
-    for path, text in _leaves(sbp, ()):
+    for path, text in _leaves({k: v for k, v in sbp.items() if k != FROM_MODEL}, ()):
         pin = _pin(path, text, axes)
         pins.pop((pin.pattern, pin.where, pin.axis), None)
         pins[pin.pattern, pin.where, pin.axis] = pin
     return tuple(pins.values())
+
+
+def parse_plan_axis(sbp: Mapping[str, Any], axes: Sequence[str]) -> str:
+    """Return the axis of `sbp.from_model`; "" where the model's own plan is not asked for.
+
+    axes: as the recipe names them, those of size 1 too.  Raises RecipeError for another.
+    """
+    axis = sbp.get(FROM_MODEL)
+    if axis is None:
+        return ""
+    known = tuple(dict.fromkeys((*axes, *USUAL_AXES)))
+    if axis not in known:
+        raise RecipeError(
+            f"sbp.{FROM_MODEL}",
+            f"{axis!r} is no axis: placement.axes has {', '.join(axes) or 'none'}.",
+            f"Write the axis of the model's own plan, sbp: {{{FROM_MODEL}: tensor}}."
+            f"\n{did_you_mean(str(axis), known)}",
+        )
+    return str(axis)
 
 
 def _leaves(value: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:

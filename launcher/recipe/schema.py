@@ -421,7 +421,8 @@ class RecipeSchema:
     eval: the held-out samples.
     optim: the update of the weights.
     placement: the ranks.
-    sbp: pattern over parameter or module names -> axis -> SBP, or -> in, out -> axis -> SBP.
+    sbp: pattern over parameter or module names -> axis -> SBP, or -> in, out -> axis -> SBP;
+        from_model -> axis: of the tensor-parallel plan that a model of transformers carries.
     signatures: op of your own, "my::op" -> {_target_: function of its rows, local: function of what
         a rank runs, flops or seconds: function of its cost} (docs/how_to/signatures.md).
     view: consistent (one logical batch, the numbers of one device) or mirrored (each rank has its
@@ -498,7 +499,8 @@ class Recipe:
     axes: names whose size is over 1 in some stage, outermost first; every stage's placement has
     exactly these.
     signatures: as in RecipeSchema.
-    pins: the lines of `sbp`; those of other axes are left out.  text: the resolved recipe as YAML;
+    pins: the lines of `sbp`; those of other axes are left out.  plan_axis: of `sbp.from_model`, if
+    it has ranks.  text: the resolved recipe as YAML;
     empty of a candidate that is only planned.
     """
 
@@ -515,6 +517,7 @@ class Recipe:
     chunks: int
     in_flight: int | str
     pins: tuple[Pin, ...]
+    plan_axis: str
     signatures: dict[str, Any]
     view: str
     zero: Zero
