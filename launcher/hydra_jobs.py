@@ -46,7 +46,9 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
         nonlocal started
         started = True
         outcomes.append(_job(cfg, config_dir))
-        return outcomes[-1]
+        from flowrun.launcher.report.sweep_table import Objective
+
+        return Objective.of(cfg.sweep.objective, outcomes[-1])
 
     job = hydra.main(
         version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME

@@ -20,7 +20,9 @@ from flowrun.launcher.recipe.schema import (
     KEEPABLE,
     KEPT,
     MIRRORED,
+    OBJECTIVES,
     ROLLBACK,
+    VALIDATION,
     WEIGHTS,
     Nodes,
     Recipe,
@@ -236,6 +238,23 @@ def _check_keep_best(recipe: RecipeSchema) -> None:
     )
 
 
+def _check_sweep(recipe: RecipeSchema) -> None:
+    name = recipe.sweep.objective
+    results = [f"{VALIDATION}{metric}" for metric in ("loss", *recipe.task.metrics)]
+    require(
+        not name or name in (*OBJECTIVES, *results),
+        "sweep.objective",
+        f"{name} is no result of a run.",
+        f"Write {one_of((*OBJECTIVES, *results))}.",
+    )
+    require(
+        not name.startswith(VALIDATION) or bool(recipe.eval.batches and recipe.eval.fraction),
+        "sweep.objective",
+        "no samples are held out, so nothing is evaluated.",
+        "Set eval.batches and eval.fraction over 0, or write loss.",
+    )
+
+
 def _check_launch(recipe: RecipeSchema) -> None:
     launch, hosts = recipe.launch, _check_nodes(recipe)
     require(
@@ -409,6 +428,7 @@ CHECKS = (
     _check_targets,
     _check_train,
     _check_keep_best,
+    _check_sweep,
     _check_optim,
     _check_zero,
     _check_view,

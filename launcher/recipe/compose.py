@@ -194,6 +194,7 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
         launch=recipe.launch,
         callbacks=tuple(plain(recipe.callbacks)),
         log=tuple(plain(recipe.log)),
+        sweep=recipe.sweep,
         engine=recipe.engine,
         hardware=recipe.hardware,
         text=text,

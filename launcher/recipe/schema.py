@@ -25,6 +25,8 @@ STEP, MICRO_BATCH = "step", "micro_batch"
 STOP, SKIP, ROLLBACK, IGNORE = "stop", "skip", "rollback", "ignore"
 NEVER, AUTO = "never", "auto"
 STEPS = 100  # of a recipe that says nothing
+OBJECTIVES = ("loss", "step_s", "tokens_per_s")  # and VALIDATION with a name
+VALIDATION = "validation."
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
 FP32, BF16 = "fp32", "bf16"
 EAGER, INDUCTOR, HANDWRITTEN = "eager", "inductor", "handwritten"
@@ -408,6 +410,17 @@ class Engine:
         return 10 if self.trace is True else int(self.trace)
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """The number that a job of a sweep returns to Hydra's sweeper (docs/how_to/sweeps.md).
+
+    objective: loss (of the last step), step_s, tokens_per_s, or validation.NAME (validation.loss,
+        or a metric of the task); empty: none.
+    """
+
+    objective: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecipeSchema:
     """The keys of a recipe file.
@@ -439,6 +452,7 @@ class RecipeSchema:
     log: loggers, by name (tensorboard, wandb, mlflow, trackio), with options ({name: wandb,
         project: mine}), or of your own ({_target_: my_module.MyLogger}) (docs/how_to/follow.md).
     engine: plan and execution.
+    sweep: what an optimising sweep (`flowrun -m hydra/sweeper=optuna`) looks at.
     hardware: the profile that plans are costed by; hardware=NAME takes a shipped one.
     """
 
@@ -462,6 +476,7 @@ class RecipeSchema:
     callbacks: list[Any] = field(default_factory=list)
     log: list[Any] = field(default_factory=lambda: ["tensorboard"])
     engine: Engine = field(default_factory=Engine)
+    sweep: Sweep = field(default_factory=Sweep)
     hardware: Hardware = field(default_factory=Hardware)
 
 
@@ -530,6 +545,7 @@ class Recipe:
     hardware: Hardware
     callbacks: tuple[Any, ...] = ()
     log: tuple[Any, ...] = ()
+    sweep: Sweep = field(default_factory=Sweep)
     text: str = field(default="", repr=False, compare=False)
 
     @property

@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flowrun.engine.errors import FlowrunError, RunError
+from flowrun.launcher.recipe.schema import VALIDATION
 from flowrun.launcher.terminal.console import NO_PLOT, wide_console
 from flowrun.launcher.terminal.units import seconds, size
 
@@ -99,6 +100,29 @@ class JobRow:
         return {name: value for name, value in values.items() if value is not None}
 
 
+class Objective(float):
+    """The number that a job returns to Hydra's sweeper.  outcome: the report of the job."""
+
+    outcome: Any
+
+    @staticmethod
+    def of(name: str, outcome: Any) -> Any:
+        """Return the objective `name` (sweep.objective) of an outcome; the outcome itself where
+        none is asked for or it is no report: a sweeper counts that job as failed.
+        """
+        if not name or not hasattr(outcome, "last_loss"):
+            return outcome
+        values = {
+            "loss": outcome.last_loss,
+            "step_s": outcome.measured["step_s"],
+            "tokens_per_s": outcome.tokens_per_s,
+        }
+        values |= {f"{VALIDATION}{key}": value for key, value in outcome.validation.items()}
+        found = Objective(values[name])
+        found.outcome = outcome
+        return found
+
+
 class Comparison(Callback):
     """Collects the jobs of a multirun; the CSV grows with each, so that Ctrl-C loses nothing."""
 
@@ -117,6 +141,7 @@ class Comparison(Callback):
         it).
         """
         outcome = job_return._return_value
+        outcome = outcome.outcome if isinstance(outcome, Objective) else outcome
         self.rows.append(JobRow(readable(job_return.overrides or ()), outcome))
         if _is_sweep(config):
             if self.rows[-1].status == SKIPPED:

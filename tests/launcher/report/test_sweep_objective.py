@@ -1,0 +1,76 @@
+"""What a job of a sweep returns to a sweeper that optimises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flowrun.engine.errors import RecipeError, RunError
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.report.sweep_table import Objective
+
+REPORT: Any = SimpleNamespace(
+    last_loss=0.5,
+    measured={"step_s": 0.01},
+    tokens_per_s=100.0,
+    validation={"loss": 0.75, "accuracy": 0.9, "loss_by_rank": [0.7, 0.8]},
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("loss", 0.5),
+        ("step_s", 0.01),
+        ("tokens_per_s", 100.0),
+        ("validation.loss", 0.75),
+        ("validation.accuracy", 0.9),
+    ],
+)
+def test_a_job_returns_its_number_with_its_report(name: str, value: float) -> None:
+    found = Objective.of(name, REPORT)
+    assert isinstance(found, float) and found == value and found.outcome is REPORT
+
+
+def test_a_job_that_failed_or_a_sweep_without_objective_returns_the_outcome() -> None:
+    error = RunError("rank 1", "it was killed.")
+    assert Objective.of("loss", error) is error
+    assert Objective.of("", REPORT) is REPORT
+
+
+def test_an_objective_that_is_no_result_is_refused() -> None:
+    recipe = "recipe=mlp_hybrid"
+    load([recipe, "sweep.objective=validation.accuracy"])
+    with pytest.raises(RecipeError, match=r"validation\.acc is no result") as refused:
+        load([recipe, "sweep.objective=validation.acc"])
+    assert "loss, step_s, tokens_per_s, validation.loss or validation.accuracy" in str(
+        refused.value.instead
+    )
+    with pytest.raises(RecipeError, match="nothing is evaluated"):
+        load([recipe, "sweep.objective=validation.loss", "eval.batches=0"])
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # optuna's
+def test_optuna_minimises_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import yaml  # type: ignore[import-untyped]
+
+    from flowrun.launcher import hydra_jobs
+
+    def train(cfg: Any, config_dir: str | None) -> Any:
+        return SimpleNamespace(**{**vars(REPORT), "last_loss": abs(cfg.optim.lr - 0.3)})
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hydra_jobs, "_job", train)
+    sweeper = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=6", "hydra.sweep.dir=out"]
+    given = ["recipe=mlp_hybrid", "sweep.objective=loss", "optim.lr=choice(0.1, 0.3, 0.9)"]
+    monkeypatch.setattr("flowrun.launcher.report.sweep_table.comparison", lambda rows: "")
+    monkeypatch.setattr("flowrun.launcher.report.sweep_table.draw", lambda rows, file: True)
+    monkeypatch.setattr("flowrun.launcher.report.sweep_table.write_csv", lambda rows, file: None)
+    outcomes = hydra_jobs.hydra_jobs([*sweeper, *given], ["--multirun"], None)
+    assert len(outcomes) == 6
+    found = yaml.safe_load((tmp_path / "out" / "optimization_results.yaml").read_text())
+    best = min(outcomes, key=lambda outcome: outcome.last_loss).last_loss
+    assert found["best_value"] == pytest.approx(best) and found["name"] == "optuna"
