@@ -12,6 +12,7 @@
     flowrun bench suite=S …               compare with torch's own layouts, in turn
     flowrun calibrate FILE                measure this machine, write a hardware profile
     flowrun runs [FOLDER]                 list runs, compare two, follow one
+    flowrun import FILE                   keys of DeepSpeed's or accelerate's file as a recipe
     flowrun recipes                       what there is
 
 Exit status: 0, 1 a run failed, 2 the recipe is wrong (nothing was started), 75 a run was asked to
@@ -41,6 +42,7 @@ from flowrun.launcher.help_texts import (
     CALIBRATE_HELP,
     EVAL_HELP,
     EXPORT_HELP,
+    IMPORT_HELP,
     PLAN_HELP,
     RESUME_HELP,
     RUN_HELP,
@@ -64,6 +66,7 @@ COMMANDS = (
     "bench",
     "calibrate",
     "runs",
+    "import",
     "recipes",
 )
 _READ_RECIPES = ("run", "plan", "verify", "resume")
@@ -538,6 +541,21 @@ def runs(
         from flowrun.launcher.terminal.console import wide_console
 
         story.show(folders or [], follow, wide_console())
+
+
+@app.command("import", help=IMPORT_HELP)
+def import_config(
+    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)],
+    to: Annotated[Path, typer.Option("--to", help="The recipe to write.")] = Path(
+        "recipes/imported.yaml"
+    ),
+) -> None:
+    """Write a recipe of a foreign file (see IMPORT_HELP)."""
+    with _errors_shown([], None):
+        from flowrun.launcher.commands.start.foreign_config import show_import, write_foreign
+        from flowrun.launcher.terminal.console import wide_console
+
+        show_import(write_foreign(file, to), to, wide_console())
 
 
 @app.command()

@@ -106,6 +106,14 @@ every other argument changes the recipes, of flowrun and of the peers.
   flowrun bench suite=auto suite.rows=\\[gpt_small] suite.sweep.ranks=\\[2]
   flowrun bench suite=peers precision.dtype=bf16 suite.loss_tolerance=2e-2
 """
+IMPORT_HELP = """Write a recipe with what DeepSpeed's JSON or accelerate's YAML says.
+
+Keys that a recipe has, too, are written in its words; every other key is named, with what to write
+instead.  Model and data are yours to name.
+
+  flowrun import ds_config.json --to recipes/mine.yaml
+  flowrun import accelerate.yaml
+"""
 RUNS_HELP = """List the runs of a folder; without one those of outputs, multirun and runs.
 
 Each with its steps, loss and status: running, complete, preempted, stopped, failed, or died (it was

@@ -33,8 +33,16 @@ import command_help  # noqa: E402
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 USUAL = "defaults: [/model: gpt_tiny, /data: text, /optim: adamw, /launch: local]\n"
 OF_A_RUN = "recipe=gpt_hybrid"  # what a run folder of the pages may have trained
-OPTIONS = {"--follow", "--save-recipe", "--cfg", "--level", "--step", "--config-dir"}  # with values
-NO_RECIPE = ("recipes", "export", "tokenizer", "sample", "calibrate", "runs")
+OPTIONS = {
+    "--follow",
+    "--to",
+    "--save-recipe",
+    "--cfg",
+    "--level",
+    "--step",
+    "--config-dir",
+}  # with values
+NO_RECIPE = ("recipes", "export", "tokenizer", "sample", "calibrate", "runs", "import")
 REFUSED = "exit status 2"  # said behind a command that is to fail
 
 
