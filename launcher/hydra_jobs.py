@@ -46,9 +46,9 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
         nonlocal started
         started = True
         outcomes.append(_job(cfg, config_dir))
-        from flowrun.launcher.report.sweep_table import Objective
+        from flowrun.launcher.report.sweep_table import JobObjective
 
-        return Objective.of(cfg.sweep.objective, outcomes[-1])
+        return JobObjective.of(cfg.sweep.objective, outcomes[-1])
 
     job = hydra.main(
         version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME

@@ -102,6 +102,15 @@ def load_once(overrides: tuple[str, ...]) -> None:
     load(list(overrides))
 
 
+def values_of(override: Any) -> list[str]:
+    """The values that an argument gives to its key; of an interval its ends."""
+    if override.is_interval_sweep():
+        return [str(override.value().start), str(override.value().end)]
+    if override.is_sweep_override():
+        return list(override.sweep_string_iterator())
+    return [override.get_value_string()]
+
+
 def composed(line: str) -> None:
     """Compose what a command would; a sweep, every combination."""
     _, *given = shlex.split(line, comments=True)
@@ -131,12 +140,7 @@ def composed(line: str) -> None:
     if command in ("resume", "eval"):
         overrides.insert(0, OF_A_RUN)
     parsed = OverridesParser.create().parse_overrides(spell(overrides))
-    choices = [
-        list(each.sweep_string_iterator())
-        if each.is_sweep_override()
-        else [each.get_value_string()]
-        for each in parsed
-    ]
+    choices = [values_of(each) for each in parsed]
     assert "-m" in given or all(len(each) == 1 for each in choices), line
     keys = [text.partition("=")[0] for text in spell(overrides)]
     for values in product(*choices):

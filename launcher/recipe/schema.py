@@ -411,7 +411,7 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweepKeys:
     """The number that a job of a sweep returns to Hydra's sweeper (docs/how_to/sweeps.md).
 
     objective: loss (of the last step), step_s, tokens_per_s, or validation.NAME (validation.loss,
@@ -476,7 +476,7 @@ class RecipeSchema:
     callbacks: list[Any] = field(default_factory=list)
     log: list[Any] = field(default_factory=lambda: ["tensorboard"])
     engine: Engine = field(default_factory=Engine)
-    sweep: Sweep = field(default_factory=Sweep)
+    sweep: SweepKeys = field(default_factory=SweepKeys)
     hardware: Hardware = field(default_factory=Hardware)
 
 
@@ -545,7 +545,7 @@ class Recipe:
     hardware: Hardware
     callbacks: tuple[Any, ...] = ()
     log: tuple[Any, ...] = ()
-    sweep: Sweep = field(default_factory=Sweep)
+    sweep: SweepKeys = field(default_factory=SweepKeys)
     text: str = field(default="", repr=False, compare=False)
 
     @property

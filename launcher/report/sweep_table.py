@@ -100,7 +100,7 @@ class JobRow:
         return {name: value for name, value in values.items() if value is not None}
 
 
-class Objective(float):
+class JobObjective(float):
     """The number that a job returns to Hydra's sweeper.  outcome: the report of the job."""
 
     outcome: Any
@@ -118,7 +118,7 @@ class Objective(float):
             "tokens_per_s": outcome.tokens_per_s,
         }
         values |= {f"{VALIDATION}{key}": value for key, value in outcome.validation.items()}
-        found = Objective(values[name])
+        found = JobObjective(values[name])
         found.outcome = outcome
         return found
 
@@ -141,7 +141,7 @@ class Comparison(Callback):
         it).
         """
         outcome = job_return._return_value
-        outcome = outcome.outcome if isinstance(outcome, Objective) else outcome
+        outcome = outcome.outcome if isinstance(outcome, JobObjective) else outcome
         self.rows.append(JobRow(readable(job_return.overrides or ()), outcome))
         if _is_sweep(config):
             if self.rows[-1].status == SKIPPED:

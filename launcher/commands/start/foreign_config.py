@@ -331,7 +331,10 @@ def _leaves(keys: Keys, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def show_import(found: Imported, to: Path, console: Console) -> None:
-    """Print what was taken and what was not.  to: the recipe."""
+    """Print what was taken and what was not.
+
+    found: of the foreign file.  to: the recipe.  console: to print to.
+    """
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", overflow="fold")
     table.add_column(overflow="fold")

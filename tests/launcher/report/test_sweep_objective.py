@@ -10,7 +10,7 @@ import pytest
 
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.report.sweep_table import Objective
+from flowrun.launcher.report.sweep_table import JobObjective
 
 REPORT: Any = SimpleNamespace(
     last_loss=0.5,
@@ -31,14 +31,14 @@ REPORT: Any = SimpleNamespace(
     ],
 )
 def test_a_job_returns_its_number_with_its_report(name: str, value: float) -> None:
-    found = Objective.of(name, REPORT)
+    found = JobObjective.of(name, REPORT)
     assert isinstance(found, float) and found == value and found.outcome is REPORT
 
 
 def test_a_job_that_failed_or_a_sweep_without_objective_returns_the_outcome() -> None:
     error = RunError("rank 1", "it was killed.")
-    assert Objective.of("loss", error) is error
-    assert Objective.of("", REPORT) is REPORT
+    assert JobObjective.of("loss", error) is error
+    assert JobObjective.of("", REPORT) is REPORT
 
 
 def test_an_objective_that_is_no_result_is_refused() -> None:
