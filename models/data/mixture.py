@@ -58,8 +58,9 @@ class DataMixture(StackedDataset):
         sizes = [len(each) for each in self.sources if isinstance(each, Sized)]
         self.order = MixtureOrder(sizes, _shares(sources, sizes, weights), samples, held_out, seed)
         held = zip(sources, self.sources, strict=True)
-        self.notes = tuple(
-            f"{name}: {note}" for name, each in held for note in getattr(each, "notes", ())
+        self.notes = (
+            f"an epoch of the mixture is {self.order.describe([*sources])}",
+            *(f"{name}: {note}" for name, each in held for note in getattr(each, "notes", ())),
         )
         pairs = zip(self.order.shares, self.sources, strict=True)
         self.sample_seconds = sum(share * sample_seconds(each) for share, each in pairs)
@@ -112,6 +113,14 @@ class MixtureOrder:
             )
         if any(c and not size for c, size in zip(above.counts, held, strict=True)):
             raise ValueError("a source of one sample cannot hold one out: give it two, or more")
+
+    def describe(self, names: list[str]) -> str:
+        """Return for each source how many of its samples an epoch has, and how often each."""
+        part = self.parts[0]
+        return ", ".join(
+            f"{count:,} samples of {name} ({count / size:.3g} times all of it)"
+            for name, count, size in zip(names, part.counts, part.sizes, strict=True)
+        )
 
     def find(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
         """Return source and index of items (B,): both (B,) int64."""

@@ -108,6 +108,7 @@ def tokenise_rows(
     source: the rows.  tokenizer: folder or file.  settings: all else that `write` depends on.
     write: (row, loaded tokenizer) -> its text and what of it is an answer.
     """
+    LOG.info("reading %s", source.path)
     digest = hashlib.sha256(f"{source.digest()} {settings}".encode()).hexdigest()
     return keep_documents(
         source.path, digest, tokenizer, lambda loaded: _encode_rows(source, loaded, write)

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,7 +149,16 @@ def _write_pieces(made: Path, pieces: Iterator[DocumentPart], dtype: str) -> lis
 def _tidy(folder: Path, newest: Path) -> None:
     """Remove what was not used for longest until the rest is within MOST_BYTES."""
     total = 0
-    for each in sorted(folder.glob(f"{_PREFIX}*"), key=lambda each: -each.stat().st_mtime):
-        total += sum(file.stat().st_size for file in each.rglob("*"))
+    for each in sorted(folder.glob(f"{_PREFIX}*"), key=_last_use, reverse=True):
+        with suppress(OSError):  # another process is at it
+            total += sum(file.stat().st_size for file in each.rglob("*"))
         if total > MOST_BYTES and each != newest:
             shutil.rmtree(each, ignore_errors=True)
+
+
+def _last_use(folder: Path) -> float:
+    """Return when a folder was used last; 0 if another process has removed it."""
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -32,6 +32,7 @@ def tokenise_files(
     """
     shares = [*_shares(files, max_bytes)]
     errors = "strict" if strict else "replace"
+    LOG.info("reading %s", name)
     digest = _digest(shares, f"text {_PIECE_BYTES} {errors}")
     return keep_documents(
         name, digest, tokenizer, lambda loaded: _encode(shares, errors, name, loaded)

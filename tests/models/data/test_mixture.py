@@ -115,7 +115,11 @@ def test_what_sources_say_is_passed_on() -> None:
         },
         {"a": 1, "b": 3},
     )
-    assert data.notes == ("a: it is tokenised",) and data.vocabulary == 300
+    assert data.vocabulary == 300 and data.notes == (
+        "an epoch of the mixture is 4 samples of a (1 times all of it), "
+        "12 samples of b (3 times all of it)",
+        "a: it is tokenised",
+    )
     assert data.sample_seconds == pytest.approx(0.25e-3)
 
 
