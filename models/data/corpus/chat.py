@@ -110,7 +110,7 @@ def render_chat(
     whole, found = _render(tokenizer, messages), []
     for k, message in enumerate(messages):
         if message["role"] == ASSISTANT:
-            asked = _render(tokenizer, messages[:k], prompt=True)
+            asked = _render(tokenizer, messages[:k], prompt=True) if k else _prompt(tokenizer)
             said = _render(tokenizer, messages[: k + 1])
             if not (said.startswith(asked) and whole.startswith(said)):
                 raise ValueError(
@@ -120,6 +120,12 @@ def render_chat(
                 )
             found.append((len(asked), len(said)))
     return AnsweredText(whole, tuple(found))
+
+
+def _prompt(tokenizer: PreTrainedTokenizerFast) -> str:
+    """Return what a template writes in front of an answer alone."""
+    before = [{"role": "user", "content": ""}]
+    return _render(tokenizer, before, prompt=True).removeprefix(_render(tokenizer, before))
 
 
 def _render(

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from flowrun.models.data.corpus.chat import Chat, Instructions
+from flowrun.models.data.corpus.answers import _mark
+from flowrun.models.data.corpus.chat import Chat, Instructions, render_chat
+from flowrun.models.data.corpus.tokenizer import load_tokenizer
 
 # The form that most models use; it marks no answers.
 CHATML = (
@@ -73,6 +77,31 @@ def test_a_template_without_marks_gives_the_same_answers(tmp_path: Path, bpe: st
     tokenizer = with_template(bpe, tmp_path, CHATML)
     data = Chat(write(tmp_path, {"messages": TALK}), tokenizer, length=150)
     assert shown(data[0], tokenizer)[1] == " önly on the mat\n<|im_end|>\nsat<|im_end|>\n"
+
+
+MESSAGES = st.lists(
+    st.tuples(st.sampled_from(["system", "user", "assistant"]), st.text(max_size=8)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@pytest.mark.parametrize("template", [None, CHATML])
+@given(MESSAGES)
+def test_whatever_is_said_its_ids_are_found(
+    bpe: str, template: str | None, said: list[tuple[str, str]]
+) -> None:
+    tokenizer = load_tokenizer(bpe)
+    tokenizer.backend_tokenizer.post_processor = None
+    tokenizer.chat_template = template or tokenizer.chat_template
+    messages = [{"role": role, "content": text} for role, text in said]
+    found = render_chat(messages, tokenizer, "bpe")
+    encoding = tokenizer.backend_tokenizer.encode(found.text, add_special_tokens=False)
+    assert found.spans is not None
+    marked = zip(encoding.ids, _mark(encoding.offsets, found.spans), strict=True)
+    end = "<|im_end|>\n" if template else "<|end|>"
+    expected = "".join(text + end for role, text in said if role == "assistant")
+    assert tokenizer.decode([k for k, mark in marked if mark]) == expected
 
 
 def test_a_target_is_the_id_behind_its_token(tmp_path: Path, bpe: str) -> None:
