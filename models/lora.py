@@ -69,7 +69,8 @@ def add_lora(linear: nn.Module, rank: int, alpha: float, dropout: float) -> None
         "device": weight.device,
         "dtype": torch.promote_types(weight.dtype, torch.float32),
     }
-    made.__class__ = _with_lora(type(made))
+    cls: Any = type(linear)
+    made.__class__ = _with_lora(cls)
     made.lora_A = nn.Linear(num_in, rank, bias=False, **like)
     made.lora_B = nn.Linear(rank, num_out, bias=False, **like)
     made.lora_dropout = nn.Dropout(dropout) if dropout else nn.Identity()

@@ -14,9 +14,10 @@ from torch import Tensor
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.compile import plan_training
 from flowrun.engine.ops.flow.rounding import round_at_random, stream_of
+from flowrun.engine.runtime.kernels.live_bytes import LiveBytes
 from flowrun.engine.strategy import Kept, Optimizer
 from flowrun.models.optimizers import lion
-from support.layouts import Layout, captured, run_plan, strategy
+from support.layouts import Layout, captured, cluster, run_plan, strategy
 from support.plain_loop import STEPS, Trained, Training, gpt, loss_difference, torch_optimizer
 
 TOLERANCE = 1e-5  # relative, of the losses of ten steps in fp32
@@ -124,3 +125,18 @@ def test_every_weight_and_state_takes_two_bytes_an_element() -> None:
     plan = plan_of(TRAINING, Layout(), KEPT["both"])
     kept = [v for v in plan.graph.variables if v.kind == "parameter" or v.of]
     assert {plan.tensors[v.tensor].dtype for v in kept} == {torch.bfloat16}
+
+
+def test_foreseen_memory_is_that_of_live_tensors() -> None:
+    """Of weights that autocast reads as they are; measured: 3 % more, in the update."""
+    training = replace(gpt(2, 64), autocast=torch.bfloat16)
+    asked = replace(strategy(training, Layout()), kept=KEPT["both"])
+    made = plan_training(captured(training), asked)
+    ranks = cluster(training, made.plan)
+    body = ranks.ranks[0]
+    as_read = lambda *at: {k: v.clone() for k, v in training.rows(*at).items()}  # noqa: E731
+    body.readers = replace(body.readers, batches=as_read)
+    meter = LiveBytes(body.variables.values())
+    with meter:
+        ranks.run(1)
+    assert made.rehearsal.peak_bytes[0] == pytest.approx(meter.peak, rel=0.1)
