@@ -12,6 +12,7 @@
     flowrun bench suite=S …               compare with torch's own layouts, in turn
     flowrun calibrate FILE                measure this machine, write a hardware profile
     flowrun runs [FOLDER]                 list runs, compare two, follow one
+    flowrun init my_models.Net            write a recipe for a model
     flowrun import FILE                   keys of DeepSpeed's or accelerate's file as a recipe
     flowrun recipes                       what there is
 
@@ -42,7 +43,9 @@ from flowrun.launcher.help_texts import (
     CALIBRATE_HELP,
     EVAL_HELP,
     EXPORT_HELP,
+    FIRST_STEPS,
     IMPORT_HELP,
+    INIT_HELP,
     PLAN_HELP,
     RESUME_HELP,
     RUN_HELP,
@@ -66,6 +69,7 @@ COMMANDS = (
     "bench",
     "calibrate",
     "runs",
+    "init",
     "import",
     "recipes",
 )
@@ -109,7 +113,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed before we began
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-    if given in ([], ["help"]):
+    if not given:
+        typer.echo(FIRST_STEPS, nl=False)
+        raise SystemExit(OK)
+    if given == ["help"]:
         given = ["--help"]
     elif given[0] not in (*COMMANDS, "--help", "-h", "--version"):
         given = ["run", *given]
@@ -541,6 +548,25 @@ def runs(
         from flowrun.launcher.terminal.console import wide_console
 
         story.show(folders or [], follow, wide_console())
+
+
+@app.command(help=INIT_HELP)
+def init(
+    model: Annotated[str, typer.Argument(metavar="my_models.Net | FOLDER", show_default=False)],
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="The data set's class; without it one in the model's module."),
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="The recipe; without it recipes/NAME.yaml.")
+    ] = None,
+) -> None:
+    """Write a recipe for a model (see INIT_HELP)."""
+    with _errors_shown([], None):
+        from flowrun.launcher.commands.start.init_recipe import show_written, write_recipe
+        from flowrun.launcher.terminal.console import wide_console
+
+        show_written(write_recipe(model, data, to), wide_console())
 
 
 @app.command("import", help=IMPORT_HELP)

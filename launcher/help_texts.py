@@ -106,6 +106,25 @@ every other argument changes the recipes, of flowrun and of the peers.
   flowrun bench suite=auto suite.rows=\\[gpt_small] suite.sweep.ranks=\\[2]
   flowrun bench suite=peers precision.dtype=bf16 suite.loss_tolerance=2e-2
 """
+FIRST_STEPS = """flowrun trains any PyTorch model in any mix of parallelism, from one YAML recipe.
+
+  flowrun recipe=mlp_hybrid        a first run: two ranks, less than a minute
+  flowrun plan recipe=gpt_hybrid   what a run would do; starts nothing
+  flowrun recipes                  the recipes that there are
+  flowrun init my_models.Net       a recipe for a model of yours, or a folder of Hugging Face's
+  flowrun runs                     the runs that there are
+  flowrun --help                   all commands
+"""
+INIT_HELP = """Write a commented recipe for a model, by what its forward and its data show.
+
+The model is a class, a function, or a module or file that defines one; or a folder of Hugging
+Face's.  Fields of the data become arguments of forward, by their names, and the loss is one that
+fits what the model returns for two samples.  What cannot be known stands as ??? in the recipe.
+
+  flowrun init my_models.Net
+  flowrun init my_models.py --data my_data.Images --to recipes/mine.yaml
+  flowrun init path/to/llama
+"""
 IMPORT_HELP = """Write a recipe with what DeepSpeed's JSON or accelerate's YAML says.
 
 Keys that a recipe has, too, are written in its words; every other key is named, with what to write

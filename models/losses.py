@@ -46,6 +46,14 @@ def binary_cross_entropy(
     return (F.softplus(logits) - logits * batch[target]).mean()
 
 
+def squared_error(output: Tensor, batch: Mapping[str, Tensor], target: str = "targets") -> Tensor:
+    """Return the mean squared error.
+
+    output: predictions (...).  batch: has the values (...) in the field `target`.
+    """
+    return F.mse_loss(output.float(), batch[target].float())
+
+
 def margin_softmax(output: Scores, batch: Mapping[str, Tensor]) -> Tensor:
     """Return the mean cross entropy of the logits (B, K) against the class that each sample hits.
 

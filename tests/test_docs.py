@@ -42,7 +42,7 @@ OPTIONS = {
     "--step",
     "--config-dir",
 }  # with values
-NO_RECIPE = ("recipes", "export", "tokenizer", "sample", "calibrate", "runs", "import")
+NO_RECIPE = ("recipes", "export", "tokenizer", "sample", "calibrate", "runs", "init", "import")
 REFUSED = "exit status 2"  # said behind a command that is to fail
 
 

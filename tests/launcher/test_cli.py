@@ -281,3 +281,10 @@ def test_a_fault_of_flowruns_own_ends_in_one_message(
     assert status == 1
     assert "a bug in flowrun (test_cli.py:" in said
     assert "KeyError: 'x'" in said and "Traceback" not in said
+
+
+def test_no_arguments_say_what_to_do_next(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = end(capsys)
+    assert status == 0
+    assert "flowrun recipe=mlp_hybrid" in out and "flowrun init" in out
+    assert all(len(line) <= 100 for line in out.splitlines())

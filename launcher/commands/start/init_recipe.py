@@ -1,0 +1,455 @@
+"""flowrun init: write a commented recipe for a model, by what its signature, its forward and its
+data show.
+
+What cannot be known stands as ??? in the recipe, and is named when it has been written.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.recipe.recipe_errors import PlacedError
+
+_COMMAND_LINE = "command line"
+_COMMENT_AT = 40  # column of comments
+_MISSING = "???"  # Hydra's own sign for a value that must be given
+_LOSSES = "flowrun.models.losses"
+_TEXT = "flowrun.models.data.text.Text"
+_METRICS = {"cross_entropy": "accuracy", "binary_cross_entropy": "binary_accuracy"}
+_BATCH = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenRecipe:
+    """A recipe that was written.  missing: keys that the user has to fill in."""
+
+    file: Path
+    missing: Sequence[str]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """What goes into a recipe.
+
+    title: its first line.  model, data: lines of YAML.  inputs: argument of forward -> field.
+    loss, metrics: of the task, as YAML in a line, or empty.  samples: of the data set.
+    """
+
+    title: str
+    model: Sequence[str]
+    data: Sequence[str]
+    inputs: Mapping[str, str]
+    loss: str = ""
+    metrics: str = ""
+    samples: int | None = None
+    missing: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+def write_recipe(target: str, data: str | None, file: Path | None) -> WrittenRecipe:
+    """Write the recipe of a model.
+
+    target: a dotted class or function, a module or file with one model, or a folder of Hugging
+    Face.  data: a dotted data set; without it one in the model's module is taken.  file: where to
+    write; without it recipes/NAME.yaml.  Raises RecipeError; a file that is there stays.
+    """
+    folder = Path(target)
+    is_folder = folder.is_dir() and not (folder / "__init__.py").exists()
+    draft = _hugging_face(folder, data) if is_folder else _own_model(target, data)
+    name = folder.resolve().name if is_folder else draft.title.split()[1].strip(",").split(".")[-1]
+    file = file or Path("recipes") / f"{re.sub('[^a-z0-9]+', '_', name.lower())}.yaml"
+    if file.exists():
+        raise PlacedError(
+            _COMMAND_LINE,
+            str(file),
+            "this file is there already.",
+            "Write another: --to FILE.yaml.",
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(make_text(draft), encoding="utf-8")
+    return WrittenRecipe(file=file, missing=draft.missing, notes=draft.notes)
+
+
+def make_text(draft: Draft) -> str:
+    """Return the recipe as YAML."""
+    inputs = ", ".join(f"{argument}: {field}" for argument, field in draft.inputs.items())
+    batch = _BATCH if draft.samples is None else max(1, min(_BATCH, draft.samples * 9 // 10))
+    lines = [
+        draft.title,
+        "# flowrun plan shows what it would do, flowrun --cfg job all keys and their values.",
+        "defaults: [/optim: adamw, /launch: local]",
+        "",
+        "model:",
+        *(f"  {line}" for line in draft.model),
+        "",
+        "data:",
+        *(f"  {line}" for line in draft.data),
+        "",
+        "task:",
+        _add_comment(
+            f"  inputs: {{{inputs or _MISSING}}}", "argument of forward: field of the data"
+        ),
+        *(
+            [_add_comment(f"  loss: {draft.loss}", "called loss(output, batch)")]
+            if draft.loss
+            else []
+        ),
+        *([f"  metrics: {draft.metrics}"] if draft.metrics else []),
+        "",
+        "placement:",
+        _add_comment("  axes: {data: 1, tensor: 1}", "ranks that share the samples, the weights"),
+        _add_comment(
+            "  stages: 1", "parts of the model, one behind the other, on ranks of their own"
+        ),
+        "",
+        _add_comment("eval: {fraction: 0.05, batches: 4}", "share of the data that is held out"),
+        _add_comment("optim: {lr: 0.001}", "adamw; others: [/optim: sgd] in the defaults"),
+        _add_comment(
+            f"train: {{batch_size: {batch}, steps: 100}}", "or epochs: 2 in place of steps"
+        ),
+        _add_comment("# precision: {dtype: bf16}", "compute in bf16; weights stay fp32"),
+        _add_comment("# zero: {stage: 1}", "shard optimizer states over the axis data"),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _add_comment(text: str, comment: str) -> str:
+    return f"{text:<{_COMMENT_AT}}  # {comment}"
+
+
+def _own_model(target: str, data: str | None) -> Draft:
+    """Draft the recipe of a class or function that makes a model."""
+    from flowrun.launcher.model.build import find
+
+    path, module = _find_model(target)
+    maker = find(path, _COMMAND_LINE)
+    model_lines, missing = _target_lines(path, maker, "model")
+    model = None if missing else _make(maker, path)
+    data = data or _find_data(module)
+    if data is None:
+        data_lines = [_add_comment(f"_target_: {_MISSING}", "a class with __len__ and __getitem__")]
+        missing.append("data._target_")
+        note = ["a data set has __len__ and __getitem__, and its items are dicts of tensors"]
+        item, samples = None, None
+    else:
+        set_maker, note = find(data, _COMMAND_LINE), []
+        data_lines, more = _target_lines(data, set_maker, "data")
+        item, samples = (None, None) if more else _first_item(set_maker, data)
+        missing += more
+    if item is not None:
+        fields = ", ".join(f"{name} {_form(value)}" for name, value in item.items())
+        data_lines.insert(0, f"# {samples:,} items: {fields}")
+    task = _task(_forward(maker if model is None else model), item, model)
+    return Draft(
+        title=f"# {path}{f' on {data}' if data else ''}, a recipe that flowrun init began.",
+        model=model_lines,
+        data=data_lines,
+        samples=samples,
+        missing=[*missing, *task.missing],
+        notes=[*note, *task.notes],
+        inputs=task.inputs,
+        loss=task.loss,
+        metrics=task.metrics,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskDraft:
+    """The task of a recipe, as Draft has it."""
+
+    inputs: Mapping[str, str]
+    loss: str = ""
+    metrics: str = ""
+    missing: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+def _task(arguments: Mapping[str, bool], item: Mapping[str, Any] | None, model: Any) -> TaskDraft:
+    """Draft the task: inputs by equal names, then by what is left; the loss by what the model
+    returns for two samples.
+
+    arguments: of forward, and whether each must be given.  item: of the data set; None: unknown.
+    model: None: it could not be made.
+    """
+    required = [name for name, needed in arguments.items() if needed]
+    if item is None or not arguments:
+        return TaskDraft(
+            inputs=dict.fromkeys(required, _MISSING),
+            loss=f"{{_target_: {_MISSING}}}",
+            missing=["task.inputs", "task.loss"],
+        )
+    inputs, notes = {name: name for name in arguments if name in item}, []
+    left = [name for name in item if name not in inputs]
+    for argument in required:
+        if argument not in inputs and left:
+            inputs[argument] = left.pop(0)
+            notes.append(f"task.inputs.{argument} is the field {inputs[argument]}, the first left")
+    try:
+        loss, metrics = _find_loss(model, item, inputs, [*left, *inputs.values()])
+    except _NoLoss as why:
+        missing = ["task.loss"]
+        return TaskDraft(
+            inputs=inputs,
+            loss=f"{{_target_: {_MISSING}}}",
+            missing=missing,
+            notes=[*notes, str(why)],
+        )
+    return TaskDraft(inputs=inputs, loss=loss, metrics=metrics, notes=notes)
+
+
+class _NoLoss(Exception):
+    """No loss is known; its text says why."""
+
+
+def _find_loss(
+    model: Any, item: Mapping[str, Any], inputs: Mapping[str, str], targets: Sequence[str]
+) -> tuple[str, str]:
+    """Return loss and metrics as YAML, by what the model returns for two samples; no loss where it
+    returns one itself.
+
+    targets: fields that a loss may compare with, in order.  Raises _NoLoss.
+    """
+    import torch
+
+    if model is None:
+        raise _NoLoss("the model could not be tried, as its arguments are missing")
+    batch = {name: torch.stack([torch.as_tensor(value)] * 2) for name, value in item.items()}
+    try:
+        with torch.no_grad():
+            output = model.eval()(**{argument: batch[field] for argument, field in inputs.items()})
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise _NoLoss(f"forward fails on two samples: {why}") from error
+    if getattr(output, "loss", None) is not None or getattr(output, "shape", None) == ():
+        return "", ""
+    logits = output if isinstance(output, torch.Tensor) else getattr(output, "logits", None)
+    for target in targets if logits is not None else ():
+        if kind := _kind(logits, batch[target]):
+            end = "}" if target == "targets" else f", target: {target}}}"
+            metric = _METRICS.get(kind)
+            metrics = (
+                f"{{{metric}: {{_target_: flowrun.models.metrics.{metric}{end}}}" if metric else ""
+            )
+            return f"{{_target_: {_LOSSES}.{kind}{end}", metrics
+    shape = "" if logits is None else f", {' x '.join(map(str, logits.shape))} for two samples"
+    raise _NoLoss(f"no loss of flowrun fits the output{shape}: write loss(output, batch) -> scalar")
+
+
+def _kind(logits: Any, target: Any) -> str:
+    """Return the loss that fits an output and a field; empty if none does."""
+    classes = not target.dtype.is_floating_point and logits.dtype.is_floating_point
+    if classes and logits.shape[:-1] == target.shape and logits.shape[-1] > int(target.max()):
+        return "cross_entropy"
+    if logits.shape != target.shape:
+        return ""
+    return "binary_cross_entropy" if set(target.unique().tolist()) <= {0, 1} else "squared_error"
+
+
+def _find_model(target: str) -> tuple[str, str]:
+    """Return (dotted path of the model, module that it is in).  Raises RecipeError."""
+    from torch import nn
+
+    dotted = target.removesuffix(".py").replace("/", ".") if target.endswith(".py") else target
+    module = _import(dotted)
+    if module is None:
+        return dotted, dotted.rpartition(".")[0]
+    own = [
+        name
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and issubclass(value, nn.Module) and value.__module__ == dotted
+    ]
+    held = {name for name in own if _is_held(module, name, own)}
+    whole = [name for name in own if name not in held]
+    if len(whole) != 1:
+        raise PlacedError(
+            _COMMAND_LINE,
+            target,
+            f"this module defines {len(whole) or 'no'} models: {', '.join(whole) or 'none'}.",
+            f"Name one: flowrun init {dotted}.{whole[-1] if whole else 'Net'}.",
+        )
+    return f"{dotted}.{whole[0]}", dotted
+
+
+def _is_held(module: Any, name: str, own: Sequence[str]) -> bool:
+    """True if another model of the module makes this one in its source: a part of it."""
+    for other in own:
+        if other != name:
+            with suppress(OSError, TypeError):
+                if re.search(rf"\b{name}\(", inspect.getsource(getattr(module, other))):
+                    return True
+    return False
+
+
+def _import(dotted: str) -> Any:
+    """Return the module of this name; None if it is no module, but maybe something in one."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+        importlib.invalidate_caches()
+    try:
+        return importlib.import_module(dotted)
+    except ModuleNotFoundError as error:
+        if error.name and (dotted == error.name or dotted.startswith(f"{error.name}.")):
+            return None
+        raise RecipeError(_COMMAND_LINE, f"importing {dotted!r} failed: {error}.") from error
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise RecipeError(_COMMAND_LINE, f"importing {dotted!r} failed: {why}.") from error
+
+
+def _find_data(module: str) -> str | None:
+    """Return the data set that the module of the model defines, if it is the only one."""
+    found = vars(importlib.import_module(module))
+    sets = [
+        name
+        for name, value in found.items()
+        if inspect.isclass(value)
+        and value.__module__ == module
+        and all(hasattr(value, method) for method in ("__getitem__", "__len__"))
+        and not hasattr(value, "forward")
+    ]
+    return f"{module}.{sets[0]}" if len(sets) == 1 else None
+
+
+def _target_lines(path: str, maker: Any, section: str) -> tuple[list[str], list[str]]:
+    """Return the YAML lines of a target with its arguments, and the keys that are missing."""
+    lines, missing = [f"_target_: {path}"], []
+    with suppress(TypeError, ValueError):
+        for parameter in inspect.signature(maker).parameters.values():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            if parameter.default is parameter.empty:
+                lines.append(_add_comment(f"{parameter.name}: {_MISSING}", "you say"))
+                missing.append(f"{section}.{parameter.name}")
+            elif isinstance(parameter.default, str | int | float | bool | type(None)):
+                shown = "null" if parameter.default is None else json.dumps(parameter.default)
+                lines.append(_add_comment(f"# {parameter.name}: {shown}", "the default"))
+    return lines, missing
+
+
+def _make(maker: Any, path: str) -> Any:
+    try:
+        return maker()
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise RecipeError(_COMMAND_LINE, f"{path}() failed: {why}") from error
+
+
+def _first_item(maker: Any, path: str) -> tuple[Mapping[str, Any], int]:
+    """Return an item of a data set and their number.  Raises RecipeError."""
+    from flowrun.launcher.model.dataset_checks import check_items, check_kind
+
+    data = _make(maker, path)
+    check_kind(data)
+    check_items(data)
+    return data[0], len(data)
+
+
+def _form(value: Any) -> str:
+    """Return the dtype and the shape of a field: "float32 3 x 32 x 32"."""
+    import torch
+
+    tensor = torch.as_tensor(value)
+    shape = " x ".join(map(str, tensor.shape)) or "scalar"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {shape}"
+
+
+def _forward(model: Any) -> dict[str, bool]:
+    """Return the arguments of forward, of a model or its class, and whether each must be given."""
+    forward = getattr(model, "forward", None)
+    if forward is None:  # a function makes the model, and it could not be called
+        return {}
+    named = [
+        parameter
+        for parameter in inspect.signature(forward).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and parameter.name != "self"
+    ]
+    return {parameter.name: parameter.default is parameter.empty for parameter in named}
+
+
+def _hugging_face(folder: Path, data: str | None) -> Draft:
+    """Draft the recipe of a folder of Hugging Face: its model, and text by its tokenizer."""
+    config = folder / "config.json"
+    try:
+        architecture = json.loads(config.read_text(encoding="utf-8"))["architectures"][0]
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        raise PlacedError(
+            _COMMAND_LINE,
+            str(folder),
+            "this folder has no config.json that names its architecture.",
+            "Name a folder that a model of transformers has saved, or a class: my_models.Net.",
+        ) from None
+    weights = any(folder.glob("*.safetensors"))
+    model = [
+        f"_target_: transformers.{architecture}",
+        "config:",
+        "  _target_: transformers.AutoConfig.from_pretrained",
+        f"  pretrained_model_name_or_path: {folder}",
+        _add_comment(f"weights: {folder}", "training starts from them")
+        if weights
+        else "# weights: the folder has none, so they are drawn by train.seed",
+    ]
+    tokenizer = any(
+        (folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")
+    )
+    lines, missing, notes = [f"_target_: {data or _TEXT}"], [], []
+    if not data:
+        lines += [
+            _add_comment("path: null", "a file or a folder of text; null: Python's own source"),
+            _add_comment("length: 256", "tokens of a sample"),
+            _add_comment(f"tokenizer: {folder if tokenizer else _MISSING}", "a folder or a file"),
+        ]
+        notes.append("data.path is the text to train on; null is the source of Python's library")
+    if not tokenizer and not data:
+        missing.append("data.tokenizer")
+        notes.append("the folder has no tokenizer: flowrun tokenizer trains one on text")
+    causal = architecture.endswith(("ForCausalLM", "LMHeadModel"))
+    if not causal:
+        notes.append(f"{architecture} is no causal language model: check task.inputs and task.loss")
+    return Draft(
+        title=f"# {architecture} of {folder}, a recipe that flowrun init began.",
+        model=model,
+        data=lines,
+        inputs={"input_ids": "tokens", "labels": "tokens"},
+        missing=missing,
+        notes=notes,
+    )
+
+
+def show_written(written: WrittenRecipe, console: Console) -> None:
+    """Print where the recipe is, what it lacks, and what to do next.
+
+    written: the recipe.  console: to print to.
+    """
+    console.print(written.file.read_text(), highlight=False, markup=False, soft_wrap=True)
+    for note in written.notes:
+        console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
+    recipe = written.file.stem if written.file.parent == Path("recipes") else written.file
+    if written.missing:
+        console.print(
+            f"{written.file} is written; say there instead of ???: {', '.join(written.missing)}",
+            highlight=False,
+            markup=False,
+        )
+    else:
+        console.print(f"{written.file} is written", highlight=False, markup=False)
+    for command, what in (
+        (f"flowrun plan recipe={recipe}", "what it would do"),
+        (f"flowrun recipe={recipe} train.steps=20", "train a few steps"),
+        (f"flowrun recipe={recipe} placement.axes.data=2", "on two ranks"),
+    ):
+        console.print(f"  {command:<50} {what}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,150 @@
+"""flowrun init writes a recipe that trains, or names what it lacks."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.commands.start.init_recipe import show_written, write_recipe
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.compose import load
+
+MODULE = """
+import torch
+from torch import nn
+
+
+class Part(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.fc = nn.Linear(8, width)
+
+    def forward(self, x):
+        return self.fc(x)
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = {classes}):
+        super().__init__()
+        self.part = Part(width)
+
+    def forward(self, {argument}, scale=None):
+        return self.part({argument})
+
+
+class Points:
+    def __init__(self, count: int = 64):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, k):
+        made = torch.Generator().manual_seed(k)
+        x = torch.randn(8, generator=made)
+        return {{"x": x, "{target}": {value}}}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def module(
+    place: Path,
+    name: str,
+    argument: str = "x",
+    target: str = "y",
+    value: str = "torch.tensor(k % 3)",
+    classes: int = 3,
+) -> None:
+    """Write a user's module."""
+    text = MODULE.format(argument=argument, target=target, value=value, classes=classes)
+    (place / f"{name}.py").write_text(text)
+
+
+def test_a_recipe_of_a_module_compiles_with_nothing_to_fill_in(place: Path) -> None:
+    module(place, "points_a", argument="features")
+    written = write_recipe("points_a.py", None, None)
+    assert (written.file, written.missing) == (Path("recipes/net.yaml"), [])
+    assert written.notes == ["task.inputs.features is the field x, the first left"]
+    text = written.file.read_text()
+    assert "# 64 items: x float32 8, y int64 scalar" in text and "# width: 3" in text
+    recipe = load(["recipe=net"])
+    assert recipe.task.inputs == {"features": "x"} and recipe.train.batch_size == 32
+    assert recipe.task.loss and recipe.task.loss["target"] == "y"
+    assert [*recipe.task.metrics] == ["accuracy"]
+    assert Job(recipe, values=False).training.plan.num_ranks == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "value", "classes", "loss"),
+    [
+        ("points_b", "targets", "torch.tensor(k % 3)", 3, "losses.cross_entropy}"),
+        ("points_c", "y", "x[:3] * 2", 3, "losses.squared_error, target: y}"),
+        ("points_d", "y", "(x[:3] > 0).float()", 3, "losses.binary_cross_entropy, target: y}"),
+    ],
+)
+def test_the_loss_fits_what_the_model_returns(
+    place: Path, name: str, target: str, value: str, classes: int, loss: str
+) -> None:
+    module(place, name, target=target, value=value, classes=classes)
+    written = write_recipe(f"{name}.Net", None, place / "mine.yaml")
+    assert loss in written.file.read_text() and not written.missing
+
+
+def test_what_cannot_be_known_is_named(place: Path) -> None:
+    module(place, "points_e", value="x[:5]")
+    written = write_recipe("points_e.Net", None, None)
+    assert written.missing == ["task.loss"]
+    assert "no loss of flowrun fits the output, 2 x 3" in written.notes[-1]
+    part = write_recipe("points_e.Part", None, None)
+    assert part.missing == ["model.width", "task.loss"]
+    out = io.StringIO()
+    show_written(part, Console(file=out, width=80))
+    assert "instead of ???: model.width, task.loss" in out.getvalue()
+    assert "flowrun plan recipe=part" in out.getvalue()
+    alone = write_recipe("torch.nn.Linear", None, None)
+    assert {"data._target_", "model.in_features", "task.inputs"} <= set(alone.missing)
+
+
+def test_a_folder_of_hugging_face_is_trained_on_text(place: Path) -> None:
+    folder = place / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    written = write_recipe("tiny", None, None)
+    assert written.missing == ["data.tokenizer"]
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_text("")
+    again = write_recipe("tiny", None, Path("again.yaml"))
+    assert again.missing == []
+    recipe = load(["recipe=again.yaml"])
+    assert recipe.weights == "tiny" and recipe.data["tokenizer"] == "tiny"
+    assert recipe.model["_target_"] == "transformers.LlamaForCausalLM"
+    assert recipe.task.inputs == {"input_ids": "tokens", "labels": "tokens"}
+
+
+def test_mistakes_are_refused(place: Path) -> None:
+    module(place, "points_f")
+    write_recipe("points_f", None, None)
+    (place / "empty").mkdir()
+    (place / "two.py").write_text(
+        "from torch import nn\nclass A(nn.Module): ...\nclass B(nn.Module): ...\n"
+    )
+    for target, problem in {
+        "points_f": "there already",
+        "empty": r"no config\.json",
+        "two": "defines 2 models: A, B",
+        "nothing.Net": "there is no module 'nothing'",
+        "points_f.Nett": "has no 'Nett'",
+    }.items():
+        with pytest.raises(RecipeError, match=problem):
+            write_recipe(target, None, None)
