@@ -28,7 +28,7 @@ import importlib.metadata
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
@@ -372,6 +372,13 @@ def sample(
         ),
     ],
     prompt: Annotated[str, typer.Option("--prompt", help="The text to go on from.")] = "",
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            help="The prompt is a question, by the chat template; without one, each line typed is.",
+        ),
+    ] = False,
     tokens: Annotated[int, typer.Option("--tokens", help="The most tokens to write.", min=1)] = 128,
     temperature: Annotated[
         float,
@@ -398,17 +405,40 @@ def sample(
     """Write text with a model (see SAMPLE_HELP)."""
     doing.doing("reading the model")
     with _errors_shown([f"recipe={source / 'recipe.yaml'}"], None):
-        from flowrun.launcher.commands.sample import sample as write_text
-        from flowrun.launcher.terminal.console import printable
+        from flowrun.launcher.commands.sample import go_on, open_source, talk
         from flowrun.launcher.text.generate import Drawing
 
         drawing = Drawing(tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
-        pieces = write_text(source, prompt, drawing, step=step, best=best, tokenizer=tokenizer)
+        model, codec = open_source(source, step, best, tokenizer)
         doing.clear()
-        typer.echo(prompt, nl=False)
-        for piece in pieces:
-            typer.echo(printable(piece), nl=False)
-        typer.echo()
+        if chat:
+            questions = [prompt] if prompt else _read_questions()
+            for answer in talk(model, codec, questions, drawing):
+                _print_pieces(answer)
+        else:
+            typer.echo(prompt, nl=False)
+            _print_pieces(go_on(model, codec, prompt, drawing))
+
+
+def _read_questions() -> Iterator[str]:
+    """Yield lines of the standard input, until its end."""
+    while True:
+        if sys.stdin.isatty():
+            typer.echo("> ", nl=False)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _print_pieces(pieces: Iterable[str]) -> None:
+    """Print a text as it is made."""
+    from flowrun.launcher.terminal.console import printable
+
+    for piece in pieces:
+        typer.echo(printable(piece), nl=False)
+    typer.echo()
 
 
 @app.command("eval", help=EVAL_HELP)

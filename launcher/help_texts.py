@@ -86,6 +86,7 @@ bytes, or those of its data.tokenizer; of other ids, --tokenizer says what they 
   flowrun sample outputs/2026-01-31/12-00-00_gpt_tiny --prompt "def "
   flowrun sample RUN_DIR --step 200 --temperature 0 --tokens 40
   flowrun sample path/to/llama --prompt "Once upon a time" --top-k 50
+  flowrun sample path/to/llama --chat
 """
 EVAL_HELP = """Evaluate a run on its held-out samples, without training.
 

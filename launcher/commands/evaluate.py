@@ -18,6 +18,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.commands.load_run import load_run
 from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.materials import with_steps
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.schema import Recipe
@@ -56,7 +57,7 @@ def evaluate(
     """
     threads = torch.get_num_threads()
     run = load_run(run_folder, step, best, overrides or [], config_dir, averages=True)
-    recipe = run.recipe
+    recipe = with_steps(run.recipe)
     job = Job(recipe, values=False)
     torch.set_num_threads(threads)  # a job is for ranks, which share the cores
     sampler = job.materials.evaluation_sampler

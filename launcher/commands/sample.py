@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from flowrun.launcher.commands.load_run import LoadedRun, load_run
@@ -18,6 +18,7 @@ from flowrun.launcher.text.codec import (
     BYTES,
     ByteCodec,
     Codec,
+    Message,
     codec_of,
     is_bytes,
     read_tokenizer,
@@ -41,22 +42,60 @@ def sample(
 ) -> Iterator[str]:
     """Return pieces of text that follow the prompt, as they are made.
 
-    source: a run, a checkpoint of it, or a folder of Hugging Face's.  drawing: how tokens are
-    chosen.  step, best: which weights of a run.  tokenizer: a path, or "bytes", in place of the
-    one that the source names.  Raises RecipeError.
+    source, step, best, tokenizer: see `open_source`.  drawing: how tokens are chosen.
+    """
+    return go_on(*open_source(source, step, best, tokenizer), prompt, drawing)
+
+
+def go_on(model: TextModel, codec: Codec, prompt: str, drawing: Drawing) -> Iterator[str]:
+    """Return pieces of text that follow the prompt.
+
+    model, codec: see `open_source`.  drawing: how tokens are chosen.
+    """
+    return generate(model, codec, codec.encode(prompt) or codec.encode("\n"), drawing)
+
+
+def talk(
+    model: TextModel, codec: Codec, questions: Iterable[str], drawing: Drawing
+) -> Iterator[Iterator[str]]:
+    """Yield the pieces of an answer to each question, which knows the questions before.
+
+    model, codec: see `open_source`.  drawing: how tokens are chosen.  Each answer is to be read to
+    its end before the next.  Raises RecipeError where there is no chat template.
+    """
+    messages: list[Message] = []
+    for question in questions:
+        messages.append({"role": "user", "content": question})
+        answer: list[str] = []
+
+        def pieces(prompt: list[int], answer: list[str] = answer) -> Iterator[str]:
+            for piece in generate(model, codec, prompt, drawing):
+                answer.append(piece)
+                yield piece
+
+        yield pieces(codec.encode_chat(messages))
+        messages.append({"role": "assistant", "content": "".join(answer)})
+
+
+def open_source(
+    source: Path, step: int | None = None, best: bool = False, tokenizer: str | None = None
+) -> tuple[TextModel, Codec]:
+    """Return the model of a run, of a checkpoint of it, or of a folder of Hugging Face's, and what
+    its ids are.
+
+    source: the folder.  step, best: which weights of a run.  tokenizer: a path, or "bytes", in
+    place of the one that the source names.  Raises RecipeError.
     """
     if (source / ABOUT).is_file():  # a checkpoint
         source, step = source.absolute().parents[1], int(source.name.removeprefix("step_"))
     if (source / RECIPE).is_file():
-        model, codec = of_run(load_run(source, step, best), tokenizer)
-    elif (source / CONFIG).is_file():
-        model, codec = _of_folder(source, tokenizer)
-    else:
-        neither = f"it has neither {RECIPE}, of a run, nor {CONFIG}, of Hugging Face's."
-        problem = neither if source.is_dir() else "there is no such folder."
-        where = "A run says at its end where everything of it is."
-        raise PlacedError("command line", str(source), problem, where)
-    return generate(model, codec, prompt, drawing)
+        return of_run(load_run(source, step, best), tokenizer)
+    if (source / CONFIG).is_file():
+        return _of_folder(source, tokenizer)
+    neither = f"it has neither {RECIPE}, of a run, nor {CONFIG}, of Hugging Face's."
+    problem = neither if source.is_dir() else "there is no such folder."
+    where = "A run says at its end where everything of it is."
+    raise PlacedError("command line", str(source), problem, where)
 
 
 def sample_after(job: Job, folder: Path) -> tuple[str, str] | None:
@@ -78,7 +117,7 @@ def sample_after(job: Job, folder: Path) -> tuple[str, str] | None:
     ids = sampler(0, 0, slice(0, 1))[fed][0].tolist()
     decode = codec.decoder([])
     prompt = "".join(decode(each) for each in ids[: max(1, min(_PROMPT, len(ids) // 2))])
-    return prompt, "".join(generate(model, codec, prompt, _SHORT))
+    return prompt, "".join(go_on(model, codec, prompt, _SHORT))
 
 
 def of_run(run: LoadedRun, tokenizer: str | None = None) -> tuple[TextModel, Codec]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +18,9 @@ KEY = "data.tokenizer"
 BYTES = "bytes"  # in place of a tokenizer's path
 
 
+Message = Mapping[str, str]  # {role: user or assistant, content: …}
+
+
 class Codec(Protocol):
     """A codec turns text into ids, and ids into text.
 
@@ -29,6 +32,12 @@ class Codec(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text."""
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the ids of a conversation, up to where the assistant answers.
+
+        Raises RecipeError where there is no chat template.
+        """
 
     def decoder(self, before: list[int]) -> Callable[[int], str]:
         """Return a function from the next id to the text that it completes; "" where it is a part
@@ -48,6 +57,10 @@ class ByteCodec:
         """Return the bytes of a text."""
         return list(text.encode())
 
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Refuse: bytes have no chat template."""
+        raise _no_template("ids are bytes", messages)
+
     def decoder(self, before: list[int]) -> Callable[[int], str]:
         """See Codec.decoder; bytes that are no UTF-8 become U+FFFD."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -55,16 +68,27 @@ class ByteCodec:
 
 
 class TokenizerCodec:
-    """The ids of a tokenizer, `tokenizers.Tokenizer`."""
+    """The ids of a tokenizer of transformers."""
 
     def __init__(self, tokenizer: Any, size: int, ends: frozenset[int]) -> None:
         self.tokenizer, self.size, self.ends = tokenizer, size, ends
+        self.backend = tokenizer.backend_tokenizer
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, with those that the tokenizer puts at its beginning."""
-        ids: list[int] = self.tokenizer.encode(text).ids
+        ids: list[int] = self.backend.encode(text).ids
         while ids and ids[-1] in self.ends:  # it is to be continued
             ids.pop()
+        return ids
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """See Codec.encode_chat."""
+        if not self.tokenizer.chat_template:
+            raise _no_template("the tokenizer has none", messages)
+        text = self.tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=True
+        )
+        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
         return ids
 
     def decoder(self, before: list[int]) -> Callable[[int], str]:
@@ -72,7 +96,12 @@ class TokenizerCodec:
         from tokenizers.decoders import DecodeStream
 
         stream = DecodeStream(ids=before, skip_special_tokens=True)
-        return lambda token: stream.step(self.tokenizer, token) or ""
+        return lambda token: stream.step(self.backend, token) or ""
+
+
+def _no_template(why: str, messages: Sequence[Message]) -> RecipeError:
+    problem = f"{len(messages)} messages need a chat template, and {why}."
+    return RecipeError(KEY, problem, "Leave out --chat; --prompt is then text to go on from.")
 
 
 def codec_of(data: Mapping[str, Any], given: str | None = None) -> Codec:
@@ -116,7 +145,7 @@ def read_tokenizer(path: Path) -> TokenizerCodec:
             "command line", str(path), f"this is no tokenizer: {reason}", instead
         ) from error
     ends = {found.eos_token_id, *_generation_ends(path.expanduser())} - {None}
-    return TokenizerCodec(found.backend_tokenizer, vocabulary_of(found), frozenset(ends))
+    return TokenizerCodec(found, vocabulary_of(found), frozenset(ends))
 
 
 def make_byte_tokenizer() -> Any:

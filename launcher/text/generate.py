@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,13 +27,15 @@ class Drawing:
     seed: int = 0
 
 
-def generate(model: TextModel, codec: Codec, prompt: str, drawing: Drawing) -> Iterator[str]:
+def generate(
+    model: TextModel, codec: Codec, prompt: Sequence[int], drawing: Drawing
+) -> Iterator[str]:
     """Yield pieces of text that follow the prompt, as they are made; an id that ends a text ends it
     earlier than `drawing` says.
 
-    model, codec: of the same ids.  Raises RecipeError where they are not.
+    model, codec: of the same ids.  prompt: at least one.  Raises RecipeError where they are not.
     """
-    ids = codec.encode(prompt) or codec.encode("\n")
+    ids = [*prompt]
     decode = codec.decoder(ids)
     generator = torch.Generator().manual_seed(drawing.seed)
     for _ in range(drawing.tokens):

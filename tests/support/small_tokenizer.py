@@ -7,6 +7,10 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+CHAT = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
 TEXT = ["the cat sat on the mat", "the dog sat on the log", "naïve café, 日本語"]
 
 
@@ -23,5 +27,7 @@ def save_tokenizer(folder: Path, vocabulary: int = 280) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(TEXT, trainer)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
+    whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    whole.chat_template = CHAT
+    whole.save_pretrained(folder)
     return tokenizer

@@ -48,6 +48,11 @@ def test_averages_are_read_where_evaluation_reads_them(workplace: Path) -> None:
     )
 
 
+def test_a_run_of_epochs_is_evaluated(workplace: Path) -> None:
+    run = save_run(workplace / "run", *TINY, "train.epochs=2", "train.steps=0")
+    assert evaluate(run, ["eval.batches=1"]).samples == 32
+
+
 def test_a_loss_of_halves_is_that_of_the_autocast(workplace: Path) -> None:
     run = save_run(workplace / "run")
     losses = [

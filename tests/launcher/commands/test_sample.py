@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
@@ -12,11 +13,11 @@ import transformers
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.cli import main
 from flowrun.launcher.commands.load_run import load_run
-from flowrun.launcher.commands.sample import sample, sample_after
+from flowrun.launcher.commands.sample import open_source, sample, sample_after, talk
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.terminal.console import printable
-from flowrun.launcher.text.generate import Drawing
+from flowrun.launcher.text.generate import Drawing, generate
 from support.saved_run import TINY, save_run
 from support.small_tokenizer import save_tokenizer
 
@@ -45,7 +46,8 @@ def test_a_mixture_of_experts_writes(workplace: Path) -> None:
     assert text(folder)
 
 
-def test_a_folder_of_hugging_face_writes(workplace: Path) -> None:
+def llama(folder: Path) -> Path:
+    """A folder of Hugging Face's, with a tokenizer of fewer ids than it has logits."""
     config = transformers.LlamaConfig(
         vocab_size=320,
         hidden_size=16,
@@ -56,17 +58,21 @@ def test_a_folder_of_hugging_face_writes(workplace: Path) -> None:
         bos_token_id=None,
     )
     torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config)
-    model.save_pretrained(workplace / "llama")
-    tokenizer = save_tokenizer(workplace / "llama")
-    ids = tokenizer.encode("the cat").ids
-    there = torch.tensor([ids])
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+def test_a_folder_of_hugging_face_writes(workplace: Path) -> None:
+    folder = llama(workplace / "llama")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    there = torch.tensor([tokenizer("the cat").input_ids])
+    few = {"max_new_tokens": 12, "do_sample": False, "suppress_tokens": [*range(280, 320)]}
     with torch.no_grad():
-        made = model.generate(
-            there, max_new_tokens=12, do_sample=False, suppress_tokens=[*range(280, 320)]
-        )
-    expected = tokenizer.decode(made[0].tolist())
-    assert "the cat" + text(workplace / "llama", "the cat") == expected
+        made = model.generate(there, **few)
+    expected = tokenizer.decode(made[0].tolist(), clean_up_tokenization_spaces=False)
+    assert "the cat" + text(folder, "the cat") == expected
 
 
 def test_the_command_prints_prompt_and_text(
@@ -76,6 +82,27 @@ def test_the_command_prints_prompt_and_text(
     with pytest.raises(SystemExit) as ended:
         main(["sample", str(folder), "--prompt", "def ", "--tokens", "12", "--temperature", "0"])
     assert (ended.value.code, capsys.readouterr().out) == (0, f"def {printable(text(folder))}\n")
+
+
+def test_an_answer_knows_the_questions_before(
+    workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = llama(workplace / "llama")
+    model, codec = open_source(folder)
+    answers = ["".join(answer) for answer in talk(model, codec, ["the cat", "the dog"], SHORT)]
+    ids = codec.encode_chat(
+        [
+            {"role": "user", "content": "the cat"},
+            {"role": "assistant", "content": answers[0]},
+            {"role": "user", "content": "the dog"},
+        ]
+    )
+    assert answers[1] == "".join(generate(model, codec, ids, SHORT))
+    monkeypatch.setattr("sys.stdin", io.StringIO("the cat\n\nthe dog\n"))
+    with pytest.raises(SystemExit) as ended:
+        main(["sample", str(folder), "--chat", "--tokens", "12", "--temperature", "0"])
+    shown = "".join(printable(answer) + "\n" for answer in answers)
+    assert (ended.value.code, capsys.readouterr().out) == (0, shown)
 
 
 def test_the_end_of_a_run_shows_a_held_out_text_and_what_follows(workplace: Path) -> None:

@@ -40,11 +40,26 @@ def test_a_tokenizer_gives_the_text_back(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_does_not_end_a_text_that_goes_on(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    codec = read_tokenizer(tmp_path)
+    ids = codec.encode("the cat")
+    codec.backend.post_processor = TemplateProcessing(
+        single="$A <end>", special_tokens=[("<end>", 0)]
+    )
+    assert codec.backend.encode("the cat").ids == [*ids, 0]
+    assert codec.encode("the cat") == ids
+
+
+def test_a_conversation_is_written_by_the_template(tmp_path: Path) -> None:
     tokenizer = save_tokenizer(tmp_path)
-    ids = tokenizer.encode("the cat").ids
-    tokenizer.post_processor = TemplateProcessing(single="$A <end>", special_tokens=[("<end>", 0)])
-    assert tokenizer.encode("the cat").ids == [*ids, 0]
-    assert TokenizerCodec(tokenizer, 280, frozenset({0})).encode("the cat") == ids
+    ids = read_tokenizer(tmp_path).encode_chat([{"role": "user", "content": "the cat"}])
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "user: the cat<end>assistant: "
+    assert ids.count(0) == 1
+
+
+def test_there_is_no_conversation_without_a_template() -> None:
+    with pytest.raises(RecipeError, match="1 messages need a chat template, and ids are bytes"):
+        ByteCodec().encode_chat([{"role": "user", "content": "?"}])
 
 
 def test_ends_are_read_from_the_generation_config_too(tmp_path: Path) -> None:

@@ -32,19 +32,19 @@ def made(module: nn.Module, window: int = 3) -> TextModel:
 
 
 def test_each_token_is_fed_back() -> None:
-    assert "".join(generate(made(NextLetter()), ByteCodec(), "xa", LIKELIEST)) == "bcdef"
+    assert "".join(generate(made(NextLetter()), ByteCodec(), b"xa", LIKELIEST)) == "bcdef"
 
 
 def test_the_last_window_is_read() -> None:
     module = NextLetter()
-    list(generate(made(module), ByteCodec(), "ab", LIKELIEST))
+    list(generate(made(module), ByteCodec(), b"ab", LIKELIEST))
     assert module.read == [2, 3, 3, 3, 3]
 
 
 def test_a_text_ends_where_the_codec_says() -> None:
     codec = ByteCodec()
     codec.ends = frozenset(b"d")
-    assert "".join(generate(made(NextLetter()), codec, "a", LIKELIEST)) == "bc"
+    assert "".join(generate(made(NextLetter()), codec, b"a", LIKELIEST)) == "bc"
 
 
 def test_ids_without_text_are_not_drawn() -> None:
@@ -52,7 +52,7 @@ def test_ids_without_text_are_not_drawn() -> None:
     logits = torch.zeros(257)
     logits[256] = 100
     module.forward = lambda tokens_BT: logits.expand(*tokens_BT.shape, 257)  # type: ignore[method-assign]
-    assert len("".join(generate(made(module), ByteCodec(), "a", Drawing(tokens=3)))) <= 3
+    assert len("".join(generate(made(module), ByteCodec(), b"a", Drawing(tokens=3)))) <= 3
 
 
 def test_more_ids_than_logits_are_refused() -> None:
@@ -61,12 +61,12 @@ def test_more_ids_than_logits_are_refused() -> None:
             return torch.zeros(*tokens_BT.shape, 8)
 
     with pytest.raises(RecipeError, match="has 256 ids, and Model logits of 8"):
-        list(generate(made(Few()), ByteCodec(), "a", LIKELIEST))
+        list(generate(made(Few()), ByteCodec(), b"a", LIKELIEST))
 
 
 def test_a_seed_repeats_a_text() -> None:
     texts = [
-        "".join(generate(made(NextLetter()), ByteCodec(), "a", Drawing(tokens=20, seed=seed)))
+        "".join(generate(made(NextLetter()), ByteCodec(), b"a", Drawing(tokens=20, seed=seed)))
         for seed in (1, 1, 2)
     ]
     assert texts[0] == texts[1] != texts[2]
