@@ -13,6 +13,8 @@
     flowrun calibrate FILE                measure this machine, write a hardware profile
     flowrun runs [FOLDER]                 list runs, compare two, follow one
     flowrun init my_models.Net            write a recipe for a model
+    flowrun schema                        the keys of a recipe for editors
+    flowrun completion                    a script: what bash offers behind TAB
     flowrun import FILE                   keys of DeepSpeed's or accelerate's file as a recipe
     flowrun recipes                       what there is
 
@@ -41,6 +43,7 @@ from flowrun.engine.runtime.process import heap
 from flowrun.launcher.help_texts import (
     BENCH_HELP,
     CALIBRATE_HELP,
+    COMPLETION_HELP,
     EVAL_HELP,
     EXPORT_HELP,
     FIRST_STEPS,
@@ -51,6 +54,7 @@ from flowrun.launcher.help_texts import (
     RUN_HELP,
     RUNS_HELP,
     SAMPLE_HELP,
+    SCHEMA_HELP,
     TOKENIZER_HELP,
     VERIFY_HELP,
 )
@@ -71,6 +75,8 @@ COMMANDS = (
     "runs",
     "init",
     "import",
+    "schema",
+    "completion",
     "recipes",
 )
 _READ_RECIPES = ("run", "plan", "verify", "resume")
@@ -113,6 +119,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed before we began
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    if given[:2] == ["complete", "--"]:
+        raise SystemExit(_complete(" ".join(given[2:])))
     if not given:
         typer.echo(FIRST_STEPS, nl=False)
         raise SystemExit(OK)
@@ -142,6 +150,20 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             typer.echo("stopped", err=True)
         raise
     raise SystemExit(OK)
+
+
+def _complete(line: str) -> int:
+    """Print what the last word of a line may become, for the script of `flowrun completion`."""
+    from flowrun.launcher.commands.start.complete import complete_line
+
+    group: Any = typer.main.get_command(app)
+    options = {
+        name: [text for each in group.commands[name].params for text in each.opts if text[0] == "-"]
+        for name in COMMANDS
+    }
+    for found in complete_line(line, options):
+        typer.echo(found)
+    return OK
 
 
 def _end_before_start(number: int, frame: Any) -> NoReturn:
@@ -597,6 +619,26 @@ def init(
         from flowrun.launcher.terminal.console import wide_console
 
         show_written(write_recipe(model, data, to), wide_console())
+
+
+@app.command(help=SCHEMA_HELP)
+def schema(
+    to: Annotated[Path, typer.Option("--to", help="The file.")] = Path("recipe.schema.json"),
+) -> None:
+    """Write the schema of recipes (see SCHEMA_HELP)."""
+    with _errors_shown([], None):
+        from flowrun.launcher.commands.start.json_schema import write_schema
+
+        line = write_schema(to)
+        typer.echo(f"{to} is written; as the first line of a recipe editors read:\n{line}")
+
+
+@app.command(help=COMPLETION_HELP)
+def completion() -> None:
+    """Print a script for bash (see COMPLETION_HELP)."""
+    from flowrun.launcher.commands.start.complete import BASH
+
+    typer.echo(BASH, nl=False)
 
 
 @app.command("import", help=IMPORT_HELP)

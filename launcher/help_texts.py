@@ -134,6 +134,17 @@ instead.  Model and data are yours to name.
   flowrun import ds_config.json --to recipes/mine.yaml
   flowrun import accelerate.yaml
 """
+SCHEMA_HELP = """Write the keys of a recipe as JSON Schema, for editors.
+
+An editor with a YAML language server then completes keys, shows what they mean and marks what is
+wrong.
+
+  flowrun schema --to recipe.schema.json
+"""
+COMPLETION_HELP = """Print a script for bash, by which TAB completes commands, keys and values.
+
+  flowrun completion > ~/.local/share/bash-completion/completions/flowrun
+"""
 RUNS_HELP = """List the runs of a folder; without one those of outputs, multirun and runs.
 
 Each with its steps, loss and status: running, complete, preempted, stopped, failed, or died (it was

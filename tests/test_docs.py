@@ -42,7 +42,18 @@ OPTIONS = {
     "--step",
     "--config-dir",
 }  # with values
-NO_RECIPE = ("recipes", "export", "tokenizer", "sample", "calibrate", "runs", "init", "import")
+MADE = ("schema", "completion")
+NO_RECIPE = (
+    "recipes",
+    "export",
+    "tokenizer",
+    "sample",
+    "calibrate",
+    "runs",
+    "init",
+    "import",
+    *MADE,
+)
 REFUSED = "exit status 2"  # said behind a command that is to fail
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 import typing
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 from flowrun.engine.hardware.hardware import Hardware, Products
 from flowrun.engine.hardware.network import Level
+from flowrun.launcher.recipe.key_meanings import meanings
 from flowrun.launcher.recipe.schema import RecipeSchema
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,28 +72,6 @@ class Key(NamedTuple):
     default: str
     unit: str
     meaning: str
-
-
-def meanings(cls: type) -> tuple[str, dict[str, str]]:
-    """Return what a docstring says before its keys, and of each key.
-
-    Raises ValueError for a key of the class that the docstring does not name.
-    """
-    names = {field.name for field in dataclasses.fields(cls)}
-    prose, found, key = [], {}, ""
-    for line in inspect.cleandoc(cls.__doc__ or "").splitlines():
-        start = re.match(r"(\w+): (.*)", line)
-        if start and start[1] in names:
-            key = start[1]
-            found[key] = start[2]
-        elif key and line.startswith(" "):
-            found[key] += " " + line.strip()
-        else:
-            key = ""
-            prose.append(line)
-    if missing := names - set(found):
-        raise ValueError(f"{cls.__qualname__} says nothing of {', '.join(sorted(missing))}")
-    return "\n".join(prose).strip(), found
 
 
 def keys(cls: type, section: str) -> Iterator[Key]:

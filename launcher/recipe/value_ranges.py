@@ -35,7 +35,7 @@ class Range:
 
     def problem(self, value: float) -> str:
         """Say what a number must be, such as "at least 1"; empty if it is in range."""
-        begin, low, high, end = _ends(self.interval)
+        begin, low, high, end = ends_of(self.interval)
         if not value >= low or (value == low and begin == "("):
             return f"over {low:g}" if begin == "(" else f"at least {low:g}" if low else "0 or more"
         if value == high == math.inf and end == ")":
@@ -47,7 +47,7 @@ class Range:
 
 
 @cache
-def _ends(interval: str) -> tuple[str, float, float, str]:
+def ends_of(interval: str) -> tuple[str, float, float, str]:
     begin, low, high, end = _INTERVAL.fullmatch(interval).groups()  # type: ignore[union-attr]
     return begin, float(low), math.inf if high == "inf" else _number(high), end
 
