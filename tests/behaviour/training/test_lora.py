@@ -118,3 +118,16 @@ def test_adapters_follow_the_layout_of_the_base() -> None:
         "mlp.fc2.lora_A.weight": "S(1)",
         "mlp.fc2.lora_B.weight": "B",
     }
+
+
+def _dropping() -> nn.Module:
+    model = _base()
+    add_adapters(model, Adapters(rank=RANK, alpha=ALPHA, modules=("*.qkv",), dropout=0.5))
+    return model
+
+
+def test_dropout_before_an_adapter_is_the_same_in_any_layout() -> None:
+    dropping = replace(TRAINING, model=partial(seeded, _dropping))
+    one, two = (virtual_run(dropping, layout).losses for layout in (Layout(), Layout(tensor=2)))
+    assert two == pytest.approx(one, rel=TOLERANCE)
+    assert one != pytest.approx(virtual_run(TRAINING, Layout()).losses, rel=TOLERANCE)
