@@ -145,7 +145,7 @@ def _show_sample(record: Record) -> None:
         found = sample_after(record.job, record.folder)
     except Exception as error:  # of the user's model, maybe
         why = error.problem if isinstance(error, FlowrunError) else repr(error)
-        record.note(f"no sample of text: {why}")
+        record.note(f"no sample of text (eval.sample=false leaves it out): {why}")
         return
     if found and record.progress:
         record.progress.show_sample(*found)
