@@ -40,12 +40,18 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
         spelled = spell(overrides)
     outcomes: list[Any] = []
 
+    rows: list[Any] = []  # of a sweep: the arguments and the outcome of each job
     started = False
 
     def train(cfg: Any) -> Any:
         nonlocal started
         started = True
-        outcomes.append(_job(cfg, config_dir))
+        try:
+            outcomes.append(_job(cfg, config_dir))
+        except KeyboardInterrupt:
+            _show_jobs(rows)
+            raise
+        rows.append((_words(), outcomes[-1]))
         from flowrun.launcher.report.sweep_table import JobObjective
 
         return JobObjective.of(cfg.sweep.objective, outcomes[-1])
@@ -63,6 +69,26 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
             raise from_hydra(error, schema()) from error
     # what came of jobs in the queue that are waited for; of others what there is
     return [each.outcome() if getattr(each, "waits", False) else each for each in outcomes]
+
+
+def _words() -> Any:
+    """Return the arguments of the job under way."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return list(HydraConfig.get().overrides.task)
+
+
+def _show_jobs(rows: list[Any]) -> None:
+    """Print the jobs of a sweep that Ctrl-C ends; Hydra calls none of its callbacks then."""
+    if not rows:
+        return
+    from flowrun.launcher.report.sweep_table import JobRow, comparison, readable
+    from flowrun.launcher.terminal.console import wide_console
+
+    doing.clear()
+    console = wide_console()
+    jobs = [JobRow(readable(words), outcome) for words, outcome in rows]
+    console.print(comparison(jobs, console.width))
 
 
 def _job(cfg: Any, config_dir: str | None) -> Any:

@@ -30,6 +30,7 @@ RAN, SKIPPED, FAILED, SUBMITTED = "ran", "skipped", "failed", "submitted"
 # valid.: validation loss.  tokens/s: samples, where they are no sequences of tokens.
 # peak: memory of the rank that needs most.  sent: by all ranks in a step.
 COLUMNS = ("ranks", "loss", "valid.", "tokens/s", "step", "foreseen", "peak", "foreseen", "sent")
+WIDE, _NARROW = 110, 5  # columns of a terminal that has room for all; how many others show
 NUMBERS = (
     "ranks",
     "loss",
@@ -99,6 +100,14 @@ class JobRow:
             values[f"{prefix}sent_bytes"] = side["sent_bytes"]
         return {name: value for name, value in values.items() if value is not None}
 
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Results of the last evaluation but the loss, as validation_NAME."""
+        if self.status != RAN:
+            return {}
+        found = self.outcome.validation.items()
+        return {f"validation_{name}": value for name, value in found if name != "loss"}
+
 
 class JobObjective(float):
     """The number that a job returns to Hydra's sweeper.  outcome: the report of the job."""
@@ -153,7 +162,7 @@ class Comparison(Callback):
         if config.launch.slurm.wait:
             self.rows = [row.wait() for row in self.rows]
             write_csv(self.rows, Path(config.hydra.sweep.dir) / TABLE)
-        self.console.print(comparison(self.rows))
+        self.console.print(comparison(self.rows, self.console.width))
         folder = Path(config.hydra.sweep.dir)
         plotted = draw(self.rows, folder / PLOT)
         files = f"{TABLE}, {PLOT}" if plotted else TABLE
@@ -162,12 +171,16 @@ class Comparison(Callback):
             self.console.print(NO_PLOT)
 
 
-def comparison(rows: list[JobRow]) -> Table:
-    """A line a job: what differs between the jobs, then numbers, or the reason why not."""
+def comparison(rows: list[JobRow], width: int = WIDE) -> Table:
+    """A line a job: what differs between the jobs, then numbers, or the reason why not.
+
+    width: of the output; where it is narrow the last numbers are left out, and not what differs.
+    """
     table = Table(title="jobs", title_justify="left", box=None, pad_edge=False)
     table.add_column("job", justify="right", no_wrap=True)
     table.add_column("recipe and changes", overflow="fold", min_width=24)
-    for heading in COLUMNS:
+    shown = COLUMNS if width >= WIDE else COLUMNS[:_NARROW]
+    for heading in shown:
         table.add_column(heading, justify="right", no_wrap=True)
     shows = {
         "ranks": "{:.0f}".format,
@@ -184,7 +197,7 @@ def comparison(rows: list[JobRow]) -> Table:
         if row.status == RAN:
             have = row.numbers
             cells = [show(have[name]) if name in have else "" for name, show in shows.items()]
-            table.add_row(str(number), escape(label), *cells)
+            table.add_row(str(number), escape(label), *cells[: len(shown)])
         else:
             colour = {SKIPPED: "yellow", FAILED: "red"}.get(row.status, "dim")
             reason = f"[{colour}]{row.status}: {escape(row.reason)}[/]"
@@ -202,16 +215,20 @@ def labels(rows: list[JobRow]) -> list[str]:
 
 
 def write_csv(rows: list[JobRow], file: Path) -> None:
-    """A line a job: a column for each key that was set, then status, reason and NUMBERS."""
+    """A line a job: a column for each key that was set, then status, reason, NUMBERS and the other
+    results of evaluations.
+    """
+    metrics = [row.metrics for row in rows]
+    named = list(dict.fromkeys(name for found in metrics for name in found))
     keys = list(dict.fromkeys(text.partition("=")[0] for row in rows for text in row.overrides))
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, ["job", *keys, "status", "reason", *NUMBERS])
+        writer = csv.DictWriter(stream, ["job", *keys, "status", "reason", *NUMBERS, *named])
         writer.writeheader()
         for number, row in enumerate(rows):
             given = {key: value for key, _, value in (t.partition("=") for t in row.overrides)}
             about = {"job": number, "status": row.status, "reason": row.reason}
-            writer.writerow({**given, **about, **row.numbers})
+            writer.writerow({**given, **about, **row.numbers, **metrics[number]})
 
 
 def draw(rows: list[JobRow], file: Path) -> bool:

@@ -288,3 +288,26 @@ def test_no_arguments_say_what_to_do_next(capsys: pytest.CaptureFixture[str]) ->
     assert status == 0
     assert "flowrun recipe=mlp_hybrid" in out and "flowrun init" in out
     assert all(len(line) <= 100 for line in out.splitlines())
+
+
+def test_a_narrow_table_keeps_what_differs(
+    capsys: pytest.CaptureFixture[str],
+    runs: list[tuple[Any, Path]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = end(
+        capsys, "-m", "recipe=gpt_dp,gpt_hybrid", "train.steps=2,4", "launch=virtual"
+    )
+    assert status == 0
+    rows = [line for line in out.splitlines() if line.startswith("  ")]
+    assert "train.steps=2" in rows[0] and "10,000" in rows[0] and "4.1 kB" not in rows[0]
+    assert all(len(line) <= 80 for line in rows)
+
+
+def test_ctrl_c_in_a_sweep_prints_the_jobs_that_ran(
+    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
+) -> None:
+    status, out, err = end(capsys, "-m", "recipe=gpt_dp", "train.seed=0,4", "launch=virtual")
+    assert status == 130 and "stopped" in err
+    assert "train.seed=0" in out and "1.2500" in out

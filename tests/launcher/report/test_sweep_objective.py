@@ -66,7 +66,7 @@ def test_optuna_minimises_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(hydra_jobs, "_job", train)
     sweeper = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=6", "hydra.sweep.dir=out"]
     given = ["recipe=mlp_hybrid", "sweep.objective=loss", "optim.lr=choice(0.1, 0.3, 0.9)"]
-    monkeypatch.setattr("flowrun.launcher.report.sweep_table.comparison", lambda rows: "")
+    monkeypatch.setattr("flowrun.launcher.report.sweep_table.comparison", lambda rows, width: "")
     monkeypatch.setattr("flowrun.launcher.report.sweep_table.draw", lambda rows, file: True)
     monkeypatch.setattr("flowrun.launcher.report.sweep_table.write_csv", lambda rows, file: None)
     outcomes = hydra_jobs.hydra_jobs([*sweeper, *given], ["--multirun"], None)
