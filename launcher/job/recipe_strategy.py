@@ -67,12 +67,10 @@ def strategy_of(recipe: Recipe) -> Strategy:
 
 def _read_kept(recipe: Recipe) -> Kept:
     precision = recipe.precision
-    return Kept(
-        weights=precision.param_dtype == BF16,
-        states=precision.state_dtype == BF16,
-        wide=precision.keep_fp32,
-        seed=recipe.train.seed,
-    )
+    weights, states = (precision.param_dtype == BF16), (precision.state_dtype == BF16)
+    if not (weights or states):
+        return Kept()  # a seed that nothing reads makes no other plan
+    return Kept(weights=weights, states=states, wide=precision.keep_fp32, seed=recipe.train.seed)
 
 
 def loss_scale_of(recipe: Recipe) -> LossScale | None:
