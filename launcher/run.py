@@ -33,7 +33,7 @@ from flowrun.launcher.launch.virtual_launch import execute_virtual
 from flowrun.launcher.launch.watch import find_limit
 from flowrun.launcher.listeners.make import make_listeners
 from flowrun.launcher.recipe.compose import change
-from flowrun.launcher.recipe.device import may_use_gpus
+from flowrun.launcher.recipe.device import forks_autograd
 from flowrun.launcher.recipe.fewer_ranks import layouts_on, layouts_on_fewer
 from flowrun.launcher.recipe.schema import AUTO, Recipe, nodes_of
 from flowrun.launcher.report import trace_file as trace
@@ -277,7 +277,7 @@ def settle(recipe: Recipe, progress: Progress | None = None) -> tuple[Recipe, Re
     from flowrun.launcher.place.place import place
     from flowrun.launcher.place.show_placements import summary
 
-    placed = run_in_fork(lambda: place(recipe)) if may_use_gpus(recipe) else place(recipe)
+    placed = run_in_fork(lambda: place(recipe)) if forks_autograd() else place(recipe)
     if progress:
         progress.console.print(summary(placed.found), highlight=False, markup=False)
     return placed.recipe, placed.training

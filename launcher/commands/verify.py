@@ -28,7 +28,7 @@ from flowrun.launcher.job.forked import run_in_fork
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.recipe.device import may_use_gpus
+from flowrun.launcher.recipe.device import forks_autograd
 from flowrun.launcher.recipe.schema import MIRRORED, STEP, Recipe
 from flowrun.launcher.store import weight_files as weights
 
@@ -181,8 +181,8 @@ class _RecipeLayouts:
         self.allowed = cache(self._find_allowed)
 
     def _run_in_fork(self, make: Callable[[], T]) -> T:
-        """Call what uses autograd in a fork, if ranks that use CUDA are to be forked."""
-        return run_in_fork(make) if may_use_gpus(self.recipe) else make()
+        """Call what uses autograd, in a fork where no other fork could use it after that."""
+        return run_in_fork(make) if forks_autograd() else make()
 
     def compare(self) -> LayoutComparison:
         """Run them all."""

@@ -25,7 +25,7 @@ from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.job.materials import Materials
 from flowrun.launcher.job.plan_cache import PlanCache, inputs
 from flowrun.launcher.model.adapters import check_read
-from flowrun.launcher.recipe.device import has_gpus
+from flowrun.launcher.recipe.device import forks_autograd
 from flowrun.launcher.recipe.schema import Recipe
 from flowrun.launcher.terminal import doing
 
@@ -104,10 +104,10 @@ class JobPlans:
 
     @cached_property
     def compiled(self) -> tuple[Rehearsed, Rehearsed | None]:
-        """The plans of training and evaluation; where ranks may be forked that use CUDA, made in
+        """The plans of training and evaluation; where torch is built for GPUs, made in
         another process.  Raises RecipeError if what was captured is not what the model computes.
         """
-        if not has_gpus():
+        if not forks_autograd():
             return self._compile()
 
         def make() -> tuple[Rehearsed, Rehearsed | None, list[str], Check | None]:
@@ -128,7 +128,7 @@ class JobPlans:
         new = evaluates and not self.planned
         with (
             fork_concurrently(self._capture_evaluation if new else None) as elsewhere,
-            nullcontext() if has_gpus() else self._checking(),
+            nullcontext() if forks_autograd() else self._checking(),
         ):
             training = self.training
             if not evaluates:
@@ -144,7 +144,7 @@ class JobPlans:
         if not self.checks:
             yield
             return
-        if not (self.planned or has_gpus()):
+        if not (self.planned or forks_autograd()):
             _ = self.traced  # the other process has it, too
         with start_fork(self._compare) as check:
             yield

@@ -35,17 +35,15 @@ def device_type(recipe: Recipe, here: bool = True) -> str:
     return "cpu"
 
 
-def may_use_gpus(recipe: Recipe) -> bool:
-    """True if ranks of this recipe, or of another layout of it, use GPUs of this host."""
-    wanted = recipe.launch.device != "cpu" and recipe.launch.name != "virtual"
-    return wanted and has_gpus()
+def forks_autograd() -> bool:
+    """Return True if autograd, and capture with it, is to run in a fork of its own.
 
-
-def has_gpus() -> bool:
-    """Return True if this host has a GPU.  Then no process that forks ranks may capture, since the
-    next recipe of a sweep may use CUDA.
+    It is where torch is built for GPUs, also on a host without one: no fork of a process that has
+    run autograd can run it there, or open CUDA, which the next recipe of a sweep may use.
     """
-    return _num_gpus() > 0
+    import torch
+
+    return torch.backends.cuda.is_built() or _num_gpus() > 0
 
 
 def _num_gpus() -> int:
