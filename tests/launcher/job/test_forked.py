@@ -141,12 +141,15 @@ def test_a_process_that_ends_without_a_word_is_an_error() -> None:
 
 CAPTURES_NOTHING = """
 import os, sys
+import torch
 from torch._functorch import aot_autograd
 from flowrun.launcher.recipe import device
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 
-device._num_gpus = lambda: 8
+gpus, *names = sys.argv[1:]
+device._num_gpus = lambda: int(gpus)
+torch.backends.cuda.is_built = lambda: True
 here, capture = os.getpid(), aot_autograd.aot_export_joint_with_descriptors
 
 def elsewhere(*arguments, **named):
@@ -154,7 +157,7 @@ def elsewhere(*arguments, **named):
     return capture(*arguments, **named)
 
 aot_autograd.aot_export_joint_with_descriptors = elsewhere
-for name in sys.argv[1:]:
+for name in names:
     job = Job(load(["recipe=small", "engine.cache=false", f"launch.device={name}"]))
     training, evaluation = job.plans.compiled
     assert job.device_type == name and job.training is training and evaluation is not None
@@ -163,11 +166,16 @@ print("ok")
 
 
 @pytest.mark.processes
-def test_who_may_fork_ranks_for_gpus_captures_nothing_itself(tmp_path: Path) -> None:
-    """Capture runs autograd, which opens CUDA: no fork of that process could use it."""
+@pytest.mark.parametrize(
+    "words", [("8", "cpu", "cuda"), ("0", "cpu")], ids=["GPUs", "built for GPUs"]
+)
+def test_who_may_fork_ranks_for_gpus_captures_nothing_itself(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """Capture runs autograd, which opens CUDA: no fork of that process could use either."""
     place = workplace(tmp_path)
     found = subprocess.run(
-        [sys.executable, "-c", CAPTURES_NOTHING, "cpu", "cuda"],
+        [sys.executable, "-c", CAPTURES_NOTHING, *words],
         cwd=place,
         capture_output=True,
         text=True,
