@@ -74,8 +74,10 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
 def _words() -> Any:
     """Return the arguments of the job under way."""
     from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
 
-    return list(HydraConfig.get().overrides.task)
+    words = HydraConfig.get().overrides.task
+    return OmegaConf.to_container(words, resolve=False)  # they may name variables that are not set
 
 
 def _show_jobs(rows: list[Any]) -> None:

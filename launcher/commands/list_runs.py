@@ -101,7 +101,7 @@ def summarize(folder: Path) -> RunSummary:
     return RunSummary(
         folder=folder,
         name=str(keys.get("name") or ""),
-        asked=int(keys["train"]["steps"]),
+        asked=0 if keys["train"].get("epochs") else int(keys["train"]["steps"]),
         done=step + 1,
         loss=losses["loss"],
         validation=losses["validation"],

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from flowrun.engine.capture.capture import Batch, Task
-from flowrun.engine.errors import RecipeError
 from flowrun.engine.strategy import Pin
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.job.sampler import Sampler, forms_of, length
@@ -87,20 +86,13 @@ def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
 
 def with_steps(recipe: Recipe) -> Recipe:
     """Return the recipe with the number of steps that train.epochs are, for which its data set is
-    made once more.  Raises RecipeError where train.steps says another.
+    made once more.
     """
     train = recipe.train
     if not train.epochs:
         return recipe
     samples = length(data := build.instantiate_data(recipe)) - _held_out(recipe, data)
     steps = max(1, math.ceil(train.epochs * samples / train.batch_size))
-    if train.steps not in (0, steps):
-        raise RecipeError(
-            "train.epochs",
-            f"{train.epochs:g} epochs of {samples:,} samples are {steps:,} steps, and train.steps"
-            f" is {train.steps:,}.",
-            "Leave one of them out: train.steps=0 or train.epochs=0.",
-        )
     return replace(recipe, train=replace(train, steps=steps))
 
 

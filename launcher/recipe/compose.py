@@ -37,7 +37,7 @@ from flowrun.launcher.recipe.recipe_errors import (
     no_mapping,
     unknown_key,
 )
-from flowrun.launcher.recipe.schema import STEPS, WEIGHTS, Recipe, RecipeSchema, plain
+from flowrun.launcher.recipe.schema import WEIGHTS, Recipe, RecipeSchema, plain
 
 CONFIG_MODULE, CONFIG_NAME = "flowrun.conf", "config"
 GROUPS = ("model", "data", "optim", "launch", "hardware")
@@ -163,9 +163,6 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
     )
     for check in CHECKS:
         check(recipe)
-    train = recipe.train
-    if not train.steps and not train.epochs:
-        train = replace(train, steps=STEPS)
     axes, stages = parse_stages(recipe.placement)
     pins = parse_pins(recipe.sbp, tuple(recipe.placement.axes))
     plan_axis = parse_plan_axis(recipe.sbp, tuple(recipe.placement.axes))
@@ -190,7 +187,7 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
         recompute=recipe.recompute,
         auto=recipe.auto,
         precision=recipe.precision,
-        train=train,
+        train=recipe.train,
         launch=recipe.launch,
         callbacks=tuple(plain(recipe.callbacks)),
         log=tuple(plain(recipe.log)),

@@ -285,7 +285,7 @@ def unknown_key(key: str, schema: DictConfig) -> RecipeError:
     known = [str(k) for k in node] if isinstance(node, DictConfig) else []
     what = f"{parent!r} has no key {last!r}." if parent else f"a recipe has no key {last!r}."
     inside = [] if parent else _find_leaves(last, schema)[:3]
-    if inside and not difflib.get_close_matches(last, known, n=1, cutoff=0.6):
+    if inside:
         return RecipeError(key, what, f"Did you mean {one_of(inside)}?")
     return RecipeError(key, what, did_you_mean(last, known))
 

@@ -24,7 +24,6 @@ MIRRORED = "mirrored"
 STEP, MICRO_BATCH = "step", "micro_batch"
 STOP, SKIP, ROLLBACK, IGNORE = "stop", "skip", "rollback", "ignore"
 NEVER, AUTO = "never", "auto"
-STEPS = 100  # of a recipe that says nothing
 OBJECTIVES = ("loss", "step_s", "tokens_per_s")  # and VALIDATION with a name
 VALIDATION = "validation."
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
@@ -209,8 +208,9 @@ class Train:
 
     batch_size: samples of one step, over all ranks and micro-batches.
     micro_batches: parts of the batch that pass the model one after the other.
-    steps: number of steps; 0: as `epochs` says, or 100.
-    epochs: passes over the samples that are not held out, in place of `steps`; 0: as `steps` says.
+    steps: number of steps.
+    epochs: passes over the samples that are not held out, which count in place of `steps`; 0: the
+        steps count.
     seed: of weights, of sampling and of dropout.
     save: write the trained weights to the run's folder.
     save_every: steps from one checkpoint to the next, and one at the end; 0: none.
@@ -234,7 +234,7 @@ class Train:
 
     batch_size: int = 32
     micro_batches: int = 1
-    steps: int = 0
+    steps: int = 100
     epochs: float = 0.0
     seed: int = 0
     save: bool = True

@@ -70,7 +70,7 @@ RANGES: Mapping[str, Range] = {
     "placement.in_flight": COUNT,
     "train.batch_size": Range(f"[1, {2**31})"),
     "train.micro_batches": Range(f"[1, {2**31})"),
-    "train.steps": Range(f"[0, {10**9}]"),
+    "train.steps": Range(f"[1, {10**9}]"),
     "train.epochs": OFF_OR_MORE,
     "train.seed": INTEGER,
     "eval.fraction": Range("[0, 1)"),

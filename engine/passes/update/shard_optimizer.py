@@ -6,7 +6,8 @@ weight box S -> B.
 
     stage 1   the accumulated gradient stays P: a reduce-scatter and a gather of the weight a step
     stage 2   the accumulator is S: the gradient is reduce-scattered with each micro-batch
-    stage 3   forward and backward each gather the weight with each micro-batch
+    stage 3   forward and backward each gather the weight with each micro-batch; frozen weights too,
+              which have neither state nor gradient
 
 i is the first dim that divides evenly and that no other axis splits.  A parameter without such a
 dim, or a small one, stays B, and a note says so.  A table that is updated by rows stays too: each
@@ -36,7 +37,7 @@ def shard_optimizer(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     kept: list[str] = []
     tables = sparse_tables(graph)
     for v in graph.variables:
-        if v.kind != "parameter" or v.new is None:
+        if v.kind != "parameter" or (v.new is None and strategy.zero.stage < 3):
             continue
         if v.tensor in tables:
             continue

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.engine.errors import RecipeError
 from flowrun.launcher.job.materials import with_steps
 from flowrun.launcher.recipe.compose import change, load
 from flowrun.launcher.report.report import Report
@@ -73,17 +72,7 @@ def test_a_callback_that_fails_ends_the_run_with_its_name(place: Path) -> None:
 
 
 def test_epochs_are_counted_in_steps(place: Path) -> None:
-    recipe = with_steps(load(["recipe=small", "train.steps=0", "train.epochs=1.5"]))
+    recipe = with_steps(load(["recipe=small", "train.epochs=1.5"]))
     assert recipe.train.steps == 9  # 48 of 64 samples are trained on, 8 a step
     assert with_steps(recipe) == recipe
     assert change(recipe, ["placement.axes.tensor=1"]).train.steps == 9
-    same = with_steps(load(["recipe=small", "train.steps=6", "train.epochs=1"]))
-    assert same.train.steps == 6
-    assert load(["recipe=small", "train.steps=0"]).train.steps == 100
-
-
-def test_epochs_and_other_steps_are_refused(place: Path) -> None:
-    with pytest.raises(RecipeError, match="1 epochs of 48 samples are 6 steps") as refused:
-        with_steps(load(["recipe=small", "train.epochs=1"]))
-    assert "train.steps is 4" in refused.value.problem
-    assert "train.steps=0" in refused.value.instead

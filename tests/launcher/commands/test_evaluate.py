@@ -49,7 +49,7 @@ def test_averages_are_read_where_evaluation_reads_them(workplace: Path) -> None:
 
 
 def test_a_run_of_epochs_is_evaluated(workplace: Path) -> None:
-    run = save_run(workplace / "run", *TINY, "train.epochs=2", "train.steps=0")
+    run = save_run(workplace / "run", *TINY, "train.epochs=2")
     assert evaluate(run, ["eval.batches=1"]).samples == 32
 
 

@@ -229,7 +229,7 @@ def test_what_cannot_be_recorded_is_told_and_made_whole(
 ) -> None:
     with pytest.raises(Unrecordable, match=why):
         defer(lambda: kind(150))
-    monkeypatch.setattr("flowrun.launcher.model.build._make", lambda target, where: kind(150))
+    monkeypatch.setattr("flowrun.launcher.model.build.make_object", lambda target, where: kind(150))
     recipe = load(GPT)
     described, plain = describe_model(recipe), instantiate_model(recipe)
     (note,) = described.notes
@@ -240,7 +240,7 @@ def test_what_cannot_be_recorded_is_told_and_made_whole(
 
 def test_values_that_no_op_makes_are_held_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "flowrun.launcher.model.build._make", lambda target, where: FromArrays(10_000)
+        "flowrun.launcher.model.build.make_object", lambda target, where: FromArrays(10_000)
     )
     (note,) = describe_model(load(GPT)).notes
     assert note.startswith("the launcher holds 0.4 MB of weights and buffers")
