@@ -49,7 +49,7 @@ def test_a_later_pattern_thaws() -> None:
 def test_parameters_of_a_loss_are_frozen_by_their_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "scaled.py").write_text(
+    (tmp_path / "frozen_scale.py").write_text(
         "from torch import nn\n"
         "class Scaled(nn.Module):\n"
         "    def __init__(self):\n"
@@ -58,7 +58,7 @@ def test_parameters_of_a_loss_are_frozen_by_their_names(
     )
     monkeypatch.syspath_prepend(tmp_path)
     given = recipe({"task.loss.last.*": {"frozen": True}, "task.loss.last.bias": {"frozen": False}})
-    given = replace(given, task=replace(given.task, loss={"_target_": "scaled.Scaled"}))
+    given = replace(given, task=replace(given.task, loss={"_target_": "frozen_scale.Scaled"}))
     loss = instantiate_loss(given)
     assert isinstance(loss, nn.Module)
     assert [name for name, p in loss.named_parameters() if p.requires_grad] == ["last.bias"]
