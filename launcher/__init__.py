@@ -1,6 +1,6 @@
 """Turn a recipe on disk into processes, and what they measure into a report.
 
-run.py is the story on a page: read it first.  Arguments enter in cli.py (its help: help_texts.py);
+run.py is the story on a page: read it first.  Arguments enter in cli.py;
 hydra_jobs.py composes one job or those of a sweep; slurm.py queues a job.  A folder imports only
 folders above it in this list (tests/test_tree.py):
 
@@ -14,6 +14,7 @@ report/           the plan for a person, the files of a run's folder, the report
 launch/ place/    a job -> processes; auto.placement: the fastest placement that fits
 commands/         what the other commands do: verify, resume, export, sample, eval, calibrate
 bench/            flowrun compared with torch's own layouts, and with published tables
+command_line/     the commands' arguments, for cli.py
 
 multirun.py and weights.py keep names that users' own files refer to.
 """

@@ -34,7 +34,7 @@ ENGINE = (
     ("runtime/calibration",),
 )
 LAUNCHER = (
-    ("terminal", "help_texts"),
+    ("terminal",),
     ("recipe",),
     ("model", "store"),
     ("text",),
@@ -46,6 +46,7 @@ LAUNCHER = (
     ("run",),
     ("bench", "slurm"),
     ("hydra_jobs",),
+    ("command_line",),
     ("cli",),
 )
 BENCH = "launcher/bench"

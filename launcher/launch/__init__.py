@@ -6,7 +6,7 @@ collector.py         what ranks and other hosts report, and who is blamed
 worker.py            one rank: what a forked process does from its first line to its exit
 preemption.py        signals and launch.time_limit: finish the step, save, end or go on
 step_gate.py         which steps ranks may begin, so that all come to rest after the same one
-background_save.py   checkpoints that are written while training goes on
+rank_saves.py   what a rank saves: checkpoints while training goes on, and weights
 events.py            what a rank reports to its launcher
 hosts/               how the launchers of several hosts meet, and what they send each other
 restart/             whether and where ranks that died begin again

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -23,7 +23,6 @@ from typing import Any, NoReturn
 import torch
 
 from flowrun.engine.compile import Rehearsed
-from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.drivers.distributed import DistributedRank, LostPeer
 from flowrun.engine.runtime.drivers.pulse import Phase, Pulse, Pulses
@@ -33,11 +32,9 @@ from flowrun.engine.runtime.process import heap
 from flowrun.engine.runtime.process.core import pin_to_core
 from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.engine.runtime.rank.rank import Results
-from flowrun.engine.runtime.rank.shards import Shard, choose_shards, make_whole_shard
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.open_files import reopen_files
-from flowrun.launcher.launch.background_save import BackgroundSave
 from flowrun.launcher.launch.events import EventSender
 from flowrun.launcher.launch.failure import describe, with_peers
 from flowrun.launcher.launch.finite import (
@@ -49,12 +46,10 @@ from flowrun.launcher.launch.finite import (
     find_broken,
 )
 from flowrun.launcher.launch.rank_memory import RankGauges, RankMemory
+from flowrun.launcher.launch.rank_saves import RankSaves
 from flowrun.launcher.launch.restart.snapshots import MemorySnapshot, SnapshotMemory, SnapshotWriter
 from flowrun.launcher.launch.step_gate import StepGate
 from flowrun.launcher.launch.virtual_launch import acts_by_name, max_stashed
-from flowrun.launcher.store import checkpoint as checkpoints
-from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.tensor_file import write
 
 OnStep = Callable[[int, Results, float], None]
 
@@ -148,7 +143,9 @@ class Worker:
     ) -> None:
         """Train segment by segment, with evaluations and checkpoints where they are due."""
         self._restore(rank, trained)
-        saving = self._background_save(rank, events)
+        saves = RankSaves(
+            self.job, trained, self.folder, self.pulse, events, lambda e: _fail(e, rank, events)
+        )
         evaluation: DistributedRank | None = None
         problems: list[tuple[int, str]] = []
         report = self._reporter(trained, events, problems)
@@ -165,17 +162,17 @@ class Worker:
             while gate.begun < segment.last:
                 with memory.of_training(trained):
                     trained.run(segment.last, report, gate.begun, may_begin)
-                check_numbers(self.job, trained, gate.begun, problems, saving.finish)
+                check_numbers(self.job, trained, gate.begun, problems, saves.finish)
                 if gate.begun == segment.last:
                     break
                 if gate.begun > saved:  # all ranks rest here, at a halt
                     saved = gate.begun
-                    self._checkpoint(rank, trained, saved, saving)
+                    saves.save_checkpoint(saved)
                 if not gate.go_on():
                     if gate.completes:
-                        self._save(rank, trained, events, gate.begun)
+                        saves.save_weights(gate.begun)
                     self.pulse.enter(Phase.WRITES)
-                    saving.finish()
+                    saves.finish()
                     return
             if segment.verify:
                 compare_replicas(trained, segment.last)
@@ -187,10 +184,10 @@ class Worker:
                     events.send_evaluation(segment.last - 1, self.job.validation(results))
             if segment.save:
                 saved = segment.last
-                self._checkpoint(rank, trained, saved, saving)
-        self._save(rank, trained, events, self.job.recipe.train.steps)
+                saves.save_checkpoint(saved)
+        saves.save_weights(self.job.recipe.train.steps)
         self.pulse.enter(Phase.WRITES)
-        saving.finish()
+        saves.finish()
 
     def _restore(self, rank: int, trained: DistributedRank) -> None:
         """Fill the variables of this rank with the state that the run goes on from, if it does."""
@@ -273,53 +270,6 @@ class Worker:
             return RecordedRank(*arguments, **options, trace=steps)
         return DistributedRank(*arguments, **options)
 
-    def _save(self, rank: int, trained: DistributedRank, events: EventSender, steps: int) -> None:
-        """Write this rank's regions of the weights after `steps` steps, unless train.save is
-        off.
-        """
-        if not self.job.recipe.train.save:
-            return
-        self.pulse.enter(Phase.SAVES_WEIGHTS)
-        import torch.distributed as dist
-
-        shards, about = self._shards(rank, trained), self.job.about(steps)
-        if self.job.recipe.launch.num_hosts > 1:
-            self._save_apart(rank, shards, about, events)
-            return
-        files = weights.plan_files(self.folder, self.job.saved, about)
-        if rank == 0:
-            for file in files:
-                file.begin()
-        with with_peers(rank, "saving weights"):
-            dist.barrier()  # the files are there
-        write(files, shards)
-        with with_peers(rank, "saving weights"):
-            dist.barrier()  # every rank has written
-        if rank == 0:
-            for file in files:
-                file.complete()
-
-    def _save_apart(
-        self, rank: int, shards: Iterable[Shard], about: checkpoints.About, events: EventSender
-    ) -> None:
-        """Several hosts: write a file of this rank's own, and say whether this disk has those of
-        all.
-        """
-        import torch.distributed as dist
-
-        num_ranks = self.training.plan.num_ranks
-        if not int(os.environ["LOCAL_RANK"]):
-            weights.drop_shards(self.folder)
-        with with_peers(rank, "saving weights"):
-            dist.barrier()  # old ones are gone
-        shards = [shard for shard in shards if shard.name in self.job.saved]
-        weights.save_shards(self.folder, rank, num_ranks, shards, about)
-        with with_peers(rank, "saving weights"):
-            dist.barrier()  # every rank has written
-            seen = weights.has_all(self.folder, num_ranks)
-            dist.barrier()  # every rank has looked: the files may go
-        events.weights(rank, {"all": seen, "host": int(os.environ["GROUP_RANK"])})
-
     def _evaluator(
         self, rank: int, trained: DistributedRank, device: torch.device
     ) -> DistributedRank:
@@ -333,53 +283,6 @@ class Worker:
         return DistributedRank(
             plan, rank, sampler, initial, device, links, lent=there, pulse=self.pulse
         )
-
-    def _background_save(self, rank: int, events: EventSender) -> BackgroundSave:
-        def note_wait(step: int, before: int) -> None:
-            if rank == 0:
-                events.note(
-                    f"the checkpoint of step {step} waits for that of step {before}, which the disk"
-                    " has not taken yet; a larger train.save_every would not wait"
-                )
-
-        return BackgroundSave(
-            rank=rank,
-            written=events.send_file,
-            failed=lambda error: _fail(error, rank, events),
-            waited=note_wait,
-            aside=self.job.recipe.train.save_aside,
-        )
-
-    def _checkpoint(
-        self, rank: int, trained: DistributedRank, step: int, saving: BackgroundSave
-    ) -> None:
-        """Save this rank's part of a checkpoint to the folder of the first rank's host."""
-        self.pulse.enter(Phase.SAVES)
-        import torch.distributed as dist
-
-        folder = checkpoints.partial_folder(self.folder, step)
-        if self.job.recipe.launch.num_hosts > 1:
-            box = [folder]
-            if rank == 0:
-                folder.mkdir(parents=True, exist_ok=True)
-            with with_peers(rank, "saving a checkpoint"):
-                dist.broadcast_object_list(box)
-            folder = box[0]
-            if not folder.exists():
-                raise RunError(
-                    f"rank {rank}",
-                    f"it does not see {folder}, where the first rank saves.\n"
-                    "train.save_every needs a disk that all hosts share: hydra.run.dir=…",
-                )
-        for each in (folder.parent, folder):  # and not the run's folder, if it was removed
-            each.mkdir(exist_ok=True)
-        saving.save(folder, step, self._shards(rank, trained))
-
-    def _shards(self, rank: int, trained: DistributedRank) -> Iterator[Shard]:
-        """This rank's part of all variables; the first rank makes what forward does not read."""
-        yield from choose_shards(self.training.plan, rank, trained.body.variables)
-        for name in self.job.unused if rank == 0 else ():
-            yield make_whole_shard(name, self.job.materials.initial[name])
 
 
 def _forget(step: int, results: Results, seconds: float) -> None:

@@ -14,7 +14,7 @@ from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.drivers.logical_checkpoint import read_whole
 from flowrun.engine.runtime.rank.shard_file import Written
 from flowrun.engine.runtime.rank.shards import Shard, make_whole_shard
-from flowrun.launcher.launch.background_save import BackgroundSave
+from flowrun.launcher.launch.rank_saves import BackgroundSave
 
 _WAIT_S = 60  # until a test fails
 

@@ -1,0 +1,11 @@
+"""The commands as typer declares them: arguments and their help -> one function call, printed.
+
+app.py                the program that they register with, shared arguments, how errors are shown
+train_commands.py     run, plan, verify, resume
+model_commands.py     export, sample, eval, tokenizer
+measure_commands.py   bench, calibrate
+start_commands.py     runs, init, schema, completion, import, recipes
+help_texts.py         what `--help` says of each
+
+The program enters elsewhere (flowrun.launcher.cli), which imports them in the order of its help.
+"""

@@ -1,0 +1,83 @@
+"""What all commands share: the program, arguments, exit statuses, and how an error is shown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flowrun.engine.errors import FlowrunError, RunError
+from flowrun.launcher.job.garbage import pause_collection
+from flowrun.launcher.terminal import doing
+
+OK, RUN_FAILED, RECIPE_WRONG, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
+TRACEBACK = "FLOWRUN_TRACEBACK"  # environment variable: 1 shows where in flowrun an error came from
+
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run.", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="recipe=NAME [key=value]…", show_default=False)
+]
+ConfigDir = Annotated[
+    str | None,
+    typer.Option(
+        "--config-dir", help="A folder of your own groups (model/, data/ …), searched first."
+    ),
+]
+Best = Annotated[
+    bool, typer.Option("--best", help="Of the checkpoint that is best by train.keep_best.")
+]
+
+app = typer.Typer(
+    name="flowrun",
+    help="One YAML recipe trains any PyTorch model in any mix of parallelism.\n\n"
+    "flowrun recipe=NAME key=value … runs a recipe; `flowrun recipes` lists them, "
+    "`flowrun run --help` says more.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def load_recipe(overrides: list[str], config_dir: str | None) -> Any:
+    """Compose a recipe.  config_dir: the user's own groups.  Raises RecipeError."""
+    with pause_collection():
+        from flowrun.launcher.recipe.compose import load
+
+    return load(overrides, config_dir)
+
+
+@contextmanager
+def show_errors(overrides: list[str], config_dir: str | None) -> Iterator[None]:
+    """An error becomes its text and an exit status; Ctrl-C ends quietly."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        doing.clear()
+        typer.echo("stopped", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    except SystemExit as ended:
+        if by := getattr(ended, "by", ""):  # Preempted, which few commands import
+            doing.clear()
+            typer.echo(f"stopped by {by}", err=True)
+        raise
+    except Exception as error:
+        if isinstance(error, typer.Exit) or os.environ.get(TRACEBACK) == "1":
+            raise
+        from flowrun.launcher.recipe.recipe_errors import explain
+
+        status = RECIPE_WRONG if isinstance(error, FlowrunError) else RUN_FAILED
+        if not isinstance(error, FlowrunError):
+            from flowrun.launcher.launch.failure import own_fault
+
+            error = own_fault(error)
+        text = explain(error, overrides, config_dir)
+        doing.clear()
+        typer.echo(text, err=True)
+        raise typer.Exit(RUN_FAILED if isinstance(error, RunError) else status) from None

@@ -1,0 +1,95 @@
+"""Commands that measure: bench, calibrate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flowrun.launcher.command_line.app import (
+    RUN_FAILED,
+    ConfigDir,
+    Overrides,
+    app,
+    load_recipe,
+    show_errors,
+)
+from flowrun.launcher.command_line.help_texts import (
+    BENCH_HELP,
+    CALIBRATE_HELP,
+)
+
+
+@app.command(help=BENCH_HELP)
+def bench(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[suite=NAME] [suite.key=value] [key=value]…", show_default=False),
+    ] = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Compare with torch's own layouts (see BENCH_HELP)."""
+    given = overrides or []
+    with show_errors(given, config_dir):
+        from flowrun.launcher.bench.bench import bench as run_suite
+        from flowrun.launcher.bench.foreseen.foresee import foresee
+        from flowrun.launcher.bench.suite import Suite, load_suite
+        from flowrun.launcher.terminal.console import wide_console
+
+        suite, folder = load_suite(given, config_dir)
+        if not isinstance(suite, Suite):
+            if any(line.problem for line in foresee(suite, folder, wide_console(), config_dir)):
+                raise typer.Exit(RUN_FAILED)
+            return
+        if suite.sweep:
+            from flowrun.launcher.bench.sweep import sweep
+
+            rows = sweep(suite, folder, wide_console(), config_dir)
+            if any(row.problem for row in rows):
+                raise typer.Exit(RUN_FAILED)
+            return
+        found = run_suite(suite, folder, wide_console(), config_dir)
+        if any(line.problem or line.agree is False for line in found):
+            raise typer.Exit(RUN_FAILED)
+
+
+@app.command(help=CALIBRATE_HELP)
+def calibrate(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The profile to write.")] = Path(
+        "profiles/hardware/mine.yaml"
+    ),
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Write a profile of this machine (see CALIBRATE_HELP)."""
+    given = overrides or []
+    if "=" in str(file):  # FILE left out
+        given, file = [str(file), *given], Path("profiles/hardware/mine.yaml")
+    with show_errors(given, config_dir):
+        from flowrun.launcher.commands import calibrate as story
+        from flowrun.launcher.commands.calibrate_ops import show_ops, with_ops
+        from flowrun.launcher.recipe.hardware_keys import load_shipped, of_file
+        from flowrun.launcher.terminal.console import wide_console
+
+        console = wide_console()
+        recipe = load_recipe(given, config_dir) if given else None
+        if recipe is None or not file.exists():
+            base = load_shipped("cpu")
+            console.print("measuring this machine, which takes two to three minutes …", style="dim")
+            found = story.calibrate(base, file.stem, story.THOROUGH, story.GROUPS)
+            story.write(found.hardware, file)
+            story.show(found, base, console)
+        if recipe is not None:
+            hardware = with_ops(of_file(file), [recipe])
+            story.write(hardware, file)
+            show_ops(hardware, console)
+        typer.echo(f"{file}: {_usage(file)}")
+
+
+def _usage(profile: Path) -> str:
+    """Say how a recipe takes the profile."""
+    folder = profile.absolute().parent
+    if folder.name == "hardware" and profile.suffix == ".yaml":
+        return f"--config-dir {profile.parent.parent} hardware={profile.stem}"
+    return "recipes take it from FOLDER/hardware/NAME.yaml: --config-dir FOLDER hardware=NAME"

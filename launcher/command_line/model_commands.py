@@ -1,0 +1,198 @@
+"""Commands for what was trained: export, sample, eval; and tokenizer, for what will be."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flowrun.launcher.command_line.app import (
+    Best,
+    ConfigDir,
+    RunFolder,
+    app,
+    show_errors,
+)
+from flowrun.launcher.command_line.help_texts import (
+    EVAL_HELP,
+    EXPORT_HELP,
+    SAMPLE_HELP,
+    TOKENIZER_HELP,
+)
+from flowrun.launcher.terminal import doing
+
+
+@app.command(help=EXPORT_HELP)
+def export(
+    run_folder: RunFolder,
+    step: Annotated[
+        int | None, typer.Option("--step", help="Of the checkpoint; without it the newest weights.")
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to", help="The file, or a folder (it ends with /); without it in the run's folder."
+        ),
+    ] = None,
+    best: Best = False,
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="The adapters alone, in a folder of peft's.")
+    ] = False,
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="safetensors|hf",
+            help="One file of weights, or a folder that transformers' from_pretrained loads.",
+        ),
+    ] = "safetensors",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            "--dtype", metavar="fp32|bf16|fp16", help="With --format hf: that of the weights."
+        ),
+    ] = "",
+) -> None:
+    """Write the weights of a run (see EXPORT_HELP)."""
+    with show_errors([f"recipe={run_folder / 'recipe.yaml'}"], None):
+        from flowrun.launcher.commands.export import check_format, describe_file
+        from flowrun.launcher.commands.export import export as export_weights
+
+        check_format(format, dtype, adapters)
+        if format == "hf":
+            from flowrun.launcher.commands.export_folder import export_folder
+
+            target = Path(to) if to else None
+            written = export_folder(run_folder, target, step=step, best=best, dtype=dtype)
+            typer.echo("\n".join(written.lines()))
+        else:
+            typer.echo(describe_file(export_weights(run_folder, step, to, best, adapters)))
+
+
+@app.command(help=SAMPLE_HELP)
+def sample(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER",
+            help="Folder of a run, of a checkpoint, or of Hugging Face's.",
+            show_default=False,
+        ),
+    ],
+    prompt: Annotated[str, typer.Option("--prompt", help="The text to go on from.")] = "",
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            help="The prompt is a question, by the chat template; without one, each line typed is.",
+        ),
+    ] = False,
+    tokens: Annotated[int, typer.Option("--tokens", help="The most tokens to write.", min=1)] = 128,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            "--temperature", help="Divides the logits; 0: always the likeliest token.", min=0
+        ),
+    ] = 0.8,
+    top_k: Annotated[
+        int, typer.Option("--top-k", help="Draw from the likeliest K tokens; 0: from all.", min=0)
+    ] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Of the random numbers.")] = 0,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            help="A folder or file, or the word bytes, where the source names none.",
+        ),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", help="Of the checkpoint; without it the newest weights.")
+    ] = None,
+    best: Best = False,
+) -> None:
+    """Write text with a model (see SAMPLE_HELP)."""
+    doing.doing("reading the model")
+    with show_errors([f"recipe={source / 'recipe.yaml'}"], None):
+        from flowrun.launcher.commands.sample import go_on, open_source, talk
+        from flowrun.launcher.text.generate import Drawing
+
+        drawing = Drawing(tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
+        model, codec = open_source(source, step, best, tokenizer)
+        doing.clear()
+        if chat:
+            questions = [prompt] if prompt else _read_questions()
+            for answer in talk(model, codec, questions, drawing):
+                _print_pieces(answer)
+        else:
+            typer.echo(prompt, nl=False)
+            _print_pieces(go_on(model, codec, prompt, drawing))
+
+
+def _read_questions() -> Iterator[str]:
+    """Yield lines of the standard input, until its end."""
+    while True:
+        if sys.stdin.isatty():
+            typer.echo("> ", nl=False)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _print_pieces(pieces: Iterable[str]) -> None:
+    """Print a text as it is made."""
+    from flowrun.launcher.terminal.console import printable
+
+    for piece in pieces:
+        typer.echo(printable(piece), nl=False)
+    typer.echo()
+
+
+@app.command("eval", help=EVAL_HELP)
+def evaluate(
+    run_folder: RunFolder,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value]…", show_default=False)
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", help="Of the checkpoint; without it the newest weights.")
+    ] = None,
+    best: Best = False,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Evaluate a run (see EVAL_HELP)."""
+    given = overrides or []
+    doing.doing("reading the model")
+    with show_errors([f"recipe={run_folder / 'recipe.yaml'}", *given], config_dir):
+        from flowrun.launcher.commands.evaluate import evaluate as evaluate_run
+
+        found = evaluate_run(run_folder, given, step=step, best=best, config_dir=config_dir)
+        doing.clear()
+        typer.echo(found)
+        if found.note:
+            typer.echo(f"note: {found.note}", err=True)
+
+
+@app.command(help=TOKENIZER_HELP)
+def tokenizer(
+    to: Annotated[Path, typer.Option("--to", help="The folder to write.", show_default=False)],
+    first: Annotated[
+        list[str] | None,
+        typer.Option("--from", help="Text files and folders.", show_default=False),
+    ] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="[FILE]", show_default=False)] = None,
+    vocabulary: Annotated[
+        int, typer.Option("--vocabulary", help="Number of ids, special tokens included.")
+    ] = 8192,
+) -> None:
+    """Train a tokenizer (see TOKENIZER_HELP)."""
+    with show_errors([], None):
+        from flowrun.launcher.commands.tokenizer_folder import make_tokenizer
+
+        made = make_tokenizer([*(first or []), *(more or [])], vocabulary, to)
+        doing.clear()
+        typer.echo(f"{to}: {made:,} ids; data.tokenizer={to} model.vocabulary={made} take it")

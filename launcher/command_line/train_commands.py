@@ -1,0 +1,176 @@
+"""Commands that plan and train: run, plan, verify, resume."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flowrun.engine.errors import FlowrunError, RecipeError, RunError
+from flowrun.launcher.command_line.app import (
+    RECIPE_WRONG,
+    RUN_FAILED,
+    Best,
+    ConfigDir,
+    Overrides,
+    RunFolder,
+    app,
+    load_recipe,
+    show_errors,
+)
+from flowrun.launcher.command_line.help_texts import (
+    PLAN_HELP,
+    RESUME_HELP,
+    RUN_HELP,
+    VERIFY_HELP,
+)
+from flowrun.launcher.terminal import doing
+
+
+@app.command(help=RUN_HELP)
+def run(
+    overrides: Overrides = None,
+    multirun: Annotated[
+        bool,
+        typer.Option(
+            "--multirun", "-m", help="Run every combination of key=a,b,c; ends with a table."
+        ),
+    ] = False,
+    config_dir: ConfigDir = None,
+    cfg: Annotated[
+        str | None,
+        typer.Option(
+            "--cfg", metavar="job|hydra|all", help="Show the composed keys instead of running."
+        ),
+    ] = None,
+    resolve: Annotated[
+        bool, typer.Option("--resolve", help="With --cfg: replace ${…} by values.")
+    ] = False,
+    package: Annotated[
+        str | None, typer.Option("--package", "-p", help="With --cfg: this key only.")
+    ] = None,
+    info: Annotated[
+        str | None,
+        typer.Option("--info", metavar="searchpath|defaults|…", help="Show what Hydra did."),
+    ] = None,
+) -> None:
+    """Train a recipe (see RUN_HELP)."""
+    given = overrides or []
+    flags = ["--multirun"] * multirun + ["--resolve"] * resolve
+    for flag, value in (
+        ("--config-dir", config_dir),
+        ("--cfg", cfg),
+        ("--package", package),
+        ("--info", info),
+    ):
+        flags += [flag, value] if value is not None else []
+    with show_errors(given, config_dir):
+        from flowrun.launcher.hydra_jobs import hydra_jobs
+
+        outcomes = hydra_jobs(given, flags, config_dir)
+        failed = [outcome for outcome in outcomes if isinstance(outcome, FlowrunError)]
+        if failed and not multirun:
+            raise failed[0]
+        if any(isinstance(outcome, RunError) for outcome in failed):
+            raise typer.Exit(RUN_FAILED)
+        if failed and len(failed) == len(outcomes):
+            raise typer.Exit(RECIPE_WRONG)
+
+
+@app.command(help=PLAN_HELP)
+def plan(
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    save_recipe: Annotated[
+        Path | None,
+        typer.Option("--save-recipe", help="With auto.placement: the file of the best recipe."),
+    ] = None,
+    level: Annotated[
+        str | None,
+        typer.Option("--level", metavar="NAME", help="Print this level of the compiler instead."),
+    ] = None,
+) -> None:
+    """Show the plan (see PLAN_HELP)."""
+    given = overrides or []
+    with show_errors(given, config_dir):
+        recipe = load_recipe(given, config_dir)
+        if save_recipe and not recipe.auto.placement:
+            raise RecipeError(
+                "auto.placement",
+                "--save-recipe writes the recipe that a search has found, and none is asked for.",
+                "Add auto.placement=true.",
+            )
+        if level:
+            from flowrun.launcher.run import plan_level
+
+            text = plan_level(recipe, level)
+        else:
+            from flowrun.launcher.run import plan as plan_recipe
+
+            text = str(plan_recipe(recipe, given, save_recipe))
+        doing.clear()
+        typer.echo(text)
+
+
+@app.command(help=VERIFY_HELP)
+def verify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+    """Compare layouts (see VERIFY_HELP)."""
+    given = overrides or []
+    with show_errors(given, config_dir):
+        chosen = any(text.startswith("launch") for text in given)
+        recipe = load_recipe(given if chosen else [*given, "launch=virtual"], config_dir)
+        from flowrun.launcher.run import verify as verify_layouts
+
+        found = verify_layouts(recipe)
+        doing.clear()
+        _print_rows(found.rows)
+        typer.echo(found.caption)
+        if not all(row.ok for row in found.rows):
+            raise typer.Exit(RUN_FAILED)
+
+
+@app.command(help=RESUME_HELP)
+def resume(
+    run_folder: RunFolder,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value]…", show_default=False)
+    ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option("--step", help="Of the checkpoint to go on from; without it the last."),
+    ] = None,
+    best: Best = False,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Go on with a run (see RESUME_HELP)."""
+    file = run_folder / "recipe.yaml"
+    with show_errors([f"recipe={file}", *(overrides or [])], config_dir):
+        from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed
+
+        start = checkpoint_of(run_folder, step, best)
+        recipe = compose_resumed(start, overrides or [], config_dir)
+        from flowrun.launcher.report.progress import Progress
+        from flowrun.launcher.run import run as run_recipe
+
+        run_recipe(recipe, run_folder, Progress(), start)
+
+
+def _print_rows(rows: Sequence[Any]) -> None:
+    """A table of dataclasses: their fields are the columns."""
+    from rich.table import Table
+
+    from flowrun.launcher.terminal.console import wide_console
+
+    names = [field.name for field in fields(rows[0])] if rows else []
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name.replace("_", " "), no_wrap=name != names[-1])
+    for row in rows:
+        values = (getattr(row, name) for name in names)
+        table.add_row(
+            *(f"{value:.2e}" if isinstance(value, float) else str(value) for value in values)
+        )
+    wide_console().print(table)
