@@ -6,12 +6,9 @@ What cannot be known stands as ??? in the recipe, and is named when it has been 
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
-import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,15 +17,22 @@ from typing import Any
 
 from rich.console import Console
 
-from flowrun.engine.errors import RecipeError
+from flowrun.launcher.commands.start.inspect_model import (
+    COMMAND_LINE,
+    NoLoss,
+    arguments_of_forward,
+    call_maker,
+    describe_field,
+    find_data,
+    find_loss,
+    find_model,
+    read_first_item,
+)
 from flowrun.launcher.recipe.recipe_errors import PlacedError
 
-_COMMAND_LINE = "command line"
 _COMMENT_AT = 40  # column of comments
 _MISSING = "???"  # Hydra's own sign for a value that must be given
-_LOSSES = "flowrun.models.losses"
 _TEXT = "flowrun.models.data.text.Text"
-_METRICS = {"cross_entropy": "accuracy", "binary_cross_entropy": "binary_accuracy"}
 _BATCH = 32
 
 
@@ -74,7 +78,7 @@ def write_recipe(target: str, data: str | None, file: Path | None) -> WrittenRec
     file = file or Path("recipes") / f"{re.sub('[^a-z0-9]+', '_', name.lower())}.yaml"
     if file.exists():
         raise PlacedError(
-            _COMMAND_LINE,
+            COMMAND_LINE,
             str(file),
             "this file is there already.",
             "Write another: --to FILE.yaml.",
@@ -135,25 +139,25 @@ def _own_model(target: str, data: str | None) -> Draft:
     """Draft the recipe of a class or function that makes a model."""
     from flowrun.launcher.model.build import find
 
-    path, module = _find_model(target)
-    maker = find(path, _COMMAND_LINE)
+    path, module = find_model(target)
+    maker = find(path, COMMAND_LINE)
     model_lines, missing = _target_lines(path, maker, "model")
-    model = None if missing else _make(maker, path)
-    data = data or _find_data(module)
+    model = None if missing else call_maker(maker, path)
+    data = data or find_data(module)
     if data is None:
         data_lines = [_add_comment(f"_target_: {_MISSING}", "a class with __len__ and __getitem__")]
         missing.append("data._target_")
         note = ["a data set has __len__ and __getitem__, and its items are dicts of tensors"]
         item, samples = None, None
     else:
-        set_maker, note = find(data, _COMMAND_LINE), []
+        set_maker, note = find(data, COMMAND_LINE), []
         data_lines, more = _target_lines(data, set_maker, "data")
-        item, samples = (None, None) if more else _first_item(set_maker, data)
+        item, samples = (None, None) if more else read_first_item(set_maker, data)
         missing += more
     if item is not None:
-        fields = ", ".join(f"{name} {_form(value)}" for name, value in item.items())
+        fields = ", ".join(f"{name} {describe_field(value)}" for name, value in item.items())
         data_lines.insert(0, f"# {samples:,} items: {fields}")
-    task = _task(_forward(maker if model is None else model), item, model)
+    task = _task(arguments_of_forward(maker if model is None else model), item, model)
     return Draft(
         title=f"# {path}{f' on {data}' if data else ''}, a recipe that flowrun init began.",
         model=model_lines,
@@ -199,8 +203,8 @@ def _task(arguments: Mapping[str, bool], item: Mapping[str, Any] | None, model: 
             inputs[argument] = left.pop(0)
             notes.append(f"task.inputs.{argument} is the field {inputs[argument]}, the first left")
     try:
-        loss, metrics = _find_loss(model, item, inputs, [*left, *inputs.values()])
-    except _NoLoss as why:
+        loss, metrics = find_loss(model, item, inputs, [*left, *inputs.values()])
+    except NoLoss as why:
         missing = ["task.loss"]
         return TaskDraft(
             inputs=inputs,
@@ -209,119 +213,6 @@ def _task(arguments: Mapping[str, bool], item: Mapping[str, Any] | None, model: 
             notes=[*notes, str(why)],
         )
     return TaskDraft(inputs=inputs, loss=loss, metrics=metrics, notes=notes)
-
-
-class _NoLoss(Exception):
-    """No loss is known; its text says why."""
-
-
-def _find_loss(
-    model: Any, item: Mapping[str, Any], inputs: Mapping[str, str], targets: Sequence[str]
-) -> tuple[str, str]:
-    """Return loss and metrics as YAML, by what the model returns for two samples; no loss where it
-    returns one itself.
-
-    targets: fields that a loss may compare with, in order.  Raises _NoLoss.
-    """
-    import torch
-
-    if model is None:
-        raise _NoLoss("the model could not be tried, as its arguments are missing")
-    batch = {name: torch.stack([torch.as_tensor(value)] * 2) for name, value in item.items()}
-    try:
-        with torch.no_grad():
-            output = model.eval()(**{argument: batch[field] for argument, field in inputs.items()})
-    except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise _NoLoss(f"forward fails on two samples: {why}") from error
-    if getattr(output, "loss", None) is not None or getattr(output, "shape", None) == ():
-        return "", ""
-    logits = output if isinstance(output, torch.Tensor) else getattr(output, "logits", None)
-    for target in targets if logits is not None else ():
-        if kind := _kind(logits, batch[target]):
-            end = "}" if target == "targets" else f", target: {target}}}"
-            metric = _METRICS.get(kind)
-            metrics = (
-                f"{{{metric}: {{_target_: flowrun.models.metrics.{metric}{end}}}" if metric else ""
-            )
-            return f"{{_target_: {_LOSSES}.{kind}{end}", metrics
-    shape = "" if logits is None else f", {' x '.join(map(str, logits.shape))} for two samples"
-    raise _NoLoss(f"no loss of flowrun fits the output{shape}: write loss(output, batch) -> scalar")
-
-
-def _kind(logits: Any, target: Any) -> str:
-    """Return the loss that fits an output and a field; empty if none does."""
-    classes = not target.dtype.is_floating_point and logits.dtype.is_floating_point
-    if classes and logits.shape[:-1] == target.shape and logits.shape[-1] > int(target.max()):
-        return "cross_entropy"
-    if logits.shape != target.shape:
-        return ""
-    return "binary_cross_entropy" if set(target.unique().tolist()) <= {0, 1} else "squared_error"
-
-
-def _find_model(target: str) -> tuple[str, str]:
-    """Return (dotted path of the model, module that it is in).  Raises RecipeError."""
-    from torch import nn
-
-    dotted = target.removesuffix(".py").replace("/", ".") if target.endswith(".py") else target
-    module = _import(dotted)
-    if module is None:
-        return dotted, dotted.rpartition(".")[0]
-    own = [
-        name
-        for name, value in vars(module).items()
-        if inspect.isclass(value) and issubclass(value, nn.Module) and value.__module__ == dotted
-    ]
-    held = {name for name in own if _is_held(module, name, own)}
-    whole = [name for name in own if name not in held]
-    if len(whole) != 1:
-        raise PlacedError(
-            _COMMAND_LINE,
-            target,
-            f"this module defines {len(whole) or 'no'} models: {', '.join(whole) or 'none'}.",
-            f"Name one: flowrun init {dotted}.{whole[-1] if whole else 'Net'}.",
-        )
-    return f"{dotted}.{whole[0]}", dotted
-
-
-def _is_held(module: Any, name: str, own: Sequence[str]) -> bool:
-    """True if another model of the module makes this one in its source: a part of it."""
-    for other in own:
-        if other != name:
-            with suppress(OSError, TypeError):
-                if re.search(rf"\b{name}\(", inspect.getsource(getattr(module, other))):
-                    return True
-    return False
-
-
-def _import(dotted: str) -> Any:
-    """Return the module of this name; None if it is no module, but maybe something in one."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-        importlib.invalidate_caches()
-    try:
-        return importlib.import_module(dotted)
-    except ModuleNotFoundError as error:
-        if error.name and (dotted == error.name or dotted.startswith(f"{error.name}.")):
-            return None
-        raise RecipeError(_COMMAND_LINE, f"importing {dotted!r} failed: {error}.") from error
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        raise RecipeError(_COMMAND_LINE, f"importing {dotted!r} failed: {why}.") from error
-
-
-def _find_data(module: str) -> str | None:
-    """Return the data set that the module of the model defines, if it is the only one."""
-    found = vars(importlib.import_module(module))
-    sets = [
-        name
-        for name, value in found.items()
-        if inspect.isclass(value)
-        and value.__module__ == module
-        and all(hasattr(value, method) for method in ("__getitem__", "__len__"))
-        and not hasattr(value, "forward")
-    ]
-    return f"{module}.{sets[0]}" if len(sets) == 1 else None
 
 
 def _target_lines(path: str, maker: Any, section: str) -> tuple[list[str], list[str]]:
@@ -340,47 +231,6 @@ def _target_lines(path: str, maker: Any, section: str) -> tuple[list[str], list[
     return lines, missing
 
 
-def _make(maker: Any, path: str) -> Any:
-    try:
-        return maker()
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        raise RecipeError(_COMMAND_LINE, f"{path}() failed: {why}") from error
-
-
-def _first_item(maker: Any, path: str) -> tuple[Mapping[str, Any], int]:
-    """Return an item of a data set and their number.  Raises RecipeError."""
-    from flowrun.launcher.model.dataset_checks import check_items, check_kind
-
-    data = _make(maker, path)
-    check_kind(data)
-    check_items(data)
-    return data[0], len(data)
-
-
-def _form(value: Any) -> str:
-    """Return the dtype and the shape of a field: "float32 3 x 32 x 32"."""
-    import torch
-
-    tensor = torch.as_tensor(value)
-    shape = " x ".join(map(str, tensor.shape)) or "scalar"
-    return f"{str(tensor.dtype).removeprefix('torch.')} {shape}"
-
-
-def _forward(model: Any) -> dict[str, bool]:
-    """Return the arguments of forward, of a model or its class, and whether each must be given."""
-    forward = getattr(model, "forward", None)
-    if forward is None:  # a function makes the model, and it could not be called
-        return {}
-    named = [
-        parameter
-        for parameter in inspect.signature(forward).parameters.values()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and parameter.name != "self"
-    ]
-    return {parameter.name: parameter.default is parameter.empty for parameter in named}
-
-
 def _hugging_face(folder: Path, data: str | None) -> Draft:
     """Draft the recipe of a folder of Hugging Face: its model, and text by its tokenizer."""
     config = folder / "config.json"
@@ -388,7 +238,7 @@ def _hugging_face(folder: Path, data: str | None) -> Draft:
         architecture = json.loads(config.read_text(encoding="utf-8"))["architectures"][0]
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         raise PlacedError(
-            _COMMAND_LINE,
+            COMMAND_LINE,
             str(folder),
             "this folder has no config.json that names its architecture.",
             "Name a folder that a model of transformers has saved, or a class: my_models.Net.",
