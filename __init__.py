@@ -22,7 +22,7 @@ from flowrun.engine.errors import FlowrunError
 
 if TYPE_CHECKING:  # each imports torch, or Hydra: `import flowrun` takes neither
     from flowrun.launcher.commands.verify import LayoutComparison
-    from flowrun.launcher.recipe.schema import Recipe
+    from flowrun.launcher.recipe.recipe import Recipe
     from flowrun.launcher.report.report import Report
     from flowrun.launcher.run import Planned
 

@@ -35,7 +35,8 @@ from flowrun.launcher.listeners.make import make_listeners
 from flowrun.launcher.recipe.compose import change
 from flowrun.launcher.recipe.device import forks_autograd
 from flowrun.launcher.recipe.fewer_ranks import layouts_on, layouts_on_fewer
-from flowrun.launcher.recipe.schema import AUTO, Recipe, nodes_of
+from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.recipe.schema import AUTO, nodes_of
 from flowrun.launcher.report import trace_file as trace
 from flowrun.launcher.report.notes import notes
 from flowrun.launcher.report.progress import Progress

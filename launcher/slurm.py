@@ -16,7 +16,8 @@ from flowrun.engine.errors import FlowrunError, RecipeError, RunError
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.hosts.meeting import ranks_of_a_host
 from flowrun.launcher.launch.preemption import TIME_LIMIT, WARNING, Preempted
-from flowrun.launcher.recipe.schema import AUTO, Recipe
+from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.recipe.schema import AUTO
 from flowrun.launcher.report.report import REPORT, Report
 from flowrun.launcher.run import run
 from flowrun.launcher.store.checkpoint import prepare

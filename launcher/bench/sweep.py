@@ -31,7 +31,7 @@ from flowrun.launcher.place.place import place_by
 from flowrun.launcher.place.planner import Planner
 from flowrun.launcher.place.space import Candidate, Space
 from flowrun.launcher.recipe.compose import compose, load
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.report.report import strict
 from flowrun.launcher.terminal.units import seconds
 

@@ -16,7 +16,7 @@ from flowrun.launcher.commands.calibrate_ops import OpTimes
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.hardware_keys import load_shipped
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 
 NAME = "measured"
 _TIMES = 2  # that ops are measured before each round

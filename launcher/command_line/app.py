@@ -55,7 +55,10 @@ def load_recipe(overrides: list[str], config_dir: str | None) -> Any:
 
 @contextmanager
 def show_errors(overrides: list[str], config_dir: str | None) -> Iterator[None]:
-    """An error becomes its text and an exit status; Ctrl-C ends quietly."""
+    """Within, an error becomes its text and an exit status; Ctrl-C ends quietly.
+
+    overrides, config_dir: of the command, to find the place of a key that an error names.
+    """
     try:
         yield
     except KeyboardInterrupt:

@@ -19,7 +19,7 @@ from flowrun.engine.runtime.calibration.calibrated import digits
 from flowrun.engine.runtime.calibration.op_times import TimeRatios, measure_op_times
 from flowrun.engine.runtime.process import heap
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 
 _BESIDE = 2  # processes that measure at once, as ranks compute at the same time
 STEPS = 8

@@ -21,7 +21,7 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.materials import with_steps
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.store.checkpoint import RECIPE
 
 

@@ -18,7 +18,7 @@ from flowrun.engine.runtime.drivers import logical_checkpoint as disk
 from flowrun.engine.runtime.rank.shards import Shard, make_whole_shard
 from flowrun.launcher.model.build import describe_model, instantiate_model
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import RECIPE
 from flowrun.launcher.store.tensor_file import Contents, write_whole

@@ -14,8 +14,8 @@ from flowrun.launcher.commands.export_adapters import Stored
 from flowrun.launcher.commands.resume import checkpoint_of
 from flowrun.launcher.model.build import instantiate_model
 from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import PlacedError
-from flowrun.launcher.recipe.schema import Recipe
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import AVERAGES, RECIPE, Checkpoint, find_all
 

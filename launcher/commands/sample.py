@@ -10,8 +10,8 @@ from flowrun.launcher.commands.load_run import LoadedRun, load_run
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.model.build import instantiate_data
 from flowrun.launcher.model.hugging_face import CONFIG, import_transformers
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import PlacedError
-from flowrun.launcher.recipe.schema import Recipe
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import ABOUT, RECIPE
 from flowrun.launcher.text.codec import (

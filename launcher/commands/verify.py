@@ -29,7 +29,8 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.device import forks_autograd
-from flowrun.launcher.recipe.schema import MIRRORED, STEP, Recipe
+from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.recipe.schema import MIRRORED, STEP
 from flowrun.launcher.store import weight_files as weights
 
 # float32 sums in another order.  Losses: relative; weights: of the way that training moved them.

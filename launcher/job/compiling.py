@@ -14,8 +14,9 @@ from flowrun.engine.runtime.kernels.cuda_graphs import record_kernels
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.device import device_type
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import one_of
-from flowrun.launcher.recipe.schema import EAGER, HANDWRITTEN, INDUCTOR, Recipe
+from flowrun.launcher.recipe.schema import EAGER, HANDWRITTEN, INDUCTOR
 
 
 def check_runs(recipe: Recipe) -> None:

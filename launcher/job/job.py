@@ -25,7 +25,7 @@ from flowrun.launcher.job.segments import Segment, segments
 from flowrun.launcher.model.dataset_checks import random_fields
 from flowrun.launcher.recipe.device import device_type, gpu_name
 from flowrun.launcher.recipe.hardware_keys import better_cpu, is_stand_in
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import About, Checkpoint
 from flowrun.launcher.terminal import doing

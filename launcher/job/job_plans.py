@@ -26,7 +26,7 @@ from flowrun.launcher.job.materials import Materials
 from flowrun.launcher.job.plan_cache import PlanCache, inputs
 from flowrun.launcher.model.adapters import check_read
 from flowrun.launcher.recipe.device import forks_autograd
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.terminal import doing
 
 

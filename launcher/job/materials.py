@@ -19,7 +19,7 @@ from flowrun.launcher.model.initial import Initial, with_values
 from flowrun.launcher.model.parallel_plan import find_others, read_plan
 from flowrun.launcher.model.vocabulary import check_vocabulary
 from flowrun.launcher.recipe.checks import check_batch
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from flowrun.launcher.job.optimizer import optimizer_of
 from flowrun.launcher.job.plan_cache import found_rows_file
 from flowrun.launcher.model.signatures import tables_of
 from flowrun.launcher.recipe.hardware_keys import rank_hardware, shares_memory
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import (
     BF16,
     EAGER,
@@ -20,7 +21,6 @@ from flowrun.launcher.recipe.schema import (
     INDUCTOR,
     MIRRORED,
     STEP,
-    Recipe,
 )
 from flowrun.models.data.steps import preparation, sample_seconds, unprepared_fields
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.listeners.tensorboard import TensorBoard
 from flowrun.launcher.listeners.trackers import MLflow, Trackio, WandB
 from flowrun.launcher.model.build import check_arguments, make_object
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
-from flowrun.launcher.recipe.schema import Recipe
 
 EVENTS = ("on_start", "on_step", "on_evaluation", "on_save", "on_end")
 TARGET = "_target_"

@@ -31,8 +31,9 @@ from flowrun.launcher.model.deferred import LEAST_BYTES, defer
 from flowrun.launcher.model.initial import Initial, initial_of, named_tensors
 from flowrun.launcher.model.pretrained import weights_of
 from flowrun.launcher.model.vocabulary import check_vocabulary
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
-from flowrun.launcher.recipe.schema import Recipe, Target
+from flowrun.launcher.recipe.schema import Target
 from flowrun.launcher.terminal import doing
 
 LossFunction = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (output, batch) -> scalar mean

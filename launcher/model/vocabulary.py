@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 
 _NAMES = ("vocabulary", "vocab_size")  # how flowrun's models and those of transformers call it
 

@@ -12,7 +12,7 @@ from flowrun.launcher.place.outcome import Outcome
 from flowrun.launcher.place.placement_search import PlacementResult, search
 from flowrun.launcher.place.planner import Planner
 from flowrun.launcher.place.reduced_depth import MAX_PLANS, ReducedDepthPlanner
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.terminal.units import size
 
 MAX_WHOLE_PLANS = 3  # extrapolated candidates that are planned whole

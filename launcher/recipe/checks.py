@@ -14,6 +14,7 @@ from flowrun.engine.strategy import Zero
 from flowrun.launcher.recipe import hydra_source
 from flowrun.launcher.recipe.hardware_keys import check_hardware
 from flowrun.launcher.recipe.placement_keys import FROM_MODEL, parse_pins, parse_plan_axis
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import PlacedError, did_you_mean, one_of, require
 from flowrun.launcher.recipe.schema import (
     BF16,
@@ -25,7 +26,6 @@ from flowrun.launcher.recipe.schema import (
     VALIDATION,
     WEIGHTS,
     Nodes,
-    Recipe,
     RecipeSchema,
     nodes_of,
     time_limit_s,

@@ -31,13 +31,14 @@ from flowrun.launcher.recipe.placement_keys import (
     parse_plan_axis,
     parse_stages,
 )
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import (
     PlacedError,
     from_hydra,
     no_mapping,
     unknown_key,
 )
-from flowrun.launcher.recipe.schema import WEIGHTS, Recipe, RecipeSchema, plain
+from flowrun.launcher.recipe.schema import WEIGHTS, RecipeSchema, plain
 
 CONFIG_MODULE, CONFIG_NAME = "flowrun.conf", "config"
 GROUPS = ("model", "data", "optim", "launch", "hardware")

@@ -10,7 +10,7 @@ import os
 from functools import cache
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 
 
 def device_type(recipe: Recipe, here: bool = True) -> str:

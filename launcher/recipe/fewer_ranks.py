@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import yaml  # type: ignore[import-untyped]
 
 from flowrun.engine.ir.placement import BATCH_AXES
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 
 
 def layouts_on(recipe: Recipe, ranks: int) -> Iterator[tuple[str, ...]]:

@@ -20,8 +20,9 @@ from flowrun.engine.hardware.hardware import CPU, Hardware, Products, on_hosts
 from flowrun.engine.hardware.measured_ops import shapes_of
 from flowrun.engine.hardware.network import Level
 from flowrun.launcher.recipe.device import device_type, gpu_name
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import require
-from flowrun.launcher.recipe.schema import Recipe, RecipeSchema
+from flowrun.launcher.recipe.schema import RecipeSchema
 
 # by what the driver calls them; other variants of a model (PCIe, half the memory) have its profile
 _GPUS = {

@@ -16,8 +16,9 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.placement import BATCH_AXES, Placement
 from flowrun.engine.ir.sbp import parse_sbp
 from flowrun.engine.strategy import Pin
+from flowrun.launcher.recipe.recipe import Stage
 from flowrun.launcher.recipe.recipe_errors import did_you_mean, one_of
-from flowrun.launcher.recipe.schema import SCHEDULES, PlacementSchema, Stage
+from flowrun.launcher.recipe.schema import SCHEDULES, PlacementSchema
 from flowrun.launcher.recipe.value_ranges import MOST_RANKS
 
 USUAL_AXES = ("data", "tensor")  # a layout may pin these whether or not the placement has them

@@ -26,7 +26,13 @@ from flowrun.engine.rehearsal.rehearsal import rehearse
 from flowrun.engine.runtime.rank.shards import written_bytes
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.sampler import length
-from flowrun.launcher.recipe.schema import BF16, EAGER, MIRRORED, Recipe, RecipeSchema
+from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.recipe.schema import (
+    BF16,
+    EAGER,
+    MIRRORED,
+    RecipeSchema,
+)
 from flowrun.launcher.report.group_equal import spans
 from flowrun.launcher.terminal.units import seconds, size
 

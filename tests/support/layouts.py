@@ -87,6 +87,16 @@ class Layout:
         return " x ".join(words) or "single"
 
 
+# one of each kind
+FIVE = (
+    Layout(),
+    Layout(data=2),
+    Layout(tensor=2),
+    Layout(stages=2),
+    Layout(data=2, zero=3),
+)
+
+
 CLIP = 0.5  # below the norm of every step's gradient, of the tiny GPT
 LAYOUTS = tuple(
     Layout(clip_norm=CLIP, **sizes)  # type: ignore[arg-type]

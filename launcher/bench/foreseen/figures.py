@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from flowrun.engine.rehearsal.rehearsal import Rehearsal
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 
 Figure = Callable[[Recipe, Rehearsal], float]
 

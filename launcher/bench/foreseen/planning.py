@@ -16,7 +16,7 @@ from flowrun.engine.compile import Rehearsed, capture_rows, plan_training
 from flowrun.launcher.job.plan_cache import PlanCache, inputs
 from flowrun.launcher.job.recipe_strategy import AUTOCAST, strategy_of
 from flowrun.launcher.model import build
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 
 
 def plan_row(recipe: Recipe) -> Rehearsed:

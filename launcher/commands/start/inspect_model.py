@@ -138,7 +138,8 @@ def find_loss(
     """Return loss and metrics as YAML, by what the model returns for two samples; no loss where it
     returns one itself.
 
-    targets: fields that a loss may compare with, in order.  Raises NoLoss.
+    model: None: it could not be made.  item: of the data set.  inputs: argument of forward ->
+    field.  targets: fields that a loss may compare with, in order.  Raises NoLoss.
     """
     import torch
 

@@ -17,7 +17,8 @@ from typing import Any
 import yaml
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.recipe.schema import Launch, Nodes, Recipe, nodes_of
+from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.recipe.schema import Launch, Nodes, nodes_of
 
 _OF_A_HOST = tuple(f"launch.{key}" for key in ("node_rank", "rdzv_endpoint", "join_s", "threads"))
 _OF_THE_PLAN = ("hardware.",)  # keys that matter only if the plans differ

@@ -18,7 +18,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.commands.export import export
 from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed, find_continuation
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.report.record import METRICS, _lines_before
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights

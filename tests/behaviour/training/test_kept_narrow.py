@@ -17,18 +17,11 @@ from flowrun.engine.ops.flow.rounding import round_at_random, stream_of
 from flowrun.engine.runtime.kernels.live_bytes import LiveBytes
 from flowrun.engine.strategy import Kept, Optimizer
 from flowrun.models.optimizers import lion
-from support.layouts import Layout, captured, cluster, run_plan, strategy
+from support.layouts import FIVE, Layout, captured, cluster, run_plan, strategy
 from support.plain_loop import STEPS, Trained, Training, gpt, loss_difference, torch_optimizer
 
 TOLERANCE = 1e-5  # relative, of the losses of ten steps in fp32
 TRAINING = gpt(2, 16)
-LAYOUTS = (
-    Layout(),
-    Layout(data=2),
-    Layout(tensor=2),
-    Layout(stages=2),
-    Layout(data=2, zero=3),
-)
 KEPT = {
     "weights": Kept(weights=True, seed=3),
     "states": Kept(states=True, seed=3),
@@ -104,7 +97,7 @@ def plain() -> Mapping[str, Trained]:
     return {name: plain_loop(TRAINING, kept) for name, kept in KEPT.items()}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", FIVE, ids=str)
 @pytest.mark.parametrize("name", KEPT)
 def test_losses_are_those_of_a_plain_loop_of_the_same_rounding(
     name: str, layout: Layout, plain: Mapping[str, Trained]

@@ -16,7 +16,7 @@ from flowrun.engine.actors.plan import BoxWork, Plan
 from flowrun.launcher.model.adapters import add_adapters
 from flowrun.launcher.recipe.schema import Adapters
 from flowrun.models.gpt import GPT
-from support.layouts import Layout, compiled, virtual_run
+from support.layouts import FIVE, Layout, compiled, virtual_run
 from support.plain_loop import CONTEXT, VOCABULARY, gpt, loss_difference, plain_loop, seeded
 
 TOLERANCE = 1e-5  # relative, of the losses of ten steps in fp32: sums in another order
@@ -58,16 +58,9 @@ WRAPPED = replace(
         if any(name in pin.pattern for name in LINEARS)
     ),
 )
-LAYOUTS = (
-    Layout(),
-    Layout(data=2),
-    Layout(tensor=2),
-    Layout(stages=2),
-    Layout(data=2, zero=3),
-)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", FIVE, ids=str)
 def test_adapters_train_as_those_of_peft(layout: Layout) -> None:
     found, theirs = virtual_run(TRAINING, layout), plain_loop(WRAPPED)
     assert loss_difference(found.losses, theirs) <= TOLERANCE

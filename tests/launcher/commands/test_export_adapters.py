@@ -17,7 +17,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.commands.export import export
 from flowrun.launcher.model.build import instantiate_model
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.run import run
 
 SMALL = """\

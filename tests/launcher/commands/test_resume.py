@@ -19,7 +19,7 @@ from rich.console import Console
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher.commands.resume import _differ, checkpoint_of, compose_resumed
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights

@@ -11,7 +11,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.commands import verify
 from flowrun.launcher.commands.verify import LayoutComparison, compare_layouts
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.run import run
 
 NETS = """

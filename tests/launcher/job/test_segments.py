@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flowrun.launcher.job.segments import Segment, segments
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 
 RECIPE = load(["recipe=mlp_hybrid"])
 

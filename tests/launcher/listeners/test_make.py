@@ -13,7 +13,7 @@ from flowrun.launcher.listeners import make
 from flowrun.launcher.listeners.listener import TAGS
 from flowrun.launcher.listeners.make import LOGGERS, make_listeners
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -13,7 +13,8 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.model.build import describe_model, instantiate_model
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.recipe.schema import Adapters, Recipe
+from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.recipe.schema import Adapters
 
 SMALL = ("recipe=gpt_tp", "launch=virtual", "model.depth=2", "model.width=32", "engine.cache=false")
 

@@ -27,15 +27,11 @@ from flowrun.engine.runtime.rank.shards import (
     collect_shards,
     make_whole_shard,
 )
-from support.layouts import Layout, cluster, compiled
+from support.layouts import FIVE, Layout, cluster, compiled
 from support.plain_loop import gpt
 
 SIX = (
-    Layout(),
-    Layout(data=2),
-    Layout(tensor=2),
-    Layout(stages=2),
-    Layout(data=2, zero=3),
+    *FIVE,
     Layout(stages=2, tensor=2),
 )
 SMALL = gpt(blocks=2, width=16, micro_batches=2)

@@ -16,7 +16,7 @@ from flowrun.launcher.bench.foreseen.planning import plan_row
 from flowrun.launcher.bench.foreseen.published import Foreseen, parse
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.recipe import Recipe
 
 
 def suite() -> Foreseen:
