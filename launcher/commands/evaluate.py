@@ -20,6 +20,7 @@ from flowrun.launcher.commands.load_run import load_run
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.materials import with_steps
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
+from flowrun.launcher.model.build import loss_of
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.store.checkpoint import RECIPE
@@ -102,9 +103,6 @@ def _results(recipe: Recipe, task: Task, model: nn.Module, batch: Mapping[str, T
     dtype = AUTOCAST[recipe.precision.dtype]
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         output = model(**{argument: batch[name] for argument, name in task.inputs.items()})
-        if task.loss is not None:
-            loss = task.loss(output, batch)
-        else:
-            loss = output if isinstance(output, Tensor) else output.loss
+        loss = loss_of(task.loss, output, batch)
         metrics = {name: metric(output, batch) for name, metric in dict(task.metrics).items()}
     return {"loss": float(loss), **{name: float(value) for name, value in metrics.items()}}

@@ -82,10 +82,7 @@ def _replica(model: nn.Module) -> nn.Module:
 
 def _loss(parts: RecipeParts, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     output = model(**{argument: batch[name] for argument, name in parts.inputs.items()})
-    if parts.loss is not None:
-        return parts.loss(output, batch)
-    loss: Tensor = output if isinstance(output, Tensor) else output.loss
-    return loss
+    return build.loss_of(parts.loss, output, batch)
 
 
 class _PlainUpdate:

@@ -189,6 +189,14 @@ def instantiate_loss(recipe: Recipe) -> LossFunction | None:
     return loss
 
 
+def loss_of(loss: LossFunction | None, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the loss of a model's output; without a function it is the output, or its `loss`."""
+    if loss is not None:
+        return loss(output, batch)
+    found: Tensor = output if isinstance(output, Tensor) else output.loss
+    return found
+
+
 def instantiate_metrics(recipe: Recipe) -> dict[str, LossFunction]:
     """name -> metric(output, batch) -> scalar."""
     return {

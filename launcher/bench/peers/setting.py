@@ -16,7 +16,7 @@ from flowrun.engine.runtime.rank.readback import copy_to_device
 from flowrun.launcher.bench.suite import Peer
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
-from flowrun.launcher.model.build import instantiate_model
+from flowrun.launcher.model.build import instantiate_model, loss_of
 
 PeerBatch = Mapping[str, Tensor]
 TrainStep = Callable[
@@ -67,9 +67,7 @@ class Setting:
 
     def loss(self, output: Any, batch: PeerBatch) -> Tensor:
         """The mean over the batch: of the recipe's loss, or the model's own."""
-        if self.job.materials.task.loss is not None:
-            return self.job.materials.task.loss(output, batch)
-        return output if isinstance(output, Tensor) else output.loss  # type: ignore[no-any-return]
+        return loss_of(self.job.materials.task.loss, output, batch)
 
     def autocast(self) -> AbstractContextManager[None]:
         """Around forward and loss."""
