@@ -190,7 +190,11 @@ def instantiate_loss(recipe: Recipe) -> LossFunction | None:
 
 
 def loss_of(loss: LossFunction | None, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    """Return the loss of a model's output; without a function it is the output, or its `loss`."""
+    """Return the loss of a batch.
+
+    loss: computes it; None: it is the output itself, or its attribute `loss`.  output: of the
+    model.  batch: that it was called with.
+    """
     if loss is not None:
         return loss(output, batch)
     found: Tensor = output if isinstance(output, Tensor) else output.loss
