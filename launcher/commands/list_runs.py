@@ -18,7 +18,7 @@ from rich.table import Table
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.report.loss_curve import LossCurve, plot_text, read_curve
-from flowrun.launcher.report.record import ENDED, METRICS
+from flowrun.launcher.report.record import ENDED, LOGS, METRICS
 from flowrun.launcher.report.report import REPORT
 from flowrun.launcher.store.checkpoint import RECIPE
 from flowrun.launcher.terminal.units import seconds
@@ -215,6 +215,8 @@ def compare(folders: Sequence[Path], console: Console) -> None:
     marks = ["●", "○"][: len(runs)]
     for mark, run in zip(marks, runs, strict=True):
         console.print(f"{mark} {run.folder}", soft_wrap=True)
+        if (logs := run.folder / LOGS).is_dir():
+            console.print(f"  what its ranks printed: {logs}/", soft_wrap=True, style="dim")
     if len(runs) > 1:
         console.print(_difference(folders))
     console.print(_figures(runs, curves))

@@ -20,7 +20,7 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.terminal.units import size
 
-_FILES, _FILES_A_RANK, _FILES_A_PEER = 16, 12, 4  # of 2 to 8 ranks; a peer is on another host
+_FILES, _FILES_A_RANK, _FILES_A_PEER = 16, 18, 4  # of 2 to 8 ranks; a peer is on another host
 _LIBRARIES = 2**28  # bytes of address space for threads and allocators of a rank
 
 

@@ -20,6 +20,7 @@ from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers.pulse import Pulses
 from flowrun.engine.runtime.kernels.kernels import Kernels
+from flowrun.engine.runtime.process.outputs import ProcessOutputs
 from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.collector import EventCollector
@@ -35,10 +36,11 @@ from flowrun.launcher.launch.step_gate import StepGate
 from flowrun.launcher.launch.watch import Watch, find_limit, find_silence
 from flowrun.launcher.launch.worker import Worker
 from flowrun.launcher.recipe.schema import nodes_of
-from flowrun.launcher.report.record import Record
+from flowrun.launcher.report.record import LOGS, Record
 from flowrun.launcher.report.report import Log, Report, read_complete
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import remove_partial
+from flowrun.launcher.terminal.console import STDERR, STDOUT
 
 
 def execute_local(
@@ -193,6 +195,7 @@ def _run_ranks(
     born = multiprocessing.get_context("fork").Barrier(local_ranks)
     plans = [found.plan for found in (worker.training, worker.evaluation) if found]
     pulses, stacks = Pulses(plans, local_ranks), Stacks(local_ranks)
+    outputs = _open_outputs(events.record, place.number * local_ranks, local_ranks)
     worker = replace(
         worker,
         gate=preemption.gate,
@@ -201,6 +204,7 @@ def _run_ranks(
         interface=place.interface,
         pulses=pulses,
         stacks=stacks,
+        outputs=outputs,
     )
     watch = Watch(
         pulses,
@@ -217,7 +221,7 @@ def _run_ranks(
     listener.start()
     well = False
     try:
-        with handlers_restored(), preemption.serving(), events.may_stop_us(), watch:
+        with outputs, handlers_restored(), preemption.serving(), events.may_stop_us(), watch:
             ended = run_agent(worker, local_ranks, place)
         well = ended is None
     finally:
@@ -225,6 +229,17 @@ def _run_ranks(
             pipe.close()
         listener.join(timeout=None if well else 5)  # the report has all events
     return ended
+
+
+def _open_outputs(record: Record, first: int, count: int) -> ProcessOutputs:
+    """Open the outputs of the ranks of this host: what they print is shown, and in the logs that
+    hosts which share a folder keep together.
+
+    record: of the run.  first, count: the ranks.
+    """
+    folder = record.run_folder / LOGS
+    logs = [folder / f"rank_{rank}.log" for rank in range(first, first + count)]
+    return ProcessOutputs(logs, (STDOUT, STDERR), record.lose)
 
 
 def _join_weights(events: EventCollector, record: Record, num_ranks: int) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -30,6 +32,7 @@ from flowrun.engine.runtime.drivers.recorder import RecordedRank
 from flowrun.engine.runtime.kernels.kernels import Kernels
 from flowrun.engine.runtime.process import heap
 from flowrun.engine.runtime.process.core import pin_to_core
+from flowrun.engine.runtime.process.outputs import ProcessOutputs
 from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.runtime.transport.links import Links
@@ -62,7 +65,8 @@ class Worker:
     """A worker runs in each forked process.  kernels: of training's regions.  gate: says which
     steps the local ranks may begin.  pipes: to the launcher, one for each local rank.  born: a
     barrier for all local ranks, before any of them talks to the launcher's store.  pulses, stacks:
-    what the launcher's watch looks at (watch.py).  silence_s: see find_silence there.
+    what the launcher's watch looks at (watch.py).  outputs: what it prints goes there.
+    silence_s: see find_silence in watch.py.
     interface: of the network between the hosts, for gloo.
     """
 
@@ -79,6 +83,7 @@ class Worker:
     born: Barrier | None = None
     pulses: Pulses | None = None
     stacks: Stacks | None = None
+    outputs: ProcessOutputs | None = None
     interface: str = ""
 
     def live(self) -> None:
@@ -99,9 +104,36 @@ class Worker:
             # library. A rank that is forked at that moment would find it locked for ever.
             assert self.born is not None
             self.born.wait(_BORN_S)
+            if self.outputs:
+                self.outputs.enter(local)
+            self._log(self._describe(rank))
             self._run(rank, events)
         except BaseException as error:
-            _fail(error, rank, events)
+            self._fail(error, rank, events)
+
+    def _log(self, text: str) -> None:
+        if self.outputs:
+            self.outputs.write_log(f"{text}\n")
+
+    def _describe(self, rank: int) -> str:
+        """Return the first line of a log for what `rank` prints from here on."""
+        about = f"rank {rank} of {self.training.plan.num_ranks}"
+        process = f"process {os.getpid()} on {socket.gethostname()}"
+        start = self.job.start.step if self.job.start else 0
+        return f"{_read_clock()} {about}, {process}, from step {start}"
+
+    def _fail(self, error: BaseException, rank: int, events: EventSender) -> NoReturn:
+        """Leave at once, from any thread, with an error."""
+        where, problem, story = describe(error, rank)
+        self._log(f"\n{_read_clock()} rank {rank} ends with an error\n{story}")
+        if isinstance(error, NotFinite):
+            events.not_finite(error.steps)
+        events.error(where, problem, story, lost_peer=isinstance(error, LostPeer))
+        if isinstance(error, LostPeer):
+            time.sleep(_LINGER_S)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
     @property
     def pulse(self) -> Pulse:
@@ -143,9 +175,8 @@ class Worker:
     ) -> None:
         """Train segment by segment, with evaluations and checkpoints where they are due."""
         self._restore(rank, trained)
-        saves = RankSaves(
-            self.job, trained, self.folder, self.pulse, events, lambda e: _fail(e, rank, events)
-        )
+        fail = partial(self._fail, rank=rank, events=events)
+        saves = RankSaves(self.job, trained, self.folder, self.pulse, events, fail)
         evaluation: DistributedRank | None = None
         problems: list[tuple[int, str]] = []
         report = self._reporter(trained, events, problems)
@@ -289,16 +320,8 @@ def _forget(step: int, results: Results, seconds: float) -> None:
     """Leave the results of a step to the rank that reports them."""
 
 
-def _fail(error: BaseException, rank: int, events: EventSender) -> NoReturn:
-    """Leave at once, from any thread, with an error."""
-    if isinstance(error, NotFinite):
-        events.not_finite(error.steps)
-    events.error(*describe(error, rank), lost_peer=isinstance(error, LostPeer))
-    if isinstance(error, LostPeer):
-        time.sleep(_LINGER_S)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
+def _read_clock() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _same_time() -> int:

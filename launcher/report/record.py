@@ -42,7 +42,7 @@ from flowrun.launcher.store.checkpoint import (
     find_best,
     replace_text,
 )
-from flowrun.launcher.terminal.console import STDOUT
+from flowrun.launcher.terminal.console import STDERR, STDOUT
 
 _NO_TARGET = (
     "step {step} has no target: its loss is not a number (null in metrics.jsonl) and its gradients"
@@ -50,6 +50,7 @@ _NO_TARGET = (
 )
 
 METRICS, RESTARTS, ENDED = "metrics.jsonl", "restarts.jsonl", "ended.json"
+LOGS = "logs"  # the folder with what each rank prints
 PREEMPTED, STOPPED, FAILED = "preempted", "stopped", "failed"  # how a run ended (ENDED)
 COMPLETE, RESTARTED = "complete", "restarted"  # to listeners
 
@@ -92,7 +93,7 @@ class Record:
         self.begun = self.agreed = False
         self._metrics: TextIO | None = None
         self._peak_share: tuple[Job, float] | None = None
-        self.listeners = Listeners(listeners, self._lose)
+        self.listeners = Listeners(listeners, self.lose)
         self.listeners.prepare(self._describe)
         self._end_run = end_run
         self.ended_by = ""  # the callback that has asked for the end
@@ -317,6 +318,8 @@ class Record:
         if status == PREEMPTED:
             steps = self.job.recipe.train.steps
             self.note(f"preempted after step {self.reached} of {steps} by {why}; nothing is lost")
+        if status == FAILED and (logs := self.run_folder / LOGS).is_dir():
+            self.note(f"what each rank printed, with its traceback: {logs}/")
 
     def advise_resume(self) -> None:
         """Say how to resume a run that failed or was stopped, if that is possible."""
@@ -336,7 +339,7 @@ class Record:
         self._write_restarts()
         self.listeners.end(COMPLETE)
         self.close()
-        if reason := STDOUT.lost:
+        if reason := STDOUT.lost or STDERR.lost:
             self.lost.append(f"what was printed is cut off: {reason}")
         best = find_best(find_all(self.folder), self.job.recipe.train.keep_best)
         report = replace(
@@ -395,7 +398,7 @@ class Record:
                 file.writelines(self._unwritten)
             self._unwritten.clear()
 
-    def _lose(self, text: str) -> None:
+    def lose(self, text: str) -> None:
         """Note what cannot be written; the report has it."""
         self.lost.append(text)
         self.note(text)

@@ -26,13 +26,17 @@ def printable(text: str) -> str:
 
 
 class LastingOutput:
-    """Standard output that a program outlives: when nobody takes what it prints any more (a full
+    """A standard stream that a program outlives: when nobody takes what is printed any more (a full
     disk, a pipe without a reader), the rest is dropped.
 
     lost: why; empty as long as all is well.
     """
 
     lost = ""
+
+    def __init__(self, name: str = "stdout") -> None:
+        """name: of the stream in `sys`."""
+        self._name = name
 
     def write(self, text: str) -> int:
         """Write, or drop."""
@@ -45,19 +49,23 @@ class LastingOutput:
 
     def _try(self, what: str, *text: str) -> None:
         try:
-            getattr(sys.stdout, what)(*text)
+            getattr(self._stream, what)(*text)
         except (OSError, ValueError) as error:  # ValueError: it is closed
             self.lost = self.lost or f"{type(error).__name__}: {error}"
             with suppress(OSError, ValueError):  # so that its end finds nothing to complain of
                 nothing = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nothing, sys.stdout.fileno())
+                os.dup2(nothing, self._stream.fileno())
                 os.close(nothing)
 
+    @property
+    def _stream(self) -> Any:
+        return getattr(sys, self._name)
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(sys.stdout, name)
+        return getattr(self._stream, name)
 
 
-STDOUT = LastingOutput()
+STDOUT, STDERR = LastingOutput("stdout"), LastingOutput("stderr")
 
 
 def output_width() -> int:

@@ -111,3 +111,7 @@ def test_the_rank_that_failed_is_blamed_once(place: Path, how: str, said: str) -
     assert (ended.status, ended.err) == (1, said)
     assert losses(place / "o")  # the steps that were done stay
     assert not (place / "o" / "report.json").exists()
+    logs = [(place / "o" / "logs" / f"rank_{k}.log").read_text() for k in range(2)]
+    assert [text.split(", process")[0][20:] for text in logs] == ["rank 0 of 2", "rank 1 of 2"]
+    assert ("ValueError: sample 40 is not there" in logs[1]) == (how == "raise")
+    assert f"note: what each rank printed, with its traceback: {place / 'o' / 'logs'}/" in ended.out

@@ -28,6 +28,8 @@ def test_a_rank_that_is_killed_begins_again_and_changes_no_bit(tmp_path: Path) -
     assert [json.loads(line)["where"] for line in lines] == ["rank 1"]
     assert json.loads((killed / "report.json").read_text())["restarts"] == 1
     assert losses(killed) == losses(whole)  # no step is there twice
+    begun = (killed / "logs" / "rank_1.log").read_text()
+    assert begun.count("rank 1 of 2, process") == 2  # the log of the first is still there
     assert (killed / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
 
 

@@ -122,6 +122,9 @@ def test_both_hosts_name_the_rank_that_failed(place: Path) -> None:
         assert re.fullmatch(rf"host [01] \({NAME}\), rank 1, actor batch", where)
         assert problem == "  ValueError: sample 40 is not there"
     assert len({ended.err for ended in ends}) == 1
+    logs = [log.read_text() for log in place.glob("host?/logs/rank_1.log")]
+    assert len(logs) == 1
+    assert "ValueError: sample 40 is not there" in logs[0]
 
 
 def test_both_hosts_name_a_rank_that_is_killed_and_end(place: Path) -> None:

@@ -80,6 +80,15 @@ def test_two_runs_are_compared(tmp_path: Path, shown: Callable[..., str]) -> Non
     assert "last loss" in shown("a")
 
 
+def test_a_run_is_shown_with_the_folder_of_its_logs(
+    tmp_path: Path, shown: Callable[..., str]
+) -> None:
+    folder = make_run(tmp_path / "a")
+    assert "what its ranks printed" not in shown(str(folder))
+    (folder / "logs").mkdir()
+    assert f"what its ranks printed: {folder}/logs/" in shown(str(folder))
+
+
 def test_the_steps_of_a_run_are_followed_until_it_ends(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", steps=1)
     out, looks = io.StringIO(), iter((range(1, 3), range(3, 5)))
