@@ -21,6 +21,8 @@ from flowrun.engine.user_code import place, place_of
 
 MAX_REAL_NUMBERS = 20_000_000  # elements of a model that is called with numbers, not with shapes
 _BRANCH = "Choose with torch.where: an `if` in Python is decided once, for all steps."
+_COUNT = "Count in a buffer (self.steps += 1), not with an iterator or a generator."
+_REGISTER = "Register the tensor as a buffer (self.register_buffer), and write into that."
 # words of Dynamo's message, of the user's line or of torch's file names -> what to write instead
 _INSTEAD = (
     (
@@ -40,12 +42,11 @@ _INSTEAD = (
     ("guard on", _BRANCH),
     (".item()", "Compute with tensors; .item() and float(tensor) cannot be captured."),
     ("random.", "Draw with torch (torch.rand, nn.Dropout), not with `random` or numpy."),
-    ("tp_iternext", "Count in a buffer (self.steps += 1), not with an iterator or a generator."),
+    ("tp_iternext", _COUNT),
+    ("__next__", _COUNT),  # torch 2.12
     ("set_ on", "Write into a buffer (self.x.copy_(…)), not into its .data."),
-    (
-        "entirely functional graph",
-        "Register the tensor as a buffer (self.register_buffer), and write into that.",
-    ),
+    ("entirely functional graph", _REGISTER),
+    ("allow_non_fake_inputs", _REGISTER),  # torch 2.12
 )
 _ELSE = (
     "Write that part with tensors; capture supports what torch.compile(fullgraph=True) supports."

@@ -289,13 +289,15 @@ def test_a_forward_that_changes_gradients_of_earlier_micro_batches_is_refused(
 
 
 def test_a_graph_that_is_kept_from_call_to_call_is_refused_in_torchs_words() -> None:
+    """torch 2.12 refuses the tensor itself, as it is no buffer."""
+
     def keeps(net: Any, x: Tensor) -> Tensor:
         y = net.a(x) + net.last
         net.last = torch.tanh(y).mean(0)
         out: Tensor = net.h(y)
         return out
 
-    with pytest.raises(RecipeError, match="backward through the graph a second time"):
+    with pytest.raises(RecipeError, match=r"the graph a second time|to FakeTensors first"):
         checked(keeps)
 
 
