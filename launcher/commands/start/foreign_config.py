@@ -53,12 +53,27 @@ def _offload(value: Any, _: Keys) -> Keys:
     raise Untranslated(f"flowrun keeps nothing on {device}")
 
 
-def _optimizer(value: Any, _: Keys) -> Keys:
+# what optimizers of DeepSpeed 0.19 take where a file is silent; a recipe's take other numbers
+_ADAM = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+_SILENT: Mapping[str, Keys] = {
+    "adamw": _ADAM,
+    "lamb": _ADAM,
+    "lion": {"lr": 1e-4, "betas": [0.9, 0.99], "weight_decay": 0.0},
+    "sgd": {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0},
+}
+_NO_CLIPPING = (
+    "the file does not say it: DeepSpeed 0.19 then clips at 1.0, older ones do not; write it to"
+    " optim.clip_norm"
+)
+
+
+def _optimizer(value: Any, keys: Keys) -> Keys:
     names = {"adam": "adamw", "adamw": "adamw", "lamb": "lamb", "lion": "lion", "sgd": "sgd"}
     name = names.get(str(value).lower())
     if name is None:
         raise Untranslated("flowrun has adamw, sgd, lion, lamb, adagrad and optim.update")
-    return {"optim.name": name}
+    silent = {k: v for k, v in _SILENT[name].items() if f"optimizer.params.{k}" not in keys}
+    return {"optim.name": name, **{f"optim.{key}": silent[key] for key in silent}}
 
 
 def _schedule(value: Any, keys: Keys) -> Keys:
@@ -301,6 +316,8 @@ def translate(flat: Keys, kind: str, table: Mapping[str, Turn]) -> Imported:
                 others[key] = str(why)
             except (TypeError, ValueError, KeyError):
                 others[key] = f"{value!r} is no value that is known"
+    if table is DEEPSPEED and "gradient_clipping" not in flat:
+        others["gradient_clipping"] = _NO_CLIPPING
     if "zero.stage" in keys and "placement.axes.data" not in keys:
         keys["placement.axes.data"] = 1
         others["the number of ranks"] = "write it to placement.axes.data"

@@ -101,6 +101,14 @@ def test_what_has_no_equal_is_named(tmp_path: Path, keys: Any, other: str, why: 
     assert why in read_foreign(write(tmp_path, "ds.json", keys)).others[other]
 
 
+def test_numbers_that_deepspeed_takes_in_silence_are_written(tmp_path: Path) -> None:
+    keys = {"optimizer": {"params": {"lr": 3e-4}, "type": "Adam"}}
+    found = read_foreign(write(tmp_path, "ds.json", keys))
+    numbers = {"lr": 3e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+    assert found.keys == {"optim.name": "adamw", **{f"optim.{k}": v for k, v in numbers.items()}}
+    assert "clips at 1.0" in found.others["gradient_clipping"]
+
+
 def test_every_row_names_keys_of_a_recipe() -> None:
     """A row that writes a key which a recipe does not have would be refused only by its user."""
     values: tuple[Any, ...] = (1, True, 0.5, "bf16", "AdamW", "FULL_SHARD", [0.9, 0.95])
