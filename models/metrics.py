@@ -13,29 +13,34 @@ from typing import Any
 from torch import Tensor
 
 from flowrun.models.insightface import Scores
-from flowrun.models.losses import cross_entropy
+from flowrun.models.losses import OutputPart, cross_entropy, part_of
 
 IGNORED = -100  # torch's `ignore_index`
 
 
-def accuracy(output: Tensor | Any, batch: Mapping[str, Tensor], target: str = "targets") -> Tensor:
+def accuracy(
+    output: Any, batch: Mapping[str, Tensor], target: str = "targets", part: OutputPart = None
+) -> Tensor:
     """Return the share of positions whose largest logit is that of the target class.
 
-    output: logits (..., V), or what holds them as `logits`.  batch: has the class ids (...) in the
-    field `target`; positions of -100, which cross entropy ignores, do not count.
+    output, part: hold the logits (..., V), see losses.part_of.  batch: has the class ids (...) in
+    the field `target`; positions of -100, which cross entropy ignores, do not count.
     """
-    logits = output if isinstance(output, Tensor) else output.logits
+    logits = part_of(output, part)
     known = batch[target] != IGNORED
     hits = (logits.argmax(dim=-1) == batch[target]) & known
     return hits.float().sum() / known.float().sum().clamp(min=1)
 
 
-def binary_accuracy(output: Tensor, batch: Mapping[str, Tensor], target: str = "targets") -> Tensor:
+def binary_accuracy(
+    output: Any, batch: Mapping[str, Tensor], target: str = "targets", part: OutputPart = None
+) -> Tensor:
     """Return the share of logits with the sign of their target.
 
-    output: logits (...).  batch: has the targets (...), 0 or 1, in the field `target`.
+    output, part: hold the logits (...), see losses.part_of.  batch: has the targets (...), 0 or 1,
+    in the field `target`.
     """
-    return ((output > 0) == (batch[target] > 0.5)).float().mean()
+    return ((part_of(output, part) > 0) == (batch[target] > 0.5)).float().mean()
 
 
 def hit_rate(output: Scores, batch: Mapping[str, Tensor]) -> Tensor:

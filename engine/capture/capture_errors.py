@@ -149,9 +149,16 @@ def missing_loss_error(output: Any) -> RecipeError:
     """Return the error for a model whose output has no loss while task.loss names none."""
     kind = type(output).__name__
     keys = f" with {', '.join(map(str, output))}" if isinstance(output, dict) else ""
+    instead = (
+        "Set task.loss to a function called with (output, batch), or return a tensor, or a dict or"
+        " an object with `loss`."
+    )
+    if isinstance(output, tuple | list):
+        instead += (
+            " Where value 0 is the loss: {_target_: flowrun.models.losses.model_loss, part: 0}."
+        )
     return RecipeError(
         "task.loss",
         f"task.loss is not set, and the model returns a {kind}{keys}, which has no `loss`.",
-        "Set task.loss to a function called with (output, batch), or return a tensor, or a dict or"
-        " an object with `loss`.",
+        instead,
     )

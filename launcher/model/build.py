@@ -35,6 +35,7 @@ from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
 from flowrun.launcher.recipe.schema import Target
 from flowrun.launcher.terminal import doing
+from flowrun.models.losses import part_of
 
 LossFunction = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (output, batch) -> scalar mean
 
@@ -192,13 +193,12 @@ def instantiate_loss(recipe: Recipe) -> LossFunction | None:
 def loss_of(loss: LossFunction | None, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """Return the loss of a batch.
 
-    loss: computes it; None: it is the output itself, or its attribute `loss`.  output: of the
-    model.  batch: that it was called with.
+    loss: computes it; None: it is the output itself, or its `loss`.  output: of the model.  batch:
+    that it was called with.
     """
     if loss is not None:
         return loss(output, batch)
-    found: Tensor = output if isinstance(output, Tensor) else output.loss
-    return found
+    return output if isinstance(output, Tensor) else part_of(output, "loss")
 
 
 def instantiate_metrics(recipe: Recipe) -> dict[str, LossFunction]:

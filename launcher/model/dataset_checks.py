@@ -13,9 +13,11 @@ from torch.utils.data import DataLoader, IterableDataset
 from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.engine.user_code import place_of
 from flowrun.models.data.collate import ItemError, collate, differing_fields, item_of
+from flowrun.models.data.named import NamedFields
 from flowrun.models.data.stacked import batch_method, batch_of
 from flowrun.models.data.steps import preparation, unprepared_fields
 
+NAMED = f"{NamedFields.__module__}.{NamedFields.__name__}"
 _WRITE = {
     "stacked": "It returns {field: tensor (B, …)}, the items of the indices (B,) in their order.",
     "__getitems__": "It returns a list, the item of each index.",
@@ -58,6 +60,13 @@ def check_items(data: Any) -> None:
     """Check a map-style data set with two items or more.  Raises RecipeError."""
     with data_errors():
         items = [item_of(data, number) for number in (0, 1)]
+        if isinstance(items[0], tuple | list):
+            raise RecipeError(
+                "data._target_",
+                f"item 0 is a {type(items[0]).__name__}: return a dict, {{field: tensor}}.",
+                f"Or name its {len(items[0])} values: data: {{_target_: {NAMED}, names: […], data: "
+                "{_target_: this class, …}}",
+            )
         expected = collate(items, (0, 1))
     method = batch_method(data)
     if method and not preparation(data):

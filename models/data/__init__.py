@@ -4,6 +4,6 @@ text.py tokens.py windows.py masked.py   streams of ids cut into windows; hidden
 digits.py photographs.py images.py clusters.py   images: inside wheels, of users, generated
 click_log.py huggingface.py   users' tables; saved Hugging Face data sets
 corpus/   text as the ids of a tokenizer
-mixture.py   a weighted mixture of data sets
+mixture.py named.py   a weighted mixture of data sets; names for items that are tuples
 collate.py stacked.py steps.py   items -> a batch; many items at once; items made in steps
 """

@@ -26,6 +26,7 @@ from flowrun.launcher.commands.start.inspect_model import (
     find_data,
     find_loss,
     find_model,
+    find_named,
     read_first_item,
 )
 from flowrun.launcher.recipe.recipe_errors import PlacedError
@@ -74,7 +75,7 @@ def write_recipe(target: str, data: str | None, file: Path | None) -> WrittenRec
     folder = Path(target)
     is_folder = folder.is_dir() and not (folder / "__init__.py").exists()
     draft = _hugging_face(folder, data) if is_folder else _own_model(target, data)
-    name = folder.resolve().name if is_folder else draft.title.split()[1].strip(",").split(".")[-1]
+    name = folder.resolve().name if is_folder else _name_of(draft.title.split()[1].strip(","))
     file = file or Path("recipes") / f"{re.sub('[^a-z0-9]+', '_', name.lower())}.yaml"
     if file.exists():
         raise PlacedError(
@@ -86,6 +87,12 @@ def write_recipe(target: str, data: str | None, file: Path | None) -> WrittenRec
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(make_text(draft), encoding="utf-8")
     return WrittenRecipe(file=file, missing=draft.missing, notes=draft.notes)
+
+
+def _name_of(path: str) -> str:
+    """Return the class of a dotted path; of a function, which makes a model, its module."""
+    *modules, last = path.split(".")
+    return last if last[0].isupper() or not modules else modules[-1]
 
 
 def make_text(draft: Draft) -> str:
@@ -137,32 +144,40 @@ def _add_comment(text: str, comment: str) -> str:
 
 def _own_model(target: str, data: str | None) -> Draft:
     """Draft the recipe of a class or function that makes a model."""
-    from flowrun.launcher.model.build import find
+    from flowrun.launcher.model.dataset_checks import NAMED
 
     path, module = find_model(target)
-    maker = find(path, COMMAND_LINE)
+    maker = find_named(path)
     model_lines, missing = _target_lines(path, maker, "model")
     model = None if missing else call_maker(maker, path)
-    data = data or find_data(module)
+    data = data.replace(".py:", ".") if data else find_data(module)
+    arguments = arguments_of_forward(maker if model is None else model)
+    first = None
     if data is None:
         data_lines = [_add_comment(f"_target_: {_MISSING}", "a class with __len__ and __getitem__")]
         missing.append("data._target_")
         note = ["a data set has __len__ and __getitem__, and its items are dicts of tensors"]
-        item, samples = None, None
     else:
-        set_maker, note = find(data, COMMAND_LINE), []
+        set_maker, note = find_named(data), []
         data_lines, more = _target_lines(data, set_maker, "data")
-        item, samples = (None, None) if more else read_first_item(set_maker, data)
+        first = None if more else read_first_item(set_maker, data, arguments)
         missing += more
-    if item is not None:
-        fields = ", ".join(f"{name} {describe_field(value)}" for name, value in item.items())
-        data_lines.insert(0, f"# {samples:,} items: {fields}")
-    task = _task(arguments_of_forward(maker if model is None else model), item, model)
+    if first is not None:
+        shown = [f"{name} {describe_field(value)}" for name, value in first.fields.items()]
+        if first.names:
+            data_lines = [
+                f"_target_: {NAMED}",
+                _add_comment(f"names: [{', '.join(first.names)}]", "of the values of an item"),
+                "data:",
+                *(f"  {line}" for line in data_lines),
+            ]
+        data_lines.insert(0, f"# {first.number:,} items: {', '.join(shown)}")
+    task = _task(arguments, first.fields if first else None, model)
     return Draft(
         title=f"# {path}{f' on {data}' if data else ''}, a recipe that flowrun init began.",
         model=model_lines,
         data=data_lines,
-        samples=samples,
+        samples=first.number if first else None,
         missing=[*missing, *task.missing],
         notes=[*note, *task.notes],
         inputs=task.inputs,
@@ -203,7 +218,7 @@ def _task(arguments: Mapping[str, bool], item: Mapping[str, Any] | None, model: 
             inputs[argument] = left.pop(0)
             notes.append(f"task.inputs.{argument} is the field {inputs[argument]}, the first left")
     try:
-        loss, metrics = find_loss(model, item, inputs, [*left, *inputs.values()])
+        found = find_loss(model, item, inputs, left)
     except NoLoss as why:
         missing = ["task.loss"]
         return TaskDraft(
@@ -212,7 +227,8 @@ def _task(arguments: Mapping[str, bool], item: Mapping[str, Any] | None, model: 
             missing=missing,
             notes=[*notes, str(why)],
         )
-    return TaskDraft(inputs=inputs, loss=loss, metrics=metrics, notes=notes)
+    notes += [found.note] if found.note else []
+    return TaskDraft(inputs=inputs, loss=found.loss, metrics=found.metrics, notes=notes)
 
 
 def _target_lines(path: str, maker: Any, section: str) -> tuple[list[str], list[str]]:
@@ -299,7 +315,7 @@ def show_written(written: WrittenRecipe, console: Console) -> None:
         console.print(f"{written.file} is written", highlight=False, markup=False)
     for command, what in (
         (f"flowrun plan recipe={recipe}", "what it would do"),
-        (f"flowrun recipe={recipe} train.steps=20", "train a few steps"),
+        (f"flowrun recipe={recipe}", "train"),
         (f"flowrun recipe={recipe} placement.axes.data=2", "on two ranks"),
     ):
         console.print(f"  {command:<50} {what}", highlight=False, markup=False, soft_wrap=True)

@@ -10,39 +10,60 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.user_code import place_of
 from flowrun.launcher.recipe.recipe_errors import PlacedError
 
 COMMAND_LINE = "command line"
-_LOSSES = "flowrun.models.losses"
+_TARGETS = ("targets", "target", "labels", "label", "y")  # arguments of models with a loss
 _METRICS = {"cross_entropy": "accuracy", "binary_cross_entropy": "binary_accuracy"}
 
 
 def find_model(target: str) -> tuple[str, str]:
-    """Return (dotted path of the model, module that it is in).  Raises RecipeError."""
+    """Return (dotted path of the model, module that it is in).  Raises RecipeError.
+
+    target: a module or a file with one model, or the model: module.Name, file.py:Name.  A module
+    without a class of a model may have one function, which makes it.
+    """
     from torch import nn
 
-    dotted = target.removesuffix(".py").replace("/", ".") if target.endswith(".py") else target
+    file, _, name = target.partition(":")
+    dotted = file.removesuffix(".py").strip("./").replace("/", ".") if ".py" in file else file
+    dotted = f"{dotted}.{name}" if name else dotted
     module = _import(dotted)
     if module is None:
         return dotted, dotted.rpartition(".")[0]
+    defined = {
+        name: value
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", "") == dotted and not name.startswith("_")
+    }
     own = [
         name
-        for name, value in vars(module).items()
-        if inspect.isclass(value) and issubclass(value, nn.Module) and value.__module__ == dotted
+        for name, value in defined.items()
+        if inspect.isclass(value) and issubclass(value, nn.Module)
     ]
     held = {name for name in own if _is_held(module, name, own)}
     whole = [name for name in own if name not in held]
-    if len(whole) != 1:
+    whole = whole or [name for name, value in defined.items() if inspect.isfunction(value)]
+    if not whole:
         raise PlacedError(
             COMMAND_LINE,
             target,
-            f"this module defines {len(whole) or 'no'} models: {', '.join(whole) or 'none'}.",
-            f"Name one: flowrun init {dotted}.{whole[-1] if whole else 'Net'}.",
+            "this module defines no model: no subclass of torch.nn.Module, and no function.",
+            "Name a class or a function that makes a model: flowrun init my_models.Net.",
+        )
+    if len(whole) > 1:
+        raise PlacedError(
+            COMMAND_LINE,
+            target,
+            f"this module defines {len(whole)} models: {', '.join(whole)}.",
+            f"Name one: flowrun init {dotted}.{whole[-1]}.",
         )
     return f"{dotted}.{whole[0]}", dotted
 
@@ -81,28 +102,78 @@ def _import(dotted: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and (dotted == error.name or dotted.startswith(f"{error.name}.")):
             return None
-        raise RecipeError(COMMAND_LINE, f"importing {dotted!r} failed: {error}.") from error
+        raise PlacedError(COMMAND_LINE, dotted, f"importing it failed: {error}.") from error
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
-        raise RecipeError(COMMAND_LINE, f"importing {dotted!r} failed: {why}.") from error
+        raise PlacedError(COMMAND_LINE, dotted, f"importing it failed: {why}.") from error
+
+
+def find_named(path: str) -> Any:
+    """Return the class or function of a dotted path.  Raises RecipeError."""
+    from flowrun.launcher.model.build import find
+
+    try:
+        return find(path, COMMAND_LINE)
+    except RecipeError as error:
+        raise PlacedError(COMMAND_LINE, path, error.problem, error.instead) from error
 
 
 def call_maker(maker: Any, path: str) -> Any:
     try:
         return maker()
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        raise RecipeError(COMMAND_LINE, f"{path}() failed: {why}") from error
+        why = " ".join(f"{type(error).__name__}: {error} {place_of(error)}".split())
+        raise PlacedError(COMMAND_LINE, path, f"{path}() failed: {why}") from error
 
 
-def read_first_item(maker: Any, path: str) -> tuple[Mapping[str, Any], int]:
-    """Return an item of a data set and their number.  Raises RecipeError."""
-    from flowrun.launcher.model.dataset_checks import check_items, check_kind
+@dataclass(frozen=True, kw_only=True)
+class FirstItem:
+    """The first item of a data set, by field.
 
+    number: of all items.  names: that its values were given; (): it has its own.
+    """
+
+    fields: Mapping[str, Any]
+    number: int
+    names: Sequence[str]
+
+
+def read_first_item(maker: Any, path: str, arguments: Mapping[str, bool]) -> FirstItem:
+    """Return the first item of a data set.  Raises RecipeError.
+
+    maker: makes the data set.  path: of it.  arguments: of forward, which give the values of a
+    tuple their names; what is left of it is the target.
+    """
+    from flowrun.launcher.model.dataset_checks import check_items, check_kind, data_errors
+    from flowrun.models.data.named import NamedFields
+
+    names: tuple[str, ...] = ()
     data = call_maker(maker, path)
-    check_kind(data)
-    check_items(data)
-    return data[0], len(data)
+    try:
+        check_kind(data)
+        with data_errors():
+            item = data[0]
+        if isinstance(item, tuple | list):
+            names = name_values(len(item), arguments)
+            data = NamedFields(data, names)
+        check_items(data)
+    except RecipeError as error:
+        raise PlacedError(COMMAND_LINE, path, error.problem, error.instead) from error
+    return FirstItem(fields=data[0], number=len(data), names=names)
+
+
+def name_values(count: int, arguments: Mapping[str, bool]) -> tuple[str, ...]:
+    """Return names for the values of a tuple: arguments of forward, then targets.
+
+    count: of the values.  arguments: of forward, and whether each must be given; one that may be
+    left out gives its name where it is one of a target.
+    """
+    needed = [name for name, must in arguments.items() if must][:count]
+    computing = [name for name in arguments if name in _TARGETS and name not in needed]
+    left = count - len(needed)
+    targets = computing[:1] or ["targets"]
+    more = [f"{targets[0]}_{k}" for k in range(2, left + 1)]
+    return (*needed, *[*targets, *more][:left])
 
 
 def describe_field(value: Any) -> str:
@@ -132,14 +203,22 @@ class NoLoss(Exception):
     """No loss is known; its text says why."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LossDraft:
+    """Loss and metrics as YAML in a line each, or empty.  note: for the user, or empty."""
+
+    loss: str = ""
+    metrics: str = ""
+    note: str = ""
+
+
 def find_loss(
-    model: Any, item: Mapping[str, Any], inputs: Mapping[str, str], targets: Sequence[str]
-) -> tuple[str, str]:
-    """Return loss and metrics as YAML, by what the model returns for two samples; no loss where it
-    returns one itself.
+    model: Any, item: Mapping[str, Any], inputs: Mapping[str, str], left: Sequence[str]
+) -> LossDraft:
+    """Return a loss by what the model returns for two samples; none where it returns one itself.
 
     model: None: it could not be made.  item: of the data set.  inputs: argument of forward ->
-    field.  targets: fields that a loss may compare with, in order.  Raises NoLoss.
+    field.  left: fields that no argument takes.  Raises NoLoss.
     """
     import torch
 
@@ -150,21 +229,72 @@ def find_loss(
         with torch.no_grad():
             output = model.eval()(**{argument: batch[field] for argument, field in inputs.items()})
     except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
+        why = " ".join(f"{type(error).__name__}: {error} {place_of(error)}".split())
         raise NoLoss(f"forward fails on two samples: {why}") from error
-    if getattr(output, "loss", None) is not None or getattr(output, "shape", None) == ():
-        return "", ""
-    logits = output if isinstance(output, torch.Tensor) else getattr(output, "logits", None)
-    for target in targets if logits is not None else ():
-        if kind := _kind(logits, batch[target]):
-            end = "}" if target == "targets" else f", target: {target}}}"
-            metric = _METRICS.get(kind)
-            metrics = (
-                f"{{{metric}: {{_target_: flowrun.models.metrics.{metric}{end}}}" if metric else ""
-            )
-            return f"{{_target_: {_LOSSES}.{kind}{end}", metrics
-    shape = "" if logits is None else f", {' x '.join(map(str, logits.shape))} for two samples"
-    raise NoLoss(f"no loss of flowrun fits the output{shape}: write loss(output, batch) -> scalar")
+    parts = _parts_of(output)
+    scalars = [name for name, value in parts.items() if value.shape == ()]
+    if scalars and not _compare(parts, batch, left).loss:
+        known = [
+            field
+            for field in inputs.values()
+            if batch[field].dim() == 1 or isinstance(output, tuple)
+        ]
+        metrics = _compare(parts, batch, known).metrics
+        own = "" if scalars[0] in (None, "loss") else _target("model_loss", part=scalars[0])
+        return LossDraft(loss=own, metrics=metrics)
+    found = _compare(parts, batch, [*left, *inputs.values()])
+    if found.loss:
+        return found
+    shapes = ", ".join(" x ".join(map(str, value.shape)) for value in parts.values())
+    shown = f", {shapes} for two samples" if shapes else f", a {type(output).__name__}"
+    raise NoLoss(f"no loss of flowrun fits the output{shown}: write loss(output, batch) -> scalar")
+
+
+def _parts_of(output: Any) -> dict[Any, Any]:
+    """Return the tensors that an output holds, by number or name; None is the name of it whole."""
+    from torch import Tensor
+
+    if isinstance(output, Tensor):
+        return {None: output}
+    if isinstance(output, tuple | list):
+        found: Iterable[tuple[Any, Any]] = enumerate(output)
+    elif isinstance(output, Mapping):
+        found = output.items()
+    else:
+        found = ((name, getattr(output, name, None)) for name in ("loss", "logits"))
+    return {name: value for name, value in found if isinstance(value, Tensor)}
+
+
+def _compare(
+    parts: Mapping[Any, Any], batch: Mapping[str, Any], targets: Sequence[str]
+) -> LossDraft:
+    """Return the loss that compares a part of an output with a field; an empty one if none does.
+
+    targets: the fields, in order.
+    """
+    for name, value in parts.items():
+        for field in targets:
+            if kind := _kind(value, batch[field]):
+                where = {"target": field, "part": name}
+                metric = _METRICS.get(kind)
+                return LossDraft(
+                    loss=_target(kind, **where),
+                    metrics=f"{{{metric}: {_target(metric, 'metrics', **where)}}}"
+                    if metric
+                    else "",
+                    note=f"the loss reads value {name} of what the model returns, and no other: a "
+                    "loss of yours, loss(output, batch), can add them"
+                    if isinstance(name, int)
+                    else "",
+                )
+    return LossDraft()
+
+
+def _target(name: str, module: str = "losses", **arguments: Any) -> str:
+    """Return the YAML of a loss or a metric of flowrun's, without what is the default."""
+    known = (("target", "targets"), ("part", None), ("part", "logits"))
+    told = [f", {key}: {value}" for key, value in arguments.items() if (key, value) not in known]
+    return f"{{_target_: flowrun.models.{module}.{name}{''.join(told)}}}"
 
 
 def _kind(logits: Any, target: Any) -> str:

@@ -11,8 +11,10 @@ from rich.console import Console
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.commands.start.init_recipe import show_written, write_recipe
+from flowrun.launcher.commands.start.inspect_model import name_values
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.recipe_errors import explain
 
 MODULE = """
 import torch
@@ -136,6 +138,8 @@ def test_mistakes_are_refused(place: Path) -> None:
     module(place, "points_f")
     write_recipe("points_f", None, None)
     (place / "empty").mkdir()
+    (place / "none.py").write_text("import torch\n")
+    (place / "raises.py").write_text("import torch\ntorch.nothing\n")
     (place / "two.py").write_text(
         "from torch import nn\nclass A(nn.Module): ...\nclass B(nn.Module): ...\n"
     )
@@ -143,8 +147,85 @@ def test_mistakes_are_refused(place: Path) -> None:
         "points_f": "there already",
         "empty": r"no config\.json",
         "two": "defines 2 models: A, B",
+        "none": "defines no model: no subclass",
+        "raises": "importing it failed: AttributeError: module 'torch'",
         "nothing.Net": "there is no module 'nothing'",
         "points_f.Nett": "has no 'Nett'",
     }.items():
-        with pytest.raises(RecipeError, match=problem):
+        with pytest.raises(RecipeError, match=problem) as refused:
             write_recipe(target, None, None)
+        assert explain(refused.value, []).startswith("command line  ")
+
+
+TUPLES = """
+import torch
+from torch import nn
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head, self.aux = nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(x), self.aux(x)
+
+
+class Own(Two):
+    def forward(self, x, y):
+        logits = self.head(x)
+        return logits, nn.functional.cross_entropy(logits, y)
+
+
+class Optional(Two):
+    def forward(self, x, targets=None):
+        logits = self.head(x)
+        loss = None if targets is None else nn.functional.cross_entropy(logits, targets)
+        return logits, loss
+
+
+class Pairs:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, k):
+        return torch.randn(8, generator=torch.Generator().manual_seed(k)), k % 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "names", "loss"),
+    [
+        ("Two", "[x, targets]", "losses.cross_entropy, part: 0}"),
+        ("Own", "[x, y]", "losses.model_loss, part: 1}"),
+        ("Optional", "[x, targets]", "losses.model_loss, part: 1}"),
+    ],
+)
+def test_tuples_of_data_and_of_models_are_understood(
+    place: Path, model: str, names: str, loss: str
+) -> None:
+    (place / "pairs.py").write_text(TUPLES)
+    written = write_recipe(f"pairs.py:{model}", None, None)
+    text = written.file.read_text()
+    assert not written.missing and loss in text and f"names: {names}" in text
+    assert "metrics.accuracy" in text and "  data:\n    _target_: pairs.Pairs\n" in text
+    unread = "the loss reads value 0 of what the model returns"
+    assert any(unread in note for note in written.notes) == (model == "Two")
+    job = Job(load([f"recipe={written.file}"]), values=False)
+    assert job.training.plan.num_ranks == 1
+
+
+def test_a_function_that_makes_a_model_is_one(place: Path) -> None:
+    (place / "makes.py").write_text(
+        "import torch\nfrom torch import nn\ndef build():\n    return nn.Linear(4, 2)\n"
+    )
+    written = write_recipe("makes", None, None)
+    assert written.file == Path("recipes/makes.yaml")
+    assert "_target_: makes.build" in written.file.read_text()
+
+
+def test_values_of_a_tuple_get_the_names_of_arguments() -> None:
+    forward = {"tokens": True, "mask": True, "labels": False, "scale": False}
+    assert name_values(2, forward) == ("tokens", "mask")
+    assert name_values(4, forward) == ("tokens", "mask", "labels", "labels_2")
+    assert name_values(2, {"x": True, "scale": False}) == ("x", "targets")
