@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.models.data.corpus.special_tokens import SpecialTokens
 from flowrun.models.data.corpus.tokenizer import TOKENIZER, load_tokenizer, vocabulary_of
 from flowrun.models.data.text import Text
 
@@ -85,11 +86,13 @@ class TokenizerCodec:
         """See Codec.encode_chat."""
         if not self.tokenizer.chat_template:
             raise _no_template("the tokenizer has none", messages)
-        text = self.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True
+        special = SpecialTokens(self.tokenizer)
+        quoted = special.quote(list(messages))  # somebody may type the letters of a token
+        written = self.tokenizer.apply_chat_template(
+            quoted, tokenize=False, add_generation_prompt=True
         )
-        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
-        return ids
+        text, letters = special.unquote(written)
+        return special.encode([text], [letters])[0].ids
 
     def decoder(self, before: list[int]) -> Callable[[int], str]:
         """See Codec.decoder."""

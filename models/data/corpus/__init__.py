@@ -1,6 +1,7 @@
 """Text as token ids: made once by a tokenizer, kept by content, mapped into memory.
 
 tokenizer.py   a folder or a tokenizer.json -> a fast tokenizer, and the digest of its files
+special_tokens.py   a template's are ids, and letters of them in a message stay letters
 documents.py   documents as ids, one after the other: found in the cache, or written to it
 plain_text.py   text files -> documents
 row_source.py   rows of jsonl, Parquet and CSV files, and of saved Hugging Face data sets

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flowrun.models.data.corpus.documents import LOG, DocumentPart, Documents, keep_documents
 from flowrun.models.data.corpus.row_source import RowSource
+from flowrun.models.data.corpus.special_tokens import SpecialTokens, TextSpans
 from flowrun.models.data.stacked import StackedDataset
 
 if TYPE_CHECKING:
@@ -25,12 +26,18 @@ _AT_ONCE = 1000  # rows
 
 @dataclass(frozen=True)
 class AnsweredText:
-    """A document as text.  spans: (start, end) of each answer, in characters; None: all of it is
-    trained on.
+    """A document as text.
+
+    spans: of answers; None: all of it is trained on.  letters: places of special tokens that are
+    none, as somebody wrote them.
     """
 
     text: str
-    spans: tuple[tuple[int, int], ...] | None
+    spans: TextSpans | None
+    letters: TextSpans = ()
+
+
+RowWriter = Callable[[dict[str, Any], SpecialTokens], AnsweredText]
 
 
 class AnsweredDocuments(StackedDataset):
@@ -101,12 +108,12 @@ def tokenise_rows(
     source: RowSource,
     tokenizer: str,
     settings: str,
-    write: Callable[[dict[str, Any], PreTrainedTokenizerFast], AnsweredText],
+    write: RowWriter,
 ) -> Documents:
     """Return rows as documents, tokenised once.
 
     source: the rows.  tokenizer: folder or file.  settings: all else that `write` depends on.
-    write: (row, loaded tokenizer) -> its text and what of it is an answer.
+    write: makes the text of a row.
     """
     LOG.info("reading %s", source.path)
     digest = hashlib.sha256(f"{source.digest()} {settings}".encode()).hexdigest()
@@ -116,29 +123,32 @@ def tokenise_rows(
 
 
 def _encode_rows(
-    source: RowSource,
-    tokenizer: PreTrainedTokenizerFast,
-    write: Callable[[dict[str, Any], PreTrainedTokenizerFast], AnsweredText],
+    source: RowSource, tokenizer: PreTrainedTokenizerFast, write: RowWriter
 ) -> Iterator[DocumentPart]:
     """Yield rows as ids.  source, tokenizer, write: see tokenise_rows."""
-    backend, done = tokenizer.backend_tokenizer, 0
-    backend.post_processor = None  # which may trim spaces off the places of ids
+    tokenizer.backend_tokenizer.post_processor = None  # it may trim spaces off the places of ids
+    special, done = SpecialTokens(tokenizer), 0
     for rows in source.batches(_AT_ONCE):
         LOG.info("tokenising %s: row %s", source.path, f"{done:,}")
         texts = []
         for k, row in enumerate(rows, done):
             try:
-                texts.append(write(row, tokenizer))
+                texts.append(write(row, special))
             except Exception as error:  # of a template too
                 raise ValueError(f"{source.path}, row {k}: {error}") from error
-        found = backend.encode_batch([each.text for each in texts], add_special_tokens=False)
-        for text, encoding in zip(texts, found, strict=True):
-            answers = None if text.spans is None else _mark(encoding.offsets, text.spans)
-            yield DocumentPart(ids=encoding.ids, answers=answers)
+        try:
+            found = special.encode([each.text for each in texts], [each.letters for each in texts])
+        except ValueError as error:
+            raise ValueError(
+                f"{source.path}, rows {done} to {done + len(rows) - 1}: {error}"
+            ) from error
+        for text, encoded in zip(texts, found, strict=True):
+            answers = None if text.spans is None else _mark(encoded.places, text.spans)
+            yield DocumentPart(ids=encoded.ids, answers=answers)
         done += len(rows)
 
 
-def _mark(places: list[tuple[int, int]], spans: tuple[tuple[int, int], ...]) -> list[bool]:
+def _mark(places: list[tuple[int, int]], spans: TextSpans) -> list[bool]:
     """Return whether each id, at a place in the text, holds a character of a span."""
     starts = np.array([start for start, _ in places], np.int64)
     ends = np.array([end for _, end in places], np.int64)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrun.models.data.corpus.answers import AnsweredDocuments, AnsweredText, tokenise_rows
 from flowrun.models.data.corpus.row_source import RowSource, field_of
+from flowrun.models.data.corpus.special_tokens import SpecialTokens, TextSpans
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -36,10 +37,10 @@ class Chat(AnsweredDocuments):
     ) -> None:
         source = RowSource(path, split)
 
-        def write(row: dict[str, Any], loaded: PreTrainedTokenizerFast) -> AnsweredText:
-            return render_chat(field_of(row, messages), loaded, tokenizer)
+        def write(row: dict[str, Any], special: SpecialTokens) -> AnsweredText:
+            return render_chat(field_of(row, messages), special, tokenizer)
 
-        made = tokenise_rows(source, tokenizer, f"chat {messages}", write)
+        made = tokenise_rows(source, tokenizer, f"chat, quoted: {messages}", write)
         super().__init__(made, length, long)
 
 
@@ -63,17 +64,19 @@ class Instructions(AnsweredDocuments):
     ) -> None:
         source = RowSource(path, split)
 
-        def write(row: dict[str, Any], loaded: PreTrainedTokenizerFast) -> AnsweredText:
-            if loaded.eos_token is None:
+        def write(row: dict[str, Any], special: SpecialTokens) -> AnsweredText:
+            end = special.tokenizer.eos_token
+            if end is None:
                 raise ValueError(
                     f"{tokenizer} names no end-of-text token: no answer would end; give a folder "
                     "whose tokenizer_config.json has eos_token"
                 )
-            asked, said = (_fill(form, row) for form in (prompt, answer))
-            text = asked + said + loaded.eos_token
-            return AnsweredText(text, ((len(asked), len(text)),))
+            asked, said = (_fill(form, special.quote(row)) for form in (prompt, answer))
+            text, letters = special.unquote(f"{asked}{said}{end}")
+            return AnsweredText(text, ((len(asked), len(text)),), letters)
 
-        made = tokenise_rows(source, tokenizer, f"instructions {prompt!r} {answer!r}", write)
+        settings = f"instructions, quoted: {prompt!r} {answer!r}"
+        made = tokenise_rows(source, tokenizer, settings, write)
         super().__init__(made, length, long)
 
 
@@ -86,14 +89,24 @@ def _fill(form: str, row: dict[str, Any]) -> str:
 
 
 def render_chat(
-    messages: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerFast, name: str
+    messages: Sequence[dict[str, Any]], special: SpecialTokens, name: str
 ) -> AnsweredText:
     """Return a conversation as the tokenizer's template writes it, with the places of answers.
 
-    messages: {role, content} of each.  tokenizer: the loaded one.  name: of the tokenizer, for
-    errors.  Raise ValueError for one without a template, and for a template that writes the first
-    messages in another way when more follow, and marks no answers.
+    messages: {role, content} of each.  special: of the loaded tokenizer; what messages hold of them
+    are letters.  name: of the tokenizer, for errors.  Raise ValueError for one without a template,
+    and for a template that writes the first messages in another way when more follow, and marks no
+    answers.
     """
+    written, spans = _write(special.quote(list(messages)), special.tokenizer, name)
+    text, letters = special.unquote(written)
+    return AnsweredText(text, spans, letters)
+
+
+def _write(
+    messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerFast, name: str
+) -> tuple[str, TextSpans]:
+    """Return a conversation as text, and the places of answers."""
     if not tokenizer.chat_template:
         raise ValueError(f"{name} has no chat template: give a folder with chat_template.jinja")
     if _MARKED.search(tokenizer.chat_template):
@@ -101,12 +114,12 @@ def render_chat(
 
         render: Any = chat_template_utils.render_jinja_template  # typed as if it gave a text alone
         texts, spans = render(
-            [list(messages)],
+            [messages],
             chat_template=tokenizer.chat_template,
             return_assistant_tokens_mask=True,
             **tokenizer.special_tokens_map,
         )
-        return AnsweredText(texts[0], tuple((start, end) for start, end in spans[0]))
+        return texts[0], tuple((start, end) for start, end in spans[0])
     whole, found = _render(tokenizer, messages), []
     for k, message in enumerate(messages):
         if message["role"] == ASSISTANT:
@@ -119,7 +132,7 @@ def render_chat(
                     "{% endgeneration %}"
                 )
             found.append((len(asked), len(said)))
-    return AnsweredText(whole, tuple(found))
+    return whole, tuple(found)
 
 
 def _prompt(tokenizer: PreTrainedTokenizerFast) -> str:

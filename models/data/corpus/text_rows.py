@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flowrun.models.data.corpus.answers import AnsweredText, tokenise_rows
 from flowrun.models.data.corpus.row_source import RowSource, field_of
+from flowrun.models.data.corpus.special_tokens import SpecialTokens
 from flowrun.models.data.windows import Windows
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 
 class TextRows(Windows):
@@ -30,8 +28,8 @@ class TextRows(Windows):
     ) -> None:
         source = RowSource(path, split)
 
-        def write(row: dict[str, Any], loaded: PreTrainedTokenizerFast) -> AnsweredText:
-            return AnsweredText(field_of(row, field) + (loaded.eos_token or ""), None)
+        def write(row: dict[str, Any], special: SpecialTokens) -> AnsweredText:
+            return AnsweredText(field_of(row, field) + (special.tokenizer.eos_token or ""), None)
 
         found = tokenise_rows(source, tokenizer, f"text {field}", write)
         self.vocabulary, self.notes = found.vocabulary, found.notes
