@@ -49,6 +49,7 @@ UNITS = {
     "placement.in_flight": "micro-batches",
     "train.batch_size": "samples",
     "train.keep": "checkpoints",
+    "train.log_every": "steps",
     "train.save_every": "steps",
     "train.steps": "steps",
     "zero.min_size": "elements",

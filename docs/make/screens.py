@@ -26,14 +26,15 @@ _SCREEN = re.compile(r"(<!-- (slow )?screen: (.*?) -->\n```text\n)(.*?)(?=^```$)
 _NUMBER = r"~?\d[\d.,]*"
 # what differs between machines and runs: times and speeds, losses, folders, what the host has
 _CHANGING = (
-    (re.compile(rf"{_NUMBER} ?(?:s|ms|us|%|x|samples/s|tokens/s|kB|MB)(?!\w)"), "#"),
+    (re.compile(r"\d\d:\d\d:\d\d (?= step )"), ""),
+    (re.compile(rf"{_NUMBER} ?(?:s|min|ms|us|%|x|samples/s|tokens/s|kB|MB)(?!\w)"), "#"),
     (re.compile(rf"(?<=loss |racy ){_NUMBER}|(?<=-> ){_NUMBER}|(?<=step ){_NUMBER}"), "#"),
     (re.compile(r"[CPFBWU·]{9,}"), "timeline"),
     (re.compile(r"(?<=of this run: )\S+"), "FOLDER"),
     (re.compile(r"\s+"), " "),
 )
 _OF_THE_HOST = re.compile(
-    r"^note: (?:profile .*?flowrun calibrate\s+measures\s+yours\.|\d+ ranks share.*?host)\n",
+    r"^note: (?:the profile .*?measures\s+this\s+one\s+\(3\s+minutes\)|\d+ ranks share.*?host)\n",
     re.DOTALL | re.M,
 )
 

@@ -215,6 +215,8 @@ class Train:
     save_every: steps from one checkpoint to the next, and one at the end; 0: none.
     save_aside: training goes on while a checkpoint is written from a copy in memory; false: it
         waits, and takes no memory.
+    log_every: steps from one line of the output to the next where it is no terminal; 0: a line for
+        each tenth of the run, and every 10 s to 60 s.
     keep: number of newest checkpoints that stay; 0: all.
     keep_best: name of a validation result; the checkpoint where it is lowest stays, too; -NAME:
         where it is highest.  Each checkpoint is then evaluated first.
@@ -239,6 +241,7 @@ class Train:
     save: bool = True
     save_every: int = 0
     save_aside: bool = True
+    log_every: int = 0
     keep: int = 2
     keep_best: str = ""
     snapshot_every: int | None = None

@@ -6,7 +6,8 @@ report.py record.py  foreseen figures next to measured ones; the files of a run'
 show_plan.py notes.py   `flowrun plan`: tables, and what a person should know of a plan
 show_level.py        one level of the compiler as text
 group_equal.py       equal stages on one line
-progress.py loss_spikes.py   steps as they come; those whose loss is far above the others
+progress.py step_lines.py   steps as they come, as a bar or as lines
+loss_spikes.py       steps whose loss is far above the others
 loss_curve.py        loss.svg, and curves as text
 trace_file.py        trace.json, a timeline of all ranks
 sweep_table.py       the table that ends a sweep

@@ -27,14 +27,16 @@ from flowrun.engine.trace.step_time import StepTime
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.report.group_equal import alike, extent, one_of_each, spans
 from flowrun.launcher.report.report import Report, StepRecord, numbers
+from flowrun.launcher.report.step_lines import SmoothSpeed, StepLines
 from flowrun.launcher.terminal import doing
 from flowrun.launcher.terminal.console import printable, wide_console
-from flowrun.launcher.terminal.units import seconds, size
+from flowrun.launcher.terminal.once import is_first_today
+from flowrun.launcher.terminal.units import ranks, seconds, size
 
 
 class Progress:
-    """Prints to a console; on something that is no terminal, a line every tenth of the run instead
-    of a bar.
+    """Prints to a console; on something that is no terminal, lines (step_lines.py) instead of a
+    bar.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -43,6 +45,8 @@ class Progress:
         self.task: Any = None
         self.steps = 0
         self.unit = ""
+        self.lines: StepLines | None = None
+        self.speed = SmoothSpeed()
 
     @property
     def console(self) -> Console:
@@ -56,6 +60,7 @@ class Progress:
         self.steps = job.recipe.train.steps
         self.console.print(stage_table(job, training))
         self.unit = job.work.unit
+        self.lines = StepLines(self.steps, job.recipe.train.log_every, self.unit)
         per_step = f"{job.recipe.train.batch_size} samples"
         if plan.micro_batches > 1:
             per_step += f" in {plan.micro_batches} micro-batches"
@@ -65,17 +70,15 @@ class Progress:
         )
         for note in one_of_each(plan.notes, len(plan.placements)):
             self.console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
-        doing.doing(f"starting {sum(len(p.ranks) for p in plan.placements)} ranks")
+        doing.doing(f"starting {ranks(sum(len(p.ranks) for p in plan.placements))}")
 
-    def step(self, record: StepRecord) -> None:
-        """A step has ended."""
+    def step(self, record: StepRecord, rate: float) -> None:
+        """A step has ended.  rate: of learning."""
         if not self.console.is_terminal:
-            if record.step % max(1, self.steps // 10) == 0 or record.step == self.steps - 1:
-                speed = f"{record.speed:,.0f} {self.unit}/s"
-                self.console.print(
-                    f"step {record.step}  loss {record.loss:.4f}  {speed}", highlight=False
-                )
+            if self.lines and (line := self.lines.line(record, rate)):
+                self.console.print(line, highlight=False, soft_wrap=True)
             return
+        speed = self.speed.add(record)
         if self.bar is None:
             self.bar = Bar(
                 TextColumn("step"),
@@ -87,11 +90,9 @@ class Progress:
                 console=self.console,
                 refresh_per_second=4,  # ranks may need the core that draws
             )
-            self.task = self.bar.add_task(
-                "", total=self.steps, loss=record.loss, speed=record.speed
-            )
+            self.task = self.bar.add_task("", total=self.steps, loss=record.loss, speed=speed)
             self.bar.start()
-        self.bar.update(self.task, completed=record.step + 1, loss=record.loss, speed=record.speed)
+        self.bar.update(self.task, completed=record.step + 1, loss=record.loss, speed=speed)
 
     def show_evaluation(self, step: int, validation: Results) -> None:
         """Show the results of an evaluation after a step; those of the last are in the report."""
@@ -129,13 +130,12 @@ class Progress:
                 size(max(foreseen["peak_bytes"].values())),
                 size(max(measured["peak_bytes"].values())),
             )
-            table.add_row("all of its process", "", size(max(measured["process_bytes"].values())))
         self.console.print(table)
         if report.best_step is not None:
             self.console.print(f"best checkpoint: step {report.best_step}", highlight=False)
         if report.step_times:
             self.console.print(step_time_table(report.step_times))
-        if report.advice:
+        if report.advice and is_first_today("calibrate"):
             self.console.print(f"note: {report.advice}", highlight=False)
         self.console.print(f"everything of this run: {folder}", highlight=False, soft_wrap=True)
 
@@ -187,7 +187,7 @@ def stage_table(job: Job, training: Rehearsed) -> Table:
     """
     plan, rehearsal = training.plan, training.rehearsal
     table = Table(
-        title=f"{job.recipe.name}: {plan.num_ranks} ranks",
+        title=f"{job.recipe.name}: {ranks(plan.num_ranks)}",
         title_justify="left",
         title_style="bold",
         box=None,

@@ -182,7 +182,7 @@ class Record:
         }
         self._line(line)
         if self.progress:
-            self.progress.step(record)
+            self.progress.step(record, rate)
         values = {name: line[name] for name in line if name in TAGS} | dict(gauges)
         if (share := self._share_in_a_second()) and seconds > 0:
             values["flop_utilisation"] = share / seconds

@@ -262,7 +262,9 @@ def advice_on(profile: str, foreseen_s: float, measured_s: float) -> str:
     """
     if foreseen_s / FAR <= measured_s <= foreseen_s * FAR:
         return ""
+    ratio = measured_s / foreseen_s
+    apart = f"{ratio:.2g} x as fast" if ratio > 1 else f"{1 / ratio:.2g} x as slow"
     return (
-        f"profile {profile}, of another processor, foresees {foreseen_s / measured_s:.2g} x the"
-        " time of a step: flowrun calibrate measures yours."
+        f"the profile {profile} foresees times of another machine, which would be {apart}; flowrun"
+        " calibrate measures this one (3 minutes)"
     )

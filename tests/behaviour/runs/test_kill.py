@@ -32,7 +32,7 @@ def test_a_run_that_is_killed_goes_on_on_two_hosts_with_one_disk(tmp_path: Path)
     whole, killed = place / "whole", place / "killed"
     assert Command(place, *RUN, run_folder(whole)).end().status == 0
     run = Command(place, *RUN, run_folder(killed))
-    run.until(f"step {2 * EVERY} ")
+    run.until(f"step {2 * EVERY}/")
     assert run.signal(signal.SIGKILL, group=True).status == -signal.SIGKILL
 
     # What was complete is there.
