@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from types import FrameType, TracebackType
 
 import torch
 
@@ -14,6 +16,15 @@ _PACKAGES = sysconfig.get_path("purelib") + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _ENGINE = tuple(str(Path(__file__).parents[1] / name) + os.sep for name in ("engine", "launcher"))
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
+
+_OURS = tuple(  # flowrun, torch, and what hands on the error of a reader's thread
+    str(folder) + os.sep
+    for folder in (
+        Path(__file__).parents[1],
+        Path(torch.__file__).parent,
+        Path(concurrent.futures.__file__).parent,
+    )
+)
 
 
 def is_users(file: str) -> bool:
@@ -40,6 +51,24 @@ def place(frames: Iterable[traceback.FrameSummary]) -> str:
 def place_of(error: BaseException) -> str:
     """Return the place in the user's own code that raised an error; "" if none did."""
     return place(traceback.extract_tb(error.__traceback__))
+
+
+def user_lines(trace: TracebackType | None) -> list[str]:
+    """Find the lines in files that are neither flowrun's nor torch's; the last line if none is."""
+    frames = [
+        (frame, line) for frame, line in traceback.walk_tb(trace) if not _is_ours(frame)
+    ] or list(traceback.walk_tb(trace))[-1:]
+    out = []
+    for entry in traceback.StackSummary.extract(iter(frames)):
+        out.append(
+            f"{os.path.relpath(entry.filename)}:{entry.lineno} in {entry.name}: {entry.line}"
+        )
+    return out[-6:]
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return name.startswith(_OURS) or name.startswith("<")
 
 
 def _relative(file: str) -> str:

@@ -139,7 +139,7 @@ def _executor(recipe: Recipe, folder: Path) -> Any:
         "name": f"flowrun-{recipe.name}",
         "timeout_min": wanted.minutes,
         "gpus_per_node": gpus,
-        "cpus_per_task": wanted.cpus_per_node or ranks * launch.threads,
+        "cpus_per_task": wanted.cpus_per_node or ranks * (launch.threads + launch.data_workers),
         "mem_gb": wanted.mem_gb,
     }
     if wanted.cluster == "local":  # its hosts are tasks of this one

@@ -37,7 +37,7 @@ LAUNCHER = (
     ("terminal",),
     ("recipe",),
     ("model", "store"),
-    ("text",),
+    ("text", "samples"),
     ("job", "listeners"),
     ("report", "launch/hosts"),
     ("launch/restart",),

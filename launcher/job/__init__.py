@@ -4,8 +4,8 @@ A Recipe enters; a Job leaves, whose plans are compiled when they are asked for.
 
 job.py               read this first; materials.py what plans are made of; job_plans.py the plans
 recipe_strategy.py optimizer.py lr_schedule.py   what the recipe asks of the compiler
-sampler.py segments.py   which samples a step reads; pieces of a run between events
+segments.py          pieces of a run between events
 compiling.py         the kernels of regions: op after op, or compiled
 plan_cache.py digest.py  plans on disk, found by the content that they were made from
-forked.py garbage.py open_files.py   work in a forked process, and what a fork must mind
+forked.py garbage.py   work in a forked process, and what a fork must mind
 """

@@ -20,7 +20,7 @@ from flowrun.engine.passes.mirrored_view import LIST_SUFFIX
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.job.job_plans import JobPlans
 from flowrun.launcher.job.materials import make_materials
-from flowrun.launcher.job.recipe_strategy import add_materials, strategy_of
+from flowrun.launcher.job.recipe_strategy import add_materials, data_workers, strategy_of
 from flowrun.launcher.job.segments import Segment, segments
 from flowrun.launcher.model.dataset_checks import random_fields
 from flowrun.launcher.recipe.device import device_type, gpu_name
@@ -88,7 +88,8 @@ class Job:
         self.device_type = device_type(recipe, here=values)
         doing.doing("making the model and the data")
         self.materials = make_materials(recipe, self.device_type, values)
-        self.strategy = add_materials(strategy_of(recipe), self.materials)
+        workers = data_workers(recipe)
+        self.strategy = add_materials(strategy_of(recipe), self.materials, workers)
         self.plans = JobPlans(
             recipe,
             self.materials,

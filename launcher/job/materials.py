@@ -12,7 +12,6 @@ from torch import nn
 from flowrun.engine.capture.capture import Batch, Task
 from flowrun.engine.strategy import Pin
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
-from flowrun.launcher.job.sampler import Sampler, forms_of, length
 from flowrun.launcher.model import build
 from flowrun.launcher.model.dataset_checks import data_errors, notes_of
 from flowrun.launcher.model.initial import Initial, with_values
@@ -20,6 +19,7 @@ from flowrun.launcher.model.parallel_plan import find_others, read_plan
 from flowrun.launcher.model.vocabulary import check_vocabulary
 from flowrun.launcher.recipe.checks import check_batch
 from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.samples.sampler import Sampler, forms_of, length
 
 
 @dataclass(frozen=True, kw_only=True)

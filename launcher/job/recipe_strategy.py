@@ -83,17 +83,29 @@ def loss_scale_of(recipe: Recipe) -> LossScale | None:
     return LossScale(float(scale), dynamic=False)
 
 
-def add_materials(strategy: Strategy, materials: Materials) -> Strategy:
+def data_workers(recipe: Recipe) -> int:
+    """Return the number of processes that make the samples of a rank; 0: it makes them itself."""
+    return 0 if recipe.launch.name == "virtual" else recipe.launch.data_workers
+
+
+def add_materials(strategy: Strategy, materials: Materials, workers: int) -> Strategy:
     """Add how the data set makes its samples (models/data/steps.py), and the pins of the model's
     own plan, before those of the recipe, which replace them.
+
+    strategy: of the recipe.  materials: with the data set and the plan.  workers: processes of a
+    rank that make whole samples, each another batch.
     """
     data, auto = materials.data, strategy.auto
     steps = preparation(data)
+    sample_s = sample_seconds(data)
+    if workers:
+        sample_s = (sample_s or sum(step.seconds for step in steps)) / workers
+        steps = ()
     plan = () if auto.enabled and auto.ignore_user_sbp else materials.plan
     return replace(
         strategy,
         pins=(*plan, *strategy.pins),
         preparation=tuple(Preparation(step.name, step.seconds, step.num_bytes) for step in steps),
         unprepared=tuple(unprepared_fields(data)),
-        sample_s=sample_seconds(data),
+        sample_s=sample_s,
     )

@@ -6,9 +6,11 @@ drains the pipeline.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.samples.data_workers import BatchReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,41 @@ def segments(recipe: Recipe, first: int = 0, ended: bool = True) -> tuple[Segmen
         )
         for begin, end in zip((first, *due), ends, strict=True)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RankRows:
+    """The rows that a rank reads of each micro-batch of a plan."""
+
+    rows: slice
+    micro_batches: int
+
+    def readings(self, evaluation: bool, steps: range) -> Iterator[BatchReading]:
+        """Yield the batches of some steps.  evaluation: these are of held-out samples."""
+        for step in steps:
+            for micro_batch in range(self.micro_batches):
+                yield BatchReading(evaluation, step, micro_batch, self.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingOrder:
+    """The batches that a rank reads until its run ends, in order.
+
+    segments: of the run.  training, evaluation: what the rank reads of each; None: nothing.
+    eval_steps: batches of one evaluation.
+    """
+
+    segments: tuple[Segment, ...]
+    training: RankRows | None
+    evaluation: RankRows | None
+    eval_steps: int
+
+    def __iter__(self) -> Iterator[BatchReading]:
+        for segment in self.segments:
+            if self.training:
+                yield from self.training.readings(False, range(segment.first, segment.last))
+            if segment.evaluate and self.evaluation:
+                yield from self.evaluation.readings(True, range(self.eval_steps))
 
 
 def _due(step: int, every: int, last: bool = False) -> bool:

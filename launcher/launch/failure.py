@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import os
 import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
-
-import torch
 
 from flowrun.engine.errors import FlowrunError, PlanError, RunError
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.runtime.drivers.distributed import LostPeer
+from flowrun.engine.user_code import user_lines
 from flowrun.models.data.collate import ItemError
 
-_OURS = tuple(  # flowrun, torch, and what hands on the error of a reader's thread
-    str(folder) + os.sep
-    for folder in (
-        Path(__file__).parents[2],
-        Path(torch.__file__).parent,
-        Path(concurrent.futures.__file__).parent,
-    )
-)
 _GLOO = re.compile(r"\[/\S+\] | This is typically caused by.*", re.DOTALL)  # paths, guesses
 
 
@@ -95,21 +83,3 @@ def compiling() -> Iterator[None]:
 
 def _name_error(error: BaseException) -> str:
     return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
-
-
-def user_lines(trace: TracebackType | None) -> list[str]:
-    """Find the lines in files that are neither flowrun's nor torch's; the last line if none is."""
-    frames = [
-        (frame, line) for frame, line in traceback.walk_tb(trace) if not _is_ours(frame)
-    ] or list(traceback.walk_tb(trace))[-1:]
-    out = []
-    for entry in traceback.StackSummary.extract(iter(frames)):
-        out.append(
-            f"{os.path.relpath(entry.filename)}:{entry.lineno} in {entry.name}: {entry.line}"
-        )
-    return out[-6:]
-
-
-def _is_ours(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
-    return name.startswith(_OURS) or name.startswith("<")

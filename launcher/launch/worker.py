@@ -7,9 +7,7 @@ that the peer is blamed.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import socket
 import sys
 import time
@@ -32,12 +30,14 @@ from flowrun.engine.runtime.drivers.recorder import RecordedRank
 from flowrun.engine.runtime.kernels.kernels import Kernels
 from flowrun.engine.runtime.process import heap
 from flowrun.engine.runtime.process.core import pin_to_core
+from flowrun.engine.runtime.process.lifetime import end_with
 from flowrun.engine.runtime.process.outputs import ProcessOutputs
 from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.engine.runtime.rank.rank import Results
+from flowrun.engine.runtime.rank.readers import BatchSource, item_rows
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.job.open_files import reopen_files
+from flowrun.launcher.job.segments import RankRows, ReadingOrder
 from flowrun.launcher.launch.events import EventSender
 from flowrun.launcher.launch.failure import describe, with_peers
 from flowrun.launcher.launch.finite import (
@@ -53,6 +53,8 @@ from flowrun.launcher.launch.rank_saves import RankSaves
 from flowrun.launcher.launch.restart.snapshots import MemorySnapshot, SnapshotMemory, SnapshotWriter
 from flowrun.launcher.launch.step_gate import StepGate
 from flowrun.launcher.launch.virtual_launch import acts_by_name, max_stashed
+from flowrun.launcher.samples.data_workers import DataWorkers
+from flowrun.launcher.samples.open_files import reopen_files
 
 OnStep = Callable[[int, Results, float], None]
 
@@ -88,7 +90,7 @@ class Worker:
 
     def live(self) -> None:
         """Run from the fork to the exit."""
-        _end_with(self.launcher)
+        end_with(self.launcher)
         reopen_files()
         heap.keep_pages()
         rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
@@ -145,6 +147,7 @@ class Worker:
         import torch.distributed as dist
 
         torch.set_num_threads(self.job.recipe.launch.threads)
+        sources = self._sources(rank, events)
         pin_to_core(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
         device = _device(self.job.device_type)
         with with_peers(rank, "while the ranks meet"):
@@ -155,8 +158,9 @@ class Worker:
             links.join(self.training.plan)
             zero_ns = _same_time() if self.job.recipe.launch.num_hosts > 1 else 0
         self.pulse.enter(Phase.MAKES)
-        trained = self._body(rank, device, links)
-        self._train(rank, trained, device, memory, events)
+        trained = self._body(rank, device, links, sources.training)
+        self._train(rank, trained, device, memory, events, sources.evaluation)
+        sources.close()
         events.end(rank, self._measurements(trained, memory, links.message_bytes, zero_ns))
         self.pulse.enter(Phase.LEAVES)
         with with_peers(rank, "at the end"):
@@ -172,6 +176,7 @@ class Worker:
         device: torch.device,
         memory: RankMemory,
         events: EventSender,
+        held_out: BatchSource,
     ) -> None:
         """Train segment by segment, with evaluations and checkpoints where they are due."""
         self._restore(rank, trained)
@@ -209,7 +214,7 @@ class Worker:
                 compare_replicas(trained, segment.last)
             if segment.evaluate and self.evaluation:
                 self.pulse.enter(Phase.PREPARES)
-                evaluation = evaluation or self._evaluator(rank, trained, device)
+                evaluation = evaluation or self._evaluator(rank, trained, device, held_out)
                 results = evaluation.run(self.job.eval_steps)
                 if evaluation.reports:
                     events.send_evaluation(segment.last - 1, self.job.validation(results))
@@ -292,9 +297,29 @@ class Worker:
             ],
         }
 
-    def _body(self, rank: int, device: torch.device, links: Links) -> DistributedRank:
+    def _sources(self, rank: int, events: EventSender) -> BatchSources:
+        """Return what gives the batches of this rank; data workers are forked here, before the rank
+        has threads, sockets, a device, or a core of its own.
+        """
+        materials, number = self.job.materials, self.job.recipe.launch.data_workers
+        samplers = (materials.sampler, materials.evaluation_sampler)
+        order = ReadingOrder(
+            segments=self.job.segments,
+            training=_rows_of(self.training, rank),
+            evaluation=_rows_of(self.evaluation, rank),
+            eval_steps=self.job.eval_steps,
+        )
+        if not number or next(iter(order), None) is None:
+            return BatchSources(*samplers)
+        fail = partial(self._fail, rank=rank, events=events)
+        workers = DataWorkers(samplers, order, number, rank, fail)
+        return BatchSources(workers.training, workers.evaluation, workers.close)
+
+    def _body(
+        self, rank: int, device: torch.device, links: Links, batches: BatchSource
+    ) -> DistributedRank:
         job, steps = self.job, self.job.recipe.engine.traced_steps
-        arguments = (self.training.plan, rank, job.materials.sampler, job.initial, device, links)
+        arguments = (self.training.plan, rank, batches, job.initial, device, links)
         metered = device.type == "cpu"  # on CUDA torch counts by itself
         options: dict[str, Any] = {"metered": metered, "kernels": self.kernels, "pulse": self.pulse}
         if steps:
@@ -302,18 +327,32 @@ class Worker:
         return DistributedRank(*arguments, **options)
 
     def _evaluator(
-        self, rank: int, trained: DistributedRank, device: torch.device
+        self, rank: int, trained: DistributedRank, device: torch.device, batches: BatchSource
     ) -> DistributedRank:
         """This rank of the evaluation plan; it reads the variables that training writes."""
         assert self.evaluation is not None
-        plan, sampler = self.evaluation.plan, self.job.materials.evaluation_sampler
+        plan = self.evaluation.plan
         there = trained.body.lend_variables(plan, self.job.evaluated)
         initial, links = self.job.materials.initial, trained.links
         with with_peers(rank, "while the ranks meet for evaluation"):
             links.join(plan)
         return DistributedRank(
-            plan, rank, sampler, initial, device, links, lent=there, pulse=self.pulse
+            plan, rank, batches, initial, device, links, lent=there, pulse=self.pulse
         )
+
+
+@dataclass(frozen=True)
+class BatchSources:
+    """What gives the batches of a rank.  close: ends the processes that it has for that."""
+
+    training: BatchSource
+    evaluation: BatchSource
+    close: Callable[[], None] = lambda: None
+
+
+def _rows_of(planned: Rehearsed | None, rank: int) -> RankRows | None:
+    rows = planned and item_rows(planned.plan, rank)
+    return RankRows(rows, planned.plan.micro_batches) if planned and rows else None
 
 
 def _forget(step: int, results: Results, seconds: float) -> None:
@@ -331,22 +370,6 @@ def _same_time() -> int:
     dist.barrier()  # the first one connects
     dist.barrier()
     return time.perf_counter_ns()
-
-
-def _end_with(launcher: int) -> None:
-    """Only the launcher ends a worker, and if it is killed itself, the worker ends (Linux).
-
-    What asks a run to end, or to save, is for the launcher: Slurm sends it to all processes.
-    """
-    asking = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-    for number in (*asking, signal.SIGCONT):
-        signal.signal(number, signal.SIG_IGN)
-    for number in (signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != launcher:
-            os._exit(1)
 
 
 def _join_process_group(device: torch.device, silence_s: float, interface: str) -> None:

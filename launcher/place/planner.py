@@ -22,7 +22,7 @@ from flowrun.engine.pipeline import advance
 from flowrun.engine.strategy import Recompute, Strategy, Zero
 from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.job.recipe_strategy import add_materials, strategy_of
+from flowrun.launcher.job.recipe_strategy import add_materials, data_workers, strategy_of
 from flowrun.launcher.place.bound import LaidOutBranch, WholeStep
 from flowrun.launcher.place.captures import Captures
 from flowrun.launcher.place.outcome import Bound, Outcome, outcome_of
@@ -104,7 +104,7 @@ class Planner:
         the hundreds of numbers that measured ops bring, these would take longer than the planning.
         """
         recipe = freeze(change_keys(self._keys, self.keys_of(candidate)))
-        return add_materials(strategy_of(recipe), self.job.materials)
+        return add_materials(strategy_of(recipe), self.job.materials, data_workers(recipe))
 
     @cached_property
     def _keys(self) -> RecipeSchema:

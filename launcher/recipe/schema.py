@@ -295,6 +295,8 @@ class Launch:
     join_s: seconds that a host waits for the others.
     device: cpu, cuda, or auto (cuda if the host has a GPU for each of its ranks).
     threads: compute threads of one rank.
+    data_workers: processes of each rank that make its samples, ahead of the step; 0: it makes them
+        in threads of its own (docs/how_to/data.md).
     transport: between ranks on CPUs: gloo, shared (memory, on one host), or auto (shared within a
         host, gloo between hosts).
     message_order_seed: virtual only: deliver messages in the random order of this seed.
@@ -317,6 +319,7 @@ class Launch:
     join_s: float = 600.0
     device: str = "auto"
     threads: int = 1
+    data_workers: int = 0
     transport: str = "auto"
     message_order_seed: int | None = None
     restarts: int = 0

@@ -99,6 +99,7 @@ RANGES: Mapping[str, Range] = {
     "launch.hang_s": Range("[0, inf)", "0 is never; null is 60 s or 20 foreseen steps."),
     "launch.join_s": POSITIVE,
     "launch.threads": Range("[1, 4096]"),
+    "launch.data_workers": Range("[0, 4096]"),
     "launch.time_limit": Range("(0, inf)", 'Write minutes, or "HH:MM:SS"; null is none.'),
     "launch.grace_s": POSITIVE,
     "launch.slurm.minutes": COUNT,

@@ -25,7 +25,6 @@ from flowrun.engine.passes.update.sparse_ops import sparse_tables
 from flowrun.engine.rehearsal.rehearsal import rehearse
 from flowrun.engine.runtime.rank.shards import written_bytes
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.job.sampler import length
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import (
     BF16,
@@ -34,6 +33,7 @@ from flowrun.launcher.recipe.schema import (
     RecipeSchema,
 )
 from flowrun.launcher.report.group_equal import spans
+from flowrun.launcher.samples.sampler import length
 from flowrun.launcher.terminal.units import seconds, size
 
 NOTED_COPY = 10**8  # bytes of a copy that are named
@@ -97,7 +97,12 @@ def _slow_readers(job: Job) -> Iterator[str]:
     if step_s > rest * (1 + READING_SHARE):
         step = busiest.name.partition(".")[2]
         alone = a_step(busiest) > step_s * (1 - READING_SHARE)  # else it shares cores with compute
-        instead = ", or cut this into several steps, each with a thread" if alone else ""
+        instead = (
+            ", let processes make them (launch.data_workers), or cut this into several steps, "
+            "each with a thread"
+            if alone
+            else ""
+        )
         yield (
             f"samples bound the step: {seconds(step_s)}, {seconds(rest)} if they were ready. "
             f"{f'The step {step!r} of the data set' if step else 'Reading'} takes a rank "
@@ -259,7 +264,7 @@ NO_EFFECT = (
     ),
     NoEffect(
         "launch",
-        "threads transport nnodes",
+        "threads data_workers transport nnodes",
         _unless(lambda job: job.recipe.launch.name != "virtual", "launch=virtual is one process"),
     ),
     NoEffect(

@@ -87,11 +87,12 @@ class Readers:
         It reads the micro-batch of `act` again; the text is "" if no field has such a value.
         """
         step, micro_batch = divmod(act, self.plan.micro_batches)
+        read = getattr(self.batches, "reread", self.batches)
         for feed in self._feeds_of_stage():
             if feed.field not in error.fields or feed.per_step:
                 continue
             rows = self._rows([feed])
-            value = self.batches(step, micro_batch, rows)[feed.field]
+            value = read(step, micro_batch, rows)[feed.field]
             at = (
                 (value == error.value).flatten(1).any(1)
                 if value.dim() > 1
@@ -136,14 +137,10 @@ class Readers:
         return self.plan.tensors[feed.tensor].dtype
 
     def _held(self, feed: Feed) -> Slices:
-        shape = self.plan.tensors[feed.tensor].shape
-        grid = self.plan.placements[self.stage].shape
-        return local_slices(shape, feed.nd_sbp, grid, self.coordinate)
+        return _held(self.plan, feed, self.coordinate)
 
     def _rows(self, feeds: Sequence[Feed]) -> slice:
-        """Return the rows of a micro-batch of which this rank holds fields."""
-        held = [self._held(feed)[0] for feed in feeds]
-        return slice(min(start for start, _ in held), max(map(sum, held)))
+        return _rows(self.plan, feeds, self.coordinate)
 
     def _fields(self, work: FeedWork, act: int, samples: Sequence[Any]) -> dict[str, torch.Tensor]:
         """Return this rank's part of the batch's fields.  samples: the prepared ones, if any."""
@@ -164,6 +161,32 @@ class Readers:
             value = cut(batch[feed.field], ((start - rows.start, length), *rest))
             out[feed.tensor] = copy_to_device(value, self.device)
         return out
+
+
+def item_rows(plan: Plan, rank: int) -> slice | None:
+    """Return the rows of each micro-batch of which a rank reads whole items; None: it reads none.
+
+    All of them come from one reader (lowering/add_readers.py).
+    """
+    stage = plan.stage_of(rank)
+    coordinate = plan.placements[stage].coordinate(rank)
+    for actor in plan.stage_actors(stage):
+        work = actor.work
+        if isinstance(work, FeedWork) and not work.unprepared and (feeds := _fields_of(work.feeds)):
+            return _rows(plan, feeds, coordinate)
+    return None
+
+
+def _held(plan: Plan, feed: Feed, coordinate: tuple[int, ...]) -> Slices:
+    """Return the slices of a feed that the rank at a coordinate of its stage holds."""
+    grid = plan.placements[feed.stage].shape
+    return local_slices(plan.tensors[feed.tensor].shape, feed.nd_sbp, grid, coordinate)
+
+
+def _rows(plan: Plan, feeds: Sequence[Feed], coordinate: tuple[int, ...]) -> slice:
+    """Return the rows of a micro-batch of which the rank at a coordinate holds fields."""
+    held = [_held(plan, feed, coordinate)[0] for feed in feeds]
+    return slice(min(start for start, _ in held), max(map(sum, held)))
 
 
 def cut(value: torch.Tensor, slices: Slices) -> torch.Tensor:

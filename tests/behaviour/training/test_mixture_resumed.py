@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed
-from flowrun.launcher.job.sampler import Sampler
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
+from flowrun.launcher.samples.sampler import Sampler
 from flowrun.models.data.clusters import FeatureClusters
 
 SIZES = {"a": 30, "b": 50}

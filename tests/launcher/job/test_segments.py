@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrun.launcher.job.segments import Segment, segments
+from flowrun.launcher.job.segments import RankRows, ReadingOrder, Segment, segments
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
 
@@ -72,3 +72,15 @@ def test_a_run_that_goes_on_from_memory_does_again_what_was_due_after_its_last_s
     assert rest == (Segment(4, 4, True, True), Segment(4, 6, True, True))
     assert segments(recipe(6, evaluate=2, save=4), 0, ended=False) == segments(recipe(6, 2, 4))
     assert segments(recipe(6), 3, ended=False) == (Segment(3, 6, True, False),)
+
+
+def test_a_rank_reads_what_the_segments_train_and_evaluate_on_in_turn() -> None:
+    order = ReadingOrder(
+        segments=segments(recipe(3, evaluate=2), first=1),
+        training=RankRows(slice(2, 4), 2),
+        evaluation=RankRows(slice(0, 4), 1),
+        eval_steps=1,
+    )
+    read = [(each.evaluation, each.step, each.micro_batch) for each in order]
+    held_out = (True, 0, 0)
+    assert read == [(False, 1, 0), (False, 1, 1), held_out, (False, 2, 0), (False, 2, 1), held_out]

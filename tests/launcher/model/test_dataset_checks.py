@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.job.sampler import Sampler
 from flowrun.launcher.model.dataset_checks import check_items
+from flowrun.launcher.samples.sampler import Sampler
 
 X = torch.arange(40.0).view(20, 2)
 
