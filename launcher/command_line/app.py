@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ import typer
 from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.terminal import doing
+from flowrun.launcher.terminal.console import wrap_words
 
 OK, RUN_FAILED, RECIPE_WRONG, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
 TRACEBACK = "FLOWRUN_TRACEBACK"  # environment variable: 1 shows where in flowrun an error came from
@@ -43,6 +46,15 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def show_error(text: str) -> None:
+    """Print an error: on a terminal its first line in red, and no word is broken."""
+    if sys.stderr.isatty():
+        text = wrap_words(text, shutil.get_terminal_size().columns)
+        first, end, rest = text.partition("\n")
+        text = f"{typer.style(first, fg='red')}{end}{rest}"  # echo drops it for NO_COLOR
+    typer.echo(text, err=True, color=False if os.environ.get("NO_COLOR") else None)
 
 
 def load_recipe(overrides: list[str], config_dir: str | None) -> Any:
@@ -82,5 +94,5 @@ def show_errors(overrides: list[str], config_dir: str | None) -> Iterator[None]:
             error = own_fault(error)
         text = explain(error, overrides, config_dir)
         doing.clear()
-        typer.echo(text, err=True)
+        show_error(text)
         raise typer.Exit(RUN_FAILED if isinstance(error, RunError) else status) from None

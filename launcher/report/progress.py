@@ -29,7 +29,7 @@ from flowrun.launcher.report.group_equal import alike, extent, one_of_each, span
 from flowrun.launcher.report.report import Report, StepRecord, numbers
 from flowrun.launcher.report.step_lines import SmoothSpeed, StepLines
 from flowrun.launcher.terminal import doing
-from flowrun.launcher.terminal.console import printable, wide_console
+from flowrun.launcher.terminal.console import printable, say, wide_console
 from flowrun.launcher.terminal.once import is_first_today
 from flowrun.launcher.terminal.units import ranks, seconds, size
 
@@ -69,7 +69,7 @@ class Progress:
             f"{size(rehearsal.sent_bytes)} between ranks"
         )
         for note in one_of_each(plan.notes, len(plan.placements)):
-            self.console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
+            say(self.console, f"note: {note}", "yellow")
         doing.doing(f"starting {ranks(sum(len(p.ranks) for p in plan.placements))}")
 
     def step(self, record: StepRecord, rate: float) -> None:
@@ -136,7 +136,7 @@ class Progress:
         if report.step_times:
             self.console.print(step_time_table(report.step_times))
         if report.advice and is_first_today("calibrate"):
-            self.console.print(f"note: {report.advice}", highlight=False)
+            say(self.console, f"note: {report.advice}", "yellow")
         self.console.print(f"everything of this run: {folder}", highlight=False, soft_wrap=True)
 
     def show_sample(self, prompt: str, text: str) -> None:

@@ -42,7 +42,7 @@ from flowrun.launcher.store.checkpoint import (
     find_best,
     replace_text,
 )
-from flowrun.launcher.terminal.console import STDERR, STDOUT
+from flowrun.launcher.terminal.console import STDERR, STDOUT, say
 
 _NO_TARGET = (
     "step {step} has no target: its loss is not a number (null in metrics.jsonl) and its gradients"
@@ -299,8 +299,7 @@ class Record:
     def note(self, text: str) -> None:
         """Something that a person should know."""
         if self.progress:
-            print_note = self.progress.console.print
-            print_note(f"note: {text}", style="yellow", soft_wrap=True, markup=False)
+            say(self.progress.console, f"note: {text}", "yellow")
 
     def write_end(self, status: str, why: str) -> None:
         """Write ended.json: that the run has ended, and is not complete.

@@ -34,6 +34,7 @@ _MARKS = {
 }
 
 
+_WIDE = 100  # columns in which the tables of a plan have all that they say
 _KINDS = ("weights", "optimizer", "gradients", "stash", "other registers")
 _PEAKS = ("peak foreseen", "at most")
 _MEMORY = (
@@ -48,9 +49,9 @@ def plan_report(job: Job, width: int = 100) -> RenderableType:
     parts: list[RenderableType] = [
         stage_table(job, training),
         "",
-        layers(training.plan),
+        layers(training.plan, narrow=width < _WIDE),
         "",
-        boxings(training.plan),
+        boxings(training.plan, narrow=width < _WIDE),
         "",
         memory(training),
         Text(_MEMORY, style="dim"),
@@ -68,11 +69,16 @@ def plan_report(job: Job, width: int = 100) -> RenderableType:
 # ------------------------------------------------------------------------------------------ layers
 
 
-def layers(plan: Plan) -> Table:
-    """Every parameter with shape and SBP, and what leaves its module; equal blocks share a line."""
-    table = _table("layers", "parameter", "stage", "shape", "SBP", "a rank holds", "output", "SBP ")
+def layers(plan: Plan, narrow: bool = False) -> Table:
+    """Every parameter with shape and SBP, and what leaves its module; equal blocks share a line.
+
+    narrow: what a rank holds is left out, as shape and SBP say it.
+    """
+    headings = ("parameter", "stage", "shape", "SBP", "a rank holds", "output", "SBP ")
+    shown = [k for k, heading in enumerate(headings) if not (narrow and heading == "a rank holds")]
+    table = _table("layers", *(headings[k] for k in shown))
     for row in _merge(_layer_rows(plan), many=len(plan.placements) > FEW):
-        table.add_row(*row)
+        table.add_row(*(row[k] for k in shown))
     return table
 
 
@@ -127,9 +133,13 @@ def _merge(rows: Iterable[tuple[str, ...]], *, many: bool) -> list[tuple[str, ..
 # ------------------------------------------------------------------------------------------ boxings
 
 
-def boxings(plan: Plan) -> Table:
-    """Every collective and transfer with its bytes; those that are alike share a line."""
-    table = _table("boxings", "phase", "where", "what", "SBP", "times", "bytes each", "a step")
+def boxings(plan: Plan, narrow: bool = False) -> RenderableType:
+    """Every collective and transfer with its bytes; those that are alike share a line.
+
+    narrow: phases are letters, as in the timeline, and the bytes of one are left out.
+    """
+    headings = ("phase", "where", "what", "SBP", "times", "bytes each", "a step")
+    table = _table("boxings", *(h for h in headings if not (narrow and h == "bytes each")))
     groups: dict[tuple[tuple[str, ...], float], list[Actor]] = {}
     for actor in plan.actors:
         if actor.kind in (BOX, SEND):
@@ -140,9 +150,14 @@ def boxings(plan: Plan) -> Table:
         if where == "stages":
             where = spans(map(_shown_at, actors))
             where = f"stage {where}" if where.isdigit() else f"stages {where}"
-        table.add_row(phase, where, *what, str(times), size(each), size(each * times))
+        of_one = () if narrow else (size(each),)
+        phase = _MARKS[phase][0] if narrow else phase
+        table.add_row(phase, where, *what, str(times), *of_one, size(each * times))
+    if not groups:
+        return Text.assemble(("boxings", "bold"), ": none, no bytes travel between ranks")
     total = sum(actor.sent_bytes * plan.acts_per_step(actor) for actor in plan.actors)
-    table.add_row("", "", "all", "", "", "", size(total), end_section=True)
+    last = ("", "", "all", "", "", *(() if narrow else ("",)), size(total))
+    table.add_row(*last, end_section=True)
     return table
 
 
@@ -247,12 +262,8 @@ def timeline(training: Rehearsed, width: int = 100) -> Group:
             share[k][actor.phase] = share[k].get(actor.phase, 0.0) + max(0.0, overlap)
     for stage, share in shares.items():
         line = Text(f"stage {stage:<3} ", no_wrap=True)
-        for slot in share:
-            busy = sum(slot.values())
-            mark, style = (
-                _MARKS[max(slot, key=slot.__getitem__)] if busy > slice_s / 4 else ("·", "dim")
-            )
-            line.append(mark, style)
+        for phase in _phases_shown(share, slice_s):
+            line.append(*_MARKS.get(phase, ("·", "dim")))
         lines.append(line)
     end = Text(
         f"          0{'first step, ' + seconds(rehearsal.first_step_s):>{columns - 1}}", style="dim"
@@ -265,16 +276,36 @@ def timeline(training: Rehearsed, width: int = 100) -> Group:
     return Group(*lines, end, legend)
 
 
+def _phases_shown(slots: list[dict[str, float]], slice_s: float) -> Iterator[str]:
+    """Yield the phase that stands for each slot of a line, "" for waiting.
+
+    Of a slot with several, one is taken, so that in all slots so far each has about its share: a
+    line of many micro-batches is as empty as the stage.
+    slots: seconds of each phase.  slice_s: seconds of a slot.
+    """
+    owed: dict[str, float] = {}
+    for slot in slots:
+        busy = sum(slot.values())
+        shares = {phase: spent / max(busy, slice_s) for phase, spent in slot.items() if spent}
+        if busy < slice_s * (1 - 1e-9):
+            shares[""] = 1 - busy / slice_s
+        for phase, share in shares.items():
+            owed[phase] = owed.get(phase, 0.0) + share
+        taken = max(shares, key=owed.__getitem__)
+        owed[taken] -= 1
+        yield taken
+
+
 def _table(title: str, *headings: str) -> Table:
+    """Make a table that fits into any width: words wrap, and no value is cut."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    numbers = {
-        "stage",
-        "times",
-        "bytes each",
-        "a step",
-        *_KINDS,
-        *_PEAKS,
-    }
+    whole = {"phase", "stage", "times", "bytes each", "a step"}
+    numbers = {*whole, *_KINDS, *_PEAKS} - {"phase"}
     for heading in headings:
-        table.add_column(heading, justify="right" if heading in numbers else "left", no_wrap=True)
+        table.add_column(
+            heading,
+            justify="right" if heading in numbers else "left",
+            no_wrap=heading in whole,
+            overflow="fold",
+        )
     return table

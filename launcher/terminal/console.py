@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from contextlib import suppress
 from typing import Any
 
@@ -78,3 +79,27 @@ def wide_console() -> Console:
     """Return standard output, as wide as `output_width` says."""
     output: Any = STDOUT
     return Console(width=output_width(), file=output)
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print a text whose words stay whole: a terminal gets lines of its width, a file one line.
+
+    console: to print to.  text: may hold paths and commands, to be copied.  style: of Rich.
+    """
+    text = wrap_words(text, console.width) if console.is_terminal else text
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def wrap_words(text: str, width: int) -> str:
+    """Return a text in lines of this width, without a break in a word.
+
+    A line goes on as far to the right as it began.
+    """
+    lines = []
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip(" ")))
+        wrapped = textwrap.wrap(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        lines += wrapped or [""]
+    return "\n".join(lines)
