@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flowrun.models.gpt import as_autocast
+from flowrun.models.causal_attention import as_autocast
 
 
 class Embed(nn.Module):

@@ -8,12 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-def as_autocast(x: Tensor) -> Tensor:
-    """Cast a tensor to the dtype of autocast's products; leave it alone if autocast is off."""
-    if not torch.is_autocast_enabled(x.device.type):
-        return x
-    return x.to(torch.get_autocast_dtype(x.device.type))
+from flowrun.models.causal_attention import as_autocast, causal_attention
 
 
 class Embed(nn.Module):
@@ -25,9 +20,10 @@ class Embed(nn.Module):
         self.wpe = nn.Embedding(context, width)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-        return self.dropout(self.wte(tokens_BT) + self.wpe(positions_T))
+    def forward(self, tokens_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+        if positions_BT is None:
+            positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        return self.dropout(self.wte(tokens_BT) + self.wpe(positions_BT))
 
 
 class Attention(nn.Module):
@@ -50,7 +46,7 @@ class Attention(nn.Module):
             self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.proj = nn.Linear(width, width, bias=bias)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, documents_BN: Tensor | None = None) -> Tensor:
         B, T, D = x_BTD.shape
         if self.separate_qkv:
             parts = (f(x_BTD).view(B, T, self.heads, -1) for f in (self.q, self.k, self.v))
@@ -58,9 +54,7 @@ class Attention(nn.Module):
             parts = self.qkv(x_BTD).view(B, T, self.heads, 3, D // self.heads).unbind(dim=3)
         q_BHTC, k_BHTC, v_BHTC = (part.transpose(1, 2) for part in parts)
         share = self.share if self.training else 0.0
-        y_BHTC = F.scaled_dot_product_attention(
-            q_BHTC, k_BHTC, v_BHTC, dropout_p=share, is_causal=True
-        )
+        y_BHTC = causal_attention(q_BHTC, k_BHTC, v_BHTC, documents_BN, share)
         return self.proj(y_BHTC.transpose(1, 2).reshape(B, T, D))
 
 
@@ -89,8 +83,8 @@ class Block(nn.Module):
         self.mlp = FeedForward(width, bias)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        x_BTD = x_BTD + self.dropout(self.attn(self.ln1(x_BTD)))
+    def forward(self, x_BTD: Tensor, documents_BN: Tensor | None = None) -> Tensor:
+        x_BTD = x_BTD + self.dropout(self.attn(self.ln1(x_BTD), documents_BN))
         return x_BTD + self.dropout(self.mlp(self.ln2(x_BTD)))
 
 
@@ -147,10 +141,20 @@ class GPT(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        x_BTD = self.embed(tokens_BT)
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Return the logits.
+
+        tokens_BT: ids.  positions: (B, T) of each token in its document; None: a sample is one
+        document.  documents: lengths (B, N) of the documents of each sample.
+        """
+        x_BTD = self.embed(tokens_BT, positions)
         if self.narrow_residual:
             x_BTD = as_autocast(x_BTD)
         for block in self.blocks:
-            x_BTD = block(x_BTD)
+            x_BTD = block(x_BTD, documents)
         return self.head(self.norm(x_BTD))

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flowrun.models.causal_attention import causal_attention
+
 
 class Attention(nn.Module):
     """Causal self-attention with rotary positions; each head of keys serves several of queries."""
@@ -21,13 +23,24 @@ class Attention(nn.Module):
         self.v = nn.Linear(width, key_heads * self.C, bias=False)
         self.proj = nn.Linear(width, width, bias=False)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(
+        self,
+        x_BTD: Tensor,
+        positions_BT: Tensor | None = None,
+        documents_BN: Tensor | None = None,
+    ) -> Tensor:
+        """Return what the tokens see of each other (B, T, D).
+
+        x_BTD: the tokens.  positions_BT: in their documents; None: a sample is one.
+        documents_BN: lengths of the documents.
+        """
         B, T, D = x_BTD.shape
-        q_BHTC = self._rotate(self.q(x_BTD).view(B, T, self.heads, self.C).transpose(1, 2))
-        k_BGTC = self._rotate(self.k(x_BTD).view(B, T, self.key_heads, self.C).transpose(1, 2))
+        q_BHTC = self.q(x_BTD).view(B, T, self.heads, self.C).transpose(1, 2)
+        k_BGTC = self.k(x_BTD).view(B, T, self.key_heads, self.C).transpose(1, 2)
+        q_BHTC, k_BGTC = (self._rotate(x, positions_BT) for x in (q_BHTC, k_BGTC))
         v_BGTC = self.v(x_BTD).view(B, T, self.key_heads, self.C).transpose(1, 2)
         k_BHTC, v_BHTC = self._for_each_query(k_BGTC), self._for_each_query(v_BGTC)
-        y_BHTC = F.scaled_dot_product_attention(q_BHTC, k_BHTC, v_BHTC, is_causal=True)
+        y_BHTC = causal_attention(q_BHTC, k_BHTC, v_BHTC, documents_BN)
         return self.proj(y_BHTC.transpose(1, 2).reshape(B, T, D))
 
     def _for_each_query(self, x_BGTC: Tensor) -> Tensor:
@@ -35,12 +48,14 @@ class Attention(nn.Module):
         many = x_BGTC[:, :, None].expand(B, G, self.heads // G, T, C)
         return many.reshape(B, self.heads, T, C)
 
-    def _rotate(self, x_BHTC: Tensor) -> Tensor:
+    def _rotate(self, x_BHTC: Tensor, positions_BT: Tensor | None) -> Tensor:
         """Apply rotary positions to pairs (c, c + C / 2) (RoFormer, arXiv 2104.09864, 3.4.2)."""
         T, half = x_BHTC.shape[2], self.C // 2
         rates_C = self.base ** (-torch.arange(half, device=x_BHTC.device) / half).repeat(2)
-        angles_TC = torch.arange(T, device=x_BHTC.device)[:, None] * rates_C
-        cos, sin = angles_TC.cos().to(x_BHTC.dtype), angles_TC.sin().to(x_BHTC.dtype)
+        places = torch.arange(T, device=x_BHTC.device) if positions_BT is None else positions_BT
+        angles = places[..., None] * rates_C
+        angles = angles if positions_BT is None else angles[:, None]  # for all heads
+        cos, sin = angles.cos().to(x_BHTC.dtype), angles.sin().to(x_BHTC.dtype)
         across_BHTC = torch.cat((-x_BHTC[..., half:], x_BHTC[..., :half]), dim=-1)
         return x_BHTC * cos + across_BHTC * sin
 
@@ -67,8 +82,17 @@ class Block(nn.Module):
         self.attn = Attention(width, heads, key_heads, base)
         self.mlp = FeedForward(width, inner)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        x_BTD = x_BTD + self.attn(self.norm1(x_BTD))
+    def forward(
+        self,
+        x_BTD: Tensor,
+        positions_BT: Tensor | None = None,
+        documents_BN: Tensor | None = None,
+    ) -> Tensor:
+        """Return the tokens (B, T, D) with what the block adds.
+
+        x_BTD, positions_BT, documents_BN: as attention takes them.
+        """
+        x_BTD = x_BTD + self.attn(self.norm1(x_BTD), positions_BT, documents_BN)
         return x_BTD + self.mlp(self.norm2(x_BTD))
 
 
@@ -95,8 +119,18 @@ class Llama(nn.Module):
         self.norm = nn.RMSNorm(width, eps=1e-5)
         self.head = nn.Linear(width, vocabulary, bias=False)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Return the logits.
+
+        tokens_BT: ids.  positions: (B, T) of each token in its document; None: a sample is one
+        document.  documents: lengths (B, N) of the documents of each sample.
+        """
         x_BTD = self.embed(tokens_BT)
         for block in self.blocks:
-            x_BTD = block(x_BTD)
+            x_BTD = block(x_BTD, positions, documents)
         return self.head(self.norm(x_BTD))

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # that is named here has a level of its own: those at the top of engine/ or launcher/, and what the
 # families of ops are written in.
 ENGINE = (
-    ("errors", "own_files", "user_code", "ir", "runtime/process"),
+    ("errors", "own_files", "document_op", "user_code", "ir", "runtime/process"),
     ("hardware", "ops/signature", "ops/expansion", "ops/op_info"),
     ("ops/math",),
     ("ops/shapes", "ops/nn", "ops/flow"),

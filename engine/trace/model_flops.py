@@ -6,6 +6,8 @@ counted in full, recomputation not counted.
 
 from __future__ import annotations
 
+import re
+
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.cost.op_cost import op_flops
 from flowrun.engine.hardware.hardware import Hardware
@@ -39,5 +41,5 @@ def _flops(plan: Plan, op: Op) -> float:
     tensors = plan.graph.tensors
     made = [None if name is None else tensors[name].shape for name in op.outputs]
     flops = op_flops(op, [tensors[name].shape for name in op.inputs], made)
-    recomputes = "scaled_dot_product" in op.target and op.target.endswith("backward.default")
+    recomputes = re.search(r"(scaled_dot_product|document)_.*backward\.default$", op.target)
     return flops * (_OWN_SHARE_OF_ATTENTION_BACKWARD if recomputes else 1.0)

@@ -171,6 +171,31 @@ def _attention_samples() -> list[OpSample]:
     return made
 
 
+def _packed(shapes: Sequence[Shape]) -> bool:
+    """Documents of each sample; all of one shape, but logsumexp, which lacks the width."""
+    *tensors, documents = shapes
+    logsumexp = tensors.pop() if len(tensors) == 6 else tensors[0][:3]
+    query = tensors[0]
+    return (
+        len({*tensors}) == 1
+        and logsumexp == query[:3]
+        and query[2:] == (5, 4)
+        and documents == (query[0], 2)
+    )
+
+
+def _document_attention() -> list[OpSample]:
+    """Samples of two documents, and of one."""
+    given = (T(3, 2, 5, 4), T(3, 2, 5, 4), T(3, 2, 5, 4))
+    documents = torch.tensor([[2, 3], [5, 0], [1, 4]])
+    made = torch.ops.flowrun.document_attention.default(*given, documents, None)
+    backward = "flowrun.document_attention_backward.default"
+    return [
+        sample("flowrun.document_attention.default", *given, documents, None, sound=_packed),
+        sample(backward, T(3, 2, 5, 4), *given, *made, documents, None, sound=_packed),
+    ]
+
+
 def _embedding() -> list[OpSample]:
     return [
         sample("aten.embedding.default", T(7, 4), below(7, 5, 3)),
@@ -389,5 +414,13 @@ def _ctc() -> list[OpSample]:
 
 def kernel_samples() -> list[OpSample]:
     """Every sample of this file."""
-    families = (_norm, _attention_samples, _embedding, _conv, _loss, _ctc)
+    families = (
+        _norm,
+        _attention_samples,
+        _document_attention,
+        _embedding,
+        _conv,
+        _loss,
+        _ctc,
+    )
     return [made for family in families for made in family()]

@@ -1,6 +1,7 @@
 """Families of neural networks.
 
 norm.py batch_norm.py   layer, RMS and group norms; batch norms
-attention.py conv.py embedding.py   attention; convolutions and pooling; look-ups in tables
+attention.py document_attention.py   attention, and that of packed documents
+conv.py embedding.py   convolutions and pooling; look-ups in tables
 softmax.py loss.py cross_entropy.py ctc.py   softmax and losses
 """

@@ -71,10 +71,14 @@ def _of_mask(shape: Shape, dim: int) -> Sbp:
     return S(at) if at >= 0 and shape[at] > 1 else B
 
 
-def _flops(
+def attention_flops(
     op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None], backward: bool = False
 ) -> float:
-    """Two products of forward, five of backward, each of queries with all keys."""
+    """Return the operations of two products of forward, or five of backward, each of queries with
+    all keys.
+
+    op: attention, within documents too.  in_shapes, out_shapes: of its tensors.
+    """
     query, key = in_shapes[1:3] if backward else in_shapes[:2]
     return (10.0 if backward else 4.0) * math.prod(query) * key[-2]
 
@@ -83,10 +87,10 @@ OPS: Mapping[str, OpInfo] = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": OpInfo(
         forward,
         traits=(Trait.PRODUCT,),
-        cost=OpCost(product=ProductKind.ATTENTION, flops=_flops),
+        cost=OpCost(product=ProductKind.ATTENTION, flops=attention_flops),
     ),
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": OpInfo(
         backward,
-        cost=OpCost(product=ProductKind.ATTENTION, flops=partial(_flops, backward=True)),
+        cost=OpCost(product=ProductKind.ATTENTION, flops=partial(attention_flops, backward=True)),
     ),
 }

@@ -103,13 +103,13 @@ def _attention(
     scale: float | None,
 ) -> tuple[Tensor, Tensor]:
     width, scale = query.shape[-1], scale or query.shape[-1] ** -0.5
-    query, key, value = _pad_width(query), _pad_width(key), _pad_width(value)
+    query, key, value = pad_width(query), pad_width(key), pad_width(value)
     if _is_cudnn(query, key, value, mask, causal):
         out, logsumexp, *_ = aten._scaled_dot_product_cudnn_attention(
             query, key, value, None, True, 0.0, causal, False, scale=scale
         )
         logsumexp = logsumexp.view(query.shape[:3])
-    elif _is_flash(query, mask):
+    elif is_flash(query, mask):
         out, logsumexp, *_ = aten._scaled_dot_product_flash_attention(
             query, key, value, 0.0, causal, False, scale=scale
         )
@@ -132,7 +132,7 @@ def _attention_backward(
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     width, scale = query.shape[-1], scale or query.shape[-1] ** -0.5
-    grad, query, key, value, out = (_pad_width(x) for x in (grad, query, key, value, out))
+    grad, query, key, value, out = (pad_width(x) for x in (grad, query, key, value, out))
     out = _as_made(out)
     # seed and offset of dropout: kernels read them only if there is some
     sizes = (None, None, query.shape[2], key.shape[2])
@@ -144,7 +144,7 @@ def _attention_backward(
             *(*sizes, 0.0, causal),
             scale=scale,
         )
-    elif _is_flash(query, mask):
+    elif is_flash(query, mask):
         seed = torch.empty(2, dtype=torch.uint64, device=query.device)
         offset = torch.empty((), dtype=torch.uint64, device=query.device)
         grads = aten._scaled_dot_product_flash_attention_backward(
@@ -220,7 +220,7 @@ def _cudnn_stats(device: torch.device) -> tuple[int, ...] | None:
     return tuple(stats.shape[3:])
 
 
-def _is_flash(query: Tensor, mask: Tensor | None) -> bool:
+def is_flash(query: Tensor, mask: Tensor | None) -> bool:
     """Return whether FlashAttention runs; the answer is the same for an op and its gradient."""
     half = query.dtype in (torch.bfloat16, torch.float16)
     return half and mask is None and query.shape[-1] <= _MAX_FLASH_WIDTH and _has_flash()
@@ -232,7 +232,7 @@ def _has_flash() -> bool:
     return not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] >= 8
 
 
-def _pad_width(x: Tensor) -> Tensor:
+def pad_width(x: Tensor) -> Tensor:
     """Pad heads with zeros, which add nothing to a product; make the last dim contiguous."""
     padding = -x.shape[-1] % _WIDTH_MULTIPLE
     x = F.pad(x, (0, padding)) if padding else x

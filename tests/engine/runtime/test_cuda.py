@@ -27,6 +27,7 @@ from flowrun.engine.runtime.transport.links import Links
 from flowrun.engine.trace.trace import COMPUTE
 from flowrun.models.mlp import MLP
 from support.layouts import Layout, compiled, initial
+from support.packed import GPT_PACKED
 from support.plain_loop import (
     TINY_CONVNET,
     TINY_GPT,
@@ -42,6 +43,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 aten = torch.ops.aten
 NARROW = replace(TINY_GPT, autocast=torch.bfloat16)
+NARROW_PACKED = replace(GPT_PACKED, autocast=torch.bfloat16)
 
 
 class Weighed(MLP):
@@ -107,7 +109,11 @@ def test_graphs_train_as_ops_do(training: Training, compiler: str) -> None:
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("plays", [False, True])
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])
-@pytest.mark.parametrize("training", [NARROW, NUMBERS], ids=["bf16", "numbers"])
+@pytest.mark.parametrize(
+    "training",
+    [NARROW, NUMBERS, GPT_PACKED, NARROW_PACKED],
+    ids=["bf16", "numbers", "packed", "bf16 packed"],
+)
 def test_no_step_waits_for_the_device(training: Training, compiler: str, plays: bool) -> None:
     with a_rank(training, compiler, plays) as rank:
         ready = 12 if plays else 2  # kernels are loaded, handles and recordings made
@@ -157,6 +163,41 @@ def test_attention_is_the_cpus(dtype: torch.dtype, width: int, masked: bool, cau
     near = {"rtol": 1e-4, "atol": 1e-4} if wide else {"rtol": 2e-2, "atol": 4e-2}
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(other.cpu(), one, **near)
+
+
+@pytest.mark.parametrize("width", [64, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_attention_within_documents_is_the_cpus(dtype: torch.dtype, width: int) -> None:
+    draws = torch.Generator().manual_seed(width)
+    grad, query, key, value = (
+        torch.randn(3, 65, 4, width, generator=draws).to(dtype).transpose(1, 2) for _ in range(4)
+    )
+    documents = torch.tensor([[7, 20, 38, 0], [65, 0, 0, 0], [1, 1, 0, 63]])
+    forward, backward = (
+        kernel_of(getattr(torch.ops.flowrun, name).default)
+        for name in ("document_attention", "document_attention_backward")
+    )
+    found = []
+    for device in ("cpu", "cuda"):
+        g, q, k, v, d = (x.to(device) for x in (grad, query, key, value, documents))
+        made = forward(q, k, v, d, None)
+        found.append((*made, *backward(g, q, k, v, *made, d, None)))
+    wide = dtype == torch.float32
+    near = {"rtol": 1e-4, "atol": 1e-4} if wide else {"rtol": 2e-2, "atol": 4e-2}
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other.cpu(), one, **near)
+        assert one.stride() == other.stride()
+
+
+@pytest.mark.parametrize("plays", [False, True])
+@pytest.mark.parametrize("training", [GPT_PACKED, NARROW_PACKED], ids=["fp32", "bf16"])
+def test_packed_documents_train_as_on_the_cpu(training: Training, plays: bool) -> None:
+    steps = 9
+    with a_rank(training, "eager", plays) as rank:
+        losses = [result["loss"] for result in rank.run(steps)]
+    expected = plain_loop(GPT_PACKED, steps=steps)
+    tolerance = 1e-4 if training is GPT_PACKED else 2e-2
+    assert loss_difference(losses, expected) < tolerance
 
 
 def test_flash_attention_is_what_narrow_heads_take() -> None:

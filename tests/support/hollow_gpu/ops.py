@@ -179,6 +179,61 @@ def _efficient_backward(
     return _backward(grad, q, k, v, out, rows, 0.0, causal, attn_mask=bias, scale=scale)
 
 
+def _documents(starts: Tensor, *tensors: Tensor) -> Any:
+    """Yield where each document is, and its part of lists of tokens, as one sample."""
+    places = starts.tolist()
+    for start, end in itertools.pairwise(places):
+        if end > start:
+            yield (
+                slice(start, end),
+                [x[start:end].transpose(0, 1).unsqueeze(0) for x in tensors],
+            )
+
+
+def _flash_list(q: Any, k: Any, v: Any, starts: Any, *_: Any, scale: Any = None) -> Any:
+    out, rows = torch.empty_like(q), torch.empty(q.shape[1], len(q))
+    for inside, part in _documents(starts, q, k, v):
+        made, lse = _forward(*part, 0.0, True, scale=scale)
+        out[inside], rows[:, inside] = made[0].transpose(0, 1), lse[0]
+    return out, rows
+
+
+def _flash_list_backward(*given: Any, scale: Any = None) -> Any:
+    *tensors, rows, starts = given[:7]
+    grads = [torch.empty_like(x) for x in tensors[1:4]]
+    for inside, part in _documents(starts, *tensors):
+        made = _backward(*part, rows[None, :, inside].contiguous(), 0.0, True, scale=scale)
+        for grad, new in zip(grads, made, strict=True):
+            grad[inside] = new[0].transpose(0, 1)
+    return grads
+
+
+def _efficient_list(
+    q: Any,
+    k: Any,
+    v: Any,
+    _: Any,
+    starts: Any,
+    __: Any,
+    longest: int,
+    *___: Any,
+    scale: Any = None,
+) -> Any:
+    out, rows = _flash_list(q[0], k[0], v[0], starts, scale=scale)
+    padded = torch.full((len(starts) - 1, len(rows), longest + -longest % 32), float("inf"))
+    for number, (start, end) in enumerate(itertools.pairwise(starts.tolist())):
+        padded[number, :, : end - start] = rows[:, start:end]
+    return out.unsqueeze(0), padded
+
+
+def _efficient_list_backward(*given: Any, scale: Any = None) -> Any:
+    grad, q, k, v, _, out, starts, _, _, _, padded = given[:11]
+    spans = enumerate(itertools.pairwise(starts.tolist()))
+    rows = torch.cat([padded[n, :, : end - start] for n, (start, end) in spans], 1)
+    tensors = [x[0] for x in (grad, q, k, v, out)]
+    return [x.unsqueeze(0) for x in _flash_list_backward(*tensors, rows, starts, scale=scale)]
+
+
 _ATTENTION = "_scaled_dot_product_"
 INSTEAD: dict[str, Callable[..., Any]] = {
     f"{_ATTENTION}flash_attention": _flash,
@@ -187,6 +242,10 @@ INSTEAD: dict[str, Callable[..., Any]] = {
     f"{_ATTENTION}cudnn_attention_backward": _cudnn_backward,
     f"{_ATTENTION}efficient_attention": _efficient,
     f"{_ATTENTION}efficient_attention_backward": _efficient_backward,
+    "_flash_attention_forward": _flash_list,
+    "_flash_attention_backward": _flash_list_backward,
+    "_efficient_attention_forward": _efficient_list,
+    "_efficient_attention_backward": _efficient_list_backward,
 }
 NO_LIBRARY = frozenset(name for name in INSTEAD if "cudnn" in name)  # shapes alone
 
@@ -229,10 +288,13 @@ class Computed(TorchDispatchMode):
     def _own(self, name: str, there: Any, func: Any, args: Any, kwargs: Any) -> Any:
         """The engine's own ops are functions of others."""
         from flowrun.engine.runtime.kernels import fused_attention as attention
+        from flowrun.engine.runtime.kernels import packed_attention as packed
 
         functions = {
             "attention": attention._attention,
             "attention_backward": attention._attention_backward,
+            "document_attention": packed._forward,
+            "document_attention_backward": packed._backward,
         }
         if not there:
             return func(*args, **kwargs)

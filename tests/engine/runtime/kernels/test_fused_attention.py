@@ -317,12 +317,12 @@ def test_shapes_are_known_without_a_device(dtype: torch.dtype) -> None:
 def test_half_precision_without_a_mask_is_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow, wide = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16), torch.zeros(1, 1, 8, 64)
     mask = torch.zeros(8, 8)
-    assert attention._is_flash(narrow, None)
-    assert not attention._is_flash(narrow, mask)
-    assert not attention._is_flash(wide, None)
-    assert not attention._is_flash(torch.zeros(1, 1, 8, 264, dtype=torch.bfloat16), None)
+    assert attention.is_flash(narrow, None)
+    assert not attention.is_flash(narrow, mask)
+    assert not attention.is_flash(wide, None)
+    assert not attention.is_flash(torch.zeros(1, 1, 8, 264, dtype=torch.bfloat16), None)
     monkeypatch.setattr(attention, "_has_flash", lambda: False)
-    assert not attention._is_flash(narrow, None)
+    assert not attention.is_flash(narrow, None)
 
 
 def test_on_the_cpu_nothing_changes() -> None:

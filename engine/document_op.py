@@ -1,0 +1,157 @@
+"""The op of torch that attends within documents.
+
+Several documents stand one after the other in a sample; a token sees itself and earlier tokens of
+its own document alone.
+
+Tensors are (samples, heads, length, head width).  `documents` (samples, most documents) says how
+long each document of a sample is, in order, and 0 behind the last; the lengths of a sample sum to
+its tokens.  So documents cannot overlap or recur, their largest number is a shape, known before
+anything runs, and where they begin is found on a device without a wait.
+
+It knows nothing of the engine: models call it, also in plain torch.  Here each document is one call
+of torch's kernel for CPUs; CUDA's are in runtime/kernels/packed_attention.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+@torch.library.custom_op("flowrun::document_attention", mutates_args=(), device_types="cpu")
+def document_attention(
+    query: Tensor, key: Tensor, value: Tensor, documents: Tensor, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return the output, shaped as query, and the logsumexp of the scores (samples, heads, length).
+
+    query, key, value: (samples, heads, length, width).  documents: lengths (samples, most
+    documents).  scale: of the scores; None: 1 / sqrt(width).  Raise ValueError for documents that
+    do not fill their sample.
+    """
+    run = aten._scaled_dot_product_flash_attention_for_cpu.default
+    found = [*document_spans(documents, query.shape[2])]
+    if len(found) == len(query):
+        out, logsumexp = run(query, key, value, 0.0, True, scale=scale)
+        return by_token(out), logsumexp.clone(memory_format=torch.contiguous_format)
+    out, logsumexp = _empty_output(query)
+    for sample, inside in found:
+        parts = (x[sample, :, inside] for x in (query, key, value))
+        made = run(*(x.unsqueeze(0) for x in parts), 0.0, True, scale=scale)
+        out[sample, :, inside], logsumexp[sample, :, inside] = made[0][0], made[1][0]
+    return out, logsumexp
+
+
+def run_backward(
+    run: Callable[..., Any],
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    documents: Tensor,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value.
+
+    run: torch's gradient of attention on a CPU, or a function in its place.  grad: of the output.
+    query, key, value, documents, scale: as in `document_attention`.  out, logsumexp: its results.
+    """
+    given = (grad, query, key, value, out, logsumexp)
+    found = [*document_spans(documents, query.shape[2])]
+    if len(found) == len(query):
+        one, two, three = map(by_token, run(*given, 0.0, True, scale=scale))
+        return one, two, three
+    grads = _empty_gradients(query, key, value)
+    for sample, inside in found:
+        parts = (x[sample, :, inside].unsqueeze(0) for x in given)
+        for whole, part in zip(grads, run(*parts, 0.0, True, scale=scale), strict=True):
+            whole[sample, :, inside] = part[0]
+    return grads  # type: ignore[no-any-return]
+
+
+@torch.library.custom_op(
+    "flowrun::document_attention_backward", mutates_args=(), device_types="cpu"
+)
+def document_attention_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    documents: Tensor,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value.
+
+    grad: of the output.  query, key, value, documents, scale: as in `document_attention`.  out,
+    logsumexp: its results.
+    """
+    run = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    return run_backward(run, grad, query, key, value, out, logsumexp, documents, scale)
+
+
+def document_spans(documents: Tensor, length: int) -> Iterator[tuple[int, slice]]:
+    """Yield (sample, its tokens) of each document that has tokens.
+
+    documents: lengths (samples, most documents).  length: tokens of a sample.  Raise ValueError for
+    lengths that do not sum to it.
+    """
+    for sample, lengths in enumerate(documents.tolist()):
+        if sum(lengths) != length or min(lengths) < 0:
+            raise ValueError(
+                f"documents of {lengths} tokens do not fill sample {sample} of {length} tokens"
+            )
+        start = 0
+        for each in filter(None, lengths):
+            yield sample, slice(start, start + each)
+            start += each
+
+
+def by_token(x: Tensor) -> Tensor:
+    """Return a tensor (samples, heads, length, width) that lies in memory token by token."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _empty_output(query: Tensor) -> tuple[Tensor, Tensor]:
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    (out,) = _empty_gradients(query)
+    return out, query.new_empty(query.shape[:3], dtype=wide)
+
+
+def _empty_gradients(*tensors: Tensor) -> Any:
+    return tuple(
+        torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype, device=x.device) for x in tensors
+    )
+
+
+@document_attention.register_fake
+def _fake_forward(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _empty_output(query)
+
+
+@document_attention_backward.register_fake
+def _fake_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty_gradients(query, key, value)  # type: ignore[no-any-return]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, documents, ctx.scale = inputs
+    ctx.save_for_backward(query, key, value, *output, documents)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    made = torch.ops.flowrun.document_attention_backward(grad, *ctx.saved_tensors, ctx.scale)
+    return *made, None, None
+
+
+document_attention.register_autograd(_backward, setup_context=_save)

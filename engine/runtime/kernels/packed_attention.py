@@ -1,0 +1,125 @@
+"""Kernels of attention within documents (engine/document_op.py).
+
+On CUDA all samples are one list of tokens, with the places where documents begin: torch's kernels
+of variable length, FlashAttention in bf16 and fp16 and the memory-efficient one else.  The places
+are made on the device, so that nothing waits; a document of no tokens costs nothing but its place.
+
+Relied upon of torch: in a list of tokens FlashAttention's logsumexp is (heads, tokens), the
+efficient kernel's (documents, heads, longest document rounded up to 32).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flowrun.engine import document_op as op
+from flowrun.engine.runtime.kernels.cpu import products
+from flowrun.engine.runtime.kernels.fused_attention import is_flash, pad_width
+
+aten = torch.ops.aten
+
+_ROW_MULTIPLE = 32  # the efficient kernel pads a document's logsumexp to a multiple of it
+_FROM_TOP_LEFT = 1  # its number of a causal mask
+
+
+@op.document_attention.register_kernel("cuda")
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, documents: Tensor, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    samples, heads, length, width = query.shape
+    scale = scale or width**-0.5
+    starts = _starts(documents, length)
+    parts = [_as_list(pad_width(x)) for x in (query, key, value)]
+    if is_flash(query, None):
+        made, logsumexp, *_ = aten._flash_attention_forward(
+            *parts, starts, starts, length, length, 0.0, True, False, scale=scale
+        )
+        logsumexp = logsumexp.view(heads, samples, length).transpose(0, 1)
+    else:
+        made, found, *_ = aten._efficient_attention_forward(
+            *(x.unsqueeze(0) for x in parts),
+            *(None, starts, starts, length, length, 0.0, _FROM_TOP_LEFT, True),
+            scale=scale,
+        )
+        document, place = _places(starts, samples * length)
+        rows = found[document, :, place]  # (tokens, heads)
+        logsumexp = rows.view(samples, length, heads).transpose(1, 2)
+    out = made.view(samples, length, heads, -1).transpose(1, 2)[..., :width]
+    return op.by_token(out), logsumexp.contiguous()
+
+
+@op.document_attention_backward.register_kernel("cuda")
+def _backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    documents: Tensor,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    samples, heads, length, width = query.shape
+    scale = scale or width**-0.5
+    starts = _starts(documents, length)
+    parts = [_as_list(pad_width(x)) for x in (grad, query, key, value, out)]
+    if is_flash(query, None):
+        rows = logsumexp.transpose(0, 1).reshape(heads, samples * length)
+        # seed and offset of dropout: the kernel reads them only if there is some
+        seed = torch.empty(2, dtype=torch.uint64, device=query.device)
+        offset = torch.empty((), dtype=torch.uint64, device=query.device)
+        grads = aten._flash_attention_backward(
+            *(*parts, rows, starts, starts, length, length, 0.0, True, seed, offset), scale=scale
+        )
+    else:
+        document, place = _places(starts, samples * length)
+        longest = length + -length % _ROW_MULTIPLE
+        rows = logsumexp.new_zeros(len(starts) - 1, heads, longest)
+        rows[document, :, place] = logsumexp.transpose(1, 2).reshape(-1, heads)
+        seed = torch.empty((), dtype=torch.int64, device=query.device)
+        first, *others, out = (x.unsqueeze(0) for x in parts)
+        grads = aten._efficient_attention_backward(
+            *(first, *others, None, out, starts, starts, length, length, rows, 0.0),
+            *(seed, seed, _FROM_TOP_LEFT, False),
+            scale=scale,
+        )
+    one, two, three = (
+        op.by_token(x.reshape(samples, length, heads, -1).transpose(1, 2)[..., :width])
+        for x in grads[:3]
+    )
+    return one, two, three
+
+
+def _starts(documents: Tensor, length: int) -> Tensor:
+    """Return where each document of all samples begins, and where the last ends: int32."""
+    torch._assert_async(
+        (documents.sum(1) == length).all() & (documents >= 0).all(),
+        "documents do not fill their sample",
+    )
+    return F.pad(documents.flatten().cumsum(0, dtype=torch.int32), (1, 0))
+
+
+def _places(starts: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """Return for each token the number of its document among all, and its place in it."""
+    at = torch.arange(tokens, device=starts.device)
+    document = torch.searchsorted(starts, at.to(torch.int32), right=True) - 1
+    return document, at - starts[document]
+
+
+def _as_list(x: Tensor) -> Tensor:
+    """Return (samples, heads, length, width) as a list of tokens (tokens, heads, width)."""
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def backward(grad: Tensor, *given: Any) -> Any:
+    """Compute the op's gradient; on a CPU each document by the gradient that suits it.
+
+    grad: of the output.  given: further arguments of the op.
+    """
+    if grad.is_cpu:
+        return op.run_backward(products.attention_backward, grad, *given)
+    return torch.ops.flowrun.document_attention_backward.default(grad, *given)
