@@ -23,12 +23,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from flowrun.models.data.collate import collate, item_of
+from flowrun.models.data.corpus.packed import DOCUMENTS, Numbers
 from flowrun.models.data.stacked import StackedDataset, batch_of
 from flowrun.models.data.steps import sample_seconds
 
 MOST_SAMPLES = 3_000_000_000  # the square is below 2**63
 _GOLDEN = (math.sqrt(5) - 1) / 2
-Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class DataMixture(StackedDataset):
@@ -218,8 +218,12 @@ def _check_alike(sources: Mapping[str, Any], length: int | None) -> int | None:
     first, form = next(iter(found.items()))
     for name, other in found.items():
         if other != form:
-            raise ValueError(f"items of {name} are {_show(other)}, those of {first} {_show(form)}")
-    if length is not None and any(shape[:1] != (length,) for shape, _ in form.values()):
+            unlike = {each for each in {*form} & {*other} if form[each] != other[each]}
+            more = "; give all one most_documents" if unlike == {DOCUMENTS} else ""
+            shown = f"items of {name} are {_show(other)}, those of {first} {_show(form)}"
+            raise ValueError(f"{shown}{more}")
+    shapes = (shape for field, (shape, _) in form.items() if field != DOCUMENTS)
+    if length is not None and any(shape[:1] != (length,) for shape in shapes):
         raise ValueError(f"length is {length}, and items are {_show(form)}")
     known = {name: ids for name, s in sources.items() if (ids := getattr(s, "vocabulary", None))}
     if len({*known.values()}) > 1:

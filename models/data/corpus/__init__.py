@@ -6,6 +6,7 @@ documents.py   documents as ids, one after the other: found in the cache, or wri
 plain_text.py   text files -> documents
 row_source.py   rows of jsonl, Parquet and CSV files, and of saved Hugging Face data sets
 answers.py   rows -> documents of which answers alone are trained on
+packed.py   several documents in a sample
 chat.py   conversations and instructions as such documents
 text_rows.py   a field of rows as plain text
 train_tokenizer.py   text files -> a folder of a tokenizer

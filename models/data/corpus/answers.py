@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flowrun.models.data.corpus.documents import LOG, DocumentPart, Documents, keep_documents
+from flowrun.models.data.corpus.packed import IGNORED, PackedDocuments
 from flowrun.models.data.corpus.row_source import RowSource
 from flowrun.models.data.corpus.special_tokens import SpecialTokens, TextSpans
 from flowrun.models.data.stacked import StackedDataset
@@ -19,7 +20,6 @@ from flowrun.models.data.stacked import StackedDataset
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-IGNORED = -100  # a target that no loss counts
 CUT, DROP = "cut", "drop"
 _AT_ONCE = 1000  # rows
 
@@ -41,16 +41,25 @@ RowWriter = Callable[[dict[str, Any], SpecialTokens], AnsweredText]
 
 
 class AnsweredDocuments(StackedDataset):
-    """A document a sample: {tokens (T,), targets (T,)}, int64, targets one id ahead.
+    """A document a sample: {tokens (T,), targets (T,)}, int64, targets one id ahead; or, packed,
+    several, with positions and documents (packed.py).
 
     Targets are -100 where the next id holds no character of an answer, and behind the end.
     documents: with their answers.  length: T; shorter ones are padded.
     long: what becomes of longer ones: cut or drop; None: they are refused.
+    pack: several documents make a sample.  most_documents: of a packed sample; see PackedDocuments.
     Documents without a target, also those whose answers were cut off, are left out, and counted in
     `notes`.
     """
 
-    def __init__(self, documents: Documents, length: int, long: str | None) -> None:
+    def __init__(
+        self,
+        documents: Documents,
+        length: int,
+        long: str | None,
+        pack: bool = False,
+        most_documents: int | None = None,
+    ) -> None:
         if long not in (None, CUT, DROP):
             raise ValueError(f"long must be {CUT}, {DROP} or null, not {long!r}")
         self.documents, self.length, self.vocabulary = documents, length, documents.vocabulary
@@ -75,12 +84,19 @@ class AnsweredDocuments(StackedDataset):
         self.notes = (*documents.notes, *lines)
         if not len(self.chosen):
             raise ValueError(f"no document is left to train on; {'; '.join(self.notes)}")
+        self.packed: PackedDocuments | None = None
+        if pack:
+            chosen = (starts[self.chosen], self.sizes[self.chosen])
+            self.packed = PackedDocuments(documents, *chosen, length, most_documents)
+            self.notes += self.packed.notes
 
     def __len__(self) -> int:
-        return len(self.chosen)
+        return len(self.chosen if self.packed is None else self.packed)
 
     def stacked(self, indices: Tensor) -> dict[str, Tensor]:
         """Return the items, by one gather."""
+        if self.packed is not None:
+            return self.packed.stacked(indices)
         chosen = self.chosen[indices.numpy()]
         steps = np.arange(self.length + 1)
         inside = steps < self.sizes[chosen, None]

@@ -21,7 +21,8 @@ class Chat(AnsweredDocuments):
     """Conversations by the tokenizer's own chat template: {tokens (T,), targets (T,)}, int64.
 
     path, split: rows (row_source.py).  tokenizer: a folder with a chat template.
-    messages: field with a list of {role, content}.  length, long: see AnsweredDocuments.
+    messages: field with a list of {role, content}.  length, long, pack,
+    most_documents: see AnsweredDocuments.
     An answer is what the template marks by {% generation %}; in a template without such marks,
     what follows the prompt of a message of the role `assistant`, its end included.
     """
@@ -34,6 +35,8 @@ class Chat(AnsweredDocuments):
         messages: str = "messages",
         split: str | None = None,
         long: str | None = None,
+        pack: bool = False,
+        most_documents: int | None = None,
     ) -> None:
         source = RowSource(path, split)
 
@@ -41,7 +44,7 @@ class Chat(AnsweredDocuments):
             return render_chat(field_of(row, messages), special, tokenizer)
 
         made = tokenise_rows(source, tokenizer, f"chat, quoted: {messages}", write)
-        super().__init__(made, length, long)
+        super().__init__(made, length, long, pack, most_documents)
 
 
 class Instructions(AnsweredDocuments):
@@ -49,7 +52,8 @@ class Instructions(AnsweredDocuments):
 
     path, split: rows (row_source.py).  tokenizer: a folder whose config names an end-of-text token,
     which ends each answer.
-    prompt, answer: text with fields of a row in braces.  length, long: see AnsweredDocuments.
+    prompt, answer: text with fields of a row in braces.  length, long, pack,
+    most_documents: see AnsweredDocuments.
     """
 
     def __init__(
@@ -61,6 +65,8 @@ class Instructions(AnsweredDocuments):
         answer: str = "{answer}",
         split: str | None = None,
         long: str | None = None,
+        pack: bool = False,
+        most_documents: int | None = None,
     ) -> None:
         source = RowSource(path, split)
 
@@ -77,7 +83,7 @@ class Instructions(AnsweredDocuments):
 
         settings = f"instructions, quoted: {prompt!r} {answer!r}"
         made = tokenise_rows(source, tokenizer, settings, write)
-        super().__init__(made, length, long)
+        super().__init__(made, length, long, pack, most_documents)
 
 
 def _fill(form: str, row: dict[str, Any]) -> str:

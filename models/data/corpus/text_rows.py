@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from flowrun.models.data.corpus.answers import AnsweredText, tokenise_rows
+from flowrun.models.data.corpus.packed import PackedDocuments, cut_documents
 from flowrun.models.data.corpus.row_source import RowSource, field_of
 from flowrun.models.data.corpus.special_tokens import SpecialTokens
+from flowrun.models.data.stacked import StackedDataset
 from flowrun.models.data.windows import Windows
 
 
-class TextRows(Windows):
-    """Windows of a stream of ids: {tokens (T,), targets (T,)}, int64, targets one id ahead.
+class TextRows(StackedDataset):
+    """Windows of a stream of ids: {tokens (T,), targets (T,)}, int64, targets one id ahead; or,
+    packed, whole texts, with positions and documents (packed.py).
 
     path, split: rows (row_source.py).  tokenizer: folder or file.
     field: of a row, which holds its text; each text is followed by the end-of-text token.
     length: T; windows do not overlap.
+    pack: several texts make a sample and see nothing of each other; those of more than T tokens are
+    cut into pieces.  most_documents: of a packed sample; see PackedDocuments.
     """
 
     def __init__(
@@ -25,6 +32,8 @@ class TextRows(Windows):
         length: int = 1024,
         field: str = "text",
         split: str | None = None,
+        pack: bool = False,
+        most_documents: int | None = None,
     ) -> None:
         source = RowSource(path, split)
 
@@ -33,6 +42,19 @@ class TextRows(Windows):
 
         found = tokenise_rows(source, tokenizer, f"text {field}", write)
         self.vocabulary, self.notes = found.vocabulary, found.notes
-        if len(found.ids) <= length:
+        self.samples: StackedDataset
+        if pack:
+            pieces = cut_documents(found, length)
+            self.samples = packed = PackedDocuments(found, *pieces, length, most_documents)
+            self.notes += packed.notes
+        elif len(found.ids) <= length:
             raise ValueError(f"{path}: {len(found.ids)} ids do not fill a window of {length} + 1")
-        super().__init__(found.ids, length)
+        else:
+            self.samples = Windows(found.ids, length)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def stacked(self, indices: Tensor) -> dict[str, Tensor]:
+        """Return the items, by one gather."""
+        return self.samples.stacked(indices)
