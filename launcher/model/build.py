@@ -29,6 +29,7 @@ from flowrun.launcher.model.adapters import add_adapters
 from flowrun.launcher.model.dataset_checks import check_items, check_kind
 from flowrun.launcher.model.deferred import LEAST_BYTES, defer
 from flowrun.launcher.model.initial import Initial, initial_of, named_tensors
+from flowrun.launcher.model.packed_inputs import packed_inputs
 from flowrun.launcher.model.pretrained import weights_of
 from flowrun.launcher.model.vocabulary import check_vocabulary
 from flowrun.launcher.recipe.recipe import Recipe
@@ -210,7 +211,8 @@ def instantiate_metrics(recipe: Recipe) -> dict[str, LossFunction]:
 
 
 def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) -> dict[str, str]:
-    """Map arguments of the model to batch fields, by the recipe's `task.inputs` or by equal names.
+    """Map arguments of the model to batch fields, by the recipe's `task.inputs` or by equal names;
+    documents of packed data go in by themselves.
 
     item: one of the data set.  Raises RecipeError for a field that it lacks.
     """
@@ -218,6 +220,7 @@ def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) ->
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
     inputs = dict(recipe.task.inputs) or {p.name: p.name for p in named if p.name in item}
+    inputs |= packed_inputs(model, item, inputs)
     for argument, field in inputs.items():
         where = f"task.inputs.{argument}"
         if field not in item:
