@@ -48,6 +48,8 @@ _INSTEAD = (
     ("entirely functional graph", _REGISTER),
     ("allow_non_fake_inputs", _REGISTER),  # torch 2.12
 )
+_SUBJECTS = {"task.loss": "the loss", "task.metrics": "a metric"}
+_TRACEBACK = "FLOWRUN_TRACEBACK=1 in front of the command shows the whole traceback."
 _ELSE = (
     "Write that part with tensors; capture supports what torch.compile(fullgraph=True) supports."
 )
@@ -68,9 +70,10 @@ def explain_failure(
     except Exception as plain:
         # an error of fake tensors: the real call has values
         if not type(plain).__module__.startswith("torch._subclasses"):
-            where = place_of(plain)
-            problem = f"{name} fails in plain torch, too: {describe_error(plain)}"
-            return RecipeError(_key_of(plain), problem + (f" ({where})" if where else ""))
+            where, key = place_of(plain), _key_of(plain)
+            subject = name if key == "model" else _SUBJECTS[key]
+            problem = f"{subject} fails in plain torch, too: {describe_error(plain)}"
+            return RecipeError(key, problem + (f" ({where})" if where else ""), _TRACEBACK)
     stack = getattr(error, "real_stack", None) or ()
     where = place(stack) or place_of(error) or place(_frames_in(str(error)))
     reason = _summarize(error)

@@ -90,6 +90,13 @@ def trace_update(
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    if inspect.isclass(function) and issubclass(function, torch.optim.Optimizer):
+        raise _refusal(
+            function,
+            "it is a class of torch.optim, which updates weights in place and cannot be laid out.",
+            "Write the update as a function (param, grad, states …) -> (new param, new states …), "
+            "as in docs/how_to/training.md; adamw, sgd, lion, lamb and adagrad are there: optim=…",
+        )
     states, fed = [name for name, _ in states_of(function)], step_scalars_of(function)
     names = ("param", "grad", *states, *fed)
     examples = [torch.empty(shape, dtype=dtype) for _ in names[: 2 + len(states)]]

@@ -177,6 +177,13 @@ def load_suite(
         raise PlacedError(place, error.where, error.problem, error.instead) from error
 
 
+def list_suites() -> str:
+    """Return the suites that come with flowrun, a line each."""
+    folder = Path(__file__).resolve().parents[2] / "conf" / "suite"
+    notes = {file.stem: OmegaConf.load(file).get("note") for file in sorted(folder.glob("*.yaml"))}
+    return "\n".join(f"{name:<15} {note}" for name, note in notes.items() if note)
+
+
 def parse(tree: dict[str, Any], overrides: list[str] | None = None) -> Suite:
     """The suite's keys, checked.  overrides: more of them, of every experiment."""
     experiments = {

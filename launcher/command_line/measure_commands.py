@@ -34,9 +34,14 @@ def bench(
     with show_errors(given, config_dir):
         from flowrun.launcher.bench.bench import bench as run_suite
         from flowrun.launcher.bench.foreseen.foresee import foresee
-        from flowrun.launcher.bench.suite import Suite, load_suite
+        from flowrun.launcher.bench.suite import Suite, list_suites, load_suite
         from flowrun.launcher.terminal.console import wide_console
 
+        if not any(text.startswith("suite=") for text in given):
+            from flowrun.launcher.recipe.recipe_errors import PlacedError
+
+            there = f"Write suite=NAME; a suite takes minutes to an hour.\n{list_suites()}"
+            raise PlacedError("command line", "bench", "no suite is named.", there)
         suite, folder = load_suite(given, config_dir)
         if not isinstance(suite, Suite):
             if any(line.problem for line in foresee(suite, folder, wide_console(), config_dir)):

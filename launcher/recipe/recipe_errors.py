@@ -132,6 +132,9 @@ def _bad_override(error: OverrideParseException) -> RecipeError:
         problem = "This argument is not of the form key=value."
         return PlacedError("command line", error.override, problem, _meant(error.override, instead))
     reason = str(error.message).splitlines()[0]
+    if quoted := re.match(r"([+~]*[\w.]+)=\{\s*[\"']([^\"']+)[\"']", error.override):
+        key = quoted[1].lstrip("+~")
+        instead = f"Keys in braces have no quotes; write {key}.{quoted[2]}.…=…, a key an argument."
     return PlacedError(
         "command line", error.override, f"This argument cannot be read: {reason}.", instead
     )
@@ -146,12 +149,22 @@ def _meant(word: str, otherwise: str) -> str:
     return otherwise
 
 
+# what other programs call a command -> ours
+_OTHER_WORDS = {
+    "train": "run",
+    "generate": "sample",
+    "chat": "sample --chat",
+    "evaluate": "eval",
+    "finetune": "run",
+}
+
+
 def bad_command(word: str, commands: Sequence[str]) -> PlacedError | None:
     """A first word that is spelled almost like a command."""
-    near = difflib.get_close_matches(word, [*commands, "train"], n=1, cutoff=0.6)
+    near = difflib.get_close_matches(word, [*commands, *_OTHER_WORDS], n=1, cutoff=0.6)
     if not near or word in recipe_names():
         return None
-    meant = "run" if near[0] == "train" else near[0]
+    meant = _OTHER_WORDS.get(near[0], near[0])
     return PlacedError(
         "command line", word, "there is no such command.", f"Did you mean {meant!r}?"
     )

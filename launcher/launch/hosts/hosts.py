@@ -113,7 +113,8 @@ class Hosts:
         while True:
             missing = _missing(len(here), nodes)
             names = ", ".join(here)
-            match self._answer(patience, f"waiting for {missing} at {self._endpoint}"):
+            what = f"waiting for {missing} at {self._endpoint}, where the same command is to run"
+            match self._answer(patience, what):
                 case ("met", number, hosts, port, folder):
                     self.number, self.names = number, hosts
                     self.shared = folder == host.folder and number > 0

@@ -64,6 +64,8 @@ ARGUMENTS = {
     "a recipe's name after a command": ("plan gpt_hybird", "gpt_hybird", "recipe=gpt_hybrid?"),
     "a file alone": ("plan my/own.yaml", "command line  my/own.yaml", "recipe=my/own.yaml?"),
     "no command": ("trian recipe=gpt_dp", "command line  trian", "Did you mean 'run'?"),
+    "a command of others": ("generate runs/x", "command line  generate", "Did you mean 'sample'?"),
+    "a bench without a suite": ("bench", "command line  bench", "peers           GPT, 2 ranks"),
     "nearly a command": ("calibrat x.yaml", "command line  calibrat", "'calibrate'?"),
     "a key without its section": ("recipe=gpt_dp steps=5", "steps = 5", "train.steps?"),
     "a key as an option": ("recipe=gpt_dp --steps 5", "--steps", "Write train.steps="),
@@ -71,7 +73,17 @@ ARGUMENTS = {
     "no option": ("recipe=gpt_dp --foo", "command line  --foo", "Options are --cfg"),
     "no key=value": ("recipe=gpt_dp steps", "command line  steps", "not of the form key=value"),
     "malformed": ("recipe=gpt_dp train.steps=[1", "command line  train.steps=[1", "cannot be read"),
+    "quoted": (
+        """recipe=gpt_dp 'sbp={"head.weight":{data:S0}}'""",
+        "command line  ++sbp",
+        "write sbp.head.weight.",
+    ),
     "several values": ("recipe=gpt_dp,gpt_tp", "command line  recipe=gpt_dp,gpt_tp", "Add -m"),
+    "an optimizer of torch": (
+        "recipe=mlp_hybrid optim.update._target_=torch.optim.AdamW",
+        "command line  optim.update",
+        "Write the update as a function (param, grad, states",
+    ),
     "no SBP": (
         "recipe=gpt_tp sbp.head.weight.tensor=Q",
         "command line  sbp.head.weight.tensor = Q",
