@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -36,8 +37,10 @@ from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
 from flowrun.launcher.recipe.schema import Target
 from flowrun.launcher.terminal import doing
+from flowrun.models.data.transforms import import_torchvision
 from flowrun.models.losses import part_of
 
+_WITH_TORCHVISION = ("torchvision", "timm", "transformers")  # these import it
 LossFunction = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (output, batch) -> scalar mean
 
 
@@ -259,6 +262,9 @@ def _check_targets_within(arguments: Mapping[str, Any], where: str) -> None:
             if "_target_" in value:
                 find(str(value["_target_"]), f"{where}.{key}._target_")
             _check_targets_within(value, f"{where}.{key}")
+        if isinstance(value, list):
+            within = {f"{key}[{k}]": each for k, each in enumerate(value)}
+            _check_targets_within(within, where)
 
 
 def _partial(target: Target, where: str) -> LossFunction:
@@ -327,6 +333,8 @@ def find(path: str, where: str) -> Any:
     parts = path.split(".")
     if not all(part.isidentifier() for part in parts):
         raise RecipeError(where, f"{path!r} is no dotted path.", "Write package.module.Name.")
+    if parts[0] in _WITH_TORCHVISION and find_spec("torchvision"):
+        import_torchvision()
     found, depth = _deepest_module(parts, where)
     for part in parts[depth:]:
         if not hasattr(found, part):

@@ -2,6 +2,7 @@
 
 text.py tokens.py windows.py masked.py   streams of ids cut into windows; hidden tokens
 digits.py photographs.py images.py clusters.py   images: inside wheels, of users, generated
+transforms.py   transforms of images, drawn by a seed
 click_log.py huggingface.py   users' tables; saved Hugging Face data sets
 corpus/   text as the ids of a tokenizer
 mixture.py named.py   a weighted mixture of data sets; names for items that are tuples

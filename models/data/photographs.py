@@ -54,25 +54,27 @@ class Photographs(StepwiseDataset):
             raise IndexError(index)
         return self.files[index % _CLASSES // 4].read_bytes(), index
 
-    def decode(self, sample: tuple[bytes, int]) -> tuple[np.ndarray[Any, Any], int]:
-        """Return (pixels (427, 640, 3) uint8, index)."""
+    def decode(self, sample: tuple[bytes, int]) -> tuple[Any, int]:
+        """Return (an RGB image of PIL, 640 x 427, index)."""
         from PIL import Image
 
         encoded, index = sample
         with Image.open(io.BytesIO(encoded)) as image:
-            return np.asarray(image.convert("RGB")), index
+            return image.convert("RGB"), index
 
     def augment(
-        self, sample: tuple[np.ndarray[Any, Any], int], draws: np.random.Generator | None
+        self, sample: tuple[Any, int], draws: np.random.Generator | None
     ) -> dict[str, Tensor]:
         """Return the window as the item's tensors."""
-        pixels, index = sample
+        from PIL import ImageOps
+
+        image, index = sample
         label = int(self.label(index))
         quarter = np.array((_HEIGHT // 2, _WIDTH // 2))
         within = np.random.default_rng(index).integers(0, quarter - self.size + 1)
-        top, left = quarter * divmod(label % 4, 2) + within
-        window = pixels[top : top + self.size, left : left + self.size]
+        top, left = (quarter * divmod(label % 4, 2) + within).tolist()
+        window = image.crop((left, top, left + self.size, top + self.size))
         if draws is not None and draws.random() < 0.5:
-            window = window[:, ::-1]
-        image = torch.from_numpy(np.ascontiguousarray(window.transpose(2, 0, 1)))
-        return {"images": (image.float() - _MEAN) / _STD, "labels": torch.tensor(label)}
+            window = ImageOps.mirror(window)
+        pixels = torch.from_numpy(np.array(window)).permute(2, 0, 1).contiguous()
+        return {"images": (pixels.float() - _MEAN) / _STD, "labels": torch.tensor(label)}

@@ -1,4 +1,4 @@
-"""Token files, image folders, click logs and saved Hugging Face data sets, on files made here."""
+"""Token files, click logs and saved Hugging Face data sets, on files made here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 
 from flowrun.models.data.click_log import ClickLog
 from flowrun.models.data.huggingface import HuggingFace
-from flowrun.models.data.images import ImageFolder
 from flowrun.models.data.tokens import Tokens, tokenise, write_tokens
 
 # ---- tokens --------------------------------------------------------------------------------------
@@ -47,57 +46,6 @@ def test_files_that_are_no_token_files_are_refused(tmp_path: Path) -> None:
     write_tokens(tmp_path / "short", [[1, 2]])
     with pytest.raises(ValueError, match=r"2 tokens do not fill a window of 2 \+ 1"):
         Tokens(str(tmp_path / "short"), length=2)
-
-
-# ---- images --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> str:
-    """Three red and three blue images of unlike sizes."""
-    from PIL import Image
-
-    for name, colour in {"red": (255, 0, 0), "blue": (0, 0, 255)}.items():
-        (tmp_path / name).mkdir()
-        for k in range(3):
-            Image.new("RGB", (40 + 9 * k, 50), colour).save(tmp_path / name / f"{k}.png")
-    (tmp_path / "red" / "notes.txt").write_text("no image")
-    return str(tmp_path)
-
-
-def test_a_folder_is_a_class_and_its_images_are_of_one_size(folder: str) -> None:
-    data = ImageFolder(folder, size=28)
-    assert data.classes == ["blue", "red"] and len(data) == 6
-    for item in (data[k] for k in range(6)):
-        assert item["images"].shape == (3, 28, 28) and item["images"].dtype == torch.float32
-        blue, red = item["images"][2].mean(), item["images"][0].mean()
-        assert (red > blue) == bool(item["labels"])
-
-
-def test_labels_of_a_folder_need_no_decoding(folder: str) -> None:
-    data = ImageFolder(folder, size=28)
-    method = getattr(data, data.unprepared["labels"])
-    assert [method(k).item() for k in range(6)] == [data[k]["labels"].item() for k in range(6)]
-
-
-def test_augmenting_is_a_function_of_what_is_drawn() -> None:
-    pixels = np.arange(32 * 40 * 3, dtype=np.uint8).reshape(32, 40, 3)
-    data = object.__new__(ImageFolder)
-    data.size = 28
-    one, again, other, plain = (
-        data.augment((pixels, 1), None if seed is None else np.random.default_rng(seed))["images"]
-        for seed in (3, 3, 4, None)
-    )
-    assert torch.equal(one, again) and not torch.equal(one, other)
-    middle = torch.from_numpy(pixels[2:30, 6:34].transpose(2, 0, 1).copy()).float()
-    torch.testing.assert_close(plain, (middle - 114) / 58)
-
-
-def test_folders_without_images_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
-        ImageFolder(str(tmp_path / "none"))
-    with pytest.raises(ValueError, match="no folder in it holds an image"):
-        ImageFolder(str(tmp_path))
 
 
 # ---- clicks --------------------------------------------------------------------------------------
