@@ -130,8 +130,16 @@ def test_a_process_that_dies_is_named_at_once() -> None:
     def make() -> str:
         told: SimpleQueue[RunError] = SimpleQueue()
         workers = DataWorkers(pair, ORDER, 2, 7, told.put)
-        reader = Thread(target=lambda: [workers.take(reading) for reading in ORDER], daemon=True)
-        reader.start()
+
+        def read() -> None:
+            """The thread that waits for a batch may see it before the signal is taken up."""
+            try:
+                for reading in ORDER:
+                    workers.take(reading)
+            except RunError as error:
+                told.put(error)
+
+        Thread(target=read, daemon=True).start()
         return str(told.get(timeout=60))
 
     text = forked(make)
