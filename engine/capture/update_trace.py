@@ -90,7 +90,8 @@ def trace_update(
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    if inspect.isclass(function) and issubclass(function, torch.optim.Optimizer):
+    maker: Any = function
+    if inspect.isclass(maker) and issubclass(maker, torch.optim.Optimizer):
         raise _refusal(
             function,
             "it is a class of torch.optim, which updates weights in place and cannot be laid out.",

@@ -180,7 +180,8 @@ def load_suite(
 def list_suites() -> str:
     """Return the suites that come with flowrun, a line each."""
     folder = Path(__file__).resolve().parents[2] / "conf" / "suite"
-    notes = {file.stem: OmegaConf.load(file).get("note") for file in sorted(folder.glob("*.yaml"))}
+    found: Any = {file.stem: OmegaConf.load(file) for file in sorted(folder.glob("*.yaml"))}
+    notes = {name: suite.get("note") for name, suite in found.items()}
     return "\n".join(f"{name:<15} {note}" for name, note in notes.items() if note)
 
 

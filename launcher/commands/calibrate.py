@@ -45,6 +45,7 @@ from flowrun.engine.runtime.process import heap
 from flowrun.engine.runtime.process.core import pin_to_core
 from flowrun.engine.runtime.transport import host_peers
 from flowrun.engine.runtime.transport.links import Links
+from flowrun.launcher.terminal import doing
 
 SHARED, GLOO = "shared memory", "gloo"
 GROUPS = (2, 4)
@@ -125,7 +126,11 @@ def calibrate(
         for transport in transports
         for ranks in groups
     ]
-    rounds = [[_measure_ranks(session, sizes) for session in sessions] for _ in range(sizes.rounds)]
+    rounds = [
+        [_measure_shown(session, sizes, number) for session in sessions]
+        for number in range(sizes.rounds)
+    ]
+    doing.clear()
     links: list[tuple[str, Moved]] = []
     levels = {name: Level(taken=1.0, shared_memory=name == SHARED) for name in transports}
     had, crowded = 1.0, 1.0
@@ -151,6 +156,14 @@ def calibrate(
         links += [(session.transport, moved) for moved in of_links]
     hardware = replace(hardware, levels=tuple(levels.values()), crowded_share=crowded)
     return Calibration(hardware, tuple(links), had)
+
+
+def _measure_shown(session: Session, sizes: ProbeSizes, number: int) -> list[OfRank]:
+    """Say on the terminal what is measured, and measure it.  number: of the round, from 0."""
+    what = "operations and links" if session.device else "links"
+    by = f"{session.ranks} ranks, {session.transport}"
+    doing.doing(f"round {number + 1} of {sizes.rounds}: {what}, {by}")
+    return _measure_ranks(session, sizes)
 
 
 def _typical(rounds: Sequence[OfRank]) -> OfRank:

@@ -107,7 +107,9 @@ class Progress:
             f", validation {name} {value:.4f}" for name, value in numbers(report.validation).items()
         )
         self.console.print(
-            f"loss {report.first_loss:.4f} -> {report.last_loss:.4f}{validation}", highlight=False
+            f"loss {report.first_loss:.4f} -> {report.last_loss:.4f}{validation}",
+            style="bold",
+            highlight=False,
         )
         if report.ended_by:
             done = report.first_step + report.steps
@@ -138,6 +140,7 @@ class Progress:
         if report.advice and is_first_today("calibrate"):
             say(self.console, f"note: {report.advice}", "yellow")
         self.console.print(f"everything of this run: {folder}", highlight=False, soft_wrap=True)
+        say(self.console, "flowrun runs, eval, sample, export and resume take this folder", "dim")
 
     def show_sample(self, prompt: str, text: str) -> None:
         """Show the beginning of a text, and how the trained model goes on."""

@@ -15,8 +15,10 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.terminal.console import say
 
 _DECAY = {"name": "LinearLR", "start_factor": 1.0, "end_factor": 0.0}
 AUTO = "auto"  # DeepSpeed's word for what the trainer says
@@ -193,6 +195,7 @@ DEEPSPEED: Mapping[str, Turn] = {
 }
 ACCELERATE: Mapping[str, Turn] = {
     "num_processes": _processes,
+    "gradient_accumulation_steps": _to("train.micro_batches", int),
     "num_machines": lambda value, _: {"launch.nnodes": int(value)} if int(value) > 1 else {},
     "machine_rank": lambda value, keys: (
         {"launch.node_rank": int(value)} if int(keys.get("num_machines", 1)) > 1 else {}
@@ -282,8 +285,9 @@ def read_foreign(file: Path) -> Imported:
         text = file.read_text(encoding="utf-8")
         found = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError) as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise PlacedError("command line", str(file), f"this file cannot be read: {why}") from None
+        said = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        why = " ".join(str(said).split())
+        raise PlacedError("command line", str(file), f"this file cannot be read: {why}.") from None
     flat = dict(_leaves(found)) if isinstance(found, Mapping) else {}
     tables = {"DeepSpeed": DEEPSPEED, "accelerate": ACCELERATE}
     kind = max(tables, key=lambda name: len(flat.keys() & tables[name].keys()))
@@ -356,9 +360,10 @@ def show_import(found: Imported, to: Path, console: Console) -> None:
     table.add_column(style="bold", overflow="fold")
     table.add_column(overflow="fold")
     for key, value in found.keys.items():
-        table.add_row(key, str(value))
-    for key, why in found.others.items():
-        table.add_row(f"not taken: {key}", why, style="yellow")
+        table.add_row(key, Text(str(value)))
     console.print(table)
-    text = f"{to}: name your model and data there, then flowrun plan recipe={to}"
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    for key, why in found.others.items():
+        say(console, f"not taken: {key}: {why}", "yellow")
+    name = to.stem if to.parent == Path("recipes") else to
+    say(console, f"{to} is written; name your model and data there, then")
+    say(console, f"  flowrun plan recipe={name}")

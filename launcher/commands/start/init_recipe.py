@@ -30,6 +30,7 @@ from flowrun.launcher.commands.start.inspect_model import (
     read_first_item,
 )
 from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.terminal.console import say
 
 _COMMENT_AT = 40  # column of comments
 _MISSING = "???"  # Hydra's own sign for a value that must be given
@@ -101,7 +102,7 @@ def make_text(draft: Draft) -> str:
     batch = _BATCH if draft.samples is None else max(1, min(_BATCH, draft.samples * 9 // 10))
     lines = [
         draft.title,
-        "# flowrun plan shows what it would do, flowrun --cfg job all keys and their values.",
+        "# flowrun plan shows what it would do, flowrun --cfg job all keys.",
         "defaults: [/optim: adamw, /launch: local]",
         "",
         "model:",
@@ -111,9 +112,7 @@ def make_text(draft: Draft) -> str:
         *(f"  {line}" for line in draft.data),
         "",
         "task:",
-        _add_comment(
-            f"  inputs: {{{inputs or _MISSING}}}", "argument of forward: field of the data"
-        ),
+        _add_comment(f"  inputs: {{{inputs or _MISSING}}}", "argument of forward: field"),
         *(
             [_add_comment(f"  loss: {draft.loss}", "called loss(output, batch)")]
             if draft.loss
@@ -122,18 +121,16 @@ def make_text(draft: Draft) -> str:
         *([f"  metrics: {draft.metrics}"] if draft.metrics else []),
         "",
         "placement:",
-        _add_comment("  axes: {data: 1, tensor: 1}", "ranks that share the samples, the weights"),
-        _add_comment(
-            "  stages: 1", "parts of the model, one behind the other, on ranks of their own"
-        ),
+        _add_comment("  axes: {data: 1, tensor: 1}", "ranks that share samples, weights"),
+        _add_comment("  stages: 1", "parts of the model, in a row"),
         "",
-        _add_comment("eval: {fraction: 0.05, batches: 4}", "share of the data that is held out"),
-        _add_comment("optim: {lr: 0.001}", "adamw; others: [/optim: sgd] in the defaults"),
+        _add_comment("eval: {fraction: 0.05, batches: 4}", "share that is held out"),
+        _add_comment("optim: {lr: 0.001}", "others: [/optim: sgd] above"),
         _add_comment(
             f"train: {{batch_size: {batch}, steps: 100}}", "or epochs: 2 in place of steps"
         ),
-        _add_comment("# precision: {dtype: bf16}", "compute in bf16; weights stay fp32"),
-        _add_comment("# zero: {stage: 1}", "shard optimizer states over the axis data"),
+        _add_comment("# precision: {dtype: bf16}", "compute; weights stay fp32"),
+        _add_comment("# zero: {stage: 1}", "split optimizer states over data"),
     ]
     return "\n".join(lines) + "\n"
 
@@ -303,19 +300,13 @@ def show_written(written: WrittenRecipe, console: Console) -> None:
     """
     console.print(written.file.read_text(), highlight=False, markup=False, soft_wrap=True)
     for note in written.notes:
-        console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
+        say(console, f"note: {note}", "yellow")
     recipe = written.file.stem if written.file.parent == Path("recipes") else written.file
-    if written.missing:
-        console.print(
-            f"{written.file} is written; say there instead of ???: {', '.join(written.missing)}",
-            highlight=False,
-            markup=False,
-        )
-    else:
-        console.print(f"{written.file} is written", highlight=False, markup=False)
+    missing = f"; say there instead of ???: {', '.join(written.missing)}" if written.missing else ""
+    say(console, f"{written.file} is written{missing}")
     for command, what in (
         (f"flowrun plan recipe={recipe}", "what it would do"),
         (f"flowrun recipe={recipe}", "train"),
         (f"flowrun recipe={recipe} placement.axes.data=2", "on two ranks"),
     ):
-        console.print(f"  {command:<50} {what}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"  {command:<50} {what}")
