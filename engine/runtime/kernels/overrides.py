@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from flowrun.engine.ops.shapes import create
-from flowrun.engine.runtime.kernels import fused_attention, packed_attention
+from flowrun.engine.runtime.kernels import (
+    fused_attention,
+    packed_attention,  # noqa: F401  (kernels of an op of the engine)
+)
 from flowrun.engine.runtime.kernels.cpu import products
 from flowrun.engine.runtime.kernels.cpu.cpu_kernels import cpu_kernel
 
@@ -81,7 +84,6 @@ def _layer_norm_backward(
 _BY_DEVICE: Mapping[Callable[..., Any], Callable[..., Any]] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: fused_attention.forward,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
-    torch.ops.flowrun.document_attention_backward.default: packed_attention.backward,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
 }

@@ -4,8 +4,9 @@ On CUDA all samples are one list of tokens, with the places where documents begi
 of variable length, FlashAttention in bf16 and fp16 and the memory-efficient one else.  The places
 are made on the device, so that nothing waits; a document of no tokens costs nothing but its place.
 
-Relied upon of torch: in a list of tokens FlashAttention's logsumexp is (heads, tokens), the
-efficient kernel's (documents, heads, longest document rounded up to 32).
+Relied upon of torch: a kernel that is registered again takes the place of the one before; in a list
+of tokens FlashAttention's logsumexp is (heads, tokens), the efficient kernel's (documents, heads,
+longest document rounded up to 32).
 """
 
 from __future__ import annotations
@@ -24,6 +25,15 @@ aten = torch.ops.aten
 
 _ROW_MULTIPLE = 32  # the efficient kernel pads a document's logsumexp to a multiple of it
 _FROM_TOP_LEFT = 1  # its number of a causal mask
+
+
+@op.document_attention_backward.register_kernel("cpu")
+def _backward_on_cpu(grad: Tensor, *given: Any) -> Any:
+    """Compute the gradient of each document by the kernel that suits it.
+
+    grad: of the output.  given: further arguments of the op.
+    """
+    return op.run_backward(products.attention_backward, grad, *given)
 
 
 @op.document_attention.register_kernel("cuda")
@@ -113,13 +123,3 @@ def _places(starts: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
 def _as_list(x: Tensor) -> Tensor:
     """Return (samples, heads, length, width) as a list of tokens (tokens, heads, width)."""
     return x.transpose(1, 2).flatten(0, 1)
-
-
-def backward(grad: Tensor, *given: Any) -> Any:
-    """Compute the op's gradient; on a CPU each document by the gradient that suits it.
-
-    grad: of the output.  given: further arguments of the op.
-    """
-    if grad.is_cpu:
-        return op.run_backward(products.attention_backward, grad, *given)
-    return torch.ops.flowrun.document_attention_backward.default(grad, *given)

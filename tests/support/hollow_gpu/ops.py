@@ -273,6 +273,9 @@ class Computed(TorchDispatchMode):
             return self._own(name, there, func, args, kwargs)
         if func.namespace not in ("aten", "prims"):
             return func(*args, **kwargs)
+        if there and func._can_decompose():  # below autograd, such as a copy that may be a view
+            with self:
+                return func.decompose(*args, **kwargs)
         if name in DYNAMIC and there:
             return self._at_once(func, args, kwargs, there)
         made = self._hollow(name, func, args, kwargs, given)

@@ -5,13 +5,19 @@ Every program takes seconds of the C++ compiler, so layouts are few and models o
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from flowrun.engine.runtime.inductor.compiled import CompiledRegions
+from flowrun.models.gpt import GPT
 from support.layouts import CLIP, Layout, compiled, run_plan
+from support.packed import LENGTH, trainings
 from support.plain_loop import (
+    MEGATRON,
     STEPS,
     TINY_MLP,
+    VOCABULARY,
     Training,
     gpt,
     loss_difference,
@@ -22,14 +28,18 @@ from support.plain_loop import (
 LOSS_TOLERANCE = 1e-5
 WEIGHT_TOLERANCE = {"adamw": 1e-3, "sgd": 1e-5}
 SMALL_GPT = gpt(blocks=1, width=16)
+SMALL_PACKED, _ = trainings(partial(GPT, VOCABULARY, LENGTH, 1, 4, 16), MEGATRON)
 CASES = (
     (TINY_MLP, Layout(data=2, zero=1)),
     (SMALL_GPT, Layout(clip_norm=CLIP)),
     (SMALL_GPT, Layout(tensor=2, stages=2, clip_norm=CLIP)),
+    (SMALL_PACKED, Layout()),
 )
 
 
-@pytest.mark.parametrize(("training", "layout"), CASES, ids=["mlp ZeRO", "gpt", "gpt split"])
+@pytest.mark.parametrize(
+    ("training", "layout"), CASES, ids=["mlp ZeRO", "gpt", "gpt split", "gpt packed"]
+)
 def test_compiled_regions_train_as_plain_torch(training: Training, layout: Layout) -> None:
     plan, plain = compiled(training, layout).plan, plain_loop(training, layout.clip_norm)
     found = run_plan(training, plan, STEPS, kernels=CompiledRegions(plan, "cpu", 1))
