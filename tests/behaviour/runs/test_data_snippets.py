@@ -11,12 +11,15 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.model.build import instantiate_data
 from flowrun.launcher.recipe.compose import load
 from flowrun.models.data.tokens import write_tokens
+from support.vision import is_installed
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "how_to" / "data.md").read_text()
 USUAL = "defaults: [/model: mlp, /optim: sgd, /launch: virtual]\n"
 
 
 def images(folder: Path) -> None:
+    if not is_installed():
+        pytest.skip("torchvision and timm are not installed")
     from PIL import Image
 
     for name in ("cat", "dog"):
@@ -54,11 +57,12 @@ def test_a_recipe_of_the_page_makes_its_data(
     write(tmp_path)
     monkeypatch.chdir(tmp_path)
     text = PAGE.split(f"## {section}\n")[1].split("\n## ")[0]
-    found = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
-    assert found
-    snippet = found[1] if "defaults:" in found[1] else USUAL + found[1]
-    (tmp_path / "snippet.yaml").write_text(snippet)
     given = ["recipe=snippet.yaml", "train.batch_size=2", "eval.batches=0"]
-    assert set(instantiate_data(load(given))[0]) == fields
-    if "/model:" in found[1]:
-        Job(load(given), values=False)  # what the model reads is there
+    snippets = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert snippets
+    for snippet in snippets:
+        whole = snippet if "defaults:" in snippet else USUAL + snippet
+        (tmp_path / "snippet.yaml").write_text(whole)
+        assert set(instantiate_data(load(given))[0]) == fields
+        if "/model:" in snippet:
+            Job(load(given), values=False)  # what the model reads is there
