@@ -28,7 +28,7 @@ from flowrun.engine.capture.joint_graph import LOSS
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.model.adapters import add_adapters
 from flowrun.launcher.model.dataset_checks import check_items, check_kind
-from flowrun.launcher.model.deferred import LEAST_BYTES, defer
+from flowrun.launcher.model.deferred import LEAST_BYTES, Unrecordable, defer
 from flowrun.launcher.model.initial import Initial, initial_of, named_tensors
 from flowrun.launcher.model.packed_inputs import packed_inputs
 from flowrun.launcher.model.pretrained import weights_of
@@ -37,6 +37,7 @@ from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
 from flowrun.launcher.recipe.schema import Target
 from flowrun.launcher.terminal import doing
+from flowrun.launcher.terminal.units import size
 from flowrun.models.data.transforms import import_torchvision
 from flowrun.models.losses import part_of
 
@@ -107,9 +108,7 @@ def describe_model(recipe: Recipe, draws: bool = True) -> Described:
             model, initial = defer(lambda: _make_model(recipe), draws=draws)
     except Exception as error:  # our doing, or it comes again
         model = instantiate_model(recipe)
-        why = " ".join(str(error).split())
-        note = f"the launcher makes the model whole, and its ranks take theirs from it: {why}"
-        return Described(model, initial_of(model), (note,))
+        return Described(model, initial_of(model), (_note_whole(model, error, recipe),))
     read = weights_of(model, recipe.weights) if recipe.weights else {}
     held = {name: initial.held_bytes(name) for name in initial if name not in read}
     large = [name for name, num_bytes in held.items() if num_bytes >= LEAST_BYTES]
@@ -121,6 +120,19 @@ def describe_model(recipe: Recipe, draws: bool = True) -> Described:
             f"buffers whose values are no torch op's (a file, an array): {large[0]}{more}"
         )
     return Described(model, initial.but(read), tuple(notes))
+
+
+def _note_whole(model: nn.Module, error: Exception, recipe: Recipe) -> str:
+    """Note that a constructor could not be followed.  error: of the attempt."""
+    found = error.__cause__.__cause__ if error.__cause__ else None
+    why = " ".join(str(found if isinstance(found, Unrecordable) else error).split())
+    held = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+    name = str(recipe.model["_target_"])
+    return (
+        f"{name} cannot be followed ({why}), so the launcher holds the whole model, {size(held)}, "
+        "and ranks take their weights from it; for one that is larger than a host, name its class "
+        "and model.weights (docs/how_to/any_model.md)"
+    )
 
 
 @contextmanager

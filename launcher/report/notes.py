@@ -78,6 +78,9 @@ def _instead(axis: IdleAxis, recipe: Recipe) -> str:
     same = f"its {axis.ranks} ranks do the same work"
     if recipe.auto.enabled:
         return f"{same}, which parallel=auto foresees to be fastest; drop the axis, or pin with sbp"
+    if str(recipe.model.get("_target_")).startswith("transformers."):
+        plan = f"write sbp.from_model={axis.name} for the plan that most such models carry"
+        return f"{same}; {plan}, or pins of sbp, or parallel=auto"
     return f"{same}; pin with sbp (docs/how_to/recipe.md), or parallel=auto"
 
 

@@ -52,7 +52,8 @@ class Draft:
     """What goes into a recipe.
 
     title: its first line.  model, data: lines of YAML.  inputs: argument of forward -> field.
-    loss, metrics: of the task, as YAML in a line, or empty.  samples: of the data set.
+    loss, metrics: of the task, as YAML in a line, or empty.  samples: of the data set.  rate: of
+    learning.  more: lines at the end.
     """
 
     title: str
@@ -64,6 +65,8 @@ class Draft:
     samples: int | None = None
     missing: Sequence[str] = ()
     notes: Sequence[str] = ()
+    rate: str = "0.001"
+    more: Sequence[str] = ()
 
 
 def write_recipe(target: str, data: str | None, file: Path | None) -> WrittenRecipe:
@@ -125,12 +128,13 @@ def make_text(draft: Draft) -> str:
         _add_comment("  stages: 1", "parts of the model, in a row"),
         "",
         _add_comment("eval: {fraction: 0.05, batches: 4}", "share that is held out"),
-        _add_comment("optim: {lr: 0.001}", "others: [/optim: sgd] above"),
+        _add_comment(f"optim: {{lr: {draft.rate}}}", "others: [/optim: sgd] above"),
         _add_comment(
             f"train: {{batch_size: {batch}, steps: 100}}", "or epochs: 2 in place of steps"
         ),
         _add_comment("# precision: {dtype: bf16}", "compute; weights stay fp32"),
         _add_comment("# zero: {stage: 1}", "split optimizer states over data"),
+        *draft.more,
     ]
     return "\n".join(lines) + "\n"
 
@@ -288,6 +292,11 @@ def _hugging_face(folder: Path, data: str | None) -> Draft:
         model=model,
         data=lines,
         inputs={"input_ids": "tokens", "labels": "tokens"},
+        rate="0.00002" if weights else "0.001",
+        more=[
+            _add_comment("# sbp: {from_model: tensor}", "its own plan for tensor: 2"),
+            _add_comment("# adapters: {modules: ['*.q_proj']}", "LoRA; the rest is frozen"),
+        ],
         missing=missing,
         notes=notes,
     )

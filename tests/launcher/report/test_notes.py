@@ -4,11 +4,13 @@ keys that change nothing.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from flowrun.engine.lowering.idle_axes import IdleAxis
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.report import notes as module
@@ -37,6 +39,13 @@ def about(words: str, *changes: str) -> list[str]:
 def test_an_axis_that_divides_nothing_is_noted() -> None:
     (note,) = about("divides nothing", MLP, "placement.axes.other=2")
     assert note.startswith(UNPINNED)
+
+
+def test_a_model_of_transformers_is_pointed_to_its_own_plan() -> None:
+    axis = IdleAxis("tensor", 2, (0,), ())
+    llama = {"_target_": "transformers.LlamaForCausalLM"}
+    recipe = replace(load([MLP]), model=llama)
+    assert "write sbp.from_model=tensor for the plan" in module._instead(axis, recipe)
 
 
 @pytest.mark.parametrize(

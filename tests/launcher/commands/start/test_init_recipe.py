@@ -132,6 +132,8 @@ def test_a_folder_of_hugging_face_is_trained_on_text(place: Path) -> None:
     assert recipe.weights == "tiny" and recipe.data["tokenizer"] == "tiny"
     assert recipe.model["_target_"] == "transformers.LlamaForCausalLM"
     assert recipe.task.inputs == {"input_ids": "tokens", "labels": "tokens"}
+    assert recipe.optim.lr == 2e-5  # its weights are trained already
+    assert "# sbp: {from_model: tensor}" in again.file.read_text()
 
 
 def test_mistakes_are_refused(place: Path) -> None:
