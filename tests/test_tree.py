@@ -42,6 +42,7 @@ LAUNCHER = (
     ("report", "launch/hosts"),
     ("launch/restart",),
     ("launch", "place"),
+    ("sampling",),
     ("commands",),
     ("run",),
     ("bench", "slurm"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -112,23 +113,42 @@ def sample(
         int | None, typer.Option("--step", help="Of the checkpoint; without it the newest weights.")
     ] = None,
     best: Best = False,
+    in_layout: Annotated[
+        bool,
+        typer.Option(
+            "--in-layout", help="On ranks, in the layout of the run, and not on one process."
+        ),
+    ] = False,
 ) -> None:
     """Write text with a model (see SAMPLE_HELP)."""
     doing.doing("reading the model")
     with show_errors([f"recipe={source / 'recipe.yaml'}"], None):
-        from flowrun.launcher.commands.sample import go_on, open_source, talk
-        from flowrun.launcher.text.generate import Drawing
+        from flowrun.launcher.commands.sample import go_on, open_in_layout, open_source, talk
+        from flowrun.launcher.sampling.ranks import RanksModel
+        from flowrun.launcher.text.codec import Codec
+        from flowrun.launcher.text.generate import Drawing, NextToken
 
         drawing = Drawing(tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
-        model, codec = open_source(source, step, best, tokenizer)
-        doing.clear()
-        if chat:
-            questions = [prompt] if prompt else _read_questions()
-            for answer in talk(model, codec, questions, drawing):
-                _print_pieces(answer)
+        opened: AbstractContextManager[tuple[NextToken, Codec]]
+        if in_layout:
+
+            def length(codec: Codec) -> int | None:
+                return None if chat else len(codec.encode(prompt)) + tokens
+
+            opened = open_in_layout(source, length, step, best, tokenizer)
         else:
-            typer.echo(prompt, nl=False)
-            _print_pieces(go_on(model, codec, prompt, drawing))
+            opened = nullcontext(open_source(source, step, best, tokenizer))
+        with opened as (model, codec):
+            doing.clear()
+            if isinstance(model, RanksModel):
+                typer.echo(model.cost, err=True)
+            if chat:
+                questions = [prompt] if prompt else _read_questions()
+                for answer in talk(model, codec, questions, drawing):
+                    _print_pieces(answer)
+            else:
+                typer.echo(prompt, nl=False)
+                _print_pieces(go_on(model, codec, prompt, drawing))
 
 
 def _read_questions() -> Iterator[str]:

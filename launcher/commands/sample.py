@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from flowrun.launcher.commands.load_run import LoadedRun, load_run
+from flowrun.launcher.commands.load_run import LoadedRun, find_weights, load_run
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.model.build import instantiate_data
+from flowrun.launcher.model.build import describe_model, instantiate_data
 from flowrun.launcher.model.hugging_face import CONFIG, import_transformers
+from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.sampling.ranks import RanksModel, start_ranks
+from flowrun.launcher.sampling.window import recipe_of_window
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import ABOUT, RECIPE
 from flowrun.launcher.text.codec import (
@@ -23,7 +28,7 @@ from flowrun.launcher.text.codec import (
     is_bytes,
     read_tokenizer,
 )
-from flowrun.launcher.text.generate import Drawing, generate
+from flowrun.launcher.text.generate import Drawing, NextToken, generate
 from flowrun.launcher.text.text_model import TextModel, text_model
 
 _QUICK_BYTES = 200e6  # of weights: about ten seconds of a core
@@ -47,7 +52,7 @@ def sample(
     return go_on(*open_source(source, step, best, tokenizer), prompt, drawing)
 
 
-def go_on(model: TextModel, codec: Codec, prompt: str, drawing: Drawing) -> Iterator[str]:
+def go_on(model: NextToken, codec: Codec, prompt: str, drawing: Drawing) -> Iterator[str]:
     """Return pieces of text that follow the prompt.
 
     model, codec: see `open_source`.  drawing: how tokens are chosen.
@@ -56,7 +61,7 @@ def go_on(model: TextModel, codec: Codec, prompt: str, drawing: Drawing) -> Iter
 
 
 def talk(
-    model: TextModel, codec: Codec, questions: Iterable[str], drawing: Drawing
+    model: NextToken, codec: Codec, questions: Iterable[str], drawing: Drawing
 ) -> Iterator[Iterator[str]]:
     """Yield the pieces of an answer to each question, which knows the questions before.
 
@@ -86,8 +91,7 @@ def open_source(
     source: the folder.  step, best: which weights of a run.  tokenizer: a path, or "bytes", in
     place of the one that the source names.  Raises RecipeError.
     """
-    if (source / ABOUT).is_file():  # a checkpoint
-        source, step = source.absolute().parents[1], int(source.name.removeprefix("step_"))
+    source, step = _find_run(source, step)
     if (source / RECIPE).is_file():
         return of_run(load_run(source, step, best), tokenizer)
     if (source / CONFIG).is_file():
@@ -96,6 +100,45 @@ def open_source(
     problem = neither if source.is_dir() else "there is no such folder."
     where = "A run says at its end where everything of it is."
     raise PlacedError("command line", str(source), problem, where)
+
+
+@contextmanager
+def open_in_layout(
+    source: Path,
+    length: Callable[[Codec], int | None],
+    step: int | None = None,
+    best: bool = False,
+    tokenizer: str | None = None,
+) -> Iterator[tuple[RanksModel, Codec]]:
+    """Start the ranks of a run in its own layout, for the block; yield them, and what ids are.
+
+    source: the folder of a run, or of a checkpoint of it.  length: says of a codec how many tokens
+    there will be at most; None: as many as the model reads.  step, best, tokenizer: see
+    `open_source`.  Raises RecipeError, also for models that write no text; RunError.
+    """
+    source, step = _find_run(source, step)
+    if not (source / RECIPE).is_file():
+        problem = f"this is no run: it has no {RECIPE}, which says the layout."
+        raise PlacedError("command line", str(source), problem, "Leave out --in-layout.")
+    stored = find_weights(source, step, best)
+    recipe = replace(load([f"recipe={source / RECIPE}"]), weights=str(stored.file or ""))
+    codec = codec_of(recipe.data, tokenizer)
+    module = describe_model(recipe, draws=False).model  # without memory for weights
+    text = text_model(module, recipe.task.inputs, _window_of(recipe), str(recipe.model["_target_"]))
+    window = min(text.window, length(codec) or text.window)
+    job = Job(recipe_of_window(recipe, text.argument, window))
+    _, found = job.plans.compiled
+    assert found, "half of the windows are held out"
+    folder = stored.checkpoint.folder if stored.checkpoint else None
+    with start_ranks(job, found, folder, window, text.name) as ranks:
+        yield ranks, codec
+
+
+def _find_run(source: Path, step: int | None) -> tuple[Path, int | None]:
+    """Return a run's folder and the step, of a folder that may be that of a checkpoint."""
+    if (source / ABOUT).is_file():
+        return source.absolute().parents[1], int(source.name.removeprefix("step_"))
+    return source, step
 
 
 def sample_after(job: Job, folder: Path) -> tuple[str, str] | None:

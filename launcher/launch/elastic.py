@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from flowrun.engine.errors import RunError
+from flowrun.launcher.launch.failure import describe_exit
 from flowrun.launcher.launch.hosts.rendezvous import MeetingPlace
 from flowrun.launcher.launch.worker import Worker
 
@@ -161,11 +162,4 @@ def handlers_restored() -> Iterator[None]:
 
 def _what_elastic_saw(failures: Mapping[int, Any]) -> RunError:
     rank, failure = min(failures.items(), key=lambda item: item[1].timestamp)
-    code = failure.exitcode
-    if code == -signal.SIGKILL:
-        how = "was killed by SIGKILL, most likely by the kernel because memory ran out"
-    elif code < 0:
-        how = f"was killed by {signal.Signals(-code).name}"
-    else:
-        how = f"ended with exit status {code}"
-    return RunError(f"rank {rank}", f"the process {how}.")
+    return RunError(f"rank {rank}", describe_exit(failure.exitcode))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,17 @@ def describe(error: BaseException, rank: int | None = None) -> tuple[str, str, s
         lines = [*getattr(cause, "__notes__", []), *user_lines(cause.__traceback__)]
     said = [error.problem, *lines, *error.instead.splitlines()]
     return error.where, "\n".join(said), story
+
+
+def describe_exit(code: int) -> str:
+    """Say how a process ended.  code: its exit status; below 0: of the signal that killed it."""
+    if code == -signal.SIGKILL:
+        how = "was killed by SIGKILL, most likely by the kernel because memory ran out"
+    elif code < 0:
+        how = f"was killed by {signal.Signals(-code).name}"
+    else:
+        how = f"ended with exit status {code}"
+    return f"the process {how}."
 
 
 def own_fault(error: Exception) -> FlowrunError:

@@ -149,9 +149,9 @@ class Worker:
         torch.set_num_threads(self.job.recipe.launch.threads)
         sources = self._sources(rank, events)
         pin_to_core(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
-        device = _device(self.job.device_type)
+        device = device_of_rank(self.job.device_type)
         with with_peers(rank, "while the ranks meet"):
-            _join_process_group(device, self.silence_s, self.interface)
+            join_process_group(device, self.silence_s, self.interface)
             memory = RankMemory(device)
             gloo = self.job.recipe.launch.transport == "gloo"
             links = Links(rank, device, os.environ["GROUP_RANK"], not gloo)
@@ -372,7 +372,7 @@ def _same_time() -> int:
     return time.perf_counter_ns()
 
 
-def _join_process_group(device: torch.device, silence_s: float, interface: str) -> None:
+def join_process_group(device: torch.device, silence_s: float, interface: str) -> None:
     """Connect to the other ranks, by NCCL on CUDA and by gloo elsewhere.
 
     silence_s: seconds after which a message has no peer any more.  interface: on which
@@ -394,7 +394,7 @@ def _join_process_group(device: torch.device, silence_s: float, interface: str) 
     )
 
 
-def _device(kind: str) -> torch.device:
+def device_of_rank(kind: str) -> torch.device:
     """This rank's device."""
     if kind == "cpu":
         return torch.device("cpu")

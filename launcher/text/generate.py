@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.text.codec import KEY, Codec
-from flowrun.launcher.text.text_model import TextModel
+
+
+class NextToken(Protocol):
+    """A model that predicts the next token.  name: for errors."""
+
+    @property
+    def name(self) -> str: ...
+
+    def next_logits(self, ids: Sequence[int]) -> Tensor:
+        """Return logits (V,) of the token after `ids`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +38,7 @@ class Drawing:
 
 
 def generate(
-    model: TextModel, codec: Codec, prompt: Sequence[int], drawing: Drawing
+    model: NextToken, codec: Codec, prompt: Sequence[int], drawing: Drawing
 ) -> Iterator[str]:
     """Yield pieces of text that follow the prompt, as they are made; an id that ends a text ends it
     earlier than `drawing` says.
