@@ -44,7 +44,7 @@ from flowrun.launcher.report.record import FAILED, PREEMPTED, STOPPED, Record
 from flowrun.launcher.report.report import Log, Report, read_complete
 from flowrun.launcher.report.show_plan import plan_report
 from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.checkpoint import Checkpoint, alone, find_all, prepare
+from flowrun.launcher.store.checkpoint import Checkpoint, alone, find_all, find_step, prepare
 from flowrun.launcher.terminal.console import output_width
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def _plan_for_hosts(record: Record, changed: HostsChanged, job: Job | None) -> N
     record: of the run.  changed: the hosts and the state.  job: planned for as many before.
     """
     asked, hosts = record.asked, changed.num_hosts
-    start = _find_step(record.run_folder, changed.step)
+    start = find_step(record.run_folder, changed.step)
     if job is None:
         ranks = asked.num_ranks // asked.launch.num_hosts * hosts
         fixed = (f"launch.nnodes={hosts}", *(("launch.rdzv_endpoint=''",) if hosts == 1 else ()))
@@ -235,18 +235,6 @@ def _plan_for_hosts(record: Record, changed: HostsChanged, job: Job | None) -> N
     elif start:
         _resume(job, start)
     record.go_on_from(start, job)
-
-
-def _find_step(folder: Path, step: int) -> Checkpoint | None:
-    """Return the checkpoint of a step; None for the beginning.  Raises RunError."""
-    found = next((kept for kept in find_all(folder) if kept.step == step), None)
-    if step and not found:
-        raise RunError(
-            "hydra.run.dir",
-            f"the first host goes on from step {step}, of which {folder} has no checkpoint here.",
-            "Hosts need one folder that all of them see.",
-        )
-    return found
 
 
 def _plan_first(

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from flowrun.engine.errors import RunError
@@ -45,7 +46,8 @@ class EventCollector:
     """Collects the events of workers and of other hosts, in threads of the launcher.
 
     files: of each checkpoint that is being written, those that are on the disk.
-    hosts: this launcher among the others.  preemption: takes what they offer.
+    hosts: this launcher among the others.  preemption: takes what they offer.  votes: what they say
+    of copies (restart/aims.py).
     not_finite: steps begun by the end of the one whose numbers ended the ranks; None: no such.
     broken: what went wrong here, while writing it down.  hung: why the ranks were killed as they
     hung.  running: elastic is in charge.  over: it no longer is.  stopped_us: an event has ended
@@ -55,6 +57,7 @@ class EventCollector:
     record: Record
     hosts: Hosts | Alone
     preemption: Preemption | None = None
+    votes: SimpleQueue[tuple[int, tuple[Any, ...]]] = field(default_factory=SimpleQueue)
     failures: list[Failure] = field(default_factory=list)
     ends: dict[int, dict[str, Any]] = field(default_factory=dict)
     here: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -131,6 +134,8 @@ class EventCollector:
                 self.preemption.receive(host, number, by, Offer(*offer))
             case ("joining", name) if self.preemption:
                 self.preemption.make_room(name)
+            case ("copied" | "missed" | "aim", *_) if host is not None:
+                self.votes.put((host, message))
             case ("kept", step):
                 self.record.add_checkpoint(step)
             case ("silent", name, seconds):

@@ -13,9 +13,11 @@ import multiprocessing
 import os
 import sys
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
+from flowrun.engine.actors.plan import Plan
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers.pulse import Pulses
@@ -25,13 +27,21 @@ from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.collector import EventCollector
 from flowrun.launcher.launch.elastic import handlers_restored, run_agent
-from flowrun.launcher.launch.hosts.hosts import Alone, Hosts
-from flowrun.launcher.launch.hosts.meeting import Host, ranks_of_a_host
+from flowrun.launcher.launch.hosts.hosts import Alone, Hosts, HostsChanged, hold_nothing
+from flowrun.launcher.launch.hosts.meeting import NOTHING, Host, ranks_of_a_host
 from flowrun.launcher.launch.hosts.rendezvous import MeetingPlace
 from flowrun.launcher.launch.preemption import Preemption, Requests
-from flowrun.launcher.launch.restart.restarts import Attempts, Ending, back_off, give_up, restart
+from flowrun.launcher.launch.restart.neighbour_copies import Copies, CopyPlan, plan_copies
+from flowrun.launcher.launch.restart.restarts import (
+    Attempts,
+    Ending,
+    back_off,
+    give_up,
+    go_back,
+    restart,
+)
 from flowrun.launcher.launch.restart.rollback import Rollbacks, roll_back
-from flowrun.launcher.launch.restart.snapshots import map_snapshots
+from flowrun.launcher.launch.restart.snapshot_memory import map_snapshots
 from flowrun.launcher.launch.step_gate import StepGate
 from flowrun.launcher.launch.watch import Watch, find_limit, find_silence
 from flowrun.launcher.launch.worker import Worker
@@ -39,7 +49,7 @@ from flowrun.launcher.recipe.schema import nodes_of
 from flowrun.launcher.report.record import LOGS, Record
 from flowrun.launcher.report.report import Log, Report, read_complete
 from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.checkpoint import remove_partial
+from flowrun.launcher.store.checkpoint import find_step, remove_partial
 from flowrun.launcher.terminal.console import STDERR, STDOUT
 
 
@@ -75,14 +85,32 @@ def execute_local(
     limit, furthest = job.recipe.launch.restarts, record.reached
     attempts = Attempts(limit=limit, may_change=hosts.may_change, furthest=furthest)
     rollbacks = Rollbacks()
+    ring = plan_copies(record, training, num_ranks // local_ranks) if hosts.may_change else None
+    copies: Copies | None = None
+    lost: RunError | None = None  # for which the ranks are started again: see restart
     while True:
         events = EventCollector(record=record, hosts=hosts)
         preemption = events.preemption = _make_preemption(job, local_ranks, events, requests)
         requests.running = False  # while hosts are awaited, a request to end raises its error
-        place = hosts.meet(partial(_describe, job, training, record), events.receive)
+        describe = partial(_describe, job, training, record, ring, copies)
+        try:
+            place = hosts.meet(describe, events.receive, copies.save if copies else hold_nothing)
+        except HostsChanged as changed:
+            if lost:
+                restart(record, attempts, lost, find_step(record.run_folder, changed.step))
+            raise
+        if lost:
+            restart(record, attempts, lost, job.start)
+            lost = None
         _prepare_folder(record, hosts)
-        ended = _run_ranks(worker, local_ranks, limit_s, events, place, preemption)
+        if hosts.may_change:
+            copies = _begin_copies(ring, record, training.plan, place, events)
+            worker = replace(worker, snapshots=copies.own if copies else None)
+        with copies.running() if copies else nullcontext():
+            ended = _run_ranks(worker, local_ranks, limit_s, events, place, preemption)
         error = events.part(preemption.early or ended, preemption.end_after(ended))
+        if copies:
+            copies.rest()
         if error is None:
             break
         ending = _find_ending(events, ended, error)
@@ -92,13 +120,19 @@ def execute_local(
             rollbacks = rolled
             continue
         again = attempts.after(ending, record.reached)
+        snapshots = None if hosts.may_change else worker.snapshots
         if again is None or not isinstance(error, RunError):
             record.close()
             if attempts.limit and isinstance(error, RunError):
-                error = give_up(record, worker.snapshots, ending, error)
+                error = give_up(record, snapshots, ending, error)
             raise error
         attempts = again
-        restart(record, worker.snapshots, attempts, error)
+        go_back(record, snapshots)
+        if hosts.may_change:  # they agree on where
+            record.note(f"{error.where}: {error.problem}")
+            lost = error
+        else:
+            restart(record, attempts, error, job.start)
         back_off(attempts.wait_s, lambda: not requests.queue.empty())
     if events.here:
         _join_weights(events, record, num_ranks)
@@ -161,8 +195,36 @@ class AlreadyComplete(Exception):
         self.report = report
 
 
-def _describe(job: Job, training: Rehearsed, record: Record) -> Host:
-    """Describe this host to the others.  Raises AlreadyComplete."""
+def _begin_copies(
+    ring: CopyPlan | None,
+    record: Record,
+    plan: Plan,
+    place: MeetingPlace,
+    events: EventCollector,
+) -> Copies | None:
+    """Return the copies of a round; None if the recipe wants none, or a host has not the memory.
+
+    ring: how hosts copy each other's state.  record, plan: of the run.  place, events: of the
+    round.
+    """
+    if ring is None:
+        return None
+    without = [number for number, link in enumerate(place.links) if link is None]
+    if without:
+        name = events.hosts.name(without[0])
+        record.note(f"{name} has not the memory for copies of hosts' states: there are none")
+        return None
+    return Copies(record, ring, plan, place, events.hosts, events.votes)
+
+
+def _describe(
+    job: Job, training: Rehearsed, record: Record, ring: CopyPlan | None, copies: Copies | None
+) -> Host:
+    """Describe this host to the others.  Raises AlreadyComplete.
+
+    job, training, record: of the run.  ring: how hosts copy each other's state.  copies: those of
+    the last round.
+    """
     joins = not record.begun and nodes_of(record.asked.launch).may_change
     if joins and (report := read_complete(record.run_folder, job.recipe.train.steps)):
         raise AlreadyComplete(report)
@@ -173,6 +235,8 @@ def _describe(job: Job, training: Rehearsed, record: Record) -> Host:
         planned=job.recipe.launch.num_hosts if record.agreed else 0,
         start=job.start.step if job.start else 0,
         folder=record.run_folder,
+        holding=copies.holding if copies else NOTHING,
+        copies=ring is not None,
     )
 
 

@@ -50,7 +50,8 @@ from flowrun.launcher.launch.finite import (
 )
 from flowrun.launcher.launch.rank_memory import RankGauges, RankMemory
 from flowrun.launcher.launch.rank_saves import RankSaves
-from flowrun.launcher.launch.restart.snapshots import MemorySnapshot, SnapshotMemory, SnapshotWriter
+from flowrun.launcher.launch.restart.snapshot_memory import MemorySnapshot, SnapshotMemory
+from flowrun.launcher.launch.restart.snapshots import SnapshotWriter
 from flowrun.launcher.launch.step_gate import StepGate
 from flowrun.launcher.launch.virtual_launch import acts_by_name, max_stashed
 from flowrun.launcher.samples.data_workers import DataWorkers

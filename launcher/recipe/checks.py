@@ -290,7 +290,7 @@ def _check_nodes(recipe: RecipeSchema) -> Nodes:
     try:
         hosts = nodes_of(launch)
     except ValueError:
-        hosts = Nodes(0, 0)
+        hosts = Nodes(0, 0, may_change=False)
     require(
         0 < hosts.most <= MOST_RANKS,
         "launch.nnodes",
@@ -346,11 +346,14 @@ def _check_restarts(recipe: RecipeSchema) -> None:
         "in the mirrored view fewer ranks would train something else: each has a batch of its own.",
         "Write view=consistent, or leave it out.",
     )
+    hosts = nodes_of(launch)
     require(
-        launch.num_hosts == 1 or not recipe.train.snapshot_every,
+        hosts.most == 1 or hosts.may_change or not recipe.train.snapshot_every,
         "train.snapshot_every",
-        "snapshots in memory serve the ranks of one host; several begin again at a checkpoint.",
-        "Leave it out, and set train.save_every.",
+        "copies in another host's memory serve hosts that come again, and launch.nnodes is"
+        f" {launch.nnodes}.",
+        f'Write launch.nnodes="{hosts.most}:{hosts.most}", or leave it out and set'
+        " train.save_every.",
     )
     require(
         bool(launch.restarts) or not recipe.train.snapshot_every,

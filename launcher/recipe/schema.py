@@ -221,7 +221,8 @@ class Train:
     keep_best: name of a validation result; the checkpoint where it is lowest stays, too; -NAME:
         where it is highest.  Each checkpoint is then evaluated first.
     snapshot_every: steps from one copy of the ranks' variables in the launcher's memory to the
-        next, for launch.restarts; null: 1 where memory allows; 0: none.
+        next, for launch.restarts; with hosts that join and leave, also in the memory of a
+        neighbour; null: 1 where memory allows; 0: none.
     loss_mean: step: the loss of a step is that of its whole batch, for any number of micro-batches
         (docs/how_to/training.md); micro_batch: the mean of the losses of the micro-batches, as
         loops that accumulate gradients compute it; the mirrored view always uses it.
@@ -289,7 +290,7 @@ class Launch:
 
     name: local (processes), virtual (all ranks in this process) or slurm (a batch job).
     nnodes: number of hosts, each of which runs the same command; "MIN:MAX": hosts may join and
-        leave while the run goes on.
+        leave while the run goes on; "2:2": a host that is lost may come again.
     node_rank: number of this host; null: the rendezvous decides.
     rdzv_endpoint: host:port of one of the hosts, where all of them meet.
     join_s: seconds that a host waits for the others.
@@ -337,24 +338,24 @@ class Launch:
 
 @dataclass(frozen=True)
 class Nodes:
-    """How many hosts a run may have: from `fewest` to `most`."""
+    """How many hosts a run may have: from `fewest` to `most`.
+
+    may_change: hosts may join and leave; where there must be as many as there may be, those that
+    are left wait for another.
+    """
 
     fewest: int
     most: int
+    may_change: bool
 
     def __str__(self) -> str:
         return f"{self.fewest}:{self.most}" if self.may_change else f"{self.most}"
-
-    @property
-    def may_change(self) -> bool:
-        """True if hosts may join and leave."""
-        return self.fewest < self.most
 
 
 def nodes_of(launch: Launch) -> Nodes:
     """Return `launch.nnodes`.  Raises ValueError for a text that is not MIN:MAX."""
     fewest, colon, most = str(launch.nnodes).partition(":")
-    found = Nodes(int(fewest), int(most if colon else fewest))
+    found = Nodes(int(fewest), int(most if colon else fewest), bool(colon))
     if not 0 < found.fewest <= found.most:
         raise ValueError(launch.nnodes)
     return found

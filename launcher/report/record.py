@@ -286,6 +286,8 @@ class Record:
         self.agreed = True
         self.job = job or self.job
         self.job.start = start
+        if isinstance(start, Checkpoint) and start not in self.checkpoints:
+            self.checkpoints.append(start)  # that another host has completed
         self._close_files()
         self._begin_at(start)
         self.steps.cut(self.first)

@@ -26,7 +26,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.runtime.rank.shard_file import compute_checksum
 
 FOLDER, ABOUT, RECIPE = "checkpoints", "checkpoint.json", "recipe.yaml"
@@ -126,6 +126,21 @@ def find_all(run_folder: Path) -> list[Checkpoint]:
     found = ((_STEP.fullmatch(file.name), file) for file in (run_folder / FOLDER).glob("step_*"))
     every = (Checkpoint(file, int(match[1])) for match, file in found if match and file.is_dir())
     return sorted(every, key=lambda checkpoint: checkpoint.step)
+
+
+def find_step(run_folder: Path, step: int) -> Checkpoint | None:
+    """Return the checkpoint of a step, which hosts of a run go on from; None for the beginning.
+    Raises RunError.
+    """
+    found = next((kept for kept in find_all(run_folder) if kept.step == step), None)
+    if step and not found:
+        raise RunError(
+            "hydra.run.dir",
+            f"the first host goes on from step {step}, of which {run_folder} has no checkpoint"
+            " here.",
+            "Hosts need one folder that all of them see.",
+        )
+    return found
 
 
 @contextmanager

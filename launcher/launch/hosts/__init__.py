@@ -3,6 +3,7 @@
 hosts.py             read this first: this launcher's connection to the others, for the whole run
 hub_server.py        the hub's side of all connections
 hub.py meeting.py    pure: who gets which message; whether two hosts run the same, and their numbers
+holdings.py          pure: which step the hosts hold between them after a loss, and who saves it
 patience.py          how long others are awaited; a line every few seconds
 channel.py           JSON messages over a socket, between two sides that know one token
 endpoint.py          launch.rdzv_endpoint: its addresses, who listens there, on which interface

@@ -14,7 +14,7 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -44,7 +44,15 @@ _KEY = "launch.rdzv_endpoint"
 _ADVICE = "Check that every host runs the same command and can reach this endpoint."
 
 Receive = Callable[[int, tuple[Any, ...]], None]  # the number of a host, and an event there
+Save = Callable[[str, int, Sequence[Any]], None]  # save STEP RANKS, or complete STEP FILES
 T = TypeVar("T")
+
+
+def hold_nothing(word: str, step: int, what: Sequence[Any]) -> None:
+    """Save nothing: this host has said that it holds nothing.
+
+    word, step, what: see Save.
+    """
 
 
 class HostsChanged(Exception):
@@ -61,7 +69,9 @@ class HostsChanged(Exception):
 class Hosts:
     """This launcher's connection to those of the other hosts.
 
-    number, names: of this host and of all, once they have met.  shared: True if this host's run has
+    number, names: of this host and of all, once they have met.  listener: where this host takes
+    copies of its neighbour's state in the next round; None if it has not the memory.  token: that
+    hosts have to know.  shared: True if this host's run has
     the folder of the first host's.  may_change: hosts may join and leave.
     """
 
@@ -73,16 +83,17 @@ class Hosts:
         self.names: list[str] = []
         self.shared = False
         self.may_change = nodes_of(launch).may_change
+        self.listener: socket.socket | None = None
         self._rounds = 0
         self._launch = launch
         self._endpoint = Endpoint.parse(launch.rdzv_endpoint)
         self._say = say
         self._silence_s = silence_s or float("inf")
-        self._token = os.environ.get(TOKEN, "")
+        self.token = os.environ.get(TOKEN, "")
         self._channel: JsonChannel | None = None
         self._server: HubServer | None = None
         self._stores: list[Any] = []  # of all rounds, if the hub is here
-        self._address = ""  # of the hub
+        self._address = self._own_address = ""  # of the hub, and of this host
         self._parted = False
         self._answers: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[tuple[int, tuple[Any, ...]] | None] = queue.SimpleQueue()
@@ -97,12 +108,15 @@ class Hosts:
 
     # ---- the meeting -----------------------------------------------------------------------------
 
-    def meet(self, describe: Callable[[], Host], receive: Receive) -> MeetingPlace:
+    def meet(
+        self, describe: Callable[[], Host], receive: Receive, save: Save = hold_nothing
+    ) -> MeetingPlace:
         """Meet the other hosts, and return where the ranks of all are to meet.
 
         describe: describes this host, also where the hub was lost and another is found; it may
         raise an error.  receive: gets the events of other hosts from now on, in a
-        thread of its own, and ("gone", name, why) and ("silent", name, seconds) of a host.  Raises
+        thread of its own, and ("gone", name, why) and ("silent", name, seconds) of a host.  save:
+        writes what `describe` said that this host holds, or completes what all have.  Raises
         RecipeError if the hosts cannot train together, or if nobody can meet at the endpoint;
         RunError if not all come within launch.join_s; HostsChanged.
         """
@@ -115,11 +129,14 @@ class Hosts:
             names = ", ".join(here)
             what = f"waiting for {missing} at {self._endpoint}, where the same command is to run"
             match self._answer(patience, what):
-                case ("met", number, hosts, port, folder):
+                case ("met", number, hosts, port, folder, name, links):
                     self.number, self.names = number, hosts
                     self.shared = folder == host.folder and number > 0
                     self._rounds += 1
-                    return self._place(port)
+                    return self._place(port, name, links)
+                case ("save" | "complete" as word, step, what):
+                    save(word, step, what)
+                    self._enter(replace(describe(), rounds=self._rounds), patience)
                 case ("plan", num_hosts, step):
                     raise HostsChanged(num_hosts, step)
                 case ("waiting", list(here)):
@@ -137,20 +154,26 @@ class Hosts:
     def _enter(self, host: Host, patience: Patience) -> None:
         """Ask to meet the others; connect to the hub before, if this launcher is not."""
         if self._channel is None:
-            self._channel, self._answers = self._connect(patience), queue.SimpleQueue()
-            self._submit(self._listen(self._channel, self._answers))
+            self._channel = channel = self._connect(patience)
+            self._own_address = self._address if self._server else channel.own_address
+            self._answers = queue.SimpleQueue()
+            self._submit(self._listen(channel, self._answers))
         self._parted = False
-        self._post("meet", as_fields(host))
+        if self.listener:
+            self.listener.close()  # nobody of an earlier round comes to that of a later one
+        self.listener = listen(self._own_address) if host.copies else None
+        link = (self._own_address, self.listener.getsockname()[1]) if self.listener else None
+        self._post("meet", as_fields(replace(host, link=link)))
 
-    def _place(self, port: int) -> MeetingPlace:
-        assert self._channel is not None
-        own = self._address if self._server else self._channel.own_address
+    def _place(self, port: int, name: str, links: Sequence[Any]) -> MeetingPlace:
         return MeetingPlace(
             number=self.number,
             num_hosts=len(self.names),
             address=self._address,
             port=port,
-            interface=find_interface(own),
+            interface=find_interface(self._own_address),
+            name=name,
+            links=tuple(link and Endpoint(str(link[0]), int(link[1])) for link in links),
         )
 
     def _connect(self, patience: Patience) -> JsonChannel:
@@ -215,7 +238,7 @@ class Hosts:
 
     def _hold_hub(self, listener: socket.socket) -> JsonChannel:
         hub = Hub(nodes_of(self._launch), self._open_store)
-        self._server = HubServer(hub, self._token, self._silence_s)
+        self._server = HubServer(hub, self.token, self._silence_s)
         ours, its = socket.socketpair()
         self._run(self._server.start(listener, its))
         return self._run(_open_own(ours))
@@ -229,7 +252,7 @@ class Hosts:
             streams = await asyncio.open_connection(address, self._endpoint.port)
         channel = JsonChannel(*streams)
         try:
-            await channel.greet(self._token, hub=False)
+            await channel.greet(self.token, hub=False)
         except BaseException:
             channel.writer.close()
             raise
@@ -273,6 +296,8 @@ class Hosts:
             await self._channel.flush(_FLUSH_S)
         if self._server is not None:
             await self._server.close(_FLUSH_S)
+        if self.listener is not None:
+            self.listener.close()
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
 
@@ -355,12 +380,19 @@ class Alone:
     names: tuple[str, ...] = ()
     shared = False
     may_change = False
+    listener = None
+    token = ""
 
     def __init__(self) -> None:
         self._store: Any = None
 
-    def meet(self, describe: Callable[[], Host], receive: Receive) -> MeetingPlace:
-        """Return where the ranks meet: a new store on loopback."""
+    def meet(
+        self, describe: Callable[[], Host], receive: Receive, save: Save = hold_nothing
+    ) -> MeetingPlace:
+        """Return where the ranks meet: a new store on loopback.
+
+        describe, receive, save: of no use.
+        """
         self._store = open_store(LOOPBACK)
         return MeetingPlace(
             number=0,

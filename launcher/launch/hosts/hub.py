@@ -3,7 +3,9 @@
     a host to the hub                        the hub to a host
     meet HOST    it is ready for a round     waiting NAMES            those that have come so far
     broadcast EVENT   to all other hosts     plan HOSTS STEP          for HOSTS hosts, from STEP on
-    part         it has no more to send      met NUMBER NAMES PORT FOLDER    all are here
+    part         it has no more to send      save STEP RANKS          write what it holds of them
+                                             complete STEP FILES      all of a step is written
+                                             met NUMBER NAMES PORT FOLDER ROUND LINKS  all are here
                                              refused WHERE PROBLEM INSTEAD
                                              joining NAME             it waits for the next round
                                              event NUMBER EVENT       from another host
@@ -18,16 +20,23 @@ host reach every other one in the order sent, and all of them before `parted`.
 gone, and either as many hosts wait as there may be, or enough do, and no other has come for a
 while.  **All of a round have one plan and one state**: where those that wait have planned for
 another number of hosts, or would go on from another step than the first, `plan` says which, and all
-meet again.
+meet again.  (Hosts that come and go see one folder, so there it is the newest step of any.)
+
+**What is held in memory is saved before a round begins**: hosts that are asked to `save` or to
+`complete` a step do so and meet again (holdings.py).  A host that is lost while it saves leaves the
+question to those that are here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
+from uuid import uuid4
 
+from flowrun.launcher.launch.hosts.holdings import find_rescue
 from flowrun.launcher.launch.hosts.meeting import (
+    NOTHING,
     Host,
     Mismatch,
     find_mismatch,
@@ -46,15 +55,16 @@ class Hub:
     """The state of the hub.
 
     nodes: how many hosts a round may have.  open_store: makes the store of a round's ranks, and
-    returns its port.
+    returns its port.  name_round: returns a name that no other round has.
     waiting: the hosts that are ready for the next round, by connection, in the order in which they
     came.  numbers, names: of the hosts of the round under way, or of the last.  parted: of those,
-    who have.  planning: hosts that were asked to plan, and meet again.  first: describes a host of
-    the last round.  enough_s: when enough hosts were seen to wait.
+    who have.  planning: hosts that were asked to plan or to save, and meet again.  first: describes
+    a host of the last round.  enough_s: when enough hosts were seen to wait.
     """
 
     nodes: Nodes
     open_store: Callable[[], int]
+    name_round: Callable[[], str] = lambda: uuid4().hex
     waiting: dict[int, Host] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
@@ -68,7 +78,7 @@ class Hub:
         """Take a message of a host; return what to send."""
         match message:
             case ("meet", host):
-                return self._meet(sender, Host(**host))
+                return self._meet(sender, Host.read(host))
             case ("broadcast", event) if sender in self.numbers:
                 return self._to_others(sender, ("event", self.numbers[sender], event))
             case ("part",) if sender in self.numbers:
@@ -115,6 +125,8 @@ class Hub:
         known = self.numbers.keys() | self.planning
         if self.first and sender not in known and (refused := self._refuse(self.first, host)):
             return [(sender, ("refused", *astuple(refused)))]
+        if self.first and sender not in known:  # what it holds is of another run of the ranks
+            host = replace(host, holding=NOTHING)
         self.waiting[sender], self.enough_s = host, None
         first, *others = self._hosts().values()
         found = (find_mismatch(first, other) for other in others)
@@ -147,10 +159,28 @@ class Hub:
 
     def _begin_if_complete(self) -> Outgoing:
         """Begin a round if nobody more is to come: later ones wait for no others, once they are
-        the hosts of the round before and those that wanted to join.
+        the hosts of the round before and those that wanted to join.  What is held comes first.
         """
+        if saves := self._save():
+            return saves
         complete = len(self.waiting) == self.nodes.most or self.first is not None
         return self._begin() if self._is_enough and complete else []
+
+    def _save(self) -> Outgoing:
+        """Let hosts save what they hold between them, once those of the last round are here."""
+        if self._awaited or self.refusal is not None:
+            return []
+        holdings = {key: host.holding for key, host in self.waiting.items()}
+        newest = max((host.start for host in self.waiting.values()), default=0)
+        if (rescue := find_rescue(holdings, newest)) is None:
+            return []
+        out: Outgoing = [(to, ("save", rescue.step, ranks)) for to, ranks in rescue.writes.items()]
+        if not out:
+            out = [(rescue.completes, ("complete", rescue.step, rescue.files))]
+        for to, _ in out:
+            self.planning.add(to)
+            del self.waiting[to]
+        return out
 
     def _begin(self) -> Outgoing:
         here = self._hosts()
@@ -160,7 +190,8 @@ class Hub:
             self.refusal = numbers
             return self._to_waiting(("refused", *astuple(numbers)))
         first = hosts[numbers.index(0)]
-        wanted = (len(hosts), first.start)
+        start = max(host.start for host in hosts) if first.may_change else first.start
+        wanted = (len(hosts), start)
         self.waiting, self.numbers, self.parted, self.first = {}, {}, set(), first
         if any((host.planned, host.start) != wanted for host in hosts):
             self.planning = set(here)
@@ -169,7 +200,8 @@ class Hub:
         self.numbers = dict(zip(here, numbers, strict=True))
         self.names = {key: host.name for key, host in here.items()}
         names = [host.name for _, host in sorted(zip(numbers, hosts, strict=True), key=_number)]
-        rest = (names, self.open_store(), first.folder)
+        links = [host.link for _, host in sorted(zip(numbers, hosts, strict=True), key=_number)]
+        rest = (names, self.open_store(), first.folder, self.name_round(), links)
         return [(key, ("met", number, *rest)) for key, number in self.numbers.items()]
 
     # ---- the round -------------------------------------------------------------------------------
@@ -199,4 +231,4 @@ def _number(numbered: tuple[int, Host]) -> int:
 
 def as_fields(host: Host) -> Mapping[str, Any]:
     """Return a host as the JSON object that `meet` carries."""
-    return {name: getattr(host, name) for name in host.__dataclass_fields__}
+    return asdict(host)

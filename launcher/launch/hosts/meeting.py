@@ -17,12 +17,14 @@ from typing import Any
 import yaml
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.launch.hosts.holdings import Holding
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.recipe.schema import Launch, Nodes, nodes_of
+from flowrun.launcher.recipe.schema import Launch, nodes_of
 
 _OF_A_HOST = tuple(f"launch.{key}" for key in ("node_rank", "rdzv_endpoint", "join_s", "threads"))
 _OF_THE_PLAN = ("hardware.",)  # keys that matter only if the plans differ
 _MOST_KEYS = 3  # of those that differ, how many are named
+NOTHING = Holding()
 _SAME_COMMAND = "Give the same command on each host, with the same versions installed."
 
 
@@ -30,16 +32,17 @@ _SAME_COMMAND = "Give the same command on each host, with the same versions inst
 class Host:
     """A launcher describes itself to the others.
 
-    name: of its machine.  fewest, most: hosts that there may be.  node_rank: as in the recipe.
+    name: of its machine.  nodes: hosts that there may be.  node_rank: as in the recipe.
     recipe: dotted key -> value as text.  plan: digest of the plan.  planned: hosts that it is for;
     0: none yet.
     start: steps done of the state that it would go on from.  rounds: in which it has been.
-    versions: package -> version.  folder: of its run.
+    versions: package -> version.  folder: of its run.  holding: what it has of a run in memory.
+    copies: it has the memory for copies of its neighbour's state.  link: the address where it takes
+    them.
     """
 
     name: str
-    fewest: int
-    most: int
+    nodes: str
     node_rank: int | None
     recipe: Mapping[str, str]
     plan: str
@@ -48,22 +51,31 @@ class Host:
     rounds: int
     versions: Mapping[str, str]
     folder: str
+    holding: Holding = NOTHING
+    copies: bool = False
+    link: tuple[str, int] | None = None
 
     @staticmethod
     def describe(
-        asked: Recipe, *, device: str, plan: str, planned: int, start: int, folder: Path
+        asked: Recipe,
+        *,
+        device: str,
+        plan: str,
+        planned: int,
+        start: int,
+        folder: Path,
+        holding: Holding = NOTHING,
+        copies: bool = False,
     ) -> Host:
         """Describe this host, before its first round.
 
         asked: the recipe as it was given.  device: that its ranks compute on.  plan: as text.
         planned: hosts that it is for.  start: steps done of the state to go on from.  folder: of
-        its run.
+        its run.  holding, copies: as above.
         """
-        nodes = nodes_of(asked.launch)
         return Host(
             name=platform.node(),
-            fewest=nodes.fewest,
-            most=nodes.most,
+            nodes=str(nodes_of(asked.launch)),
             node_rank=asked.launch.node_rank,
             recipe=flatten(yaml.safe_load(asked.to_yaml())) | {"launch.device": device},
             plan=hashlib.sha256(plan.encode()).hexdigest(),
@@ -72,7 +84,21 @@ class Host:
             rounds=0,
             versions={package: version(package) for package in ("torch", "flowrun")},
             folder=str(folder.absolute()),
+            holding=holding,
+            copies=copies,
         )
+
+    @staticmethod
+    def read(fields: Mapping[str, Any]) -> Host:
+        """Return the host that a JSON object describes.  Raises TypeError, ValueError."""
+        link, holding = fields.get("link"), Holding.read(fields.get("holding", {}))
+        where = (str(link[0]), int(link[1])) if link else None
+        return Host(**{**fields, "holding": holding, "link": where})
+
+    @property
+    def may_change(self) -> bool:
+        """True if hosts may join and leave its run."""
+        return ":" in self.nodes
 
 
 @dataclass(frozen=True)
@@ -96,10 +122,10 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, str]:
 
 def find_mismatch(first: Host, other: Host) -> Mismatch | None:
     """Find why `other` cannot train with the host that came first; None if it can."""
-    counts = [str(Nodes(host.fewest, host.most)) for host in (first, other)]
-    if counts[0] != counts[1]:
-        return Mismatch("launch.nnodes", f"launch.nnodes {_both(first, other, *counts)}")
-    if first.fewest < first.most and first.folder != other.folder:
+    if first.nodes != other.nodes:
+        nodes = _both(first, other, first.nodes, other.nodes)
+        return Mismatch("launch.nnodes", f"launch.nnodes {nodes}")
+    if first.may_change and first.folder != other.folder:
         return Mismatch(
             "hydra.run.dir",
             f"hydra.run.dir {_both(first, other, first.folder, other.folder)}",

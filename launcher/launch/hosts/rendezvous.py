@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from flowrun.launcher.launch.hosts.endpoint import listen
+from flowrun.launcher.launch.hosts.endpoint import Endpoint, listen
 
 
 def open_store(address: str) -> Any:
@@ -33,7 +33,8 @@ class MeetingPlace:
     """The ranks of a round meet in a store.
 
     number, num_hosts: of this host.  address, port: of the ranks' store.  interface: of the network
-    between them; empty if it has no name that could be found.
+    between them; empty if it has no name that could be found.  name: of the round.  links: where
+    each host takes copies of its neighbour's state; None for one that takes none.
     """
 
     number: int
@@ -41,6 +42,8 @@ class MeetingPlace:
     address: str
     port: int
     interface: str
+    name: str = ""
+    links: tuple[Endpoint | None, ...] = ()
 
 
 class Rendezvous(RendezvousHandler):

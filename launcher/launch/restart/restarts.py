@@ -14,7 +14,8 @@ from enum import Enum
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.rank.shards import choose_shards, make_whole_shard
 from flowrun.launcher.job.job import Start
-from flowrun.launcher.launch.restart.snapshots import NONE, MemorySnapshot, SnapshotMemory
+from flowrun.launcher.launch.restart.snapshot_memory import MemorySnapshot, SnapshotMemory
+from flowrun.launcher.launch.restart.stamps import NONE
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.store import checkpoint as checkpoints
 from flowrun.launcher.store.checkpoint import Checkpoint
@@ -77,18 +78,22 @@ class Attempts:
         return min(LONGEST_WAIT_S, 2.0 ** (self.in_row - 2)) if self.in_row > 1 else 0.0
 
 
-def restart(
-    record: Record, snapshots: SnapshotMemory | None, attempts: Attempts, error: RunError
-) -> None:
-    """Put the job and the run's folder where the ranks begin again, and say so.
+def go_back(record: Record, snapshots: SnapshotMemory | None) -> None:
+    """Put the job where its ranks begin again, as far as this host knows.
 
-    record: forgets the steps that will be done again; the start of its job is replaced.
-    snapshots: what the ranks left in memory.  attempts: with this restart.  error: why the ranks
-    ended.
+    record: of the run; the start of its job is replaced.  snapshots: what the ranks left in memory.
     """
     start = record.job.start = choose_start(record.checkpoints, snapshots)
     if snapshots:
         snapshots.stamps.keep(start.step if isinstance(start, MemorySnapshot) else NONE)
+
+
+def restart(record: Record, attempts: Attempts, error: RunError, start: Start | None) -> None:
+    """Put the run's folder where the ranks begin again, and say so.
+
+    record: forgets the steps that will be done again.  attempts: with this restart.  error: why the
+    ranks ended.  start: what all hosts go on from.
+    """
     first, reached = start.step if start else 0, record.reached
     kept = "snapshot" if isinstance(start, MemorySnapshot) else "checkpoint"
     source = kept if start else "beginning"
@@ -105,10 +110,8 @@ def restart(
         },
     )
     count = f"Restart {attempts.in_row} of {attempts.limit}" if attempts.in_row else "Goes on"
-    record.note(
-        f"{error.where}: {error.problem.splitlines()[0]} {count} from step {first} ({source}), "
-        f"{reached - first} back."
-    )
+    why = "" if attempts.may_change else f"{error.where}: {error.problem.splitlines()[0]} "
+    record.note(f"{why}{count} from step {first} ({source}), {reached - first} back.")
 
 
 def back_off(seconds: float, is_asked: Callable[[], bool]) -> None:

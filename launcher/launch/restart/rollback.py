@@ -18,7 +18,8 @@ from pathlib import Path
 
 from flowrun.engine.errors import RunError
 from flowrun.launcher.launch.restart.restarts import find_newest_whole
-from flowrun.launcher.launch.restart.snapshots import NONE, SnapshotMemory
+from flowrun.launcher.launch.restart.snapshot_memory import SnapshotMemory
+from flowrun.launcher.launch.restart.stamps import NONE
 from flowrun.launcher.recipe.schema import ROLLBACK
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.store.checkpoint import Checkpoint, remove_partial

@@ -46,8 +46,7 @@ class One:
     def describe(self) -> Host:
         return Host(
             name=f"node{self.launch.node_rank}",
-            fewest=nodes_of(self.launch).fewest,
-            most=nodes_of(self.launch).most,
+            nodes=str(nodes_of(self.launch)),
             node_rank=self.launch.node_rank,
             recipe={"launch.nnodes": str(self.launch.nnodes)},
             plan="",

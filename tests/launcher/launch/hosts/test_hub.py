@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowrun.launcher.launch.hosts.holdings import Holding
 from flowrun.launcher.launch.hosts.hub import Hub, Outgoing, as_fields
-from flowrun.launcher.launch.hosts.meeting import Host, Mismatch, find_mismatch, number_hosts
+from flowrun.launcher.launch.hosts.meeting import (
+    NOTHING,
+    Host,
+    Mismatch,
+    find_mismatch,
+    number_hosts,
+)
 from flowrun.launcher.recipe.schema import Nodes
 
 RECIPE = {"optim.lr": "0.1", "train.steps": "8", "hardware.cores": "2", "launch.node_rank": "0"}
@@ -23,8 +30,7 @@ def host(name: str = "a", rank: int | None = None, plan: str = "p", **keys: str)
     given = {key.replace("__", "."): value for key, value in keys.items()}
     return Host(
         name=name,
-        fewest=2,
-        most=2,
+        nodes="2",
         node_rank=rank,
         recipe=RECIPE | given,
         plan=plan,
@@ -40,7 +46,7 @@ class Net:
     """Hosts and what each has got from the hub so far."""
 
     def __init__(self, num_hosts: int) -> None:
-        self.hub = Hub(Nodes(num_hosts, num_hosts), open_store=lambda: 1234)
+        self.hub = Hub(Nodes(num_hosts, num_hosts, may_change=False), open_store=lambda: 1234)
         self.got: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
 
     def send(self, outgoing: Outgoing) -> None:
@@ -87,22 +93,30 @@ def test_every_host_hears_all_of_the_others_in_order(num: int, seed: int, dying:
 class Launcher:
     """A host of a run whose hosts come and go, as hosts.py and its caller behave.
 
-    state: away, meets, trains or ends (its ranks).  answered: messages that it has seen.
+    state: away, meets, trains or ends (its ranks).  answered: messages that it has seen.  name: of
+    its round.  holding: what it has of that, once it has lost another host.
     """
 
-    def __init__(self, key: int) -> None:
-        self.key, self.state, self.answered = key, "away", 0
+    def __init__(self, key: int, rounds: dict[str, RoundModel]) -> None:
+        self.key, self.state, self.answered, self.rounds = key, "away", 0, rounds
         self.planned, self.start, self.round = 0, 0, ()
+        self.name, self.holding, self.halts = "", NOTHING, False
 
     def describe(self) -> Host:
         told = {"planned": self.planned, "start": self.start, "folder": "/shared"}
-        return replace(host(f"host{self.key}"), fewest=FEWEST, most=MOST, **told)
+        told |= {"holding": self.holding}
+        return replace(host(f"host{self.key}"), nodes=f"{FEWEST}:{MOST}", **told)
+
+    def been_in(self, net: Net) -> list[tuple[str, int]]:
+        """The rounds that it was in, and its number there, whether it knows or not."""
+        return [(message[5], message[1]) for message in net.got[self.key] if message[0] == "met"]
 
     def act(self, net: Net, steps: int) -> None:
         """Do what comes next: see the next message, or go on."""
         if self.state == "ends":  # its ranks have come to rest, and it has sent all
             net.send(net.hub.receive(self.key, ("part",)))
-            self.start = steps
+            if self.halts:
+                self.start = steps
         if self.state in ("away", "ends"):
             self.state = "meets"
             net.meet(self.key, self.describe())
@@ -117,16 +131,51 @@ class Launcher:
                 assert self.state == "meets"
                 self.planned, self.start = num_hosts, step
                 net.meet(self.key, self.describe())
-            case ("met", number, names, _, _):
+            case ("save", step, ranks):
+                assert self.state == "meets"
+                assert {rank for held, some in self.holding.steps if held == step for rank in some}
+                written = self.holding.files if self.holding.saved == step else ()
+                files = (*written, *((rank, 100, 7) for rank in ranks))
+                self.holding = replace(self.holding, saved=step, files=files)
+                net.meet(self.key, self.describe())
+            case ("complete", step, files):
+                assert [rank for rank, *_ in files] == list(range(self.holding.ranks))
+                self.start = step
+                net.meet(self.key, self.describe())
+            case ("met", number, names, _, _, name, _):
                 assert self.state == "meets"
                 assert FEWEST <= len(names) == self.planned <= MOST
                 self.state, self.round = "trains", (number, tuple(names), self.start)
+                if self.name:  # the state is that which the hosts that are left have kept
+                    assert self.start >= self.rounds[self.name].kept
+                self.name, self.holding = name, NOTHING
+                self.rounds[name].hosts, self.rounds[name].step = len(names), self.start + 1
             case ("joining", _) if self.state == "trains":
                 assert self.round[0] == 0
-                self.state = "ends"
+                self.state, self.halts = "ends", True
                 net.send(net.hub.receive(self.key, ("broadcast", "halt")))
-            case ("gone", *_) | ("event", _, "halt") if self.state == "trains":
-                self.state = "ends"
+            case ("event", _, "halt") if self.state == "trains":
+                self.state, self.halts = "ends", True
+            case ("gone", *_) if self.state == "trains":
+                self.state, self.halts = "ends", False
+                one, number = self.rounds[self.name], self.round[0]
+                held = (one.step, (number, (number - 1) % one.hosts))
+                self.holding = Holding(round=self.name, ranks=one.hosts, steps=(held,))
+
+
+@dataclass
+class RoundModel:
+    """A round of hosts of one rank each, which all keep `step`; lost: those that were killed."""
+
+    hosts: int = 0
+    step: int = 0
+    lost: set[int] = field(default_factory=set)
+
+    @property
+    def kept(self) -> int:
+        """The step that they go on from at least: no two neighbours are lost, else any."""
+        both = any((number + 1) % self.hosts in self.lost for number in self.lost)
+        return 0 if both else self.step
 
 
 FEWEST, MOST = 2, 4
@@ -136,8 +185,9 @@ FEWEST, MOST = 2, 4
 def test_hosts_that_come_and_go_end_in_one_round_of_one_plan_and_one_state(seed: int) -> None:
     order = random.Random(seed)
     net = Net(MOST)
-    net.hub.nodes = Nodes(FEWEST, MOST)
-    launchers = [Launcher(k) for k in range(MOST)]
+    net.hub.nodes = Nodes(FEWEST, MOST, may_change=True)
+    rounds: dict[str, RoundModel] = defaultdict(RoundModel)
+    launchers = [Launcher(k, rounds) for k in range(MOST)]
     keys, steps, now_s = MOST, 0, 0.0
     for turn in range(400):
         one = order.choice(launchers)
@@ -145,7 +195,9 @@ def test_hosts_that_come_and_go_end_in_one_round_of_one_plan_and_one_state(seed:
             launchers.remove(one)
             if one.state != "away":
                 net.send(net.hub.lose(one.key, "killed"))
-            launchers.append(Launcher(keys))
+            for name, number in one.been_in(net):
+                rounds[name].lost.add(number)
+            launchers.append(Launcher(keys, rounds))
             keys += 1
         elif turn >= 200 or order.random() < 0.8:
             steps += 1
@@ -177,7 +229,7 @@ def test_a_host_that_leaves_before_all_are_here_is_awaited_again() -> None:
     net.meet(1, host("b"))
     assert net.got[1] == [("waiting", ["b"])]
     net.meet(2, host("c"))
-    assert [net.got[k][-1] for k in (1, 2)] == [
+    assert [net.got[k][-1][:5] for k in (1, 2)] == [
         ("met", 0, ["b", "c"], 1234, "/b"),
         ("met", 1, ["b", "c"], 1234, "/b"),
     ]

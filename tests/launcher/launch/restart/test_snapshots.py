@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.launch.restart.snapshots import NONE, SnapshotMemory, SnapshotWriter, Stamps
+from flowrun.launcher.launch.restart.snapshot_memory import SnapshotMemory
+from flowrun.launcher.launch.restart.snapshots import SnapshotWriter
+from flowrun.launcher.launch.restart.stamps import NONE, Stamps
 from flowrun.launcher.recipe.compose import load
 
 STEPS = 12
@@ -31,7 +33,8 @@ def write_steps(
     for step in range(1, STEPS + 1):
         yield step
         if step % every == 0:
-            buffer = stamps.open(rank)
+            buffer = stamps.open(rank, step)
+            assert buffer is not None
             for piece in range(2):
                 yield step
                 held[rank][buffer][piece] = step
@@ -44,7 +47,7 @@ def write_steps(
 def test_after_any_kill_all_ranks_hold_one_whole_step(
     in_step: bool, num_ranks: int, every: int, data: st.DataObject
 ) -> None:
-    stamps, held = Stamps(num_ranks, range(num_ranks)), {}
+    stamps, held = Stamps(range(num_ranks), range(num_ranks)), {}
     ranks = {r: write_steps(r, stamps, held, every) for r in range(num_ranks)}
     done = {rank: next(ranks[rank]) for rank in ranks}
     begun = False
@@ -63,10 +66,12 @@ def test_after_any_kill_all_ranks_hold_one_whole_step(
 
 
 def test_what_was_torn_counts_no_more_after_the_launcher_has_chosen() -> None:
-    stamps = Stamps(2, [0, 1])
+    stamps = Stamps(range(2), [0, 1])
     for rank in range(2):
         stamps.close(rank, 0, 4)
-    stamps.close(0, stamps.open(0), 5)
+    buffer = stamps.open(0, 5)
+    assert buffer is not None
+    stamps.close(0, buffer, 5)
     assert stamps.newest() == 4
     stamps.keep(4)
     assert (stamps.of(0), stamps.of(1)) == ((4, NONE), (4, NONE))
@@ -75,7 +80,7 @@ def test_what_was_torn_counts_no_more_after_the_launcher_has_chosen() -> None:
 
 
 def test_a_rank_whose_variables_stay_counts_once_it_has_filled_its_memory() -> None:
-    stamps = Stamps(2, [0])
+    stamps = Stamps(range(2), [0])
     stamps.close(0, 0, 3)
     assert stamps.newest() == NONE
     stamps.close(1, 0, 0)
