@@ -7,6 +7,7 @@ what to write instead.
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
@@ -332,6 +333,12 @@ def _other(error: Exception) -> RecipeError:
     if gone := re.search(r"Could not delete from config\. '([^']+)'", text):
         problem = "there is nothing to delete: no such key is there, or it is null."
         return PlacedError("command line", f"~{gone[1]}", problem)
+    if isinstance(error, OSError) and error.strerror:  # Hydra reads recipes and writes the folder
+        small = error.errno == errno.EFBIG
+        instead = "Raise the limit in this shell or job: ulimit -f unlimited." if small else ""
+        return PlacedError(
+            str(error.filename or "the run's folder"), "", f"{error.strerror}.", instead
+        )
     if isinstance(error, RecursionError):
         return RecipeError(GROUP, "its keys are nested too deeply, or refer to themselves.")
     known = isinstance(error, HydraException)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import resource
@@ -15,8 +16,8 @@ from flowrun.engine.runtime.transport.arena import OwnArena
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch import limits
 from flowrun.launcher.launch.limits import check_limits
-from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.recipe.compose import load, schema
+from flowrun.launcher.recipe.recipe_errors import PlacedError, from_hydra
 
 RANKS = 2
 
@@ -97,3 +98,10 @@ def test_open_files_are_counted() -> None:
     before = limits._count_open_files()
     with open(os.devnull):
         assert limits._count_open_files() == before + 1
+
+
+def test_a_folder_that_takes_no_file_is_named_by_its_limit() -> None:
+    """Hydra writes there before the recipe is known to the launcher."""
+    refused = from_hydra(OSError(errno.EFBIG, "File too large"), schema())
+    assert isinstance(refused, PlacedError) and refused.place == "the run's folder"
+    assert "ulimit -f" in refused.instead
