@@ -26,7 +26,16 @@ if TYPE_CHECKING:  # each imports torch, or Hydra: `import flowrun` takes neithe
     from flowrun.launcher.report.report import Report
     from flowrun.launcher.run import Planned
 
-__all__ = ["FlowrunError", "compose", "plan", "run", "verify"]
+__all__ = ["FlowrunError", "__version__", "compose", "plan", "run", "verify"]
+
+
+def __getattr__(name: str) -> str:
+    """Return __version__, which is read when it is asked for: that takes a while."""
+    if name == "__version__":
+        from importlib import metadata
+
+        return metadata.version("flowrun")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def compose(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,12 @@ def test_importing_flowrun_imports_neither_torch_nor_hydra() -> None:
     code = "import flowrun, sys; print({'torch', 'hydra'} & {*sys.modules})"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "set()"
+
+
+def test_a_package_knows_its_version() -> None:
+    assert flowrun.__version__ == importlib.metadata.version("flowrun")
+    with pytest.raises(AttributeError, match="has no attribute 'versoin'"):
+        _ = flowrun.versoin
 
 
 def test_a_recipe_is_composed_planned_and_trained(tmp_path: Path) -> None:
