@@ -33,7 +33,7 @@ def typed(place: Path, line: str) -> str:
     if program == "python":
         command = [sys.executable, *words]
         return subprocess.run(command, cwd=place, check=True, capture_output=True, text=True).stdout
-    ended = Command(place, *words).end()
+    ended = Command(place, *words).end(within=280)
     assert (ended.status, ended.err) == (0, ""), line
     return ended.out
 
