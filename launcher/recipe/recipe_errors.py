@@ -333,6 +333,10 @@ def _other(error: Exception) -> RecipeError:
     if gone := re.search(r"Could not delete from config\. '([^']+)'", text):
         problem = "there is nothing to delete: no such key is there, or it is null."
         return PlacedError("command line", f"~{gone[1]}", problem)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # of a recipe or a choice
+        return RecipeError(
+            GROUP, "a word of the command line or the recipe is too long for a name."
+        )
     if isinstance(error, OSError) and error.strerror:  # Hydra reads recipes and writes the folder
         small = error.errno == errno.EFBIG
         instead = "Raise the limit in this shell or job: ulimit -f unlimited." if small else ""

@@ -53,6 +53,7 @@ KNOWN = {
     "a list that stands for a number": (("recompute.modules=${train.steps}",), b"", "a list"),
     "a choice that stands for nothing": (("model=${no.such}",), b"", "line  model=${no.such}"),
     "a word without end": (("optim=" + "x" * 5000,), b"", "x…"),
+    "a name without end": (("recipe=" + "x" * 300,), b"", "too long for a name"),
     "keys in keys": ((), b"train: " + b"{a: " * 150 + b"1" + b"}" * 150, "nested too deeply"),
 }
 
