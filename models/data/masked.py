@@ -34,6 +34,7 @@ class Masked(StackedDataset):
     ) -> None:
         self.source = source
         self.vocabulary, self.mask, self.share, self.seed = vocabulary, mask, share, seed
+        self.ids_digest = getattr(source, "ids_digest", None)
         self.sample_seconds = _SAMPLE_S + sample_seconds(source)
 
     def __len__(self) -> int:

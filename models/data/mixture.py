@@ -26,6 +26,7 @@ from flowrun.models.data.collate import collate, item_of
 from flowrun.models.data.corpus.packed import DOCUMENTS, Numbers
 from flowrun.models.data.stacked import StackedDataset, batch_of
 from flowrun.models.data.steps import sample_seconds
+from flowrun.models.data.text import BYTES
 
 MOST_SAMPLES = 3_000_000_000  # the square is below 2**63
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -54,7 +55,9 @@ class DataMixture(StackedDataset):
         tokenizer: str | None = None,
     ) -> None:
         self.sources = [*sources.values()]
-        self.vocabulary, self.tokenizer = _check_alike(sources, length), tokenizer
+        _check_alike(sources, length)
+        self.vocabulary, self.ids_digest = _one_vocabulary(sources)
+        self.tokenizer = tokenizer
         sizes = [len(each) for each in self.sources if isinstance(each, Sized)]
         self.order = MixtureOrder(sizes, _shares(sources, sizes, weights), samples, held_out, seed)
         held = zip(sources, self.sources, strict=True)
@@ -206,9 +209,8 @@ def _shares(
     return [weights[name] / total for name in sources]
 
 
-def _check_alike(sources: Mapping[str, Any], length: int | None) -> int | None:
-    """Return the number of ids that sources have, or None.  Raise ValueError where their items are
-    not alike.
+def _check_alike(sources: Mapping[str, Any], length: int | None) -> None:
+    """Raise ValueError where the items of sources are not alike.
 
     sources: by name.  length: that their fields must have; None: any.
     """
@@ -225,10 +227,27 @@ def _check_alike(sources: Mapping[str, Any], length: int | None) -> int | None:
     shapes = (shape for field, (shape, _) in form.items() if field != DOCUMENTS)
     if length is not None and any(shape[:1] != (length,) for shape in shapes):
         raise ValueError(f"length is {length}, and items are {_show(form)}")
-    known = {name: ids for name, s in sources.items() if (ids := getattr(s, "vocabulary", None))}
-    if len({*known.values()}) > 1:
-        raise ValueError(f"sources have unlike numbers of ids, {known}: give all one tokenizer")
-    return next(iter(known.values()), None)
+
+
+def _one_vocabulary(sources: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    """Return the number of ids of sources, and the digest of what they stand for; None: no source
+    says it.  Raise ValueError where sources differ in one.
+    """
+    sizes, digests = (
+        {name: found for name, each in sources.items() if (found := getattr(each, key, None))}
+        for key in ("vocabulary", "ids_digest")
+    )
+    if len({*sizes.values()}) > 1:
+        raise ValueError(f"sources have unlike numbers of ids, {sizes}: give all one tokenizer")
+    if len({*digests.values()}) > 1:
+        kinds = ", ".join(
+            f"{name}: {found if found == BYTES else f'of a tokenizer, digest {found[:8]}'}"
+            for name, found in digests.items()
+        )
+        raise ValueError(
+            f"the same id stands for unlike text in the sources ({kinds}): give all one tokenizer"
+        )
+    return next(iter(sizes.values()), None), next(iter(digests.values()), None)
 
 
 def _form(source: Any) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

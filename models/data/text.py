@@ -16,6 +16,8 @@ import numpy as np
 from flowrun.models.data.corpus.plain_text import tokenise_files
 from flowrun.models.data.windows import Windows
 
+BYTES = "bytes"  # in place of the digest of a tokenizer
+
 
 class Text(Windows):
     """Windows of a stream of ids: {tokens (T,), targets (T,)}, int64, targets one id ahead.
@@ -40,10 +42,12 @@ class Text(Windows):
         if tokenizer is None:
             stream = b"".join(_read_bytes(files, sys.maxsize if max_bytes is None else max_bytes))
             self.stream: np.ndarray[Any, Any] = np.frombuffer(stream, dtype=np.uint8)
+            self.vocabulary, self.ids_digest = 256, BYTES
         else:
             name = "the standard library" if path is None else path
             found = tokenise_files(name, files, max_bytes, tokenizer, strict=path is not None)
             self.stream, self.vocabulary = found.ids, found.vocabulary
+            self.ids_digest = found.ids_digest
             self.notes += found.notes
         if len(self.stream) <= length:
             unit = "bytes" if tokenizer is None else "tokens"

@@ -63,6 +63,7 @@ class AnsweredDocuments(StackedDataset):
         if long not in (None, CUT, DROP):
             raise ValueError(f"long must be {CUT}, {DROP} or null, not {long!r}")
         self.documents, self.length, self.vocabulary = documents, length, documents.vocabulary
+        self.ids_digest = documents.ids_digest
         starts, ends = documents.starts[:-1], documents.starts[1:]
         sizes = ends - starts
         too_long = sizes > length + 1

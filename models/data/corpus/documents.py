@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrun.engine.own_files import cache_folder, own_folder
-from flowrun.models.data.corpus.tokenizer import digest_tokenizer, load_tokenizer, vocabulary_of
+from flowrun.models.data.corpus.tokenizer import (
+    digest_ids,
+    digest_tokenizer,
+    load_tokenizer,
+    vocabulary_of,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -50,14 +55,15 @@ class Documents:
     ids: (N,) uint16, or uint32 for vocabularies above 65536.
     answers: (N,) bool: whether an id is a part of an answer; None: that was not asked.
     starts: (D + 1,) int64: document d is ids[starts[d] : starts[d + 1]].
-    vocabulary: number of ids of the tokenizer.  end: id of its end-of-text token; None: it has
-    none.  notes: for the user, if they were made now.
+    vocabulary: number of ids of the tokenizer.  ids_digest: of what they stand for.  end: id of its
+    end-of-text token; None: it has none.  notes: for the user, if they were made now.
     """
 
     ids: np.ndarray[Any, Any]
     answers: np.ndarray[Any, Any] | None
     starts: np.ndarray[Any, Any]
     vocabulary: int
+    ids_digest: str
     end: int | None
     notes: tuple[str, ...]
 
@@ -89,6 +95,7 @@ def keep_documents(
         answers=np.memmap(where / _ANSWERS, np.bool_, "r") if about["answers"] else None,
         starts=np.fromfile(where / _STARTS, np.int64),
         vocabulary=about["vocabulary"],
+        ids_digest=digest_ids(tokenizer),
         end=about["end"],
         notes=notes,
     )

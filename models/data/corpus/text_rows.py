@@ -42,6 +42,7 @@ class TextRows(StackedDataset):
 
         found = tokenise_rows(source, tokenizer, f"text {field}", write)
         self.vocabulary, self.notes = found.vocabulary, found.notes
+        self.ids_digest = found.ids_digest
         self.samples: StackedDataset
         if pack:
             pieces = cut_documents(found, length)

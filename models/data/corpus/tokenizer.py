@@ -44,6 +44,18 @@ def digest_tokenizer(path: str) -> str:
     return hashed.hexdigest()
 
 
+def digest_ids(path: str) -> str:
+    """Return a digest of what the ids of a tokenizer stand for; its chat template is no part of it.
+
+    path: a folder or a file.
+    """
+    where = _existing(path)
+    file = where / TOKENIZER if where.is_dir() else where
+    return (
+        hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else digest_tokenizer(path)
+    )
+
+
 def vocabulary_of(tokenizer: PreTrainedTokenizerFast) -> int:
     """Return the number of ids, which is the highest id plus one, added tokens included."""
     return max(tokenizer.get_vocab().values()) + 1

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from flowrun.models.data.mixture import DataMixture, MixtureOrder
 from flowrun.models.data.stacked import Rows
+from flowrun.models.data.text import Text
 
 SIZES = st.lists(st.integers(2, 40), min_size=1, max_size=4)
 
@@ -123,6 +124,13 @@ def test_what_sources_say_is_passed_on() -> None:
     assert data.sample_seconds == pytest.approx(0.25e-3)
 
 
+def text_of_a_tokenizer() -> Text:
+    """Text whose ids seem to be a tokenizer's, as many as there are bytes."""
+    made = Text(length=8, max_bytes=90)
+    made.ids_digest = "1234abcd" * 8
+    return made
+
+
 @pytest.mark.parametrize(
     ("sources", "keys", "words"),
     [
@@ -139,6 +147,12 @@ def test_what_sources_say_is_passed_on() -> None:
             {"a": rows(0, 4, vocabulary=300), "b": rows(0, 4, vocabulary=320)},
             {},
             "unlike numbers of ids, {'a': 300, 'b': 320}: give all one tokenizer",
+        ),
+        (
+            {"a": Text(length=8, max_bytes=90), "b": text_of_a_tokenizer()},
+            {},
+            r"the same id stands for unlike text in the sources \(a: bytes, b: of a tokenizer, "
+            r"digest 1234abcd\): give all one tokenizer",
         ),
         (
             {"a": rows(0, 40), "b": rows(0, 4)},

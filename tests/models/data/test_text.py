@@ -30,6 +30,12 @@ def test_windows_do_not_overlap(tmp_path: Path, size: int, windows: int) -> None
     assert len(Text(str(tmp_path / "a"), length=3)) == windows
 
 
+def test_ids_of_bytes_are_below_256(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abcdef")
+    made = Text(str(tmp_path / "a"), length=3)
+    assert (made.vocabulary, made.ids_digest) == (256, "bytes")
+
+
 def test_too_short_a_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     with pytest.raises(ValueError, match="3 bytes do not fill a window"):

@@ -34,6 +34,7 @@ def make_documents(sizes: list[int], answers: bool = True) -> Documents:
         answers=marks if answers else None,
         starts=np.concatenate([[0], ends]),
         vocabulary=1000,
+        ids_digest="",
         end=0,
         notes=(),
     )

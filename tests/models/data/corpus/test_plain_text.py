@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -119,3 +120,18 @@ def test_the_cache_keeps_what_was_used_last(
     Text(str(texts), length=4, tokenizer=bpe)
     Text(str(texts), length=4, tokenizer=bpe, max_bytes=20)
     assert len(kept()) == 1
+
+
+def test_a_tokenizer_is_known_by_its_ids(texts: Path, bpe: str, tmp_path: Path) -> None:
+    """A folder and its file have the same ids; another tokenizer of as many has others."""
+    file = Path(bpe, "tokenizer.json")
+    other = tmp_path / "other.json"
+    made = json.loads(file.read_text())
+    ids = made["model"]["vocab"]
+    ids["a"], ids["b"] = ids["b"], ids["a"]
+    other.write_text(json.dumps(made))
+    one, same, unlike = (
+        Text(str(texts), length=4, tokenizer=str(path)) for path in (bpe, file, other)
+    )
+    assert one.ids_digest == same.ids_digest != unlike.ids_digest
+    assert one.vocabulary == unlike.vocabulary
