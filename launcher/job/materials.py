@@ -13,7 +13,7 @@ from flowrun.engine.capture.capture import Batch, Task
 from flowrun.engine.strategy import Pin
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.model import build
-from flowrun.launcher.model.dataset_checks import data_errors, notes_of
+from flowrun.launcher.model.dataset_checks import check_labels, data_errors, notes_of
 from flowrun.launcher.model.initial import Initial, with_values
 from flowrun.launcher.model.parallel_plan import find_others, read_plan
 from flowrun.launcher.model.vocabulary import check_vocabulary
@@ -59,9 +59,11 @@ def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
     with data_errors():
         example = sampler(0, 0, slice(0, recipe.micro_batch_size))
     sampler = replace(sampler, forms=forms_of(example))
+    inputs = build.task_inputs(recipe, described.model, example)
+    check_labels(described.model, inputs, recipe.task.loss, data)
     task = Task(
         described.model,
-        build.task_inputs(recipe, described.model, example),
+        inputs,
         build.instantiate_loss(recipe),
         build.instantiate_metrics(recipe),
         autocast=AUTOCAST[recipe.precision.dtype],

@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 from flowrun.engine.capture.joint_graph import LOSS
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.model.adapters import add_adapters
-from flowrun.launcher.model.dataset_checks import check_items, check_kind
+from flowrun.launcher.model.dataset_checks import check_items, check_kind, check_labels
 from flowrun.launcher.model.deferred import LEAST_BYTES, Unrecordable, defer
 from flowrun.launcher.model.initial import Initial, initial_of, named_tensors
 from flowrun.launcher.model.packed_inputs import packed_inputs
@@ -74,6 +74,7 @@ def build(recipe: Recipe) -> RecipeParts:
     model = instantiate_model(recipe)
     check_vocabulary(recipe, model, data)
     inputs = task_inputs(recipe, model, data[0])
+    check_labels(model, inputs, recipe.task.loss, data)
     return RecipeParts(
         model=model,
         data=data,

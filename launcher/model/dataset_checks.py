@@ -13,11 +13,17 @@ from torch.utils.data import DataLoader, IterableDataset
 from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.engine.user_code import place_of
 from flowrun.models.data.collate import ItemError, collate, differing_fields, item_of
+from flowrun.models.data.corpus.packed import IGNORED
 from flowrun.models.data.named import NamedFields
 from flowrun.models.data.stacked import batch_method, batch_of
 from flowrun.models.data.steps import preparation, unprepared_fields
+from flowrun.models.losses import model_loss
 
 NAMED = f"{NamedFields.__module__}.{NamedFields.__name__}"
+_OWN_LOSS = (
+    "Write task.inputs={input_ids: tokens} and "
+    "task.loss={_target_: flowrun.models.losses.cross_entropy}, which reads the targets."
+)
 _WRITE = {
     "stacked": "It returns {field: tensor (B, …)}, the items of the indices (B,) in their order.",
     "__getitems__": "It returns a list, the item of each index.",
@@ -76,6 +82,60 @@ def check_items(data: Any) -> None:
             raise RecipeError("data._target_", f"{called} {wrong}", _WRITE[method])
     for field, name in unprepared_fields(data).items():
         _check_alone(data, items[0], field, name)
+
+
+def check_labels(model: Any, inputs: Mapping[str, str], loss: Any, data: Any) -> None:
+    """Check that labels of a model that computes its loss are those of the data set.
+
+    model: as it is trained.  inputs: argument of forward -> field.  loss: of the recipe; a model
+    whose loss is computed outside needs no labels.  data: its first item, and that of each of its
+    sources, is looked at.
+    Raises RecipeError for labels that count what `targets` mask, and for labels that are shifted
+    already where the model shifts them again.
+    """
+    field, ids = inputs.get("labels"), inputs.get("input_ids")
+    outside = loss is not None and loss["_target_"] != f"{model_loss.__module__}.model_loss"
+    if outside or field is None:
+        return
+    for part in getattr(data, "sources", [data]):
+        with data_errors():
+            item = {name: torch.as_tensor(value) for name, value in item_of(part, 0).items()}
+        labels, targets = item[field], item.get("targets")
+        if targets is not None and _masks(targets) and not _masks(labels):
+            raise RecipeError(
+                "task.inputs.labels",
+                f"{field!r} counts every id, also those that the field 'targets' of the data set "
+                "leaves out: prompts and padding would be trained on.",
+                _OWN_LOSS,
+            )
+        if _shifts(model) and ids is not None and _are_shifted(labels, item[ids]):
+            raise RecipeError(
+                "task.inputs.labels",
+                f"{field!r} is one id ahead of {ids!r} already, and {type(model).__name__} shifts "
+                "its labels by itself: it would learn the id after the next.",
+                _OWN_LOSS,
+            )
+
+
+def _masks(labels: Tensor) -> bool:
+    return bool((labels == IGNORED).any())
+
+
+def _shifts(model: Any) -> bool:
+    """Return True for a causal language model of transformers, also one that peft has wrapped."""
+    if hasattr(model, "get_base_model"):
+        model = model.get_base_model()
+    kinds = [kind for kind in type(model).__mro__ if kind.__module__.startswith("transformers.")]
+    return any(kind.__name__.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds)
+
+
+def _are_shifted(labels: Tensor, ids: Tensor) -> bool:
+    """Return True if labels (T,) are the ids (T,) one ahead, and not the ids themselves."""
+    if labels.dim() != 1 or labels.shape != ids.shape:
+        return False
+    counted = labels != IGNORED
+    ahead = counted[:-1].any() and (labels[:-1] == ids[1:])[counted[:-1]].all()
+    return bool(ahead) and not torch.equal(labels[counted], ids[counted])
 
 
 def notes_of(data: Any) -> tuple[str, ...]:

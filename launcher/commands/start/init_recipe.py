@@ -36,6 +36,8 @@ _COMMENT_AT = 40  # column of comments
 _MISSING = "???"  # Hydra's own sign for a value that must be given
 _TEXT = "flowrun.models.data.text.Text"
 _BATCH = 32
+_LENGTH = 256  # tokens of a sample, or what the model's config allows
+_CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx")  # how configs call the most of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,14 +234,23 @@ def _task(arguments: Mapping[str, bool], item: Mapping[str, Any] | None, model: 
     return TaskDraft(inputs=inputs, loss=found.loss, metrics=found.metrics, notes=notes)
 
 
-def _target_lines(path: str, maker: Any, section: str) -> tuple[list[str], list[str]]:
-    """Return the YAML lines of a target with its arguments, and the keys that are missing."""
-    lines, missing = [f"_target_: {path}"], []
+def _target_lines(
+    path: str, maker: Any, section: str, known: Mapping[str, tuple[Any, str]] | None = None
+) -> tuple[list[str], list[str]]:
+    """Return the YAML lines of a target with its arguments, and the keys that are missing.
+
+    path, maker: of the target, and what it names.  section: of the recipe.  known: argument ->
+    value and comment; one whose value is empty must be said by the user.
+    """
+    lines, missing, known = [f"_target_: {path}"], [], known or {}
     with suppress(TypeError, ValueError):
         for parameter in inspect.signature(maker).parameters.values():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue
-            if parameter.default is parameter.empty:
+            if known.get(parameter.name, ("",))[0] != "":
+                value, comment = known[parameter.name]
+                lines.append(_add_comment(f"{parameter.name}: {value}", comment))
+            elif parameter.default is parameter.empty or parameter.name in known:
                 lines.append(_add_comment(f"{parameter.name}: {_MISSING}", "you say"))
                 missing.append(f"{section}.{parameter.name}")
             elif isinstance(parameter.default, str | int | float | bool | type(None)):
@@ -252,7 +263,8 @@ def _hugging_face(folder: Path, data: str | None) -> Draft:
     """Draft the recipe of a folder of Hugging Face: its model, and text by its tokenizer."""
     config = folder / "config.json"
     try:
-        architecture = json.loads(config.read_text(encoding="utf-8"))["architectures"][0]
+        said = json.loads(config.read_text(encoding="utf-8"))
+        architecture = said["architectures"][0]
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         raise PlacedError(
             COMMAND_LINE,
@@ -273,33 +285,69 @@ def _hugging_face(folder: Path, data: str | None) -> Draft:
     tokenizer = any(
         (folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")
     )
-    lines, missing, notes = [f"_target_: {data or _TEXT}"], [], []
+    longest = [said[key] for key in _CONTEXT if isinstance(said.get(key), int)]
+    known = {
+        "length": (min([_LENGTH, *longest]), "tokens of a sample"),
+        "tokenizer": (str(folder) if tokenizer else "", "a folder or a file"),
+    }
+    notes = []
     if not data:
-        lines += [
-            _add_comment("path: null", "a file or a folder of text; null: Python's own source"),
-            _add_comment("length: 256", "tokens of a sample"),
-            _add_comment(f"tokenizer: {folder if tokenizer else _MISSING}", "a folder or a file"),
-        ]
+        known["path"] = ("null", "a file or a folder of text; null: Python's own source")
         notes.append("data.path is the text to train on; null is the source of Python's library")
-    if not tokenizer and not data:
-        missing.append("data.tokenizer")
+    maker = find_named(data or _TEXT)
+    lines, missing = _target_lines(data or _TEXT, maker, "data", known)
+    if "data.tokenizer" in missing:
         notes.append("the folder has no tokenizer: flowrun tokenizer trains one on text")
     causal = architecture.endswith(("ForCausalLM", "LMHeadModel"))
     if not causal:
         notes.append(f"{architecture} is no causal language model: check task.inputs and task.loss")
+    task = _text_task(_fields_of(data or _TEXT, maker, missing), causal)
     return Draft(
         title=f"# {architecture} of {folder}, a recipe that flowrun init began.",
         model=model,
         data=lines,
-        inputs={"input_ids": "tokens", "labels": "tokens"},
+        inputs=task.inputs,
+        loss=task.loss,
         rate="0.00002" if weights else "0.001",
         more=[
             _add_comment("# sbp: {from_model: tensor}", "its own plan for tensor: 2"),
             _add_comment("# adapters: {modules: ['*.q_proj']}", "LoRA; the rest is frozen"),
         ],
-        missing=missing,
+        missing=[*missing, *task.missing],
         notes=notes,
     )
+
+
+def _fields_of(data: str, maker: Any, missing: Sequence[str]) -> Sequence[str]:
+    """Return the fields of items of a data set; none where they cannot be known.
+
+    data, maker: its name, and what it names.  missing: keys without which it cannot be made.
+    """
+    from flowrun.models.data.corpus.answers import AnsweredDocuments
+    from flowrun.models.data.corpus.text_rows import TextRows
+    from flowrun.models.data.windows import Windows
+
+    if inspect.isclass(maker) and issubclass(maker, AnsweredDocuments | TextRows | Windows):
+        return ("tokens", "targets")
+    arguments = {"input_ids": True, "labels": False}
+    return () if missing else (*read_first_item(maker, data, arguments).fields,)
+
+
+def _text_task(fields: Sequence[str], causal: bool) -> TaskDraft:
+    """Draft the task of a model of transformers.
+
+    fields: of items; the loss reads `targets`, which are shifted already and say what counts.
+    causal: the model has logits of the next id, and shifts labels by itself.
+    """
+    ids = next((name for name in ("tokens", "input_ids") if name in fields), None)
+    if ids is None:
+        return TaskDraft(inputs={"input_ids": _MISSING}, missing=["task.inputs"])
+    if causal and "targets" in fields:
+        return TaskDraft(
+            inputs={"input_ids": ids}, loss="{_target_: flowrun.models.losses.cross_entropy}"
+        )
+    more = [name for name in ("attention_mask", "labels") if name in fields]
+    return TaskDraft(inputs={"input_ids": ids, "labels": ids, **{name: name for name in more}})
 
 
 def show_written(written: WrittenRecipe, console: Console) -> None:

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.model.dataset_checks import check_items
+from flowrun.launcher.model.dataset_checks import check_items, check_labels
 from flowrun.launcher.samples.sampler import Sampler
+from flowrun.models.data.stacked import Rows
 
 X = torch.arange(40.0).view(20, 2)
 
@@ -128,3 +130,49 @@ def test_a_field_made_alone_is_the_item_s(unprepared: dict[str, str], fact: str)
     with pytest.raises(RecipeError) as error:
         check_items(data)
     assert fact in str(error.value) and "which `unprepared` names" in str(error.value)
+
+
+TOKENS = torch.arange(24).view(3, 8)
+AHEAD = TOKENS + 1
+MASKED = torch.where(torch.arange(8) < 4, -100, AHEAD)
+MODEL_LOSS = {"_target_": "flowrun.models.losses.model_loss"}
+LLAMA = LlamaForCausalLM(
+    LlamaConfig(
+        vocab_size=32,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("targets", "labels", "loss", "problem"),
+    [
+        (MASKED, "tokens", None, "'tokens' counts every id, also those that the field 'targets'"),
+        (
+            MASKED,
+            "targets",
+            None,
+            "'targets' is one id ahead of 'tokens' already, and LlamaForCausalLM",
+        ),
+        (AHEAD, "targets", MODEL_LOSS, "it would learn the id after the next"),
+    ],
+)
+def test_labels_that_train_on_something_else_are_refused(
+    targets: Tensor, labels: str, loss: Any, problem: str
+) -> None:
+    data = Rows(tokens=TOKENS, targets=targets)
+    with pytest.raises(RecipeError, match=problem) as refused:
+        check_labels(LLAMA, {"input_ids": "tokens", "labels": labels}, loss, data)
+    assert refused.value.where == "task.inputs.labels"
+    assert "task.inputs={input_ids: tokens}" in str(refused.value)
+
+
+def test_labels_that_are_the_ids_are_fine() -> None:
+    inputs = {"input_ids": "tokens", "labels": "tokens"}
+    check_labels(LLAMA, inputs, None, Rows(tokens=TOKENS, targets=AHEAD))
+    check_labels(LLAMA, {**inputs, "labels": "own"}, None, Rows(tokens=TOKENS, own=TOKENS))
+    check_labels(LLAMA, inputs, {"_target_": "x"}, Rows(tokens=TOKENS, targets=MASKED))
+    check_labels(torch.nn.Identity(), {**inputs, "labels": "to"}, None, Rows(tokens=X, to=X + 1))

@@ -131,9 +131,37 @@ def test_a_folder_of_hugging_face_is_trained_on_text(place: Path) -> None:
     recipe = load(["recipe=again.yaml"])
     assert recipe.weights == "tiny" and recipe.data["tokenizer"] == "tiny"
     assert recipe.model["_target_"] == "transformers.LlamaForCausalLM"
-    assert recipe.task.inputs == {"input_ids": "tokens", "labels": "tokens"}
+    assert recipe.task.inputs == {"input_ids": "tokens"}
+    assert recipe.task.loss == {"_target_": "flowrun.models.losses.cross_entropy"}
+    assert recipe.data["length"] == 256
     assert recipe.optim.lr == 2e-5  # its weights are trained already
     assert "# sbp: {from_model: tensor}" in again.file.read_text()
+
+
+def test_a_folder_of_hugging_face_is_trained_on_chats(place: Path) -> None:
+    """Prompts and padding are no targets, so the model's own loss of `labels` is not taken."""
+    folder = place / "tiny"
+    folder.mkdir()
+    said = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64}
+    (folder / "config.json").write_text(json.dumps(said))
+    (folder / "tokenizer.json").write_text("{}")
+    written = write_recipe("tiny", "flowrun.models.data.corpus.chat.Chat", Path("chat.yaml"))
+    recipe = load(["recipe=chat.yaml", "data.path=talks.jsonl"])
+    assert written.missing == ["data.path"]
+    assert recipe.task.inputs == {"input_ids": "tokens"}
+    assert recipe.task.loss == {"_target_": "flowrun.models.losses.cross_entropy"}
+    assert recipe.data["length"] == 64 and recipe.data["tokenizer"] == "tiny"
+
+
+def test_inputs_of_unknown_items_are_asked_for(place: Path) -> None:
+    folder = place / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    (place / "mine_c.py").write_text(
+        "class Mine:\n    def __init__(self, path):\n        self.path = path\n"
+    )
+    written = write_recipe("tiny", "mine_c.Mine", None)
+    assert written.missing == ["data.path", "task.inputs"]
 
 
 def test_mistakes_are_refused(place: Path) -> None:
