@@ -13,7 +13,7 @@ import inspect
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -35,13 +35,14 @@ from flowrun.launcher.model.pretrained import weights_of
 from flowrun.launcher.model.vocabulary import check_vocabulary
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
-from flowrun.launcher.recipe.schema import Target
+from flowrun.launcher.recipe.schema import FP32, KEEP_DTYPE, Target
 from flowrun.launcher.terminal import doing
 from flowrun.launcher.terminal.units import size
 from flowrun.models.data.transforms import import_torchvision
 from flowrun.models.losses import part_of
 
 _WITH_TORCHVISION = ("torchvision", "timm", "transformers")  # these import it
+_NARROW = (torch.bfloat16, torch.float16)  # where an update rounded to nearest is often lost
 LossFunction = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (output, batch) -> scalar mean
 
 
@@ -84,12 +85,12 @@ def build(recipe: Recipe) -> RecipeParts:
     )
 
 
-def instantiate_model(recipe: Recipe) -> nn.Module:
+def instantiate_model(recipe: Recipe, notes: list[str] | None = None) -> nn.Module:
     """The model as plain torch makes it, whole: its weights drawn from `train.seed`, or read from
-    `model.weights`.
+    `model.weights`.  notes: where to say what went otherwise than a user expects.
     """
     with _keep_random_state(recipe):
-        model = _make_model(recipe)
+        model = _make_model(recipe, notes)
     if recipe.weights:
         tensors = named_tensors(model)
         with torch.no_grad():
@@ -104,16 +105,16 @@ def describe_model(recipe: Recipe, draws: bool = True) -> Described:
 
     draws: False is for a plan alone: nothing random is drawn, and initial values are any.
     """
+    notes: list[str] = []
     try:
         with _keep_random_state(recipe):
-            model, initial = defer(lambda: _make_model(recipe), draws=draws)
+            model, initial = defer(lambda: _make_model(recipe, notes), draws=draws)
     except Exception as error:  # our doing, or it comes again
-        model = instantiate_model(recipe)
-        return Described(model, initial_of(model), (_note_whole(model, error, recipe),))
+        model = instantiate_model(recipe, notes)
+        return Described(model, initial_of(model), (*notes, _note_whole(model, error, recipe)))
     read = weights_of(model, recipe.weights) if recipe.weights else {}
     held = {name: initial.held_bytes(name) for name in initial if name not in read}
     large = [name for name, num_bytes in held.items() if num_bytes >= LEAST_BYTES]
-    notes = []
     if large:
         more = f" and {len(large) - 1} more" if large[1:] else ""
         notes.append(
@@ -144,15 +145,62 @@ def _keep_random_state(recipe: Recipe) -> Iterator[None]:
         yield
 
 
-def _make_model(recipe: Recipe) -> nn.Module:
+def _make_model(recipe: Recipe, notes: list[str] | None = None) -> nn.Module:
+    """Make the model that a recipe names.  notes: where to say what went otherwise
+    than a user expects.
+    """
     model = make_object(recipe.model, "model")
     if not isinstance(model, nn.Module):
         raise RecipeError(
             "model._target_", f"this makes a {type(model).__name__}, not a torch.nn.Module."
         )
+    narrow = _widen_trained(model, recipe)  # before adapters freeze what they are added to
     add_adapters(model, recipe.adapters)
     _freeze(model, "", recipe.optim.groups)
+    narrow |= _widen_trained(model, recipe)  # what a group trains again
+    if notes is not None and narrow:
+        notes[:] = _note_narrow(narrow.values(), recipe.precision.param_dtype)
     return model
+
+
+def _widen_trained(module: nn.Module, recipe: Recipe) -> dict[int, nn.Parameter]:
+    """Make the parameters that train fp32 where the module made them in bf16 or fp16, with the
+    buffers of the same module, unless `precision.param_dtype` says that they stay; return each
+    once, by its id.
+
+    What the constructor froze (a quantised base), and every wider dtype, is left as it is.
+    """
+    found: dict[int, nn.Parameter] = {}
+    for owner in module.modules():
+        own = owner.parameters(recurse=False)
+        trained = {id(p): p for p in own if p.requires_grad and p.dtype in _NARROW}
+        found |= trained
+        if recipe.precision.param_dtype == KEEP_DTYPE or not trained:
+            continue
+        narrow = (b for b in owner.buffers(recurse=False) if b.dtype in _NARROW)
+        for tensor in (*trained.values(), *narrow):
+            tensor.data = tensor.data.float()
+    return found
+
+
+def _note_narrow(narrow: Collection[nn.Parameter], kept: str) -> list[str]:
+    """Note what becomes of the parameters that the model makes in bf16 or fp16.
+
+    narrow: these.  kept: `precision.param_dtype`.
+    """
+    elements = sum(parameter.numel() for parameter in narrow)
+    made = f"the model makes {len(narrow)} parameters in bf16 or fp16 ({elements:,} elements)"
+    if kept == FP32:
+        return [
+            f"{made}: they are kept in fp32, {size(4 * elements)} (precision.param_dtype=bf16 "
+            "keeps them in bf16, with updates rounded at random)"
+        ]
+    if kept == KEEP_DTYPE:
+        return [
+            f"{made}: they stay so, and each update is rounded to nearest, which loses small ones "
+            f"(precision.param_dtype={KEEP_DTYPE})"
+        ]
+    return []
 
 
 def _freeze(module: nn.Module, prefix: str, groups: Mapping[str, Any]) -> None:
@@ -204,6 +252,7 @@ def instantiate_loss(recipe: Recipe) -> LossFunction | None:
     loss = None if recipe.task.loss is None else _partial(recipe.task.loss, "task.loss")
     if isinstance(loss, nn.Module):
         _freeze(loss, LOSS, recipe.optim.groups)
+        _widen_trained(loss, recipe)
     return loss
 
 

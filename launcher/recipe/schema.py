@@ -26,7 +26,7 @@ NEVER, AUTO = "never", "auto"
 OBJECTIVES = ("loss", "step_s", "tokens_per_s")  # and VALIDATION with a name
 VALIDATION = "validation."
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
-FP32, BF16 = "fp32", "bf16"
+FP32, BF16, KEEP_DTYPE = "fp32", "bf16", "model"
 EAGER, INDUCTOR, HANDWRITTEN = "eager", "inductor", "handwritten"
 # key that holds a word -> the words that it may be
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -40,7 +40,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "precision.dtype": ("fp32", "bf16", "fp16"),
     "precision.reduce_dtype": ("fp32", "null"),
     "precision.accumulate_dtype": ("fp32", "null"),
-    "precision.param_dtype": (FP32, BF16),
+    "precision.param_dtype": (FP32, BF16, KEEP_DTYPE),
     "precision.state_dtype": (FP32, BF16),
     "launch.name": ("local", "virtual", "slurm"),
     "launch.device": ("auto", "cpu", "cuda"),
@@ -186,8 +186,10 @@ class Precision:
         accumulated.
     accumulate_dtype: fp32: gradients of micro-batches are summed in fp32; null: in the dtype that
         they were computed in, as Megatron-LM does in fp16, and they are reduced in it too.
-    param_dtype: fp32: weights are kept as the model makes them; bf16: those of fp32 are kept in
-        bf16, also frozen ones.  Updates are computed in fp32 and rounded at random.
+    param_dtype: fp32: weights that train are kept in fp32, also where the model makes them in bf16
+        or fp16; bf16: those of fp32 are kept in bf16, also frozen ones, and updates are computed in
+        fp32 and rounded at random; model: each in the dtype that the model makes it in, and updates
+        of narrow ones are rounded to nearest.
     state_dtype: bf16: states of the optimizer are kept in bf16 and rounded so, too.
     keep_fp32: patterns over names of parameters that neither of the two holds for.
     """
