@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from rich.table import Table
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.recipe.schema import flatten_keys
 from flowrun.launcher.report.loss_curve import LossCurve, plot_text, read_curve
 from flowrun.launcher.report.record import ENDED, LOGS, METRICS
 from flowrun.launcher.report.report import REPORT
@@ -228,7 +229,7 @@ def compare(folders: Sequence[Path], console: Console) -> None:
 
 def _difference(folders: Sequence[Path]) -> Table | str:
     """Return a table of the keys whose values differ."""
-    first, second = (dict(_leaves(read_keys(folder))) for folder in folders)
+    first, second = (dict(flatten_keys(read_keys(folder))) for folder in folders)
     keys = [k for k in {**first, **second} if first.get(k) != second.get(k)]
     if not keys:
         return "their recipes are the same"
@@ -238,14 +239,6 @@ def _difference(folders: Sequence[Path]) -> Table | str:
     for key in keys:
         table.add_row(key, *(str(each.get(key, "not there")) for each in (first, second)))
     return table
-
-
-def _leaves(keys: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in keys.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _figures(runs: Sequence[RunSummary], curves: Sequence[LossCurve]) -> Table:

@@ -21,6 +21,7 @@ from flowrun.launcher.recipe.compose import load, schema
 from flowrun.launcher.recipe.locate import show_path
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.recipe.schema import flatten_keys
 from flowrun.launcher.store.checkpoint import FOLDER, RECIPE, Checkpoint, find_all, find_best
 
 # What makes it the same training, by section of the recipe; none named: all.  The rest may change.
@@ -151,7 +152,7 @@ def find_continuation(recipe: Recipe, run_folder: Path) -> tuple[Recipe, Checkpo
         return recipe, None
     old, new = start.recipe(), yaml.safe_load(recipe.to_yaml())
     for section, names in FIXED.items():
-        before, after = (dict(_leaves(tree.get(section))) for tree in (old, new))
+        before, after = (dict(flatten_keys(tree.get(section))) for tree in (old, new))
         for name in names or {**before, **after}:
             if _differ(before.get(name), after.get(name)):
                 key = f"{section}.{name}".rstrip(".")
@@ -196,8 +197,8 @@ def restore(job: Job, start: Checkpoint) -> None:
 
 def notes(job: Job, start: Checkpoint) -> Iterator[str]:
     """Yield notes for a person who resumes: the step to go on from, and what has changed."""
-    old = dict(_leaves(start.recipe()))
-    new = dict(_leaves(yaml.safe_load(job.recipe.to_yaml())))
+    old = dict(flatten_keys(start.recipe()))
+    new = dict(flatten_keys(yaml.safe_load(job.recipe.to_yaml())))
     changed = [
         f"{key} {old.get(key, 'not there')} -> {new.get(key, 'not there')}"
         for key in dict.fromkeys((*old, *new))
@@ -219,15 +220,6 @@ def notes(job: Job, start: Checkpoint) -> Iterator[str]:
             f"ranks {', '.join(map(str, ranks))} are new: their buffers ({alone[0].name} …) start "
             "as rank 0's"
         )
-
-
-def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of all that is no mapping."""
-    if isinstance(node, Mapping) and node:
-        for key, value in node.items():
-            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, node
 
 
 def _paths(node: Any, prefix: str = "") -> Iterator[str]:

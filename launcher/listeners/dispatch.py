@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ class Listeners:
     """The listeners of a run.
 
     They start with its first event: their imports and threads must not precede the fork of ranks.
-    A logger that fails is left out, and the training goes on; a callback that fails ends the run.
+    A logger that fails is ended as failed and left out, and the training goes on; a callback that
+    fails ends the run.
     """
 
     def __init__(self, listeners: Sequence[NamedListener], lose: Callable[[str], None]) -> None:
@@ -71,5 +73,9 @@ class Listeners:
                 raise RunError(f"callback {named.name}, {event} at step {step}", problem) from error
             self._listeners.remove(named)
             self._started.remove(named)
-            self._lose(f"the log of {named.name} ends at step {step}: {problem}")
+            if event != "on_end":
+                with suppress(Exception):  # it may have none, or not have started
+                    named.listener.on_end("failed")
+            line = problem.partition("\n")[0]  # some add a page of advice
+            self._lose(f"the log of {named.name} ends at step {step}: {line}")
         return None

@@ -7,15 +7,20 @@ number there lies in the run's folder.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flowrun.launcher.listeners.listener import RunInfo
+from flowrun.launcher.recipe.schema import flatten_keys
 
 _FLUSH_S = 1.0  # from one batch of MLflow to the next
 _PARAMETER_CHARACTERS = 500  # of a value; MLflow refuses more than 6000
+_KEY_CHARACTERS = 240  # of a key; MLflow refuses more than 250
+_REFUSED = re.compile(r"[^\w. /-]")  # by MLflow, in a key; colons, on Windows
+_PARAMETERS, _METRICS = 100, 1000  # MLflow takes no more at once
 
 
 class WandB:
@@ -83,8 +88,9 @@ class MLflow:
         experiment = experiment or self._client.create_experiment(self._experiment)
         self._number = self._client.create_run(experiment, run_name=run.name).info.run_id
         known.write(self._number)
-        for name, value in _flatten(run.recipe):
-            self._client.log_param(self._number, name, str(value)[:_PARAMETER_CHARACTERS])
+        params = _make_params(run.recipe)
+        for k in range(0, len(params), _PARAMETERS):
+            self._client.log_batch(self._number, params=params[k : k + _PARAMETERS])
 
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
         """See Listener."""
@@ -92,7 +98,8 @@ class MLflow:
 
         now = time.time()
         self._metrics += [
-            Metric(name, value, int(1000 * now), step) for name, value in values.items()
+            Metric(_REFUSED.sub("_", name), value, int(1000 * now), step)
+            for name, value in values.items()
         ]
         if now - self._written > _FLUSH_S:
             self._flush()
@@ -104,14 +111,35 @@ class MLflow:
 
     def on_end(self, status: str) -> None:
         """See Listener."""
-        self._flush()
         named = {"complete": "FINISHED", "failed": "FAILED", "restarted": "RUNNING"}
-        self._client.set_terminated(self._number, named.get(status, "KILLED"))
+        try:
+            self._flush()
+        finally:
+            self._client.set_terminated(self._number, named.get(status, "KILLED"))
 
     def _flush(self) -> None:
-        for k in range(0, len(self._metrics), 1000):  # MLflow takes no more at once
-            self._client.log_batch(self._number, metrics=self._metrics[k : k + 1000])
-        self._metrics.clear()
+        """Write what was not; it is not tried again if that fails."""
+        metrics, self._metrics = self._metrics, []
+        for k in range(0, len(metrics), _METRICS):
+            self._client.log_batch(self._number, metrics=metrics[k : k + _METRICS])
+
+
+def _make_params(recipe: Mapping[str, Any]) -> list[Any]:
+    """Return the keys of a recipe as MLflow's parameters.
+
+    `_` stands for each character that it refuses; a key that has become like another has a number.
+    """
+    from mlflow.entities import Param
+
+    found: dict[str, Any] = {}
+    for key, value in flatten_keys(recipe):
+        name = short = _REFUSED.sub("_", key).replace("/", "_")[:_KEY_CHARACTERS]
+        same = 1
+        while name in found:
+            same += 1
+            name = f"{short}_{same}"
+        found[name] = Param(name, str(value)[:_PARAMETER_CHARACTERS])
+    return list(found.values())
 
 
 class Trackio:
@@ -130,7 +158,7 @@ class Trackio:
 
         known = _Number(run, "trackio")
         name = known.read() or f"{run.name}-{run.folder.absolute().name}"
-        settings = {"name": name, "config": dict(_flatten(run.recipe)), "resume": "allow"}
+        settings = {"name": name, "config": dict(flatten_keys(run.recipe)), "resume": "allow"}
         self._run = trackio.init(**settings | self._options)
         known.write(name)
 
@@ -160,14 +188,3 @@ class _Number:
 
     def write(self, number: str) -> None:
         self._file.write_text(f"{number}\n")
-
-
-def _flatten(keys: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Return (dotted key, value) of all nested keys."""
-    found: list[tuple[str, Any]] = []
-    for key, value in keys.items():
-        if isinstance(value, Mapping) and value:
-            found += _flatten(value, f"{prefix}{key}.")
-        else:
-            found.append((f"{prefix}{key}", value))
-    return found

@@ -27,7 +27,7 @@ from omegaconf.errors import (
 from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.launcher.recipe.hydra_source import GROUP, is_path, recipe_names
 from flowrun.launcher.recipe.locate import locate, show_path
-from flowrun.launcher.recipe.schema import RecipeSchema
+from flowrun.launcher.recipe.schema import RecipeSchema, flatten_keys
 
 _MAPPING = "only a mapping of keys can stand here."
 _ENDLESS = re.compile(r"(\S{200})\S{300,}")  # a word that would fill the screen
@@ -184,22 +184,11 @@ def bad_option(text: str, options: Sequence[str]) -> PlacedError:
 
 def _find_leaves(word: str, node: DictConfig) -> list[str]:
     """Find keys of the schema whose last name, or whole name, is `word`, or else resembles it."""
-    keys = _leaves(node)
+    keys = [key for key, _ in flatten_keys(OmegaConf.to_container(node))]
     found = [key for key in keys if word in (key, key.rpartition(".")[2])]
     names = {key.rpartition(".")[2] for key in keys}
     near = difflib.get_close_matches(word, sorted(names), n=1, cutoff=0.8)
     return found or [key for key in keys if key.rpartition(".")[2] in near]
-
-
-def _leaves(node: DictConfig, prefix: str = "") -> list[str]:
-    children = ((f"{prefix}{key}", node._get_node(key)) for key in map(str, node))
-    return [
-        leaf
-        for key, child in children
-        for leaf in (
-            _leaves(child, f"{key}.") if isinstance(child, DictConfig) and len(child) else [key]
-        )
-    ]
 
 
 def _no_such_choice(error: MissingConfigException) -> RecipeError:

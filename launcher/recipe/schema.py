@@ -7,7 +7,7 @@ the same classes, with layouts parsed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -510,3 +510,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
+
+
+def flatten_keys(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of all that is no mapping with keys.
+
+    tree: nested keys; a value that is none has the key `prefix`.
+    """
+    if isinstance(tree, Mapping) and tree:
+        for key, value in tree.items():
+            yield from flatten_keys(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, tree

@@ -7,7 +7,7 @@ without a row is named, never dropped in silence.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.recipe.schema import flatten_keys
 from flowrun.launcher.terminal.console import say
 
 _DECAY = {"name": "LinearLR", "start_factor": 1.0, "end_factor": 0.0}
@@ -288,7 +289,7 @@ def read_foreign(file: Path) -> Imported:
         said = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         why = " ".join(str(said).split())
         raise PlacedError("command line", str(file), f"this file cannot be read: {why}.") from None
-    flat = dict(_leaves(found)) if isinstance(found, Mapping) else {}
+    flat = dict(flatten_keys(found)) if isinstance(found, Mapping) else {}
     tables = {"DeepSpeed": DEEPSPEED, "accelerate": ACCELERATE}
     kind = max(tables, key=lambda name: len(flat.keys() & tables[name].keys()))
     if not flat.keys() & tables[kind].keys():
@@ -341,14 +342,6 @@ def write_foreign(file: Path, to: Path) -> Imported:
     to.parent.mkdir(parents=True, exist_ok=True)
     to.write_text(found.to_yaml(file.name), encoding="utf-8")
     return found
-
-
-def _leaves(keys: Keys, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in keys.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def show_import(found: Imported, to: Path, console: Console) -> None:

@@ -28,7 +28,7 @@ class Notes:
 
     def on_step(self, step: int, values: Mapping[str, float]) -> str | None:
         if step == self.fail_at:
-            raise ValueError("no disk")
+            raise ValueError("no disk\nBuy another one.")
         self.calls.append(f"step {step}: {values['loss']}")
         return "stop" if step == self.stop_at else None
 
@@ -64,7 +64,7 @@ def test_a_logger_that_fails_is_left_out_with_a_line() -> None:
         found.call("on_step", step, {"loss": 1.0})
     found.end("complete")
     assert lost == ["the log of notes0 ends at step 1: ValueError: no disk"]
-    assert len(good.calls) == 5 and len(bad.calls) == 2
+    assert len(good.calls) == 5 and bad.calls == ["start tiny", "step 0: 1.0", "end failed"]
 
 
 def test_a_callback_that_fails_ends_the_run() -> None:

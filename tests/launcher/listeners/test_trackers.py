@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from flowrun.launcher.listeners.listener import RunInfo
 from flowrun.launcher.listeners.tensorboard import TensorBoard
 from flowrun.launcher.listeners.trackers import MLflow, Trackio, WandB
+from flowrun.launcher.recipe.compose import load
 
 RECIPE = {"name": "tiny", "train": {"steps": 3}}
 
@@ -56,6 +58,30 @@ def test_mlflow_reads_every_tag_of_a_run_that_went_on(
         (each.step, each.value) for each in client.get_metric_history(run.info.run_id, "loss")
     ]
     assert losses == [(0, 3), (1, 2), (2, 1), (2, 1)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, of MLflow
+def test_mlflow_takes_a_recipe_with_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "mlruns").as_uri()
+    logger = MLflow(tracking_uri=uri)
+    keys = yaml.safe_load(load(["recipe=gpt_hybrid"]).to_yaml())
+    keys["sbp"]["wte*"] = {"weight": {"tensor": "S(0)"}}
+    keys["sbp"]["wte?"] = {"weight": {"tensor": "B"}}
+    logger.on_start(RunInfo(folder=tmp_path, name="pins", recipe=keys, first_step=0, steps=3))
+    logger.on_step(0, {"loss": 3.0, "top@1": 0.5})
+    logger.on_end("failed")
+    client = MlflowClient(tracking_uri=uri)
+    found = client.get_experiment_by_name("flowrun")
+    assert found
+    [run] = client.search_runs([found.experiment_id])
+    assert run.data.params["sbp.blocks._.attn.qkv.weight.tensor"] == "S(0)"
+    assert run.data.params["sbp.wte_.weight.tensor"] == "S(0)"
+    assert run.data.params["sbp.wte_.weight.tensor_2"] == "B"
+    assert run.data.metrics == {"loss": 3.0, "top_1": 0.5}
+    assert run.info.status == "FAILED"
 
 
 def test_trackio_reads_every_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
