@@ -97,7 +97,7 @@ def _run(
         check_limits(job, training, ranks_of_a_host(training.plan.num_ranks, recipe.launch))
     joins = nodes_of(recipe.launch).may_change  # a run that may be under way: see Record.begin
     with alone(folder, recipe.launch.num_hosts):
-        resumed = _resume(job, start) if start and not joins else ()
+        resumed = _resume(job, start, restores=not joins) if start else ()
         record = Record(folder, job, progress, listeners, requests.complete)
         if not joins:
             prepare(folder, resumed=start is not None or recipe.train.resume == AUTO)
@@ -192,10 +192,13 @@ def _name_end(error: BaseException) -> tuple[str, str]:
     return (STOPPED, "Ctrl-C") if isinstance(error, KeyboardInterrupt) else (FAILED, str(error))
 
 
-def _resume(job: Job, start: Checkpoint) -> tuple[str, ...]:
-    """Put the job where the checkpoint left it; return notes for a person."""
+def _resume(job: Job, start: Checkpoint, restores: bool) -> tuple[str, ...]:
+    """Put the job where the checkpoint left it, if it `restores`; return notes for a person."""
     from flowrun.launcher.commands import resume  # imports what few runs need: 0.8 s
 
+    resume.check_data(job, start)
+    if not restores:
+        return ()
     resume.restore(job, start)
     return tuple(resume.notes(job, start))
 

@@ -28,6 +28,7 @@ from flowrun.launcher.store.checkpoint import FOLDER, RECIPE, Checkpoint, find_a
 FIXED: Mapping[str, tuple[str, ...]] = {
     "view": (),
     "model": (),
+    "adapters": ("rank", "alpha", "modules"),
     "data": (),
     "train": ("seed", "batch_size"),
     "eval": ("fraction",),
@@ -150,7 +151,9 @@ def find_continuation(recipe: Recipe, run_folder: Path) -> tuple[Recipe, Checkpo
         )
     if start is None:
         return recipe, None
-    old, new = start.recipe(), yaml.safe_load(recipe.to_yaml())
+    defaults = OmegaConf.to_container(schema())  # of sections that are newer than the checkpoint
+    assert isinstance(defaults, dict)
+    old, new = {**defaults, **start.recipe()}, yaml.safe_load(recipe.to_yaml())
     for section, names in FIXED.items():
         before, after = (dict(flatten_keys(tree.get(section))) for tree in (old, new))
         for name in names or {**before, **after}:
@@ -165,9 +168,35 @@ def _keeps(start: Checkpoint, key: str, old: Any) -> RecipeError:
     return RecipeError(
         key,
         f"a resumed run keeps the settings of its training: {key} was {old}.",
-        "To train something else from its weights, run: flowrun recipe=… "
-        f"model.weights={start.folder.parents[1] / 'weights.safetensors'}",
+        _train_anew(start),
     )
+
+
+def _train_anew(start: Checkpoint) -> str:
+    return (
+        "To train something else from its weights, run: flowrun recipe=… "
+        f"model.weights={start.folder.parents[1] / 'weights.safetensors'}"
+    )
+
+
+def check_data(job: Job, start: Checkpoint) -> None:
+    """Check that the data set is that of the checkpoint, as far as the checkpoint says it: the
+    number of samples, the documents and the tokenizers.  Raises RecipeError.
+    """
+    then, now = start.about(), job.about(start.step)
+    keys = {str(value): f"data.{key}" for key, value in flatten_keys(job.recipe.data)}
+    changed = {
+        keys.get(name, "data"): f"{name} was {digest[:12]} (sha256), and is {found[:12]}"
+        for name, digest in then.digests.items()
+        if (found := now.digests.get(name, digest)) != digest
+    }
+    if then.samples not in (None, now.samples):
+        changed.setdefault("data", f"there were {then.samples:,} samples, and are {now.samples:,}")
+    if changed:
+        what = "a resumed run keeps the data of its training, whose content has changed: "
+        raise RecipeError(
+            next(iter(changed)), f"{what}{'; '.join(changed.values())}.", _train_anew(start)
+        )
 
 
 def restore(job: Job, start: Checkpoint) -> None:

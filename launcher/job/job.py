@@ -5,7 +5,7 @@ started here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +26,7 @@ from flowrun.launcher.model.dataset_checks import random_fields
 from flowrun.launcher.recipe.device import device_type, gpu_name
 from flowrun.launcher.recipe.hardware_keys import better_cpu, is_stand_in
 from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.samples.sampler import length
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import About, Checkpoint
 from flowrun.launcher.terminal import doing
@@ -255,8 +256,9 @@ class Job:
 
     def about(self, step: int) -> About:
         """Return the description of a checkpoint after `step` steps."""
-        train = self.recipe.train
-        return About(step, train.seed, train.batch_size, self.names)
+        train, made = self.recipe.train, self.materials
+        about = About(step, train.seed, train.batch_size, self.names)
+        return replace(about, samples=length(made.data), digests=made.digests)
 
     def parameters(self) -> dict[str, LogicalTensor]:
         """Logical tensors of the parameters."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from flowrun.launcher.model.vocabulary import check_vocabulary
 from flowrun.launcher.recipe.checks import check_batch
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.samples.sampler import Sampler, forms_of, length
+from flowrun.models.data.corpus.documents import DIGESTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,7 @@ class Materials:
 
     initial: value of every parameter and buffer, by the model's own names, each made when it is
         asked for; empty where there is only to be planned.
+    digests: of the documents and the tokenizers that `data` has read, by their names.
     sampler, evaluation_sampler: batches of the samples that are trained on, and held out.
     example: the first micro-batch.  notes: what a user should know of the model and of the data.
     plan: pins of the model's own plan (sbp.from_model).
@@ -36,6 +39,7 @@ class Materials:
     model: nn.Module
     initial: Initial
     data: Any
+    digests: Mapping[str, str]
     sampler: Sampler
     evaluation_sampler: Sampler
     example: Batch
@@ -53,7 +57,12 @@ def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
     torch.set_num_threads(1)  # a pool of threads made here would be dead in forked workers
     torch.manual_seed(recipe.train.seed)
     described = build.describe_model(recipe, draws=values)
-    data = build.instantiate_data(recipe)
+    digests: dict[str, str] = {}
+    reading = DIGESTS.set(digests)
+    try:
+        data = build.instantiate_data(recipe)
+    finally:
+        DIGESTS.reset(reading)
     check_vocabulary(recipe, described.model, data)
     sampler = _sampler(recipe, data)
     with data_errors():
@@ -77,6 +86,7 @@ def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
         model=described.model,
         initial=with_values(described.initial, task.tensors) if values else Initial({}),
         data=data,
+        digests=digests,
         sampler=sampler,
         evaluation_sampler=replace(sampler, evaluation=True),
         example=example,

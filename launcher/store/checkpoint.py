@@ -43,6 +43,8 @@ class About:
 
     step: steps done.  names: of model.state_dict() -> tensor that it is.  validation: numbers of
     the evaluation after that step, if there was one.  files: size and CRC-32 of each other file.
+    samples: of the data set, with those that are held out.  digests: of its documents and its
+    tokenizers, by name; checkpoints of before 2026-11-26 have neither.
     """
 
     step: int
@@ -51,6 +53,8 @@ class About:
     names: Mapping[str, str]
     validation: Mapping[str, float | None] = field(default_factory=dict)
     files: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    samples: int | None = None
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the text of checkpoint.json, with a checksum of itself."""

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 LOG = logging.getLogger(__name__)  # what is being done; the launcher shows it on the terminal
+DIGESTS: ContextVar[dict[str, str]] = ContextVar("DIGESTS")  # by name, of all that was read
 MOST_BYTES = 1 << 35  # what the cache may hold of ids; the longest unused goes first
 _PREFIX, _ABOUT, _IDS, _ANSWERS, _STARTS = "tokens-", "about.json", "ids", "answers", "starts"
 _FORM = "1"  # of the files; another one makes them anew
@@ -80,7 +82,8 @@ def keep_documents(
     included.  tokenizer: folder or file.  make: tokenizer -> pieces.  Raise ValueError if they hold
     no id.
     """
-    key = hashlib.sha256(f"{_FORM} {made_of} {digest_tokenizer(tokenizer)}".encode()).hexdigest()
+    DIGESTS.get({}).update({name: made_of, tokenizer: (read := digest_tokenizer(tokenizer))})
+    key = hashlib.sha256(f"{_FORM} {made_of} {read}".encode()).hexdigest()
     folder = own_folder(cache_folder())
     where = folder / f"{_PREFIX}{key[:32]}"
     notes: tuple[str, ...] = ()

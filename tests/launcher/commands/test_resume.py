@@ -189,6 +189,8 @@ def test_a_checkpoint_that_is_not_there(stopped: Path) -> None:
     [
         ("model.hidden=32", "model.hidden"),
         ("+data.talk=true", "data.talk"),
+        ("adapters.alpha=80", "adapters.alpha"),
+        ("adapters.modules=[fc*]", "adapters.modules"),
         ("train.seed=1", "train.seed"),
         ("train.batch_size=16", "train.batch_size"),
         ("eval.fraction=0.5", "eval.fraction"),
