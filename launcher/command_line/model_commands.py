@@ -144,11 +144,16 @@ def sample(
                 typer.echo(model.cost, err=True)
             if chat:
                 questions = [prompt] if prompt else _read_questions()
-                for answer in talk(model, codec, questions, drawing):
+                for answer in talk(model, codec, questions, drawing, _print_note):
                     _print_pieces(answer)
             else:
+                pieces = go_on(model, codec, prompt, drawing, _print_note)
                 typer.echo(prompt, nl=False)
-                _print_pieces(go_on(model, codec, prompt, drawing))
+                _print_pieces(pieces)
+
+
+def _print_note(text: str) -> None:
+    typer.echo(f"note: {text}", err=True)
 
 
 def _read_questions() -> Iterator[str]:

@@ -17,7 +17,7 @@ from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.checkpoint import AVERAGES, RECIPE, Checkpoint, find_all
+from flowrun.launcher.store.checkpoint import ABOUT, AVERAGES, RECIPE, Checkpoint, find_all
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,34 @@ def load_run(
     return LoadedRun(recipe, model.eval(), stored.step)
 
 
+def _read_checkpoint(folder: Path, step: int | None, best: bool) -> StoredWeights:
+    """Return the weights of a folder that is a checkpoint.  Raises PlacedError.
+
+    step, best: that were asked for of a run.
+    """
+    try:
+        found = Checkpoint(folder, Checkpoint(folder, 0).about().step)
+        damage = found.damage()
+    except (OSError, ValueError, TypeError) as error:
+        damage = f"{ABOUT}: it is damaged: {error}."
+    if damage:
+        raise PlacedError("command line", str(folder), f"this checkpoint is not whole: {damage}")
+    if best or step not in (None, found.step):
+        asked = "--best" if best else f"--step {step}"
+        problem = f"{folder} is a checkpoint, of {found.step} steps, and not a run."
+        raise PlacedError("command line", asked, problem, f"Leave out {asked}, or name the run.")
+    return StoredWeights(found.step, checkpoint=found)
+
+
 def find_weights(run_folder: Path, step: int | None = None, best: bool = False) -> StoredWeights:
     """Find what a run ended with, or what a checkpoint of it holds.
 
-    run_folder: of the run.  step: of a checkpoint; None: the newest weights.  best: True for the
-    checkpoint that is best by train.keep_best.  Raises RecipeError if there are no weights.
+    run_folder: of the run, or a checkpoint, also one that was copied elsewhere.  step: of a
+    checkpoint; None: the newest weights.  best: True for the checkpoint that is best by
+    train.keep_best.  Raises RecipeError if there are no weights.
     """
+    if (run_folder / ABOUT).is_file():
+        return _read_checkpoint(run_folder, step, best)
     if best and step is None:
         step = checkpoint_of(run_folder, best=True).step
     ended = run_folder / weights.FILE

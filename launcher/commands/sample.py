@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.sampling.ranks import RanksModel, start_ranks
 from flowrun.launcher.sampling.window import recipe_of_window
 from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.checkpoint import ABOUT, RECIPE
+from flowrun.launcher.store.checkpoint import RECIPE
 from flowrun.launcher.text.codec import (
     BYTES,
     ByteCodec,
@@ -52,21 +52,44 @@ def sample(
     return go_on(*open_source(source, step, best, tokenizer), prompt, drawing)
 
 
-def go_on(model: NextToken, codec: Codec, prompt: str, drawing: Drawing) -> Iterator[str]:
+def _ignore(note: str) -> None:
+    """Nobody reads it."""
+
+
+def go_on(
+    model: NextToken,
+    codec: Codec,
+    prompt: str,
+    drawing: Drawing,
+    note: Callable[[str], None] = _ignore,
+) -> Iterator[str]:
     """Return pieces of text that follow the prompt.
 
-    model, codec: see `open_source`.  drawing: how tokens are chosen.
+    model, codec: see `open_source`.  drawing: how tokens are chosen.  note: takes a line where the
+    model does not read all of the prompt.
     """
-    return generate(model, codec, codec.encode(prompt) or codec.encode("\n"), drawing)
+    ids = codec.encode(prompt) or codec.encode("\n")
+    _note_cut("prompt", ids, model, note)
+    return generate(model, codec, ids, drawing)
+
+
+def _note_cut(what: str, ids: Sequence[int], model: NextToken, note: Callable[[str], None]) -> None:
+    if len(ids) > model.window:
+        note(f"the {what} is {len(ids):,} tokens, of which the last {model.window:,} are read")
 
 
 def talk(
-    model: NextToken, codec: Codec, questions: Iterable[str], drawing: Drawing
+    model: NextToken,
+    codec: Codec,
+    questions: Iterable[str],
+    drawing: Drawing,
+    note: Callable[[str], None] = _ignore,
 ) -> Iterator[Iterator[str]]:
     """Yield the pieces of an answer to each question, which knows the questions before.
 
-    model, codec: see `open_source`.  drawing: how tokens are chosen.  Each answer is to be read to
-    its end before the next.  Raises RecipeError where there is no chat template.
+    model, codec: see `open_source`.  drawing: how tokens are chosen.  note: takes a line where the
+    model does not read all of the conversation.  Each answer is to be read to its end before the
+    next.  Raises RecipeError where there is no chat template.
     """
     messages: list[Message] = []
     for question in questions:
@@ -78,8 +101,40 @@ def talk(
                 answer.append(piece)
                 yield piece
 
-        yield pieces(codec.encode_chat(messages))
+        yield pieces(_encode_window(model, codec, messages, drawing, note))
         messages.append({"role": "assistant", "content": "".join(answer)})
+
+
+def _encode_window(
+    model: NextToken,
+    codec: Codec,
+    messages: list[Message],
+    drawing: Drawing,
+    note: Callable[[str], None],
+) -> list[int]:
+    """Return the ids of a conversation, and remove from it the oldest questions with their answers,
+    as many as the answer to the last one needs: `drawing.tokens`, at most half of the window.
+
+    model, codec, note: see `talk`.  messages: the conversation.
+    """
+    room = model.window - min(drawing.tokens, model.window // 2)
+    whole, ids = len(messages), codec.encode_chat(messages)
+    length = len(ids)
+    while len(ids) > room and len(messages) > 1:
+        del messages[:2]
+        ids = codec.encode_chat(messages)
+    if pairs := (whole - len(messages)) // 2:
+        oldest = (
+            f"{pairs} oldest questions and their answers"
+            if pairs > 1
+            else ("oldest question and its answer")
+        )
+        note(
+            f"the conversation is {length:,} tokens, and the model reads {model.window:,} at once: "
+            f"the {oldest} are left out"
+        )
+    _note_cut("question", ids, model, note)
+    return ids
 
 
 def open_source(
@@ -91,7 +146,6 @@ def open_source(
     source: the folder.  step, best: which weights of a run.  tokenizer: a path, or "bytes", in
     place of the one that the source names.  Raises RecipeError.
     """
-    source, step = _find_run(source, step)
     if (source / RECIPE).is_file():
         return of_run(load_run(source, step, best), tokenizer)
     if (source / CONFIG).is_file():
@@ -116,7 +170,6 @@ def open_in_layout(
     there will be at most; None: as many as the model reads.  step, best, tokenizer: see
     `open_source`.  Raises RecipeError, also for models that write no text; RunError.
     """
-    source, step = _find_run(source, step)
     if not (source / RECIPE).is_file():
         problem = f"this is no run: it has no {RECIPE}, which says the layout."
         raise PlacedError("command line", str(source), problem, "Leave out --in-layout.")
@@ -132,13 +185,6 @@ def open_in_layout(
     folder = stored.checkpoint.folder if stored.checkpoint else None
     with start_ranks(job, found, folder, window, text.name) as ranks:
         yield ranks, codec
-
-
-def _find_run(source: Path, step: int | None) -> tuple[Path, int | None]:
-    """Return a run's folder and the step, of a folder that may be that of a checkpoint."""
-    if (source / ABOUT).is_file():
-        return source.absolute().parents[1], int(source.name.removeprefix("step_"))
-    return source, step
 
 
 def sample_after(job: Job, folder: Path) -> tuple[str, str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,14 +11,23 @@ import torch
 from torch import Tensor
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.text.codec import KEY, Codec
+
+_SEEDS = range(-(1 << 63), 1 << 64)  # that torch takes
 
 
 class NextToken(Protocol):
-    """A model that predicts the next token.  name: for errors."""
+    """A model that predicts the next token.
+
+    name: for errors.  window: the most tokens that it reads at once.
+    """
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def window(self) -> int: ...
 
     def next_logits(self, ids: Sequence[int]) -> Tensor:
         """Return logits (V,) of the token after `ids`."""
@@ -28,13 +38,22 @@ class Drawing:
     """A drawing says how many tokens are drawn, and how.
 
     tokens: the most.  temperature: divides the logits; 0: always the likeliest token.  top_k: the
-    number of the likeliest that are drawn from; 0: all.  seed: of the random numbers.
+    number of the likeliest that are drawn from; 0: all.  seed: of the random numbers.  Raises
+    PlacedError for a number that no text can be drawn by.
     """
 
     tokens: int = 128
     temperature: float = 0.8
     top_k: int = 0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            problem = "a temperature is 0 or a number above 0."
+            raise PlacedError("command line", f"--temperature {self.temperature}", problem)
+        if self.seed not in _SEEDS:
+            problem = "torch takes no such seed: it has more than 64 bits."
+            raise PlacedError("command line", f"--seed {self.seed}", problem)
 
 
 def generate(
@@ -66,12 +85,21 @@ def generate(
 def draw(logits: Tensor, drawing: Drawing, generator: torch.Generator) -> int:
     """Return the number of a token, drawn from logits (V,).
 
-    drawing: says how.  generator: of the random numbers.
+    drawing: says how.  generator: of the random numbers.  Raises RecipeError for logits that are
+    not finite; -inf stands for a token that is never drawn.
     """
+    highest = float(logits.max())  # NaN if any is
+    if not math.isfinite(highest):
+        raise RecipeError(
+            "model",
+            f"the logits of the next token are not finite: {highest} is the highest.",
+            "Its weights may have diverged: --step N takes those of an earlier checkpoint.",
+        )
     if drawing.temperature == 0:
         return int(logits.argmax())
     if 0 < drawing.top_k < len(logits):
         least = logits.topk(drawing.top_k).values[-1]
         logits = logits.masked_fill(logits < least, -torch.inf)
-    shares = (logits / drawing.temperature).softmax(0)
+    differences = logits.double() - highest  # the highest stays 0, however small the temperature
+    shares = (differences / drawing.temperature).softmax(0).float()
     return int(torch.multinomial(shares, 1, generator=generator))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +19,8 @@ from flowrun.launcher.commands.load_run import load_run
 from flowrun.launcher.commands.sample import open_source, sample, sample_after, talk
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.run import run
+from flowrun.launcher.store.checkpoint import find_all
 from flowrun.launcher.terminal.console import printable
 from flowrun.launcher.text.generate import Drawing, generate
 from support.saved_run import TINY, save_run
@@ -24,8 +29,8 @@ from support.small_tokenizer import save_tokenizer
 SHORT = Drawing(tokens=12, temperature=0)
 
 
-def text(source: Path, prompt: str = "def ", **options: str) -> str:
-    return "".join(sample(source, prompt, SHORT, **options))  # type: ignore[arg-type]
+def text(source: Path, prompt: str = "def ", **options: Any) -> str:
+    return "".join(sample(source, prompt, SHORT, **options))
 
 
 def test_a_run_writes_as_its_model_does(workplace: Path) -> None:
@@ -37,6 +42,21 @@ def test_a_run_writes_as_its_model_does(workplace: Path) -> None:
             ids.append(int(model(torch.tensor([ids[-8:]]))[0, -1].argmax()))
     expected = bytes(ids[4:]).decode(errors="replace")  # its last character may be a part
     assert text(folder) == expected.removesuffix("\N{REPLACEMENT CHARACTER}")
+
+
+def test_a_checkpoint_that_was_copied_elsewhere_writes(workplace: Path) -> None:
+    alone = ("launch=virtual", "placement.axes.data=1", "engine.check_capture=false")
+    steps = ("train.steps=2", "train.save_every=1", "train.keep=0", "eval.sample=false")
+    run(load([*TINY, *alone, *steps]), workplace / "run")
+    [first, _] = find_all(workplace / "run")
+    shutil.copytree(first.folder, workplace / "kept")
+    written = text(workplace / "run", step=1)
+    assert text(workplace / "kept") == text(first.folder) == written != text(workplace / "run")
+    with pytest.raises(RecipeError, match="kept is a checkpoint, of 1 steps, and not a run"):
+        text(workplace / "kept", step=2)
+    (workplace / "kept" / "rank00000.safetensors").unlink()
+    with pytest.raises(RecipeError, match=r"this checkpoint is not whole: .*it is missing"):
+        text(workplace / "kept")
 
 
 def test_a_mixture_of_experts_writes(workplace: Path) -> None:
@@ -103,6 +123,33 @@ def test_an_answer_knows_the_questions_before(
         main(["sample", str(folder), "--chat", "--tokens", "12", "--temperature", "0"])
     shown = "".join(printable(answer) + "\n" for answer in answers)
     assert (ended.value.code, capsys.readouterr().out) == (0, shown)
+
+
+def test_a_chat_longer_than_the_window_leaves_out_whole_messages(workplace: Path) -> None:
+    model, codec = open_source(llama(workplace / "llama"))
+    asked = {"role": "user", "content": "the cat"}
+    alone = codec.encode_chat([asked])
+    notes: list[str] = []
+    short = replace(model, window=len(alone) + 6)
+    for answer in talk(short, codec, ["the cat"] * 2, replace(SHORT, tokens=6), notes.append):
+        written = "".join(answer)
+    assert written == "".join(generate(short, codec, alone, replace(SHORT, tokens=6)))
+    [line] = notes
+    assert line.startswith("the conversation is ") and f"reads {short.window} at once" in line
+    assert line.endswith("the oldest question and its answer are left out")
+
+
+def test_a_prompt_longer_than_the_window_has_a_note(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_run(workplace / "run")
+    for prompt, note in (("x" * 8, ""), ("x" * 9, "the prompt is 9 tokens")):
+        with pytest.raises(SystemExit) as ended:
+            main(["sample", str(folder), "--prompt", prompt, "--tokens", "1"])
+        assert ended.value.code == 0
+        found = capsys.readouterr().err
+        assert found.startswith(f"note: {note}" if note else "") and found.count("\n") == bool(note)
+    assert "the last 8 are read" in found
 
 
 def test_the_end_of_a_run_shows_a_held_out_text_and_what_follows(workplace: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -53,6 +56,28 @@ def test_ids_without_text_are_not_drawn() -> None:
     logits[256] = 100
     module.forward = lambda tokens_BT: logits.expand(*tokens_BT.shape, 257)  # type: ignore[method-assign]
     assert len("".join(generate(made(module), ByteCodec(), b"a", Drawing(tokens=3)))) <= 3
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_logits_that_are_not_finite_are_refused(value: float, temperature: float) -> None:
+    drawing, generator = Drawing(temperature=temperature), torch.Generator()
+    with pytest.raises(RecipeError, match=r"logits of the next token are not finite.*\n.*--step N"):
+        draw(torch.full((3,), value), drawing, generator)
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-45, 1e-9])
+def test_the_smallest_temperature_takes_the_likeliest(temperature: float) -> None:
+    logits = torch.tensor([1.0, -torch.inf, 4.0, -3e38])
+    assert draw(logits, Drawing(temperature=temperature), torch.Generator()) == 2
+
+
+@pytest.mark.parametrize("given", [{"seed": 10**20}, {"temperature": math.nan}])
+def test_numbers_that_draw_nothing_are_refused(given: dict[str, Any]) -> None:
+    [(key, value)] = given.items()
+    with pytest.raises(RecipeError) as caught:
+        Drawing(**given)
+    assert caught.value.where == f"--{key} {value}"
 
 
 def test_more_ids_than_logits_are_refused() -> None:
