@@ -192,7 +192,7 @@ def _name_end(error: BaseException) -> tuple[str, str]:
     return (STOPPED, "Ctrl-C") if isinstance(error, KeyboardInterrupt) else (FAILED, str(error))
 
 
-def _resume(job: Job, start: Checkpoint, restores: bool) -> tuple[str, ...]:
+def _resume(job: Job, start: Checkpoint, restores: bool = True) -> tuple[str, ...]:
     """Put the job where the checkpoint left it, if it `restores`; return notes for a person."""
     from flowrun.launcher.commands import resume  # imports what few runs need: 0.8 s
 

@@ -230,6 +230,10 @@ def _bad_key(error: OmegaConfBaseException, schema: DictConfig) -> RecipeError:
         return RecipeError(key, f"{reason}.", instead)
     if OmegaConf.is_dict(OmegaConf.select(schema, key)):
         return no_mapping(key, schema)
+    if OmegaConf.is_list(OmegaConf.select(schema, key)):
+        given = error.value if isinstance(error.value, str | int | float) else "…"
+        entry = "" if "not Optional" in reason else given
+        return RecipeError(key, "a list stands here.", f"Write '{key}=[{entry}]'.")
     return RecipeError(key, f"{reason}.", describe_key(key, schema))
 
 

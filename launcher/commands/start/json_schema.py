@@ -45,6 +45,7 @@ def make_schema() -> Schema:
 
 def write_schema(file: Path) -> str:
     """Write the schema; return the comment line by which an editor finds it from ./recipes."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(make_schema(), indent=1) + "\n", encoding="utf-8")
     return f"# yaml-language-server: $schema={file.resolve()}"
 

@@ -135,6 +135,21 @@ def test_keys_that_a_recipe_may_invent_need_no_plus(given: str, spelled: str) ->
     assert spell([given]) == [spelled]
 
 
+@pytest.mark.parametrize(
+    ("given", "instead"),
+    [
+        ("adapters.modules=q_proj", "'adapters.modules=[q_proj]'"),
+        ("log=tensorboard", "'log=[tensorboard]'"),
+        ("log=null", "'log=[]'"),
+        ("log={name: wandb}", "'log=[…]'"),
+    ],
+)
+def test_a_value_where_a_list_stands_is_shown_as_a_list(given: str, instead: str) -> None:
+    with pytest.raises(RecipeError, match="a list stands here") as caught:
+        load(["recipe=gpt_dp", given])
+    assert caught.value.instead == f"Write {instead}."
+
+
 def test_a_recipe_is_frozen_and_picklable() -> None:
     recipe = load(["recipe=mlp_hybrid"])
     assert pickle.loads(pickle.dumps(recipe)) == recipe

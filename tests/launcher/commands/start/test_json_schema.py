@@ -69,8 +69,8 @@ def test_what_flowrun_takes_is_not_marked(validator: Any, keys: Any) -> None:
 
 
 def test_the_file_says_what_keys_mean_and_how_an_editor_finds_it(tmp_path: Path) -> None:
-    line = write_schema(tmp_path / "s.json")
-    found = json.loads((tmp_path / "s.json").read_text())
+    line = write_schema(file := tmp_path / "new" / "s.json")
+    found = json.loads(file.read_text())
     meaning = found["properties"]["train"]["properties"]["steps"]["description"]
     assert meaning.startswith("number of steps")
-    assert line == f"# yaml-language-server: $schema={(tmp_path / 's.json').resolve()}"
+    assert line == f"# yaml-language-server: $schema={file.resolve()}"
