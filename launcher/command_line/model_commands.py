@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -56,18 +56,25 @@ def export(
             "--dtype", metavar="fp32|bf16|fp16", help="With --format hf: that of the weights."
         ),
     ] = "",
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer", help="With --format hf: a folder or file, in place of the run's."
+        ),
+    ] = None,
 ) -> None:
     """Write the weights of a run (see EXPORT_HELP)."""
     with show_errors([f"recipe={run_folder / 'recipe.yaml'}"], None):
         from flowrun.launcher.commands.export import check_format, describe_file
         from flowrun.launcher.commands.export import export as export_weights
 
-        check_format(format, dtype, adapters)
+        check_format(format, dtype, adapters, tokenizer)
         if format == "hf":
             from flowrun.launcher.commands.export_folder import export_folder
 
             target = Path(to) if to else None
-            written = export_folder(run_folder, target, step=step, best=best, dtype=dtype)
+            options: dict[str, Any] = {"step": step, "best": best, "dtype": dtype}
+            written = export_folder(run_folder, target, **options, tokenizer=tokenizer)
             typer.echo("\n".join(written.lines()))
         else:
             typer.echo(describe_file(export_weights(run_folder, step, to, best, adapters)))

@@ -20,11 +20,11 @@ from flowrun.launcher.terminal.units import size
 FORMATS = ("safetensors", "hf")
 
 
-def check_format(format: str, dtype: str, adapters: bool) -> None:
+def check_format(format: str, dtype: str, adapters: bool, tokenizer: str | None = None) -> None:
     """Check the options that say what is written.  Raises RecipeError.
 
     format: a word of FORMATS.  dtype: of the weights; empty: that of training.  adapters: True for
-    these alone.
+    these alone.  tokenizer: that goes with a folder of weights.
     """
     if format not in FORMATS:
         problem = f"there is {one_of(FORMATS)}."
@@ -32,6 +32,11 @@ def check_format(format: str, dtype: str, adapters: bool) -> None:
     if adapters and format == "hf":
         problem = "adapters alone are peft's folder, which --adapters writes."
         raise PlacedError("command line", "--adapters", problem, "Leave out --format.")
+    if tokenizer and format != "hf":
+        problem = "one file of weights has no tokenizer."
+        raise PlacedError(
+            "command line", f"--tokenizer {tokenizer}", problem, "--format hf writes it."
+        )
     if dtype and format != "hf":
         raise PlacedError(
             "command line",

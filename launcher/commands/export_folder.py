@@ -5,6 +5,7 @@ transformers writes it: config.json, generation_config.json, the weights in shar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,11 +18,12 @@ from flowrun.launcher.commands.export import describe_file, export
 from flowrun.launcher.commands.export_adapters import adapted_recipe
 from flowrun.launcher.commands.load_run import LoadedRun, load_run
 from flowrun.launcher.model.build import instantiate_model
-from flowrun.launcher.model.hugging_face import import_transformers, make_theirs
+from flowrun.launcher.model.hugging_face import CONFIG, import_transformers, make_theirs
 from flowrun.launcher.recipe.recipe_errors import PlacedError, one_of
+from flowrun.launcher.recipe.schema import BF16
 from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.text.codec import is_bytes, make_byte_tokenizer
-from flowrun.models.data.corpus.tokenizer import load_tokenizer
+from flowrun.launcher.text.codec import is_bytes, make_byte_tokenizer, read_tokenizer
+from flowrun.models.llama import Llama
 
 FOLDER = "hf"  # in the run's folder
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,12 +51,14 @@ def export_folder(
     best: bool = False,
     dtype: str = "",
     shard: str = SHARD,
+    tokenizer: str | None = None,
 ) -> ExportedFolder:
     """Write a run's model as Hugging Face's folder.
 
     run_folder: of the run.  to: the folder; None: one in the run's.  step, best: which weights.
-    dtype: a word of DTYPES; empty: that of training.  shard: the most bytes of a file.  Raises
-    RecipeError for a model that transformers has no class for.
+    dtype: a word of DTYPES; empty: that of training.  shard: the most bytes of a file.  tokenizer:
+    a folder or a file; None: that of the run.  Raises RecipeError for a model that transformers has
+    no class for, a tokenizer that is not there, and a folder that holds another model.
     """
     if dtype and dtype not in DTYPES:
         problem = f"there is {one_of(DTYPES)}."
@@ -62,16 +66,33 @@ def export_folder(
     to = to or run_folder / FOLDER
     if to.is_file():
         raise PlacedError("command line", f"--to {to}", "this is a file, no folder.")
+    _check_own(to, run_folder)
     import_transformers()
     run = _load_merged(run_folder, step, best)
-    tokenizer = _tokenizer_of(run)
-    theirs = make_theirs(run.model, _ids_of(tokenizer))
+    found = _tokenizer_of(run, tokenizer)
+    theirs = make_theirs(run.model, {**_ids_of(found), **_positions_of(run)})
+    if found is not None:
+        _set_ids(theirs, _ids_of(found))
+    precision = run.recipe.precision
+    if precision.param_dtype == BF16 and not precision.keep_fp32:
+        dtype = dtype or BF16
     if dtype:
         theirs = theirs.to(DTYPES[dtype])
     theirs.save_pretrained(to, max_shard_size=shard)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(to)
+    if found is not None:
+        found.save_pretrained(to)
     return ExportedFolder(to, run.step)
+
+
+def _check_own(to: Path, run_folder: Path) -> None:
+    """Raise RecipeError for a folder that holds a model already, unless it is in the run's own."""
+    if (to / CONFIG).exists() and to.resolve().parent != run_folder.resolve():
+        raise PlacedError(
+            "command line",
+            f"--to {to}",
+            f"it holds a model ({CONFIG}) that would be overwritten.",
+            "Name a folder that is not there, or remove this one.",
+        )
 
 
 def _load_merged(run_folder: Path, step: int | None, best: bool) -> LoadedRun:
@@ -91,17 +112,44 @@ def _load_merged(run_folder: Path, step: int | None, best: bool) -> LoadedRun:
     return LoadedRun(base, made.eval(), run.step)
 
 
-def _tokenizer_of(run: LoadedRun) -> Any:
-    """Return the tokenizer of a run as transformers has it; None where nothing names one."""
-    if is_bytes(run.recipe.data):
+def _tokenizer_of(run: LoadedRun, given: str | None) -> Any:
+    """Return the tokenizer of a run as transformers has it; None where nothing names one.
+
+    given: a folder or a file that goes before.  Raises RecipeError for one that is not there.
+    """
+    if given is None and is_bytes(run.recipe.data):
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast(tokenizer_object=make_byte_tokenizer())
-    named = run.recipe.data.get("tokenizer")
-    return load_tokenizer(str(named)) if named else None
+    named = given or run.recipe.data.get("tokenizer")
+    return read_tokenizer(Path(str(named))).tokenizer if named else None
 
 
 def _ids_of(tokenizer: Any) -> dict[str, int | None]:
     """Return the ids of a config that begin, end and pad a text."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     return {name: getattr(tokenizer, name, None) for name in names}
+
+
+def _positions_of(run: LoadedRun) -> dict[str, int]:
+    """Return the argument of a config that says how many positions were trained, where the model
+    has no table of them.
+    """
+    length = run.recipe.data.get("length")
+    known = isinstance(run.model, Llama) and isinstance(length, int)
+    return {"max_position_embeddings": int(length)} if known else {}  # type: ignore[arg-type]
+
+
+def _set_ids(theirs: Any, ids: Mapping[str, int | None]) -> None:
+    """Write the ids of a tokenizer into a model's config and generation config.
+
+    An id that the tokenizer does not name stays, unless it is the one that the class of the config
+    has by default.
+    """
+    for config in (theirs.config, getattr(theirs, "generation_config", None)):
+        for name, value in ids.items() if config is not None else ():
+            now = getattr(config, name, None)
+            several = isinstance(now, list) and value in now  # it has more ends
+            guessed = now is not None and now == getattr(type(theirs.config), name, None)
+            if (value is not None and not several) or (value is None and guessed):
+                setattr(config, name, value)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from flowrun.engine.capture.capture import Batch, Task
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.strategy import Pin
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.model import build
@@ -22,6 +23,7 @@ from flowrun.launcher.recipe.checks import check_batch
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.samples.sampler import Sampler, forms_of, length
 from flowrun.models.data.corpus.documents import DIGESTS
+from flowrun.models.data.mixture import DataMixture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +111,19 @@ def with_steps(recipe: Recipe) -> Recipe:
 
 
 def _held_out(recipe: Recipe, data: Any) -> int:
-    return int(length(data) * recipe.eval.fraction) if recipe.eval.batches else 0
+    """Return how many samples are held out.  Raise RecipeError for a mixture that holds out others:
+    samples that are evaluated would be trained on as well.
+    """
+    held_out = int(length(data) * recipe.eval.fraction) if recipe.eval.batches else 0
+    if isinstance(data, DataMixture) and held_out not in (0, data.order.held_out):
+        raise RecipeError(
+            "data.held_out",
+            f"the mixture holds out {data.order.held_out:,} of {length(data):,} samples, and "
+            f"eval.fraction={recipe.eval.fraction} holds out {held_out:,}: some that are evaluated "
+            "would be trained on.",
+            "Write data.held_out=${eval.fraction}.",
+        )
+    return held_out
 
 
 def _notes_of_plan(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:

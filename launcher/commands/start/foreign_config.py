@@ -65,8 +65,8 @@ _SILENT: Mapping[str, Keys] = {
     "sgd": {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0},
 }
 _NO_CLIPPING = (
-    "the file does not say it: DeepSpeed 0.19 then clips at 1.0, older ones do not; write it to"
-    " optim.clip_norm"
+    "the file does not say it: DeepSpeed 0.19 then clips at 1.0, and so does the recipe; older ones"
+    " do not clip, which is optim.clip_norm=0"
 )
 
 
@@ -322,7 +322,7 @@ def translate(flat: Keys, kind: str, table: Mapping[str, Turn]) -> Imported:
             except (TypeError, ValueError, KeyError):
                 others[key] = f"{value!r} is no value that is known"
     if table is DEEPSPEED and "gradient_clipping" not in flat:
-        others["gradient_clipping"] = _NO_CLIPPING
+        keys["optim.clip_norm"], others["gradient_clipping"] = 1.0, _NO_CLIPPING
     if "zero.stage" in keys and "placement.axes.data" not in keys:
         keys["placement.axes.data"] = 1
         others["the number of ranks"] = "write it to placement.axes.data"

@@ -30,6 +30,12 @@ model:
 data: {length: 8, max_bytes: 20000, tokenizer: words}
 task: {inputs: {input_ids: tokens}, loss: null}
 """
+OUR_LLAMA = """\
+defaults: [/data: text, /optim: adamw, /launch: local]
+model: {_target_: flowrun.models.llama.Llama, vocabulary: 256, depth: 1, heads: 2, key_heads: 1,
+  width: 16, inner: 16}
+data: {length: 8, max_bytes: 20000}
+"""
 
 
 @pytest.fixture
@@ -98,6 +104,69 @@ def test_a_model_of_transformers_has_its_own_config(workplace: Path) -> None:
     assert tokenizer.decode(tokenizer("the cat").input_ids) == "the cat"
 
 
+@pytest.fixture
+def llama(workplace: Path) -> Path:
+    """A run of a Llama of transformers on a tokenizer whose text ends with id 0."""
+    (workplace / "llama.yaml").write_text(LLAMA)
+    save_tokenizer(workplace / "words")
+    return save_run(workplace / "run", "recipe=llama.yaml")
+
+
+def ids_in(folder: Path, file: str) -> list[int | None]:
+    """The ids that begin and end a text, by a file of a folder."""
+    said = json.loads((folder / file).read_text())
+    return [said.get("bos_token_id"), said.get("eos_token_id")]
+
+
+def test_a_text_ends_as_the_tokenizer_says(llama: Path) -> None:
+    """The class of the config has 1 and 2, which are ids of words."""
+    folder = export_folder(llama).folder
+    for file in ("config.json", "generation_config.json"):
+        assert ids_in(folder, file) == [None, 0]
+
+
+def test_more_ends_than_the_tokenizer_names_stay(workplace: Path) -> None:
+    ends = LLAMA.replace("num_attention_heads", "eos_token_id: [0, 7], num_attention_heads")
+    (workplace / "llama.yaml").write_text(ends)
+    save_tokenizer(workplace / "words")
+    folder = export_folder(save_run(workplace / "run", "recipe=llama.yaml")).folder
+    assert ids_in(folder, "generation_config.json") == [None, [0, 7]]
+
+
+def test_a_tokenizer_that_is_gone_is_named_or_replaced(llama: Path, workplace: Path) -> None:
+    (workplace / "words").rename(workplace / "moved")
+    with pytest.raises(RecipeError, match="there is no tokenizer at words") as refused:
+        export_folder(llama)
+    assert "--tokenizer FOLDER names one" in str(refused.value)
+    folder = export_folder(llama, tokenizer="moved").folder
+    assert (folder / "tokenizer.json").exists()
+
+
+def test_a_model_that_is_there_is_not_overwritten(run: Path, workplace: Path) -> None:
+    export_folder(run)
+    export_folder(run)  # the run's own folder
+    export_folder(run, workplace / "out")
+    with pytest.raises(RecipeError, match="it holds a model"):
+        export_folder(run, workplace / "out")
+
+
+def test_weights_kept_in_bf16_stay_so(workplace: Path) -> None:
+    narrow = save_run(workplace / "narrow", *TINY, "precision.param_dtype=bf16")
+    found = load_file(export_folder(narrow).folder / "model.safetensors")
+    assert {value.dtype for value in found.values()} == {torch.bfloat16}
+    kept = "precision.keep_fp32=['*norm*']"
+    some = save_run(workplace / "some", *TINY, "precision.param_dtype=bf16", kept)
+    found = load_file(export_folder(some).folder / "model.safetensors")
+    assert {value.dtype for value in found.values()} == {torch.float32}
+
+
+def test_a_llama_has_the_positions_that_it_was_trained_with(workplace: Path) -> None:
+    (workplace / "ours.yaml").write_text(OUR_LLAMA)
+    folder = export_folder(save_run(workplace / "run", "recipe=ours.yaml")).folder
+    said = json.loads((folder / "config.json").read_text())
+    assert said["max_position_embeddings"] == 8
+
+
 @torch.no_grad()
 def test_adapters_are_merged(workplace: Path) -> None:
     (workplace / "llama.yaml").write_text(LLAMA + "adapters: {rank: 2, modules: ['*.q_proj']}\n")
@@ -138,6 +207,7 @@ def test_a_file_goes_into_a_folder(run: Path, to: str, capsys: pytest.CaptureFix
         (["--format", "onnx"], "there is safetensors or hf."),
         (["--dtype", "bf16"], "one file of weights has the dtypes of the training."),
         (["--format", "hf", "--dtype", "int4"], "there is fp32, bf16 or fp16."),
+        (["--tokenizer", "words"], "one file of weights has no tokenizer."),
         (["--format", "hf", "--to", "run/recipe.yaml"], "this is a file, no folder."),
     ],
 )

@@ -104,8 +104,9 @@ def test_what_has_no_equal_is_named(tmp_path: Path, keys: Any, other: str, why: 
 def test_numbers_that_deepspeed_takes_in_silence_are_written(tmp_path: Path) -> None:
     keys = {"optimizer": {"params": {"lr": 3e-4}, "type": "Adam"}}
     found = read_foreign(write(tmp_path, "ds.json", keys))
-    numbers = {"lr": 3e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
-    assert found.keys == {"optim.name": "adamw", **{f"optim.{k}": v for k, v in numbers.items()}}
+    numbers: dict[str, Any] = {"lr": 3e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+    numbers |= {"name": "adamw", "clip_norm": 1.0}
+    assert found.keys == {f"optim.{key}": value for key, value in numbers.items()}
     assert "clips at 1.0" in found.others["gradient_clipping"]
 
 

@@ -1,0 +1,36 @@
+"""What is made from a recipe, and checked against it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.job.materials import make_materials
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.recipe import Recipe
+
+
+def mixture(fraction: float, held_out: float) -> Recipe:
+    """A recipe on a mixture that says by itself what it holds out."""
+    source = {"_target_": "flowrun.models.data.text.Text", "length": 8, "max_bytes": 4000}
+    data = {
+        "_target_": "flowrun.models.data.mixture.DataMixture",
+        "sources": {"a": source, "b": source},
+        "held_out": held_out,
+    }
+    keys = ["model.depth=1", "model.width=16", "model.heads=2", f"eval.fraction={fraction}"]
+    return replace(load(["recipe=gpt_dp", *keys]), data=data)
+
+
+@pytest.mark.parametrize("held_out", [0.0, 0.05])
+def test_a_mixture_that_holds_out_other_samples_is_refused(held_out: float) -> None:
+    with pytest.raises(RecipeError, match="some that are evaluated would be trained on") as refused:
+        make_materials(mixture(0.3, held_out), "cpu", values=False)
+    assert refused.value.where == "data.held_out"
+
+
+def test_a_mixture_that_holds_out_the_same_is_fine() -> None:
+    made = make_materials(mixture(0.3, 0.3), "cpu", values=False)
+    assert made.sampler.held_out == made.data.order.held_out > 0
