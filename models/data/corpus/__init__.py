@@ -4,7 +4,8 @@ tokenizer.py   a folder or a tokenizer.json -> a fast tokenizer, and the digest 
 special_tokens.py   a template's are ids, and letters of them in a message stay letters
 documents.py   documents as ids, one after the other: found in the cache, or written to it
 plain_text.py   text files -> documents
-row_source.py   rows of jsonl, Parquet and CSV files, and of saved Hugging Face data sets
+row_files.py   a jsonl, Parquet or CSV file -> rows with their places, text as it stands there
+row_source.py   rows of files, of a split of them, and of saved Hugging Face data sets
 answers.py   rows -> documents of which answers alone are trained on
 packed.py   several documents in a sample
 chat.py   conversations and instructions as such documents

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from flowrun.models.data.corpus.documents import LOG, DocumentPart, Documents, keep_documents
 from flowrun.models.data.corpus.packed import IGNORED, PackedDocuments
+from flowrun.models.data.corpus.row_files import PlacedRow
 from flowrun.models.data.corpus.row_source import RowSource
-from flowrun.models.data.corpus.special_tokens import SpecialTokens, TextSpans
+from flowrun.models.data.corpus.special_tokens import EncodedText, SpecialTokens, TextSpans
 from flowrun.models.data.stacked import StackedDataset
 
 if TYPE_CHECKING:
@@ -81,10 +82,10 @@ class AnsweredDocuments(StackedDataset):
             f"have more than {length + 1} ids, and are left out (data.long={DROP})": (~kept).sum(),
             "have no answer to train on, and are left out": (kept & ~answered).sum(),
         }
-        lines = (f"{n:,} of {len(sizes):,} documents {what}" for what, n in counts.items() if n)
+        lines = [f"{n:,} of {len(sizes):,} documents {what}" for what, n in counts.items() if n]
         self.notes = (*documents.notes, *lines)
         if not len(self.chosen):
-            raise ValueError(f"no document is left to train on; {'; '.join(self.notes)}")
+            raise ValueError(f"no document is left to train on; {'; '.join(lines)}")
         self.packed: PackedDocuments | None = None
         if pack:
             chosen = (starts[self.chosen], self.sizes[self.chosen])
@@ -147,22 +148,34 @@ def _encode_rows(
     special, done = SpecialTokens(tokenizer), 0
     for rows in source.batches(_AT_ONCE):
         LOG.info("tokenising %s: row %s", source.path, f"{done:,}")
-        texts = []
-        for k, row in enumerate(rows, done):
-            try:
-                texts.append(write(row, special))
-            except Exception as error:  # of a template too
-                raise ValueError(f"{source.path}, row {k}: {error}") from error
-        try:
-            found = special.encode([each.text for each in texts], [each.letters for each in texts])
-        except ValueError as error:
-            raise ValueError(
-                f"{source.path}, rows {done} to {done + len(rows) - 1}: {error}"
-            ) from error
-        for text, encoded in zip(texts, found, strict=True):
+        texts = [_write_row(row, write, special) for row in rows]
+        for text, encoded in zip(texts, _encode_texts(rows, texts, special), strict=True):
             answers = None if text.spans is None else _mark(encoded.places, text.spans)
             yield DocumentPart(ids=encoded.ids, answers=answers)
         done += len(rows)
+
+
+def _write_row(row: PlacedRow, write: RowWriter, special: SpecialTokens) -> AnsweredText:
+    """Return the text of a row; an error names its place."""
+    try:
+        return write(row.fields, special)
+    except Exception as error:  # of a format, too
+        raise ValueError(f"{row.place}: {error}") from error
+
+
+def _encode_texts(
+    rows: Sequence[PlacedRow], texts: Sequence[AnsweredText], special: SpecialTokens
+) -> list[EncodedText]:
+    """Return the ids of texts; an error names the place of the row."""
+    try:
+        return special.encode([each.text for each in texts], [each.letters for each in texts])
+    except ValueError as error:
+        for row, text in zip(rows, texts, strict=True):
+            try:
+                special.encode([text.text], [text.letters])
+            except ValueError as found:
+                raise ValueError(f"{row.place}: {found}") from found
+        raise ValueError(f"{rows[0].place} and those behind it: {error}") from error
 
 
 def _mark(places: list[tuple[int, int]], spans: TextSpans) -> list[bool]:

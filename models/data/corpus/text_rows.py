@@ -8,7 +8,8 @@ from torch import Tensor
 
 from flowrun.models.data.corpus.answers import AnsweredText, tokenise_rows
 from flowrun.models.data.corpus.packed import PackedDocuments, cut_documents
-from flowrun.models.data.corpus.row_source import RowSource, field_of
+from flowrun.models.data.corpus.row_files import text_of
+from flowrun.models.data.corpus.row_source import RowSource
 from flowrun.models.data.corpus.special_tokens import SpecialTokens
 from flowrun.models.data.stacked import StackedDataset
 from flowrun.models.data.windows import Windows
@@ -38,7 +39,7 @@ class TextRows(StackedDataset):
         source = RowSource(path, split)
 
         def write(row: dict[str, Any], special: SpecialTokens) -> AnsweredText:
-            return AnsweredText(field_of(row, field) + (special.tokenizer.eos_token or ""), None)
+            return AnsweredText(text_of(row, field) + (special.tokenizer.eos_token or ""), None)
 
         found = tokenise_rows(source, tokenizer, f"text {field}", write)
         self.vocabulary, self.notes = found.vocabulary, found.notes

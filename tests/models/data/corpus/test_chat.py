@@ -153,7 +153,7 @@ def test_a_target_is_the_id_behind_its_token(tmp_path: Path, bpe: str) -> None:
 
 def test_a_template_that_rewrites_the_past_needs_marks(tmp_path: Path, bpe: str) -> None:
     tokenizer = with_template(bpe, tmp_path, FORGETFUL)
-    with pytest.raises(ValueError, match=r"row 0: the chat template of .* mark in it what the"):
+    with pytest.raises(ValueError, match=r"line 1: the chat template of .* mark in it what the"):
         Chat(write(tmp_path, {"messages": TALK}), tokenizer, length=60)
 
 
@@ -173,10 +173,90 @@ def test_instructions_end_with_the_end_of_text(tmp_path: Path, bpe: str) -> None
     data = Instructions(path, bpe, length=40, prompt="Q: {q}\nA:\n", answer="{a}")
     tokens, targets = shown(data[0], bpe)
     assert tokens.startswith("Q: the cat?\nA:\nthe mat<|end|>") and targets == "the mat<|end|>"
-    with pytest.raises(ValueError, match="row 0: there is no 'prompt' in it; it has q, a"):
+    with pytest.raises(ValueError, match="line 1: there is no 'prompt' in it; it has q, a"):
         Instructions(path, bpe)
     with pytest.raises(ValueError, match="names no end-of-text token: no answer would end"):
         Instructions(path, f"{bpe}/tokenizer.json", prompt="{q}", answer="{a}")
+
+
+@pytest.mark.parametrize(
+    ("row", "error"),
+    [
+        ({"q": "x"}, r"rows\.jsonl, line 2: there is no 'a' in it; it has q"),
+        ({"q": "x", "a": None}, r"line 2: 'a' is null"),
+        ({"q": "x", "a": 7}, r"line 2: 'a' is no text: int 7; \{a!s\} writes a number as text"),
+        ({"q": "x", "a": ["y"]}, r"line 2: 'a' is no text: list \['y'\]"),
+    ],
+)
+def test_a_field_of_a_form_that_is_no_text_is_refused(
+    tmp_path: Path, bpe: str, row: dict[str, Any], error: str
+) -> None:
+    path = write(tmp_path, {"q": "x", "a": "y"}, row)
+    with pytest.raises(ValueError, match=error):
+        Instructions(path, bpe, prompt="{q}", answer="{a}")
+
+
+def test_numbers_and_places_in_a_field_are_asked_for(tmp_path: Path, bpe: str) -> None:
+    path = write(tmp_path, *({"year": 1990, "meta": {"title": text}} for text in ("on", "off")))
+    data = Instructions(path, bpe, length=40, prompt="{year!s}: ", answer="{meta[title]}")
+    assert shown(data[0], bpe)[0].startswith("1990: on<|end|>")
+    with pytest.raises(ValueError, match=r"line 1: there is no 'meta\[name\]' in it"):
+        Instructions(path, bpe, prompt="{year!s}", answer="{meta[name]}")
+    with pytest.raises(ValueError, match=r"prompt='\{year!r\}': write \{year!s\} to make"):
+        Instructions(path, bpe, prompt="{year!r}")
+    with pytest.raises(ValueError, match=r"answer='\{': .* write \{\{ for a brace"):
+        Instructions(path, bpe, answer="{")
+
+
+def test_dates_and_numbers_of_text_are_trained_on_as_they_stand(tmp_path: Path, bpe: str) -> None:
+    said = ["2020-01-09", "007", "1.10", "NA"]
+    (tmp_path / "a.csv").write_text("prompt,answer\n" + "".join(f"q,{text}\n" for text in said))
+    path = write(tmp_path, *({"prompt": "q", "answer": text} for text in said))
+    for each in (path, str(tmp_path / "a.csv")):
+        data = Instructions(each, bpe, length=40)
+        assert [shown(item, bpe)[1] for item in data] == [f"{text}<|end|>" for text in said]
+
+
+SHARED = {"from": "human", "value": "x"}
+
+
+@pytest.mark.parametrize(
+    ("row", "error"),
+    [
+        ({"conversations": [SHARED]}, "it has conversations: name the field of the .* by data.mes"),
+        ({"messages": [SHARED]}, "message 1 of 'messages': role is missing; it has from, value: w"),
+        ({"messages": "hi"}, r"'messages' must be a list of \{role, content\}, not 'hi'"),
+        ({"messages": []}, r"'messages' must be a list of \{role, content\}, not '\[\]'"),
+        ({"messages": ["hi"]}, r"message 1 of 'messages' is no \{role, content\}: 'hi'"),
+        ({"messages": [TALK[0], {"content": "x"}]}, "message 2 of 'messages': role is missing; it"),
+        ({"messages": [{"role": "user", "content": None}]}, "of 'messages': content is null"),
+        ({"messages": [{"role": "user", "content": 3}]}, "of 'messages': content is no text: 3"),
+    ],
+)
+def test_what_is_no_conversation_is_refused_in_plain_words(
+    tmp_path: Path, bpe: str, row: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"rows\.jsonl, line 2: .*{error}"):
+        Chat(write(tmp_path, {"messages": TALK}, row), bpe)
+
+
+def test_an_error_of_the_template_is_named_as_one(tmp_path: Path, bpe: str) -> None:
+    tokenizer = with_template(bpe, tmp_path, "{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(ValueError, match=r"line 1: the chat template of .* cannot write it: roles"):
+        Chat(write(tmp_path, {"messages": TALK}), tokenizer)
+
+
+def test_of_several_templates_the_default_one_counts(tmp_path: Path, bpe: str) -> None:
+    path = write(tmp_path, {"messages": TALK})
+    tokenizer = AutoTokenizer.from_pretrained(bpe)
+    tokenizer.chat_template = {"default": CHATML, "rag": FORGETFUL}
+    tokenizer.save_pretrained(tmp_path / "two")
+    data = Chat(path, str(tmp_path / "two"), length=150)
+    assert shown(data[0], bpe)[1] == " önly on the mat\n<|im_end|>\nsat<|im_end|>\n"
+    tokenizer.chat_template = {"tools": CHATML, "rag": FORGETFUL}
+    tokenizer.save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="has several chat templates, rag, tools, and none is ca"):
+        Chat(path, str(tmp_path / "other"), length=150)
 
 
 @pytest.fixture
@@ -217,7 +297,7 @@ def test_documents_without_an_answer_are_left_out_and_counted(tmp_path: Path, bp
     data = Chat(path, bpe, length=60)
     assert len(data) == 1
     assert data.notes[-1] == "2 of 3 documents have no answer to train on, and are left out"
-    with pytest.raises(ValueError, match="no document is left to train on"):
+    with pytest.raises(ValueError, match=r"no document is left to train on; 1 of 3[^;]*; 3 [^;]*$"):
         Chat(path, bpe, length=4, long="cut")
 
 
