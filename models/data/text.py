@@ -26,8 +26,8 @@ class Text(Windows):
     library's own .py files.
     length: T; windows do not overlap.  max_bytes: bytes of the text that are read; None: all.
     tokenizer: a folder that transformers reads, or a tokenizer.json file (pip install
-    flowrun[text]); the text is tokenised once, each file followed by the end-of-text token; None:
-    ids are the bytes.
+    flowrun[text]); the text is tokenised once, each file begun as the tokenizer begins a text, and
+    followed by the end-of-text token; None: ids are the bytes.
     """
 
     def __init__(

@@ -16,6 +16,7 @@ from flowrun.models.data.corpus.packed import IGNORED, PackedDocuments
 from flowrun.models.data.corpus.row_files import PlacedRow
 from flowrun.models.data.corpus.row_source import RowSource
 from flowrun.models.data.corpus.special_tokens import EncodedText, SpecialTokens, TextSpans
+from flowrun.models.data.corpus.tokenizer import find_beginning, put_beginning
 from flowrun.models.data.stacked import StackedDataset
 
 if TYPE_CHECKING:
@@ -127,23 +128,26 @@ def tokenise_rows(
     tokenizer: str,
     settings: str,
     write: RowWriter,
+    begin: bool = True,
 ) -> Documents:
     """Return rows as documents, tokenised once.
 
     source: the rows.  tokenizer: folder or file.  settings: all else that `write` depends on.
-    write: makes the text of a row.
+    write: makes the text of a row.  begin: a document begins with what the tokenizer puts in front
+    of a text; False: the text has all of it.
     """
     LOG.info("reading %s", source.path)
-    digest = hashlib.sha256(f"{source.digest()} {settings}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{source.digest()} {settings} {begin=}".encode()).hexdigest()
     return keep_documents(
-        source.path, digest, tokenizer, lambda loaded: _encode_rows(source, loaded, write)
+        source.path, digest, tokenizer, lambda loaded: _encode_rows(source, loaded, write, begin)
     )
 
 
 def _encode_rows(
-    source: RowSource, tokenizer: PreTrainedTokenizerFast, write: RowWriter
+    source: RowSource, tokenizer: PreTrainedTokenizerFast, write: RowWriter, begin: bool
 ) -> Iterator[DocumentPart]:
-    """Yield rows as ids.  source, tokenizer, write: see tokenise_rows."""
+    """Yield rows as ids.  source, tokenizer, write, begin: see tokenise_rows."""
+    beginning = find_beginning(tokenizer) if begin else []
     tokenizer.backend_tokenizer.post_processor = None  # it may trim spaces off the places of ids
     special, done = SpecialTokens(tokenizer), 0
     for rows in source.batches(_AT_ONCE):
@@ -151,7 +155,10 @@ def _encode_rows(
         texts = [_write_row(row, write, special) for row in rows]
         for text, encoded in zip(texts, _encode_texts(rows, texts, special), strict=True):
             answers = None if text.spans is None else _mark(encoded.places, text.spans)
-            yield DocumentPart(ids=encoded.ids, answers=answers)
+            ids = put_beginning(beginning, encoded.ids)
+            if answers is not None:
+                answers = [False] * (len(ids) - len(encoded.ids)) + answers
+            yield DocumentPart(ids=ids, answers=answers)
         done += len(rows)
 
 

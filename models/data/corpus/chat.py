@@ -54,7 +54,7 @@ class Chat(AnsweredDocuments):
                     f"the chat template of {tokenizer} cannot write it: {error}"
                 ) from error
 
-        made = tokenise_rows(source, tokenizer, f"chat, quoted: {messages}", write)
+        made = tokenise_rows(source, tokenizer, f"chat, quoted: {messages}", write, begin=False)
         super().__init__(made, length, long, pack, most_documents)
 
 
@@ -63,6 +63,7 @@ class Instructions(AnsweredDocuments):
 
     path, split: rows (row_source.py).  tokenizer: a folder whose config names an end-of-text token,
     which ends each answer.
+    A document begins as the tokenizer begins a text.
     prompt, answer: text with fields of a row in braces, {year!s} for one that is a number.
     length, long, pack, most_documents: see AnsweredDocuments.
     """

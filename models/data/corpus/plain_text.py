@@ -1,4 +1,6 @@
-"""Text files as documents: each file is one, followed by the tokenizer's end-of-text token."""
+"""Text files as documents: each file is one, begun as the tokenizer begins a text, and followed by
+its end-of-text token.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowrun.models.data.corpus.documents import LOG, DocumentPart, Documents, keep_documents
+from flowrun.models.data.corpus.tokenizer import find_beginning, put_beginning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -33,7 +36,7 @@ def tokenise_files(
     shares = [*_shares(files, max_bytes)]
     errors = "strict" if strict else "replace"
     LOG.info("reading %s", name)
-    digest = _digest(shares, f"text {_PIECE_BYTES} {errors}")
+    digest = _digest(shares, f"text, begun, {_PIECE_BYTES} {errors}")
     return keep_documents(
         name, digest, tokenizer, lambda loaded: _encode(shares, errors, name, loaded)
     )
@@ -65,6 +68,7 @@ def _encode(
     the loaded one.
     """
     end, backend = tokenizer.eos_token_id, tokenizer.backend_tokenizer
+    beginning, begins = find_beginning(tokenizer), True
     total, read = sum(num_bytes for _, num_bytes in shares), 0
     pieces = (piece for file, num_bytes in shares for piece in _pieces(file, num_bytes, errors))
     while some := [*islice(pieces, _AT_ONCE)]:
@@ -72,8 +76,9 @@ def _encode(
         found = backend.encode_batch_fast([text for text, *_ in some], add_special_tokens=False)
         for encoding, (_, last, num_bytes) in zip(found, some, strict=True):
             tail = [end] if last and end is not None else []
-            yield DocumentPart(ids=[*encoding.ids, *tail], last=last)
-            read += num_bytes
+            ids = put_beginning(beginning, encoding.ids) if begins else encoding.ids
+            yield DocumentPart(ids=[*ids, *tail], last=last)
+            read, begins = read + num_bytes, last
 
 
 def _pieces(file: Path, num_bytes: int, errors: str) -> Iterator[tuple[str, bool, int]]:

@@ -20,7 +20,8 @@ class TextRows(StackedDataset):
     packed, whole texts, with positions and documents (packed.py).
 
     path, split: rows (row_source.py).  tokenizer: folder or file.
-    field: of a row, which holds its text; each text is followed by the end-of-text token.
+    field: of a row, which holds its text; each text begins as the tokenizer begins one, and is
+    followed by the end-of-text token.
     length: T; windows do not overlap.
     pack: several texts make a sample and see nothing of each other; those of more than T tokens are
     cut into pieces.  most_documents: of a packed sample; see PackedDocuments.

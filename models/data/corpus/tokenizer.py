@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,22 @@ def digest_ids(path: str) -> str:
 def vocabulary_of(tokenizer: PreTrainedTokenizerFast) -> int:
     """Return the number of ids, which is the highest id plus one, added tokens included."""
     return max(tokenizer.get_vocab().values()) + 1
+
+
+def find_beginning(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """Return the ids that a tokenizer puts in front of a text, such as a begin-of-text token."""
+    backend = tokenizer.backend_tokenizer
+    written = backend.encode("a")
+    ids = zip(written.ids, written.special_tokens_mask, strict=True)
+    return [k for k, _ in takewhile(lambda pair: pair[1], ids)]
+
+
+def put_beginning(beginning: list[int], ids: list[int]) -> list[int]:
+    """Return the ids of a document with its beginning, unless its text has written that already.
+
+    beginning: what the tokenizer puts there.  ids: of the text.
+    """
+    return ids if ids[: len(beginning)] == beginning else [*beginning, *ids]
 
 
 def _existing(path: str) -> Path:
