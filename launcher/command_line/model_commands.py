@@ -227,4 +227,7 @@ def tokenizer(
 
         made = make_tokenizer([*(first or []), *(more or [])], vocabulary, to)
         doing.clear()
-        typer.echo(f"{to}: {made:,} ids; data.tokenizer={to} model.vocabulary={made} take it")
+        fewer = f", for the text has not {vocabulary:,}" if made < vocabulary else ""
+        typer.echo(
+            f"{to}: {made:,} ids{fewer}; data.tokenizer={to} model.vocabulary={made} take it"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,14 +11,16 @@ from flowrun.launcher.terminal import doing
 from flowrun.models.data.corpus.train_tokenizer import LEAST_VOCABULARY, train_tokenizer
 from flowrun.models.data.text import text_files
 
+_BLOCK_BYTES = 1 << 20
+
 
 def make_tokenizer(paths: Sequence[str], vocabulary: int, to: Path) -> int:
     """Train on files, and write the tokenizer's folder; return the number of its ids.
 
     paths: files and folders; empty: the source of Python's standard library.  vocabulary: the
     number of ids that is asked for.  to: the folder, which must not be there.  Raises RecipeError
-    for a path that is missing, a folder that has something in it, and a vocabulary that is too
-    small.
+    for a path that is missing, or is no text, a folder that has something in it, and a vocabulary
+    that is too small.
     """
     if vocabulary < LEAST_VOCABULARY:
         raise PlacedError(
@@ -37,5 +40,27 @@ def make_tokenizer(paths: Sequence[str], vocabulary: int, to: Path) -> int:
         files = [file for path in paths or (None,) for file in text_files(path)]
     except FileNotFoundError as error:
         raise PlacedError("command line", "--from", f"{error}.") from None
+    if paths:
+        _check_text(files)
     with doing.show_log("flowrun.models.data"):
         return train_tokenizer(files, vocabulary, to)
+
+
+def _check_text(files: Sequence[Path]) -> None:
+    """Raise PlacedError for files that are not UTF-8, which data=text refuses too, and for no text
+    at all.
+    """
+    if not any(file.stat().st_size for file in files):
+        raise PlacedError("command line", "--from", "the files hold no text.")
+    for file in files:
+        decoder, done = codecs.getincrementaldecoder("utf-8")(), 0
+        with file.open("rb") as stream:
+            try:
+                while block := stream.read(_BLOCK_BYTES):
+                    decoder.decode(block)
+                    done += len(block)
+                decoder.decode(b"", final=True)
+            except UnicodeDecodeError as error:
+                at = done + len(block) - len(error.object) + error.start
+                problem = f"{file} is not UTF-8 text: byte {at} is {error.object[error.start]:#x}."
+                raise PlacedError("command line", "--from", problem) from None

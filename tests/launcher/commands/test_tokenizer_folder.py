@@ -35,6 +35,29 @@ def test_files_become_a_folder_that_data_reads(
     assert Text(files[1], length=4, tokenizer=str(to)).vocabulary == 270
 
 
+def test_fewer_ids_than_were_asked_for_are_said(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = end(capsys, "--from", files[0], "--to", str(tmp_path / "bpe"))
+    assert code == 0 and " ids, for the text has not 8,192; data.tokenizer=" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "the files hold no text"),
+        ("é".encode() * 600_000 + b"\xff", "odd is not UTF-8 text: byte 1200000 is 0xff"),
+        (b"abc\xc3", "odd is not UTF-8 text: byte 3 is 0xc3"),
+    ],
+)
+def test_what_is_no_text_is_refused(
+    content: bytes, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "odd").write_bytes(content)
+    code, _, err = end(capsys, "--from", str(tmp_path / "odd"), "--to", str(tmp_path / "bpe"))
+    assert code == 2 and words in err and not (tmp_path / "bpe").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
