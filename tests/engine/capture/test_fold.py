@@ -118,7 +118,7 @@ def shared() -> nn.Module:
 
 def task_of(model: nn.Module) -> Task:
     """Next tokens."""
-    (argument,) = (name for name in model.forward.__annotations__ if name != "return")
+    argument, *_ = model.forward.__annotations__
     return Task(
         model, {argument: "x"}, lambda out, b: F.cross_entropy(out.flatten(0, 1), b["y"].flatten())
     )
