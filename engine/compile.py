@@ -17,9 +17,11 @@ from flowrun.engine.capture.capture import (
     trace,
 )
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import BOXED, LAID_OUT, LogicalGraph
+from flowrun.engine.ir.graph import BOXED, LAID_OUT, STAGED, LogicalGraph
+from flowrun.engine.passes.count_step import count_step, find_step_results
 from flowrun.engine.passes.mirrored_view import rows_of_a_rank
 from flowrun.engine.passes.stages.follow_training import follow_training
+from flowrun.engine.passes.update.update_ops import update_ops
 from flowrun.engine.pipeline import EVALUATION, advance, lower
 from flowrun.engine.rehearsal.rehearsal import Rehearsal, rehearse
 from flowrun.engine.strategy import Strategy
@@ -144,6 +146,14 @@ def capture_evaluation_rows(task: Task, batch: Batch, strategy: Strategy) -> Log
     task, batch, strategy: as for compile_training.
     """
     return capture_evaluation(task, rows_of_a_rank(batch, strategy))
+
+
+def step_results(graph: LogicalGraph, strategy: Strategy) -> frozenset[str]:
+    """Return the results of a captured evaluation that are those of the whole step, not means over
+    micro-batches.
+    """
+    staged = advance(graph, strategy, STAGED, EVALUATION)
+    return find_step_results(count_step(update_ops(staged, strategy), strategy))
 
 
 def plan_evaluation(graph: LogicalGraph, strategy: Strategy, training: Plan) -> Rehearsed:

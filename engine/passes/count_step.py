@@ -74,6 +74,17 @@ def count_step(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     return _Rewriting(_split_off_counts(graph), strategy.micro_batches).graph() or graph
 
 
+def find_step_results(graph: LogicalGraph) -> frozenset[str]:
+    """Return the names of the results that are made of what was counted over the step; all others
+    are means of what micro-batches have.
+    """
+    reached: set[str] = set()
+    for op in graph.ops:
+        if op.phase == COUNT or not reached.isdisjoint(op.inputs):
+            reached.update(op.makes)
+    return frozenset(name for name, tensor in graph.results if tensor in reached)
+
+
 def _split_off_counts(graph: LogicalGraph) -> LogicalGraph:
     """Count the weight of a loss's targets by an op of its own, which reads no logits."""
     ops: list[Op] = []

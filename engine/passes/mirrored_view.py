@@ -42,13 +42,19 @@ LIST_SUFFIX = "_by_rank"  # suffix of results that are lists
 def rows_of_a_rank(
     batch: Mapping[str, torch.Tensor], strategy: Strategy
 ) -> Mapping[str, torch.Tensor]:
-    """Return the part of a micro-batch that capture sees: one rank's samples in the mirrored view.
+    """Return the part of a micro-batch that capture sees: the first of `rows_by_rank`."""
+    return rows_by_rank(batch, strategy)[0]
 
-    Otherwise it is the whole batch.  Raises RecipeError if the samples do not divide over the
+
+def rows_by_rank(
+    batch: Mapping[str, torch.Tensor], strategy: Strategy
+) -> list[Mapping[str, torch.Tensor]]:
+    """Divide a micro-batch into what is computed by itself: each rank's samples in the mirrored
+    view; otherwise it is one piece.  Raises RecipeError if the samples do not divide over the
     ranks.
     """
     if not strategy.mirrored:
-        return batch
+        return [batch]
     ranks = _num_ranks(strategy)
     rows = next(len(value) for value in batch.values() if value.dim())
     if rows % ranks:
@@ -58,7 +64,11 @@ def rows_of_a_rank(
             f"{_grid(strategy)}.",
             f"batch_size / micro_batches must be a multiple of {ranks}; or change placement.axes.",
         )
-    return {name: v[: rows // ranks] if v.dim() else v for name, v in batch.items()}
+    own = rows // ranks
+    return [
+        {name: v[k * own : (k + 1) * own] if v.dim() else v for name, v in batch.items()}
+        for k in range(ranks)
+    ]
 
 
 def mirror(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:

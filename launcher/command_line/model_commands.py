@@ -205,8 +205,8 @@ def evaluate(
         found = evaluate_run(run_folder, given, step=step, best=best, config_dir=config_dir)
         doing.clear()
         typer.echo(found)
-        if found.note:
-            typer.echo(f"note: {found.note}", err=True)
+        for note in found.notes:
+            typer.echo(f"note: {note}", err=True)
 
 
 @app.command(help=TOKENIZER_HELP)

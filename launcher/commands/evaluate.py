@@ -1,20 +1,22 @@
 """`flowrun eval`: the metrics of a run on its held-out samples, without training.
 
-Plain torch computes them on one process, a batch in one piece, as a step's loss is that of its
-whole batch.
+Plain torch computes them on one process, from what the run computes them from: a batch in one piece
+where a step's loss is that of its whole batch; else each micro-batch (train.loss_mean=micro_batch),
+and in the mirrored view each rank's samples of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from flowrun.engine.capture.capture import Task
+from flowrun.engine.capture.capture import Batch, Task
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.passes.mirrored_view import rows_by_rank
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.commands.load_run import load_run
 from flowrun.launcher.job.job import Job
@@ -28,14 +30,14 @@ from flowrun.launcher.store.checkpoint import RECIPE
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The results of the weights after `step` steps; samples: that were read.  note: what a reader
-    should know of them, or empty.
+    """The results of the weights after `step` steps; samples: that were read, each counted once.
+    notes: what a reader should know of them.
     """
 
     step: int
     samples: int
     results: Results
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         found = ", ".join(f"{name} {value:.4f}" for name, value in self.results.items())
@@ -69,15 +71,40 @@ def evaluate(
             "Write eval.batches=8 eval.fraction=0.05: the last samples of the data set.",
         )
     _check_loss(job.materials.task)
-    results, train = [], recipe.train
-    rows = slice(0, recipe.micro_batch_size)
-    for number in range(job.eval_steps):
-        parts = [sampler(number, part, rows) for part in range(train.micro_batches)]
+    whole = job.plans.step_results()
+    batches = range(job.eval_steps)
+    results = [_batch_results(job, run.model, _micro_batches(job, k), whole) for k in batches]
+    before = load([f"recipe={run_folder / RECIPE}"])
+    return Evaluation(
+        run.step,
+        sampler.eval_samples(job.eval_steps),
+        job.validation(results),
+        (*_note_trained(before, recipe), *_note_buffers(job), *sampler.notes(job.eval_steps)),
+    )
+
+
+def _micro_batches(job: Job, number: int) -> list[Batch]:
+    """Return evaluation batch `number` in micro-batches."""
+    sampler, rows = job.materials.evaluation_sampler, slice(0, job.recipe.micro_batch_size)
+    return [sampler(number, part, rows) for part in range(job.recipe.train.micro_batches)]
+
+
+def _batch_results(
+    job: Job, model: nn.Module, parts: Sequence[Batch], whole: Collection[str]
+) -> Results:
+    """Compute the loss and the metrics of a batch as the run does.
+
+    model: with the weights.  parts: micro-batches.  whole: results that are those of the batch in
+    one piece; all others are means over micro-batches, and over ranks in the mirrored view.
+    """
+    pieces = [piece for part in parts for piece in rows_by_rank(part, job.strategy)]
+    found = [_results(job, model, piece) for piece in pieces]
+    out: Results = {name: sum(each[name] for each in found) / len(found) for name in found[0]}
+    if whole:
         batch = {name: torch.cat([each[name] for each in parts]) for name in parts[0]}
-        results.append(_results(recipe, job.materials.task, run.model, batch))
-    samples = job.eval_steps * train.batch_size
-    note = _note(load([f"recipe={run_folder / RECIPE}"]), recipe)
-    return Evaluation(run.step, samples, job.validation(results), note)
+        of_batch = _results(job, model, batch)
+        out.update({name: of_batch[name] for name in whole})
+    return out
 
 
 def _check_loss(task: Task) -> None:
@@ -89,18 +116,28 @@ def _check_loss(task: Task) -> None:
         )
 
 
-def _note(before: Recipe, now: Recipe) -> str:
+def _note_trained(before: Recipe, now: Recipe) -> Iterator[str]:
     """Say that training read some of the samples, if it held out others."""
     kept = before.eval.fraction if before.eval.batches else 0.0
-    if before.data != now.data or now.eval.fraction <= kept:
-        return ""
-    return f"the run trained on some of these samples: it held out {kept:.0%} of them"
+    if before.data == now.data and now.eval.fraction > kept:
+        yield f"the run trained on some of these samples: it held out {kept:.0%} of them"
+
+
+def _note_buffers(job: Job) -> Iterator[str]:
+    """Say whose buffers were read, where each rank has its own."""
+    model = job.materials.model
+    named = {name for name, _ in model.named_buffers()} & {*model.state_dict()}
+    if named and job.strategy.mirrored and job.recipe.num_ranks > 1:
+        yield (
+            f"in the mirrored view each rank has buffers of its own ({min(named)}); these are the "
+            "numbers with rank 0's, and the run's own are means over ranks, each with its own"
+        )
 
 
 @torch.no_grad()
-def _results(recipe: Recipe, task: Task, model: nn.Module, batch: Mapping[str, Tensor]) -> Results:
-    """Compute the loss and the metrics of a batch."""
-    dtype = AUTOCAST[recipe.precision.dtype]
+def _results(job: Job, model: nn.Module, batch: Batch) -> dict[str, float]:
+    """Compute the loss and the metrics of what the model computes at once."""
+    task, dtype = job.materials.task, AUTOCAST[job.recipe.precision.dtype]
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         output = model(**{argument: batch[name] for argument, name in task.inputs.items()})
         loss = loss_of(task.loss, output, batch)

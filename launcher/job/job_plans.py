@@ -15,6 +15,7 @@ from flowrun.engine.compile import (
     capture_evaluation_rows,
     plan_evaluation,
     plan_training,
+    step_results,
     trace_rows,
 )
 from flowrun.engine.ir.graph import LogicalGraph
@@ -135,6 +136,15 @@ class JobPlans:
                 return training, None
             graph = elsewhere() or self._capture_evaluation()
             return training, self._plan_evaluation(graph, training)
+
+    def step_results(self) -> frozenset[str]:
+        """Return the results of an evaluation that are those of a whole batch, not means of what
+        micro-batches, or ranks of the mirrored view, have.
+        """
+        strategy = self.strategy
+        if strategy.mirrored or strategy.micro_batches == 1 or not strategy.counts_step:
+            return frozenset()
+        return step_results(self._capture_evaluation(), strategy)
 
     @contextmanager
     def _checking(self) -> Iterator[None]:

@@ -123,6 +123,12 @@ def _no_validation(job: Job) -> Iterator[str]:
         yield f"no validation: {share} is less than one sample (eval.fraction)"
 
 
+def _note_repeats(job: Job) -> Iterator[str]:
+    """Note held-out samples that weigh more than others."""
+    for note in job.materials.sampler.notes(job.eval_steps):
+        yield f"validation: {note}"
+
+
 def _zero_of_one_rank(job: Job) -> Iterator[str]:
     zero = job.recipe.zero
     if zero.stage > job.strategy.zero.stage:
@@ -179,6 +185,7 @@ FACTS: tuple[Callable[[Job], Iterator[str]], ...] = (
     _zero_of_one_rank,
     _slow_readers,
     _no_validation,
+    _note_repeats,
     _note_unchecked_capture,
     _note_copies,
     _note_host_copies,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,6 +134,26 @@ class Sampler:
         `most`.
         """
         return min(most, max(1, self.held_out // self.batch_size)) if self.held_out else 0
+
+    def eval_samples(self, steps: int) -> int:
+        """Samples that so many evaluation batches read, each counted once."""
+        return min(steps * self.batch_size, self.held_out)
+
+    @property
+    def _repeated(self) -> int:
+        """Held-out samples that an evaluation reads once more than the others."""
+        fill = not self.held_out or self.held_out >= self.batch_size
+        return 0 if fill else self.batch_size % self.held_out
+
+    def notes(self, steps: int) -> Iterator[str]:
+        """Note samples that weigh more than others in an evaluation of so many batches."""
+        if steps and (more := self._repeated):
+            which = "the first counts" if more == 1 else f"the first {more} count"
+            yield (
+                f"{self.held_out} samples are held out and an evaluation reads a batch of "
+                f"{self.batch_size}: {which} once more than the others; a higher eval.fraction or "
+                "a smaller train.batch_size weighs each once"
+            )
 
 
 def forms_of(batch: Batch) -> FieldTypes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.cli import main
 from flowrun.launcher.commands.evaluate import evaluate
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.run import run
 from support.saved_run import TINY, save_run
 
 LOSS = """\
@@ -25,6 +28,55 @@ class Scaled(torch.nn.Module):
     def forward(self, output, batch):
         return output.mean() * self.scale
 """
+
+TALKS = """\
+import torch
+
+
+class Talks:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        tokens = torch.arange(index, index + 6) % 11
+        targets = torch.where(torch.arange(6) < index % 5, -100, tokens % 4)
+        return {"images": tokens[:, None] / 11.0, "targets": targets}
+"""
+UNLIKE = """\
+defaults: [/model: mlp, /optim: sgd, /launch: virtual]
+model: {inputs: 1, hidden: 4, outputs: 4}
+data: {_target_: talks.Talks}
+task:
+  inputs: {x_BI: images}
+  loss: {_target_: flowrun.models.losses.cross_entropy, target: targets}
+  metrics: {accuracy: {_target_: flowrun.models.metrics.accuracy, target: targets}}
+placement: {axes: {data: 1}}
+engine: {check_capture: false, cache: false}
+optim: {lr: 1.0}
+eval: {fraction: 0.25, batches: 2}
+train: {batch_size: 8, micro_batches: 4, steps: 2}
+"""
+MIRRORED = ["view=mirrored", "placement.axes.data=2", "train.micro_batches=2"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [[], ["task.metrics={}"], ["train.loss_mean=micro_batch"], MIRRORED, ["eval.fraction=0.05"]],
+    ids=["step", "loss alone", "micro_batch", "mirrored", "few samples"],
+)
+def test_the_numbers_are_those_of_the_run(workplace: Path, changes: list[str]) -> None:
+    (workplace / "talks.py").write_text(TALKS)
+    (workplace / "unlike.yaml").write_text(UNLIKE)
+    run(load(["recipe=unlike.yaml", *changes]), workplace / "run")
+    own = json.loads((workplace / "run" / "report.json").read_text())["validation"]
+    found = evaluate(workplace / "run")
+    assert found.results == pytest.approx({name: own[name] for name in found.results}, rel=1e-6)
+    few = "eval.fraction=0.05" in changes
+    assert found.samples == (3 if few else 16)
+    assert [note.partition(":")[0] for note in found.notes] == (
+        ["3 samples are held out and an evaluation reads a batch of 8"] if few else []
+    )
+    assert ("3 samples are held out" in (workplace / "run" / "plan.txt").read_text()) == few
 
 
 def test_the_command_prints_a_line(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
