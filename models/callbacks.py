@@ -11,8 +11,8 @@ class EarlyStopping:
     """Ends a run whose evaluations get no better.
 
     metric: name of a validation result; the lowest is the best; -NAME: the highest.  patience:
-    evaluations in a row that may be no better.  least: what counts as better, in units of metric.
-    A run that is resumed counts anew.
+    evaluations in a row that may be no better, 1 or more.  least: what counts as better, in units
+    of metric.  A run that is resumed counts anew.
     """
 
     def __init__(self, metric: str = "loss", patience: int = 3, least: float = 0.0) -> None:
@@ -21,15 +21,19 @@ class EarlyStopping:
         self.patience, self.least = patience, least
         self.best, self.waited = math.inf, 0
 
-    def on_start(self, run: Any) -> None:
-        """Raise ValueError if the run will not evaluate the metric before its end."""
-        recipe = run.recipe
-        known = ["loss", *recipe["task"]["metrics"]]
+    def check(self, recipe: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return what is wrong of a run with these keys, by argument or by key of the recipe."""
+        found, known = {}, ["loss", *recipe["task"]["metrics"]]
         if self.metric not in known:
-            raise ValueError(f"{self.metric!r} is no result of an evaluation: {', '.join(known)}")
-        train = recipe["train"]
-        if not recipe["eval"]["every"] and not (train["keep_best"] and train["save_every"]):
-            raise ValueError("nothing is evaluated before the end: set eval.every")
+            found["metric"] = f"{self.metric} is no result of an evaluation: {', '.join(known)}."
+        if self.patience < 1:
+            found["patience"] = f"{self.patience} is not 1 or more: no evaluation would be awaited."
+        held, train = recipe["eval"], recipe["train"]
+        if not (held["batches"] and held["fraction"]):
+            found["eval.batches"] = "EarlyStopping compares evaluations; no samples are held out."
+        if not held["every"] and not (train["keep_best"] and train["save_every"]):
+            found["eval.every"] = "EarlyStopping needs evaluations before the end of the run."
+        return found
 
     def on_evaluation(self, step: int, values: Mapping[str, float]) -> str | None:
         """Compare an evaluation, after `step`, with the best so far."""

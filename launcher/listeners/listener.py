@@ -45,6 +45,9 @@ class Listener(Protocol):
     `on_start` is called before the first of the others, when the ranks have been forked: threads
     and connections begin there, and not in `__init__`.  Steps count from 0.  A callback returns
     "stop" to end the run: after the step under way a checkpoint and the weights are written.
+
+    Before anything starts, a callback's `check(recipe)` is given the keys, nested, and returns what
+    is wrong, by argument of its own or by key.
     """
 
     def on_start(self, run: RunInfo) -> None:

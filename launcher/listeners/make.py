@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import yaml
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.listeners.tensorboard import TensorBoard
@@ -50,7 +53,20 @@ def make_listeners(recipe: Recipe) -> list[NamedListener]:
     callbacks = [
         _make_own(entry, f"callbacks.{k}", may_end=True) for k, entry in enumerate(recipe.callbacks)
     ]
+    for k, callback in enumerate(callbacks):
+        _check(callback.listener, f"callbacks.{k}", recipe)
     return [*loggers, *callbacks]
+
+
+def _check(callback: Any, where: str, recipe: Recipe) -> None:
+    """Ask a callback that has a method `check` what is wrong of the recipe.  Raises RecipeError at
+    the first thing, a key of the recipe or an argument of the callback.
+    """
+    if not callable(getattr(callback, "check", None)):
+        return
+    arguments = inspect.signature(type(callback)).parameters
+    for key, problem in callback.check(yaml.safe_load(recipe.to_yaml())).items():
+        raise RecipeError(f"{where}.{key}" if key in arguments else key, problem)
 
 
 def _make_logger(entry: Any, where: str) -> NamedListener:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,15 +31,18 @@ def test_it_stops_when_patience_ends(
     assert asked(stopping, "loss", values) == stops
 
 
-def run(**train: Any) -> SimpleNamespace:
+def recipe(**train: Any) -> dict[str, Any]:
     keys = {"keep_best": "", "save_every": 0, **train}
-    task = {"metrics": {"accuracy": {}}}
-    return SimpleNamespace(recipe={"task": task, "eval": {"every": 0}, "train": keys})
+    held = {"every": 0, "batches": 1, "fraction": 0.1}
+    return {"task": {"metrics": {"accuracy": {}}}, "eval": held, "train": keys}
 
 
-def test_a_metric_that_is_never_evaluated_is_said_at_the_start() -> None:
-    with pytest.raises(ValueError, match="'acc' is no result of an evaluation: loss, accuracy"):
-        EarlyStopping("acc").on_start(run())
-    with pytest.raises(ValueError, match=r"set eval\.every"):
-        EarlyStopping("-accuracy").on_start(run())
-    EarlyStopping("accuracy").on_start(run(keep_best="loss", save_every=5))
+def test_what_can_never_stop_a_run_is_said_before_the_start() -> None:
+    best = recipe(keep_best="loss", save_every=5)
+    found = EarlyStopping("acc").check(best)
+    assert found == {"metric": "acc is no result of an evaluation: loss, accuracy."}
+    assert [*EarlyStopping("-accuracy").check(recipe())] == ["eval.every"]
+    assert [*EarlyStopping(patience=0).check(best)] == ["patience"]
+    nothing = {**best, "eval": {"every": 1, "batches": 0, "fraction": 0.1}}
+    assert [*EarlyStopping().check(nothing)] == ["eval.batches"]
+    assert not EarlyStopping("accuracy").check(best)

@@ -62,12 +62,13 @@ def test_processes_end_well_and_a_person_reads_why(place: Path) -> None:
 
 
 def test_a_callback_that_fails_ends_the_run_with_its_name(place: Path) -> None:
-    wrong = "callbacks=[{_target_: flowrun.models.callbacks.EarlyStopping, metric: acc}]"
     from flowrun.engine.errors import RunError
 
-    with pytest.raises(RunError, match="'acc' is no result of an evaluation: loss") as error:
+    (place / "fails.py").write_text("class Fails:\n    def on_start(self, run):\n        1 / 0\n")
+    wrong = "callbacks=[{_target_: fails.Fails}]"
+    with pytest.raises(RunError, match="division by zero") as error:
         run(load(["recipe=small", "launch=virtual", wrong]), place / "out")
-    assert error.value.where == "callback EarlyStopping, on_start at step 0"
+    assert error.value.where == "callback Fails, on_start at step 0"
     assert json.loads((place / "out" / "ended.json").read_text())["status"] == "failed"
 
 

@@ -77,3 +77,20 @@ def test_every_logger_and_every_tag_stands_on_the_page() -> None:
     assert [name for name in LOGGERS if f"`{name}`" not in page] == []
     rows = [f"| `{tag}` | {meaning} |" for tag, meaning in TAGS.items()]
     assert [row for row in rows if row not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes", "where"),
+    [
+        ("metric: acc", ["eval.every=1"], "callbacks.0.metric"),
+        ("patience: 0", ["eval.every=1"], "callbacks.0.patience"),
+        ("patience: 1", [], "eval.every"),
+    ],
+)
+def test_a_callback_that_does_not_fit_the_recipe_is_refused_at_its_key(
+    arguments: str, changes: list[str], where: str
+) -> None:
+    stopping = f"callbacks=[{{_target_: flowrun.models.callbacks.EarlyStopping, {arguments}}}]"
+    with pytest.raises(RecipeError) as refused:
+        make_listeners(load(["recipe=gpt_dp", stopping, *changes]))
+    assert refused.value.where == where
