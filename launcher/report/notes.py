@@ -165,6 +165,17 @@ def _note_wide_weights(job: Job) -> Iterator[str]:
         )
 
 
+def _note_random_base(job: Job) -> Iterator[str]:
+    """Note adapters beside weights that nobody has trained."""
+    recipe = job.recipe
+    made_by = str(recipe.model["_target_"])
+    if recipe.adapters.modules and not recipe.weights and not made_by.endswith("from_pretrained"):
+        yield (
+            "adapters train beside a frozen base that begins as its constructor makes it, which is "
+            "random unless that reads a file: model.weights is empty"
+        )
+
+
 def _note_host_copies(job: Job) -> Iterator[str]:
     """Note what copies of each host's state in its neighbour's memory send."""
     nodes, train = nodes_of(job.recipe.launch), job.recipe.train
@@ -190,6 +201,7 @@ FACTS: tuple[Callable[[Job], Iterator[str]], ...] = (
     _note_copies,
     _note_host_copies,
     _note_wide_weights,
+    _note_random_base,
 )
 
 

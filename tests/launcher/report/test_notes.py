@@ -220,3 +220,10 @@ def test_a_recipe_that_asks_for_nothing_is_told_nothing() -> None:
     recipe = load([MLP])
     for row in module.NO_EFFECT:
         assert not any(module._is_asked(recipe, row.section, key) for key in row.keys.split())
+
+
+def test_adapters_beside_weights_that_nobody_trained_are_noted() -> None:
+    lora = ("recipe=gpt_dp", "model.depth=1", "adapters.modules=[*.qkv]")
+    (note,) = about("begins as its constructor makes it", *lora)
+    assert note.endswith("model.weights is empty")
+    assert not about("begins as its constructor makes it", *lora[:2])
