@@ -166,12 +166,12 @@ def _note_wide_weights(job: Job) -> Iterator[str]:
 
 
 def _note_random_base(job: Job) -> Iterator[str]:
-    """Note adapters beside weights that nobody has trained."""
+    """Note adapters of weights that nobody has trained."""
     recipe = job.recipe
     made_by = str(recipe.model["_target_"])
     if recipe.adapters.modules and not recipe.weights and not made_by.endswith("from_pretrained"):
         yield (
-            "adapters train beside a frozen base that begins as its constructor makes it, which is "
+            "adapters train on a frozen base that begins as its constructor makes it, which is "
             "random unless that reads a file: model.weights is empty"
         )
 

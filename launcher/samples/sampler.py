@@ -136,7 +136,7 @@ class Sampler:
         return min(most, max(1, self.held_out // self.batch_size)) if self.held_out else 0
 
     def eval_samples(self, steps: int) -> int:
-        """Samples that so many evaluation batches read, each counted once."""
+        """Samples that `steps` evaluation batches read, each counted once."""
         return min(steps * self.batch_size, self.held_out)
 
     @property
@@ -146,7 +146,7 @@ class Sampler:
         return 0 if fill else self.batch_size % self.held_out
 
     def notes(self, steps: int) -> Iterator[str]:
-        """Note samples that weigh more than others in an evaluation of so many batches."""
+        """Note samples that weigh more than others in an evaluation of `steps` batches."""
         if steps and (more := self._repeated):
             which = "the first counts" if more == 1 else f"the first {more} count"
             yield (
