@@ -73,7 +73,12 @@ class Known:
 
 def learn_kinds(graph: LogicalGraph) -> dict[str, Known]:
     """Return the kind of every tensor of forward and backward that is made of the batch alone."""
-    known = {v.tensor: Known(CONSTANT) for v in graph.variables if v.new is None}
+    trains = any(v.new for v in graph.variables if v.kind == "parameter")
+    known = {  # an evaluation changes no parameter, and yet they are what a loss is of
+        v.tensor: Known(CONSTANT)
+        for v in graph.variables
+        if v.new is None and (trains or v.kind != "parameter")
+    }
     for feed in graph.feeds:
         if not feed.is_own and not feed.per_step:
             of_samples = bool(graph.tensors[feed.tensor].shape)

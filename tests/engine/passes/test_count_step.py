@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from flowrun.engine.actors.plan import READER
 from flowrun.engine.ir.graph import COUNT, FORWARD, WEIGHTS
 from flowrun.launcher.report.show_plan import timeline
-from support.layouts import Layout, compiled, virtual_run
+from support.layouts import Layout, cluster, compiled, compiled_evaluation, virtual_run
 from support.plain_loop import (
     MOMENTUM,
     Batch,
@@ -219,6 +219,20 @@ def test_a_step_without_a_target_leaves_the_weights(layout: Layout, micro_batche
     assert [loss != loss for loss in found.losses] == [False, True, False]
     weights = {name: value for name, value in found.weights.items() if name in plain.after}
     assert weight_difference(weights, plain) < 1e-5
+
+
+@pytest.mark.parametrize("loss", [mean, of_classes, masked], ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("layout", [Layout(), Layout(data=2), Layout(stages=2)], ids=str)
+def test_an_evaluation_is_of_the_whole_batch_too(
+    loss: Callable[[Tensor, Batch], Tensor], layout: Layout
+) -> None:
+    """There no weight has a new value, and yet no weight is a constant of the loss."""
+    given = training(loss)
+    plan = compiled_evaluation(given, layout).plan
+    (found, *_) = cluster(given, plan).run(1)
+    with torch.no_grad():
+        expected = loss(seeded(Tagger)(given.batches[0]["tokens"]), given.batches[0])
+    assert found["loss"] == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_counts_are_summed_once_a_step_before_forward() -> None:
