@@ -90,12 +90,13 @@ def test_its_metrics_are_those_that_it_found_itself(place: Path, step: int | Non
     found = evaluate(place / "out", step=step)
     assert found.step == (step or 4)
     assert found.results == pytest.approx(evaluations(place)[found.step], rel=SAME)
-    assert (found.samples, found.note) == (12, "")
+    assert (found.samples, found.notes) == (12, ())
 
 
 def test_more_than_was_held_out_is_noted(place: Path) -> None:
     found = evaluate(place / "out", ["eval.fraction=0.5", "train.batch_size=2"])
-    assert found.note == "the run trained on some of these samples: it held out 5% of them"
+    said = "the run trained on some of these samples: it held out 5% of them"
+    assert said in found.notes
     assert str(found).startswith("step 4: loss ") and found.samples == 6
 
 
