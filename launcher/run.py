@@ -23,7 +23,8 @@ from flowrun.launcher.job.forked import run_in_fork
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.materials import with_steps
 from flowrun.launcher.launch.failure import compiling
-from flowrun.launcher.launch.hosts.hosts import HostsChanged, open_hosts
+from flowrun.launcher.launch.hosts.alone import HostsChanged
+from flowrun.launcher.launch.hosts.hosts import open_hosts
 from flowrun.launcher.launch.hosts.meeting import ranks_of_a_host
 from flowrun.launcher.launch.limits import check_limits
 from flowrun.launcher.launch.local_launch import AlreadyComplete, execute_local

@@ -12,6 +12,8 @@ from torch import Tensor
 from flowrun.models.insightface import Scores
 from flowrun.models.moe import Routed
 
+IGNORED = -100  # a target that no loss counts: torch's `ignore_index`
+
 OutputPart = int | str | None  # of an output that holds several tensors: a number, a key or a name
 
 

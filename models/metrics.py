@@ -13,9 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from flowrun.models.insightface import Scores
-from flowrun.models.losses import OutputPart, cross_entropy, part_of
-
-IGNORED = -100  # torch's `ignore_index`
+from flowrun.models.losses import IGNORED, OutputPart, cross_entropy, part_of
 
 
 def accuracy(

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +24,10 @@ from flowrun.launcher.command_line.help_texts import (
     TOKENIZER_HELP,
 )
 from flowrun.launcher.terminal import doing
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from flowrun.launcher.text.codec import Codec
+    from flowrun.launcher.text.generate import Drawing, NextToken
 
 
 @app.command(help=EXPORT_HELP)
@@ -130,33 +134,42 @@ def sample(
     """Write text with a model (see SAMPLE_HELP)."""
     doing.doing("reading the model")
     with show_errors([f"recipe={source / 'recipe.yaml'}"], None):
-        from flowrun.launcher.commands.sample import go_on, open_in_layout, open_source, talk
-        from flowrun.launcher.sampling.ranks import RanksModel
-        from flowrun.launcher.text.codec import Codec
-        from flowrun.launcher.text.generate import Drawing, NextToken
+        from flowrun.launcher.commands.sample import open_in_layout, open_source
+        from flowrun.launcher.text.generate import Drawing
+
+        def length(codec: Codec) -> int | None:
+            return None if chat else len(codec.encode(prompt)) + tokens
 
         drawing = Drawing(tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
         opened: AbstractContextManager[tuple[NextToken, Codec]]
         if in_layout:
-
-            def length(codec: Codec) -> int | None:
-                return None if chat else len(codec.encode(prompt)) + tokens
-
             opened = open_in_layout(source, length, step, best, tokenizer)
         else:
             opened = nullcontext(open_source(source, step, best, tokenizer))
         with opened as (model, codec):
             doing.clear()
-            if isinstance(model, RanksModel):
-                typer.echo(model.cost, err=True)
-            if chat:
-                questions = [prompt] if prompt else _read_questions()
-                for answer in talk(model, codec, questions, drawing, _print_note):
-                    _print_pieces(answer)
-            else:
-                pieces = go_on(model, codec, prompt, drawing, _print_note)
-                typer.echo(prompt, nl=False)
-                _print_pieces(pieces)
+            _print_text(model, codec, prompt, chat, drawing)
+
+
+def _print_text(model: NextToken, codec: Codec, prompt: str, chat: bool, drawing: Drawing) -> None:
+    """Print what a model writes.
+
+    model, codec: it, and its tokens.  prompt: what it goes on from, or is asked.  chat: the prompt
+    is a question; without one, each line typed is.  drawing: how tokens are drawn.
+    """
+    from flowrun.launcher.commands.sample import go_on, talk
+    from flowrun.launcher.sampling.ranks import RanksModel
+
+    if isinstance(model, RanksModel):
+        typer.echo(model.cost, err=True)
+    if chat:
+        questions = [prompt] if prompt else _read_questions()
+        for answer in talk(model, codec, questions, drawing, _print_note):
+            _print_pieces(answer)
+    else:
+        pieces = go_on(model, codec, prompt, drawing, _print_note)
+        typer.echo(prompt, nl=False)
+        _print_pieces(pieces)
 
 
 def _print_note(text: str) -> None:

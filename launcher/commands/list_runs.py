@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.recipe.key_trees import flatten_keys
 from flowrun.launcher.recipe.recipe_errors import PlacedError
-from flowrun.launcher.recipe.schema import flatten_keys
 from flowrun.launcher.report.loss_curve import LossCurve, plot_text, read_curve
 from flowrun.launcher.report.record import ENDED, LOGS, METRICS
 from flowrun.launcher.report.report import REPORT

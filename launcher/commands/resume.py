@@ -18,10 +18,10 @@ from flowrun.engine.runtime.rank.shards import name_shard
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.materials import with_steps
 from flowrun.launcher.recipe.compose import load, schema
+from flowrun.launcher.recipe.key_trees import flatten_keys
 from flowrun.launcher.recipe.locate import show_path
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import PlacedError
-from flowrun.launcher.recipe.schema import flatten_keys
 from flowrun.launcher.store.checkpoint import FOLDER, RECIPE, Checkpoint, find_all, find_best
 
 # What makes it the same training, by section of the recipe; none named: all.  The rest may change.

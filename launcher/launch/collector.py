@@ -17,7 +17,8 @@ from flowrun.engine.errors import RunError
 from flowrun.engine.trace.trace import TraceEvent
 from flowrun.launcher.launch.elastic import STOP
 from flowrun.launcher.launch.events import concerns_all
-from flowrun.launcher.launch.hosts.hosts import Alone, Hosts
+from flowrun.launcher.launch.hosts.alone import Alone
+from flowrun.launcher.launch.hosts.hosts import Hosts
 from flowrun.launcher.launch.preemption import Offer, Preemption
 from flowrun.launcher.launch.restart.restarts import Ending
 from flowrun.launcher.report.record import Record

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -24,10 +25,11 @@ from flowrun.engine.runtime.drivers.pulse import Pulses
 from flowrun.engine.runtime.kernels.kernels import Kernels
 from flowrun.engine.runtime.process.outputs import ProcessOutputs
 from flowrun.engine.runtime.process.stacks import Stacks
-from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.job import Job, Start
 from flowrun.launcher.launch.collector import EventCollector
 from flowrun.launcher.launch.elastic import handlers_restored, run_agent
-from flowrun.launcher.launch.hosts.hosts import Alone, Hosts, HostsChanged, hold_nothing
+from flowrun.launcher.launch.hosts.alone import Alone, HostsChanged, Save, hold_nothing
+from flowrun.launcher.launch.hosts.hosts import Hosts
 from flowrun.launcher.launch.hosts.meeting import NOTHING, Host, ranks_of_a_host
 from flowrun.launcher.launch.hosts.rendezvous import MeetingPlace
 from flowrun.launcher.launch.preemption import Preemption, Requests
@@ -41,7 +43,7 @@ from flowrun.launcher.launch.restart.restarts import (
     restart,
 )
 from flowrun.launcher.launch.restart.rollback import Rollbacks, roll_back
-from flowrun.launcher.launch.restart.snapshot_memory import map_snapshots
+from flowrun.launcher.launch.restart.snapshot_memory import SnapshotMemory, map_snapshots
 from flowrun.launcher.launch.step_gate import StepGate
 from flowrun.launcher.launch.watch import Watch, find_limit, find_silence
 from flowrun.launcher.launch.worker import Worker
@@ -93,15 +95,9 @@ def execute_local(
         preemption = events.preemption = _make_preemption(job, local_ranks, events, requests)
         requests.running = False  # while hosts are awaited, a request to end raises its error
         describe = partial(_describe, job, training, record, ring, copies)
-        try:
-            place = hosts.meet(describe, events.receive, copies.save if copies else hold_nothing)
-        except HostsChanged as changed:
-            if lost:
-                restart(record, attempts, lost, find_step(record.run_folder, changed.step))
-            raise
-        if lost:
-            restart(record, attempts, lost, job.start)
-            lost = None
+        again = partial(restart, record, attempts, lost) if lost else None
+        place = _meet(describe, events, copies.save if copies else hold_nothing, again)
+        lost = None
         _prepare_folder(record, hosts)
         if hosts.may_change:
             copies = _begin_copies(ring, record, training.plan, place, events)
@@ -119,24 +115,63 @@ def execute_local(
         ):
             rollbacks = rolled
             continue
-        again = attempts.after(ending, record.reached)
         snapshots = None if hosts.may_change else worker.snapshots
-        if again is None or not isinstance(error, RunError):
-            record.close()
-            if attempts.limit and isinstance(error, RunError):
-                error = give_up(record, snapshots, ending, error)
-            raise error
-        attempts = again
+        attempts, died = _count_attempt(record, attempts, snapshots, ending, error)
         go_back(record, snapshots)
         if hosts.may_change:  # they agree on where
-            record.note(f"{error.where}: {error.problem}")
-            lost = error
+            record.note(f"{died.where}: {died.problem}")
+            lost = died
         else:
-            restart(record, attempts, error, job.start)
+            restart(record, attempts, died, job.start)
         back_off(attempts.wait_s, lambda: not requests.queue.empty())
     if events.here:
         _join_weights(events, record, num_ranks)
     return events.log()
+
+
+def _meet(
+    describe: Callable[[], Host],
+    events: EventCollector,
+    save: Save,
+    again: Callable[[Start | None], None] | None,
+) -> MeetingPlace:
+    """Meet the other hosts; return where their ranks meet.
+
+    describe: this host, to the others.  events: of the round.  save: what the hub may ask for.
+    again: writes a restart down, once it is known what all hosts go on from; None before the first
+    round.  Raises HostsChanged.
+    """
+    record = events.record
+    try:
+        place = events.hosts.meet(describe, events.receive, save)
+    except HostsChanged as changed:
+        if again:
+            again(find_step(record.run_folder, changed.step))
+        raise
+    if again:
+        again(record.job.start)
+    return place
+
+
+def _count_attempt(
+    record: Record,
+    attempts: Attempts,
+    snapshots: SnapshotMemory | None,
+    ending: Ending,
+    error: BaseException,
+) -> tuple[Attempts, RunError]:
+    """Return the attempts with one more, and the error that it restarts from.
+
+    record: of the run; it is closed if the run ends.  attempts: so far.  snapshots: what the ranks
+    left in memory.  ending, error: of the last attempt.  Raises the error if the run ends.
+    """
+    after = attempts.after(ending, record.reached)
+    if after and isinstance(error, RunError):
+        return after, error
+    record.close()
+    if attempts.limit and isinstance(error, RunError):
+        raise give_up(record, snapshots, ending, error)
+    raise error
 
 
 def _prepare_folder(record: Record, hosts: Hosts | Alone) -> None:

@@ -18,7 +18,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from flowrun.engine.errors import RunError
-from flowrun.launcher.launch.hosts.hosts import Alone, Hosts
+from flowrun.launcher.launch.hosts.alone import Alone
+from flowrun.launcher.launch.hosts.hosts import Hosts
 from flowrun.launcher.launch.step_gate import COMPLETES, ENDS, StepGate
 from flowrun.launcher.recipe.schema import Launch, time_limit_s
 from flowrun.launcher.terminal.doing import clear

@@ -29,7 +29,7 @@ from flowrun.launcher.launch.finite import (
     explain,
     find_broken,
 )
-from flowrun.launcher.launch.hosts.hosts import Alone
+from flowrun.launcher.launch.hosts.alone import Alone
 from flowrun.launcher.launch.preemption import Preemption, Requests
 from flowrun.launcher.launch.restart.rollback import Rollbacks, roll_back
 from flowrun.launcher.launch.step_gate import StepGate

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrun.launcher.listeners.listener import RunInfo
-from flowrun.launcher.recipe.schema import flatten_keys
+from flowrun.launcher.recipe.key_trees import flatten_keys
 
 _FLUSH_S = 1.0  # from one batch of MLflow to the next
 _PARAMETER_CHARACTERS = 500  # of a value; MLflow refuses more than 6000

@@ -13,11 +13,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.engine.user_code import place_of
 from flowrun.models.data.collate import ItemError, collate, differing_fields, item_of
-from flowrun.models.data.corpus.packed import IGNORED
 from flowrun.models.data.named import NamedFields
 from flowrun.models.data.stacked import batch_method, batch_of
 from flowrun.models.data.steps import preparation, unprepared_fields
-from flowrun.models.losses import model_loss
+from flowrun.models.losses import IGNORED, model_loss
 
 NAMED = f"{NamedFields.__module__}.{NamedFields.__name__}"
 _OWN_LOSS = (

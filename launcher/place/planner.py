@@ -29,8 +29,9 @@ from flowrun.launcher.place.outcome import Bound, Outcome, outcome_of
 from flowrun.launcher.place.space import Branch, Candidate, Space
 from flowrun.launcher.recipe.compose import freeze, resolve, schema, to_recipe
 from flowrun.launcher.recipe.hardware_keys import rank_hardware
+from flowrun.launcher.recipe.key_trees import change_keys
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.recipe.schema import RecipeSchema, change_keys
+from flowrun.launcher.recipe.schema import RecipeSchema
 
 KEPT_OPS = 200_000  # of layouts that are kept for later candidates: about 1 kB each
 MIN_BLOCKS_TO_EXTRAPOLATE = 12  # from as many on, candidates are planned with few blocks

@@ -4,6 +4,7 @@ Overrides such as "train.steps=50" enter; a frozen Recipe leaves, or an error wi
 
 compose.py         read this first: Hydra composes, `load` returns a Recipe
 schema.py          every key: type, default, unit
+key_trees.py       nested keys as dotted keys, and with some replaced
 recipe.py          Recipe, which all of the launcher reads
 key_meanings.py    what each key means
 value_ranges.py checks.py   the range of a single key; contradictions between keys

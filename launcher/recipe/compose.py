@@ -24,6 +24,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe import hydra_source
 from flowrun.launcher.recipe.checks import CHECKS, zero_of
+from flowrun.launcher.recipe.key_trees import plain
 from flowrun.launcher.recipe.placement_keys import (
     check_axis_names,
     parse_in_flight,
@@ -38,7 +39,7 @@ from flowrun.launcher.recipe.recipe_errors import (
     no_mapping,
     unknown_key,
 )
-from flowrun.launcher.recipe.schema import WEIGHTS, RecipeSchema, plain
+from flowrun.launcher.recipe.schema import WEIGHTS, RecipeSchema
 
 CONFIG_MODULE, CONFIG_NAME = "flowrun.conf", "config"
 GROUPS = ("model", "data", "optim", "launch", "hardware")

@@ -26,8 +26,9 @@ from omegaconf.errors import (
 
 from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.launcher.recipe.hydra_source import GROUP, is_path, recipe_names
+from flowrun.launcher.recipe.key_trees import flatten_keys
 from flowrun.launcher.recipe.locate import locate, show_path
-from flowrun.launcher.recipe.schema import RecipeSchema, flatten_keys
+from flowrun.launcher.recipe.schema import RecipeSchema
 
 _MAPPING = "only a mapping of keys can stand here."
 _ENDLESS = re.compile(r"(\S{200})\S{300,}")  # a word that would fill the screen

@@ -7,14 +7,13 @@ the same classes, with layouts parsed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.strategy import Auto, Recompute, Zero
 
-Keys = TypeVar("Keys", bound=Any)
 Target = dict[str, Any]  # `_target_`: dotted path of a class or function, and its arguments
 
 WEIGHTS = "weights"  # the one key of `model` that is no argument of it
@@ -486,39 +485,3 @@ class RecipeSchema:
     engine: Engine = field(default_factory=Engine)
     sweep: SweepKeys = field(default_factory=SweepKeys)
     hardware: Hardware = field(default_factory=Hardware)
-
-
-def change_keys(tree: Keys, keys: Mapping[str, Any]) -> Keys:
-    """Return `tree` with some nested keys replaced, as a recipe merged over it would: key by key,
-    in dicts too.  keys: of the types that the schema asks for.
-    """
-    given = {}
-    for key, value in keys.items():
-        before = getattr(tree, key)
-        if is_dataclass(before):
-            value = change_keys(before, value)
-        elif isinstance(before, dict):
-            value = before | value
-        given[key] = value
-    return replace(tree, **given)
-
-
-def plain(value: Any) -> Any:
-    """Nested mappings and sequences as dicts and lists: what YAML and errors print."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
-
-
-def flatten_keys(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of all that is no mapping with keys.
-
-    tree: nested keys; a value that is none has the key `prefix`.
-    """
-    if isinstance(tree, Mapping) and tree:
-        for key, value in tree.items():
-            yield from flatten_keys(value, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, tree

@@ -29,7 +29,7 @@ from flowrun.engine.runtime.process.lifetime import end_with
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.failure import describe, describe_exit
-from flowrun.launcher.launch.hosts.hosts import Alone
+from flowrun.launcher.launch.hosts.alone import Alone
 from flowrun.launcher.launch.limits import check_limits
 from flowrun.launcher.launch.worker import device_of_rank, join_process_group
 from flowrun.launcher.samples.open_files import reopen_files

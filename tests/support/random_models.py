@@ -46,7 +46,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.launcher.job import forked, job_plans
 from flowrun.launcher.recipe.compose import compose, freeze, resolve
-from flowrun.launcher.recipe.schema import change_keys
+from flowrun.launcher.recipe.key_trees import change_keys
 from flowrun.launcher.run import run
 from flowrun.models.sampling import sample_indices
 from support.random_blocks import BLOCKS, Shape, Skip, Writer, candidates

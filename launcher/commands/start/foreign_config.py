@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flowrun.launcher.recipe.key_trees import flatten_keys
 from flowrun.launcher.recipe.recipe_errors import PlacedError
-from flowrun.launcher.recipe.schema import flatten_keys
 from flowrun.launcher.terminal.console import say
 
 _DECAY = {"name": "LinearLR", "start_factor": 1.0, "end_factor": 0.0}

@@ -1,6 +1,7 @@
 """The launchers of several hosts find each other, and send each other what happens.
 
 hosts.py             read this first: this launcher's connection to the others, for the whole run
+alone.py             a run of one host, and the words that both kinds share
 hub_server.py        the hub's side of all connections
 hub.py meeting.py    pure: who gets which message; whether two hosts run the same, and their numbers
 holdings.py          pure: which step the hosts hold between them after a loss, and who saves it

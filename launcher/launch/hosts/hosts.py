@@ -20,8 +20,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from flowrun.engine.errors import RecipeError, RunError
+from flowrun.launcher.launch.hosts.alone import Alone, HostsChanged, Receive, Save, hold_nothing
 from flowrun.launcher.launch.hosts.channel import BEAT_S, JsonChannel, Stranger, WrongToken
-from flowrun.launcher.launch.hosts.endpoint import LOOPBACK, Endpoint, find_interface, listen
+from flowrun.launcher.launch.hosts.endpoint import Endpoint, find_interface, listen
 from flowrun.launcher.launch.hosts.hub import Hub, as_fields
 from flowrun.launcher.launch.hosts.hub_server import (
     ENDED,
@@ -43,27 +44,7 @@ _FLUSH_S = 0.5  # for the last messages, if the network is down
 _KEY = "launch.rdzv_endpoint"
 _ADVICE = "Check that every host runs the same command and can reach this endpoint."
 
-Receive = Callable[[int, tuple[Any, ...]], None]  # the number of a host, and an event there
-Save = Callable[[str, int, Sequence[Any]], None]  # save STEP RANKS, or complete STEP FILES
 T = TypeVar("T")
-
-
-def hold_nothing(word: str, step: int, what: Sequence[Any]) -> None:
-    """Save nothing: this host has said that it holds nothing.
-
-    word, step, what: see Save.
-    """
-
-
-class HostsChanged(Exception):
-    """Other hosts are here than this one has planned for, or they go on from another state.
-
-    num_hosts: that are here.  step: steps done of the state that all go on from.
-    """
-
-    def __init__(self, num_hosts: int, step: int) -> None:
-        super().__init__(num_hosts, step)
-        self.num_hosts, self.step = num_hosts, step
 
 
 class Hosts:
@@ -371,50 +352,6 @@ class Hosts:
 
     def _submit(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop)
-
-
-class Alone:
-    """The only host of a run: there is nobody else to meet.  See Hosts."""
-
-    number = 0
-    names: tuple[str, ...] = ()
-    shared = False
-    may_change = False
-    listener = None
-    token = ""
-
-    def __init__(self) -> None:
-        self._store: Any = None
-
-    def meet(
-        self, describe: Callable[[], Host], receive: Receive, save: Save = hold_nothing
-    ) -> MeetingPlace:
-        """Return where the ranks meet: a new store on loopback.
-
-        describe, receive, save: of no use.
-        """
-        self._store = open_store(LOOPBACK)
-        return MeetingPlace(
-            number=0,
-            num_hosts=1,
-            address=LOOPBACK,
-            port=self._store.port,
-            interface=find_interface(LOOPBACK),
-        )
-
-    def name(self, number: int) -> str:
-        """Name this host for a person."""
-        return "this host"
-
-    def broadcast(self, *event: Any) -> None:
-        """Do nothing."""
-
-    def part(self, within_s: float | None = None) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Close the store."""
-        self._store = None
 
 
 @contextmanager

@@ -29,12 +29,13 @@ from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.rank.pieces import count_bytes, count_copied_bytes, find_lent
-from flowrun.engine.runtime.rank.shards import choose_shards, make_whole_shard
+from flowrun.launcher.launch.hosts.alone import Alone
 from flowrun.launcher.launch.hosts.channel import JsonChannel, Stranger, WrongToken
 from flowrun.launcher.launch.hosts.holdings import Holding, Steps
-from flowrun.launcher.launch.hosts.hosts import Alone, Hosts
+from flowrun.launcher.launch.hosts.hosts import Hosts
 from flowrun.launcher.launch.hosts.rendezvous import MeetingPlace
 from flowrun.launcher.launch.restart.aims import Aims
+from flowrun.launcher.launch.restart.restarts import write_rank
 from flowrun.launcher.launch.restart.snapshot_memory import (
     SnapshotMemory,
     find_interval,
@@ -336,16 +337,13 @@ class Copies:
             self.record.note(f"step {step}, of the hosts' memory, could not be saved: {error}")
 
     def _write(self, folder: Path, step: int, ranks: Sequence[int]) -> None:
-        job, plan = self.record.job, self.plan
         if step != self.saved:
             self.saved, self.files = step, ()
         folder.mkdir(parents=True, exist_ok=True)
         for rank in ranks:
             memory = self.own if rank in self.own.stamps.ranks else self.copy
-            shards = choose_shards(plan, rank, memory.read(rank, step))
-            unused = job.unused if rank == 0 else ()
-            shards += [make_whole_shard(name, job.materials.initial[name]) for name in unused]
-            size, checksum = logical_checkpoint.write(folder, rank, shards)
+            held = memory.read(rank, step)
+            size, checksum = write_rank(self.record.job, self.plan, folder, rank, held)
             self.files += ((rank, size, checksum),)
 
     def _complete(self, folder: Path, step: int, files: Sequence[Any]) -> None:

@@ -7,13 +7,18 @@ The launcher still holds the compiled job, so it forks new ranks where the newes
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 
+from torch import Tensor
+
+from flowrun.engine.actors.plan import Plan
 from flowrun.engine.errors import RunError
+from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.rank.shards import choose_shards, make_whole_shard
-from flowrun.launcher.job.job import Start
+from flowrun.launcher.job.job import Job, Start
 from flowrun.launcher.launch.restart.snapshot_memory import MemorySnapshot, SnapshotMemory
 from flowrun.launcher.launch.restart.stamps import NONE
 from flowrun.launcher.report.record import Record
@@ -149,18 +154,27 @@ def give_up(
 
 
 def _save(record: Record, start: MemorySnapshot) -> None:
-    from flowrun.engine.runtime.drivers import logical_checkpoint
-
     job, plan = record.job, start.memory.plan
     folder, files = checkpoints.partial_folder(record.folder, start.step), {}
     folder.mkdir(parents=True, exist_ok=True)
     for rank in range(plan.num_ranks):
-        shards = choose_shards(plan, rank, start.views(rank))
-        unused = job.unused if rank == 0 else ()
-        shards += [make_whole_shard(name, job.materials.initial[name]) for name in unused]
-        written = logical_checkpoint.write(folder, rank, shards)
+        written = write_rank(job, plan, folder, rank, start.views(rank))
         files[logical_checkpoint.file_of(folder, rank).name] = written
     record.complete_checkpoint(folder, start.step, files)
+
+
+def write_rank(
+    job: Job, plan: Plan, folder: Path, rank: int, held: Mapping[str, Tensor]
+) -> tuple[int, int]:
+    """Write what a rank left in memory as its file of a checkpoint; return bytes and checksum.
+
+    job, plan: what the rank did.  folder: of the checkpoint.  held: tensor of the graph -> what the
+    rank holds.
+    """
+    shards = choose_shards(plan, rank, held)
+    unused = job.unused if rank == 0 else ()
+    shards += [make_whole_shard(name, job.materials.initial[name]) for name in unused]
+    return logical_checkpoint.write(folder, rank, shards)
 
 
 def choose_start(found: Sequence[Checkpoint], snapshots: SnapshotMemory | None) -> Start | None:

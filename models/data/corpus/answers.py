@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from flowrun.models.data.corpus.documents import LOG, DocumentPart, Documents, keep_documents
-from flowrun.models.data.corpus.packed import IGNORED, PackedDocuments
+from flowrun.models.data.corpus.packed import PackedDocuments
 from flowrun.models.data.corpus.row_files import PlacedRow
 from flowrun.models.data.corpus.row_source import RowSource
 from flowrun.models.data.corpus.special_tokens import EncodedText, SpecialTokens, TextSpans
 from flowrun.models.data.corpus.tokenizer import find_beginning, put_beginning
 from flowrun.models.data.stacked import StackedDataset
+from flowrun.models.losses import IGNORED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from flowrun.models.data.corpus.documents import Documents
 from flowrun.models.data.stacked import StackedDataset
+from flowrun.models.losses import IGNORED
 
 DOCUMENTS, POSITIONS = "documents", "positions"  # fields of a sample that is packed
-IGNORED = -100  # a target that no loss counts
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 

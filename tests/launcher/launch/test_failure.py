@@ -13,7 +13,7 @@ from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers.distributed import LostPeer
 from flowrun.launcher.launch.collector import EventCollector
 from flowrun.launcher.launch.failure import describe
-from flowrun.launcher.launch.hosts.hosts import Alone
+from flowrun.launcher.launch.hosts.alone import Alone
 
 OWN = ("error", "rank 2, actor head", "ValueError: no.", "", False)
 LOST = ("error", "rank 0, actor all_reduce", "lost another rank.", "", True)

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
 from flowrun.launcher.launch.hosts import channel, hub, patience
 from flowrun.launcher.launch.hosts import hosts as module
-from flowrun.launcher.launch.hosts.hosts import Hosts, HostsChanged
+from flowrun.launcher.launch.hosts.alone import HostsChanged
+from flowrun.launcher.launch.hosts.hosts import Hosts
 from flowrun.launcher.launch.hosts.meeting import Host
 from flowrun.launcher.recipe.schema import Launch, nodes_of
 from support.command import free_port

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flowrun.engine.errors import RunError
 from flowrun.launcher.launch.collector import EventCollector
-from flowrun.launcher.launch.hosts.hosts import Alone
+from flowrun.launcher.launch.hosts.alone import Alone
 from flowrun.launcher.launch.restart.restarts import Attempts, Ending, find_newest_whole
 from flowrun.launcher.store.checkpoint import Checkpoint
 
