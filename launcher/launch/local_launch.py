@@ -74,16 +74,7 @@ def execute_local(
     num_ranks = training.plan.num_ranks
     local_ranks = ranks_of_a_host(num_ranks, job.recipe.launch)
     limit_s = find_limit(job.recipe.launch.hang_s, training.rehearsal.step_s)
-    worker = Worker(
-        job=job,
-        training=training,
-        evaluation=evaluation,
-        kernels=kernels,
-        folder=record.run_folder,
-        launcher=os.getpid(),
-        silence_s=find_silence(limit_s),
-        snapshots=map_snapshots(record, training),
-    )
+    worker = _make_worker(record, training, evaluation, kernels, limit_s)
     limit, furthest = job.recipe.launch.restarts, record.reached
     attempts = Attempts(limit=limit, may_change=hosts.may_change, furthest=furthest)
     rollbacks = Rollbacks()
@@ -127,6 +118,30 @@ def execute_local(
     if events.here:
         _join_weights(events, record, num_ranks)
     return events.log()
+
+
+def _make_worker(
+    record: Record,
+    training: Rehearsed,
+    evaluation: Rehearsed | None,
+    kernels: Kernels,
+    limit_s: float,
+) -> Worker:
+    """Return what all ranks of this host have in common.
+
+    record: of the run.  training, evaluation: its plans.  kernels: of training's regions.
+    limit_s: after which they hang.
+    """
+    return Worker(
+        job=record.job,
+        training=training,
+        evaluation=evaluation,
+        kernels=kernels,
+        folder=record.run_folder,
+        launcher=os.getpid(),
+        silence_s=find_silence(limit_s),
+        snapshots=map_snapshots(record, training),
+    )
 
 
 def _meet(
