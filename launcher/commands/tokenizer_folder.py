@@ -8,8 +8,8 @@ from pathlib import Path
 
 from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.terminal import doing
+from flowrun.models.data.corpus.find_files import find_text_files
 from flowrun.models.data.corpus.train_tokenizer import LEAST_VOCABULARY, train_tokenizer
-from flowrun.models.data.text import text_files
 
 _BLOCK_BYTES = 1 << 20
 
@@ -37,7 +37,7 @@ def make_tokenizer(paths: Sequence[str], vocabulary: int, to: Path) -> int:
             "Name a folder that is not there.",
         )
     try:
-        files = [file for path in paths or (None,) for file in text_files(path)]
+        files = [file for path in paths or (None,) for file in find_text_files(path)]
     except FileNotFoundError as error:
         raise PlacedError("command line", "--from", f"{error}.") from None
     if paths:

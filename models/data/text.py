@@ -4,15 +4,14 @@ library's own source.
 
 from __future__ import annotations
 
-import os
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from flowrun.models.data.corpus.find_files import find_text_files
 from flowrun.models.data.corpus.plain_text import tokenise_files
 from flowrun.models.data.windows import Windows
 
@@ -22,7 +21,8 @@ BYTES = "bytes"  # in place of the digest of a tokenizer
 class Text(Windows):
     """Windows of a stream of ids: {tokens (T,), targets (T,)}, int64, targets one id ahead.
 
-    path: a file, or a folder whose files are read in sorted order; None: the Python standard
+    path: a file, or a folder whose files are read in sorted order, without hidden ones and
+    __pycache__; None: the Python standard
     library's own .py files.
     length: T; windows do not overlap.  max_bytes: bytes of the text that are read; None: all.
     tokenizer: a folder that transformers reads, or a tokenizer.json file (pip install
@@ -37,7 +37,7 @@ class Text(Windows):
         max_bytes: int | None = 8_000_000,
         tokenizer: str | None = None,
     ) -> None:
-        files = text_files(path)
+        files = find_text_files(path)
         self.notes = _note_cut(path, files, max_bytes)
         if tokenizer is None:
             stream = b"".join(_read_bytes(files, sys.maxsize if max_bytes is None else max_bytes))
@@ -63,26 +63,6 @@ def _note_cut(path: str | None, files: list[Path], max_bytes: int | None) -> tup
     if path is None or max_bytes is None or total <= max_bytes:
         return ()
     return (f"data.max_bytes={max_bytes} reads that many of the {total:,} bytes of {path}",)
-
-
-def text_files(path: str | None) -> list[Path]:
-    """Return a file, or the files of a folder; None: those of Python's standard library."""
-    if path is None:
-        return sorted(_standard_library())
-    root = Path(path).expanduser()
-    if root.is_dir():
-        return sorted(f for f in root.rglob("*") if f.is_file())
-    if not root.exists():
-        raise FileNotFoundError(f"there is no file or folder {path}")
-    return [root]
-
-
-def _standard_library() -> Iterator[Path]:
-    """Yield Python's own source files, without those of installed packages."""
-    others = {"site-packages", "dist-packages", "__pycache__"}
-    for folder, inner, files in os.walk(sysconfig.get_paths()["stdlib"]):
-        inner[:] = [name for name in inner if name not in others]
-        yield from (Path(folder, name) for name in files if name.endswith(".py"))
 
 
 def _read_bytes(files: list[Path], max_bytes: int) -> Iterator[bytes]:

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from flowrun.models.data.corpus.find_files import find_visible_files
 from flowrun.models.data.corpus.row_files import READERS, PlacedRow
 
 _FORM = 2  # of rows; another one is tokenised anew
@@ -94,7 +95,8 @@ class RowSource:
     def _files(self) -> list[Path]:
         """Return the files that are read; of a saved data set, all."""
         where = Path(self.path).expanduser()
-        files = [where] if where.is_file() else sorted(_visible_files(where))
+        inside = (file for file in find_visible_files(where) if file.name != "README.md")
+        files = [where] if where.is_file() else sorted(inside)
         if not files:
             raise FileNotFoundError(
                 f"there is no file or folder {self.path} with rows; of the hub, write one by "
@@ -135,15 +137,6 @@ class RowSource:
                 f"write data.split={'|'.join((*known, ALL))}, or leave it out"
             )
         return found
-
-
-def _visible_files(folder: Path) -> Iterator[Path]:
-    """Yield all files of a folder that hold rows, or should."""
-    for file in folder.rglob("*"):
-        inside = file.relative_to(folder)
-        hidden = any(part.startswith(".") for part in inside.parts)
-        if file.is_file() and not hidden and file.name != "README.md":  # as clones of the hub have
-            yield file
 
 
 def _split_of(file: Path) -> str | None:

@@ -35,6 +35,23 @@ def test_files_become_a_folder_that_data_reads(
     assert Text(files[1], length=4, tokenizer=str(to)).vocabulary == 270
 
 
+def test_hidden_files_of_a_folder_are_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = tmp_path / "texts"
+    for name, content in {
+        "a.txt": b"the cat sat on the mat\n" * 20,
+        ".git/index": b"\xff",
+        "inner/__pycache__/a.pyc": b"\xa7",
+        ".DS_Store": b"\xfe",
+    }.items():
+        (texts / name).parent.mkdir(parents=True, exist_ok=True)
+        (texts / name).write_bytes(content)
+    code, _, err = end(capsys, "--from", str(texts), "--to", str(tmp_path / "bpe"))
+    assert (code, err) == (0, "")
+    assert len(Text(str(texts), length=4).stream) == 23 * 20
+
+
 def test_fewer_ids_than_were_asked_for_are_said(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
