@@ -32,6 +32,23 @@ class FlowrunError(Exception):
         return "\n  ".join(lines)
 
 
+class ArgumentError(ValueError):
+    """An object cannot be made from one of its arguments, which the launcher shows at its key.
+
+    Data sets raise it, which the recipe makes by `_target_`; they know no key but their own.
+    argument: the name of the parameter.  problem, instead: see FlowrunError.
+    """
+
+    def __init__(self, argument: str, problem: str, instead: str = "") -> None:
+        super().__init__(argument, problem, instead)
+        self.argument = argument
+        self.problem = problem
+        self.instead = instead
+
+    def __str__(self) -> str:
+        return f"{self.argument}: {self.problem} {self.instead}".rstrip()
+
+
 class RecipeError(FlowrunError):
     """A key or a value of the recipe is wrong."""
 

@@ -104,7 +104,8 @@ def _load_merged(run_folder: Path, step: int | None, best: bool) -> LoadedRun:
     if not recipe.adapters.modules:  # peft's own
         model: Any = run.model
         return replace(run, model=model.merge_and_unload().eval())
-    base = replace(recipe, weights="", adapters=replace(recipe.adapters, modules=()))
+    whole = replace(recipe.adapters, modules=())
+    base = replace(recipe, weights="", adapters=whole, data=run.recipe.data)
     with TemporaryDirectory() as folder:
         file = export(run_folder, step, Path(folder) / weights.FILE, best)
         made = instantiate_model(base)

@@ -18,6 +18,7 @@ from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import ABOUT, AVERAGES, RECIPE, Checkpoint, find_all
+from flowrun.launcher.store.run_tokenizer import use_own_tokenizer
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ def load_run(
     stored = find_weights(run_folder, step, best)
     recipe = load([f"recipe={run_folder / RECIPE}", *overrides], config_dir)
     recipe = replace(recipe, weights="")
+    if not any(override.lstrip("+~").startswith("data") for override in overrides):
+        recipe = use_own_tokenizer(recipe, run_folder)
     model = instantiate_model(recipe)
     averaged = averages and recipe.optim.ema and recipe.optim.ema_eval
     try:

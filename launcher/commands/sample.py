@@ -19,6 +19,7 @@ from flowrun.launcher.sampling.ranks import RanksModel, start_ranks
 from flowrun.launcher.sampling.window import recipe_of_window
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import RECIPE
+from flowrun.launcher.store.run_tokenizer import use_own_tokenizer
 from flowrun.launcher.text.codec import (
     BYTES,
     ByteCodec,
@@ -175,6 +176,7 @@ def open_in_layout(
         raise PlacedError("command line", str(source), problem, "Leave out --in-layout.")
     stored = find_weights(source, step, best)
     recipe = replace(load([f"recipe={source / RECIPE}"]), weights=str(stored.file or ""))
+    recipe = use_own_tokenizer(recipe, source)
     codec = codec_of(recipe.data, tokenizer)
     module = describe_model(recipe, draws=False).model  # without memory for weights
     text = text_model(module, recipe.task.inputs, _window_of(recipe), str(recipe.model["_target_"]))

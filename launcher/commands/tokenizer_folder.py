@@ -6,6 +6,7 @@ import codecs
 from collections.abc import Sequence
 from pathlib import Path
 
+from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.terminal import doing
 from flowrun.models.data.corpus.find_files import find_text_files
@@ -38,8 +39,8 @@ def make_tokenizer(paths: Sequence[str], vocabulary: int, to: Path) -> int:
         )
     try:
         files = [file for path in paths or (None,) for file in find_text_files(path)]
-    except FileNotFoundError as error:
-        raise PlacedError("command line", "--from", f"{error}.") from None
+    except ArgumentError as error:
+        raise PlacedError("command line", "--from", error.problem) from None
     if paths:
         _check_text(files)
     with doing.show_log("flowrun.models.data"):

@@ -12,6 +12,7 @@ import importlib
 import inspect
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from flowrun.engine.capture.joint_graph import LOSS
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import ArgumentError, RecipeError
 from flowrun.launcher.model.adapters import add_adapters
 from flowrun.launcher.model.dataset_checks import check_items, check_kind, check_labels
 from flowrun.launcher.model.deferred import LEAST_BYTES, Unrecordable, defer
@@ -43,6 +44,7 @@ from flowrun.models.losses import part_of
 
 _WITH_TORCHVISION = ("torchvision", "timm", "transformers")  # these import it
 _NARROW = (torch.bfloat16, torch.float16)  # where an update rounded to nearest is often lost
+_FULL_KEY = re.compile(r"^full_key: (.+)$", re.MULTILINE)  # in Hydra's error
 LossFunction = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (output, batch) -> scalar mean
 
 
@@ -349,6 +351,10 @@ def _instantiate(target: Target, name: str, where: str) -> Any:
         return instantiate(target, _convert_="all")
     except Exception as error:
         cause = error.__cause__ or error
+        if isinstance(cause, ArgumentError):
+            within = _FULL_KEY.search(str(error))  # of a target among the arguments of another
+            place = f"{where}.{within[1]}" if within else where
+            raise RecipeError(f"{place}.{cause.argument}", cause.problem, cause.instead) from error
         reason = " ".join(str(cause).split()) or type(cause).__name__
         raise RecipeError(
             where, f"{name} refused its arguments: {type(cause).__name__}: {reason}"

@@ -42,6 +42,7 @@ from flowrun.launcher.store.checkpoint import (
     find_best,
     replace_text,
 )
+from flowrun.launcher.store.run_tokenizer import keep_tokenizer
 from flowrun.launcher.terminal.console import STDERR, STDOUT, say
 
 _NO_TARGET = (
@@ -115,6 +116,7 @@ class Record:
     def _write_job(self) -> None:
         if self.begun:
             replace_text(self.folder / RECIPE, self.job.recipe.to_yaml())
+            keep_tokenizer(self.job.recipe.data, self.folder)
             if self._plan:
                 replace_text(self.folder / "plan.txt", self._plan)
 

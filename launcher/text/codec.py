@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import ArgumentError, RecipeError
 from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.models.data.corpus.special_tokens import SpecialTokens
 from flowrun.models.data.corpus.tokenizer import TOKENIZER, load_tokenizer, vocabulary_of
@@ -140,8 +140,9 @@ def read_tokenizer(path: Path) -> TokenizerCodec:
         raise RecipeError(
             KEY, "this needs the package transformers.", "pip install 'flowrun[text]'"
         ) from error
-    except FileNotFoundError as error:
-        raise PlacedError("command line", str(path), f"{error}.", instead) from error
+    except ArgumentError as error:
+        more = "\n".join(filter(None, (error.instead, instead)))
+        raise PlacedError("command line", str(path), error.problem, more) from error
     except Exception as error:  # the library raises no class of its own
         reason = " ".join(str(error).split())
         raise PlacedError(

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flowrun.engine.errors import ArgumentError
 from flowrun.models.data.stacked import Rows
 
 
@@ -53,7 +54,7 @@ def _columns(file: Path, categories: Sequence[str], numbers: Sequence[str]) -> A
     from pyarrow import csv, dataset, float64, string
 
     if not file.is_file():
-        raise FileNotFoundError(f"there is no file {file}")
+        raise ArgumentError("path", f"there is no file {file}.")
     types = dict.fromkeys(categories, string()) | dict.fromkeys(numbers, float64())
     cells = csv.ConvertOptions(column_types=types, null_values=[""])
     is_csv = file.suffix != ".parquet"

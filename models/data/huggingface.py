@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flowrun.engine.errors import ArgumentError
 from flowrun.models.data.stacked import StackedDataset
 
 
@@ -26,17 +27,19 @@ class HuggingFace(StackedDataset):
         import datasets
 
         if not Path(path).expanduser().is_dir():
-            raise FileNotFoundError(f"there is no folder {path}")
+            raise ArgumentError("path", f"there is no folder {path}.")
         found = datasets.load_from_disk(str(Path(path).expanduser()))
         if isinstance(found, datasets.DatasetDict):
             if split not in found:
-                raise ValueError(f"{path}: split must be one of {', '.join(found)}, not {split!r}")
+                splits = ", ".join(found)
+                raise ArgumentError("split", f"it must be one of {splits}, not {split!r}.")
             found = found[split]
         known = found.column_names
         self.fields = dict(fields or {name: name for name in known})
         missing = [column for column in self.fields.values() if column not in known]
         if missing:
-            raise ValueError(f"{path} has no column {missing[0]!r}; it has {', '.join(known)}")
+            problem = f"{path} has no column {missing[0]!r}; it has {', '.join(known)}."
+            raise ArgumentError("fields", problem)
         self.rows = found.select_columns(list(dict.fromkeys(self.fields.values())))
 
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flowrun.engine.errors import ArgumentError
 from flowrun.models.data.steps import Step, StepwiseDataset
 from flowrun.models.data.transforms import (
     Transform,
@@ -50,7 +51,7 @@ class ImageFolder(StepwiseDataset):
         from torchvision.datasets import ImageFolder as Files
 
         if not Path(path).expanduser().is_dir():
-            raise FileNotFoundError(f"there is no folder {path}")
+            raise ArgumentError("path", f"there is no folder {path}.")
         if (transforms is None) != (eval_transforms is None):
             raise ValueError("give both transforms and eval_transforms, [] where there are none")
         found = Files(Path(path).expanduser())

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from flowrun.engine.errors import ArgumentError
 from flowrun.models.data.collate import collate, item_of
 from flowrun.models.data.corpus.packed import DOCUMENTS, Numbers
 from flowrun.models.data.stacked import StackedDataset, batch_of
@@ -201,10 +202,12 @@ def _shares(
     if weights is None:
         weights = dict(zip(sources, map(float, sizes), strict=True))
     if weights.keys() != sources.keys():
-        raise ValueError(f"weights are of {', '.join(weights)}; sources are {', '.join(sources)}")
+        problem = f"weights are of {', '.join(weights)}; sources are {', '.join(sources)}."
+        raise ArgumentError("weights", problem)
     wrong = [name for name, weight in weights.items() if not 0 < weight < math.inf]
     if wrong:
-        raise ValueError(f"the weight of {wrong[0]} is {weights[wrong[0]]}, not a positive number")
+        name = wrong[0]
+        raise ArgumentError(f"weights.{name}", f"it is {weights[name]}, not a positive number.")
     total = sum(weights.values())
     return [weights[name] / total for name in sources]
 
@@ -215,7 +218,7 @@ def _check_alike(sources: Mapping[str, Any], length: int | None) -> None:
     sources: by name.  length: that their fields must have; None: any.
     """
     if len(sources) < 1:
-        raise ValueError("a mixture has sources: {name: {_target_: a data set}}")
+        raise ArgumentError("sources", "a mixture has sources: {name: {_target_: a data set}}.")
     found = {name: _form(source) for name, source in sources.items()}
     first, form = next(iter(found.items()))
     for name, other in found.items():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from flowrun.models.data.digits import find_sklearn_data
 from flowrun.models.data.steps import Step, StepwiseDataset
 
 _HEIGHT, _WIDTH = 427, 640  # of both
@@ -30,9 +30,7 @@ class Photographs(StepwiseDataset):
     unprepared: ClassVar = {"labels": "label"}
 
     def __init__(self, samples: int = 4096, size: int = 32) -> None:
-        import sklearn.datasets
-
-        folder = Path(sklearn.datasets.__file__).parent / "images"
+        folder = find_sklearn_data() / "images"
         self.files = [folder / "china.jpg", folder / "flower.jpg"]
         self.samples, self.size = samples, size
         self.steps = (

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from flowrun.engine.errors import ArgumentError
 from flowrun.models.data.corpus.find_files import find_text_files
 from flowrun.models.data.corpus.plain_text import tokenise_files
 from flowrun.models.data.windows import Windows
@@ -51,8 +52,9 @@ class Text(Windows):
             self.notes += found.notes
         if len(self.stream) <= length:
             unit = "bytes" if tokenizer is None else "tokens"
-            raise ValueError(
-                f"{path}: {len(self.stream)} {unit} do not fill a window of {length} + 1"
+            raise ArgumentError(
+                "length",
+                f"{len(self.stream)} {unit} of {path} do not fill a window of {length} + 1.",
             )
         super().__init__(self.stream, length)
 

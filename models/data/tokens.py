@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from flowrun.engine.errors import ArgumentError
 from flowrun.models.data.windows import Windows
 
 DTYPES = ("uint16", "uint32")
@@ -21,15 +22,17 @@ class Tokens(Windows):
 
     def __init__(self, path: str, length: int = 1024, dtype: str = "uint16") -> None:
         if dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+            raise ArgumentError("dtype", f"it must be one of {', '.join(DTYPES)}, not {dtype!r}.")
         file = Path(path).expanduser()
         if not file.is_file():
-            raise FileNotFoundError(f"there is no file {path}")
+            raise ArgumentError("path", f"there is no file {path}.")
         if file.stat().st_size % np.dtype(dtype).itemsize:
-            raise ValueError(f"{path}: {file.stat().st_size} bytes are no whole number of {dtype}")
+            problem = f"{file.stat().st_size} bytes of {path} are no whole number of {dtype}."
+            raise ArgumentError("dtype", problem)
         count = file.stat().st_size // np.dtype(dtype).itemsize
         if count <= length:
-            raise ValueError(f"{path}: {count} tokens do not fill a window of {length} + 1")
+            problem = f"{count} tokens of {path} do not fill a window of {length} + 1."
+            raise ArgumentError("length", problem)
         ids = np.memmap(file, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
         super().__init__(ids, length)
 

@@ -10,6 +10,7 @@ from flowrun.launcher.model.build import instantiate_model
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import RECIPE
+from flowrun.launcher.store.run_tokenizer import keep_tokenizer
 
 TINY = (
     "recipe=gpt_dp",
@@ -26,6 +27,7 @@ def save_run(folder: Path, *overrides: str, step: int = 3) -> Path:
     recipe = load(list(overrides or TINY))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RECIPE).write_text(recipe.to_yaml())
+    keep_tokenizer(recipe.data, folder)
     state = {name: value.clone() for name, value in instantiate_model(recipe).state_dict().items()}
     save_file(state, folder / weights.FILE, {"format": "pt", "steps": str(step)})
     return folder

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flowrun.engine.errors import ArgumentError
 from flowrun.models.data.corpus.documents import LOG, DocumentPart, Documents, keep_documents
 from flowrun.models.data.corpus.packed import PackedDocuments
 from flowrun.models.data.corpus.row_files import PlacedRow
@@ -64,16 +65,18 @@ class AnsweredDocuments(StackedDataset):
         most_documents: int | None = None,
     ) -> None:
         if long not in (None, CUT, DROP):
-            raise ValueError(f"long must be {CUT}, {DROP} or null, not {long!r}")
+            raise ArgumentError("long", f"it must be {CUT}, {DROP} or null, not {long!r}.")
         self.documents, self.length, self.vocabulary = documents, length, documents.vocabulary
         self.ids_digest = documents.ids_digest
         starts, ends = documents.starts[:-1], documents.starts[1:]
         sizes = ends - starts
         too_long = sizes > length + 1
         if too_long.any() and long is None:
-            raise ValueError(
+            raise ArgumentError(
+                "length",
                 f"{too_long.sum():,} of {len(sizes):,} documents have more than the {length + 1} "
-                f"ids of length={length}: write length={sizes.max() - 1}, or long={CUT} or {DROP}"
+                f"ids of length={length}.",
+                f"Write length={sizes.max() - 1}, or long={CUT} or {DROP}.",
             )
         kept = ~too_long if long == DROP else np.ones_like(too_long)
         self.sizes = np.minimum(sizes, length + 1)
@@ -87,7 +90,10 @@ class AnsweredDocuments(StackedDataset):
         lines = [f"{n:,} of {len(sizes):,} documents {what}" for what, n in counts.items() if n]
         self.notes = (*documents.notes, *lines)
         if not len(self.chosen):
-            raise ValueError(f"no document is left to train on; {'; '.join(lines)}")
+            raise ArgumentError(
+                "path",
+                "\n".join(f"{line}." for line in ("no document is left to train on", *lines)),
+            )
         self.packed: PackedDocuments | None = None
         if pack:
             chosen = (starts[self.chosen], self.sizes[self.chosen])
@@ -167,8 +173,11 @@ def _write_row(row: PlacedRow, write: RowWriter, special: SpecialTokens) -> Answ
     """Return the text of a row; an error names its place."""
     try:
         return write(row.fields, special)
+    except ArgumentError as error:
+        problem = f"{row.place}: {error.problem}"
+        raise ArgumentError(error.argument, problem, error.instead) from error
     except Exception as error:  # of a format, too
-        raise ValueError(f"{row.place}: {error}") from error
+        raise ArgumentError("path", f"{row.place}: {error}.") from error
 
 
 def _encode_texts(
@@ -182,8 +191,8 @@ def _encode_texts(
             try:
                 special.encode([text.text], [text.letters])
             except ValueError as found:
-                raise ValueError(f"{row.place}: {found}") from found
-        raise ValueError(f"{rows[0].place} and those behind it: {error}") from error
+                raise ArgumentError("path", f"{row.place}: {found}.") from found
+        raise ArgumentError("path", f"{rows[0].place} and those behind it: {error}.") from error
 
 
 def _mark(places: list[tuple[int, int]], spans: TextSpans) -> list[bool]:

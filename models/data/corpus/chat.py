@@ -8,6 +8,7 @@ from itertools import chain
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
+from flowrun.engine.errors import ArgumentError
 from flowrun.models.data.corpus.answers import AnsweredDocuments, AnsweredText, tokenise_rows
 from flowrun.models.data.corpus.row_files import check_text, field_of
 from flowrun.models.data.corpus.row_source import RowSource
@@ -86,9 +87,10 @@ class Instructions(AnsweredDocuments):
         def write(row: dict[str, Any], special: SpecialTokens) -> AnsweredText:
             end = special.tokenizer.eos_token
             if end is None:
-                raise ValueError(
-                    f"{tokenizer} names no end-of-text token: no answer would end; give a folder "
-                    "whose tokenizer_config.json has eos_token"
+                raise ArgumentError(
+                    "tokenizer",
+                    f"{tokenizer} names no end-of-text token: no answer would end.",
+                    "Give a folder whose tokenizer_config.json has eos_token.",
                 )
             for name, as_text in chain(*names):
                 _check_field(row, name, as_text)
@@ -106,10 +108,14 @@ def _fields_of(key: str, form: str) -> list[tuple[str, bool]]:
     try:
         parts = [*Formatter().parse(form)]
     except ValueError as error:
-        raise ValueError(f"{key}={form!r}: {error}; write {{{{ for a brace") from None
+        raise ArgumentError(key, f"{form!r}: {error}.", "Write {{ for a brace.") from None
     for _, name, _, conversion in parts:
         if name is not None and conversion not in (None, "s"):
-            raise ValueError(f"{key}={form!r}: write {{{name}!s}} to make {name!r} text")
+            raise ArgumentError(
+                key,
+                f"{form!r}: !{conversion} is not taken.",
+                f"Write {{{name}!s}} to make {name!r} text.",
+            )
     return [(name, conversion == "s") for _, name, _, conversion in parts if name is not None]
 
 
@@ -205,10 +211,12 @@ def _write(
             asked = _render(tokenizer, messages[:k], prompt=True) if k else _prompt(tokenizer)
             said = _render(tokenizer, messages[: k + 1])
             if not (said.startswith(asked) and whole.startswith(said)):
-                raise ValueError(
+                raise ArgumentError(
+                    "tokenizer",
                     f"the chat template of {name} writes a message in another way when more "
-                    "follow: mark in it what the assistant says by {% generation %} and "
-                    "{% endgeneration %}"
+                    "follow.",
+                    "Mark in it what the assistant says by {% generation %} and "
+                    "{% endgeneration %}.",
                 )
             found.append((len(asked), len(said)))
     return whole, tuple(found)
@@ -220,13 +228,16 @@ def _template_of(tokenizer: PreTrainedTokenizerFast, name: str) -> str:
     if isinstance(found, dict):
         if "default" not in found:
             names = ", ".join(sorted(found))
-            raise ValueError(
-                f"{name} has several chat templates, {names}, and none is called default: name one "
-                "of them so"
+            raise ArgumentError(
+                "tokenizer",
+                f"{name} has several chat templates, {names}, and none is called default.",
+                "Name one of them so.",
             )
         found = found["default"]
     if not found:
-        raise ValueError(f"{name} has no chat template: give a folder with chat_template.jinja")
+        raise ArgumentError(
+            "tokenizer", f"{name} has no chat template.", "Give a folder with chat_template.jinja."
+        )
     return str(found)
 
 

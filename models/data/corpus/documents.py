@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrun.engine.errors import ArgumentError
 from flowrun.engine.own_files import cache_folder, own_folder
 from flowrun.models.data.corpus.tokenizer import (
     digest_ids,
@@ -127,7 +128,7 @@ def _make(
         made.mkdir()
         starts = _write_pieces(made, make(loaded), dtype)
         if not starts[-1]:
-            raise ValueError(f"{name} holds no text")
+            raise ArgumentError("path", f"{name} holds no text.")
         np.array(starts, np.int64).tofile(made / _STARTS)
         answers = (made / _ANSWERS).stat().st_size > 0
         about = {"vocabulary": vocabulary, "end": end, "dtype": dtype, "answers": answers}

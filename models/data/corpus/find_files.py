@@ -7,10 +7,12 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+from flowrun.engine.errors import ArgumentError
+
 
 def find_text_files(path: str | None) -> list[Path]:
     """Return a file, or the visible files of a folder, sorted; None: those of Python's standard
-    library.  Raise FileNotFoundError for a path that is not there.
+    library.  Raise ArgumentError for a path that is not there.
     """
     if path is None:
         return sorted(_find_standard_library())
@@ -18,7 +20,7 @@ def find_text_files(path: str | None) -> list[Path]:
     if root.is_dir():
         return sorted(find_visible_files(root))
     if not root.exists():
-        raise FileNotFoundError(f"there is no file or folder {path}")
+        raise ArgumentError("path", f"there is no file or folder {path}.")
     return [root]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flowrun.engine.errors import ArgumentError
 from flowrun.models.data.corpus.documents import Documents
 from flowrun.models.data.stacked import StackedDataset
 from flowrun.models.losses import IGNORED
@@ -41,9 +42,9 @@ class PackedDocuments(StackedDataset):
         most: int | None = None,
     ) -> None:
         if most is not None and most < 1:
-            raise ValueError(f"most_documents must be 1 or more, not {most}")
+            raise ArgumentError("most_documents", f"it must be 1 or more, not {most}.")
         if not len(sizes):
-            raise ValueError("no document has two ids, of which one could be a target")
+            raise ArgumentError("path", "no document has two ids, of which one could be a target.")
         self.documents, self.length, self.vocabulary = documents, length, documents.vocabulary
         tokens = sizes - 1
         packed = _fill(tokens.tolist(), length, most)

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from flowrun.engine.errors import ArgumentError
 from flowrun.models.data.corpus.find_files import find_visible_files
 from flowrun.models.data.corpus.row_files import READERS, PlacedRow
 
@@ -61,10 +62,13 @@ class RowSource:
     def _file_rows(self) -> Iterator[PlacedRow]:
         for file in self._files():
             row = None
-            for row in READERS[file.suffix](file):
-                yield row
+            try:
+                for row in READERS[file.suffix](file):
+                    yield row
+            except ValueError as error:
+                raise ArgumentError("path", f"{error}.") from error
             if row is None:
-                raise ValueError(f"{file} holds no row")
+                raise ArgumentError("path", f"{file} holds no row.")
 
     def _saved_rows(self) -> Iterator[PlacedRow]:
         import datasets
@@ -73,15 +77,17 @@ class RowSource:
         if isinstance(found, datasets.DatasetDict):
             if self.split not in found:
                 known = ", ".join(found)
-                raise ValueError(f"{self.path}: split must be one of {known}, not {self.split!r}")
+                raise ArgumentError("split", f"it must be one of {known}, not {self.split!r}.")
             found = found[self.split]
         elif self.split not in (None, found.split):
             one = "has no splits" if found.split is None else f"holds the split {found.split} alone"
-            raise ValueError(
-                f"{self.path} {one}, so split={self.split} cannot be read: leave out data.split"
+            raise ArgumentError(
+                "split",
+                f"{self.path} {one}, so split={self.split} cannot be read.",
+                "Leave out data.split.",
             )
         if not len(found):
-            raise ValueError(f"{self.path} holds no row")
+            raise ArgumentError("path", f"{self.path} holds no row.")
         number = 0
         for columns in found.iter(batch_size=1000):
             for values in zip(*columns.values(), strict=True):
@@ -98,17 +104,19 @@ class RowSource:
         inside = (file for file in find_visible_files(where) if file.name != "README.md")
         files = [where] if where.is_file() else sorted(inside)
         if not files:
-            raise FileNotFoundError(
-                f"there is no file or folder {self.path} with rows; of the hub, write one by "
-                f"datasets.load_dataset(NAME).save_to_disk(FOLDER)"
+            raise ArgumentError(
+                "path",
+                f"there is no file or folder {self.path} with rows.",
+                "Of a data set of the hub, datasets.load_dataset(NAME).save_to_disk(FOLDER) writes "
+                "one.",
             )
         if self._is_saved():
             return files
         kinds = {file.suffix for file in files}
         if len(kinds) > 1 or not kinds <= READERS.keys():
             known, other = ", ".join(READERS), ", ".join(sorted(kinds))
-            raise ValueError(
-                f"{self.path}: files must be of one kind, of {known}; these are {other}"
+            raise ArgumentError(
+                "path", f"{self.path}: files must be of one kind, of {known}; these are {other}."
             )
         root = where.parent if where.is_file() else where
         return self._choose({file: _split_of(file.relative_to(root)) for file in files})
@@ -123,18 +131,20 @@ class RowSource:
                 other = next((file for file, split in splits.items() if split is None), None)
                 beside = f" and that of {other.name} none" if other else ""
                 one = "train" if "train" in known else known[0]
-                raise ValueError(
-                    f"{self.path}: names of files say the splits {', '.join(known)}{beside}: write "
-                    f"data.split={one}, or data.split={ALL} to read all files"
+                raise ArgumentError(
+                    "split",
+                    f"{self.path}: names of files say the splits {', '.join(known)}{beside}.",
+                    f"Write data.split={one}, or data.split={ALL} to read all files.",
                 )
             return [*splits]
         wanted = (self.split, _SPLITS.get(self.split, self.split))
         found = [file for file, split in splits.items() if split in wanted]
         if not found:
             said = f"say {', '.join(known)}" if known else "say none"
-            raise ValueError(
-                f"{self.path}: there is no split {self.split!r}; names of files {said}: "
-                f"write data.split={'|'.join((*known, ALL))}, or leave it out"
+            raise ArgumentError(
+                "split",
+                f"{self.path}: there is no split {self.split!r}; names of files {said}.",
+                f"Write data.split={'|'.join((*known, ALL))}, or leave it out.",
             )
         return found
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from flowrun.engine.errors import ArgumentError
 from flowrun.models.data.corpus.answers import AnsweredText, tokenise_rows
 from flowrun.models.data.corpus.packed import PackedDocuments, cut_documents
 from flowrun.models.data.corpus.row_files import text_of
@@ -51,7 +52,8 @@ class TextRows(StackedDataset):
             self.samples = packed = PackedDocuments(found, *pieces, length, most_documents)
             self.notes += packed.notes
         elif len(found.ids) <= length:
-            raise ValueError(f"{path}: {len(found.ids)} ids do not fill a window of {length} + 1")
+            problem = f"{len(found.ids)} ids of {path} do not fill a window of {length} + 1."
+            raise ArgumentError("length", problem)
         else:
             self.samples = Windows(found.ids, length)
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from flowrun.engine.errors import ArgumentError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 TOKENIZER = "tokenizer.json"
+_CONFIGS = ("tokenizer_config.json", "config.json")
 # the files of a folder that a tokenizer may be made of
 _FILES = ("*token*.json", "vocab*", "merges.txt", "*.model", "chat_template*", "config.json")
 
@@ -18,18 +22,20 @@ _FILES = ("*token*.json", "vocab*", "merges.txt", "*.model", "chat_template*", "
 def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
     """Return the tokenizer of a folder or of a tokenizer.json file, without truncation or padding.
 
-    Raise ValueError for one that has no fast form, FileNotFoundError if nothing is there.
+    Raise ArgumentError if nothing is there, and for one that has no fast form.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     where = _existing(path)
     found: Any
-    if where.is_file():
-        found = PreTrainedTokenizerFast(tokenizer_file=str(where))
+    if file := _lone_file(where):
+        found = PreTrainedTokenizerFast(tokenizer_file=str(file))
     else:
         found = AutoTokenizer.from_pretrained(str(where), local_files_only=True)
     if not found.is_fast:
-        raise ValueError(f"{path}: a {type(found).__name__} has no fast form ({TOKENIZER})")
+        raise ArgumentError(
+            "tokenizer", f"{path}: a {type(found).__name__} has no fast form ({TOKENIZER})."
+        )
     found.backend_tokenizer.no_truncation()
     found.backend_tokenizer.no_padding()
     return found  # type: ignore[no-any-return]
@@ -37,12 +43,24 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
 
 def digest_tokenizer(path: str) -> str:
     """Return a digest of the bytes of all files that a tokenizer is made of."""
-    where, hashed = _existing(path), hashlib.sha256()
-    files = [where] if where.is_file() else {file for one in _FILES for file in where.glob(one)}
-    for file in sorted(files):
+    hashed = hashlib.sha256()
+    for file in _files_of(_existing(path)):
         content = file.read_bytes()
         hashed.update(f"{file.name} {len(content)}\n".encode() + content)
     return hashed.hexdigest()
+
+
+def copy_tokenizer(path: str, to: Path) -> None:
+    """Copy the files of a tokenizer to a folder, from which load_tokenizer reads the same one.
+
+    Raise ArgumentError if there is none.
+    """
+    where = _existing(path)
+    to.mkdir(parents=True, exist_ok=True)
+    for file in _files_of(where):
+        copy = to / (TOKENIZER if where.is_file() else file.name)
+        if not (copy.exists() and copy.samefile(file)):
+            shutil.copyfile(file, copy)
 
 
 def digest_ids(path: str) -> str:
@@ -78,11 +96,28 @@ def put_beginning(beginning: list[int], ids: list[int]) -> list[int]:
     return ids if ids[: len(beginning)] == beginning else [*beginning, *ids]
 
 
+def _files_of(where: Path) -> list[Path]:
+    """Return the files that a tokenizer is made of, sorted.  where: its folder or file."""
+    if where.is_file():
+        return [where]
+    return sorted({file for one in _FILES for file in where.glob(one)})
+
+
+def _lone_file(where: Path) -> Path | None:
+    """Return the file of a tokenizer that has no config; None for a folder that has one."""
+    if where.is_dir() and any((where / name).exists() for name in _CONFIGS):
+        return None
+    file = where / TOKENIZER if where.is_dir() else where
+    return file if file.is_file() else None
+
+
 def _existing(path: str) -> Path:
     where = Path(path).expanduser()
     if not where.exists() or (where.is_dir() and not any(where.glob("*token*.json"))):
-        raise FileNotFoundError(
-            f"there is no tokenizer at {path}: give a folder with {TOKENIZER}, or such a file; "
-            "flowrun tokenizer trains one, and save_pretrained of transformers writes one"
+        raise ArgumentError(
+            "tokenizer",
+            f"there is no tokenizer at {path}.",
+            f"Give a folder with {TOKENIZER}, or such a file; flowrun tokenizer trains one, and "
+            "save_pretrained of transformers writes one.",
         )
     return where

@@ -392,8 +392,19 @@ FILES = {
     ),
     "data path": (
         "defaults: [/model: gpt_tiny, /data: text]\ndata: {path: no/such}\n",
-        "bad.yaml:2:7  data",
-        "no file or folder",
+        'bad.yaml:2:14  data.path = "no/such"',
+        "there is no file or folder no/such.",
+    ),
+    "data path of a source": (
+        MLP + "data: {_target_: flowrun.models.data.mixture.DataMixture, sources:\n"
+        "  {own: {_target_: flowrun.models.data.text.Text, path: no/such}}}\n",
+        'bad.yaml:3:57  data.sources.own.path = "no/such"',
+        "there is no file or folder no/such.",
+    ),
+    "data kind": (
+        MLP + "data: {_target_: flowrun.models.data.tokens.Tokens, path: bad.yaml, dtype: uint32}\n",
+        'bad.yaml:2:76  data.dtype = "uint32"',
+        "bytes of bad.yaml are no whole number of uint32.",
     ),
     "input field": (
         MLP + "task: {inputs: {x_BI: image}}\n",

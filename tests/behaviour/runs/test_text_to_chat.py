@@ -15,6 +15,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flowrun.launcher.commands.load_run import load_run
+from flowrun.models.data.corpus.tokenizer import digest_ids
 from support.command import Command
 
 pytestmark = pytest.mark.processes
@@ -55,6 +56,7 @@ def test_what_the_page_says_runs(tmp_path: Path) -> None:
     answer = next(out for line, out in said.items() if "--chat" in line)
     assert answer.strip()
     assert typed(tmp_path, "python look.py")
+    assert digest_ids(str(tmp_path / "runs/llama/tokenizer")) == digest_ids(str(tmp_path / "bpe"))
     for run, folder in (("llama", "llama"), ("tune", "tuned")):
         same_logits(tmp_path / "runs" / run, tmp_path / folder)
 

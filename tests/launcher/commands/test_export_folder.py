@@ -135,11 +135,25 @@ def test_more_ends_than_the_tokenizer_names_stay(workplace: Path) -> None:
 
 def test_a_tokenizer_that_is_gone_is_named_or_replaced(llama: Path, workplace: Path) -> None:
     (workplace / "words").rename(workplace / "moved")
+    (workplace / "run" / "tokenizer").rename(workplace / "copy")
     with pytest.raises(RecipeError, match="there is no tokenizer at words") as refused:
         export_folder(llama)
     assert "--tokenizer FOLDER names one" in str(refused.value)
     folder = export_folder(llama, tokenizer="moved").folder
     assert (folder / "tokenizer.json").exists()
+
+
+def test_the_tokenizer_that_a_run_was_trained_with_goes_along(llama: Path, workplace: Path) -> None:
+    (workplace / "words").rename(workplace / "gone")
+    moved = llama.rename(workplace / "moved")
+    assert export_folder(moved).folder == moved / "hf"
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        assert (moved / "tokenizer" / file).read_bytes() == (workplace / "gone" / file).read_bytes()
+    vocabularies = [
+        transformers.AutoTokenizer.from_pretrained(str(folder)).get_vocab()
+        for folder in (workplace / "gone", moved / "hf")
+    ]
+    assert vocabularies[0] == vocabularies[1]
 
 
 def test_a_model_that_is_there_is_not_overwritten(run: Path, workplace: Path) -> None:

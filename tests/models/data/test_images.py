@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import ArgumentError, RecipeError
 from flowrun.launcher.model.build import make_object
 from flowrun.launcher.samples.sampler import Sampler
 from flowrun.models.data.images import ImageFolder
@@ -178,7 +178,7 @@ def test_a_transform_that_is_not_there_is_named_with_its_key(folder: str) -> Non
 
 @needs_torchvision
 def test_folders_without_images_are_refused(tmp_path: Path, folder: str) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
+    with pytest.raises(ArgumentError, match="there is no folder"):
         ImageFolder(str(tmp_path / "none"))
     with pytest.raises(ValueError, match="give both transforms and eval_transforms"):
         ImageFolder(folder, transforms=[])

@@ -136,7 +136,7 @@ def text_of_a_tokenizer() -> Text:
     [
         ({}, {}, "a mixture has sources"),
         ({"a": rows(0, 4)}, {"weights": {"b": 1}}, "weights are of b; sources are a"),
-        ({"a": rows(0, 4)}, {"weights": {"a": 0}}, "the weight of a is 0, not a positive number"),
+        ({"a": rows(0, 4)}, {"weights": {"a": 0}}, "weights.a: it is 0, not a positive number"),
         ({"a": rows(0, 4)}, {"length": 8}, r"length is 8, and items are index \(\) int64"),
         (
             {"a": rows(0, 4), "b": Rows(index=torch.zeros(3, 2))},

@@ -135,7 +135,7 @@ def test_sources_of_a_mixture_have_as_many_documents(tmp_path: Path, bpe: str) -
 
 def test_what_cannot_be_packed_is_refused() -> None:
     documents = make_documents([3, 4])
-    with pytest.raises(ValueError, match="most_documents must be 1 or more, not 0"):
+    with pytest.raises(ValueError, match="most_documents: it must be 1 or more, not 0"):
         AnsweredDocuments(documents, LENGTH, None, pack=True, most_documents=0)
     none = make_documents([1, 1], answers=False)
     with pytest.raises(ValueError, match="no document has two ids"):

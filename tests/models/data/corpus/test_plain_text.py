@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from flowrun.engine.errors import ArgumentError
 from flowrun.engine.own_files import cache_folder
 from flowrun.models.data.corpus import documents, plain_text
 from flowrun.models.data.corpus.plain_text import tokenise_files
@@ -103,7 +104,7 @@ def test_text_that_is_not_utf8_is_refused_with_its_place(tmp_path: Path, bpe: st
 
 def test_what_is_no_tokenizer_is_refused(texts: Path, tmp_path: Path) -> None:
     for path in ("gpt2", str(texts)):
-        with pytest.raises(FileNotFoundError, match=f"there is no tokenizer at {path}: give a f"):
+        with pytest.raises(ArgumentError, match=rf"there is no tokenizer at {path}\. Give a f"):
             Text(str(texts), length=4, tokenizer=path)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import datasets
 import pytest
 
+from flowrun.engine.errors import ArgumentError
 from flowrun.models.data.corpus.row_source import RowSource
 from flowrun.models.data.corpus.text_rows import TextRows
 
@@ -51,7 +52,7 @@ def test_a_saved_data_set_with_splits_needs_the_name_of_one(tmp_path: Path) -> N
     one, other = (RowSource(str(tmp_path / "saved"), split) for split in ("train", "test"))
     assert [len(next(each.batches(9))) for each in (one, other)] == [4, 1]
     assert one.digest() != other.digest()
-    with pytest.raises(ValueError, match="split must be one of train, test, not None"):
+    with pytest.raises(ValueError, match="split: it must be one of train, test, not None"):
         next(RowSource(str(tmp_path / "saved")).batches(1))
 
 
@@ -107,10 +108,10 @@ def test_names_of_files_say_the_split(
 @pytest.mark.parametrize(
     ("names", "split", "error"),
     [
-        (SHARDS, None, "say the splits test, train: write data.split=train, or data.split=all"),
-        (("a.jsonl", "test.jsonl"), None, "say the splits test and that of a.jsonl none: write"),
-        (SHARDS, "nonsense", r"no split 'nonsense'; .* say test, train: write data.split=test|tr"),
-        (("a.jsonl",), "train", "no split 'train'; names of files say none: write data.split=all"),
+        (SHARDS, None, "say the splits test, train. Write data.split=train, or data.split=all"),
+        (("a.jsonl", "test.jsonl"), None, "say the splits test and that of a.jsonl none. Write"),
+        (SHARDS, "nonsense", r"no split 'nonsense'; .* say test, train. Write data.split=test|tr"),
+        (("a.jsonl",), "train", "no split 'train'; names of files say none. Write data.split=all"),
     ],
 )
 def test_a_split_that_cannot_be_read_is_refused(
@@ -140,7 +141,7 @@ def test_a_file_without_rows_is_named(tmp_path: Path, name: str) -> None:
 
 
 def test_what_has_no_rows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no file or folder squad with rows; of the hub"):
+    with pytest.raises(ArgumentError, match=r"folder squad with rows\. Of a data set of the hub"):
         RowSource("squad").digest()
     (tmp_path / "a.jsonl").write_text("{}")
     (tmp_path / "b.csv").write_text("a")

@@ -1,0 +1,41 @@
+"""The tokenizer of a run, copied to its folder.
+
+A run that was moved still writes text, and so does one whose tokenizer was made anew since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flowrun.engine.errors import ArgumentError
+from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.models.data.corpus.tokenizer import copy_tokenizer
+
+TOKENIZER_FOLDER = "tokenizer"
+
+
+def keep_tokenizer(data: Mapping[str, Any], run_folder: Path) -> None:
+    """Copy the tokenizer of a recipe's data set to a run's folder, if the recipe names one.
+
+    data: the section of the recipe, whose `tokenizer` is a path in flowrun's data sets; in those of
+    users it may be anything.
+    """
+    named = data.get("tokenizer")
+    if isinstance(named, str):
+        with suppress(ArgumentError):  # it means something else to a user's data set
+            copy_tokenizer(named, run_folder / TOKENIZER_FOLDER)
+
+
+def use_own_tokenizer(recipe: Recipe, folder: Path) -> Recipe:
+    """Return the recipe of a run with the run's own copy of the tokenizer, if there is one.
+
+    folder: of the run, or of a checkpoint in it.
+    """
+    for run_folder in (folder, folder.resolve().parents[1]):
+        if (copy := run_folder / TOKENIZER_FOLDER).is_dir():
+            return replace(recipe, data={**recipe.data, "tokenizer": str(copy)})
+    return recipe
