@@ -51,6 +51,8 @@ from flowrun.launcher.terminal.console import output_width
 if TYPE_CHECKING:
     from flowrun.launcher.commands.verify import LayoutComparison
 
+_REASONS = 5  # layouts whose refusal is shown; there may be many
+
 
 def run(
     recipe: Recipe,
@@ -247,20 +249,24 @@ def _plan_first(
     """Return the job of the first layout that can be planned, and the layout.
 
     asked: the recipe.  layouts: overrides of it, in the order to try them.  start: what it goes on
-    from.  error: is raised where none can be planned.
+    from.  error: is raised where none can be planned, with what is wrong with each.
     """
+    refused: list[str] = []
     for overrides in layouts:
         try:
             found = change(asked, overrides)
             recipe, planned = settle(replace(found, weights="") if start else found)
             job = Job(recipe, start, planned=planned)
             job.plans.compiled  # noqa: B018 - it raises where there is no plan
-        except FlowrunError:
+        except FlowrunError as reason:
+            refused.append(f"{', '.join(overrides)}: {reason.where}: {reason.problem}")
             continue
         if start:
             _resume(job, start)
         return job, ", ".join(overrides)
-    raise error
+    more = [f"and {len(refused) - _REASONS} more layouts"] if len(refused) > _REASONS else []
+    problem = "\n".join((error.problem, *refused[:_REASONS], *more))
+    raise RunError(error.where, problem, error.instead) from error
 
 
 def settle(recipe: Recipe, progress: Progress | None = None) -> tuple[Recipe, Rehearsed | None]:

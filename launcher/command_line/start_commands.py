@@ -33,10 +33,10 @@ def runs(
 ) -> None:
     """List runs, compare two, follow one (see RUNS_HELP)."""
     with show_errors([], None):
-        from flowrun.launcher.commands import list_runs as story
+        from flowrun.launcher.commands.run_folders.list_runs import show_runs
         from flowrun.launcher.terminal.console import wide_console
 
-        story.show(folders or [], follow, wide_console())
+        show_runs(folders or [], follow, wide_console())
 
 
 @app.command(help=INIT_HELP)

@@ -8,7 +8,7 @@ load_run.py      a run's recipe, model and weights, read again
 export_folder.py      writes a run as a folder of Hugging Face's
 sample.py        writes text with a model that was trained on it
 evaluate.py      computes the metrics of a run, without training
-list_runs.py     lists runs, compares two, follows one
+run_folders/     lists runs, compares two, follows one
 start/           for somebody who begins
 calibrate.py     measures this machine; calibrate_ops.py the ops of recipes
 """

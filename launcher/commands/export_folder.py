@@ -18,7 +18,11 @@ from flowrun.launcher.commands.export import describe_file, export
 from flowrun.launcher.commands.export_adapters import adapted_recipe
 from flowrun.launcher.commands.load_run import LoadedRun, load_run
 from flowrun.launcher.model.build import instantiate_model
-from flowrun.launcher.model.hugging_face import CONFIG, import_transformers, make_theirs
+from flowrun.launcher.model.hugging_face.convert_models import (
+    CONFIG,
+    import_transformers,
+    make_theirs,
+)
 from flowrun.launcher.recipe.recipe_errors import PlacedError, one_of
 from flowrun.launcher.recipe.schema import BF16
 from flowrun.launcher.store import weight_files as weights

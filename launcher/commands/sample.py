@@ -11,7 +11,7 @@ from pathlib import Path
 from flowrun.launcher.commands.load_run import LoadedRun, find_weights, load_run
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.model.build import describe_model, instantiate_data
-from flowrun.launcher.model.hugging_face import CONFIG, import_transformers
+from flowrun.launcher.model.hugging_face.convert_models import CONFIG, import_transformers
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import PlacedError

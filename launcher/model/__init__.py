@@ -11,7 +11,7 @@ op_schema.py       what torch declares of an op
 pretrained.py      weights read from a file
 parallel_plan.py   the pins that a model of transformers carries
 packed_inputs.py   packed data in a model, and attention within documents
-hugging_face.py    our models by Hugging Face's names, there and back
+hugging_face/      our models under Hugging Face's names, there and back
 signatures.py      rows that a user gives for ops of their own
 dataset_checks.py vocabulary.py   whether items, and their ids, are what the recipe needs
 """

@@ -30,6 +30,7 @@ from flowrun.engine.errors import ArgumentError, RecipeError
 from flowrun.launcher.model.adapters import add_adapters
 from flowrun.launcher.model.dataset_checks import check_items, check_kind, check_labels
 from flowrun.launcher.model.deferred import LEAST_BYTES, Unrecordable, defer
+from flowrun.launcher.model.hugging_face.convert_models import import_transformers
 from flowrun.launcher.model.initial import Initial, initial_of, named_tensors
 from flowrun.launcher.model.packed_inputs import packed_inputs
 from flowrun.launcher.model.pretrained import weights_of
@@ -404,6 +405,8 @@ def find(path: str, where: str) -> Any:
     if parts[0] in _WITH_TORCHVISION and find_spec("torchvision"):
         import_torchvision()
     found, depth = _deepest_module(parts, where)
+    if parts[0] == "transformers":
+        import_transformers()  # the lines of a run are no place for its bars
     for part in parts[depth:]:
         if not hasattr(found, part):
             owner = getattr(found, "__name__", str(found))

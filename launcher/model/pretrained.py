@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.model.adapters import base_names
-from flowrun.launcher.model.hugging_face import KEY, rename_to_ours
+from flowrun.launcher.model.hugging_face.convert_models import KEY, rename_to_ours
 from flowrun.launcher.model.initial import named_tensors
 
 _IN_FOLDER = ("model.safetensors", "pytorch_model.bin", "weights.safetensors")

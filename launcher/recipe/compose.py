@@ -269,6 +269,8 @@ def _spell(override: str) -> str:
     if "*" not in bare and "[" not in bare and "?" not in bare:
         return f"++{bare}={value}"
     *names, axis = bare.split(".")[1:]
+    if not names or value.startswith("{"):  # what the pattern holds: parameters, or axes
+        return f"++sbp={{{'.'.join((*names, axis))}: {value}}}"
     side = f"{names.pop()}: {{" if names[-1] in ("in", "out") else ""
     choices = (
         f"{{{'.'.join(names)}: {{{side}{axis}: {one}}}{'}' if side else ''}}}"

@@ -4,7 +4,6 @@ text.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from xml.sax.saxutils import escape
 
+from flowrun.launcher.report.metric_lines import parse_metric_line
 from flowrun.launcher.store.checkpoint import replace_text
 
 NAME = "loss.svg"
@@ -48,13 +48,12 @@ def read_curve(metrics: Path) -> LossCurve:
     training: list[Point] = []
     validation: list[Point] = []
     with suppress(OSError):
-        for line in metrics.read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(ValueError, KeyError, TypeError):
-                found = json.loads(line)
-                evaluated = "validation" in found
-                loss = found["validation"]["loss"] if evaluated else found["loss"]
-                if loss is not None:
-                    (validation if evaluated else training).append((found["step"], float(loss)))
+        text = metrics.read_text(encoding="utf-8", errors="replace")
+        for line in filter(None, map(parse_metric_line, text.splitlines())):
+            evaluated = line.validation is not None
+            loss = line.validation.get("loss") if line.validation is not None else line.loss
+            if loss is not None:
+                (validation if evaluated else training).append((line.step, loss))
     return LossCurve(training, validation)
 
 

@@ -12,7 +12,12 @@ from typing import Any, Protocol
 from flowrun.engine.errors import ArgumentError, RecipeError
 from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.models.data.corpus.special_tokens import SpecialTokens
-from flowrun.models.data.corpus.tokenizer import TOKENIZER, load_tokenizer, vocabulary_of
+from flowrun.models.data.corpus.tokenizer import (
+    TOKENIZER,
+    find_beginning,
+    load_tokenizer,
+    vocabulary_of,
+)
 from flowrun.models.data.text import Text
 
 KEY = "data.tokenizer"
@@ -74,11 +79,12 @@ class TokenizerCodec:
     def __init__(self, tokenizer: Any, size: int, ends: frozenset[int]) -> None:
         self.tokenizer, self.size, self.ends = tokenizer, size, ends
         self.backend = tokenizer.backend_tokenizer
+        self._beginning = len(find_beginning(tokenizer))
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, with those that the tokenizer puts at its beginning."""
         ids: list[int] = self.backend.encode(text).ids
-        while ids and ids[-1] in self.ends:  # it is to be continued
+        while len(ids) > self._beginning and ids[-1] in self.ends:  # it is to be continued
             ids.pop()
         return ids
 

@@ -402,7 +402,8 @@ FILES = {
         "there is no file or folder no/such.",
     ),
     "data kind": (
-        MLP + "data: {_target_: flowrun.models.data.tokens.Tokens, path: bad.yaml, dtype: uint32}\n",
+        MLP
+        + "data: {_target_: flowrun.models.data.tokens.Tokens, path: bad.yaml, dtype: uint32}\n",
         'bad.yaml:2:76  data.dtype = "uint32"',
         "bytes of bad.yaml are no whole number of uint32.",
     ),

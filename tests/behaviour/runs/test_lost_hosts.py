@@ -12,7 +12,13 @@ from support.command import Command, free_port, losses, run_folder, workplace
 
 pytestmark = pytest.mark.processes
 
-RUN = ("recipe=small", "train.steps=150", "optim=adamw", "train.batch_size=32", "train.log_every=30")
+RUN = (
+    "recipe=small",
+    "train.steps=150",
+    "optim=adamw",
+    "train.batch_size=32",
+    "train.log_every=30",
+)
 WEIGHTS = "weights.safetensors"
 
 

@@ -103,10 +103,20 @@ def test_pins_are_kept_for_their_check_though_their_axis_has_one_rank(recipe: st
             "sbp.blocks.*.attn.qkv.weight.tensor=S1",
             Pin("blocks.*.attn.qkv.weight", "variable", "tensor", S(1)),
         ),
+        ("sbp.w*={wte: {tensor: S(0)}}", Pin("w*.wte", "variable", "tensor", S(0))),
+        ("sbp.blocks.*.mlp.fc2={tensor: B}", Pin("blocks.*.mlp.fc2", "variable", "tensor", B)),
         ("sbp.blocks.*.mlp.in.tensor=B", Pin("blocks.*.mlp", "in", "tensor", B)),
         ("sbp={norm: {out: {tensor: S1}}}", Pin("norm", "out", "tensor", S(1))),
     ],
-    ids=["parameter", "output", "pattern", "input of a pattern", "mapping"],
+    ids=[
+        "parameter",
+        "output",
+        "pattern",
+        "parameters of a pattern",
+        "axes of a pattern",
+        "input of a pattern",
+        "mapping",
+    ],
 )
 def test_a_pin_on_the_command_line_replaces_that_of_the_file(override: str, pin: Pin) -> None:
     pins = load(["recipe=gpt_tp", override]).pins

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from flowrun.engine.errors import RecipeError
@@ -58,6 +59,20 @@ def test_a_conversation_is_written_by_the_template(tmp_path: Path) -> None:
     forged = read_tokenizer(tmp_path).encode_chat([{"role": "user", "content": "a<end>b"}])
     assert forged.count(0) == 1
     assert tokenizer.decode(forged, skip_special_tokens=False) == "user: a<end>b<end>assistant: "
+
+
+def test_a_beginning_stays_also_where_it_is_the_end_of_a_text(tmp_path: Path) -> None:
+    """As in GPT-2, whose texts begin and end with one token."""
+    save_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.post_processor = TemplateProcessing(
+        single="<end> $A <end>", special_tokens=[("<end>", 0)]
+    )
+    tokenizer.save(str(file))
+    codec = read_tokenizer(tmp_path)
+    assert codec.encode("") == [0]
+    assert codec.encode("the")[0] == 0 != codec.encode("the")[-1]
 
 
 def test_there_is_no_conversation_without_a_template() -> None:

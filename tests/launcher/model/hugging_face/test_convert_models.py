@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.model.hugging_face import counterpart_of, make_theirs
+from flowrun.launcher.model.hugging_face.convert_models import make_theirs
+from flowrun.launcher.model.hugging_face.own_models import find_counterpart
 from flowrun.launcher.model.pretrained import read, weights_of
 from flowrun.models.bert import BERT
 from flowrun.models.gpt import GPT
@@ -130,7 +131,7 @@ def test_rotary_positions_of_another_base_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_class_without_counterpart_is_refused_by_name() -> None:
-    assert counterpart_of(MLP(8, 8, 4)) is None
+    assert find_counterpart(MLP(8, 8, 4)) is None
     with pytest.raises(RecipeError, match="transformers has no class that computes what MLP does"):
         make_theirs(MLP(8, 8, 4), NONE)
 

@@ -12,7 +12,9 @@ import pytest
 from rich.console import Console
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.commands.list_runs import age, find_runs, find_status, follow, read_keys, show
+from flowrun.launcher.commands.run_folders.follow_run import follow_run
+from flowrun.launcher.commands.run_folders.list_runs import show_age, show_runs
+from flowrun.launcher.commands.run_folders.run_summary import find_runs, find_status, read_keys
 from flowrun.launcher.store.checkpoint import alone
 
 
@@ -40,7 +42,7 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
     def run(*folders: str, followed: str | None = None, width: int = 80) -> str:
         out = io.StringIO()
         console = Console(file=out, width=width)
-        show([Path(each) for each in folders], Path(followed) if followed else None, console)
+        show_runs([Path(each) for each in folders], Path(followed) if followed else None, console)
         return out.getvalue()
 
     return run
@@ -99,7 +101,7 @@ def test_the_steps_of_a_run_are_followed_until_it_ends(tmp_path: Path) -> None:
             (folder / "report.json").write_text(json.dumps({"ended_by": ""}))
 
     with alone(folder, hosts=1):
-        assert follow(folder, Console(file=out, width=80), wait) == "complete"
+        assert follow_run(folder, Console(file=out, width=80), wait) == "complete"
     lines = out.getvalue().splitlines()
     assert [line.split()[1] for line in lines[:-1]] == ["0", "2", "4"]
     assert lines[-1].endswith(": complete")
@@ -118,4 +120,9 @@ def test_what_is_no_run_is_refused(tmp_path: Path, shown: Callable[..., str]) ->
 
 
 def test_an_age_is_said_as_people_do() -> None:
-    assert [age(s) for s in (5, 300, 9000, 400000)] == ["5 s", "5 minutes", "2 hours", "5 days"]
+    assert [show_age(s) for s in (5, 300, 9000, 400000)] == [
+        "5 s",
+        "5 minutes",
+        "2 hours",
+        "5 days",
+    ]

@@ -1,0 +1,125 @@
+"""A run by what its folder says: its recipe, how far it is, and whether it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.report.metric_lines import parse_metric_line
+from flowrun.launcher.report.record import ENDED, METRICS
+from flowrun.launcher.report.report import REPORT
+from flowrun.launcher.store.checkpoint import RECIPE
+
+RUNNING, DIED = "running", "died"
+_TAIL = 1 << 16  # bytes of metrics.jsonl that are read
+_SILENT_S = 120.0  # a run of several hosts that writes nothing for so long has died
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """A run, by what its folder says.
+
+    name: of the recipe.  asked: its steps; 0: by epochs.  done: steps that are recorded.  loss: of
+    the last of them.  status: running, complete, ended by a callback, preempted, stopped, failed,
+    or died.  time: when it was last written to.
+    """
+
+    folder: Path
+    name: str
+    asked: int
+    done: int
+    loss: float | None
+    validation: float | None
+    status: str
+    time: float
+
+
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """Return the folders of runs that lie in some folders, the newest last."""
+    found = {
+        file.parent
+        for folder in folders
+        for file in folder.rglob(METRICS)
+        if (file.parent / RECIPE).exists()
+    }
+    whole = [folder for folder in found if folder.parent not in found]  # no host's part of one
+    return sorted(whole, key=lambda folder: (folder / METRICS).stat().st_mtime)
+
+
+def summarize(folder: Path) -> RunSummary:
+    """Read a run's folder.  Raises RecipeError where it is none."""
+    keys, metrics = read_keys(folder), folder / METRICS
+    done, loss, validation = 0, None, None
+    for line in filter(None, map(parse_metric_line, _tail(metrics))):
+        done = line.step + 1
+        if line.validation is None:
+            loss = line.loss
+        else:
+            validation = line.validation.get("loss")
+    return RunSummary(
+        folder=folder,
+        name=str(keys.get("name") or ""),
+        asked=0 if keys["train"].get("epochs") else int(keys["train"]["steps"]),
+        done=done,
+        loss=loss,
+        validation=validation,
+        status=find_status(folder, keys),
+        time=(metrics if metrics.exists() else folder / RECIPE).stat().st_mtime,
+    )
+
+
+def read_keys(folder: Path) -> Mapping[str, Any]:
+    """Return the keys of the recipe of a run.  Raises RecipeError."""
+    try:
+        keys = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
+        keys["train"]["steps"]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        raise PlacedError(
+            "command line",
+            str(folder),
+            f"this is no folder of a run: it has no {RECIPE} with train.steps.",
+            "flowrun runs lists those that there are.",
+        ) from None
+    return keys  # type: ignore[no-any-return]
+
+
+def find_status(folder: Path, keys: Mapping[str, Any]) -> str:
+    """Say in a word whether a run goes on, or how it has ended.  keys: of its recipe."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        by = json.loads((folder / REPORT).read_text()).get("ended_by")
+        return f"ended by {by}" if by else "complete"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads((folder / ENDED).read_text())["status"])
+    if is_locked(folder):
+        return RUNNING
+    if str(keys.get("launch", {}).get("nnodes", 1)) != "1":  # hosts that share a folder lock none
+        with suppress(OSError):
+            if time.time() - (folder / METRICS).stat().st_mtime < _SILENT_S:
+                return RUNNING
+    return DIED
+
+
+def is_locked(folder: Path) -> bool:
+    """True if a process of this host holds the lock of a run's folder (store/checkpoint.py)."""
+    with suppress(OSError):
+        about = folder.stat()
+        place = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
+        return any(place in line.split() for line in Path("/proc/locks").read_text().splitlines())
+    return False
+
+
+def _tail(file: Path) -> list[str]:
+    """Return the last lines of a file, the first of them maybe cut off."""
+    with suppress(OSError), file.open("rb") as stream:
+        stream.seek(max(0, file.stat().st_size - _TAIL))
+        return stream.read().decode("utf-8", "replace").splitlines()
+    return []

@@ -1,0 +1,6 @@
+"""Models under Hugging Face's names, and as classes of transformers.
+
+counterpart.py      how layers of one of our models stand in the class that computes the same
+own_models.py       flowrun's own models -> their counterparts, one function a class
+convert_models.py   a folder's tensors -> a model of ours; a model of ours -> theirs
+"""
