@@ -26,6 +26,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --thorough."""
+    parser.addoption("--thorough", action="store_true", help="also run tests marked thorough")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that --thorough alone runs, unless they are named."""
+    if config.getoption("--thorough") or any("::" in argument for argument in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("thorough")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Begin with the folder whose tests start processes, and end with files of quick tests: workers
     then end together.  Without this xdist sorts files by their number of tests.

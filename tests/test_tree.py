@@ -36,6 +36,7 @@ ENGINE = (
 LAUNCHER = (
     ("terminal",),
     ("recipe",),
+    ("model/hugging_face",),
     ("model", "store"),
     ("text", "samples"),
     ("job", "listeners"),

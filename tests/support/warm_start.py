@@ -31,6 +31,8 @@ IMPORTED = (
     "flowrun.launcher.launch.worker",
     "flowrun.launcher.commands.resume",
     "flowrun.launcher.commands.verify",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.auto.tokenization_auto",
 )
 # as `flowrun` starts itself anew to have it: a fork can't
 SET_BEFORE = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0", "PYTHONUNBUFFERED": "1"}

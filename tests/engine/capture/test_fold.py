@@ -164,9 +164,16 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[Fold]]] = {
     "one turn is unlike": (lambda: Turning([Layer() for _ in range(12)]), [Fold("layers", 5, 2)]),
     "all layers are read": (lambda: Remembering([Layer() for _ in range(BLOCKS)]), []),
 }
+OF_A_KIND = ("llama", "running statistics")  # with others
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.thorough if name in OF_A_KIND else ())
+        for name in MODELS
+    ],
+)
 def test_blocks_captured_once_are_as_if_each_were(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,27 +22,32 @@ def plan_of(*changes: str) -> Plan:
     return replace(job.training.plan, order=())
 
 
+SOME = (
+    ("placement.stages=4", "train.micro_batches=32", "placement.in_flight=1f1b"),
+    ("placement.stages=2", "train.micro_batches=32", "placement.axes={tensor: 2}"),
+    ("placement.stages=1", "placement.axes={data: 2}", "zero={axis: data, stage: 2}"),
+    ("placement={stages: 2, chunks: 2}", "train.micro_batches=16"),
+    ("placement={stages: 2, chunks: 2}", "train={micro_batches: 13, batch_size: 13}"),
+)
+MORE = (
+    ("placement.stages=2", "train.micro_batches=16"),
+    ("placement.stages=4", "train.micro_batches=32"),
+    ("placement.stages=2", "train.micro_batches=16", "recompute.modules=[blocks.*]"),
+    ("placement.stages=2", "train.micro_batches=16", "optim.clip_norm=1.0"),
+    ("placement={stages: 2, chunks: 2, in_flight: 1f1b}", "train.micro_batches=32"),
+    ("placement={stages: 4, chunks: 2}", "train={micro_batches: 64, batch_size: 64}"),
+    (
+        "placement={stages: 2, chunks: 2}",
+        "placement.axes={tensor: 2}",
+        "engine.blocking=[tensor]",
+        "train.micro_batches=16",
+    ),
+)
+
+
 @pytest.mark.parametrize(
     "changes",
-    [
-        ("placement.stages=2", "train.micro_batches=16"),
-        ("placement.stages=4", "train.micro_batches=32"),
-        ("placement.stages=4", "train.micro_batches=32", "placement.in_flight=1f1b"),
-        ("placement.stages=2", "train.micro_batches=32", "placement.axes={tensor: 2}"),
-        ("placement.stages=2", "train.micro_batches=16", "recompute.modules=[blocks.*]"),
-        ("placement.stages=2", "train.micro_batches=16", "optim.clip_norm=1.0"),
-        ("placement.stages=1", "placement.axes={data: 2}", "zero={axis: data, stage: 2}"),
-        ("placement={stages: 2, chunks: 2}", "train.micro_batches=16"),
-        ("placement={stages: 2, chunks: 2, in_flight: 1f1b}", "train.micro_batches=32"),
-        ("placement={stages: 2, chunks: 2}", "train={micro_batches: 13, batch_size: 13}"),
-        ("placement={stages: 4, chunks: 2}", "train={micro_batches: 64, batch_size: 64}"),
-        (
-            "placement={stages: 2, chunks: 2}",
-            "placement.axes={tensor: 2}",
-            "engine.blocking=[tensor]",
-            "train.micro_batches=16",
-        ),
-    ],
+    [*SOME, *(pytest.param(changes, marks=pytest.mark.thorough) for changes in MORE)],
     ids=lambda changes: " ".join(changes),
 )
 def test_the_rehearsal_is_that_of_the_whole_run(changes: tuple[str, ...]) -> None:

@@ -104,9 +104,9 @@ def test_lazy_tables_are_held_beside_one_rank() -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        ["precision.dtype=fp32"],
+        pytest.param(["precision.dtype=fp32"], marks=pytest.mark.thorough),
         ["precision.dtype=bf16"],
-        ["precision.dtype=fp16"],
+        pytest.param(["precision.dtype=fp16"], marks=pytest.mark.thorough),
         ["precision.dtype=fp16", "precision.loss_scale=3e5", "train.steps=6"],
     ],
     ids=["fp32", "bf16", "fp16", "fp16, some updates skipped"],

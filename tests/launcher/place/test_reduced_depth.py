@@ -42,7 +42,10 @@ def grid(data: int, tensor: int, stages: int, micro_batches: int) -> Branch:
     [
         Candidate(grid(1, 2, 8, 16), "1f1b"),
         Candidate(grid(1, 2, 8, 16), "gpipe"),
-        Candidate(grid(4, 2, 2, 2), "1f1b", zero=2, recompute=("blocks.*",)),
+        pytest.param(
+            Candidate(grid(4, 2, 2, 2), "1f1b", zero=2, recompute=("blocks.*",)),
+            marks=pytest.mark.thorough,
+        ),
         Candidate(grid(16, 1, 1, 1), zero=3),
     ],
     ids=str,

@@ -54,7 +54,7 @@ def check(training: Training, layout: Layout, order_seed: int | None = None) -> 
     return kernels
 
 
-@pytest.mark.parametrize("layout", LAYOUTS[5:20:3], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS[5:20:6], ids=str)
 def test_played_regions_train_as_others(layout: Layout) -> None:
     kernels = check(TINY_GPT, layout)
     assert all(kernel.plays for kernel in kernels.played)

@@ -18,7 +18,16 @@ def shipped(*arguments: str) -> Foreseen:
     return suite
 
 
-@pytest.mark.parametrize("table", [table.name for table in shipped().tables])
+OFTEN = ("megatron", "zero")  # every run composes their rows
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pytest.param(table.name, marks=() if table.name in OFTEN else pytest.mark.thorough)
+        for table in shipped().tables
+    ],
+)
 def test_every_row_composes_and_its_ranks_are_those_of_a_cluster(table: str) -> None:
     (found,) = shipped(f"suite.rows=[{table}]").tables
     for row in found.rows:
