@@ -113,6 +113,8 @@ def describe_model(recipe: Recipe, draws: bool = True) -> Described:
         with _keep_random_state(recipe):
             model, initial = defer(lambda: _make_model(recipe, notes), draws=draws)
     except Exception as error:  # our doing, or it comes again
+        if isinstance(error, RecipeError) and error.__cause__ is None:
+            raise  # a key is wrong, whatever the constructor does
         model = instantiate_model(recipe, notes)
         return Described(model, initial_of(model), (*notes, _note_whole(model, error, recipe)))
     read = weights_of(model, recipe.weights) if recipe.weights else {}

@@ -139,3 +139,11 @@ def test_a_model_that_peft_has_wrapped_reads_weights_of_the_base(tmp_path: Path)
         for k in (0, 1)
         for x in "AB"
     }
+
+
+def test_a_wrong_pattern_is_refused_before_weights_take_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flowrun.launcher.model.build.instantiate_model", None)
+    with pytest.raises(RecipeError, match="'qkv' matches no module"):
+        describe_model(recipe("qkv"))
