@@ -13,8 +13,10 @@ import hashlib
 import hmac
 import json
 import secrets
+import socket
 import struct
 import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 GREETING_S = 10.0  # a launcher greets at once; another program may say nothing at all
@@ -104,6 +106,14 @@ class JsonChannel:
         self.last_s = time.monotonic()
         return message
 
+    async def greet_or_close(self, token: str, hub: bool) -> None:
+        """Greet; close the connection if that fails or is cancelled."""
+        try:
+            await self.greet(token, hub)
+        except BaseException:
+            self.writer.close()
+            raise
+
     @property
     def own_address(self) -> str:
         """The address of this side."""
@@ -122,6 +132,69 @@ class JsonChannel:
                 await self.writer.wait_closed()
         except (OSError, TimeoutError):
             self.writer.transport.abort()
+
+
+def attend(
+    listener: socket.socket,
+    serve: Callable[[JsonChannel], Coroutine[Any, Any, None]],
+    limit: int = 1 << 16,
+) -> Callable[[], None]:
+    """Serve each program that connects, in a task of its own; return what ends that.
+
+    asyncio.Server does the same, but what connects while it closes stays open, and in Python 3.11
+    so does a connection whose task is cancelled.
+
+    listener: a socket that listens.  serve: gets the connection before any greeting, and closes it.
+    limit: bytes that a connection keeps before they are read.
+    """
+    loop = asyncio.get_running_loop()
+    tasks = set[asyncio.Task[None]]()
+    listener.setblocking(False)
+
+    async def begin(connected: socket.socket) -> None:
+        await serve(await open_channel(connected, limit))
+
+    def accept() -> None:
+        try:
+            connected, _ = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return  # it has gone again
+        task = loop.create_task(begin(connected))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def end() -> None:
+        if listener.fileno() >= 0:  # it has not ended before
+            loop.remove_reader(listener)
+            listener.close()
+
+    loop.add_reader(listener, accept)
+    return end
+
+
+async def open_channel(connected: socket.socket, limit: int = 1 << 16) -> JsonChannel:
+    """Return the channel of a socket that is connected.  limit: bytes kept before they are read."""
+    connected.setblocking(False)
+    return JsonChannel(*await asyncio.open_connection(sock=connected, limit=limit))
+
+
+async def connect(address: str, port: int, within_s: float) -> JsonChannel:
+    """Connect to a launcher that listens, without a greeting yet.
+
+    address, port: where it listens.  within_s: seconds to wait.  Raises OSError if nobody answers.
+    """
+    async with asyncio.timeout(within_s):
+        return JsonChannel(*await asyncio.open_connection(address, port))
+
+
+async def end_tasks() -> None:
+    """Cancel the other tasks of this event loop, and wait until they and their connections end."""
+    while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.sleep(0)  # one that has just been made begins: it closes what it was given
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # a transport closes in the next turn
 
 
 def _prove(token: str, hub: bool, own: str, other: str) -> str:

@@ -21,14 +21,21 @@ from typing import Any, TypeVar
 
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher.launch.hosts.alone import Alone, HostsChanged, Receive, Save, hold_nothing
-from flowrun.launcher.launch.hosts.channel import BEAT_S, JsonChannel, Stranger, WrongToken
+from flowrun.launcher.launch.hosts.channel import (
+    BEAT_S,
+    JsonChannel,
+    Stranger,
+    WrongToken,
+    connect,
+    end_tasks,
+    open_channel,
+)
 from flowrun.launcher.launch.hosts.endpoint import Endpoint, find_interface, listen
 from flowrun.launcher.launch.hosts.hub import Hub, as_fields
 from flowrun.launcher.launch.hosts.hub_server import (
     ENDED,
     NOTICE_S,
     HubServer,
-    open_channel,
     silent_for,
 )
 from flowrun.launcher.launch.hosts.meeting import Host
@@ -222,21 +229,15 @@ class Hosts:
         self._server = HubServer(hub, self.token, self._silence_s)
         ours, its = socket.socketpair()
         self._run(self._server.start(listener, its))
-        return self._run(_open_own(ours))
+        return self._run(open_channel(ours))
 
     def _open_store(self) -> int:
         self._stores.append(open_store(self._address))
         return int(self._stores[-1].port)
 
     async def _open(self, address: str) -> JsonChannel:
-        async with asyncio.timeout(_CONNECT_S):
-            streams = await asyncio.open_connection(address, self._endpoint.port)
-        channel = JsonChannel(*streams)
-        try:
-            await channel.greet(self.token, hub=False)
-        except BaseException:
-            channel.writer.close()
-            raise
+        channel = await connect(address, self._endpoint.port, _CONNECT_S)
+        await channel.greet_or_close(self.token, hub=False)
         return channel
 
     # ---- the run ---------------------------------------------------------------------------------
@@ -279,8 +280,7 @@ class Hosts:
             await self._server.close(_FLUSH_S)
         if self.listener is not None:
             self.listener.close()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
+        await end_tasks()
 
     async def _listen(self, channel: JsonChannel, answers: queue.SimpleQueue[Any]) -> None:
         """Take what comes from the hub, until the connection ends.  answers: gets that it has."""
@@ -375,10 +375,6 @@ def _missing(here: int, nodes: Nodes) -> str:
     if here < nodes.fewest:
         return f"{nodes.fewest - here} of {nodes.fewest} hosts"
     return f"hosts that finish their step, or for more than {here}"
-
-
-async def _open_own(connected: socket.socket) -> JsonChannel:
-    return JsonChannel(*await open_channel(connected))
 
 
 def _reason(error: BaseException) -> str:

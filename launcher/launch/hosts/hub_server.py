@@ -6,8 +6,16 @@ import asyncio
 import itertools
 import socket
 import time
+from collections.abc import Callable
 
-from flowrun.launcher.launch.hosts.channel import BEAT_S, JsonChannel, Stranger, WrongToken
+from flowrun.launcher.launch.hosts.channel import (
+    BEAT_S,
+    JsonChannel,
+    Stranger,
+    WrongToken,
+    attend,
+    open_channel,
+)
 from flowrun.launcher.launch.hosts.hub import Hub, Outgoing
 
 NOTICE_S = 10.0  # of silence, after which a host is named
@@ -33,26 +41,26 @@ class HubServer:
         self._keys = itertools.count()
         self._quiet: set[int] = set()  # of whom the others know that they are silent
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._end_admission: Callable[[], None] | None = None
 
     async def start(self, listener: socket.socket, own: socket.socket) -> None:
         """Serve the hosts that come to `listener`, and this host at the other end of `own`."""
-        self._start_task(asyncio.create_task(self._attend(JsonChannel(*await open_channel(own)))))
+        self._start_task(asyncio.create_task(self._attend(await open_channel(own))))
         self._start_task(asyncio.create_task(self._beat()))
-        self._server = await asyncio.start_server(self._admit, sock=listener)
+        self._end_admission = attend(listener, self._admit)
 
     def _start_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        channel = JsonChannel(reader, writer)
+    async def _admit(self, channel: JsonChannel) -> None:
         try:
             await channel.greet(self.token, hub=True)
-        except (Stranger, WrongToken, OSError, EOFError):
-            writer.close()
-        else:
             await self._attend(channel)
+        except (Stranger, WrongToken, OSError, EOFError):
+            pass
+        finally:
+            channel.writer.close()
 
     async def _attend(self, channel: JsonChannel) -> None:
         key = next(self._keys)
@@ -93,16 +101,8 @@ class HubServer:
 
     async def close(self, within_s: float) -> None:
         """Let what was sent leave, for so long at most; then close all connections."""
-        if self._server is not None:
-            self._server.close()
+        if self._end_admission is not None:
+            self._end_admission()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*(channel.flush(within_s) for channel in self._channels.values()))
-
-
-async def open_channel(
-    connected: socket.socket,
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Return the streams of a socket that is connected."""
-    connected.setblocking(False)
-    return await asyncio.open_connection(sock=connected)

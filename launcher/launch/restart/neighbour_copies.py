@@ -17,7 +17,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,14 @@ from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.rank.pieces import count_bytes, count_copied_bytes, find_lent
 from flowrun.launcher.launch.hosts.alone import Alone
-from flowrun.launcher.launch.hosts.channel import JsonChannel, Stranger, WrongToken
+from flowrun.launcher.launch.hosts.channel import (
+    JsonChannel,
+    Stranger,
+    WrongToken,
+    attend,
+    connect,
+    end_tasks,
+)
 from flowrun.launcher.launch.hosts.holdings import Holding, Steps
 from flowrun.launcher.launch.hosts.hosts import Hosts
 from flowrun.launcher.launch.hosts.rendezvous import MeetingPlace
@@ -143,14 +150,14 @@ class Copies:
     async def _run(self) -> None:
         works = [self._vote()]
         if self.place.num_hosts > 1:
-            works += [self._while_it_lasts(self._send_copies())]
-            works += [self._while_it_lasts(self._take_copies())]
+            works += [self._while_it_lasts(self._send_copies)]
+            works += [self._while_it_lasts(self._take_copies)]
         await asyncio.gather(*works)
 
-    async def _while_it_lasts(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _while_it_lasts(self, work: Callable[[], Awaitable[None]]) -> None:
         """Work until the neighbour closes the connection, as its ranks have ended."""
         try:
-            await work
+            await work()
         except (ConnectionError, EOFError):
             pass
         except (OSError, ValueError, TypeError, Stranger, WrongToken) as error:
@@ -236,43 +243,42 @@ class Copies:
         to = self.place.links[(self.number + 1) % self.place.num_hosts]
         assert to is not None
         try:
-            async with asyncio.timeout(_CONNECT_S):
-                streams = await asyncio.open_connection(to.host, to.port)
+            channel = await connect(to.host, to.port, _CONNECT_S)
         except OSError as error:
             raise ValueError(f"the next host cannot be reached at {to}: {error!r}") from None
-        channel = JsonChannel(*streams)
-        await channel.greet(self.hosts.token, hub=False)
+        await channel.greet_or_close(self.hosts.token, hub=False)
         channel.send((self.place.name, self.number))
         return channel
 
     async def _take_copies(self) -> None:
         """Take the copies of the host before this one in the ring."""
-        came: asyncio.Queue[JsonChannel] = asyncio.Queue()
+        came: asyncio.Future[JsonChannel] = asyncio.get_running_loop().create_future()
 
-        async def admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            channel = JsonChannel(reader, writer)
+        async def admit(channel: JsonChannel) -> None:
+            is_taken = False
             try:
                 await channel.greet(self.hosts.token, hub=True)
                 before = (self.number - 1) % self.place.num_hosts
-                if await channel.receive() == (self.place.name, before):
-                    came.put_nowait(channel)
-                    return
+                if await channel.receive() == (self.place.name, before) and not came.done():
+                    came.set_result(channel)
+                    is_taken = True
             except (Stranger, WrongToken, OSError, EOFError, ValueError, TypeError):
                 pass
-            writer.close()
+            finally:
+                if not is_taken:
+                    channel.writer.transport.abort()
 
         assert self.listener is not None
-        server = await asyncio.start_server(admit, sock=self.listener.dup(), limit=4 * _PART)
+        end_admission = attend(self.listener.dup(), admit, limit=4 * _PART)
         try:
-            channel = await came.get()
-            server.close()
-            try:
-                while True:
-                    await self._take_copy(channel)
-            finally:
-                channel.writer.transport.abort()
+            channel = await came
+            end_admission()
+            while True:
+                await self._take_copy(channel)
         finally:
-            server.close()
+            end_admission()
+            if came.done() and not came.cancelled():
+                came.result().writer.transport.abort()
 
     async def _take_copy(self, channel: JsonChannel) -> None:
         _, kept, target = await channel.receive()
@@ -361,4 +367,4 @@ def _live(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
     asyncio.set_event_loop(loop)
     with contextlib.suppress(asyncio.CancelledError):
         loop.run_until_complete(task)
-    loop.run_until_complete(asyncio.sleep(0))  # connections close
+    loop.run_until_complete(end_tasks())  # also of a connection that has just come

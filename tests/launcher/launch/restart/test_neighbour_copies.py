@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -162,6 +164,28 @@ def test_a_rank_that_comes_to_a_step_too_early_lets_it_pass(
     with both[0].running(), both[1].running():
         launchers[0].record.reached = 1
         until_aims(both, 0, 3)
+
+
+def test_a_round_that_ends_while_hosts_greet_each_other_closes_their_connections(
+    job: Job, tmp_path: Path, stack: ExitStack
+) -> None:
+    plan = job.training.plan
+    one = Launcher(0, job, tmp_path, stack)
+    ring = plan_copies(one.record, job.training, 2)
+    assert ring is not None
+    silent = stack.enter_context(listen("127.0.0.1"))  # the neighbour never answers
+    here, there = (Endpoint("127.0.0.1", two.getsockname()[1]) for two in (one.listener, silent))
+    comes = stack.enter_context(socket.create_connection((here.host, here.port)))
+    with one.begin(ring, plan, (here, there)).running():
+        to_next, _ = silent.accept()
+        stack.enter_context(to_next)
+        for connected in (comes, to_next):  # each end greets first
+            connected.settimeout(10)
+            assert connected.recv(1 << 10)
+    for connected in (comes, to_next):
+        assert connected.recv(1 << 10) == b""
+    gc.collect()  # a connection or task that is left warns, and fails this test
+    assert one.notes == []
 
 
 def test_a_host_without_the_memory_says_what_is_missing(
