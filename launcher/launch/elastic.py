@@ -3,13 +3,16 @@
 No other file imports it, but for the rendezvous that it asks (hosts/rendezvous.py).
 
 Relied on of torch: `_start_workers` forks, `_shutdown` ends the processes of `_pcontext`, whose
-`close` takes a signal and a timeout (2.11 gives it no argument of the agent's).
+`close` takes a signal and a timeout (2.11 gives it no argument of the agent's).  It is made by the
+name MultiprocessContext of the package, and its `_worker_finished_event` is set when all workers
+have returned, each of which waits for it.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import multiprocessing
 import os
 import signal
 import threading
@@ -42,6 +45,7 @@ def run_agent(worker: Worker, local_ranks: int, place: MeetingPlace) -> RunError
 
     worker: what a forked process runs.  local_ranks: how many there are.  place: where they meet.
     """
+    from torch.distributed.elastic import multiprocessing as elastic_processes
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing import api as elastic_api
@@ -50,6 +54,7 @@ def run_agent(worker: Worker, local_ranks: int, place: MeetingPlace) -> RunError
 
     _silence_elastic()
     signals = _LateSignals()
+    elastic_processes.MultiprocessContext = _context_class()  # type: ignore[misc]
     elastic_api._terminate_process_handler = signals.handle
     elastic_api._get_default_signal = lambda: signal.SIGKILL  # ranks leave SIGTERM to the launcher
     os.environ.setdefault("OMP_NUM_THREADS", str(worker.job.recipe.launch.threads))
@@ -99,6 +104,37 @@ class _LateSignals:
         self._forked = True
         if self._came is not None:
             self.handle(self._came, None)
+
+
+class WorkersReturned:
+    """An event for processes that are forked: all workers have returned, and may end.
+
+    To set multiprocessing.Event is to wait until each process that waits for it has noticed: one
+    that is stopped, or was killed, holds the launcher for ever.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._reader, self._writer = multiprocessing.Pipe(duplex=False)
+
+    def set(self) -> None:
+        """Let each worker end."""
+        os.write(self._writer.fileno(), bytes(self._workers))
+
+    def wait(self) -> None:
+        """Wait, in a worker, once."""
+        os.read(self._reader.fileno(), 1)
+
+
+def _context_class() -> Any:
+    from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
+
+    class PatientContext(MultiprocessContext):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._worker_finished_event: Any = WorkersReturned(self.nprocs)
+
+    return PatientContext
 
 
 def _agent_class(signals: _LateSignals) -> Any:
