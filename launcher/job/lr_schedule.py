@@ -18,7 +18,7 @@ import torch
 from torch.optim import SGD, lr_scheduler
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.model.build import check_arguments
+from flowrun.launcher.model.targets import check_arguments
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
 from flowrun.launcher.recipe.schema import Optim
 

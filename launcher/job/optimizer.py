@@ -11,7 +11,8 @@ from flowrun.engine.capture.update_trace import keywords_of
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.strategy import Optimizer, ParameterGroup, Settings
 from flowrun.launcher.job.lr_schedule import rates
-from flowrun.launcher.model.build import find, is_freezing
+from flowrun.launcher.model.build import is_freezing
+from flowrun.launcher.model.targets import find
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
 from flowrun.launcher.recipe.value_ranges import check_number

@@ -3,7 +3,8 @@
 A Recipe enters; a module without memory for its weights leaves, with initial values that ranks ask
 for one at a time.
 
-build.py           read this first: `_target_` -> model, data set, loss, metrics
+build.py           read this first: model, data set, loss, metrics of a recipe
+targets.py         what a `_target_` names, and its arguments
 adapters.py        LoRA around named linears
 deferred.py        records how the constructor makes each weight
 replay.py initial.py   make a weight, and hand it out when it is asked for

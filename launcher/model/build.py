@@ -1,51 +1,39 @@
 """Make what a recipe names: model, data set, loss and metrics.
 
-Each mistake is a RecipeError at the key that names it.  The working directory is importable, so
-that a recipe may name the user's own files.
+Each mistake is a RecipeError at the key that names it.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import functools
-import importlib
 import inspect
-import os
-import pkgutil
-import re
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from flowrun.engine.capture.joint_graph import LOSS
-from flowrun.engine.errors import ArgumentError, RecipeError
+from flowrun.engine.errors import RecipeError
 from flowrun.launcher.model.adapters import add_adapters
 from flowrun.launcher.model.dataset_checks import check_items, check_kind, check_labels
 from flowrun.launcher.model.deferred import LEAST_BYTES, Unrecordable, defer
-from flowrun.launcher.model.hugging_face.convert_models import import_transformers
 from flowrun.launcher.model.initial import Initial, initial_of, named_tensors
 from flowrun.launcher.model.packed_inputs import packed_inputs
 from flowrun.launcher.model.pretrained import weights_of
+from flowrun.launcher.model.targets import make_function, make_object
 from flowrun.launcher.model.vocabulary import check_vocabulary
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
-from flowrun.launcher.recipe.schema import FP32, KEEP_DTYPE, Target
+from flowrun.launcher.recipe.schema import FP32, KEEP_DTYPE
 from flowrun.launcher.terminal import doing
 from flowrun.launcher.terminal.units import size
-from flowrun.models.data.transforms import import_torchvision
 from flowrun.models.losses import part_of
 
-_WITH_TORCHVISION = ("torchvision", "timm", "transformers")  # these import it
 _NARROW = (torch.bfloat16, torch.float16)  # where an update rounded to nearest is often lost
-_FULL_KEY = re.compile(r"^full_key: (.+)$", re.MULTILINE)  # in Hydra's error
 LossFunction = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (output, batch) -> scalar mean
 
 
@@ -254,7 +242,7 @@ def instantiate_data(recipe: Recipe) -> Dataset[dict[str, Tensor]]:
 
 def instantiate_loss(recipe: Recipe) -> LossFunction | None:
     """loss(output, batch) -> scalar, or None where the model's output is or holds the loss."""
-    loss = None if recipe.task.loss is None else _partial(recipe.task.loss, "task.loss")
+    loss = None if recipe.task.loss is None else make_function(recipe.task.loss, "task.loss")
     if isinstance(loss, nn.Module):
         _freeze(loss, LOSS, recipe.optim.groups)
         _widen_trained(loss, recipe)
@@ -275,7 +263,7 @@ def loss_of(loss: LossFunction | None, output: Any, batch: Mapping[str, Tensor])
 def instantiate_metrics(recipe: Recipe) -> dict[str, LossFunction]:
     """name -> metric(output, batch) -> scalar."""
     return {
-        name: _partial(metric, f"task.metrics.{name}")
+        name: make_function(metric, f"task.metrics.{name}")
         for name, metric in recipe.task.metrics.items()
     }
 
@@ -310,149 +298,3 @@ def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) ->
             f"Map it to a field of the items: {', '.join(item)}.",
         )
     return inputs
-
-
-def make_object(target: Target, where: str) -> Any:
-    """The object that `_target_` and its arguments describe; an argument may be such an object."""
-    made_by = find(str(target["_target_"]), f"{where}._target_")
-    arguments = {key: value for key, value in target.items() if not _is_hydra_word(key)}
-    if "_args_" not in target:
-        check_arguments(made_by, arguments, where)
-    _check_targets_within(arguments, where)
-    return _instantiate(target, str(target["_target_"]), where)
-
-
-def _check_targets_within(arguments: Mapping[str, Any], where: str) -> None:
-    """Check the paths alone: a config of transformers takes more than its signature shows."""
-    for key, value in arguments.items():
-        if isinstance(value, Mapping):
-            if "_target_" in value:
-                find(str(value["_target_"]), f"{where}.{key}._target_")
-            _check_targets_within(value, f"{where}.{key}")
-        if isinstance(value, list):
-            within = {f"{key}[{k}]": each for k, each in enumerate(value)}
-            _check_targets_within(within, where)
-
-
-def _partial(target: Target, where: str) -> LossFunction:
-    """The callable that `_target_` names, with the arguments that the recipe gives after (output,
-    batch).
-    """
-    function = find(str(target["_target_"]), f"{where}._target_")
-    arguments = {key: value for key, value in target.items() if not _is_hydra_word(key)}
-    if inspect.isclass(function) and issubclass(
-        function, nn.Module
-    ):  # a loss module: made once, then called
-        return make_object(target, where)  # type: ignore[no-any-return]
-    check_arguments(function, arguments, where, positional=2)
-    made = _instantiate({"arguments": arguments}, str(target["_target_"]), where)["arguments"]
-    return functools.partial(function, **made) if made else function  # type: ignore[no-any-return]
-
-
-def _instantiate(target: Target, name: str, where: str) -> Any:
-    try:
-        return instantiate(target, _convert_="all")
-    except Exception as error:
-        cause = error.__cause__ or error
-        if isinstance(cause, ArgumentError):
-            within = _FULL_KEY.search(str(error))  # of a target among the arguments of another
-            place = f"{where}.{within[1]}" if within else where
-            raise RecipeError(f"{place}.{cause.argument}", cause.problem, cause.instead) from error
-        reason = " ".join(str(cause).split()) or type(cause).__name__
-        raise RecipeError(
-            where, f"{name} refused its arguments: {type(cause).__name__}: {reason}"
-        ) from error
-
-
-def _is_hydra_word(key: str) -> bool:
-    return key.startswith("_") and key.endswith("_")
-
-
-def check_arguments(
-    made_by: Any, arguments: Mapping[str, Any], where: str, positional: int = 0
-) -> None:
-    """Compare the names of `arguments` with the signature of `made_by`, not their values.
-
-    where: the key of the recipe.  positional: how many arguments are given by position.  Raises
-    RecipeError for one that is unknown or missing.
-    """
-    try:
-        parameters = list(inspect.signature(made_by).parameters.values())[positional:]
-    except (TypeError, ValueError):
-        return
-    known = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    name = getattr(made_by, "__name__", str(made_by))
-    for key in arguments:
-        if key not in known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            raise RecipeError(
-                f"{where}.{key}", f"{name} takes no argument {key!r}.", did_you_mean(key, known)
-            )
-    for key, parameter in known.items():
-        if parameter.default is parameter.empty and key not in arguments:
-            raise RecipeError(
-                where,
-                f"{name} needs the argument {key!r}.",
-                f"Its arguments are {', '.join(known)}.",
-            )
-
-
-def find(path: str, where: str) -> Any:
-    """The class or function at a dotted path; a RecipeError says which part is missing."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-        importlib.invalidate_caches()
-    parts = path.split(".")
-    if not all(part.isidentifier() for part in parts):
-        raise RecipeError(where, f"{path!r} is no dotted path.", "Write package.module.Name.")
-    if parts[0] in _WITH_TORCHVISION and find_spec("torchvision"):
-        import_torchvision()
-    found, depth = _deepest_module(parts, where)
-    if parts[0] == "transformers":
-        import_transformers()  # the lines of a run are no place for its bars
-    for part in parts[depth:]:
-        if not hasattr(found, part):
-            owner = getattr(found, "__name__", str(found))
-            known = [name for name in dir(found) if not name.startswith("_")] + _submodules(found)
-            near = did_you_mean(part, known) if len(known) < 12 else _near(part, known)
-            raise RecipeError(where, f"{owner!r} has no {part!r}.", near)
-        found = getattr(found, part)
-    if not callable(found):
-        raise RecipeError(
-            where, f"{path!r} is a {type(found).__name__}, which cannot be called.", "Name a class."
-        )
-    return found
-
-
-def _deepest_module(parts: list[str], where: str) -> tuple[Any, int]:
-    """The longest leading part of a dotted path that is a module, imported."""
-    module: Any = None
-    for depth in range(1, len(parts) + 1):
-        name = ".".join(parts[:depth])
-        try:
-            module = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name and not (name == error.name or name.startswith(f"{error.name}.")):
-                raise RecipeError(where, f"importing {name!r} failed: {error}.") from error
-            if module is None:
-                tops = [m.name for m in pkgutil.iter_modules()]
-                raise RecipeError(
-                    where,
-                    f"there is no module {name!r}.",
-                    _near(name, tops)
-                    or "The working directory and installed packages are searched.",
-                ) from error
-            return module, depth - 1
-        except Exception as error:
-            raise RecipeError(
-                where, f"importing {name!r} failed: {type(error).__name__}: {error}."
-            ) from error
-    return module, len(parts)
-
-
-def _submodules(module: Any) -> list[str]:
-    return [m.name for m in pkgutil.iter_modules(getattr(module, "__path__", []))]
-
-
-def _near(word: str, known: list[str]) -> str:
-    guess = did_you_mean(word, known)
-    return guess if guess.startswith("Did you mean") else ""

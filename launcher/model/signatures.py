@@ -13,7 +13,7 @@ from typing import Any
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ops.table import GivenTable, OpTable
-from flowrun.launcher.model.build import find
+from flowrun.launcher.model.targets import find
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
 
 GROUP = "flowrun.signatures"

@@ -110,7 +110,7 @@ def _import(dotted: str) -> Any:
 
 def find_named(path: str) -> Any:
     """Return the class or function of a dotted path.  Raises RecipeError."""
-    from flowrun.launcher.model.build import find
+    from flowrun.launcher.model.targets import find
 
     try:
         return find(path, COMMAND_LINE)

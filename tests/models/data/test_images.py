@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flowrun.engine.errors import ArgumentError, RecipeError
-from flowrun.launcher.model.build import make_object
+from flowrun.launcher.model.targets import make_object
 from flowrun.launcher.samples.sampler import Sampler
 from flowrun.models.data.images import ImageFolder
 from flowrun.models.data.transforms import MEAN, STD, import_torchvision, seed_draws, transform

@@ -1,0 +1,176 @@
+"""What `_target_` and its arguments name: a class or function at a dotted path, and what it makes.
+
+Each mistake is a RecipeError at the key that names it.  The working directory is importable, so
+that a recipe may name the user's own files.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from hydra.utils import instantiate
+from torch import nn
+
+from flowrun.engine.errors import ArgumentError, RecipeError
+from flowrun.launcher.model.hugging_face.convert_models import import_transformers
+from flowrun.launcher.recipe.recipe_errors import did_you_mean
+from flowrun.launcher.recipe.schema import Target
+from flowrun.models.data.transforms import import_torchvision
+
+_WITH_TORCHVISION = ("torchvision", "timm", "transformers")  # these import it
+_FULL_KEY = re.compile(r"^full_key: (.+)$", re.MULTILINE)  # in Hydra's error
+
+
+def make_object(target: Target, where: str) -> Any:
+    """The object that `_target_` and its arguments describe; an argument may be such an object."""
+    made_by = find(str(target["_target_"]), f"{where}._target_")
+    arguments = {key: value for key, value in target.items() if not _is_hydra_word(key)}
+    if "_args_" not in target:
+        check_arguments(made_by, arguments, where)
+    _check_targets_within(arguments, where)
+    return _instantiate(target, str(target["_target_"]), where)
+
+
+def _check_targets_within(arguments: Mapping[str, Any], where: str) -> None:
+    """Check the paths alone: a config of transformers takes more than its signature shows."""
+    for key, value in arguments.items():
+        if isinstance(value, Mapping):
+            if "_target_" in value:
+                find(str(value["_target_"]), f"{where}.{key}._target_")
+            _check_targets_within(value, f"{where}.{key}")
+        if isinstance(value, list):
+            within = {f"{key}[{k}]": each for k, each in enumerate(value)}
+            _check_targets_within(within, where)
+
+
+def make_function(target: Target, where: str) -> Callable[..., Any]:
+    """The callable that `_target_` names, with the arguments that the recipe gives after (output,
+    batch).
+    """
+    function = find(str(target["_target_"]), f"{where}._target_")
+    arguments = {key: value for key, value in target.items() if not _is_hydra_word(key)}
+    if inspect.isclass(function) and issubclass(
+        function, nn.Module
+    ):  # a loss module: made once, then called
+        return make_object(target, where)  # type: ignore[no-any-return]
+    check_arguments(function, arguments, where, positional=2)
+    made = _instantiate({"arguments": arguments}, str(target["_target_"]), where)["arguments"]
+    return functools.partial(function, **made) if made else function  # type: ignore[no-any-return]
+
+
+def _instantiate(target: Target, name: str, where: str) -> Any:
+    try:
+        return instantiate(target, _convert_="all")
+    except Exception as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, ArgumentError):
+            within = _FULL_KEY.search(str(error))  # of a target among the arguments of another
+            place = f"{where}.{within[1]}" if within else where
+            raise RecipeError(f"{place}.{cause.argument}", cause.problem, cause.instead) from error
+        reason = " ".join(str(cause).split()) or type(cause).__name__
+        raise RecipeError(
+            where, f"{name} refused its arguments: {type(cause).__name__}: {reason}"
+        ) from error
+
+
+def _is_hydra_word(key: str) -> bool:
+    return key.startswith("_") and key.endswith("_")
+
+
+def check_arguments(
+    made_by: Any, arguments: Mapping[str, Any], where: str, positional: int = 0
+) -> None:
+    """Compare the names of `arguments` with the signature of `made_by`, not their values.
+
+    where: the key of the recipe.  positional: how many arguments are given by position.  Raises
+    RecipeError for one that is unknown or missing.
+    """
+    try:
+        parameters = list(inspect.signature(made_by).parameters.values())[positional:]
+    except (TypeError, ValueError):
+        return
+    known = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    name = getattr(made_by, "__name__", str(made_by))
+    for key in arguments:
+        if key not in known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            raise RecipeError(
+                f"{where}.{key}", f"{name} takes no argument {key!r}.", did_you_mean(key, known)
+            )
+    for key, parameter in known.items():
+        if parameter.default is parameter.empty and key not in arguments:
+            raise RecipeError(
+                where,
+                f"{name} needs the argument {key!r}.",
+                f"Its arguments are {', '.join(known)}.",
+            )
+
+
+def find(path: str, where: str) -> Any:
+    """The class or function at a dotted path; a RecipeError says which part is missing."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+        importlib.invalidate_caches()
+    parts = path.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise RecipeError(where, f"{path!r} is no dotted path.", "Write package.module.Name.")
+    if parts[0] in _WITH_TORCHVISION and find_spec("torchvision"):
+        import_torchvision()
+    found, depth = _deepest_module(parts, where)
+    if parts[0] == "transformers":
+        import_transformers()  # the lines of a run are no place for its bars
+    for part in parts[depth:]:
+        if not hasattr(found, part):
+            owner = getattr(found, "__name__", str(found))
+            known = [name for name in dir(found) if not name.startswith("_")] + _submodules(found)
+            near = did_you_mean(part, known) if len(known) < 12 else _near(part, known)
+            raise RecipeError(where, f"{owner!r} has no {part!r}.", near)
+        found = getattr(found, part)
+    if not callable(found):
+        raise RecipeError(
+            where, f"{path!r} is a {type(found).__name__}, which cannot be called.", "Name a class."
+        )
+    return found
+
+
+def _deepest_module(parts: list[str], where: str) -> tuple[Any, int]:
+    """The longest leading part of a dotted path that is a module, imported."""
+    module: Any = None
+    for depth in range(1, len(parts) + 1):
+        name = ".".join(parts[:depth])
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name and not (name == error.name or name.startswith(f"{error.name}.")):
+                raise RecipeError(where, f"importing {name!r} failed: {error}.") from error
+            if module is None:
+                tops = [m.name for m in pkgutil.iter_modules()]
+                raise RecipeError(
+                    where,
+                    f"there is no module {name!r}.",
+                    _near(name, tops)
+                    or "The working directory and installed packages are searched.",
+                ) from error
+            return module, depth - 1
+        except Exception as error:
+            raise RecipeError(
+                where, f"importing {name!r} failed: {type(error).__name__}: {error}."
+            ) from error
+    return module, len(parts)
+
+
+def _submodules(module: Any) -> list[str]:
+    return [m.name for m in pkgutil.iter_modules(getattr(module, "__path__", []))]
+
+
+def _near(word: str, known: list[str]) -> str:
+    guess = did_you_mean(word, known)
+    return guess if guess.startswith("Did you mean") else ""
