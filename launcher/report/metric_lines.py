@@ -1,4 +1,4 @@
-"""A line of metrics.jsonl, read again."""
+"""Lines of metrics.jsonl, read again: by reports, and by a run that goes on behind them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.recipe.locate import show_path
+from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.store.checkpoint import replace_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +43,40 @@ def parse_metric_line(line: str) -> MetricLine | None:
             tokens_per_s=float(found.get("tokens_per_s") or 0.0),
         )
     return None
+
+
+def open_metrics(file: Path, first: int, ended: bool) -> TextIO:
+    """Open metrics.jsonl for more lines, without those of steps that will be done again.
+
+    file, first, ended: as list_lines_before takes them.
+    """
+    replace_text(file, "".join(f"{line}\n" for line in list_lines_before(file, first, ended)))
+    return file.open("a")
+
+
+def list_lines_before(file: Path, first: int, ended: bool = True) -> list[str]:
+    """Return the lines of the steps before `first`.
+
+    file: metrics.jsonl; its last line may be cut off, as it was being written when the run was
+    killed.  first: the step that comes next.  ended: False leaves out the evaluation after the step
+    before.  Raises RecipeError for any other line that is none of ours.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines() if first and file.exists() else []
+    except (OSError, ValueError) as error:
+        raise _refuse(file, f"it cannot be read: {type(error).__name__}: {error}.") from None
+    kept = []
+    for number, line in enumerate(lines, 1):
+        if (found := parse_metric_line(line)) is None:
+            if number < len(lines):
+                raise _refuse(file, f"line {number} is no JSON object with a step.")
+        elif found.step + (found.validation is not None and not ended) < first:
+            kept.append(line)
+    return kept
+
+
+def _refuse(file: Path, why: str) -> RecipeError:
+    return PlacedError(show_path(file), "", why, "Move the file away, or mend it.")
 
 
 def _to_float(value: float | None) -> float | None:

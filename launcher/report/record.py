@@ -19,18 +19,17 @@ from typing import Any, TextIO
 import yaml  # type: ignore[import-untyped]
 
 from flowrun.engine.compile import Rehearsed
-from flowrun.engine.errors import RecipeError, RunError
+from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.trace.model_flops import utilisation
 from flowrun.launcher.job.job import Job, Start
 from flowrun.launcher.listeners.dispatch import Listeners
 from flowrun.launcher.listeners.listener import TAGS, RunInfo
 from flowrun.launcher.listeners.make import NamedListener
-from flowrun.launcher.recipe.locate import show_path
-from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.recipe.schema import ROLLBACK
 from flowrun.launcher.report.loss_curve import write_curve
 from flowrun.launcher.report.loss_spikes import SPIKE, LossSpikes, list_steps
+from flowrun.launcher.report.metric_lines import list_lines_before, open_metrics
 from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.report.report import REPORT, Report, StepLog, StepRecord, numbers, strict
 from flowrun.launcher.store.checkpoint import (
@@ -110,7 +109,9 @@ class Record:
             (folder / file).unlink(missing_ok=True)
         if not self.first:
             (folder / RESTARTS).unlink(missing_ok=True)
-        _lines_before(folder / METRICS, self.first)  # what is wrong there is said before the start
+        list_lines_before(
+            folder / METRICS, self.first
+        )  # what is wrong there is said before the start
         self._write_job()
 
     def _write_job(self) -> None:
@@ -385,7 +386,7 @@ class Record:
     def _line(self, line: dict[str, Any]) -> None:
         self._write_restarts()
         if self._metrics is None:
-            self._metrics = _metrics(self.folder / METRICS, self.first, self.ended)
+            self._metrics = open_metrics(self.folder / METRICS, self.first, self.ended)
         self._metrics.write(json.dumps(strict(line)) + "\n")
         self._metrics.flush()
         if not (self.folder / METRICS).exists():
@@ -415,38 +416,3 @@ class Record:
             first_step=self.first,
             steps=recipe.train.steps,
         )
-
-
-def _metrics(file: Path, first: int, ended: bool) -> TextIO:
-    """metrics.jsonl, open for more lines, without those of steps that will be done again."""
-    replace_text(file, "".join(f"{line}\n" for line in _lines_before(file, first, ended)))
-    return file.open("a")
-
-
-def _lines_before(file: Path, first: int, ended: bool = True) -> list[str]:
-    """Lines of the steps before `first`, without the evaluation after the last of them if that has
-    not `ended`.  The last line may be cut off: it was being written when
-    the run was killed.  Raises RecipeError for any other that is none of ours.
-    """
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines() if first and file.exists() else []
-    except (OSError, ValueError) as error:
-        raise _no_metrics(file, f"it cannot be read: {type(error).__name__}: {error}.") from None
-    kept = []
-    for number, line in enumerate(lines, 1):
-        try:
-            found = json.loads(line)
-            step = int(found["step"])
-            step += "validation" in found and not ended
-        except (ValueError, KeyError, TypeError):
-            if number < len(lines):
-                where = f"line {number} is no JSON object with a step."
-                raise _no_metrics(file, where) from None
-            continue
-        if step < first:
-            kept.append(line)
-    return kept
-
-
-def _no_metrics(file: Path, why: str) -> RecipeError:
-    return PlacedError(show_path(file), "", why, "Move the file away, or mend it.")
