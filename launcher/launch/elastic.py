@@ -5,7 +5,8 @@ No other file imports it, but for the rendezvous that it asks (hosts/rendezvous.
 Relied on of torch: `_start_workers` forks, `_shutdown` ends the processes of `_pcontext`, whose
 `close` takes a signal and a timeout (2.11 gives it no argument of the agent's).  It is made by the
 name MultiprocessContext of the package, and its `_worker_finished_event` is set when all workers
-have returned, each of which waits for it.
+have returned, each of which waits for it.  When one has died, `join` of `_pc` gives the others a
+grace_period to end, sends them SIGTERM, and kills them after another.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -133,6 +135,13 @@ def _context_class() -> Any:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._worker_finished_event: Any = WorkersReturned(self.nprocs)
+
+        def _start(self) -> None:
+            super()._start()
+            assert self._pc is not None
+            # Ranks leave SIGTERM to the launcher: one that has returned would stay for 30 s.
+            join = partial(self._pc.join, grace_period=_SHUTDOWN_S / 2)  # before it, and behind
+            self._pc.join = join  # type: ignore[method-assign]
 
     return PatientContext
 

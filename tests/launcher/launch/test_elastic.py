@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from torch.multiprocessing import ProcessContext
 
 from flowrun.launcher.launch.elastic import STOP, handlers_restored, run_agent
 from flowrun.launcher.launch.hosts.endpoint import LOOPBACK
@@ -118,3 +119,40 @@ def test_a_worker_that_is_stopped_when_all_have_returned_does_not_hold_the_launc
     thread.join()
     assert error is not None
     assert error.where == "rank 1"
+
+
+class DiesWhenTheOtherHasReturned:
+    """Two workers: the first returns, and ignores SIGTERM as ranks do; then the second dies."""
+
+    job = SleepingWorker.job
+
+    def __init__(self) -> None:
+        self.reader, self.writer = multiprocessing.Pipe(duplex=False)
+
+    def live(self) -> None:
+        """Return, or die."""
+        if os.environ["LOCAL_RANK"] == "1":
+            self.reader.recv()
+            os._exit(3)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.writer.send("returns")
+
+
+@pytest.mark.processes
+def test_a_worker_that_has_returned_is_killed_soon_after_another_dies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wait, waits = ProcessContext._join_procs_with_timeout, []
+
+    def wait_and_note(context: ProcessContext, seconds: float) -> None:
+        waits.append(seconds)
+        wait(context, seconds)
+
+    monkeypatch.setattr(ProcessContext, "_join_procs_with_timeout", wait_and_note)
+    place = MeetingPlace(number=0, num_hosts=1, address=LOOPBACK, port=1, interface="")
+    worker: Any = DiesWhenTheOtherHasReturned()
+    with handlers_restored():
+        error = run_agent(worker, 2, place)
+    assert error is not None
+    assert error.where == "rank 1"
+    assert sum(waits) <= 3
