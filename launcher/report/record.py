@@ -109,9 +109,7 @@ class Record:
             (folder / file).unlink(missing_ok=True)
         if not self.first:
             (folder / RESTARTS).unlink(missing_ok=True)
-        list_lines_before(
-            folder / METRICS, self.first
-        )  # what is wrong there is said before the start
+        list_lines_before(folder / METRICS, self.first)  # an error comes before the start
         self._write_job()
 
     def _write_job(self) -> None:

@@ -106,10 +106,10 @@ class JsonChannel:
         self.last_s = time.monotonic()
         return message
 
-    async def greet_or_close(self, token: str, hub: bool) -> None:
-        """Greet; close the connection if that fails or is cancelled."""
+    async def greet_or_close(self, token: str) -> None:
+        """Greet the side that listens; close the connection if that fails or is cancelled."""
         try:
-            await self.greet(token, hub)
+            await self.greet(token, hub=False)
         except BaseException:
             self.writer.close()
             raise

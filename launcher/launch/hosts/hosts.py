@@ -237,7 +237,7 @@ class Hosts:
 
     async def _open(self, address: str) -> JsonChannel:
         channel = await connect(address, self._endpoint.port, _CONNECT_S)
-        await channel.greet_or_close(self.token, hub=False)
+        await channel.greet_or_close(self.token)
         return channel
 
     # ---- the run ---------------------------------------------------------------------------------

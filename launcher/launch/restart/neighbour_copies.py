@@ -246,7 +246,7 @@ class Copies:
             channel = await connect(to.host, to.port, _CONNECT_S)
         except OSError as error:
             raise ValueError(f"the next host cannot be reached at {to}: {error!r}") from None
-        await channel.greet_or_close(self.hosts.token, hub=False)
+        await channel.greet_or_close(self.hosts.token)
         channel.send((self.place.name, self.number))
         return channel
 
