@@ -19,7 +19,8 @@ from flowrun.launcher.store.checkpoint import replace_text
 class MetricLine:
     """A step, or an evaluation after one.
 
-    loss: of the step; None: it is not finite, or this is an evaluation.  tokens_per_s: of the step.
+    loss: of the step; None: not finite, left out, or this is an evaluation.
+    tokens_per_s: of the step.
     validation: the metrics of an evaluation, of which None is not finite; None: this is a step.
     """
 
@@ -39,7 +40,7 @@ def parse_metric_line(line: str) -> MetricLine | None:
             return MetricLine(step=int(found["step"]), validation=validation)
         return MetricLine(
             step=int(found["step"]),
-            loss=_to_float(found["loss"]),
+            loss=_to_float(found.get("loss")),
             tokens_per_s=float(found.get("tokens_per_s") or 0.0),
         )
     return None

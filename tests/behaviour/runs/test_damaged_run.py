@@ -19,7 +19,8 @@ from flowrun.launcher.commands.export import export
 from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed, find_continuation
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.report.record import METRICS, _lines_before
+from flowrun.launcher.report.metric_lines import list_lines_before
+from flowrun.launcher.report.record import METRICS
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import FOLDER, find_all, prepare
@@ -212,7 +213,7 @@ def test_a_recipe_that_lost_keys_is_told_with_the_copy(
 def test_lines_that_are_no_metrics_are_told(tmp_path: Path, text: str) -> None:
     (tmp_path / METRICS).write_text(text)
     with pytest.raises(RecipeError, match="line 1 is no JSON object with a step"):
-        _lines_before(tmp_path / METRICS, 4)
+        list_lines_before(tmp_path / METRICS, 4)
 
 
 def test_metrics_that_cannot_be_read_are_told_before_the_start(folder: Path) -> None:
@@ -228,7 +229,7 @@ def test_metrics_that_cannot_be_read_are_told_before_the_start(folder: Path) -> 
 
 def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
     (tmp_path / METRICS).write_text('{"step": 0}\n{"step": 1}\n{"step": 2}\n{"st')
-    assert _lines_before(tmp_path / METRICS, 2) == ['{"step": 0}', '{"step": 1}']
+    assert list_lines_before(tmp_path / METRICS, 2) == ['{"step": 0}', '{"step": 1}']
 
 
 # ---- what is the user's own ----------------------------------------------------------------------
