@@ -23,7 +23,7 @@ from flowrun.launcher.recipe.checks import check_batch
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.samples.sampler import Sampler, forms_of, length
 from flowrun.models.data.corpus.documents import DIGESTS
-from flowrun.models.data.mixture import DataMixture
+from flowrun.models.data.mixture import find_mixture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,13 +115,16 @@ def _held_out(recipe: Recipe, data: Any) -> int:
     samples that are evaluated would be trained on as well.
     """
     held_out = int(length(data) * recipe.eval.fraction) if recipe.eval.batches else 0
-    if isinstance(data, DataMixture) and held_out not in (0, data.order.held_out):
+    if not held_out or (found := find_mixture(data)) is None:
+        return held_out
+    place, mixture = found
+    if held_out != mixture.order.held_out:
         raise RecipeError(
-            "data.held_out",
-            f"the mixture holds out {data.order.held_out:,} of {length(data):,} samples, and "
+            f"{place}.held_out",
+            f"the mixture holds out {mixture.order.held_out:,} of {length(mixture):,} samples, and "
             f"eval.fraction={recipe.eval.fraction} holds out {held_out:,}: some that are evaluated "
             "would be trained on.",
-            "Write data.held_out=${eval.fraction}.",
+            f"Write {place}.held_out=${{eval.fraction}}.",
         )
     return held_out
 

@@ -35,6 +35,7 @@ class Masked(StackedDataset):
         self.source = source
         self.vocabulary, self.mask, self.share, self.seed = vocabulary, mask, share, seed
         self.ids_digest = getattr(source, "ids_digest", None)
+        self.notes = getattr(source, "notes", ())
         self.sample_seconds = _SAMPLE_S + sample_seconds(source)
 
     def __len__(self) -> int:

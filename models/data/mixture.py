@@ -85,6 +85,17 @@ class DataMixture(StackedDataset):
         return made
 
 
+def find_mixture(data: Any, place: str = "data") -> tuple[str, DataMixture] | None:
+    """Return (place in a recipe, the mixture) whose samples a data set has; None: it has none.
+
+    data: the mixture, or a data set that changes its items, as Masked does.  place: of `data`.
+    """
+    if isinstance(data, DataMixture):
+        return place, data
+    source = getattr(data, "source", None)
+    return find_mixture(source, f"{place}.source") if isinstance(source, Dataset) else None
+
+
 class MixtureOrder:
     """The order finds which sample of which source an item is; nothing is kept for a sample.
 

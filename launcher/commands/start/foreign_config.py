@@ -19,6 +19,7 @@ from rich.text import Text
 
 from flowrun.launcher.recipe.key_trees import flatten_keys
 from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.recipe.schema import MICRO_BATCH
 from flowrun.launcher.terminal.console import say
 
 _DECAY = {"name": "LinearLR", "start_factor": 1.0, "end_factor": 0.0}
@@ -100,6 +101,12 @@ def _micro_batch(value: Any, keys: Keys) -> Keys:
     raise Untranslated(f"write train.batch_size = {value} x {accumulated} x the ranks of axis data")
 
 
+def _accumulation(value: Any, _: Keys) -> Keys:
+    """Their loops divide the loss of each micro-batch by their number, which is a mean of means."""
+    mean = {"train.loss_mean": MICRO_BATCH} if int(value) > 1 else {}
+    return {"train.micro_batches": int(value), **mean}
+
+
 def _processes(value: Any, _: Keys) -> Keys:
     return {"placement.axes.data": int(value)} if int(value) > 1 else {}
 
@@ -158,7 +165,7 @@ _NUMBERS = {
 DEEPSPEED: Mapping[str, Turn] = {
     "train_batch_size": _to("train.batch_size", int),
     "train_micro_batch_size_per_gpu": _micro_batch,
-    "gradient_accumulation_steps": _to("train.micro_batches", int),
+    "gradient_accumulation_steps": _accumulation,
     "gradient_clipping": _to("optim.clip_norm", float),
     "bf16.enabled": _dtype("bf16"),
     "bfloat16.enabled": _dtype("bf16"),
@@ -196,7 +203,7 @@ DEEPSPEED: Mapping[str, Turn] = {
 }
 ACCELERATE: Mapping[str, Turn] = {
     "num_processes": _processes,
-    "gradient_accumulation_steps": _to("train.micro_batches", int),
+    "gradient_accumulation_steps": _accumulation,
     "num_machines": lambda value, _: {"launch.nnodes": int(value)} if int(value) > 1 else {},
     "machine_rank": lambda value, keys: (
         {"launch.node_rank": int(value)} if int(keys.get("num_machines", 1)) > 1 else {}
@@ -217,7 +224,7 @@ ACCELERATE: Mapping[str, Turn] = {
     "fsdp_config.fsdp_activation_checkpointing": _recompute,
     "fsdp_config.fsdp_offload_params": lambda value, keys: _offload("cpu" if value else None, keys),
     "deepspeed_config.zero_stage": _deepspeed_inside("zero_optimization.stage"),
-    "deepspeed_config.gradient_accumulation_steps": _to("train.micro_batches", int),
+    "deepspeed_config.gradient_accumulation_steps": _accumulation,
     "deepspeed_config.gradient_clipping": _deepspeed_inside("gradient_clipping"),
     "deepspeed_config.offload_optimizer_device": _offload,
     "deepspeed_config.offload_param_device": _offload,

@@ -67,6 +67,7 @@ def test_a_file_of_deepspeed_becomes_a_recipe(tmp_path: Path) -> None:
     assert (recipe.train.batch_size, recipe.train.micro_batches, recipe.train.steps) == (64, 4, 200)
     assert (recipe.zero.stage, recipe.zero.axis, recipe.precision.dtype) == (2, "data", "bf16")
     assert (recipe.optim.lr, recipe.optim.clip_norm, recipe.optim.warmup_steps) == (3e-4, 1.0, 10)
+    assert recipe.train.loss_mean == "micro_batch"
     assert recipe.optim.schedule["total_iters"] == 190
     assert set(found.others) == {
         "train_micro_batch_size_per_gpu",
