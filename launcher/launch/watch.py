@@ -253,6 +253,7 @@ class Watch:
         hang = replace(hang, found=hang.found.without(waiting, absent))
         if hang.found.owed[0].why == ABSENT and self._ended.wait(_OTHER_HOST_S):
             return True
+        children = {k: self.stacks.collect_children(k, process) for k, process in asked.items()}
         if self.pulses.copy() != before:
             return False
         error = hang.error
@@ -263,7 +264,7 @@ class Watch:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pulse.process, signal.SIGKILL)
         with contextlib.suppress(OSError):
-            file.write_text(describe_hang(hang, pulses, stacks))
+            file.write_text(describe_hang(hang, pulses, stacks, children))
         if not self._ended.wait(_GONE_S):  # a process that the kernel does not let go
             print(f"{error.where}\n  {error.problem}\n  It cannot be killed.", file=sys.stderr)
             os._exit(1)
@@ -278,10 +279,17 @@ def waits_inside(stacks: str) -> bool:
     return any(_INSIDE in line for line in main[:_INNERMOST])
 
 
-def describe_hang(hang: Hang, pulses: Mapping[int, Pulse], stacks: Mapping[int, str]) -> str:
+def describe_hang(
+    hang: Hang,
+    pulses: Mapping[int, Pulse],
+    stacks: Mapping[int, str],
+    children: Mapping[int, Mapping[int, str]],
+) -> str:
     """Return the text of hang.txt.
 
     hang: what hangs.  pulses: by rank.  stacks: by number among the ranks of the host.
+    children: the stacks of what a rank has forked, such as data workers, by that number and the
+        process.
     """
     lines = [f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {hang.error.where}: {hang.error.problem}", ""]
     for k, (rank, pulse) in enumerate(pulses.items()):
@@ -291,9 +299,18 @@ def describe_hang(hang: Hang, pulses: Mapping[int, Pulse], stacks: Mapping[int, 
             f"{hang.ranks[rank].phase}; its last act ended {pulse.quiet_s:.1f} s ago",
             *(f"  {line}" for line in hang.found.waits.get(rank, ())),
             *(f"    {line}" for line in stacks.get(k, "").splitlines()),
+            *_describe_children(children.get(k, {})),
             "",
         ]
     return "\n".join([*lines, "the launcher", *(f"    {line}" for line in _own_stacks())]) + "\n"
+
+
+def _describe_children(stacks: Mapping[int, str]) -> list[str]:
+    return [
+        line
+        for process, text in stacks.items()
+        for line in (f"  its child, process {process}", *(f"    {s}" for s in text.splitlines()))
+    ]
 
 
 def _own_stacks() -> list[str]:

@@ -12,6 +12,8 @@ import tempfile
 import time
 from collections.abc import Mapping
 
+from flowrun.engine.runtime.process.vital_signs import catches, list_children
+
 _SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 _WAIT_S, _LOOK_S = 1.0, 0.05
 
@@ -31,6 +33,7 @@ class Stacks:
 
         processes: index -> process that has registered.
         """
+        starts = {k: os.fstat(self._files[k]).st_size for k in processes}
         for process in processes.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, _SIGNAL)
@@ -38,11 +41,21 @@ class Stacks:
         sizes = [0]
         while time.monotonic() < deadline and (not all(sizes) or sizes != before):
             time.sleep(_LOOK_S)
-            before, sizes = sizes, [os.fstat(self._files[k]).st_size for k in processes]
+            before = sizes
+            sizes = [os.fstat(self._files[k]).st_size - start for k, start in starts.items()]
         return {
-            k: os.pread(self._files[k], size, 0).decode(errors="replace")
-            for k, size in zip(processes, sizes, strict=True)
+            k: os.pread(self._files[k], size, start).decode(errors="replace")
+            for (k, start), size in zip(starts.items(), sizes, strict=True)
         }
+
+    def collect_children(self, index: int, process: int) -> dict[int, str]:
+        """Return the stacks of the children that a process has forked, by their number.
+
+        index, process: as `collect` takes them.  A child writes where its parent does, so they are
+        asked one after the other; one that runs another program is not asked.
+        """
+        asked = [child for child in list_children(process) if catches(child, _SIGNAL)]
+        return {child: self.collect({index: child})[index] for child in asked}
 
     def close(self) -> None:
         """Let go of the memory."""

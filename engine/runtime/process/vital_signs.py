@@ -47,6 +47,18 @@ def measure_work(process: int) -> ProcessWork:
     return ProcessWork(cpu_s, num_bytes)
 
 
+def list_children(process: int) -> list[int]:
+    """Return the processes that one has forked and that have not ended."""
+    found = (_read(f"{process}/task/{thread}", "children") for thread in _threads(process))
+    return sorted(int(child) for text in found for child in text.split())
+
+
+def catches(process: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal, which would end it otherwise."""
+    mask = re.search(r"^SigCgt:\s*(\w+)$", _read(process, "status"), re.MULTILINE)
+    return bool(mask and int(mask[1], 16) >> (number - 1) & 1)
+
+
 def _threads(process: int) -> list[str]:
     try:
         return os.listdir(f"/proc/{process}/task")

@@ -10,7 +10,12 @@ import sys
 import pytest
 
 from flowrun.engine.runtime.process.stacks import Stacks
-from flowrun.engine.runtime.process.vital_signs import ProcessWork, describe_halt, measure_work
+from flowrun.engine.runtime.process.vital_signs import (
+    ProcessWork,
+    describe_halt,
+    list_children,
+    measure_work,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 
@@ -55,3 +60,32 @@ def test_a_process_writes_its_stacks_when_it_is_asked() -> None:
     os.waitpid(child, 0)
     stacks.close()
     assert "test_a_process_writes_its_stacks" in found[1]
+
+
+def wait_in_child(told: int) -> None:
+    os.write(told, b"!")
+    signal.pause()
+
+
+def test_the_children_of_a_process_write_theirs() -> None:
+    """Those that run another program, which the signal would end, are left alone."""
+    stacks = Stacks(1)
+    ready, told = os.pipe()
+    process = os.fork()
+    if not process:
+        os.setpgid(0, 0)
+        stacks.register(0)
+        subprocess.Popen(["sleep", "60"])
+        if not os.fork():
+            wait_in_child(told)
+        signal.pause()
+    os.read(ready, 1)
+    own = stacks.collect({0: process})
+    found = stacks.collect_children(0, process)
+    children = list_children(process)
+    os.killpg(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    stacks.close()
+    assert "wait_in_child" not in own[0]
+    assert ["wait_in_child" in text for text in found.values()] == [True]
+    assert len(children) == 2
