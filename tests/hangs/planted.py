@@ -16,9 +16,11 @@ from typing import Any
 import torch
 
 from flowrun.engine.actors.plan import BOX, SEND, RegionWork
+from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.rank.rank import Rank
 from flowrun.engine.runtime.transport.host_peers import WRITTEN, HostPeers
+from flowrun.launcher.launch.rank_saves import RankSaves
 from flowrun.launcher.launch.worker import Worker
 
 ACT = 6  # of an actor, from which the fault strikes
@@ -34,7 +36,7 @@ def strikes() -> bool:
 
 
 def wrap(owner: Any, name: str, instead: Callable[..., Any]) -> None:
-    """Replace a function of a class; `instead` takes the old one first."""
+    """Replace a function of a class or module; `instead` takes the old one first."""
     before = getattr(owner, name)
     setattr(owner, name, lambda *arguments, **options: instead(before, *arguments, **options))
 
@@ -133,30 +135,27 @@ def send_wrong_shape() -> None:
     wrap(Rank, "inputs", inputs)
 
 
-def in_worker(name: str) -> Callable[[], None]:
-    """Return what plants a sleep before a function of the worker."""
+def before_call(owner: type, name: str) -> Callable[[], None]:
+    """Return what plants a sleep before a method of a class."""
 
     def instead(before: Any, *arguments: Any) -> Any:
         if strikes():
             sleep()
         return before(*arguments)
 
-    return lambda: wrap(Worker, name, instead)
+    return lambda: wrap(owner, name, instead)
 
 
 def block_disk() -> None:
     """Write the checkpoint to a pipe that nobody reads."""
-    from flowrun.engine.runtime.drivers import logical_checkpoint
 
-    before = logical_checkpoint.write
-
-    def write(*arguments: Any, **options: Any) -> Any:
+    def write(before: Any, *arguments: Any, **options: Any) -> Any:
         if strikes():
             os.mkfifo("pipe")
             Path("pipe").open("wb").close()
         return before(*arguments, **options)
 
-    logical_checkpoint.write = write
+    wrap(logical_checkpoint, "write", write)
 
 
 PLANTS: dict[str, Callable[[], None]] = {
@@ -168,11 +167,11 @@ PLANTS: dict[str, Callable[[], None]] = {
     "shape": send_wrong_shape,
     "dies": in_issue(die, after=True),
     "between": in_callback,
-    "meets": in_worker("_run"),
-    "makes": in_worker("_body"),
+    "meets": before_call(Worker, "_run"),
+    "makes": before_call(Worker, "_body"),
     "evaluates": in_compute(sleep, evaluation=True),
     "disk": block_disk,
-    "saves": in_worker("_checkpoint"),
+    "saves": before_call(RankSaves, "save_checkpoint"),
     "reads": lambda: None,  # below
     "frozen": lambda: None,  # plant.py
     "cut": lambda: None,
