@@ -22,7 +22,7 @@ from flowrun.engine.passes.count_step import count_step, find_step_results
 from flowrun.engine.passes.mirrored_view import rows_of_a_rank
 from flowrun.engine.passes.stages.follow_training import follow_training
 from flowrun.engine.passes.update.update_ops import update_ops
-from flowrun.engine.pipeline import EVALUATION, advance, lower
+from flowrun.engine.pipeline import EVALUATION, advance, log_pass, lower
 from flowrun.engine.rehearsal.rehearsal import Rehearsal, rehearse
 from flowrun.engine.strategy import Strategy
 from flowrun.engine.verify.plan_rules import validate
@@ -169,5 +169,6 @@ def plan_evaluation(graph: LogicalGraph, strategy: Strategy, training: Plan) -> 
 
 def lower_and_rehearse(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
     plan = lower(graph, strategy)
+    log_pass(rehearse.__name__)
     rehearsal = rehearse(plan)
     return Rehearsed(replace(plan, order=rehearsal.order), rehearsal)

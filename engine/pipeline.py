@@ -10,6 +10,7 @@ them; what each level promises is engine/verify/.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -107,7 +108,13 @@ PLAN_PASSES: Mapping[str, tuple[PlanPass, ...]] = {
     BUFFERS: (reuse_buffers,),  # results are written over what nobody reads any more
 }
 PASSES = tuple(rewrite for passes in TRAINING.values() for rewrite in passes)
+PLANNING = "flowrun.engine.planning"  # the logger of passes
 always_verify = False  # tests set it: every graph is verified, whatever its strategy says
+
+
+def log_pass(name: str) -> None:
+    """Log that a pass begins: a person may wait for the plan."""
+    logging.getLogger(PLANNING).info("planning: %s", name.replace("_", " "))
 
 
 def advance(
@@ -121,6 +128,7 @@ def advance(
     """
     for reached in LEVELS[LEVELS.index(graph.level) + 1 : LEVELS.index(level) + 1]:
         for rewrite in passes[reached]:
+            log_pass(rewrite.__name__)
             graph = rewrite(graph, strategy)
             if rewrite is passes[reached][-1]:
                 graph = replace(graph, level=reached)
@@ -138,6 +146,7 @@ def lower(graph: LogicalGraph, strategy: Strategy, level: str = BUFFERS) -> Plan
     plan, complete = start_plan(graph, strategy), ""
     for reached in PLAN_LEVELS[: PLAN_LEVELS.index(level) + 1]:
         for rewrite in PLAN_PASSES[reached]:
+            log_pass(rewrite.__name__)
             plan = rewrite(plan, strategy)
             complete = reached if rewrite is PLAN_PASSES[reached][-1] else complete
             if complete and (strategy.check or always_verify):

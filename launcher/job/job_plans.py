@@ -20,6 +20,7 @@ from flowrun.engine.compile import (
 )
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.passes.mirrored_view import rows_of_a_rank
+from flowrun.engine.pipeline import PLANNING
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.job.forked import fork_concurrently, run_in_fork, start_fork
 from flowrun.launcher.job.garbage import pause_collection
@@ -75,7 +76,7 @@ class JobPlans:
             return self.planned
         captured = self.captured
         doing.doing("planning")
-        with pause_collection():
+        with pause_collection(), doing.show_log(PLANNING):
             made_of = inputs(self.strategy, captured)
             return self.cache.get(
                 "training", made_of, lambda: plan_training(captured, self.strategy)
