@@ -38,10 +38,10 @@ def bench(
         from flowrun.launcher.terminal.console import wide_console
 
         if not any(text.startswith("suite=") for text in given):
-            from flowrun.launcher.recipe.recipe_errors import PlacedError
+            from flowrun.launcher.recipe.recipe_errors import CommandLineError
 
             there = f"Write suite=NAME; a suite takes minutes to an hour.\n{list_suites()}"
-            raise PlacedError("command line", "bench", "no suite is named.", there)
+            raise CommandLineError("bench", "no suite is named.", there)
         suite, folder = load_suite(given, config_dir)
         if not isinstance(suite, Suite):
             if any(line.problem for line in foresee(suite, folder, wide_console(), config_dir)):

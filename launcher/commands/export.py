@@ -12,7 +12,7 @@ from flowrun.engine.runtime.drivers import logical_checkpoint as disk
 from flowrun.engine.runtime.rank.shards import Shard, make_whole_shard
 from flowrun.launcher.commands.export_adapters import adapted_recipe, export_adapted
 from flowrun.launcher.commands.load_run import StoredWeights, find_weights
-from flowrun.launcher.recipe.recipe_errors import PlacedError, one_of
+from flowrun.launcher.recipe.recipe_errors import CommandLineError, one_of
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.tensor_file import Contents, write_whole
 from flowrun.launcher.terminal.units import size
@@ -28,18 +28,15 @@ def check_format(format: str, dtype: str, adapters: bool, tokenizer: str | None 
     """
     if format not in FORMATS:
         problem = f"there is {one_of(FORMATS)}."
-        raise PlacedError("command line", f"--format {format}", problem)
+        raise CommandLineError(f"--format {format}", problem)
     if adapters and format == "hf":
         problem = "adapters alone are peft's folder, which --adapters writes."
-        raise PlacedError("command line", "--adapters", problem, "Leave out --format.")
+        raise CommandLineError("--adapters", problem, "Leave out --format.")
     if tokenizer and format != "hf":
         problem = "one file of weights has no tokenizer."
-        raise PlacedError(
-            "command line", f"--tokenizer {tokenizer}", problem, "--format hf writes it."
-        )
+        raise CommandLineError(f"--tokenizer {tokenizer}", problem, "--format hf writes it.")
     if dtype and format != "hf":
-        raise PlacedError(
-            "command line",
+        raise CommandLineError(
             f"--dtype {dtype}",
             "one file of weights has the dtypes of the training.",
             "--format hf writes others.",
@@ -77,9 +74,7 @@ def export(
     adapted = adapted_recipe(run_folder)
     if adapters and not adapted:
         what = "this run trained no adapters."
-        raise PlacedError(
-            "command line", "--adapters", what, "Leave it out: all weights are written."
-        )
+        raise CommandLineError("--adapters", what, "Leave it out: all weights are written.")
     found = find_weights(run_folder, step, best)
     target = None if to is None else Path(to) if adapters else _file_at(to)
     if adapted:

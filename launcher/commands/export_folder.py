@@ -23,7 +23,7 @@ from flowrun.launcher.model.hugging_face.convert_models import (
     import_transformers,
     make_theirs,
 )
-from flowrun.launcher.recipe.recipe_errors import PlacedError, one_of
+from flowrun.launcher.recipe.recipe_errors import CommandLineError, one_of
 from flowrun.launcher.recipe.schema import BF16
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.text.codec import is_bytes, make_byte_tokenizer, read_tokenizer
@@ -66,10 +66,10 @@ def export_folder(
     """
     if dtype and dtype not in DTYPES:
         problem = f"there is {one_of(DTYPES)}."
-        raise PlacedError("command line", f"--dtype {dtype}", problem)
+        raise CommandLineError(f"--dtype {dtype}", problem)
     to = to or run_folder / FOLDER
     if to.is_file():
-        raise PlacedError("command line", f"--to {to}", "this is a file, no folder.")
+        raise CommandLineError(f"--to {to}", "this is a file, no folder.")
     _check_own(to, run_folder)
     import_transformers()
     run = _load_merged(run_folder, step, best)
@@ -91,8 +91,7 @@ def export_folder(
 def _check_own(to: Path, run_folder: Path) -> None:
     """Raise RecipeError for a folder that holds a model already, unless it is in the run's own."""
     if (to / CONFIG).exists() and to.resolve().parent != run_folder.resolve():
-        raise PlacedError(
-            "command line",
+        raise CommandLineError(
             f"--to {to}",
             f"it holds a model ({CONFIG}) that would be overwritten.",
             "Name a folder that is not there, or remove this one.",

@@ -15,7 +15,7 @@ from flowrun.launcher.commands.resume import checkpoint_of
 from flowrun.launcher.model.build import instantiate_model
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import ABOUT, AVERAGES, RECIPE, Checkpoint, find_all
 from flowrun.launcher.store.run_tokenizer import use_own_tokenizer
@@ -105,11 +105,11 @@ def _read_checkpoint(folder: Path, step: int | None, best: bool) -> StoredWeight
     except (OSError, ValueError, TypeError) as error:
         damage = f"{ABOUT}: it is damaged: {error}."
     if damage:
-        raise PlacedError("command line", str(folder), f"this checkpoint is not whole: {damage}")
+        raise CommandLineError(str(folder), f"this checkpoint is not whole: {damage}")
     if best or step not in (None, found.step):
         asked = "--best" if best else f"--step {step}"
         problem = f"{folder} is a checkpoint, of {found.step} steps, and not a run."
-        raise PlacedError("command line", asked, problem, f"Leave out {asked}, or name the run.")
+        raise CommandLineError(asked, problem, f"Leave out {asked}, or name the run.")
     return StoredWeights(found.step, checkpoint=found)
 
 
@@ -130,7 +130,7 @@ def find_weights(run_folder: Path, step: int | None = None, best: bool = False) 
     if trained >= 0 and (step == trained or step is None) and all(c.step <= trained for c in found):
         return StoredWeights(trained, file=ended)
     if not ended.exists() and not found:
-        raise PlacedError("command line", str(run_folder), *_why_nothing(run_folder))
+        raise CommandLineError(str(run_folder), *_why_nothing(run_folder))
     checkpoint = checkpoint_of(run_folder, step)
     return StoredWeights(checkpoint.step, checkpoint=checkpoint)
 

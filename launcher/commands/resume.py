@@ -21,7 +21,7 @@ from flowrun.launcher.recipe.compose import load, schema
 from flowrun.launcher.recipe.key_trees import flatten_keys
 from flowrun.launcher.recipe.locate import show_path
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.recipe.recipe_errors import CommandLineError, PlacedError
 from flowrun.launcher.store.checkpoint import FOLDER, RECIPE, Checkpoint, find_all, find_best
 
 # What makes it the same training, by section of the recipe; none named: all.  The rest may change.
@@ -33,7 +33,6 @@ FIXED: Mapping[str, tuple[str, ...]] = {
     "train": ("seed", "batch_size"),
     "eval": ("fraction",),
 }
-_COMMAND_LINE = "command line"
 
 
 def checkpoint_of(run_folder: Path, step: int | None = None, best: bool = False) -> Checkpoint:
@@ -44,8 +43,7 @@ def checkpoint_of(run_folder: Path, step: int | None = None, best: bool = False)
     """
     found = find_all(run_folder)
     if not found:
-        raise PlacedError(
-            _COMMAND_LINE,
+        raise CommandLineError(
             str(run_folder),
             f"there is no complete checkpoint in {run_folder / FOLDER}.",
             "A run saves them with train.save_every=N, every N steps.",
@@ -58,8 +56,7 @@ def checkpoint_of(run_folder: Path, step: int | None = None, best: bool = False)
             _check_whole(run_folder, checkpoint, [c for c in found if c.step < wanted])
             return checkpoint
     steps = ", ".join(str(checkpoint.step) for checkpoint in found)
-    raise PlacedError(
-        _COMMAND_LINE,
+    raise CommandLineError(
         f"--step {step}",
         f"{run_folder} has no checkpoint of {step} steps.",
         f"There is: {steps}.",
@@ -73,8 +70,7 @@ def _best_step(run_folder: Path, found: list[Checkpoint]) -> int:
             by = by or checkpoint.recipe()["train"]["keep_best"]
     if chosen := find_best(found, by):
         return chosen.step
-    raise PlacedError(
-        _COMMAND_LINE,
+    raise CommandLineError(
         "--best",
         f"no checkpoint of {run_folder} has a result to choose by.",
         "A run with train.keep_best=loss evaluates each of its checkpoints; --step N takes any.",
@@ -86,8 +82,7 @@ def _check_whole(run_folder: Path, wanted: Checkpoint, before: list[Checkpoint])
     if not damage:
         return
     whole = next((c for c in reversed(before) if not c.damage()), None)
-    raise PlacedError(
-        _COMMAND_LINE,
+    raise CommandLineError(
         str(run_folder),
         f"{FOLDER}/{wanted.folder.name} is not whole: {damage}",
         f"--step {whole.step} takes the checkpoint before it, which is whole."

@@ -14,7 +14,7 @@ from flowrun.launcher.model.build import describe_model, instantiate_data
 from flowrun.launcher.model.hugging_face.convert_models import CONFIG, import_transformers
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.sampling.ranks import RanksModel, start_ranks
 from flowrun.launcher.sampling.window import recipe_of_window
 from flowrun.launcher.store import weight_files as weights
@@ -154,7 +154,7 @@ def open_source(
     neither = f"it has neither {RECIPE}, of a run, nor {CONFIG}, of Hugging Face's."
     problem = neither if source.is_dir() else "there is no such folder."
     where = "A run says at its end where everything of it is."
-    raise PlacedError("command line", str(source), problem, where)
+    raise CommandLineError(str(source), problem, where)
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def open_in_layout(
     """
     if not (source / RECIPE).is_file():
         problem = f"this is no run: it has no {RECIPE}, which says the layout."
-        raise PlacedError("command line", str(source), problem, "Leave out --in-layout.")
+        raise CommandLineError(str(source), problem, "Leave out --in-layout.")
     stored = find_weights(source, step, best)
     recipe = replace(load([f"recipe={source / RECIPE}"]), weights=str(stored.file or ""))
     recipe = use_own_tokenizer(recipe, source)
@@ -238,7 +238,7 @@ def _of_folder(folder: Path, tokenizer: str | None) -> tuple[TextModel, Codec]:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     except (ValueError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise PlacedError("command line", str(folder), f"{kind}: {reason}") from error
+        raise CommandLineError(str(folder), f"{kind}: {reason}") from error
     written = text_model(model, {}, None, f"{folder} ({type(model).__name__})")
     if tokenizer == BYTES:
         return written, ByteCodec()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flowrun.engine.errors import ArgumentError
-from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.terminal import doing
 from flowrun.models.data.corpus.find_files import find_text_files
 from flowrun.models.data.corpus.train_tokenizer import LEAST_VOCABULARY, train_tokenizer
@@ -24,15 +24,13 @@ def make_tokenizer(paths: Sequence[str], vocabulary: int, to: Path) -> int:
     that is too small.
     """
     if vocabulary < LEAST_VOCABULARY:
-        raise PlacedError(
-            "command line",
+        raise CommandLineError(
             f"--vocabulary {vocabulary}",
             f"every byte is an id, and every special token: {LEAST_VOCABULARY} are the least.",
             "Usual are 8192 for a few megabytes of text, 32768 and more for gigabytes.",
         )
     if to.is_file() or (to.is_dir() and any(to.iterdir())):
-        raise PlacedError(
-            "command line",
+        raise CommandLineError(
             f"--to {to}",
             "it is there already, and what was trained with it could not be read any more.",
             "Name a folder that is not there.",
@@ -40,7 +38,7 @@ def make_tokenizer(paths: Sequence[str], vocabulary: int, to: Path) -> int:
     try:
         files = [file for path in paths or (None,) for file in find_text_files(path)]
     except ArgumentError as error:
-        raise PlacedError("command line", "--from", error.problem) from None
+        raise CommandLineError("--from", error.problem) from None
     if paths:
         _check_text(files)
     with doing.show_log("flowrun.models.data"):
@@ -52,7 +50,7 @@ def _check_text(files: Sequence[Path]) -> None:
     at all.
     """
     if not any(file.stat().st_size for file in files):
-        raise PlacedError("command line", "--from", "the files hold no text.")
+        raise CommandLineError("--from", "the files hold no text.")
     for file in files:
         decoder, done = codecs.getincrementaldecoder("utf-8")(), 0
         with file.open("rb") as stream:
@@ -64,4 +62,4 @@ def _check_text(files: Sequence[Path]) -> None:
             except UnicodeDecodeError as error:
                 at = done + len(block) - len(error.object) + error.start
                 problem = f"{file} is not UTF-8 text: byte {at} is {error.object[error.start]:#x}."
-                raise PlacedError("command line", "--from", problem) from None
+                raise CommandLineError("--from", problem) from None

@@ -15,7 +15,7 @@ from flowrun.launcher.recipe import hydra_source
 from flowrun.launcher.recipe.hardware_keys import check_hardware
 from flowrun.launcher.recipe.placement_keys import FROM_MODEL, parse_pins, parse_plan_axis
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.recipe.recipe_errors import PlacedError, did_you_mean, one_of, require
+from flowrun.launcher.recipe.recipe_errors import CommandLineError, did_you_mean, one_of, require
 from flowrun.launcher.recipe.schema import (
     BF16,
     KEEPABLE,
@@ -45,8 +45,7 @@ def zero_of(recipe: RecipeSchema) -> Zero:
 
 def _check_named(recipe: RecipeSchema) -> None:
     if not recipe.name and not recipe.model:
-        raise PlacedError(
-            "command line",
+        raise CommandLineError(
             "recipe",
             "no recipe is named.",
             "Write recipe=NAME or recipe=path/to/file.yaml."

@@ -34,6 +34,7 @@ from flowrun.launcher.recipe.placement_keys import (
 )
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import (
+    CommandLineError,
     PlacedError,
     from_hydra,
     no_mapping,
@@ -106,7 +107,7 @@ def _blame(error: RecipeError, overrides: list[str], config_dir: str | None) -> 
         if not guilty.startswith(f"{hydra_source.GROUP}="):
             with suppress(Exception):
                 _hydra_compose([text for text in overrides if text != guilty], config_dir)
-                return PlacedError("command line", guilty, error.problem, error.instead)
+                return CommandLineError(guilty, error.problem, error.instead)
     return error
 
 

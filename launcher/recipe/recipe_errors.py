@@ -27,7 +27,7 @@ from omegaconf.errors import (
 from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.launcher.recipe.hydra_source import GROUP, is_path, recipe_names
 from flowrun.launcher.recipe.key_trees import flatten_keys
-from flowrun.launcher.recipe.locate import locate, show_path
+from flowrun.launcher.recipe.locate import COMMAND_LINE, locate, show_path
 from flowrun.launcher.recipe.schema import RecipeSchema
 
 _MAPPING = "only a mapping of keys can stand here."
@@ -45,6 +45,13 @@ class PlacedError(RecipeError):
 
     def __reduce__(self) -> tuple[type[PlacedError], tuple[str, str, str, str]]:
         return PlacedError, (self.place, self.where, self.problem, self.instead)
+
+
+class CommandLineError(PlacedError):
+    """A PlacedError for an argument, `where`, of the command line."""
+
+    def __init__(self, where: str, problem: str, instead: str = "") -> None:
+        super().__init__(COMMAND_LINE, where, problem, instead)
 
 
 def one_of(words: Iterable[str]) -> str:
@@ -132,14 +139,12 @@ def _bad_override(error: OverrideParseException) -> RecipeError:
     instead = "Write key=value, such as train.steps=100; quote what holds spaces: 'key=\"a b\"'."
     if "=" not in error.override:
         problem = "This argument is not of the form key=value."
-        return PlacedError("command line", error.override, problem, _meant(error.override, instead))
+        return CommandLineError(error.override, problem, _meant(error.override, instead))
     reason = str(error.message).splitlines()[0]
     if quoted := re.match(r"([+~]*[\w.]+)=\{\s*[\"']([^\"']+)[\"']", error.override):
         key = quoted[1].lstrip("+~")
         instead = f"Keys in braces have no quotes; write {key}.{quoted[2]}.…=…, a key an argument."
-    return PlacedError(
-        "command line", error.override, f"This argument cannot be read: {reason}.", instead
-    )
+    return CommandLineError(error.override, f"This argument cannot be read: {reason}.", instead)
 
 
 def _meant(word: str, otherwise: str) -> str:
@@ -167,9 +172,7 @@ def bad_command(word: str, commands: Sequence[str]) -> PlacedError | None:
     if not near or word in recipe_names():
         return None
     meant = _OTHER_WORDS.get(near[0], near[0])
-    return PlacedError(
-        "command line", word, "there is no such command.", f"Did you mean {meant!r}?"
-    )
+    return CommandLineError(word, "there is no such command.", f"Did you mean {meant!r}?")
 
 
 def bad_option(text: str, options: Sequence[str]) -> PlacedError:
@@ -180,7 +183,7 @@ def bad_option(text: str, options: Sequence[str]) -> PlacedError:
     keys = _find_leaves(word.replace("-", "_"), schema())
     known = f"Options are {', '.join(options)}."
     instead = f"Write {keys[0]}={value or '…'}: keys of a recipe have no dashes." if keys else known
-    return PlacedError("command line", text, "there is no such option.", instead)
+    return CommandLineError(text, "there is no such option.", instead)
 
 
 def _find_leaves(word: str, node: DictConfig) -> list[str]:
@@ -318,15 +321,14 @@ def _other(error: Exception) -> RecipeError:
     text = " ".join(str(error).split())
     if "--multirun" in text:
         where = text.partition("'")[2].partition("'")[0] or text
-        return PlacedError(
-            "command line",
+        return CommandLineError(
             where,
             "this key has several values, but the command starts one run.",
             "Add -m to run one job for each value; write a list as key=[a,b].",
         )
     if gone := re.search(r"Could not delete from config\. '([^']+)'", text):
         problem = "there is nothing to delete: no such key is there, or it is null."
-        return PlacedError("command line", f"~{gone[1]}", problem)
+        return CommandLineError(f"~{gone[1]}", problem)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # of a recipe or a choice
         return RecipeError(
             GROUP, "a word of the command line or the recipe is too long for a name."

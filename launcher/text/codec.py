@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flowrun.engine.errors import ArgumentError, RecipeError
-from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.models.data.corpus.special_tokens import SpecialTokens
 from flowrun.models.data.corpus.tokenizer import (
     TOKENIZER,
@@ -148,12 +148,10 @@ def read_tokenizer(path: Path) -> TokenizerCodec:
         ) from error
     except ArgumentError as error:
         more = "\n".join(filter(None, (error.instead, instead)))
-        raise PlacedError("command line", str(path), error.problem, more) from error
+        raise CommandLineError(str(path), error.problem, more) from error
     except Exception as error:  # the library raises no class of its own
         reason = " ".join(str(error).split())
-        raise PlacedError(
-            "command line", str(path), f"this is no tokenizer: {reason}", instead
-        ) from error
+        raise CommandLineError(str(path), f"this is no tokenizer: {reason}", instead) from error
     ends = {found.eos_token_id, *_generation_ends(path.expanduser())} - {None}
     return TokenizerCodec(found, vocabulary_of(found), frozenset(ends))
 

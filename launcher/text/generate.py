@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.text.codec import KEY, Codec
 
 _SEEDS = range(-(1 << 63), 1 << 64)  # that torch takes
@@ -50,10 +50,10 @@ class Drawing:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:
             problem = "a temperature is 0 or a number above 0."
-            raise PlacedError("command line", f"--temperature {self.temperature}", problem)
+            raise CommandLineError(f"--temperature {self.temperature}", problem)
         if self.seed not in _SEEDS:
             problem = "torch takes no such seed: it has more than 64 bits."
-            raise PlacedError("command line", f"--seed {self.seed}", problem)
+            raise CommandLineError(f"--seed {self.seed}", problem)
 
 
 def generate(

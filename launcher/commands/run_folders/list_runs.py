@@ -20,7 +20,7 @@ from flowrun.launcher.commands.run_folders.run_summary import (
     read_keys,
     summarize,
 )
-from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.store.checkpoint import RECIPE
 
 FOLDERS = ("outputs", "multirun", "runs")  # where runs lie if no folder is named
@@ -38,9 +38,7 @@ def show_runs(folders: Sequence[Path], followed: Path | None, console: Console) 
         follow_run(followed, console)
     elif folders and all((folder / RECIPE).exists() for folder in folders):
         if len(folders) > 2:
-            raise PlacedError(
-                "command line", str(folders[2]), "two runs are compared, and this is a third."
-            )
+            raise CommandLineError(str(folders[2]), "two runs are compared, and this is a third.")
         compare_runs(folders, console)
     elif len(folders) > 1 or any(not folder.is_dir() for folder in folders):
         wrong = next(folder for folder in folders if not (folder / RECIPE).exists())

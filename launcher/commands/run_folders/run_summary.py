@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.report.metric_lines import parse_metric_line
 from flowrun.launcher.report.record import ENDED, METRICS
 from flowrun.launcher.report.report import REPORT
@@ -83,8 +83,7 @@ def read_keys(folder: Path) -> Mapping[str, Any]:
         keys = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
         keys["train"]["steps"]
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        raise PlacedError(
-            "command line",
+        raise CommandLineError(
             str(folder),
             f"this is no folder of a run: it has no {RECIPE} with train.steps.",
             "flowrun runs lists those that there are.",

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flowrun.launcher.recipe.key_trees import flatten_keys
-from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.recipe.schema import MICRO_BATCH
 from flowrun.launcher.terminal.console import say
 
@@ -295,13 +295,12 @@ def read_foreign(file: Path) -> Imported:
     except (OSError, ValueError, yaml.YAMLError) as error:
         said = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         why = " ".join(str(said).split())
-        raise PlacedError("command line", str(file), f"this file cannot be read: {why}.") from None
+        raise CommandLineError(str(file), f"this file cannot be read: {why}.") from None
     flat = dict(flatten_keys(found)) if isinstance(found, Mapping) else {}
     tables = {"DeepSpeed": DEEPSPEED, "accelerate": ACCELERATE}
     kind = max(tables, key=lambda name: len(flat.keys() & tables[name].keys()))
     if not flat.keys() & tables[kind].keys():
-        raise PlacedError(
-            "command line",
+        raise CommandLineError(
             str(file),
             "this is neither DeepSpeed's configuration nor accelerate's: no key is known.",
             f"Known are {', '.join([*DEEPSPEED][:3])} …, {', '.join([*ACCELERATE][:3])} …",
@@ -343,9 +342,7 @@ def write_foreign(file: Path, to: Path) -> Imported:
     """
     found = read_foreign(file)
     if to.exists():
-        raise PlacedError(
-            "command line", str(to), "this file is there already.", "Write --to FILE."
-        )
+        raise CommandLineError(str(to), "this file is there already.", "Write --to FILE.")
     to.parent.mkdir(parents=True, exist_ok=True)
     to.write_text(found.to_yaml(file.name), encoding="utf-8")
     return found

@@ -18,7 +18,6 @@ from typing import Any
 from rich.console import Console
 
 from flowrun.launcher.commands.start.inspect_model import (
-    COMMAND_LINE,
     NoLoss,
     arguments_of_forward,
     call_maker,
@@ -29,7 +28,7 @@ from flowrun.launcher.commands.start.inspect_model import (
     find_named,
     read_first_item,
 )
-from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.terminal.console import say
 
 _COMMENT_AT = 40  # column of comments
@@ -84,8 +83,7 @@ def write_recipe(target: str, data: str | None, file: Path | None) -> WrittenRec
     name = folder.resolve().name if is_folder else _name_of(draft.title.split()[1].strip(","))
     file = file or Path("recipes") / f"{re.sub('[^a-z0-9]+', '_', name.lower())}.yaml"
     if file.exists():
-        raise PlacedError(
-            COMMAND_LINE,
+        raise CommandLineError(
             str(file),
             "this file is there already.",
             "Write another: --to FILE.yaml.",
@@ -266,8 +264,7 @@ def _hugging_face(folder: Path, data: str | None) -> Draft:
         said = json.loads(config.read_text(encoding="utf-8"))
         architecture = said["architectures"][0]
     except (OSError, ValueError, KeyError, IndexError, TypeError):
-        raise PlacedError(
-            COMMAND_LINE,
+        raise CommandLineError(
             str(folder),
             "this folder has no config.json that names its architecture.",
             "Name a folder that a model of transformers has saved, or a class: my_models.Net.",

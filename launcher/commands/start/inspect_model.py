@@ -17,9 +17,9 @@ from typing import Any
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.user_code import place_of
-from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.recipe.locate import COMMAND_LINE
+from flowrun.launcher.recipe.recipe_errors import CommandLineError
 
-COMMAND_LINE = "command line"
 _TARGETS = ("targets", "target", "labels", "label", "y")  # arguments of models with a loss
 _METRICS = {"cross_entropy": "accuracy", "binary_cross_entropy": "binary_accuracy"}
 
@@ -52,15 +52,13 @@ def find_model(target: str) -> tuple[str, str]:
     whole = [name for name in own if name not in held]
     whole = whole or [name for name, value in defined.items() if inspect.isfunction(value)]
     if not whole:
-        raise PlacedError(
-            COMMAND_LINE,
+        raise CommandLineError(
             target,
             "this module defines no model: no subclass of torch.nn.Module, and no function.",
             "Name a class or a function that makes a model: flowrun init my_models.Net.",
         )
     if len(whole) > 1:
-        raise PlacedError(
-            COMMAND_LINE,
+        raise CommandLineError(
             target,
             f"this module defines {len(whole)} models: {', '.join(whole)}.",
             f"Name one: flowrun init {dotted}.{whole[-1]}.",
@@ -102,10 +100,10 @@ def _import(dotted: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and (dotted == error.name or dotted.startswith(f"{error.name}.")):
             return None
-        raise PlacedError(COMMAND_LINE, dotted, f"importing it failed: {error}.") from error
+        raise CommandLineError(dotted, f"importing it failed: {error}.") from error
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
-        raise PlacedError(COMMAND_LINE, dotted, f"importing it failed: {why}.") from error
+        raise CommandLineError(dotted, f"importing it failed: {why}.") from error
 
 
 def find_named(path: str) -> Any:
@@ -115,7 +113,7 @@ def find_named(path: str) -> Any:
     try:
         return find(path, COMMAND_LINE)
     except RecipeError as error:
-        raise PlacedError(COMMAND_LINE, path, error.problem, error.instead) from error
+        raise CommandLineError(path, error.problem, error.instead) from error
 
 
 def call_maker(maker: Any, path: str) -> Any:
@@ -123,7 +121,7 @@ def call_maker(maker: Any, path: str) -> Any:
         return maker()
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error} {place_of(error)}".split())
-        raise PlacedError(COMMAND_LINE, path, f"{path}() failed: {why}") from error
+        raise CommandLineError(path, f"{path}() failed: {why}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +156,7 @@ def read_first_item(maker: Any, path: str, arguments: Mapping[str, bool]) -> Fir
             data = NamedFields(data, names)
         check_items(data)
     except RecipeError as error:
-        raise PlacedError(COMMAND_LINE, path, error.problem, error.instead) from error
+        raise CommandLineError(path, error.problem, error.instead) from error
     return FirstItem(fields=data[0], number=len(data), names=names)
 
 
