@@ -13,12 +13,9 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 
-from flowrun.engine.actors.plan import Plan
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers.pulse import Pulses
@@ -28,7 +25,7 @@ from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.launcher.job.job import Job, Start
 from flowrun.launcher.launch.collector import EventCollector
 from flowrun.launcher.launch.elastic import handlers_restored, run_agent
-from flowrun.launcher.launch.hosts.alone import Alone, HostsChanged, Save, hold_nothing
+from flowrun.launcher.launch.hosts.alone import Alone, HostsChanged, hold_nothing
 from flowrun.launcher.launch.hosts.hosts import Hosts
 from flowrun.launcher.launch.hosts.meeting import NOTHING, Host, ranks_of_a_host
 from flowrun.launcher.launch.hosts.rendezvous import MeetingPlace
@@ -71,101 +68,194 @@ def execute_local(
     others.  Raises RunError for the rank that failed (not for one that lost it), Preempted or
     KeyboardInterrupt where it was asked to end, HostsChanged where another plan is needed.
     """
-    num_ranks = training.plan.num_ranks
-    local_ranks = ranks_of_a_host(num_ranks, job.recipe.launch)
-    limit_s = find_limit(job.recipe.launch.hang_s, training.rehearsal.step_s)
-    worker = _make_worker(record, training, evaluation, kernels, limit_s)
-    limit, furthest = job.recipe.launch.restarts, record.reached
-    attempts = Attempts(limit=limit, may_change=hosts.may_change, furthest=furthest)
-    rollbacks = Rollbacks()
-    ring = plan_copies(record, training, num_ranks // local_ranks) if hosts.may_change else None
-    copies: Copies | None = None
-    lost: RunError | None = None  # for which the ranks are started again: see restart
-    while True:
-        events = EventCollector(record=record, hosts=hosts)
-        preemption = events.preemption = _make_preemption(job, local_ranks, events, requests)
-        requests.running = False  # while hosts are awaited, a request to end raises its error
-        describe = partial(_describe, job, training, record, ring, copies)
-        again = partial(restart, record, attempts, lost) if lost else None
-        place = _meet(describe, events, copies.save if copies else hold_nothing, again)
-        lost = None
-        _prepare_folder(record, hosts)
-        if hosts.may_change:
-            copies = _begin_copies(ring, record, training.plan, place, events)
-            worker = replace(worker, snapshots=copies.own if copies else None)
-        with copies.running() if copies else nullcontext():
-            ended = _run_ranks(worker, local_ranks, limit_s, events, place, preemption)
-        error = events.part(preemption.early or ended, preemption.end_after(ended))
-        if copies:
-            copies.rest()
-        if error is None:
-            break
-        ending = _find_ending(events, ended, error)
-        if ending is Ending.RAISED and (
-            rolled := roll_back(record, rollbacks, events.not_finite, error, worker.snapshots)
-        ):
-            rollbacks = rolled
-            continue
-        snapshots = None if hosts.may_change else worker.snapshots
-        attempts, died = _count_attempt(record, attempts, snapshots, ending, error)
-        go_back(record, snapshots)
-        if hosts.may_change:  # they agree on where
-            record.note(f"{died.where}: {died.problem}")
-            lost = died
-        else:
-            restart(record, attempts, died, job.start)
-        back_off(attempts.wait_s, lambda: not requests.queue.empty())
+    local = _LocalRun(job, training, evaluation, record, kernels, requests, hosts)
+    events = local.begin_round()
+    while ended := local.run_ranks(events):
+        local.prepare_next_round(events, ended)
+        events = local.begin_round()
     if events.here:
-        _join_weights(events, record, num_ranks)
+        _join_weights(events, record, training.plan.num_ranks)
     return events.log()
 
 
-def _make_worker(
-    record: Record,
-    training: Rehearsed,
-    evaluation: Rehearsed | None,
-    kernels: Kernels,
-    limit_s: float,
-) -> Worker:
-    """Return what all ranks of this host have in common.
+@dataclass(frozen=True)
+class _Ended:
+    """The end of a round that did not complete the run.
 
-    record: of the run.  training, evaluation: its plans.  kernels: of training's regions.
-    limit_s: after which they hang.
+    early: what ended the ranks of this host before their last step; None: nothing did.
+    error: the verdict, which the run ends with if there is no other round.
     """
-    return Worker(
-        job=record.job,
-        training=training,
-        evaluation=evaluation,
-        kernels=kernels,
-        folder=record.run_folder,
-        launcher=os.getpid(),
-        silence_s=find_silence(limit_s),
-        snapshots=map_snapshots(record, training),
-    )
+
+    early: BaseException | None
+    error: BaseException
 
 
-def _meet(
-    describe: Callable[[], Host],
-    events: EventCollector,
-    save: Save,
-    again: Callable[[Start | None], None] | None,
-) -> MeetingPlace:
-    """Meet the other hosts; return where their ranks meet.
+class _LocalRun:
+    """A run on this host, round by round.
 
-    describe: this host, to the others.  events: of the round.  save: what the hub may ask for.
-    again: writes a restart down, once it is known what all hosts go on from; None before the first
-    round.  Raises HostsChanged.
+    In each round ranks are forked anew: at the beginning, after some have died, after a rollback,
+    and where hosts have joined or left.
     """
-    record = events.record
-    try:
-        place = events.hosts.meet(describe, events.receive, save)
-    except HostsChanged as changed:
-        if again:
-            again(find_step(record.run_folder, changed.step))
-        raise
-    if again:
-        again(record.job.start)
-    return place
+
+    def __init__(
+        self,
+        job: Job,
+        training: Rehearsed,
+        evaluation: Rehearsed | None,
+        record: Record,
+        kernels: Kernels,
+        requests: Requests,
+        hosts: Hosts | Alone,
+    ) -> None:
+        """Take what execute_local takes."""
+        self.job, self.training, self.record = job, training, record
+        self.requests, self.hosts = requests, hosts
+        self.local_ranks = ranks_of_a_host(training.plan.num_ranks, job.recipe.launch)
+        self.limit_s = find_limit(job.recipe.launch.hang_s, training.rehearsal.step_s)
+        self.worker = Worker(
+            job=job,
+            training=training,
+            evaluation=evaluation,
+            kernels=kernels,
+            folder=record.run_folder,
+            launcher=os.getpid(),
+            silence_s=find_silence(self.limit_s),
+            snapshots=map_snapshots(record, training),
+        )
+        self.attempts = Attempts(
+            limit=job.recipe.launch.restarts,
+            may_change=hosts.may_change,
+            furthest=record.reached,
+        )
+        self.rollbacks = Rollbacks()
+        self.ring: CopyPlan | None = None  # how hosts copy each other's state
+        if hosts.may_change:
+            self.ring = plan_copies(record, training, training.plan.num_ranks // self.local_ranks)
+        self.copies: Copies | None = None  # those of the last round
+        self.lost: RunError | None = None  # a restart that is not written down yet: see restart
+
+    def begin_round(self) -> EventCollector:
+        """Meet the other hosts and make the run's folder ready; return what takes the events.
+
+        Raises HostsChanged, AlreadyComplete, and what the run is asked to end with.
+        """
+        events = EventCollector(record=self.record, hosts=self.hosts)
+        events.preemption = self._make_preemption(events)
+        self.requests.running = False  # while hosts are awaited, a request to end raises its error
+        self.place = self._meet(events)
+        self.lost = None
+        _prepare_folder(self.record, self.hosts)
+        if self.hosts.may_change:
+            self.copies = self._make_copies(events)
+            self.worker = replace(self.worker, snapshots=self.copies.own if self.copies else None)
+        return events
+
+    def run_ranks(self, events: EventCollector) -> _Ended | None:
+        """Fork this host's ranks and wait for their end; None: the run is complete."""
+        preemption, copies = events.preemption, self.copies
+        assert preemption is not None
+        with copies.running() if copies else nullcontext():
+            early = _run_ranks(
+                self.worker, self.local_ranks, self.limit_s, events, self.place, preemption
+            )
+        error = events.part(preemption.early or early, preemption.end_after(early))
+        if copies:
+            copies.rest()
+        return _Ended(early, error) if error else None
+
+    def prepare_next_round(self, events: EventCollector, ended: _Ended) -> None:
+        """Put the job where the next round begins.  Raises the error if the run ends.
+
+        events, ended: of the last round.
+        """
+        record, snapshots, error = self.record, self.worker.snapshots, ended.error
+        ending = _find_ending(events, ended)
+        if ending is Ending.RAISED and (
+            rolled := roll_back(record, self.rollbacks, events.not_finite, error, snapshots)
+        ):
+            self.rollbacks = rolled
+            return
+        if self.hosts.may_change:
+            snapshots = None  # copies have them
+        self.attempts, died = _count_attempt(record, self.attempts, snapshots, ending, error)
+        go_back(record, snapshots)
+        if self.hosts.may_change:  # they agree on where
+            record.note(f"{died.where}: {died.problem}")
+            self.lost = died
+        else:
+            restart(record, self.attempts, died, self.job.start)
+        back_off(self.attempts.wait_s, lambda: not self.requests.queue.empty())
+
+    def _make_preemption(self, events: EventCollector) -> Preemption:
+        """Return what halts the ranks of a round.  events: ends them at once."""
+        first = self.job.start.step if self.job.start else 0
+        return Preemption(
+            gate=StepGate.make_shared(self.local_ranks, first),
+            requests=self.requests,
+            saved=self.job.saved_steps,
+            steps=self.job.recipe.train.steps,
+            grace_s=self.job.recipe.launch.grace_s,
+            say=self.record.note,
+            stop=events.stop_us,
+            hosts=self.hosts,
+        )
+
+    def _meet(self, events: EventCollector) -> MeetingPlace:
+        """Meet the other hosts; return where their ranks meet.  Raises HostsChanged.
+
+        A restart is written down here, as it is known now what all hosts go on from.
+        """
+        save = self.copies.save if self.copies else hold_nothing
+        try:
+            place = self.hosts.meet(self._describe, events.receive, save)
+        except HostsChanged as changed:
+            self._write_restart(find_step(self.record.run_folder, changed.step))
+            raise
+        self._write_restart(self.job.start)
+        return place
+
+    def _write_restart(self, start: Start | None) -> None:
+        if self.lost:
+            restart(self.record, self.attempts, self.lost, start)
+
+    def _describe(self) -> Host:
+        """Describe this host to the others.  Raises AlreadyComplete."""
+        job, record = self.job, self.record
+        joins = not record.begun and nodes_of(record.asked.launch).may_change
+        if joins and (report := read_complete(record.run_folder, job.recipe.train.steps)):
+            raise AlreadyComplete(report)
+        return Host.describe(
+            record.asked,
+            device=job.device_type,
+            plan=str(self.training.plan),
+            planned=job.recipe.launch.num_hosts if record.agreed else 0,
+            start=job.start.step if job.start else 0,
+            folder=record.run_folder,
+            holding=self.copies.holding if self.copies else NOTHING,
+            copies=self.ring is not None,
+        )
+
+    def _make_copies(self, events: EventCollector) -> Copies | None:
+        """Return the copies of a round; None if the recipe wants none, or a host lacks memory."""
+        if self.ring is None:
+            return None
+        without = [number for number, link in enumerate(self.place.links) if link is None]
+        if without:
+            name = self.hosts.name(without[0])
+            self.record.note(
+                f"{name} has not the memory for copies of hosts' states: there are none"
+            )
+            return None
+        plan = self.training.plan
+        return Copies(self.record, self.ring, plan, self.place, self.hosts, events.votes)
+
+
+class AlreadyComplete(Exception):
+    """Other hosts have ended the run while this one waited to join them.  report: theirs."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__()
+        self.report = report
 
 
 def _count_attempt(
@@ -204,90 +294,15 @@ def _prepare_folder(record: Record, hosts: Hosts | Alone) -> None:
         remove_partial(record.run_folder)
 
 
-def _find_ending(
-    events: EventCollector, ended: BaseException | None, error: BaseException
-) -> Ending:
-    """Say why the ranks of an attempt have ended.
+def _find_ending(events: EventCollector, ended: _Ended) -> Ending:
+    """Say why the ranks of a round have ended.
 
-    events: of the attempt.  ended: what ended its ranks early, or None.  error: the verdict.
+    events: of the round.  ended: how it ended.
     """
     asked = events.preemption and events.preemption.ending
     if asked:
         return Ending.LEFT if asked.regroups else Ending.STOPPED
-    return events.ending(ended, error)
-
-
-def _make_preemption(
-    job: Job, local_ranks: int, events: EventCollector, requests: Requests
-) -> Preemption:
-    """Return what halts the ranks of an attempt.
-
-    job: with the start of the attempt.  local_ranks: their number.  events: ends them at once.
-    requests: what is asked of this process.
-    """
-    return Preemption(
-        gate=StepGate.make_shared(local_ranks, job.start.step if job.start else 0),
-        requests=requests,
-        saved=job.saved_steps,
-        steps=job.recipe.train.steps,
-        grace_s=job.recipe.launch.grace_s,
-        say=events.record.note,
-        stop=events.stop_us,
-        hosts=events.hosts,
-    )
-
-
-class AlreadyComplete(Exception):
-    """Other hosts have ended the run while this one waited to join them.  report: theirs."""
-
-    def __init__(self, report: Report) -> None:
-        super().__init__()
-        self.report = report
-
-
-def _begin_copies(
-    ring: CopyPlan | None,
-    record: Record,
-    plan: Plan,
-    place: MeetingPlace,
-    events: EventCollector,
-) -> Copies | None:
-    """Return the copies of a round; None if the recipe wants none, or a host has not the memory.
-
-    ring: how hosts copy each other's state.  record, plan: of the run.  place, events: of the
-    round.
-    """
-    if ring is None:
-        return None
-    without = [number for number, link in enumerate(place.links) if link is None]
-    if without:
-        name = events.hosts.name(without[0])
-        record.note(f"{name} has not the memory for copies of hosts' states: there are none")
-        return None
-    return Copies(record, ring, plan, place, events.hosts, events.votes)
-
-
-def _describe(
-    job: Job, training: Rehearsed, record: Record, ring: CopyPlan | None, copies: Copies | None
-) -> Host:
-    """Describe this host to the others.  Raises AlreadyComplete.
-
-    job, training, record: of the run.  ring: how hosts copy each other's state.  copies: those of
-    the last round.
-    """
-    joins = not record.begun and nodes_of(record.asked.launch).may_change
-    if joins and (report := read_complete(record.run_folder, job.recipe.train.steps)):
-        raise AlreadyComplete(report)
-    return Host.describe(
-        record.asked,
-        device=job.device_type,
-        plan=str(training.plan),
-        planned=job.recipe.launch.num_hosts if record.agreed else 0,
-        start=job.start.step if job.start else 0,
-        folder=record.run_folder,
-        holding=copies.holding if copies else NOTHING,
-        copies=ring is not None,
-    )
+    return events.ending(ended.early, ended.error)
 
 
 def _run_ranks(
