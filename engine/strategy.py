@@ -245,6 +245,8 @@ class Strategy:
     kept: which weights and states are kept in bf16.
     skips_nonfinite: an update is left out, on all ranks, unless all gradients are finite; loss
         scaling does so in any case.
+    skips_alike: stages leave out the same updates, so that each waits for the gradients of all;
+        False: for its own and those of earlier stages, as the run ends at such a step.
     reduce_in_fp32: gradients are summed over ranks in the dtype of their accumulators.
     accumulate_in_fp32: these have the dtype of the weights; else the one that the gradient was
         computed in.
@@ -278,6 +280,7 @@ class Strategy:
     kept: Kept = Kept()
     loss_scale: LossScale | None = None
     skips_nonfinite: bool = False
+    skips_alike: bool = True
     reduce_in_fp32: bool = False
     accumulate_in_fp32: bool = True
     micro_batches: int = 1

@@ -20,6 +20,7 @@ from flowrun.launcher.recipe.schema import (
     IGNORE,
     INDUCTOR,
     MIRRORED,
+    SKIP,
     STEP,
 )
 from flowrun.models.data.steps import preparation, sample_seconds, unprepared_fields
@@ -47,6 +48,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         kept=_read_kept(recipe),
         loss_scale=loss_scale_of(recipe),
         skips_nonfinite=recipe.train.on_nonfinite != IGNORE,
+        skips_alike=recipe.train.on_nonfinite == SKIP,
         reduce_in_fp32=recipe.precision.reduce_dtype == "fp32",
         accumulate_in_fp32=recipe.precision.accumulate_dtype == "fp32",
         micro_batches=recipe.train.micro_batches,

@@ -1,7 +1,7 @@
 """finite: numbers that leave their range are noticed in their step, and named.
 
-The plan leaves out an update whose gradients are not all finite (passes/update), so that weights
-stay those of before the step, and reports the norm of the gradients.  Here a step is judged by what
+The plan leaves out an update whose gradients are not all finite (passes/update), so that no weight
+takes such a number up, and reports the norm of the gradients.  Here a step is judged by what
 it reports; the op where such numbers arise is found by repeating the step (kernels/nonfinite.py).
 A loss that is NaN while all gradients are 0 is that of a step without a target: torch's mean is
 0 / 0 there, and the run goes on.  Weights are checked where a run evaluates or saves.
@@ -31,7 +31,7 @@ from flowrun.launcher.recipe.schema import (
 MOST_SKIPPED = 20  # updates in a row that are left out, with no hope of a better one
 _MOST = 8  # names and samples that are listed
 _INSTEAD = (
-    "The update was left out, and no checkpoint was written since. Look at the op and the samples,"
+    "No weight took it up, and no checkpoint was written since. Look at the op and the samples,"
     " lower optim.lr, or set optim.clip_norm. train.on_nonfinite=skip leaves out such updates and"
     " continues; rollback does so with the weights of a checkpoint."
 )

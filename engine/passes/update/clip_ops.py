@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from flowrun.engine.ir.graph import Ref, Variable
 from flowrun.engine.ops.flow.update import ADD_N, CLIP_SCALE
@@ -52,7 +51,24 @@ def sum_over_gradients(
     builder: collects the ops.  target: the op that makes the scalar.  name: of the sum.  variables:
     the parameters.  gradients: parameter -> tensor.  stage: where the sum is made.
     """
-    totals: list[Any] = []
+    totals = sum_over_stages(builder, target, name, variables, gradients)
+    if len(totals) == 1:
+        return next(iter(totals.values()))
+    return builder.one(name, ADD_N, tuple(map(Ref, totals.values())), stage=stage)
+
+
+def sum_over_stages(
+    builder: GraphBuilder,
+    target: str,
+    name: str,
+    variables: list[Variable],
+    gradients: Mapping[str, str],
+) -> dict[int, str]:
+    """Return stage -> the sum over its gradients of a scalar of each, in the order of stages.
+
+    builder, target, name, variables, gradients: as for sum_over_gradients.
+    """
+    totals: dict[int, str] = {}
     for at in sorted({v.stage for v in variables}):
         parts = [
             builder.one(
@@ -65,8 +81,22 @@ def sum_over_gradients(
             for v in variables
             if v.stage == at
         ]
-        made = builder.one(f"{name}@{at}", ADD_N, tuple(map(Ref, parts)), stage=at)
-        totals.append(Ref(made))
-    if len(totals) == 1:
-        return str(totals[0].name)
-    return builder.one(name, ADD_N, tuple(totals), stage=stage)
+        totals[at] = builder.one(f"{name}@{at}", ADD_N, tuple(map(Ref, parts)), stage=at)
+    return totals
+
+
+def add_up_stages(builder: GraphBuilder, name: str, totals: Mapping[int, str]) -> dict[int, str]:
+    """Return stage -> the sum over it and all stages before it.
+
+    builder: collects the ops.  name: of the sums.  totals: stage -> its own, in the order of
+    stages.  No stage waits for a later one.
+    """
+    sums: dict[int, str] = {}
+    before: str | None = None
+    for at, own in totals.items():
+        if before is None:
+            before = own
+        else:
+            before = builder.one(f"{name}<{at}", ADD_N, (Ref(before), Ref(own)), stage=at)
+        sums[at] = before
+    return sums

@@ -3,10 +3,10 @@
 For every parameter: accumulate its gradient over the micro-batches (flow.accumulate; the rows of
 an embedding table are collected, update/sparse_ops.py), clip it by value and all together by their
 global norm (update/clip_ops.py), then update (update/optimizer_ops.py), unless the norm says that a
-gradient is not finite: then nothing changes, on any rank.  Their layout follows by
-the same rules as any other op's; ZeRO, and clipping under tensor parallelism and stages, need
-nothing else.  The loss of a step is the mean over its micro-batches: each micro-batch's tangent is
-1 / micro_batches.
+gradient is not finite: then nothing changes, on any rank (or on its stage and those after it, where
+the run ends there).  Their layout follows by the same rules as any other op's; ZeRO, and clipping
+under tensor parallelism and stages, need nothing else.  The loss of a step is the mean over its
+micro-batches: each micro-batch's tangent is 1 / micro_batches.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ from flowrun.engine.ops.flow.update import ACCUMULATE, ADD_N, SUMSQ
 from flowrun.engine.ops.math.pointwise import CAST
 from flowrun.engine.ops.shapes.create import FULL
 from flowrun.engine.passes.update.clip_ops import (
+    add_up_stages,
     clip_by_value,
     clip_scale,
     sum_over_gradients,
+    sum_over_stages,
 )
 from flowrun.engine.passes.update.graph_builder import GraphBuilder
 from flowrun.engine.passes.update.optimizer_ops import average, is_kept_narrow, update
@@ -135,22 +137,31 @@ def _check_gradients(
     """Clip gradients, and see whether all are finite.
 
     One sum serves both.  It goes to every stage, which makes its own scalars of it: no stage waits
-    for a second message.
+    for a second message.  Where the run ends at a step that is not finite, and nothing is clipped
+    by the sum, a stage has the sum over itself and earlier stages, and does not wait for later
+    ones: the first begins the next step while the last still makes gradients.
     """
     optimizer = strategy.optimizer
     if optimizer.clip_value:
         clip_by_value(builder, trained, gradients, optimizer.clip_value)
     if not trained or not (optimizer.clip_norm or strategy.skips_nonfinite):
         return _Scalars()
-    squares = sum_over_gradients(builder, SUMSQ, "sumsq", trained, gradients)
+    stages = sorted({v.stage for v in trained})
+    if optimizer.clip_norm or strategy.skips_alike:
+        squares = sum_over_gradients(builder, SUMSQ, "sumsq", trained, gradients)
+        seen = dict.fromkeys(stages, squares)
+    else:
+        totals = sum_over_stages(builder, SUMSQ, "sumsq", trained, gradients)
+        seen = add_up_stages(builder, "sumsq", totals)
+        squares = seen[stages[-1]]
     coefficients, skips = {}, {}
-    for stage in sorted({v.stage for v in trained}):
+    for stage in stages:
         if optimizer.clip_norm:
             coefficients[stage] = clip_scale(builder, squares, optimizer.clip_norm, stage)
         if strategy.skips_nonfinite:
             name = f"skip@{stage}"
             bad = builder.tensor(name, LogicalTensor(name, (), torch.bool))
-            builder.op(name, NOT_FINITE, (Ref(squares),), outputs=(bad,), stage=stage)
+            builder.op(name, NOT_FINITE, (Ref(seen[stage]),), outputs=(bad,), stage=stage)
             skips[stage] = bad
     return _Scalars(squares=squares, coefficients=coefficients, skips=skips)
 

@@ -80,6 +80,30 @@ class Between(nn.Module):
         return h
 
 
+class StagedNet(nn.Module):
+    """Net, and behind it a scale whose own gradient alone is infinite where the first number of a
+    sample is 1e30.
+    """
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.body, self.tail = Net(fault), Tail()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.body(x), x)
+
+
+class Tail(nn.Module):
+    """Adds 1e10 for a first number of 1e30; the scale's gradient is about 1e50 then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1e-30))
+
+    def forward(self, output: Tensor, x: Tensor) -> Tensor:
+        return output + 1e10 * (self.scale * (x[:, :1] - 2).relu())
+
+
 def loss(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
     return nn.functional.mse_loss(output, batch["y"])
 
@@ -91,7 +115,7 @@ def nan_loss(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
 
 RECIPE = """
 defaults: [/optim: sgd, /launch: virtual]
-model: {_target_: %(here)s.Net, fault: "%(fault)s"}
+model: {_target_: %(here)s.%(net)s, fault: "%(fault)s"}
 task: {inputs: {x: x}, loss: {_target_: %(here)s.%(loss)s}}
 data: {_target_: %(here)s.Samples, plant: %(plant)s}
 placement: {axes: {data: 2}, stages: 1}
@@ -103,7 +127,14 @@ engine: {cache: false, check_capture: false}
 
 
 def recipe_of(folder: Path, *overrides: str, **changed: Any) -> Any:
-    keys = {"here": __name__, "fault": "", "loss": "loss", "plant": "0.5", "lr": "0.1"} | changed
+    keys = {
+        "here": __name__,
+        "net": "Net",
+        "fault": "",
+        "loss": "loss",
+        "plant": "0.5",
+        "lr": "0.1",
+    } | changed
     file = folder / "mine.yaml"
     file.write_text(RECIPE % keys)
     return load([f"recipe={file}", *overrides])
@@ -155,6 +186,51 @@ def test_a_planted_fault_ends_its_step_and_is_named(name: str, tmp_path: Path) -
     assert caught.value.where.startswith(f"step {lines[-1]['step']}")
     assert lines[-1]["grad_norm"] is None
     assert all(math.isfinite(line["grad_norm"]) for line in lines[:-1])
+
+
+STAGES = ("placement.axes.data=1", "placement.stages=[{modules:[body]},{modules:[tail]}]")
+STAGED_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "first stage, forward": (
+        {"plant": "0.0", "fault": "divide"},
+        r"makes inf of finite numbers: aten.div.Tensor of module body.between \S+, forward",
+    ),
+    "first stage, backward": (
+        {"plant": "0.0", "fault": "sqrt"},
+        r"makes inf of finite numbers: aten.div.Tensor of module body.between \S+, backward",
+    ),
+    "loss": FAULTS["loss of its own"],
+    "last stage, one weight's gradient": (
+        {"plant": "1e30"},
+        r"makes inf of finite numbers: aten.mul.Tensor of module tail \S+, weight_grad",
+    ),
+}
+
+
+@pytest.mark.parametrize("launch", ["virtual", pytest.param("local", marks=pytest.mark.processes)])
+@pytest.mark.parametrize("name", STAGED_FAULTS)
+def test_a_fault_in_a_stage_ends_its_step_and_is_named(
+    name: str, launch: str, tmp_path: Path
+) -> None:
+    changed, said = STAGED_FAULTS[name]
+    recipe = recipe_of(tmp_path, *STAGES, f"launch={launch}", net="StagedNet", **changed)
+    with pytest.raises(RunError, match=said) as caught:
+        run(recipe, tmp_path / "run")
+    bad = next(line for line in lines_of(tmp_path / "run") if line["grad_norm"] is None)
+    assert caught.value.where.startswith(f"step {bad['step']}")
+    saved = {file.name for file in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert saved == {f"step_{step:08}" for step in range(2, bad["step"] + 1, 2)}
+    assert not (tmp_path / "run" / "weights.safetensors").exists()
+
+
+def test_stages_skip_the_same_updates(tmp_path: Path) -> None:
+    """A gradient of the last stage alone is not finite: the first one leaves its update out."""
+    runs = {"5": (), "6": ("train.on_nonfinite=skip",)}
+    for steps, changed in runs.items():
+        keys = (*STAGES, f"train.steps={steps}", *changed)
+        report = run(recipe_of(tmp_path, *keys, net="StagedNet", plant="1e30"), tmp_path / steps)
+    five, six = (load_file(tmp_path / k / "weights.safetensors") for k in runs)
+    assert report.skipped_updates == 1
+    assert all(torch.equal(six[name], value) for name, value in five.items())
 
 
 def plant_in_weights(monkeypatch: pytest.MonkeyPatch, step: int, change: Plant) -> None:

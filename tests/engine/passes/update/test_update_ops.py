@@ -120,6 +120,29 @@ def test_an_update_reads_on_its_own_stage_whether_the_norm_is_finite() -> None:
     )
 
 
+def test_where_the_run_ends_a_stage_waits_for_no_later_one() -> None:
+    strategy = one_rank_stages(2, stage_modules=TWO_STAGES, skips_nonfinite=True, skips_alike=False)
+    graph = rewritten(THROUGH, strategy)
+    assert_ops(
+        [graph.producer[name] for name in ("skip@0", "sumsq<1", "skip@1", "grad_norm")],
+        """
+        %skip@0 = flow.not_finite(%sumsq@0)  # update - stage 0
+        %sumsq<1 = flow.add_n(%sumsq@0, %sumsq@1)  # update - stage 1
+        %skip@1 = flow.not_finite(%sumsq<1)  # update - stage 1
+        %grad_norm = aten.sqrt.default(%sumsq<1)  # update - stage 1
+        """,
+    )
+
+
+def test_a_norm_that_clips_is_waited_for_by_all_stages() -> None:
+    clipped = Optimizer("sgd", (("lr", 0.1),), clip_norm=0.5)
+    keys = {"stage_modules": TWO_STAGES, "optimizer": clipped, "skips_nonfinite": True}
+    alike, apart = (
+        rewritten(THROUGH, one_rank_stages(2, **keys, skips_alike=each)) for each in (True, False)
+    )
+    assert str(alike) == str(apart)
+
+
 def test_without_a_norm_and_a_check_the_gradients_are_not_read_once_more() -> None:
     graph = rewritten(THROUGH, one_rank_stages(1))
     assert graph.results == (("loss", "loss/mean"),)
