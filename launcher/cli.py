@@ -37,7 +37,7 @@ from typing import Annotated, Any, NoReturn, cast
 import typer
 
 from flowrun.engine.runtime.process import heap
-from flowrun.launcher.command_line.app import OK, PREEMPTED, app, show_errors
+from flowrun.launcher.command_line.app import INTERRUPTED, OK, PREEMPTED, app, show_errors
 from flowrun.launcher.command_line.help_texts import FIRST_STEPS
 from flowrun.launcher.terminal import doing
 
@@ -76,6 +76,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             heap.reexec_with_tunables()
         if given[0] in _TRAINS:
             signal.signal(signal.SIGTERM, _end_before_start)
+            if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+                signal.signal(signal.SIGINT, _end_before_start)
         if given[0] in _READ_RECIPES and not {"--help", "-h"} & {*given}:
             doing.doing("reading the recipe")
     try:
@@ -85,12 +87,14 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         raise SystemExit(ended.exit_code) from None
     try:
         app(given, prog_name="flowrun")
-    except SystemExit as ended:
-        cause = getattr(ended.__context__, "__cause__", None)  # typer ends on Ctrl-C in silence
-        if isinstance(cause, KeyboardInterrupt):
-            doing.clear()
-            typer.echo("stopped", err=True)
-        raise
+    except (KeyboardInterrupt, SystemExit) as ended:
+        # typer ends on Ctrl-C in silence, and with a traceback while it builds the commands
+        cause = getattr(ended.__context__, "__cause__", None)
+        if KeyboardInterrupt not in (type(ended), type(cause)):
+            raise
+        doing.clear()
+        typer.echo("stopped", err=True)
+        raise SystemExit(INTERRUPTED) from None
     raise SystemExit(OK)
 
 
@@ -109,14 +113,15 @@ def _complete(line: str) -> int:
 
 
 def _end_before_start(number: int, frame: Any) -> NoReturn:
-    """End on SIGTERM while there is nothing to save; a run has a handler of its own.
+    """End on SIGTERM or Ctrl-C while there is nothing to save; a run has a handler of its own.
 
-    An error would be lost where an import calls it from C code.
+    An error would be lost where an import calls it from C code, or catches all that is raised.
     """
     with suppress(RuntimeError):  # it comes in the midst of a line
         doing.clear()
-    os.write(2, b"stopped by SIGTERM\n")
-    os._exit(PREEMPTED)
+    ctrl_c = number == signal.SIGINT
+    os.write(2, b"stopped\n" if ctrl_c else b"stopped by SIGTERM\n")
+    os._exit(INTERRUPTED if ctrl_c else PREEMPTED)
 
 
 def _check_words(given: Sequence[str]) -> None:

@@ -5,7 +5,9 @@ each.  Imports are late: a mistake in the arguments is shown at once.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,6 +95,15 @@ def _show_jobs(rows: list[Any]) -> None:
     console.print(comparison(jobs, console.width))
 
 
+def _let_ctrl_c_raise() -> None:
+    """Let Ctrl-C raise its error, which until here ended the process at once (cli.py): from here on
+    a sweep shows its jobs, and a run ends its ranks.
+    """
+    here = threading.current_thread() is threading.main_thread()
+    if here and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def _job(cfg: Any, config_dir: str | None) -> Any:
     """Run one job, in Hydra's run folder."""
     from hydra.core.hydra_config import HydraConfig
@@ -120,7 +131,7 @@ def _job(cfg: Any, config_dir: str | None) -> Any:
         with pause_collection():
             from flowrun.launcher.report.progress import Progress
             from flowrun.launcher.run import run as run_recipe
-
+        _let_ctrl_c_raise()
         return run_recipe(recipe, Path(HydraConfig.get().runtime.output_dir), Progress())
     except FlowrunError as error:
         return error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -168,6 +170,43 @@ def test_exit_status_of_a_run_that_ends_badly(
     ended, out, err = end(capsys, "recipe=gpt_dp", f"train.seed={seed}")
     assert ended == status
     assert out == "" and "Traceback" not in err
+
+
+def test_ctrl_c_while_the_commands_are_built_is_no_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(typer.main, "get_command", press)
+    assert end(capsys, "recipe=gpt_dp") == (130, "", "stopped\n")
+
+
+CATCHES_ALL = """
+import signal, sys
+from contextlib import suppress
+from flowrun.launcher import cli
+
+def catch(*given, **named):
+    with suppress(BaseException):
+        signal.raise_signal({number})
+
+cli.app, cli._check_words = catch, id
+cli.heap.reexec_with_tunables = lambda: None
+sys.argv = ["flowrun", "recipe=gpt_dp"]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_before_a_run_begins_cannot_be_lost(number: int, status: int) -> None:
+    """An import may catch whatever is raised within."""
+    code = CATCHES_ALL.format(number=int(number))
+    ended = subprocess.run(
+        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, timeout=60
+    )
+    assert (ended.returncode, ended.stdout) == (status, b""), ended.stderr
+    assert ended.stderr.startswith(b"stopped")
 
 
 def test_a_traceback_is_shown_where_it_is_asked_for(
