@@ -189,6 +189,7 @@ def test_a_planted_fault_ends_its_step_and_is_named(name: str, tmp_path: Path) -
 
 
 STAGES = ("placement.axes.data=1", "placement.stages=[{modules:[body]},{modules:[tail]}]")
+LATE_FAULT = "last stage, one weight's gradient"  # earlier stages have updated by then
 STAGED_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "first stage, forward": (
         {"plant": "0.0", "fault": "divide"},
@@ -199,15 +200,20 @@ STAGED_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         r"makes inf of finite numbers: aten.div.Tensor of module body.between \S+, backward",
     ),
     "loss": FAULTS["loss of its own"],
-    "last stage, one weight's gradient": (
+    LATE_FAULT: (
         {"plant": "1e30"},
         r"makes inf of finite numbers: aten.mul.Tensor of module tail \S+, weight_grad",
     ),
 }
 
 
-@pytest.mark.parametrize("launch", ["virtual", pytest.param("local", marks=pytest.mark.processes)])
-@pytest.mark.parametrize("name", STAGED_FAULTS)
+@pytest.mark.parametrize(
+    ("name", "launch"),
+    [
+        *((name, "virtual") for name in STAGED_FAULTS),
+        pytest.param(LATE_FAULT, "local", marks=pytest.mark.processes),
+    ],
+)
 def test_a_fault_in_a_stage_ends_its_step_and_is_named(
     name: str, launch: str, tmp_path: Path
 ) -> None:
