@@ -48,7 +48,8 @@ def strategy_of(recipe: Recipe) -> Strategy:
         kept=_read_kept(recipe),
         loss_scale=loss_scale_of(recipe),
         skips_nonfinite=recipe.train.on_nonfinite != IGNORE,
-        skips_alike=recipe.train.on_nonfinite == SKIP,
+        # snapshots in memory are taken as updates come: a restart could begin at half a step
+        skips_alike=recipe.train.on_nonfinite == SKIP or recipe.launch.restarts > 0,
         reduce_in_fp32=recipe.precision.reduce_dtype == "fp32",
         accumulate_in_fp32=recipe.precision.accumulate_dtype == "fp32",
         micro_batches=recipe.train.micro_batches,

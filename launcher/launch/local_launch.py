@@ -177,6 +177,8 @@ class _LocalRun:
             return
         if self.hosts.may_change:
             snapshots = None  # copies have them
+        elif snapshots and events.not_finite:
+            snapshots.forget_from(events.not_finite)
         self.attempts, died = _count_attempt(record, self.attempts, snapshots, ending, error)
         go_back(record, snapshots)
         if self.hosts.may_change:  # they agree on where

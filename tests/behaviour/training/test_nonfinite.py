@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.runtime.rank.rank import Results
+from flowrun.launcher.job.recipe_strategy import strategy_of
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 
@@ -102,6 +103,28 @@ class Tail(nn.Module):
 
     def forward(self, output: Tensor, x: Tensor) -> Tensor:
         return output + 1e10 * (self.scale * (x[:, :1] - 2).relu())
+
+
+class FrozenHeadNet(nn.Module):
+    """StagedNet, and behind it a scale that is not trained."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.body, self.tail, self.head = Net(fault), Tail(), FrozenHead()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.tail(self.body(x), x))
+
+
+class FrozenHead(nn.Module):
+    """Multiplies by 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def forward(self, output: Tensor) -> Tensor:
+        return output * self.one
 
 
 def loss(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
@@ -226,6 +249,34 @@ def test_a_fault_in_a_stage_ends_its_step_and_is_named(
     saved = {file.name for file in (tmp_path / "run" / "checkpoints").iterdir()}
     assert saved == {f"step_{step:08}" for step in range(2, bad["step"] + 1, 2)}
     assert not (tmp_path / "run" / "weights.safetensors").exists()
+
+
+@pytest.mark.processes
+def test_no_restart_begins_behind_a_bad_step(tmp_path: Path) -> None:
+    """The rank that reports trains nothing, so that its snapshots hold no step back."""
+    stages = "placement.stages=[{modules:[body]},{modules:[tail]},{modules:[head]}]"
+    keys = ("placement.axes.data=1", stages, "launch=local", "launch.restarts=2")
+    recipe = recipe_of(tmp_path, *keys, net="FrozenHeadNet", plant="1e30")
+    with pytest.raises(RunError, match="of module tail") as caught:
+        run(recipe, tmp_path / "run")
+    assert caught.value.where.startswith("step 5")
+    assert not (tmp_path / "run" / "checkpoints" / "step_00000006").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "alike"),
+    [
+        ((), False),
+        (("train.on_nonfinite=rollback",), False),
+        (("train.on_nonfinite=skip",), True),
+        (("launch.restarts=1",), True),  # its snapshots could hold half a step
+    ],
+)
+def test_stages_wait_for_later_ones_where_what_they_hold_is_used(
+    keys: tuple[str, ...], alike: bool, tmp_path: Path
+) -> None:
+    strategy = strategy_of(recipe_of(tmp_path, *STAGES, "launch=local", *keys, net="StagedNet"))
+    assert strategy.skips_nonfinite and strategy.skips_alike == alike
 
 
 def test_stages_skip_the_same_updates(tmp_path: Path) -> None:
