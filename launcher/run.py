@@ -27,7 +27,7 @@ from flowrun.launcher.launch.hosts.alone import HostsChanged
 from flowrun.launcher.launch.hosts.hosts import open_hosts
 from flowrun.launcher.launch.hosts.meeting import ranks_of_a_host
 from flowrun.launcher.launch.limits import check_limits
-from flowrun.launcher.launch.local_launch import AlreadyComplete, execute_local
+from flowrun.launcher.launch.local_launch import AlreadyComplete, LocalRun
 from flowrun.launcher.launch.preemption import Preempted, Requests
 from flowrun.launcher.launch.restart.restarts import RanksLost
 from flowrun.launcher.launch.virtual_launch import execute_virtual
@@ -134,7 +134,7 @@ def _execute(record: Record, requests: Requests) -> Log:
             try:
                 if launch.name == "virtual":
                     return execute_virtual(*parts)
-                return execute_local(*parts, hosts)
+                return LocalRun(*parts, hosts).execute()
             except RanksLost as lost:
                 _plan_for_fewer_ranks(record, lost)
             except HostsChanged as changed:

@@ -4,7 +4,7 @@ This process has composed, captured and planned; its workers (worker.py) are for
 agent (elastic.py) and inherit the result.  Each reports over a pipe of its own, which collector.py
 reads: steps, its end, or what went wrong.  The same command on each host (launch.nnodes,
 launch.rdzv_endpoint) makes one run; the launchers meet before anything is forked (hosts/).  When
-execute_local returns or raises, every worker of this host is gone.
+LocalRun.execute returns or raises, every worker of this host is gone.
 """
 
 from __future__ import annotations
@@ -52,32 +52,6 @@ from flowrun.launcher.store.checkpoint import find_step, remove_partial
 from flowrun.launcher.terminal.console import STDERR, STDOUT
 
 
-def execute_local(
-    job: Job,
-    training: Rehearsed,
-    evaluation: Rehearsed | None,
-    record: Record,
-    kernels: Kernels,
-    requests: Requests,
-    hosts: Hosts | Alone,
-) -> Log:
-    """Start this host's ranks, and return when all have ended.
-
-    job: what to train.  training, evaluation: its plans.  record: takes what happens.  kernels: of
-    training's regions.  requests: what is asked of this process.  hosts: this launcher among the
-    others.  Raises RunError for the rank that failed (not for one that lost it), Preempted or
-    KeyboardInterrupt where it was asked to end, HostsChanged where another plan is needed.
-    """
-    local = _LocalRun(job, training, evaluation, record, kernels, requests, hosts)
-    events = local.begin_round()
-    while ended := local.run_ranks(events):
-        local.prepare_next_round(events, ended)
-        events = local.begin_round()
-    if events.here:
-        _join_weights(events, record, training.plan.num_ranks)
-    return events.log()
-
-
 @dataclass(frozen=True)
 class _Ended:
     """The end of a round that did not complete the run.
@@ -90,11 +64,15 @@ class _Ended:
     error: BaseException
 
 
-class _LocalRun:
+class LocalRun:
     """A run on this host, round by round.
 
     In each round ranks are forked anew: at the beginning, after some have died, after a rollback,
     and where hosts have joined or left.
+
+    job: what to train.  training, evaluation: its plans.  record: takes what happens.  kernels: of
+    training's regions.  requests: what is asked of this process.  hosts: this launcher among the
+    others.
     """
 
     def __init__(
@@ -107,7 +85,6 @@ class _LocalRun:
         requests: Requests,
         hosts: Hosts | Alone,
     ) -> None:
-        """Take what execute_local takes."""
         self.job, self.training, self.record = job, training, record
         self.requests, self.hosts = requests, hosts
         self.local_ranks = ranks_of_a_host(training.plan.num_ranks, job.recipe.launch)
@@ -133,6 +110,20 @@ class _LocalRun:
             self.ring = plan_copies(record, training, training.plan.num_ranks // self.local_ranks)
         self.copies: Copies | None = None  # those of the last round
         self.lost: RunError | None = None  # a restart that is not written down yet: see restart
+
+    def execute(self) -> Log:
+        """Start this host's ranks, and return when all have ended.
+
+        Raises RunError for the rank that failed (not for one that lost it), Preempted or
+        KeyboardInterrupt where it was asked to end, HostsChanged where another plan is needed.
+        """
+        events = self.begin_round()
+        while ended := self.run_ranks(events):
+            self.prepare_next_round(events, ended)
+            events = self.begin_round()
+        if events.here:
+            _join_weights(events, self.record, self.training.plan.num_ranks)
+        return events.log()
 
     def begin_round(self) -> EventCollector:
         """Meet the other hosts and make the run's folder ready; return what takes the events.
