@@ -151,7 +151,7 @@ class LocalRun:
             )
         error = events.part(preemption.early or early, preemption.end_after(early))
         if copies:
-            copies.rest()
+            copies.rest(events.not_finite)
         return _Ended(early, error) if error else None
 
     def prepare_next_round(self, events: EventCollector, ended: _Ended) -> None:

@@ -305,11 +305,16 @@ class Copies:
 
     # ---- when they have ended --------------------------------------------------------------------
 
-    def rest(self) -> None:
-        """Note what is held, now that the ranks have ended and the other hosts have sent all."""
+    def rest(self, bad: int | None = None) -> None:
+        """Note what is held, now that the ranks have ended and the other hosts have sent all.
+
+        bad: steps begun by the end of one that is not finite, from which on nothing counts; None:
+        no such.  A rank that reports and trains nothing has no copy that could hold it back.
+        """
         memories, reached = (self.own, self.copy), self.record.reached
+        last = reached if bad is None else min(reached, bad - 1)
         found = {step for memory in memories for step in memory.stamps.all_steps()}
-        found = {step for step in {*found, *self.own.stamps.aims} if 0 < step <= reached}
+        found = {step for step in {*found, *self.own.stamps.aims} if 0 < step <= last}
         self._steps = tuple(
             (step, tuple(r for m in memories for r in m.stamps.ranks if m.holds(r, step)))
             for step in sorted(found)

@@ -145,6 +145,20 @@ def test_what_two_hosts_held_is_saved_by_the_one_that_is_left(
     assert [kept.step for kept in find_all(tmp_path)] == [1]
 
 
+def test_no_copy_from_a_bad_step_on_counts(job: Job, tmp_path: Path, stack: ExitStack) -> None:
+    """All hosts may hold it whole where the rank that reports trains nothing."""
+    launchers, both = two_hosts(job, tmp_path, stack)
+    with both[0].running(), both[1].running():
+        for step in (1, 2):
+            for one, copies in zip(launchers, both, strict=True):
+                write(copies, step)
+                one.record.reached = step
+            until_aims(both, step, step + 1)
+    for bad, held in ((None, [1, 2]), (2, [1]), (1, [])):
+        both[0].rest(bad)
+        assert [step for step, _ in both[0].holding.steps] == held
+
+
 def test_a_file_that_is_not_there_is_said_and_held_no_longer(
     job: Job, tmp_path: Path, stack: ExitStack
 ) -> None:
