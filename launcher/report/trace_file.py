@@ -2,6 +2,7 @@
 
 The Trace Event Format of Chrome: one process for each rank, and one for each stage with what the
 rehearsal foresaw of a step, drawn where the last step began; a row an actor, times in microseconds.
+An arrow leads from a message that a rank sent to where another received it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flowrun.engine.actors.plan import Actor, Plan
+from flowrun.engine.actors.plan import Actor, Plan, TransferWork
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.trace.step_time import first_whole_step
 from flowrun.engine.trace.trace import (
@@ -31,6 +32,7 @@ from flowrun.launcher.store.checkpoint import replace_text
 
 NAME = "trace.json"
 _FORESEEN = 1 << 16  # process of a stage: above that of any rank
+_WITHIN_NS = 2  # an arrow ends within a slice, whose own end is rounded
 
 
 def write(file: Path, training: Rehearsed, notes: Mapping[int, Sequence[TraceEvent]]) -> None:
@@ -55,6 +57,7 @@ def events(
         yield from (_draw_slice(plan, s, zero) for s in slices)
         yield from _thread(plan, rank, notes[rank], zero)
         yield from _credits(plan, rank, slices, zero)
+    yield from _arrows(plan, traced, zero)
     yield from _foreseen(training, _last_step_begins(plan, traced, zero))
 
 
@@ -160,6 +163,30 @@ def _credits(plan: Plan, rank: int, slices: Sequence[Slice], zero: int) -> Itera
                 "name": f"stash register {register} of {plan.registers[register].slots}",
                 "args": {"in use": used},
             }
+
+
+def _arrows(
+    plan: Plan, traced: Mapping[int, Sequence[Slice]], zero: int
+) -> Iterator[dict[str, Any]]:
+    """An arrow for each message that was recorded at both its ends."""
+    transfers = [(a, a.work) for a in plan.actors if isinstance(a.work, TransferWork)]
+    receivers = {w.channel: a.id for a, w in transfers if a.stage == w.target_stage}
+    acts = {(s.rank, s.actor, s.act): s for slices in traced.values() for s in slices}
+    number = 0
+    for sender, work in transfers:
+        if sender.stage != work.source_stage:
+            continue
+        receiver = receivers[work.channel]
+        for source, target in sorted({(r.source, r.target) for m in plan.routes(work) for r in m}):
+            for sent in (s for s in traced.get(source, ()) if s.actor == sender.id):
+                if received := acts.get((target, receiver, sent.act)):
+                    arrow = {"name": "message", "cat": "message", "id": number}
+                    begin = (sent.begin - zero) / 1e3
+                    end = (max(received.begin, received.end - _WITHIN_NS) - zero) / 1e3
+                    yield arrow | {"ph": "s", "pid": source, "tid": sender.id + 1, "ts": begin}
+                    there = {"pid": target, "tid": receiver + 1, "ts": round(end, 3)}
+                    yield arrow | {"ph": "f", "bp": "e"} | there
+                    number += 1
 
 
 def _last_step_begins(

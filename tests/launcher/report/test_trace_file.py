@@ -70,6 +70,34 @@ def test_the_foreseen_step_stands_beside_the_measured(place: Path) -> None:
     assert min(e["ts"] for e in foreseen) >= min(e["ts"] for e in measured)
 
 
+def test_arrows_lead_from_the_act_that_sends_to_the_one_that_receives(place: Path) -> None:
+    keys = ("placement.stages=2", "launch=virtual", f"engine.trace={TRACED}")
+    run(load(["recipe=small", *keys]), place / "out")
+    events = traced(place / "out")
+    acts = [e for e in events if e["ph"] == "X" and e["tid"]]
+
+    def act_at(arrow: dict[str, Any]) -> dict[str, Any]:
+        (found,) = (
+            e
+            for e in acts
+            if all(e[key] == arrow[key] for key in ("pid", "tid"))
+            and e["ts"] <= arrow["ts"] <= e["ts"] + e["dur"]
+        )
+        return found
+
+    begins = {e["id"]: act_at(e) for e in events if e["ph"] == "s"}
+    ends = {e["id"]: act_at(e) for e in events if e["ph"] == "f"}
+    assert begins.keys() == ends.keys()
+    pairs = [(begins[key], ends[key]) for key in begins]
+    assert {(a["pid"], b["pid"]) for a, b in pairs} == {(0, 2), (1, 3), (2, 0), (3, 1)}
+    for sent, received in pairs:
+        assert sent["name"].replace("send", "receive") == received["name"]
+        assert sent["args"]["step"] == received["args"]["step"]
+        assert sent["args"].get("micro_batch") == received["args"].get("micro_batch")
+    for phase in ("forward", "backward"):  # of two micro-batches, by two ranks of a stage
+        assert sum(a["args"]["phase"] == phase for a, _ in pairs) == 2 * 2 * TRACED
+
+
 def test_without_a_trace_nothing_is_written(place: Path) -> None:
     run(load(["recipe=small", "launch=virtual"]), place / "out")
     assert not (place / "out" / "trace.json").exists()
