@@ -53,8 +53,8 @@ def test_a_recipe_has_the_plans_that_are_pinned(recipe: Path) -> None:
 )
 def test_the_weights_of_a_recipe_can_be_sharded(name: str, layout: str) -> None:
     """Planning rehearses a step: a plan that would wait for itself is not made."""
-    given = [f"recipe={name}", "zero.stage=3", f"parallel={layout}", "engine.cache=false"]
-    assert Job(load(given), values=False).training.plan.graph.ops
+    keys = ("zero.stage=3", f"parallel={layout}", "engine.cache=false")
+    assert small_job(RECIPES[0].with_name(f"{name}.yaml"), *keys).training.plan.graph.ops
 
 
 @pytest.mark.parametrize("name", ["resnet_dp", "convnet_dp"])
