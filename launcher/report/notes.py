@@ -176,6 +176,15 @@ def _note_random_base(job: Job) -> Iterator[str]:
         )
 
 
+def _note_packed_attention(job: Job) -> Iterator[str]:
+    """Note that attention within documents is foreseen by its shapes alone."""
+    if any(op.target == "flowrun.document_attention.default" for op in job.training.plan.graph.ops):
+        yield (
+            "attention is foreseen as if one document filled each packed sample: with several a "
+            "step takes less"
+        )
+
+
 def _note_host_copies(job: Job) -> Iterator[str]:
     """Note what copies of each host's state in its neighbour's memory send."""
     nodes, train = nodes_of(job.recipe.launch), job.recipe.train
@@ -202,6 +211,7 @@ FACTS: tuple[Callable[[Job], Iterator[str]], ...] = (
     _note_host_copies,
     _note_wide_weights,
     _note_random_base,
+    _note_packed_attention,
 )
 
 

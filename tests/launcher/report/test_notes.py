@@ -18,6 +18,7 @@ from flowrun.launcher.report.notes import notes
 from flowrun.launcher.report.show_plan import plan_report
 from flowrun.launcher.run import run
 from flowrun.launcher.terminal.console import wide_console
+from support.small_tokenizer import save_tokenizer
 
 MLP = "recipe=mlp_data_parallel"  # data 2, no pins
 UNPINNED = "axis other divides nothing: its 2 ranks do the same work; pin with sbp"
@@ -227,3 +228,14 @@ def test_adapters_beside_weights_that_nobody_trained_are_noted() -> None:
     (note,) = about("begins as its constructor makes it", *lora)
     assert note.endswith("model.weights is empty")
     assert not about("begins as its constructor makes it", *lora[:2])
+
+
+def test_attention_of_packed_documents_is_foreseen_as_if_they_were_one(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"text": "a few words of a text"}\n' * 40)
+    rows = ("data=text_rows", f"data.path={tmp_path}/rows.jsonl", f"data.tokenizer={tmp_path}")
+    small = ("model.depth=1", "model.vocabulary=280", "data.length=32", "train.batch_size=2")
+    keys = ("recipe=gpt_dp", *small, *rows)
+    (note,) = about("attention is foreseen", *keys, "data.pack=true")
+    assert note.endswith("with several a step takes less")
+    assert not about("attention is foreseen", *keys)
