@@ -53,7 +53,9 @@ def test_losses_are_those_of_no_workers_and_so_they_are_in_another_layout(place:
     ("fail", "told"),
     [
         ("raise", ["ValueError: sample 40 is not there", " of the data set", "in break_down:"]),
-        ("kill", ["rank 1, a data worker", "was killed by SIGKILL"]),
+        pytest.param(
+            "kill", ["rank 1, a data worker", "was killed by SIGKILL"], marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_what_a_worker_dies_of_ends_the_run(place: Path, fail: str, told: list[str]) -> None:
@@ -63,7 +65,7 @@ def test_what_a_worker_dies_of_ends_the_run(place: Path, fail: str, told: list[s
     assert all(words in ended.err for words in told), ended.err
 
 
-@pytest.mark.parametrize("whom", ["rank", "launcher"])
+@pytest.mark.parametrize("whom", ["rank", pytest.param("launcher", marks=pytest.mark.thorough)])
 def test_workers_die_with_their_rank(place: Path, whom: str) -> None:
     command = Command(
         place, "recipe=small", WORKERS, "train.steps=100000", run_folder(place / "out")

@@ -25,7 +25,7 @@ def recipe(groups: dict[str, Any], *overrides: str) -> Recipe:
     return replace(found, optim=replace(found.optim, groups=groups))
 
 
-@pytest.mark.parametrize("zero", ["0", "3"])
+@pytest.mark.parametrize("zero", [pytest.param("0", marks=pytest.mark.thorough), "3"])
 def test_frozen_parameters_stay_and_take_no_state(tmp_path: Path, zero: str) -> None:
     given = recipe({"blocks.0.*": {"frozen": True}}, f"zero.stage={zero}")
     before = {name: p.clone() for name, p in instantiate_model(given).named_parameters()}

@@ -51,7 +51,11 @@ def read_restart(folder: Path) -> tuple[int, int]:
     return found["first"], found["reached"]
 
 
-@pytest.mark.parametrize("who", [0, 1], ids=["the endpoint's host", "another host"])
+@pytest.mark.parametrize(
+    "who",
+    [0, pytest.param(1, marks=pytest.mark.thorough)],
+    ids=["the endpoint's host", "another host"],
+)
 def test_a_host_that_comes_again_finds_its_state_and_changes_no_bit(
     place: Path, who: int, tmp_path: Path
 ) -> None:

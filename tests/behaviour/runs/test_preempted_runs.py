@@ -26,7 +26,7 @@ def place(tmp_path: Path) -> Path:
     return workplace(tmp_path)
 
 
-@pytest.mark.parametrize("launch", ["local", "virtual"])
+@pytest.mark.parametrize("launch", ["local", pytest.param("virtual", marks=pytest.mark.thorough)])
 def test_a_run_that_is_preempted_goes_on_by_the_same_command(place: Path, launch: str) -> None:
     whole, folder = place / "whole", place / "out"
     command = (*RUN, f"launch={launch}")
@@ -72,7 +72,9 @@ def test_ctrl_c_saves_and_a_checkpoint_can_be_asked_for(place: Path) -> None:
     assert find_all(folder)[-1].step == len(losses(folder)) > first[0].step
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)]
+)
 def test_a_signal_that_comes_again_ends_a_run_at_once(place: Path, number: int) -> None:
     run = Command(place, *ENDLESS, "+data.fail=sleep")
     run.until("asleep")

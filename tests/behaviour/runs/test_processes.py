@@ -61,7 +61,11 @@ def test_threads_of_compute_survive_the_fork(place: Path) -> None:
     assert (ended.status, ended.err) == (0, "")
 
 
-@pytest.mark.parametrize("group", [False, True], ids=["the launcher alone", "the terminal's group"])
+@pytest.mark.parametrize(
+    "group",
+    [pytest.param(False, marks=pytest.mark.thorough), True],
+    ids=["the launcher alone", "the terminal's group"],
+)
 def test_ctrl_c_ends_every_process_with_status_130(place: Path, group: bool) -> None:
     command = Command(place, "recipe=small", ENDLESS)
     command.until("step 0")
@@ -100,7 +104,9 @@ def test_a_launcher_that_is_killed_leaves_no_worker(place: Path) -> None:
             "rank 1\n  the process was killed by SIGKILL, "
             "most likely by the kernel because memory ran out.\n",
         ),
-        ("exit", "rank 1\n  the process ended with exit status 7.\n"),
+        pytest.param(
+            "exit", "rank 1\n  the process ended with exit status 7.\n", marks=pytest.mark.thorough
+        ),
     ],
     ids=["an exception", "a signal", "an exit"],
 )

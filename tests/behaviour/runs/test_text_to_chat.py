@@ -1,4 +1,4 @@
-"""The page "From text to a model that answers": all that it has a reader type, with fewer steps."""
+"""The page "From text to a model that answers": all that a reader types, with less to train."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def test_what_the_page_says_runs(tmp_path: Path) -> None:
         recipe["train"]["steps"] = steps
         if name == "llama.yaml":
             recipe["data"]["max_bytes"] = 200_000
+            recipe["model"]["config"]["num_hidden_layers"] = 2
         (tmp_path / name).write_text(yaml.safe_dump(recipe))
     said = {
         line: typed(tmp_path, line) for part in SHELL.findall(text) for line in part.splitlines()

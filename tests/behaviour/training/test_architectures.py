@@ -39,8 +39,22 @@ TESTED = {
     "mixer": (ZERO,),
     "nfnet": ("stages 2",),
 }
+# with others of their kind
+OF_A_KIND = {
+    ("gpt2", "data 2"),
+    ("opt", PINNED),
+    ("bert", "data 2"),
+    ("bart", "data 2"),
+    ("mixtral", "tensor 2"),
+    ("resnet", "data 2"),
+}
 CASES = [
-    pytest.param(name, layout, id=f"{name}, {layout}")
+    pytest.param(
+        name,
+        layout,
+        id=f"{name}, {layout}",
+        marks=pytest.mark.thorough if (name, layout) in OF_A_KIND else (),
+    )
     for name, layouts in TESTED.items()
     for layout in layouts
     if name in ARCHITECTURES

@@ -95,7 +95,13 @@ RECURRENT: dict[str, tuple[Callable[..., nn.RNNBase], dict[str, Any]]] = {
 
 
 @pytest.mark.filterwarnings("ignore:.*rojections")  # torch's own, of oneDNN
-@pytest.mark.parametrize("kind", RECURRENT)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.thorough if kind == "lstm" else ())
+        for kind in RECURRENT
+    ],
+)
 def test_recurrent_layers_and_sparse_tables_train_as_in_plain_torch(kind: str) -> None:
     make, settings = RECURRENT[kind]
     training = trains_of(lambda: Recurrent(make, **settings), TOKENS, split={"e.weight": 0})

@@ -114,7 +114,7 @@ def gathers(plan: Plan) -> list[BoxWork]:
     ]
 
 
-@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("zero", [1, pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_zero_in_shared_memory_gathers_no_byte(zero: int) -> None:
     layout = Layout(data=2, zero=zero, shared=True)
     shared = compiled(gpt(), layout)

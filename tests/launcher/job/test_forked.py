@@ -167,7 +167,9 @@ print("ok")
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "words", [("8", "cpu", "cuda"), ("0", "cpu")], ids=["GPUs", "built for GPUs"]
+    "words",
+    [("8", "cpu", "cuda"), pytest.param(("0", "cpu"), marks=pytest.mark.thorough)],
+    ids=["GPUs", "built for GPUs"],
 )
 def test_who_may_fork_ranks_for_gpus_captures_nothing_itself(
     tmp_path: Path, words: tuple[str, ...]

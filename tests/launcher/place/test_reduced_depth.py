@@ -62,7 +62,7 @@ def test_few_blocks_tell_of_all(short: ReducedDepthPlanner, candidate: Candidate
     assert estimate.sent_bytes == pytest.approx(whole.sent_bytes, rel=0.05)
 
 
-@pytest.mark.parametrize("in_flight", [4, 16])
+@pytest.mark.parametrize("in_flight", [4, pytest.param(16, marks=pytest.mark.thorough)])
 def test_few_blocks_tell_what_a_number_in_flight_holds(
     short: ReducedDepthPlanner, in_flight: int
 ) -> None:
@@ -84,7 +84,7 @@ def test_no_more_stages_than_blocks_and_tensor_parallel_within_a_node(
     assert all(branch.stages <= branch.micro_batches for branch in branches)
 
 
-@pytest.mark.parametrize("in_flight", ["gpipe", "3"])
+@pytest.mark.parametrize("in_flight", ["gpipe", pytest.param("3", marks=pytest.mark.thorough)])
 def test_a_schedule_that_is_to_stay_is_the_only_one(in_flight: str) -> None:
     small = ["model.width=64", "model.heads=4", "hardware=cpu"]
     kept = ["auto.keep=[placement.in_flight]", f"placement.in_flight={in_flight}"]
