@@ -37,6 +37,10 @@ _MARKS = {
 _WIDE = 100  # columns in which the tables of a plan have all that they say
 _KINDS = ("weights", "optimizer", "gradients", "stash", "other registers")
 _PEAKS = ("peak foreseen", "at most")
+_SBP = (
+    "S(d): split along dim d; B: whole on every rank; P: parts of a sum; a boxing turns one into"
+    " another"
+)
 _MEMORY = (
     "stash, other registers: all their slots, which are not full at one moment, so that the columns"
     " may come to more than a rank ever holds"
@@ -52,6 +56,7 @@ def plan_report(job: Job, width: int = 100) -> RenderableType:
         layers(training.plan, narrow=width < _WIDE),
         "",
         boxings(training.plan, narrow=width < _WIDE),
+        *([Text(_SBP, style="dim")] if training.plan.num_ranks > 1 else []),
         "",
         memory(training),
         Text(_MEMORY, style="dim"),
