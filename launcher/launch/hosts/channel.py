@@ -33,6 +33,10 @@ class Stranger(Exception):
     """The other end is no launcher of flowrun, or one of another version."""
 
 
+class Silent(Stranger):
+    """The other end has accepted the connection and says nothing: it may be stopped."""
+
+
 class WrongToken(Exception):
     """The launcher at the other end has another token."""
 
@@ -49,17 +53,18 @@ class JsonChannel:
         self.writer = writer
         self.last_s = self._beaten_s = time.monotonic()
 
-    async def greet(self, token: str, hub: bool) -> None:
+    async def greet(self, token: str, hub: bool, within_s: float = GREETING_S) -> None:
         """Exchange greetings and proofs.
 
-        token: the secret that both sides share.  hub: which side this is.  Raises Stranger,
-        WrongToken, or OSError and EOFError if the connection ends.
+        token: the secret that both sides share.  hub: which side this is.  within_s: after which
+        the other is silent.  Raises Stranger, WrongToken, or OSError and EOFError if the connection
+        ends.
         """
         try:
-            async with asyncio.timeout(GREETING_S):
+            async with asyncio.timeout(within_s):
                 await self._greet(token, hub)
         except TimeoutError:
-            raise Stranger("says nothing") from None
+            raise Silent("says nothing") from None
         except (ValueError, KeyError, TypeError):
             raise Stranger("answers with something else") from None
 
@@ -106,10 +111,13 @@ class JsonChannel:
         self.last_s = time.monotonic()
         return message
 
-    async def greet_or_close(self, token: str) -> None:
-        """Greet the side that listens; close the connection if that fails or is cancelled."""
+    async def greet_or_close(self, token: str, within_s: float = GREETING_S) -> None:
+        """Greet the side that listens; close the connection if that fails or is cancelled.
+
+        token, within_s: as for greet.
+        """
         try:
-            await self.greet(token, hub=False)
+            await self.greet(token, hub=False, within_s=within_s)
         except BaseException:
             self.writer.close()
             raise

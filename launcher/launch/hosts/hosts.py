@@ -24,6 +24,7 @@ from flowrun.launcher.launch.hosts.alone import Alone, HostsChanged, Receive, Sa
 from flowrun.launcher.launch.hosts.channel import (
     BEAT_S,
     JsonChannel,
+    Silent,
     Stranger,
     WrongToken,
     connect,
@@ -47,6 +48,7 @@ TOKEN = "FLOWRUN_TOKEN"  # a secret of the run, in the environment of each host
 
 _STOPPED_S = 3.0  # after which it is said that this process was stopped itself
 _CONNECT_S = 5.0
+_GREETING_S = 1.0  # for host 0 to answer, at least; it is asked again
 _FLUSH_S = 0.5  # for the last messages, if the network is down
 _KEY = "launch.rdzv_endpoint"
 _ADVICE = "Check that every host runs the same command and can reach this endpoint."
@@ -177,9 +179,11 @@ class Hosts:
             for address in addresses:
                 try:
                     self._address = address
-                    return self._run(self._open(address))
+                    return self._run(self._open(address, max(_GREETING_S, patience.pause_s)))
                 except (OSError, EOFError) as error:
                     why = _reason(error)
+                except Silent:
+                    why = "a program there says nothing: it is stopped, or no launcher of this run"
                 except Stranger as error:
                     raise RecipeError(
                         _KEY,
@@ -235,9 +239,9 @@ class Hosts:
         self._stores.append(open_store(self._address))
         return int(self._stores[-1].port)
 
-    async def _open(self, address: str) -> JsonChannel:
+    async def _open(self, address: str, within_s: float) -> JsonChannel:
         channel = await connect(address, self._endpoint.port, _CONNECT_S)
-        await channel.greet_or_close(self.token)
+        await channel.greet_or_close(self.token, within_s)
         return channel
 
     # ---- the run ---------------------------------------------------------------------------------

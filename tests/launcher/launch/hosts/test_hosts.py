@@ -189,17 +189,23 @@ def refused(port: int, stack: ExitStack, **keys: Any) -> FlowrunError:
     return error
 
 
-def test_a_port_of_another_program_is_refused_at_once(
-    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_of_another_program_is_refused_at_once(stack: ExitStack) -> None:
     with program(b"SSH-2.0-OpenSSH_9.6\r\n") as port:
         assert "answers with something else" in refused(port, stack).problem
-    monkeypatch.setattr(channel, "GREETING_S", 0.1)
-    with program(b"") as port:
-        assert "says nothing: it is no launcher" in refused(port, stack).problem
     with socket.create_server(("127.0.0.1", 0)) as server:
         error = refused(server.getsockname()[1], stack, rank=0)
         assert error.problem.endswith("address already in use.")
+
+
+def test_a_program_that_says_nothing_may_be_a_host_that_is_stopped(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_GREETING_S", 0.1)
+    with program(b"") as port:
+        one = One(port, stack, join_s=0.3)
+        error = together(one.meet)[0]
+    assert isinstance(error, RunError)
+    assert error.problem.startswith("host 0 did not come within launch.join_s=0.3 s: a program")
 
 
 def test_a_launcher_that_was_stopped_does_not_take_others_for_silent(
