@@ -28,7 +28,7 @@ from flowrun.engine.actors.standstill import (
     find_owed,
 )
 from flowrun.engine.errors import RunError
-from flowrun.engine.runtime.drivers.pulse import STEPS, Phase, Pulse, Pulses
+from flowrun.engine.runtime.drivers.pulse import DOES, STEPS, Phase, Pulse, Pulses
 from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.engine.runtime.process.vital_signs import describe_halt, measure_work
 from flowrun.engine.trace.stragglers import find_straggler
@@ -226,12 +226,12 @@ class Watch:
 
     def _find_missing(self) -> str:
         """Name the ranks that others wait for at the start."""
-        first = min(self.pulses.ranks, key=lambda pulse: pulse.phase)
-        if first.phase > Phase.MAKES:
+        phases = {pulse.rank: pulse.phase for pulse in self.pulses.ranks}
+        first = min(phases.values())
+        if first > Phase.MAKES:
             return ""
-        late = [k for k, pulse in enumerate(self.pulses.ranks) if pulse.phase == first.phase]
-        ranks = ", ".join(str(self.pulses.ranks[k].rank) for k in late)
-        return f"rank {ranks} {first.state().phase}"
+        late = ", ".join(str(rank) for rank, phase in phases.items() if phase == first)
+        return f"rank {late} {DOES[first]}"
 
     def _end_run(self, quiet: Quiet) -> bool:
         """End a run that hangs; False if it goes on after all."""

@@ -187,10 +187,10 @@ class Pulse:
     @property
     def in_first_step(self) -> bool:
         """True in steps of which the rank has not done one whole: much may be made there once."""
-        if self.phase not in STEPS:
+        if (phase := self.phase) not in STEPS:  # read once: the rank goes on meanwhile
             return False
-        plan = self.plans[STEPS.index(self.phase)]
-        _, done = _places(self.plans, STEPS.index(self.phase))
+        plan = self.plans[STEPS.index(phase)]
+        _, done = _places(self.plans, STEPS.index(phase))
         acts = self._words[done : done + len(plan.actors)].tolist()
         whole = sum(plan.acts_per_step(a) for a, n in zip(plan.actors, acts, strict=True) if n)
         return sum(acts) < (self._words[_FIRST] + 1) * whole or not whole

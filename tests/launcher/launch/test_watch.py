@@ -98,6 +98,14 @@ def test_a_pulse_shows_what_a_rank_has_begun_and_done() -> None:
     assert pulse.trained_steps == pytest.approx(5)
 
 
+def test_a_rank_may_go_on_while_its_pulse_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    pulse = Pulses([unit_plan(2, 2, "1f1b")], 1).ranks[0]
+    pulse.start(0)
+    phases = iter([Phase.TRAINS, *[Phase.LEAVES] * 9])
+    monkeypatch.setattr(type(pulse), "phase", property(lambda self: next(phases)))
+    assert pulse.in_first_step
+
+
 class FakePulse:
     """A pulse that trains ten steps a second; one rank waits less than its peers."""
 
