@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +74,16 @@ def no_run_is_left() -> Iterator[None]:
     """A run that a test which failed has not waited for is killed."""
     yield
     kill_running()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_modules_of_other_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Modules that tests write have the same names in each file of tests."""
+    yield
+    written = str(tmp_path_factory.getbasetemp())
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", None)).startswith(written):
+            del sys.modules[name]
 
 
 @pytest.fixture(autouse=True, scope="session")

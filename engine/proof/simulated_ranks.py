@@ -133,8 +133,12 @@ def _cut(whole: torch.Tensor, sbp: Sbp, parts: int) -> list[torch.Tensor]:
     if not isinstance(sbp, Partial) or parts == 1:
         return [whole] * parts
     noise = torch.Generator().manual_seed(_fingerprint(whole))
+    narrow = whole.dtype.is_floating_point and whole.dtype.itemsize < 4
+    most = parts if narrow else 1  # the rounding of pieces is that of numbers as large as the whole
     others = [
-        torch.randn(whole.shape, generator=noise, dtype=torch.float64).to(whole.dtype) * (k + 2)
+        (torch.randn(whole.shape, generator=noise, dtype=torch.float64) * (k + 2) / most).to(
+            whole.dtype
+        )
         for k in range(parts - 1)
     ]
     if sbp.reduce == "sum":

@@ -187,7 +187,7 @@ class Pulse:
     @property
     def in_first_step(self) -> bool:
         """True in steps of which the rank has not done one whole: much may be made there once."""
-        if (phase := self.phase) not in STEPS:  # read once: the rank goes on meanwhile
+        if (phase := self.phase) not in STEPS:  # read once: it may change
             return False
         plan = self.plans[STEPS.index(phase)]
         _, done = _places(self.plans, STEPS.index(phase))
