@@ -171,22 +171,27 @@ def _arrows(
     """An arrow for each message that was recorded at both its ends."""
     transfers = [(a, a.work) for a in plan.actors if isinstance(a.work, TransferWork)]
     receivers = {w.channel: a.id for a, w in transfers if a.stage == w.target_stage}
-    acts = {(s.rank, s.actor, s.act): s for slices in traced.values() for s in slices}
+    acts: dict[tuple[int, int], dict[int, Slice]] = {}
+    for s in (s for slices in traced.values() for s in slices):
+        acts.setdefault((s.rank, s.actor), {})[s.act] = s
     number = 0
     for sender, work in transfers:
         if sender.stage != work.source_stage:
             continue
-        receiver = receivers[work.channel]
         for source, target in sorted({(r.source, r.target) for m in plan.routes(work) for r in m}):
-            for sent in (s for s in traced.get(source, ()) if s.actor == sender.id):
-                if received := acts.get((target, receiver, sent.act)):
-                    arrow = {"name": "message", "cat": "message", "id": number}
-                    begin = (sent.begin - zero) / 1e3
-                    end = (max(received.begin, received.end - _WITHIN_NS) - zero) / 1e3
-                    yield arrow | {"ph": "s", "pid": source, "tid": sender.id + 1, "ts": begin}
-                    there = {"pid": target, "tid": receiver + 1, "ts": round(end, 3)}
-                    yield arrow | {"ph": "f", "bp": "e"} | there
-                    number += 1
+            sent = acts.get((source, sender.id), {})
+            received = acts.get((target, receivers[work.channel]), {})
+            for act in sorted(sent.keys() & received.keys()):
+                yield from _arrow(number, sent[act], received[act], zero)
+                number += 1
+
+
+def _arrow(number: int, sent: Slice, received: Slice, zero: int) -> Iterator[dict[str, Any]]:
+    """Both ends of an arrow, within the slices that it connects."""
+    end = max(received.begin, received.end - _WITHIN_NS)
+    for s, ns, kind in ((sent, sent.begin, {"ph": "s"}), (received, end, {"ph": "f", "bp": "e"})):
+        ends = {"pid": s.rank, "tid": s.actor + 1, "ts": round((ns - zero) / 1e3, 3)}
+        yield {"name": "message", "cat": "message", "id": number, **kind, **ends}
 
 
 def _last_step_begins(
