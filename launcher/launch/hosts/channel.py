@@ -67,6 +67,7 @@ class JsonChannel:
             raise Silent("says nothing") from None
         except (ValueError, KeyError, TypeError):
             raise Stranger("answers with something else") from None
+        self._beaten_s = time.monotonic()  # the other may have let this process wait
 
     async def _greet(self, token: str, hub: bool) -> None:
         own = secrets.token_hex(16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import re
 import socket
@@ -223,6 +224,22 @@ def test_a_launcher_that_was_stopped_does_not_take_others_for_silent(
     assert one.beat() == 58.0
     assert one.silent_s == 3.5
     assert stopped_early.beat() == 59.5
+
+
+def test_a_launcher_that_waited_for_an_answer_was_not_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+
+    async def answer_late(*_: Any) -> None:
+        nonlocal now
+        now += 8.0
+
+    monkeypatch.setattr(channel.time, "monotonic", lambda: now)
+    monkeypatch.setattr(channel.JsonChannel, "_greet", answer_late)
+    one = channel.JsonChannel(Mock(), Mock())
+    asyncio.run(one.greet("", hub=False))
+    assert one.beat() == 0
 
 
 def test_a_name_that_does_not_resolve_is_refused_at_once(
