@@ -12,6 +12,8 @@ The engine knows only dotted keys (`sbp.blocks.*.attn`); places in files are the
 
 from __future__ import annotations
 
+TRACEBACK = "FLOWRUN_TRACEBACK"  # environment variable: 1 shows where in flowrun an error came from
+
 
 class FlowrunError(Exception):
     """An error for the user: shown without a traceback.

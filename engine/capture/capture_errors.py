@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import TRACEBACK, RecipeError
 from flowrun.engine.user_code import place, place_of
 
 MAX_REAL_NUMBERS = 20_000_000  # elements of a model that is called with numbers, not with shapes
@@ -49,7 +49,7 @@ _INSTEAD = (
     ("allow_non_fake_inputs", _REGISTER),  # torch 2.12
 )
 _SUBJECTS = {"task.loss": "the loss", "task.metrics": "a metric"}
-_TRACEBACK = "FLOWRUN_TRACEBACK=1 in front of the command shows the whole traceback."
+_SHOW = f"{TRACEBACK}=1 in front of the command shows the whole traceback."
 _ELSE = (
     "Write that part with tensors; capture supports what torch.compile(fullgraph=True) supports."
 )
@@ -73,7 +73,7 @@ def explain_failure(
             where, key = place_of(plain), _key_of(plain)
             subject = name if key == "model" else _SUBJECTS[key]
             problem = f"{subject} fails in plain torch, too: {describe_error(plain)}"
-            return RecipeError(key, problem + (f" ({where})" if where else ""), _TRACEBACK)
+            return RecipeError(key, problem + (f" ({where})" if where else ""), _SHOW)
     stack = getattr(error, "real_stack", None) or ()
     where = place(stack) or place_of(error) or place(_frames_in(str(error)))
     reason = _summarize(error)

@@ -12,13 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
-from flowrun.engine.errors import FlowrunError, RunError
+from flowrun.engine.errors import TRACEBACK, FlowrunError, RunError
 from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.terminal import doing
 from flowrun.launcher.terminal.console import wrap_words
 
 OK, RUN_FAILED, RECIPE_WRONG, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
-TRACEBACK = "FLOWRUN_TRACEBACK"  # environment variable: 1 shows where in flowrun an error came from
 
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run.", show_default=False)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flowrun.engine.errors import FlowrunError, PlanError, RunError
+from flowrun.engine.errors import TRACEBACK, FlowrunError, PlanError, RunError
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.runtime.drivers.distributed import LostPeer
 from flowrun.engine.user_code import user_lines
@@ -68,7 +68,7 @@ def own_fault(error: Exception) -> FlowrunError:
     return PlanError(
         f"a bug in flowrun ({place}{at})",
         " ".join(_name_error(error).split()),
-        "Please report it with the recipe. FLOWRUN_TRACEBACK=1 shows where it comes from.",
+        f"Please report it with the recipe. {TRACEBACK}=1 shows where it comes from.",
     )
 
 

@@ -27,11 +27,12 @@ from flowrun.engine.actors.standstill import (
     describe_owed,
     find_owed,
 )
-from flowrun.engine.errors import RunError
+from flowrun.engine.errors import TRACEBACK, RunError
 from flowrun.engine.runtime.drivers.pulse import DOES, STEPS, Phase, Pulse, Pulses
 from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.engine.runtime.process.vital_signs import describe_halt, measure_work
 from flowrun.engine.trace.stragglers import find_straggler
+from flowrun.launcher.launch.failure import own_fault
 
 FILE = "hang.txt"
 HANG_S, HANG_STEPS = 60.0, 20  # launch.hang_s: null is the longer of both
@@ -196,6 +197,15 @@ class Watch:
         self.stacks.close()
 
     def _run(self) -> None:
+        """Watch until the run ends.  A fault of the watch ends no run, but it is said."""
+        try:
+            self._watch()
+        except Exception as error:
+            self._say(f"from here on no hang and no slow rank is named: {own_fault(error)}")
+            if os.environ.get(TRACEBACK) == "1":
+                raise
+
+    def _watch(self) -> None:
         between_s = min(1.0, self.limit_s / _LOOKS)
         quiet, missing = Quiet(self.limit_s, between_s, self.grows), ""
         pace = Pace(self.pulses.ranks)

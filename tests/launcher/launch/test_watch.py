@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import queue
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.actors.standstill import Owed, RankState, Standstill, describe_owed
+from flowrun.engine.errors import RunError
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.runtime.drivers.pulse import Phase, Pulses
-from flowrun.launcher.launch.watch import Hang, Pace, Quiet, find_limit, find_silence, waits_inside
+from flowrun.engine.runtime.process.stacks import Stacks
+from flowrun.launcher.launch.watch import (
+    Hang,
+    Pace,
+    Quiet,
+    Watch,
+    find_limit,
+    find_silence,
+    waits_inside,
+)
 from support.unit_pipeline import unit_plan
 
 
@@ -104,6 +116,31 @@ def test_a_rank_may_go_on_while_its_pulse_is_read(monkeypatch: pytest.MonkeyPatc
     phases = iter([Phase.TRAINS, *[Phase.LEAVES] * 9])
     monkeypatch.setattr(type(pulse), "phase", property(lambda self: next(phases)))
     assert pulse.in_first_step
+
+
+def test_a_fault_of_the_watch_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(self: Pulses) -> None:
+        raise KeyError(7)
+
+    monkeypatch.setattr(Pulses, "copy", fail)
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+    failed: list[RunError] = []
+    watch = Watch(
+        pulses=Pulses([unit_plan(2, 2, "1f1b")], 1),
+        stacks=Stacks(1),
+        limit_s=0.01,
+        folder=lambda: tmp_path,
+        say=said.put,
+        fail=failed.append,
+        host_of=str,
+        compares=True,
+        grows=False,
+    )
+    with watch:
+        text = said.get(timeout=60)
+    assert text.startswith("from here on no hang and no slow rank is named: a bug in flowrun")
+    assert "in fail)" in text and "KeyError: 7" in text
+    assert not failed
 
 
 class FakePulse:
