@@ -157,7 +157,12 @@ class _CaptureComparison:
         self.effects = traced.effects
         self.program = CapturedModule(task, tuple(batches[0]), {})
         self.tensors = task.tensors
-        self.parameters = {n: t for n, t in self.tensors.items() if isinstance(t, nn.Parameter)}
+        results = {key for key, _ in self.graph.results}
+        self.parameters = {  # frozen ones that forward writes are state, as buffers are
+            name: tensor
+            for name, tensor in self.tensors.items()
+            if isinstance(tensor, nn.Parameter) and f"{WRITES}{name}" not in results
+        }
         self.buffers = {n: t.clone() for n, t in self.tensors.items() if n not in self.parameters}
         self.held = copy_outside_tensors(traced.effects, traced.outside)
         self.draws = any(is_random(op.target) for op in self.graph.ops)

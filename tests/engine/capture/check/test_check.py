@@ -140,6 +140,19 @@ def assigns(net: Any, x: Tensor) -> Tensor:
     return plain(net, x + net.average)
 
 
+def teacher(net: Any, x: Tensor) -> Tensor:
+    """A frozen copy that follows the weights, as in MoCo and BYOL."""
+    with torch.no_grad():
+        for theirs, own in zip(net.slow.parameters(), net.a.parameters(), strict=True):
+            theirs.lerp_(own, 0.1)
+    out: Tensor = net.h(net.a(x) - net.slow(x))
+    return out
+
+
+def with_teacher(net: Any) -> None:
+    net.slow = nn.Linear(8, 8).requires_grad_(False)
+
+
 def another_mode_for_a_while(net: Any, x: Tensor) -> Tensor:
     net.norm.eval()
     y = net.norm(net.a(x))
@@ -184,6 +197,10 @@ def test_a_module_that_is_captured_right_passes(forward: Forward) -> None:
 )
 def test_parametrizations_and_hooks_pass(prepare: Callable[[Any], Any]) -> None:
     assert checked(plain, prepare) == ""
+
+
+def test_frozen_parameters_that_forward_writes_pass() -> None:
+    assert checked(teacher, with_teacher) == ""
 
 
 # ---- what is refused -----------------------------------------------------------------------------
@@ -360,12 +377,13 @@ FAULTS = {
     "a lost gradient": (without_result("grad/a.weight"), plain),
     "exchanged gradients": (swapped("grad/norm.weight", "grad/norm.bias"), norm),
     "another dropout": (DROPOUT, dropout),
+    "a lost write into a frozen parameter": (without_result("writes/slow.bias"), teacher),
 }
 
 
 @pytest.mark.parametrize(("fault", "forward"), list(FAULTS.values()), ids=list(FAULTS))
 def test_a_fault_of_the_captured_graph_is_found(fault: Fault, forward: Forward) -> None:
-    task, found = traced(forward)
+    task, found = traced(forward, with_teacher)
     with pytest.raises(RecipeError, match="does not compute what the model computes"):
         compared(task, replace(found, graph=fault(found.graph)))
 
