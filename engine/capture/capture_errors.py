@@ -30,6 +30,14 @@ _INSTEAD = (
         "Use cross_entropy over all classes; this loss selects rows by the values of its targets.",
     ),
     (
+        "kl_divergence",
+        "Write the divergence as a formula: torch finds that of two distributions in Python.",
+    ),
+    (
+        "torch/distributions/",
+        "Give distributions validate_args=False: their checks look at values.",
+    ),
+    (
         "pack_padded_sequence",
         "Pass the padded sequence to the RNN, and mask its output past each length.",
     ),

@@ -142,6 +142,17 @@ def test_shapes_that_depend_on_values_are_told_with_the_users_line(forward: Forw
     assert "depends on values" in error.problem
 
 
+def checks_a_distribution(net: Any, x: Tensor) -> Tensor:
+    sample: Tensor = torch.distributions.Normal(net.a(x), 1.0).rsample()
+    return sample
+
+
+def diverges(net: Any, x: Tensor) -> Tensor:
+    one = torch.distributions.Normal(net.a(x), torch.ones(3), validate_args=False)
+    other = torch.distributions.Normal(torch.zeros(3), torch.ones(3), validate_args=False)
+    return torch.distributions.kl_divergence(one, other)
+
+
 @pytest.mark.parametrize(
     ("forward", "instead"),
     [
@@ -155,6 +166,8 @@ def test_shapes_that_depend_on_values_are_told_with_the_users_line(forward: Forw
         (draws, "Draw with torch"),
         (writes_data, "Write into a buffer"),
         (writes_a_tensor, "register_buffer"),
+        (checks_a_distribution, "validate_args=False"),
+        (diverges, "Write the divergence as a formula"),
     ],
 )
 def test_what_dynamo_cannot_follow_is_told_with_what_to_write(
