@@ -88,6 +88,11 @@ class Task:
         everything = self._named_tensors()
         return {name: everything[name] for name in dict.fromkeys(self.first_names.values())}
 
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Return those of `tensors` that are parameters."""
+        return {name: t for name, t in self.tensors.items() if isinstance(t, nn.Parameter)}
+
     def check_names(self) -> None:
         """Raise RecipeError if a tensor of the model has a name reserved for those of the loss."""
         names = itertools.chain(self.model.named_parameters(), self.model.named_buffers())

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flowrun.engine.capture.capture import Task
 from flowrun.engine.capture.update_trace import states_of, step_scalars_of
 from flowrun.engine.strategy import LossScale, Optimizer
 from flowrun.launcher.job.job import Job
@@ -50,15 +51,16 @@ def plain_loop(
     made = build.build(recipe)
     model = made.model.train()
     models = [model, *(_replica(model) for _ in range(replicas - 1))]
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    update = _PlainUpdate(job.strategy.optimizer, job.strategy.loss_scale, model)
+    parameters = Task(model, made.inputs, made.loss).parameters
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    update = _PlainUpdate(job.strategy.optimizer, job.strategy.loss_scale, parameters)
     train, parts = recipe.train, 1 if whole else recipe.train.micro_batches
     sampler = replace(job.materials.sampler, micro_batches=parts)
     rows = train.batch_size // parts // replicas
     dtype = AUTOCAST[recipe.precision.dtype]
     losses = []
     for step in range(train.steps):
-        model.zero_grad()
+        update.optimizer.zero_grad()
         total = 0.0
         for micro_batch in range(parts):
             for rank, each in enumerate(models):
@@ -71,7 +73,7 @@ def plain_loop(
         if step not in skipped and not update.step(step):
             skipped |= {step}
         losses.append(total)
-    after = {name: p.detach() for name, p in model.named_parameters()}
+    after = {name: p.detach() for name, p in parameters.items()}
     return Trained(tuple(losses), before, after, skipped)
 
 
@@ -90,9 +92,14 @@ class _PlainUpdate:
     the function that the recipe names.
     """
 
-    def __init__(self, asked: Optimizer, scale: LossScale | None, model: nn.Module) -> None:
+    def __init__(
+        self,
+        asked: Optimizer,
+        scale: LossScale | None,
+        parameters: Mapping[str, nn.Parameter],
+    ) -> None:
         self.asked = asked
-        self.optimizer = _optimizer(asked, model)
+        self.optimizer = _optimizer(asked, parameters)
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.constant = scale.start if scale and not scale.dynamic else None
         start = scale.start if scale else 1.0
@@ -120,10 +127,10 @@ class _PlainUpdate:
         return finite
 
 
-def _optimizer(asked: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+def _optimizer(asked: Optimizer, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
     """Make an optimizer with a group for each parameter: each may have settings of its own."""
     groups = []
-    for name, p in model.named_parameters():
+    for name, p in parameters.items():
         if p.requires_grad:
             settings: dict[str, Any] = {"params": [p], **asked.settings(name)}
             if not asked.function and "beta1" in settings:

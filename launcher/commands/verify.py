@@ -168,9 +168,7 @@ class _RecipeLayouts:
             lambda: (_why_single(job), _sees_whole(job))
         )
         self.by_parts = False  # some layout trained as a loop over micro-batches does
-        self.before = {
-            name: job.materials.initial[name] for name, _ in job.materials.model.named_parameters()
-        }
+        self.before = {name: job.materials.initial[name] for name in job.materials.task.parameters}
         if self.why_single and recipe.view == MIRRORED:
             raise RecipeError(
                 "view",
@@ -266,7 +264,7 @@ class _RecipeLayouts:
     def nudged(self) -> Path:
         """A file of initial weights that are one unit in the last place off, up or down."""
         signs, state = torch.Generator().manual_seed(0), {}
-        for name, tensor in self.job.names.items():
+        for name, tensor in weights.of_model(self.job.names).items():
             value = self.job.materials.initial[tensor]
             if value.is_floating_point() and name in self.before:
                 up = torch.randint(2, value.shape, generator=signs) * 2 - 1

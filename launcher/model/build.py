@@ -241,8 +241,11 @@ def instantiate_data(recipe: Recipe) -> Dataset[dict[str, Tensor]]:
 
 
 def instantiate_loss(recipe: Recipe) -> LossFunction | None:
-    """loss(output, batch) -> scalar, or None where the model's output is or holds the loss."""
-    loss = None if recipe.task.loss is None else make_function(recipe.task.loss, "task.loss")
+    """loss(output, batch) -> scalar, or None where the model's output is or holds the loss.
+    Weights of its own are drawn from `train.seed`.
+    """
+    with _keep_random_state(recipe):
+        loss = None if recipe.task.loss is None else make_function(recipe.task.loss, "task.loss")
     if isinstance(loss, nn.Module):
         _freeze(loss, LOSS, recipe.optim.groups)
         _widen_trained(loss, recipe)

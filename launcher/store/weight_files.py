@@ -103,8 +103,12 @@ def averages(plan: Plan) -> dict[str, str]:
 
 
 def load(folder: Path) -> dict[str, torch.Tensor]:
-    """Read logical values."""
-    return load_file(folder / FILE)
+    """Read logical values of the weights that a run has left: the model's, and behind LOSS those of
+    a loss that is a module.
+    """
+    file = folder / LOSS_FILE
+    of_loss = load_file(file) if file.exists() else {}
+    return load_file(folder / FILE) | {LOSS + name: value for name, value in of_loss.items()}
 
 
 # ---- several hosts -------------------------------------------------------------------------------

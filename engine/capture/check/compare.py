@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flowrun.engine.capture.buffers import WRITES
 from flowrun.engine.capture.capture import Batch, CapturedModule, Task, Traced
@@ -160,8 +160,8 @@ class _CaptureComparison:
         results = {key for key, _ in self.graph.results}
         self.parameters = {  # frozen ones that forward writes are state, as buffers are
             name: tensor
-            for name, tensor in self.tensors.items()
-            if isinstance(tensor, nn.Parameter) and f"{WRITES}{name}" not in results
+            for name, tensor in task.parameters.items()
+            if f"{WRITES}{name}" not in results
         }
         self.buffers = {n: t.clone() for n, t in self.tensors.items() if n not in self.parameters}
         self.held = copy_outside_tensors(traced.effects, traced.outside)

@@ -27,6 +27,15 @@ class Net(nn.Module):
 
     def forward(self, images):
         return self.b(self.drop(torch.relu(self.norm(self.a(images)))))
+
+
+class Weighed(nn.Module):
+    def __init__(self, target):
+        super().__init__()
+        self.target, self.centers = target, nn.Linear(10, 10)
+
+    def forward(self, output, batch):
+        return nn.functional.cross_entropy(self.centers(output), batch[self.target])
 """
 RECIPE = """
 defaults: [/data: digits, /optim: adamw, /launch: virtual]
@@ -75,6 +84,7 @@ CASES = {
         ["view=mirrored", "model.normed=true", "optim=sgd"],
         "a plain torch loop over as many replicas",
     ),
+    "a loss with weights": (["task.loss._target_=verified_nets.Weighed"], "a plain torch loop"),
     "bf16": (["precision.dtype=bf16"], "a plain torch loop"),
     "fp16, its scale constant": (["precision.dtype=fp16", "precision.loss_scale=512"], "a plain"),
     "fp16, all updates skipped": (
