@@ -78,16 +78,24 @@ def explain_failure(
     except Exception as plain:
         # an error of fake tensors: the real call has values
         if not type(plain).__module__.startswith("torch._subclasses"):
-            where, key = place_of(plain), _key_of(plain)
-            subject = name if key == "model" else _SUBJECTS[key]
-            problem = f"{subject} fails in plain torch, too: {describe_error(plain)}"
-            return RecipeError(key, problem + (f" ({where})" if where else ""), _SHOW)
+            return explain_plain_failure(plain, name)
     stack = getattr(error, "real_stack", None) or ()
     where = place(stack) or place_of(error) or place(_frames_in(str(error)))
     reason = _summarize(error)
     problem = f"torch could not capture {name}{f' at {where}' if where else ''}: {reason}"
     known = f"{reason} {where} {str(error)[:2000]} {[frame.filename for frame in stack]}"
     return RecipeError("model", problem, next((w for k, w in _INSTEAD if k in known), _ELSE))
+
+
+def explain_plain_failure(error: Exception, name: str) -> RecipeError:
+    """Return the error to raise for what plain torch cannot do either.
+
+    error: of a call of model, loss and metrics.  name: class of the model.
+    """
+    where, key = place_of(error), _key_of(error)
+    subject = name if key == "model" else _SUBJECTS[key]
+    problem = f"{subject} fails in plain torch, too: {describe_error(error)}"
+    return RecipeError(key, problem + (f" ({where})" if where else ""), _SHOW)
 
 
 def _call(program: nn.Module, values: Sequence[Tensor]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flowrun.engine.capture.buffers import WRITES
 from flowrun.engine.capture.capture import Batch, CapturedModule, Task, Traced
-from flowrun.engine.capture.capture_errors import describe_error
+from flowrun.engine.capture.capture_errors import describe_error, explain_plain_failure
 from flowrun.engine.capture.check.draws import Draws
 from flowrun.engine.capture.check.interpret import interpret
 from flowrun.engine.capture.check.state import (
@@ -316,7 +316,7 @@ class _CaptureComparison:
                 "What forward keeps from a call must be detached (x.detach()).",
             )
         if self.on_cpu and type(error) in _ERRORS_OF_ANY_BATCH and "alloc" not in what:
-            raise RecipeError("model", f"the model fails in plain torch, too: {what}{at}")
+            raise explain_plain_failure(error, type(self.task.model).__name__)
         return f"plain torch fails in a call of the model: {what}"
 
 

@@ -297,7 +297,10 @@ def _target(name: str, module: str = "losses", **arguments: Any) -> str:
 
 def _kind(logits: Any, target: Any) -> str:
     """Return the loss that fits an output and a field; empty if none does."""
-    classes = not target.dtype.is_floating_point and logits.dtype.is_floating_point
+    import torch
+
+    numbers = not target.dtype.is_floating_point and target.dtype != torch.bool
+    classes = numbers and logits.dtype.is_floating_point
     if classes and logits.shape[:-1] == target.shape and logits.shape[-1] > int(target.max()):
         return "cross_entropy"
     if logits.shape != target.shape:

@@ -434,6 +434,18 @@ def test_what_no_call_can_do_is_refused_with_torchs_words_and_the_users_line() -
     assert "test_check.py:" in error.value.problem
 
 
+def test_what_the_loss_cannot_do_is_refused_at_its_key() -> None:
+    def compare_with_bools(output: Tensor, batch: Any) -> Tensor:
+        return functional.cross_entropy(output, batch["y"] > 1)  # torch captures it nevertheless
+
+    task, _ = traced(plain)
+    task = replace(task, loss=compare_with_bools)
+    with pytest.raises(RecipeError, match="the loss fails in plain torch, too") as error:
+        compared(task, trace(task, BATCHES[0]))
+    assert error.value.where == "task.loss"
+    assert "test_check.py:" in error.value.problem
+
+
 def test_what_another_device_may_do_is_told_alone() -> None:
     task, found = traced(lambda net, x: narrow_distances(net.a, x))
     values = {name: tensor.detach().clone() for name, tensor in task.tensors.items()}

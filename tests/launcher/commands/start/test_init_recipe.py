@@ -103,9 +103,12 @@ def test_the_loss_fits_what_the_model_returns(
     assert loss in written.file.read_text() and not written.missing
 
 
-def test_what_cannot_be_known_is_named(place: Path) -> None:
-    module(place, "points_e", value="x[:5]")
-    written = write_recipe("points_e.Net", None, None)
+@pytest.mark.parametrize(
+    ("name", "value"), [("points_e", "x[:5]"), ("points_f", "torch.tensor(k % 2 == 1)")]
+)
+def test_what_cannot_be_known_is_named(place: Path, name: str, value: str) -> None:
+    module(place, name, value=value)
+    written = write_recipe(f"{name}.Net", None, None)
     assert written.missing == ["task.loss"]
     assert "no loss of flowrun fits the output, 2 x 3" in written.notes[-1]
     part = write_recipe("points_e.Part", None, None)
