@@ -3,8 +3,7 @@
 compile.py has the story on a page; pipeline.py lists the passes.  A folder imports only folders
 above it in this list (tests/test_tree.py):
 
-errors.py own_files.py user_code.py ir/   words: SBP, placements, the logical graph, module paths
-document_op.py      attention within documents as an op of torch, which models call too
+errors.py ir/       words: SBP, placements, the logical graph, module paths
 ops/ hardware/      one OpInfo for each op; a device and its links as numbers
 boxing/ strategy.py from one layout to another; what a recipe asks for
 proof/ actors/      rows of ops tried on simulated ranks; the plan and the protocol of its actors

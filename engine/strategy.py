@@ -18,7 +18,7 @@ from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import NdSbp, Sbp
 
 if TYPE_CHECKING:  # the tables of ops import torch, which composing does without
-    from flowrun.engine.ops.table import OpTable
+    from flowrun.engine.ir.table import OpTable
 
 
 @dataclass(frozen=True, slots=True)

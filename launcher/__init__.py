@@ -1,11 +1,11 @@
 """Turn a recipe on disk into processes, and what they measure into a report.
 
-run.py is the story on a page: read it first.  Arguments enter in cli.py;
-hydra_jobs.py composes one job or those of a sweep; slurm.py queues a job.  A folder imports only
+run.py is the story on a page: read it first.  Arguments enter in cli.py.  A folder imports only
 folders above it in this list (tests/test_tree.py):
 
 terminal/         the console, units of quantities, the line that says what is being done
 recipe/           YAML and command line -> a Recipe, checked
+data/             data sets, and text as ids
 model/ store/     model, data and loss as objects; checkpoints and weights on disk
 text/ samples/    text from a model, token by token; which samples a step reads, and who makes them
 job/              a recipe made concrete: strategy, materials, plans
@@ -15,7 +15,7 @@ launch/ place/    a job -> processes; auto.placement: the fastest placement that
 sampling/         the next token's logits by ranks, in the layout of a run
 commands/         what the other commands do: verify, resume, export, sample, eval, calibrate
 bench/            flowrun compared with torch's own layouts, and with published tables
-command_line/     the commands' arguments, for cli.py
+command_line/     the commands' arguments, for cli.py; a job or a sweep; Slurm
 
 multirun.py and weights.py keep names that users' own files refer to.
 """

@@ -8,5 +8,4 @@ lora.py          adapters for the linears of any model
 optimizers.py    functions of tensors: (param, grad, states, …) -> (new param, new states)
 callbacks.py     called while a run goes on, which they may end
 sampling.py clicks.py   which samples a step reads; generated click logs
-data/            data sets
 """

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flowrun.engine.document_op import document_attention
+from flowrun.engine.ops.nn.document_op import document_attention
 
 
 def as_autocast(x: Tensor) -> Tensor:

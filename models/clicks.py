@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from flowrun.models.data.stacked import Rows
+from flowrun.launcher.data.stacked import Rows
 
 
 class Clicks(Rows):

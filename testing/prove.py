@@ -10,8 +10,8 @@ import torch
 
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import Sbp, Split
-from flowrun.engine.ops.signature import Local, OpView, Signature, torch_callable
-from flowrun.engine.ops.table import GivenTable, RowsOf
+from flowrun.engine.ir.signature import Local, OpView, Signature, torch_callable
+from flowrun.engine.ir.table import GivenTable, RowsOf
 from flowrun.engine.proof.judge import on_one_axis
 from flowrun.engine.proof.simulated_ranks import OpSample, row_failure, sample
 

@@ -14,8 +14,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # that is named here has a level of its own: those at the top of engine/ or launcher/, and what the
 # families of ops are written in.
 ENGINE = (
-    ("errors", "own_files", "document_op", "user_code", "ir", "runtime/process"),
-    ("hardware", "ops/signature", "ops/expansion", "ops/op_info"),
+    ("errors", "runtime/process"),
+    ("ir",),
+    ("hardware", "ops/nn/document_op"),
     ("ops/math",),
     ("ops/shapes", "ops/nn", "ops/flow"),
     ("ops",),
@@ -35,6 +36,7 @@ ENGINE = (
 )
 LAUNCHER = (
     ("terminal",),
+    ("data",),
     ("recipe",),
     ("model/hugging_face",),
     ("model", "store"),
@@ -46,8 +48,7 @@ LAUNCHER = (
     ("sampling",),
     ("commands",),
     ("run",),
-    ("bench", "slurm"),
-    ("hydra_jobs",),
+    ("bench",),
     ("command_line",),
     ("cli",),
 )
@@ -55,7 +56,7 @@ BENCH = "launcher/bench"
 # thin: names that users know
 PUBLIC_NAMES = {"launcher/weights.py", "launcher/multirun.py"}
 # an op may carry rows of its own, which speak of ops: types alone
-TYPES_ALONE = {("engine/ir/graph.py", "engine/ops/table.py")}
+TYPES_ALONE = set[tuple[str, str]]()
 MOST_FILES = 14
 MODEL = "a file of models/ is read alone, as a user's own model is"
 # type names that several modules define, and why

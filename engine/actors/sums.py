@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 
 from flowrun.engine.actors.plan import Plan, RegionWork
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ops.flow.update import ACCUMULATE
-from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has
 
 

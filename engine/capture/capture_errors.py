@@ -17,7 +17,7 @@ from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from flowrun.engine.errors import TRACEBACK, RecipeError
-from flowrun.engine.user_code import place, place_of
+from flowrun.engine.ir.user_code import place, place_of
 
 MAX_REAL_NUMBERS = 20_000_000  # elements of a model that is called with numbers, not with shapes
 _BRANCH = "Choose with torch.where: an `if` in Python is decided once, for all steps."

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flowrun.engine.capture.side_effects import describe_module
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.user_code import is_users
+from flowrun.engine.ir.user_code import is_users
 
 
 def check_modules(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import Feed, LogicalGraph, LogicalTensor, Op, Ref, rename_inputs
-from flowrun.engine.ops.signature import bind
+from flowrun.engine.ir.signature import bind
 from flowrun.engine.ops.traits import is_random
 
 DRAW = "@draw"

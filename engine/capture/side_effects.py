@@ -22,7 +22,7 @@ from typing import Any
 from torch import nn
 
 from flowrun.engine.capture.patches.substitutes import replace_attribute
-from flowrun.engine.user_code import place
+from flowrun.engine.ir.user_code import place
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -24,8 +24,8 @@ import torch
 from flowrun.engine.capture.node_reader import NodeReader
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import LogicalTensor, Op, refs
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has
 from flowrun.engine.strategy import Settings
 

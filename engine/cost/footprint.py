@@ -24,10 +24,10 @@ from flowrun.engine.actors.plan import (
 from flowrun.engine.actors.sums import find_reused_addends, sums_of
 from flowrun.engine.cost import staging
 from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.placement import largest_shape
 from flowrun.engine.ir.sbp import NdSbp
 from flowrun.engine.ops.flow.update import ACCUMULATE
-from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has, is_view
 
 

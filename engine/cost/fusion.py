@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ops.nn.norm import LAYER_NORM
 from flowrun.engine.ops.nn.softmax import SAFE_SOFTMAX, SOFTMAX, SOFTMAX_BACKWARD
-from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has, is_view
 
 

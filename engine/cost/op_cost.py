@@ -15,10 +15,10 @@ import torch
 from flowrun.engine.hardware.hardware import CPU, Hardware
 from flowrun.engine.hardware.measured_ops import Factors, Shapes, factor
 from flowrun.engine.ir.graph import BACKWARD, WEIGHT_GRAD, LogicalTensor, Op
+from flowrun.engine.ir.op_info import ProductKind
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.ops.op_info import ProductKind
+from flowrun.engine.ir.signature import bind, places
 from flowrun.engine.ops.registry import info
-from flowrun.engine.ops.signature import bind, places
 from flowrun.engine.ops.traits import is_view
 
 _NARROW = {torch.bfloat16: "bf16", torch.float16: "fp16"}

@@ -25,7 +25,7 @@ import torch
 from flowrun.engine.ir.sbp import NdSbp, format_nd_sbp
 
 if TYPE_CHECKING:  # tables speak of ops
-    from flowrun.engine.ops.table import OpTable
+    from flowrun.engine.ir.table import OpTable
 
 COUNT = "count"
 WEIGHTS, FORWARD, BACKWARD = "weights", "forward", "backward"

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from flowrun.engine.actors.plan import REGION, Actor, Plan, RegionWork
 from flowrun.engine.ir.graph import COUNT, PHASES, UPDATE, WEIGHTS, LogicalGraph, Op
 from flowrun.engine.ir.module_path import unit_of
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.lowering.lower import set_actors
 from flowrun.engine.ops.flow.structure import BOX, TRANSFER
 from flowrun.engine.ops.flow.update import SUMSQ
-from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has, is_view
 from flowrun.engine.strategy import Strategy
 

@@ -16,7 +16,7 @@ from graphlib import TopologicalSorter
 
 from flowrun.engine.actors.plan import Actor, Plan, RegionWork
 from flowrun.engine.ir.graph import Op, Ref
-from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ops.registry import info
 from flowrun.engine.ops.traits import has
 from flowrun.engine.strategy import Strategy

@@ -19,11 +19,11 @@ from dataclasses import replace
 from flowrun.engine.actors.plan import Actor, BoxWork, Plan, RegionWork
 from flowrun.engine.boxing.boxing import ALL_GATHER, replace_axis
 from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.placement import largest_shape
 from flowrun.engine.ir.sbp import B, NdSbp, Split
 from flowrun.engine.lowering.add_regions import is_communication
 from flowrun.engine.lowering.reuse_buffers import find_ancestors
-from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has
 from flowrun.engine.strategy import Strategy
 

@@ -11,10 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from flowrun.engine.ir.expansion import Expansion
 from flowrun.engine.ir.graph import LogicalTensor, Op, Ref, map_refs
+from flowrun.engine.ir.op_info import OpInfo
 from flowrun.engine.ir.placement import Shape, left_over
 from flowrun.engine.ir.sbp import B, Sbp, Split
-from flowrun.engine.ops.expansion import Expansion
+from flowrun.engine.ir.signature import (
+    LocalCall,
+    LocalView,
+    NdSignature,
+    OpView,
+    Signature,
+    bind,
+    places,
+    torch_callable,
+)
 from flowrun.engine.ops.flow import (
     check,
     mirror,
@@ -39,18 +50,7 @@ from flowrun.engine.ops.nn import (
     norm,
     softmax,
 )
-from flowrun.engine.ops.op_info import OpInfo
 from flowrun.engine.ops.shapes import create, index, shape, slice_cat, strided
-from flowrun.engine.ops.signature import (
-    LocalCall,
-    LocalView,
-    NdSignature,
-    OpView,
-    Signature,
-    bind,
-    places,
-    torch_callable,
-)
 
 OPS: Mapping[str, OpInfo] = {
     **matmul.OPS,

@@ -10,9 +10,9 @@ from functools import cache
 
 import torch
 
-from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ir.op_info import Trait
+from flowrun.engine.ir.signature import torch_callable
 from flowrun.engine.ops.registry import info
-from flowrun.engine.ops.signature import torch_callable
 
 
 def has(target: str, trait: Trait) -> bool:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph, Op, Ref
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.nn import loss
-from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has, is_engine_op, is_random, is_view
 
 # kinds of tensors that are made of the batch alone, as the micro-batches of a step see them

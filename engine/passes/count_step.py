@@ -38,12 +38,12 @@ from flowrun.engine.ir.graph import (
     Ref,
     rename_inputs,
 )
+from flowrun.engine.ir.op_info import LABELS, Trait
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow import ranges
 from flowrun.engine.ops.flow.update import ACCUMULATE
 from flowrun.engine.ops.math.pointwise import CAST
 from flowrun.engine.ops.nn import loss
-from flowrun.engine.ops.op_info import LABELS, Trait
 from flowrun.engine.ops.traits import has, is_view
 from flowrun.engine.passes.count_kinds import (
     CONSTANT,

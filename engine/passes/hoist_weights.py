@@ -33,12 +33,12 @@ from flowrun.engine.ir.graph import (
     Op,
     rename_inputs,
 )
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.placement import Shape, left_over
 from flowrun.engine.ir.sbp import NdSbp, Partial, Sbp, format_nd_sbp
+from flowrun.engine.ir.signature import Signature
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.math.pointwise import CAST
-from flowrun.engine.ops.op_info import Trait
-from flowrun.engine.ops.signature import Signature
 from flowrun.engine.ops.traits import has, is_engine_op, is_view
 from flowrun.engine.strategy import Strategy
 

@@ -30,10 +30,10 @@ from flowrun.engine.ir.graph import (
     replace_inputs,
 )
 from flowrun.engine.ir.location import Location
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.sbp import B, NdSbp, format_nd_sbp
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.structure import BOX, TRANSFER
-from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has
 from flowrun.engine.strategy import Strategy
 

@@ -36,9 +36,9 @@ from flowrun.engine.ir.graph import (
     Ref,
     replace_inputs,
 )
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.sbp import NdSbp
 from flowrun.engine.ops.flow.check import AFTER
-from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has, is_view
 from flowrun.engine.strategy import Strategy
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from flowrun.engine.actors.schedules import JOINED
 from flowrun.engine.ir.graph import BACKWARD, WEIGHT_GRAD, LogicalGraph, Op
 from flowrun.engine.ir.module_path import unit_of
-from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ops.shapes.create import FULL
 from flowrun.engine.ops.traits import has
 from flowrun.engine.strategy import Strategy

@@ -15,7 +15,7 @@ import torch
 
 from flowrun.engine.ir.graph import Op, Ref, map_refs
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.ops.signature import argument_names, torch_callable
+from flowrun.engine.ir.signature import argument_names, torch_callable
 
 MOST_READINGS = 3  # of one op: see call_forms
 # Arguments whose integers are no sizes, though they may equal some.

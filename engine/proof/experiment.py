@@ -24,7 +24,7 @@ import torch
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.placement import Shape, split_range
 from flowrun.engine.ir.sbp import B, P, S, Sbp, Split
-from flowrun.engine.ops.signature import (
+from flowrun.engine.ir.signature import (
     LocalCall,
     Signature,
     argument_names,
@@ -32,7 +32,7 @@ from flowrun.engine.ops.signature import (
     rebind,
     torch_callable,
 )
-from flowrun.engine.ops.table import FoundRow, local_call
+from flowrun.engine.ir.table import FoundRow, local_call
 from flowrun.engine.proof.call_form import CallForm, Letter
 from flowrun.engine.proof.judge import layouts_of
 from flowrun.engine.proof.simulated_ranks import alike, lay_out, run

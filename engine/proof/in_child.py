@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.ops.table import FoundRow
+from flowrun.engine.ir.table import FoundRow
 from flowrun.engine.proof.call_form import CallForm
 from flowrun.engine.proof.experiment import experiment
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 
+from flowrun.engine.ir.own_files import Unusable, own_folder, read_own, write_own
 from flowrun.engine.ir.sbp import Split
-from flowrun.engine.ops.signature import Signature
-from flowrun.engine.ops.table import FoundRow, FoundTable, parse_found_row
-from flowrun.engine.own_files import Unusable, own_folder, read_own, write_own
+from flowrun.engine.ir.signature import Signature
+from flowrun.engine.ir.table import FoundRow, FoundTable, parse_found_row
 from flowrun.engine.proof.call_form import CallForm
 from flowrun.engine.proof.in_child import experiments
 

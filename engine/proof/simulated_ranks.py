@@ -19,8 +19,8 @@ import torch
 from flowrun.engine.ir.graph import LogicalTensor, Op, Ref, map_refs
 from flowrun.engine.ir.placement import Shape, local_slices, split_range
 from flowrun.engine.ir.sbp import NdSbp, Partial, Sbp, Split, format_nd_sbp
+from flowrun.engine.ir.signature import LocalCall, LocalView, NdSignature
 from flowrun.engine.ops import registry
-from flowrun.engine.ops.signature import LocalCall, LocalView, NdSignature
 
 Grid = tuple[int, ...]
 Pieces = dict[tuple[int, ...], torch.Tensor]  # coordinate -> what the rank there holds

@@ -17,8 +17,8 @@ from flowrun.engine.ir.graph import (
     TRAINED,
     LogicalGraph,
 )
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ops.flow.structure import TRANSFER
-from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has
 from flowrun.engine.strategy import Strategy
 from flowrun.engine.verify.layout_rules import LAYOUT_RULES

@@ -8,10 +8,10 @@ from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.ir.graph import BOXED, LAID_OUT, UPDATE, Op
 from flowrun.engine.ir.placement import Shape, left_over
 from flowrun.engine.ir.sbp import Broadcast, NdSbp, Split, format_nd_sbp
+from flowrun.engine.ir.signature import Signature
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.check import AFTER
 from flowrun.engine.ops.flow.structure import BOX, PIN, TRANSFER
-from flowrun.engine.ops.signature import Signature
 from flowrun.engine.verify.rules import Fault, Promise, name_of
 from flowrun.engine.verify.subject import Subject
 

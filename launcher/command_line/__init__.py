@@ -5,6 +5,7 @@ train_commands.py     run, plan, verify, resume
 model_commands.py     export, sample, eval, tokenizer
 measure_commands.py   bench, calibrate
 start_commands.py     runs, init, schema, completion, import, recipes
+hydra_jobs.py         composes one job or those of a sweep; slurm.py: queues a job
 help_texts.py         what `--help` says of each
 
 The program enters elsewhere (flowrun.launcher.cli), which imports them in the order of its help.

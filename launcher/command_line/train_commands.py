@@ -68,7 +68,7 @@ def run(
     ):
         flags += [flag, value] if value is not None else []
     with show_errors(given, config_dir):
-        from flowrun.launcher.hydra_jobs import hydra_jobs
+        from flowrun.launcher.command_line.hydra_jobs import hydra_jobs
 
         outcomes = hydra_jobs(given, flags, config_dir)
         failed = [outcome for outcome in outcomes if isinstance(outcome, FlowrunError)]

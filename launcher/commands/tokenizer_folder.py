@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flowrun.engine.errors import ArgumentError
+from flowrun.launcher.data.corpus.find_files import find_text_files
+from flowrun.launcher.data.corpus.train_tokenizer import LEAST_VOCABULARY, train_tokenizer
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.terminal import doing
-from flowrun.models.data.corpus.find_files import find_text_files
-from flowrun.models.data.corpus.train_tokenizer import LEAST_VOCABULARY, train_tokenizer
 
 _BLOCK_BYTES = 1 << 20
 
@@ -41,7 +41,7 @@ def make_tokenizer(paths: Sequence[str], vocabulary: int, to: Path) -> int:
         raise CommandLineError("--from", error.problem) from None
     if paths:
         _check_text(files)
-    with doing.show_log("flowrun.models.data"):
+    with doing.show_log("flowrun.launcher.data"):
         return train_tokenizer(files, vocabulary, to)
 
 

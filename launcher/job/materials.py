@@ -13,6 +13,8 @@ from torch import nn
 from flowrun.engine.capture.capture import Batch, Task
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.strategy import Pin
+from flowrun.launcher.data.corpus.documents import DIGESTS
+from flowrun.launcher.data.mixture import find_mixture
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.model import build
 from flowrun.launcher.model.dataset_checks import check_labels, data_errors, notes_of
@@ -22,8 +24,6 @@ from flowrun.launcher.model.vocabulary import check_vocabulary
 from flowrun.launcher.recipe.checks import check_batch
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.samples.sampler import Sampler, forms_of, length
-from flowrun.models.data.corpus.documents import DIGESTS
-from flowrun.models.data.mixture import find_mixture
 
 
 @dataclass(frozen=True, kw_only=True)

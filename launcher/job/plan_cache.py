@@ -4,7 +4,7 @@ Capture runs each time.  The key of a plan is what the compiler is given: the ca
 strategy with the hardware, flowrun's own engine, torch and Python, all by their content
 (digest.py), so that a plan can only be found by what it was made of.  The folder,
 $XDG_CACHE_HOME/flowrun or ~/.cache/flowrun, and its files must be the user's own and unbroken
-(engine/own_files.py): a pickle runs what its writer likes.
+(engine/ir/own_files.py): a pickle runs what its writer likes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from flowrun.engine.capture.update_trace import describe_updates
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.ir.graph import LogicalGraph
-from flowrun.engine.own_files import Unusable, cache_folder, own_folder, read_own, write_own
+from flowrun.engine.ir.own_files import Unusable, cache_folder, own_folder, read_own, write_own
 from flowrun.engine.passes.find_rows import find_rows
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.job.digest import Undigested, digest

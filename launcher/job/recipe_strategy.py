@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from flowrun.engine.strategy import Kept, LossScale, Preparation, Strategy, Zero
+from flowrun.launcher.data.steps import preparation, sample_seconds, unprepared_fields
 from flowrun.launcher.job.optimizer import optimizer_of
 from flowrun.launcher.job.plan_cache import found_rows_file
 from flowrun.launcher.model.signatures import tables_of
@@ -23,7 +24,6 @@ from flowrun.launcher.recipe.schema import (
     SKIP,
     STEP,
 )
-from flowrun.models.data.steps import preparation, sample_seconds, unprepared_fields
 
 if TYPE_CHECKING:
     from flowrun.launcher.job.materials import Materials
@@ -92,7 +92,7 @@ def data_workers(recipe: Recipe) -> int:
 
 
 def add_materials(strategy: Strategy, materials: Materials, workers: int) -> Strategy:
-    """Add how the data set makes its samples (models/data/steps.py), and the pins of the model's
+    """Add how the data set makes its samples (launcher/data/steps.py), and the pins of the model's
     own plan, before those of the recipe, which replace them.
 
     strategy: of the recipe.  materials: with the data set and the plan.  workers: processes of a

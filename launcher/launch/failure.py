@@ -11,9 +11,9 @@ from pathlib import Path
 
 from flowrun.engine.errors import TRACEBACK, FlowrunError, PlanError, RunError
 from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.user_code import user_lines
 from flowrun.engine.runtime.drivers.distributed import LostPeer
-from flowrun.engine.user_code import user_lines
-from flowrun.models.data.collate import ItemError
+from flowrun.launcher.data.collate import ItemError
 
 _GLOO = re.compile(r"\[/\S+\] | This is typically caused by.*", re.DOTALL)  # paths, guesses
 

@@ -233,7 +233,7 @@ def is_freezing(keys: Any) -> bool:
 
 def instantiate_data(recipe: Recipe) -> Dataset[dict[str, Tensor]]:
     """The data set: map-style, items are dicts of tensors."""
-    with doing.show_log("flowrun.models.data"):
+    with doing.show_log("flowrun.launcher.data"):
         data = make_object(recipe.data, "data")
     check_kind(data)
     check_items(data)

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from flowrun.engine.errors import FlowrunError, RecipeError
-from flowrun.engine.user_code import place_of
-from flowrun.models.data.collate import ItemError, collate, differing_fields, item_of
-from flowrun.models.data.named import NamedFields
-from flowrun.models.data.stacked import batch_method, batch_of
-from flowrun.models.data.steps import preparation, unprepared_fields
+from flowrun.engine.ir.user_code import place_of
+from flowrun.launcher.data.collate import ItemError, collate, differing_fields, item_of
+from flowrun.launcher.data.named import NamedFields
+from flowrun.launcher.data.stacked import batch_method, batch_of
+from flowrun.launcher.data.steps import preparation, unprepared_fields
 from flowrun.models.losses import IGNORED, model_loss
 
 NAMED = f"{NamedFields.__module__}.{NamedFields.__name__}"

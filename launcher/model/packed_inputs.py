@@ -1,7 +1,7 @@
 """Packed data goes into a model: which arguments take it, and how models of transformers attend.
 
-A packed sample holds several documents (models/data/corpus/packed.py).  A model takes their lengths
-and attends within each (models/causal_attention.py), or it is refused by name.
+A packed sample holds several documents (launcher/data/corpus/packed.py).  A model takes their
+lengths and attends within each (models/causal_attention.py), or it is refused by name.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.data.corpus.packed import DOCUMENTS, POSITIONS
 from flowrun.launcher.model.hugging_face.convert_models import import_transformers
 from flowrun.models.causal_attention import causal_attention
-from flowrun.models.data.corpus.packed import DOCUMENTS, POSITIONS
 
 _NAME = "flowrun_documents"  # of the attention, among those of transformers
 _LOCAL = "sliding_window"

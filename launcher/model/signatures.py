@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ops.table import GivenTable, OpTable
+from flowrun.engine.ir.table import GivenTable, OpTable
 from flowrun.launcher.model.targets import find
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
 

@@ -21,10 +21,10 @@ from hydra.utils import instantiate
 from torch import nn
 
 from flowrun.engine.errors import ArgumentError, RecipeError
+from flowrun.launcher.data.transforms import import_torchvision
 from flowrun.launcher.model.hugging_face.convert_models import import_transformers
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
 from flowrun.launcher.recipe.schema import Target
-from flowrun.models.data.transforms import import_torchvision
 
 _WITH_TORCHVISION = ("torchvision", "timm", "transformers")  # these import it
 _FULL_KEY = re.compile(r"^full_key: (.+)$", re.MULTILINE)  # in Hydra's error

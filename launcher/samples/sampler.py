@@ -11,9 +11,9 @@ from torch.utils.data import Dataset, default_collate
 
 from flowrun.engine.capture.capture import Batch
 from flowrun.engine.errors import RecipeError
-from flowrun.models.data.collate import ItemError, collate
-from flowrun.models.data.stacked import batch_of
-from flowrun.models.data.steps import apply_step, preparation, unprepared_fields
+from flowrun.launcher.data.collate import ItemError, collate
+from flowrun.launcher.data.stacked import batch_of
+from flowrun.launcher.data.steps import apply_step, preparation, unprepared_fields
 from flowrun.models.sampling import held_out_indices, sample_indices
 
 FieldType = tuple[tuple[int, ...], torch.dtype]
@@ -52,7 +52,7 @@ class Sampler:
     def prepare(
         self, name: str, samples: list[Any] | None, step: int, micro_batch: int, rows: slice
     ) -> list[Any]:
-        """Take samples through one step of their making (models/data/steps.py).
+        """Take samples through one step of their making (launcher/data/steps.py).
 
         name: of the step.  samples: what the step before made; None before the first.  step,
         micro_batch, rows: say which samples.  Random choices are functions of the seed and of the

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from flowrun.engine.errors import ArgumentError
+from flowrun.launcher.data.corpus.tokenizer import copy_tokenizer
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.models.data.corpus.tokenizer import copy_tokenizer
 
 TOKENIZER_FOLDER = "tokenizer"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from flowrun.engine.own_files import Unusable, cache_folder, own_folder
+from flowrun.engine.ir.own_files import Unusable, cache_folder, own_folder
 
 _DAY_S = 86400
 

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flowrun.engine.errors import ArgumentError, RecipeError
-from flowrun.launcher.recipe.recipe_errors import CommandLineError
-from flowrun.models.data.corpus.special_tokens import SpecialTokens
-from flowrun.models.data.corpus.tokenizer import (
+from flowrun.launcher.data.corpus.special_tokens import SpecialTokens
+from flowrun.launcher.data.corpus.tokenizer import (
     TOKENIZER,
     find_beginning,
     load_tokenizer,
     vocabulary_of,
 )
-from flowrun.models.data.text import Text
+from flowrun.launcher.data.text import Text
+from flowrun.launcher.recipe.recipe_errors import CommandLineError
 
 KEY = "data.tokenizer"
 BYTES = "bytes"  # in place of a tokenizer's path

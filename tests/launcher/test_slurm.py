@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from flowrun.engine.errors import RecipeError, RunError
+from flowrun.launcher.command_line.slurm import Agent, submit
 from flowrun.launcher.commands import resume
 from flowrun.launcher.commands.resume import find_continuation
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
-from flowrun.launcher.slurm import Agent, submit
 from flowrun.launcher.store.checkpoint import FOLDER, RECIPE, Checkpoint
 from support.command import Command, losses, run_folder, workplace
 

@@ -11,8 +11,8 @@ import torch
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, Sbp, Split
+from flowrun.engine.ir.signature import LocalCall, NdSignature, Signature
 from flowrun.engine.ops import registry
-from flowrun.engine.ops.signature import LocalCall, NdSignature, Signature
 from flowrun.engine.proof.judge import layouts_of, on_one_axis, splits_of
 from flowrun.engine.proof.simulated_ranks import (
     FAILURES,

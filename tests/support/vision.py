@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from importlib.util import find_spec
 
-from flowrun.models.data.transforms import import_torchvision
+from flowrun.launcher.data.transforms import import_torchvision
 
 
 def versions() -> str:

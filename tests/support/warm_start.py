@@ -26,7 +26,7 @@ IMPORTED = (
     "torch._functorch.aot_autograd",
     "torch._dynamo.backends.common",
     "torch.distributed.elastic.multiprocessing",
-    "flowrun.launcher.hydra_jobs",
+    "flowrun.launcher.command_line.hydra_jobs",
     "flowrun.launcher.run",
     "flowrun.launcher.launch.worker",
     "flowrun.launcher.commands.resume",

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flowrun.engine.errors import SbpError
-from flowrun.engine.ops.signature import LocalCall, LocalView, OpView, rebind
+from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, rebind
 from flowrun.testing import RowError, prove
 
 

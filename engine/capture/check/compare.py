@@ -27,8 +27,8 @@ from flowrun.engine.capture.side_effects import Effect
 from flowrun.engine.cost.op_cost import op_flops
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.ir.user_code import place_of
 from flowrun.engine.ops.traits import is_random, is_view
-from flowrun.engine.user_code import place_of
 
 MAX_FLOPS = 2e10  # forward and backward of a micro-batch: about a second of one core
 MAX_ELEMENTS = 4e8  # elements that all ops of a micro-batch make

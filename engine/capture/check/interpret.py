@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from flowrun.engine.ir.graph import LogicalGraph, Op, Ref, map_refs
-from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ir.op_info import Trait
+from flowrun.engine.ir.signature import LocalView
 from flowrun.engine.ops.registry import localize
-from flowrun.engine.ops.signature import LocalView
 from flowrun.engine.ops.traits import has
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor, Op, Ref
-from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ops.traits import has
 
 

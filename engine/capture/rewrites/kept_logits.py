@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from flowrun.engine.ir.graph import LogicalGraph, Op, Ref
+from flowrun.engine.ir.signature import bind
 from flowrun.engine.ops.math.pointwise import CAST
 from flowrun.engine.ops.nn import cross_entropy
 from flowrun.engine.ops.nn.loss import MEAN, NLL, NLL_BACKWARD
 from flowrun.engine.ops.nn.softmax import LOG_SOFTMAX, LOG_SOFTMAX_BACKWARD
-from flowrun.engine.ops.signature import bind
 
 
 def make_loss_of_logits(graph: LogicalGraph) -> LogicalGraph:

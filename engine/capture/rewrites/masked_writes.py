@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 
 from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor, Op, Ref
+from flowrun.engine.ir.signature import bind
 from flowrun.engine.ops.shapes.index import PUT_UNDER_MASK
-from flowrun.engine.ops.signature import bind
 
 _PUT = "aten.index_put.default"
 

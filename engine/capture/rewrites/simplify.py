@@ -15,8 +15,8 @@ from flowrun.engine.capture.rewrites.batched import keep_batches
 from flowrun.engine.capture.rewrites.kept_logits import make_loss_of_logits
 from flowrun.engine.capture.rewrites.masked_writes import choose_under_masks
 from flowrun.engine.ir.graph import LogicalGraph, Op, Ref, rename_inputs
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ops.nn.loss import NLL, NLL_2D
-from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.ops.op_info import OpInfo, Trait
-from flowrun.engine.ops.signature import (
+from flowrun.engine.ir.op_info import OpInfo, Trait
+from flowrun.engine.ir.signature import (
     LocalCall,
     LocalView,
     torch_callable,

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import torch
 
+from flowrun.engine.ir.op_info import OpInfo, Trait
 from flowrun.engine.ir.sbp import B, P, S
-from flowrun.engine.ops.op_info import OpInfo, Trait
-from flowrun.engine.ops.signature import LocalCall, LocalView, Signature
+from flowrun.engine.ir.signature import LocalCall, LocalView, Signature
 
 OWN, SHARE, BY_RANK = "flow.own", "flow.share", "flow.by_rank"
 _IDENTITY = (Trait.IDENTITY, Trait.ALIASES)

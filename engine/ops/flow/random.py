@@ -18,11 +18,11 @@ from functools import cache
 
 import torch
 
+from flowrun.engine.ir.op_info import OpCost, OpInfo, Trait
 from flowrun.engine.ir.placement import Shape, Slices
 from flowrun.engine.ir.sbp import B, S
+from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, Signature
 from flowrun.engine.ops.math.pointwise import LINEAR_IN_GRAD
-from flowrun.engine.ops.op_info import OpCost, OpInfo, Trait
-from flowrun.engine.ops.signature import LocalCall, LocalView, OpView, Signature
 
 Tensor = torch.Tensor
 

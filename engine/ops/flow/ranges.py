@@ -17,9 +17,9 @@ from collections.abc import Mapping
 
 import torch
 
+from flowrun.engine.ir.op_info import OpInfo, Trait
 from flowrun.engine.ir.sbp import S
-from flowrun.engine.ops.op_info import OpInfo, Trait
-from flowrun.engine.ops.signature import OpView, Signature
+from flowrun.engine.ir.signature import OpView, Signature
 
 CHECK = "flow.check_range"
 

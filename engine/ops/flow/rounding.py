@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
+from flowrun.engine.ir.op_info import OpCost, OpInfo, Trait
 from flowrun.engine.ir.placement import Shape, Slices
 from flowrun.engine.ir.sbp import B, S
+from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, Signature
 from flowrun.engine.ops.flow.random import words
 from flowrun.engine.ops.flow.update import Changed, adamw, one_or_all, sgd, update
-from flowrun.engine.ops.op_info import OpCost, OpInfo, Trait
-from flowrun.engine.ops.signature import LocalCall, LocalView, OpView, Signature
 
 Tensor = torch.Tensor
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import torch
 
-from flowrun.engine.ops.op_info import OpInfo
-from flowrun.engine.ops.signature import whole
+from flowrun.engine.ir.op_info import OpInfo
+from flowrun.engine.ir.signature import whole
 
 Tensor = torch.Tensor
 

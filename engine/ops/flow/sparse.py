@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from flowrun.engine.ir.graph import refs
+from flowrun.engine.ir.op_info import OpCost, OpInfo, Trait
 from flowrun.engine.ir.sbp import B, P, S
+from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, Signature, rows
 from flowrun.engine.ops.flow.update import Changed, one_or_all
-from flowrun.engine.ops.op_info import OpCost, OpInfo, Trait
-from flowrun.engine.ops.signature import LocalCall, LocalView, OpView, Signature, rows
 
 Tensor = torch.Tensor
 NOBODY = -1  # the id of a row that changes nothing

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flowrun.engine.ops.op_info import OpInfo, Trait
+from flowrun.engine.ir.op_info import OpInfo, Trait
 
 BOX, TRANSFER, PIN = "flow.box", "flow.transfer", "flow.pin"
 

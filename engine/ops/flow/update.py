@@ -16,9 +16,9 @@ from torch.optim.adamw import adamw as plain_adamw
 from torch.optim.sgd import sgd as plain_sgd
 
 from flowrun.engine.ir.graph import refs
+from flowrun.engine.ir.op_info import OpInfo, Trait
 from flowrun.engine.ir.sbp import B, P, S, Sbp
-from flowrun.engine.ops.op_info import OpInfo, Trait
-from flowrun.engine.ops.signature import OpView, Signature, whole
+from flowrun.engine.ir.signature import OpView, Signature, whole
 
 Tensor = torch.Tensor
 Changed = Tensor | tuple[Tensor, ...]

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.op_info import OpCost, OpInfo, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, S
-from flowrun.engine.ops.op_info import OpCost, OpInfo, Trait
-from flowrun.engine.ops.signature import (
+from flowrun.engine.ir.signature import (
     LocalCall,
     LocalView,
     OpView,

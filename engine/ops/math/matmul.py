@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.op_info import OpCost, OpInfo, ProductKind, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import P, S
-from flowrun.engine.ops.op_info import OpCost, OpInfo, ProductKind, Trait
-from flowrun.engine.ops.signature import (
+from flowrun.engine.ir.signature import (
     Labels,
     OpView,
     Rule,

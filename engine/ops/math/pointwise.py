@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from flowrun.engine.ir.op_info import OpInfo, OutVariant, Trait
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.ops.op_info import OpInfo, OutVariant, Trait
-from flowrun.engine.ops.signature import (
+from flowrun.engine.ir.signature import (
     Labels,
     OpView,
     Rule,

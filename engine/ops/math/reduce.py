@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.op_info import OpCost, OpInfo, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, P_MAX, P_MIN, P, S, Sbp
-from flowrun.engine.ops.math.pointwise import stays_float
-from flowrun.engine.ops.op_info import OpCost, OpInfo, Trait
-from flowrun.engine.ops.signature import (
+from flowrun.engine.ir.signature import (
     Labels,
     LocalCall,
     LocalView,
@@ -30,6 +29,7 @@ from flowrun.engine.ops.signature import (
     partial_rows,
     torch_callable,
 )
+from flowrun.engine.ops.math.pointwise import stays_float
 
 LOG2_E = 1 / math.log(2)
 

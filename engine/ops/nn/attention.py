@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.op_info import OpCost, OpInfo, ProductKind, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, S, Sbp
-from flowrun.engine.ops.op_info import OpCost, OpInfo, ProductKind, Trait
-from flowrun.engine.ops.signature import OpView, Signature, bind, places, row
+from flowrun.engine.ir.signature import OpView, Signature, bind, places, row
 
 _QUERY = ("query", "out", "grad_out", "logsumexp")
 _KEYS = ("key", "value")

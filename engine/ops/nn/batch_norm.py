@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flowrun.engine.ir.expansion import Expansion, LaidOutValue
 from flowrun.engine.ir.graph import LogicalTensor, Op
+from flowrun.engine.ir.op_info import Expands, OpInfo, Trait
 from flowrun.engine.ir.sbp import B, P, S, Split
-from flowrun.engine.ops.expansion import Expansion, LaidOutValue
-from flowrun.engine.ops.op_info import Expands, OpInfo, Trait
-from flowrun.engine.ops.signature import OpView, Signature, bind, partial_rows, places, row
+from flowrun.engine.ir.signature import OpView, Signature, bind, partial_rows, places, row
 
 _WHOLE = ("grad_out", "input")
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.op_info import OpCost, OpInfo, ProductKind, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, S
-from flowrun.engine.ops.op_info import OpCost, OpInfo, ProductKind, Trait
-from flowrun.engine.ops.signature import (
+from flowrun.engine.ir.signature import (
     LocalCall,
     LocalView,
     OpView,

@@ -23,11 +23,11 @@ from typing import Any
 import torch
 
 from flowrun.engine.ir.graph import Op, Ref
+from flowrun.engine.ir.op_info import LABELS, LookUp, OpInfo, OutVariant, Trait
 from flowrun.engine.ir.sbp import B, P, S, Sbp
+from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, Signature
 from flowrun.engine.ops.math.reduce import LOG2_E
 from flowrun.engine.ops.nn.loss import NONE, SUM, divisor, of_mine, reduced_loss, weights_of
-from flowrun.engine.ops.op_info import LABELS, LookUp, OpInfo, OutVariant, Trait
-from flowrun.engine.ops.signature import LocalCall, LocalView, OpView, Signature
 
 Tensor = torch.Tensor
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flowrun.engine.ir.op_info import OpInfo
 from flowrun.engine.ir.sbp import S
-from flowrun.engine.ops.op_info import OpInfo
-from flowrun.engine.ops.signature import OpView, Signature, partial_rows, row
+from flowrun.engine.ir.signature import OpView, Signature, partial_rows, row
 
 _OF_SAMPLES = dict.fromkeys(("targets", "input_lengths", "target_lengths"), S(0))
 

@@ -1,4 +1,4 @@
-"""Signatures of attention within documents (engine/document_op.py).
+"""Signatures of attention within documents (engine/ops/nn/document_op.py).
 
 Samples and heads are independent.
 Documents are split with their samples, and whole where heads are split.  Nothing is split along the
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from flowrun.engine import document_op  # noqa: F401  (it defines the op)
+from flowrun.engine.ir.op_info import OpCost, OpInfo, ProductKind, Trait
 from flowrun.engine.ir.sbp import B, P, S
+from flowrun.engine.ir.signature import OpView, Signature, row
+from flowrun.engine.ops.nn import document_op  # noqa: F401  (it defines the op)
 from flowrun.engine.ops.nn.attention import attention_flops
-from flowrun.engine.ops.op_info import OpCost, OpInfo, ProductKind, Trait
-from flowrun.engine.ops.signature import OpView, Signature, row
 
 _TENSORS = ("grad", "query", "key", "value", "out", "logsumexp")
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 import torch
 
+from flowrun.engine.ir.op_info import IDS, LookUp, OpCost, OpInfo, Trait
 from flowrun.engine.ir.sbp import B, P, S
-from flowrun.engine.ops.op_info import IDS, LookUp, OpCost, OpInfo, Trait
-from flowrun.engine.ops.signature import (
+from flowrun.engine.ir.signature import (
     Labels,
     LocalCall,
     LocalView,

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 
 import torch
 
+from flowrun.engine.ir.op_info import LABELS, LookUp, OpInfo, Trait
 from flowrun.engine.ir.sbp import B, P, S
-from flowrun.engine.ops.op_info import LABELS, LookUp, OpInfo, Trait
-from flowrun.engine.ops.signature import (
+from flowrun.engine.ir.signature import (
     LocalCall,
     LocalView,
     OpView,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flowrun.engine.ir.op_info import OpInfo, Trait
 from flowrun.engine.ir.sbp import P, S
-from flowrun.engine.ops.op_info import OpInfo, Trait
-from flowrun.engine.ops.signature import (
+from flowrun.engine.ir.signature import (
     LocalCall,
     LocalView,
     OpView,

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 import torch
 
+from flowrun.engine.ir.expansion import Expansion, LaidOutValue
 from flowrun.engine.ir.graph import LogicalTensor, Op
+from flowrun.engine.ir.op_info import Expands, OpInfo, OutVariant, Trait
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, P, S
-from flowrun.engine.ops.expansion import Expansion, LaidOutValue
-from flowrun.engine.ops.op_info import Expands, OpInfo, OutVariant, Trait
-from flowrun.engine.ops.signature import OpView, Signature, bind, partial_rows, places, row
+from flowrun.engine.ir.signature import OpView, Signature, bind, partial_rows, places, row
 
 aten = torch.ops.aten
 

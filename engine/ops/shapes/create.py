@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from flowrun.engine.ir.op_info import OpInfo, Trait
 from flowrun.engine.ir.placement import Shape, Slices
 from flowrun.engine.ir.sbp import B, P, S, Sbp
-from flowrun.engine.ops.op_info import OpInfo, Trait
-from flowrun.engine.ops.signature import (
+from flowrun.engine.ir.signature import (
     LocalCall,
     LocalView,
     OpView,

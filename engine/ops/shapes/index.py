@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import torch
 
 from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.op_info import INDICES, LookUp, OpInfo, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, S, Split
-from flowrun.engine.ops.op_info import INDICES, LookUp, OpInfo, Trait
-from flowrun.engine.ops.signature import (
+from flowrun.engine.ir.signature import (
     Labels,
     OpView,
     Signature,

@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from flowrun.engine.ir.op_info import OpInfo, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import P, S
-from flowrun.engine.ops.op_info import OpInfo, Trait
-from flowrun.engine.ops.signature import (
+from flowrun.engine.ir.signature import (
     Labels,
     LocalCall,
     LocalView,

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from flowrun.engine.ir.op_info import OpInfo, Trait
 from flowrun.engine.ir.sbp import P
-from flowrun.engine.ops.op_info import OpInfo, Trait
-from flowrun.engine.ops.shapes.shape import move_dims
-from flowrun.engine.ops.signature import (
+from flowrun.engine.ir.signature import (
     Labels,
     LocalCall,
     LocalView,
@@ -22,6 +21,7 @@ from flowrun.engine.ops.signature import (
     rebind,
     sizes,
 )
+from flowrun.engine.ops.shapes.shape import move_dims
 
 # ---- pieces of one tensor ------------------------------------------------------------------------
 

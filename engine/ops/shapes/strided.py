@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from flowrun.engine.ir.op_info import OpInfo
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.ops.op_info import OpInfo
-from flowrun.engine.ops.signature import (
+from flowrun.engine.ir.signature import (
     LocalCall,
     LocalView,
     OpView,

@@ -23,7 +23,7 @@ import numpy as np
 
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.sbp import Broadcast, Partial, Sbp, Split
-from flowrun.engine.ops.signature import Signature
+from flowrun.engine.ir.signature import Signature
 from flowrun.engine.passes.layout.elimination import CostTable, Values, minimise
 
 MAX_ORDERED_FORMS = 4  # boxings of one tensor to at most so few forms are tried in every order

@@ -16,8 +16,8 @@ from flowrun.engine.hardware.network import Link
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Op, gradient_of
 from flowrun.engine.ir.placement import BATCH_AXES, Shape
 from flowrun.engine.ir.sbp import B, P, Partial, Sbp, Split
+from flowrun.engine.ir.signature import Signature
 from flowrun.engine.ops.flow.update import ACCUMULATE
-from flowrun.engine.ops.signature import Signature
 from flowrun.engine.passes.layout.assignment import Layout
 from flowrun.engine.passes.layout.axis_search import AxisLocation, AxisLocations
 from flowrun.engine.strategy import Strategy

@@ -27,14 +27,14 @@ from flowrun.engine.ir.graph import (
     Op,
     Variable,
 )
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, S, Sbp, parse_sbp
+from flowrun.engine.ir.signature import Signature
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.sparse import COLLECT
 from flowrun.engine.ops.flow.structure import PIN
 from flowrun.engine.ops.flow.update import ASSIGN
-from flowrun.engine.ops.op_info import Trait
-from flowrun.engine.ops.signature import Signature
 from flowrun.engine.ops.traits import has, is_engine_op
 from flowrun.engine.passes.layout.assignment import Layout
 from flowrun.engine.passes.layout.axis_search import (

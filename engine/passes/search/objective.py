@@ -28,9 +28,9 @@ from flowrun.engine.cost.op_cost import op_seconds
 from flowrun.engine.errors import SbpError
 from flowrun.engine.ir.graph import FORWARD, UPDATE, LogicalGraph, Op, Variable
 from flowrun.engine.ir.location import Location
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.placement import Shape, largest_shape
 from flowrun.engine.ir.sbp import B, NdSbp, P
-from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has, is_view
 from flowrun.engine.passes.search.rows import AxisSignatures, inputs_of, outputs_of
 from flowrun.engine.passes.search.trunk import hidden_seconds

@@ -14,9 +14,9 @@ from flowrun.engine.boxing.boxing import fits
 from flowrun.engine.ir.graph import Feed, LogicalGraph, Op, Variable, map_refs
 from flowrun.engine.ir.placement import Shape, left_over
 from flowrun.engine.ir.sbp import B, NdSbp, P, S, Sbp, parse_sbp
+from flowrun.engine.ir.signature import Signature
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.structure import PIN
-from flowrun.engine.ops.signature import Signature
 from flowrun.engine.passes.layout.homes import feed_home
 from flowrun.engine.passes.layout.pin_activations import matches_variable, names_field
 from flowrun.engine.strategy import Strategy

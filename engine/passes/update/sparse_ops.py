@@ -19,10 +19,10 @@ from flowrun.engine.capture.update_trace import FED, ignores_zero_gradient, is_e
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import BACKWARD, LogicalGraph, LogicalTensor, Op, Ref, Variable
 from flowrun.engine.ir.placement import BATCH_AXES
+from flowrun.engine.ir.signature import bind
 from flowrun.engine.ops.flow.sparse import COALESCE, COLLECT, UPDATE_ROWS
 from flowrun.engine.ops.math.pointwise import CAST
 from flowrun.engine.ops.nn.embedding import EMBEDDING_BACKWARD
-from flowrun.engine.ops.signature import bind
 from flowrun.engine.passes.update.graph_builder import GraphBuilder
 from flowrun.engine.strategy import Optimizer, Strategy
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from flowrun.engine.ir.graph import Ref, map_refs
-from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ops.traits import has, is_view
 from flowrun.engine.runtime.kernels.program import Program, ProgramCall
 

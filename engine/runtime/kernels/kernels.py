@@ -12,8 +12,8 @@ import torch
 
 from flowrun.engine.actors.plan import Plan, RegionWork
 from flowrun.engine.ir.graph import Ref, refs
+from flowrun.engine.ir.signature import LocalCall
 from flowrun.engine.ops.flow.update import OF_MANY
-from flowrun.engine.ops.signature import LocalCall
 from flowrun.engine.runtime.kernels.out_variants import into
 from flowrun.engine.runtime.kernels.overrides import kernel_of
 from flowrun.engine.runtime.kernels.program import Program, ProgramCall

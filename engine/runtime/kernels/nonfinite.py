@@ -23,7 +23,7 @@ from flowrun.engine.ir.graph import (
     WEIGHTS,
     Op,
 )
-from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ops.traits import has
 from flowrun.engine.runtime.kernels.kernels import Kernel, emit
 from flowrun.engine.runtime.kernels.region_program import region_lines

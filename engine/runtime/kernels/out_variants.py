@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.ops.op_info import OutVariant
+from flowrun.engine.ir.op_info import OutVariant
 from flowrun.engine.ops.registry import OPS, whole_function
 from flowrun.engine.runtime.kernels.overrides import kernel_of
 

@@ -1,4 +1,4 @@
-"""Kernels of attention within documents (engine/document_op.py).
+"""Kernels of attention within documents (engine/ops/nn/document_op.py).
 
 On CUDA all samples are one list of tokens, with the places where documents begin: torch's kernels
 of variable length, FlashAttention in bf16 and fp16 and the memory-efficient one else.  The places
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flowrun.engine import document_op as op
+from flowrun.engine.ops.nn import document_op as op
 from flowrun.engine.runtime.kernels.cpu import products
 from flowrun.engine.runtime.kernels.fused_attention import is_flash, pad_width
 

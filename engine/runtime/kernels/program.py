@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from flowrun.engine.ir.graph import map_refs
-from flowrun.engine.ops.signature import LocalCall
+from flowrun.engine.ir.signature import LocalCall
 
 
 @dataclass(frozen=True, slots=True)

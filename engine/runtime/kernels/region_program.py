@@ -11,14 +11,14 @@ import torch
 from flowrun.engine.actors.plan import Plan, RegionWork
 from flowrun.engine.actors.sums import find_reused_addends, find_unordered_results, sums_of
 from flowrun.engine.ir.graph import Op, Ref, map_refs
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.placement import Shape, Slices, local_slices
+from flowrun.engine.ir.signature import LocalCall, LocalView
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.ranges import CHECK
 from flowrun.engine.ops.flow.structure import BOX
 from flowrun.engine.ops.flow.update import ACCUMULATE, accumulate
-from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.shapes.create import FULL
-from flowrun.engine.ops.signature import LocalCall, LocalView
 from flowrun.engine.ops.traits import has, makes_list
 from flowrun.engine.runtime.kernels.out_variants import can_write
 from flowrun.engine.runtime.kernels.program import Program, ProgramCall

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.user_code import place_of
+from flowrun.engine.ir.user_code import place_of
 from flowrun.launcher.recipe.locate import COMMAND_LINE
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 
@@ -142,8 +142,8 @@ def read_first_item(maker: Any, path: str, arguments: Mapping[str, bool]) -> Fir
     maker: makes the data set.  path: of it.  arguments: of forward, which give the values of a
     tuple their names; what is left of it is the target.
     """
+    from flowrun.launcher.data.named import NamedFields
     from flowrun.launcher.model.dataset_checks import check_items, check_kind, data_errors
-    from flowrun.models.data.named import NamedFields
 
     names: tuple[str, ...] = ()
     data = call_maker(maker, path)

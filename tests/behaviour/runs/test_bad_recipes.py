@@ -386,7 +386,7 @@ FILES = {
         "not a multiple",
     ),
     "data missing": (
-        MLP + "data: {_target_: flowrun.models.data.digits.Digit}\n",
+        MLP + "data: {_target_: flowrun.launcher.data.digits.Digit}\n",
         "bad.yaml:2:18  data._target_",
         "'Digits'?",
     ),
@@ -396,14 +396,14 @@ FILES = {
         "there is no file or folder no/such.",
     ),
     "data path of a source": (
-        MLP + "data: {_target_: flowrun.models.data.mixture.DataMixture, sources:\n"
-        "  {own: {_target_: flowrun.models.data.text.Text, path: no/such}}}\n",
+        MLP + "data: {_target_: flowrun.launcher.data.mixture.DataMixture, sources:\n"
+        "  {own: {_target_: flowrun.launcher.data.text.Text, path: no/such}}}\n",
         'bad.yaml:3:57  data.sources.own.path = "no/such"',
         "there is no file or folder no/such.",
     ),
     "data kind": (
         MLP
-        + "data: {_target_: flowrun.models.data.tokens.Tokens, path: bad.yaml, dtype: uint32}\n",
+        + "data: {_target_: flowrun.launcher.data.tokens.Tokens, path: bad.yaml, dtype: uint32}\n",
         'bad.yaml:2:76  data.dtype = "uint32"',
         "bytes of bad.yaml are no whole number of uint32.",
     ),

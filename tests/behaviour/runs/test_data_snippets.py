@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from flowrun.launcher.data.tokens import write_tokens
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.model.build import instantiate_data
 from flowrun.launcher.recipe.compose import load
-from flowrun.models.data.tokens import write_tokens
 from support.vision import is_installed
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "how_to" / "data.md").read_text()

@@ -16,9 +16,9 @@ from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.ir.graph import LogicalGraph, Op, Ref
 from flowrun.engine.ir.placement import Placement, Shape
 from flowrun.engine.ir.sbp import S
+from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, rows
+from flowrun.engine.ir.table import GivenTable
 from flowrun.engine.ops import registry
-from flowrun.engine.ops.signature import LocalCall, LocalView, OpView, rows
-from flowrun.engine.ops.table import GivenTable
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.job.digest import Undigested, digest
 from flowrun.launcher.job.plan_cache import inputs

@@ -15,7 +15,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flowrun.launcher.commands.load_run import load_run
-from flowrun.models.data.corpus.tokenizer import digest_ids
+from flowrun.launcher.data.corpus.tokenizer import digest_ids
 from support.command import Command
 
 pytestmark = pytest.mark.processes

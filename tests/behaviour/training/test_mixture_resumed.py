@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed
+from flowrun.launcher.data.clusters import FeatureClusters
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from flowrun.launcher.samples.sampler import Sampler
-from flowrun.models.data.clusters import FeatureClusters
 
 SIZES = {"a": 30, "b": 50}
 EPOCH, BATCH, STEPS = 54, 8, 21  # of 60 samples, 6 are held out; 168 samples: over 3 epochs

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from flowrun.engine.actors.plan import RegionWork
+from flowrun.engine.ir.op_info import Trait
+from flowrun.engine.ir.signature import torch_callable
 from flowrun.engine.lowering.reuse_buffers import overwrite
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.nn import cross_entropy
-from flowrun.engine.ops.op_info import Trait
-from flowrun.engine.ops.signature import torch_callable
 from flowrun.engine.ops.traits import has
 from flowrun.engine.pipeline import PASSES, lower
 from flowrun.engine.runtime.kernels.out_variants import can_write, into

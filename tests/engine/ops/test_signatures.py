@@ -16,8 +16,8 @@ import torch
 
 from flowrun.engine.ir.graph import Op, Ref
 from flowrun.engine.ir.sbp import B, P, Partial, S, Sbp, Split
+from flowrun.engine.ir.signature import NdSignature, OpView, Signature, places, rows
 from flowrun.engine.ops import registry
-from flowrun.engine.ops.signature import NdSignature, OpView, Signature, places, rows
 from flowrun.engine.proof.simulated_ranks import OpSample, lay_out, sample
 from support.op_samples import all_samples
 from support.sample_values import T

@@ -11,7 +11,7 @@ import torch
 from flowrun.engine.actors.plan import RegionWork
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, WEIGHT_GRAD, Op
-from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ops.traits import has
 from flowrun.engine.passes.recompute import recompute
 from flowrun.engine.passes.search.search_sbp import assign_sbp

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrun.engine.ops.table import FoundRow, parse_found_row
-from flowrun.engine.own_files import read_own, write_own
+from flowrun.engine.ir.own_files import read_own, write_own
+from flowrun.engine.ir.table import FoundRow, parse_found_row
 from flowrun.engine.proof import kept_rows as module
 from flowrun.engine.proof.call_form import CallForm
 from flowrun.engine.proof.in_child import experiments

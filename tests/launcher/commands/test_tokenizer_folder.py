@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flowrun.launcher.cli import main
-from flowrun.models.data.text import Text
+from flowrun.launcher.data.text import Text
 
 
 def end(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:

@@ -17,7 +17,7 @@ import torch
 
 from flowrun.engine import compile as compiler
 from flowrun.engine.compile import Rehearsed
-from flowrun.engine.own_files import Unusable, read_own
+from flowrun.engine.ir.own_files import Unusable, read_own
 from flowrun.launcher.job import job_plans, plan_cache
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.plan_cache import PlanCache

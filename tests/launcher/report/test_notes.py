@@ -107,8 +107,8 @@ def test_more_ranks_than_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> Non
 # ---- samples -------------------------------------------------------------------------------------
 
 SLOW = """
-from flowrun.models.data.digits import Digits
-from flowrun.models.data.steps import Step, StepwiseDataset
+from flowrun.launcher.data.digits import Digits
+from flowrun.launcher.data.steps import Step, StepwiseDataset
 
 class AtOnce(Digits):
     sample_seconds = 0.1

@@ -57,7 +57,7 @@ def test_an_objective_that_is_no_result_is_refused() -> None:
 def test_optuna_minimises_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import yaml  # type: ignore[import-untyped]
 
-    from flowrun.launcher import hydra_jobs
+    from flowrun.launcher.command_line import hydra_jobs
 
     def train(cfg: Any, config_dir: str | None) -> Any:
         return SimpleNamespace(**{**vars(REPORT), "last_loss": abs(cfg.optim.lr - 0.3)})

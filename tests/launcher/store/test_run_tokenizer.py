@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from flowrun.launcher.data.corpus.tokenizer import digest_ids, load_tokenizer
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.store.run_tokenizer import (
     TOKENIZER_FOLDER,
     keep_tokenizer,
     use_own_tokenizer,
 )
-from flowrun.models.data.corpus.tokenizer import digest_ids, load_tokenizer
 from support.small_tokenizer import save_tokenizer
 
 

@@ -15,7 +15,7 @@ from flowrun.engine.boxing.boxing import path_seconds
 from flowrun.engine.hardware.network import Link
 from flowrun.engine.ir.graph import Op, Ref
 from flowrun.engine.ir.sbp import B, P, S, Sbp
-from flowrun.engine.ops.signature import Signature
+from flowrun.engine.ir.signature import Signature
 from flowrun.engine.passes.layout.axis_search import (
     ACTIVATION,
     WEIGHT,

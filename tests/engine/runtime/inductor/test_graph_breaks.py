@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrun.engine.ir.graph import Ref
-from flowrun.engine.ops.signature import LocalCall
+from flowrun.engine.ir.signature import LocalCall
 from flowrun.engine.runtime.inductor.compiled import Chain
 from flowrun.engine.runtime.inductor.graph_breaks import split
 from flowrun.engine.runtime.kernels.kernels import emit

@@ -11,8 +11,8 @@ import torch
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import Ref
+from flowrun.engine.ir.signature import LocalCall
 from flowrun.engine.ops.flow.random import dropout_mask
-from flowrun.engine.ops.signature import LocalCall
 from flowrun.engine.runtime.inductor.inductor import (
     Code,
     Spec,

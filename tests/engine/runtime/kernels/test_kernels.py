@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from flowrun.engine.ir.graph import Ref
-from flowrun.engine.ops.signature import LocalCall
+from flowrun.engine.ir.signature import LocalCall
 from flowrun.engine.runtime.kernels.kernels import emit
 from flowrun.engine.runtime.kernels.program import Program, ProgramCall
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrun.engine import document_op as op
+from flowrun.engine.ops.nn import document_op as op
 from flowrun.engine.runtime.kernels import packed_attention as packed
 
 aten = torch.ops.aten

@@ -9,8 +9,8 @@ import pytest
 
 from flowrun.engine.ir.graph import Ref
 from flowrun.engine.ir.sbp import B, S
+from flowrun.engine.ir.signature import LocalCall
 from flowrun.engine.ops.flow import update
-from flowrun.engine.ops.signature import LocalCall
 from flowrun.engine.runtime.inductor.compiled import CompiledRegions
 from flowrun.engine.runtime.kernels.kernels import batch_updates
 from flowrun.engine.runtime.kernels.program import ProgramCall, describe

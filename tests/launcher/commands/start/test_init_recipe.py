@@ -148,7 +148,7 @@ def test_a_folder_of_hugging_face_is_trained_on_chats(place: Path) -> None:
     said = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64}
     (folder / "config.json").write_text(json.dumps(said))
     (folder / "tokenizer.json").write_text("{}")
-    written = write_recipe("tiny", "flowrun.models.data.corpus.chat.Chat", Path("chat.yaml"))
+    written = write_recipe("tiny", "flowrun.launcher.data.corpus.chat.Chat", Path("chat.yaml"))
     recipe = load(["recipe=chat.yaml", "data.path=talks.jsonl"])
     assert written.missing == ["data.path"]
     assert recipe.task.inputs == {"input_ids": "tokens"}

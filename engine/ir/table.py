@@ -1,0 +1,259 @@
+"""Table: rows of one op that no family of the engine has, carried by the op itself (Op.table).
+
+Two kinds: FoundTable, rows that held in an experiment (engine/proof/experiment.py), and GivenTable,
+rows that a user gives for an op of his own (Strategy.signatures).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from flowrun.engine.errors import SbpError
+from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ir.sbp import Broadcast, Sbp, Split
+from flowrun.engine.ir.signature import (
+    Local,
+    LocalCall,
+    LocalView,
+    OpView,
+    Signature,
+    bind,
+    rebind,
+    rows,
+    sizes,
+    torch_callable,
+)
+
+
+class OpTable(Protocol):
+    """registry.py asks this of an op that brings its own rows."""
+
+    @property
+    def origin(self) -> str:
+        """Name the origin of the rows, for a note."""
+
+    def rows(self, view: OpView) -> tuple[Signature, ...]:
+        """Legal rows for one axis, without the one that is all B."""
+
+    def localize(self, view: LocalView) -> LocalCall:
+        """Return the call that one rank runs in place of the op."""
+
+    def flops(self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float | None:
+        """Floating-point operations on shapes that one rank holds; None: not known."""
+
+    def seconds(
+        self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]
+    ) -> float | None:
+        """Return seconds on the same shapes; None: they follow from bytes and operations."""
+
+
+# ---- found ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRow:
+    """A row that held in an experiment.
+
+    sizes: (argument, position) of integers that are replaced by the local length of the dim that
+    the row splits: the first input that is split says which.  Position -1: the argument is one
+    integer.
+    means: outputs that are multiplied by the rank's share of that dim: each is (or divides by the
+    count of) a mean over it, and of a part it is a mean over the part.
+    """
+
+    signature: Signature
+    sizes: tuple[tuple[str, int], ...] = ()
+    means: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        words = [name if at < 0 else f"{name}[{at}]" for name, at in self.sizes]
+        return (
+            f"{self.signature}"
+            + (f" | local {', '.join(words)}" if words else "")
+            + (f" | mean {', '.join(map(str, self.means))}" if self.means else "")
+        )
+
+    @property
+    def anchor(self) -> tuple[int, int]:
+        """(input, dim) of the first split input."""
+        splits = (
+            (i, sbp.dim) for i, sbp in enumerate(self.signature.inputs) if isinstance(sbp, Split)
+        )
+        return next(splits)
+
+
+def parse_found_row(text: str) -> FoundRow:
+    """Read what str() of a FoundRow prints."""
+    row, *more = text.split(" | ")
+    said = dict(word.split(" ", 1) for word in more)
+    places = []
+    for word in (w.strip() for w in said.get("local", "").split(",") if w.strip()):
+        name, _, at = word.rstrip("]").partition("[")
+        places.append((name, int(at) if at else -1))
+    means = tuple(int(word) for word in said.get("mean", "").split(",") if word.strip())
+    return FoundRow(rows(row)[0], tuple(places), means)
+
+
+def local_call(
+    op: Op, found: Sequence[tuple[FoundRow, Sequence[Shape], Sequence[Shape]]]
+) -> LocalCall:
+    """Return the call that a rank runs: the op on its pieces, as the row of each axis says.
+
+    op: whole.  found: of each axis the row, the shapes of the inputs, and those of the rank's
+        pieces.
+    """
+    changed: dict[str, Any] = {}
+    by_dim: dict[tuple[int, int, int], float] = {}  # output, input, dim: several axes may split it
+    for row, shapes, pieces in found:
+        if not (row.sizes or row.means):
+            continue
+        tensor, dim = row.anchor
+        length = pieces[tensor][dim]
+        for name, at in row.sizes:
+            changed[name] = _replace_item(changed.get(name, bind(op)[name]), at, length)
+        for output in row.means:
+            by_dim[output, tensor, dim] = length / shapes[tensor][dim]
+    shares: dict[int, float] = {}
+    for (output, _, _), share in by_dim.items():
+        shares[output] = shares.get(output, 1.0) * share
+    call = rebind(op, **changed)
+    if not shares:
+        return call
+    return LocalCall(times_shares, (op.target, tuple(shares.items()), *call.args), call.kwargs)
+
+
+def times_shares(
+    target: str, shares: tuple[tuple[int, float], ...], *args: object, **kwargs: object
+) -> object:
+    """Return the outputs of the op `target`, some multiplied: `shares` has (output, factor)."""
+    made = torch_callable(target)(*args, **kwargs)
+    if isinstance(made, torch.Tensor):
+        return made * shares[0][1]
+    by_output = dict(shares)
+    return tuple(v * by_output[k] if k in by_output else v for k, v in enumerate(made))
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTable:
+    """Rows by experiment."""
+
+    found: tuple[FoundRow, ...]
+
+    @property
+    def origin(self) -> str:
+        """Name the origin of the rows, for a note."""
+        return "found by experiment"
+
+    def rows(self, view: OpView) -> tuple[Signature, ...]:
+        """All of them; registry.py drops those that do not fit the shapes."""
+        return tuple(each.signature for each in self.found)
+
+    def localize(self, view: LocalView) -> LocalCall:
+        """The op, as the row of each axis says."""
+        by_signature = {row.signature: row for row in self.found}
+        pieces = [sizes(slices) for slices in view.in_slices]
+        axes = [
+            by_signature[Signature(inputs, outputs)]
+            for inputs, outputs in _axes(view.op.in_sbp, view.op.out_sbp)
+        ]
+        return local_call(view.op, [(row, view.in_shapes, pieces) for row in axes])
+
+    def flops(self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float | None:
+        """Return None: an experiment does not count."""
+        return None
+
+    def seconds(
+        self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]
+    ) -> float | None:
+        """Return None: an experiment takes no times."""
+        return None
+
+
+def _axes(
+    in_sbp: Sequence[Sequence[Sbp]], out_sbp: Sequence[Sequence[Sbp]]
+) -> list[tuple[tuple[Sbp, ...], tuple[Sbp, ...]]]:
+    """The row of every axis, outermost first; axes where all is B change nothing."""
+    num_axes = len(next(iter((*in_sbp, *out_sbp)), ()))
+    found = [
+        (tuple(nd[axis] for nd in in_sbp), tuple(nd[axis] for nd in out_sbp))
+        for axis in range(num_axes)
+    ]
+    return [row for row in found if not all(isinstance(sbp, Broadcast) for sbp in row[0])]
+
+
+def _replace_item(value: object, at: int, length: int) -> object:
+    """An argument with one of its integers replaced; at -1 it is that integer."""
+    if at < 0:
+        return length
+    assert isinstance(value, tuple), value
+    return (*value[:at], length, *value[at + 1 :])
+
+
+# ---- given ---------------------------------------------------------------------------------------
+
+Measure = Callable[[Sequence[Shape], Sequence["Shape | None"]], float]
+RowsOf = Callable[[OpView], "Sequence[Signature | str]"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenTable:
+    """Rows that a user gives for an op of his own.
+
+    rule: view -> rows, as text or Signatures; the one that is all B may be left out.
+    local: view -> what a rank runs; None: the op itself, on the pieces.
+    cost_flops, cost_seconds: (shapes of inputs, shapes of outputs) on one rank -> floating-point
+    operations, or seconds; None: the op is foreseen to take the time of its bytes.
+    name: where it was given, for notes.
+    """
+
+    rule: RowsOf
+    local: Local | None = None
+    cost_flops: Measure | None = None
+    cost_seconds: Measure | None = None
+    name: str = "the user"
+
+    @property
+    def origin(self) -> str:
+        """Name the origin of the rows, for a note."""
+        return f"given by {self.name}"
+
+    def rows(self, view: OpView) -> tuple[Signature, ...]:
+        """Return the rows of the user's rule.  Raises SbpError if one is no row of this op."""
+        given = self.rule(view)
+        return tuple(self._row(each, view) for each in given)
+
+    def _row(self, given: Signature | str, view: OpView) -> Signature:
+        op = view.op
+        try:
+            row = rows(given)[0] if isinstance(given, str) else given
+        except ValueError as error:
+            raise SbpError(self.name, f"{given!r} is no row: {error}") from None
+        if (len(row.inputs), len(row.outputs)) != (len(op.inputs), len(op.outputs)):
+            raise SbpError(
+                self.name,
+                f"row {row} has {len(row.inputs)} inputs and {len(row.outputs)} outputs; "
+                f"{op.target} reads {len(op.inputs)} tensors and makes {len(op.outputs)}.",
+                "Write an SBP for each, as in 'S(0), B -> S(0)'.",
+            )
+        return row
+
+    def localize(self, view: LocalView) -> LocalCall:
+        """The user's local program, or the op itself."""
+        return self.local(view) if self.local else rebind(view.op)
+
+    def flops(self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float | None:
+        """Return the user's count."""
+        return None if self.cost_flops is None else float(self.cost_flops(in_shapes, out_shapes))
+
+    def seconds(
+        self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]
+    ) -> float | None:
+        """Return the user's seconds."""
+        if self.cost_seconds is None:
+            return None
+        return float(self.cost_seconds(in_shapes, out_shapes))

@@ -1,0 +1,172 @@
+"""hydra_jobs: arguments -> Hydra's main, which composes one job or those of a sweep -> what came of
+each.  Imports are late: a mistake in the arguments is shown at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from flowrun.engine.errors import FlowrunError, RecipeError
+from flowrun.launcher.job.garbage import pause_collection
+from flowrun.launcher.terminal import doing
+
+
+def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -> list[Any]:
+    """Let Hydra compose and run one job, or many; return the outcome of each: its report, or the
+    FlowrunError that ended it.
+
+    overrides: "key=value".  flags: Hydra's own, such as -m.  config_dir: the user's own groups.
+    """
+    with pause_collection():
+        import hydra
+
+        from flowrun.launcher.recipe.compose import (
+            CONFIG_MODULE,
+            CONFIG_NAME,
+            register,
+            schema,
+            spell,
+        )
+        from flowrun.launcher.recipe.recipe_errors import from_hydra
+
+        register()
+        spelled = spell(overrides)
+    outcomes: list[Any] = []
+
+    rows: list[Any] = []  # of a sweep: the arguments and the outcome of each job
+    started = False
+
+    def train(cfg: Any) -> Any:
+        nonlocal started
+        started = True
+        try:
+            outcomes.append(_job(cfg, config_dir))
+        except KeyboardInterrupt:
+            _show_jobs(rows)
+            raise
+        rows.append((_words(), outcomes[-1]))
+        from flowrun.launcher.report.sweep_table import JobObjective
+
+        return JobObjective.of(cfg.sweep.objective, outcomes[-1])
+
+    job = hydra.main(
+        version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME
+    )(train)
+    with _command_line(["flowrun", *spelled, *flags]):
+        doing.clear()  # Hydra prints, too
+        try:
+            job()
+        except Exception as error:
+            if started:  # composed: the error is a job's own
+                raise
+            raise from_hydra(error, schema()) from error
+    # what came of jobs in the queue that are waited for; of others what there is
+    return [each.outcome() if getattr(each, "waits", False) else each for each in outcomes]
+
+
+def _words() -> Any:
+    """Return the arguments of the job under way."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    words = HydraConfig.get().overrides.task
+    return OmegaConf.to_container(words, resolve=False)  # they may name variables that are not set
+
+
+def _show_jobs(rows: list[Any]) -> None:
+    """Print the jobs of a sweep that Ctrl-C ends; Hydra calls none of its callbacks then."""
+    if not rows:
+        return
+    from flowrun.launcher.report.sweep_table import JobRow, comparison, readable
+    from flowrun.launcher.terminal.console import wide_console
+
+    doing.clear()
+    console = wide_console()
+    jobs = [JobRow(readable(words), outcome) for words, outcome in rows]
+    console.print(comparison(jobs, console.width))
+
+
+def _let_ctrl_c_raise() -> None:
+    """Let Ctrl-C raise its error, which until here ended the process at once (cli.py): from here on
+    a sweep shows its jobs, and a run ends its ranks.
+    """
+    here = threading.current_thread() is threading.main_thread()
+    if here and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _job(cfg: Any, config_dir: str | None) -> Any:
+    """Run one job, in Hydra's run folder."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    from flowrun.launcher.recipe.compose import regroup, to_recipe
+
+    try:
+        if HydraConfig.get().job.chdir:
+            raise RecipeError(
+                "hydra.job.chdir",
+                "files and modules of a recipe are looked for where the command is typed, and not"
+                " in the run's folder.",
+                "Leave it out: what a run writes is in its folder all the same (hydra.run.dir).",
+            )
+        # as it was typed: what a reference stands for is looked up where its key is read
+        chosen: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+        recipe = to_recipe(regroup(cfg, chosen, config_dir))
+        if recipe.launch.name == "slurm":
+            from flowrun.launcher.run import settle
+
+            recipe, _ = settle(recipe)
+            return _submit(recipe, Path(HydraConfig.get().runtime.output_dir))
+        doing.doing("importing torch")
+        with pause_collection():
+            from flowrun.launcher.report.progress import Progress
+            from flowrun.launcher.run import run as run_recipe
+        _let_ctrl_c_raise()
+        return run_recipe(recipe, Path(HydraConfig.get().runtime.output_dir), Progress())
+    except FlowrunError as error:
+        return error
+
+
+def _submit(recipe: Any, folder: Path) -> Any:
+    """Submit a job to the queue; return its report, if it is to be waited for and no sweep has more
+    to submit.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from flowrun.launcher.command_line.slurm import submit
+
+    submitted = submit(recipe, folder)
+    typer.echo(f"submitted: {submitted}")
+    if not recipe.launch.slurm.wait or HydraConfig.get().mode == RunMode.MULTIRUN:
+        return submitted
+    from flowrun.launcher.report.progress import Progress
+
+    report = submitted.report()
+    Progress().show_report(report, folder)
+    return report
+
+
+@contextmanager
+def _command_line(argv: list[str]) -> Iterator[None]:
+    """Set what Hydra's main reads: the arguments, and that errors are raised instead of printed."""
+    before, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
+    try:
+        yield
+    finally:
+        sys.argv = before
+        if full is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full

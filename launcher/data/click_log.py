@@ -1,0 +1,87 @@
+"""Click logs: a CSV or Parquet file with a column of clicks."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flowrun.engine.errors import ArgumentError
+from flowrun.launcher.data.stacked import Rows
+
+
+class ClickLog(Rows):
+    """Rows of a click log as {ids (F,) int64, numbers (N,) float32, clicks () float32}.
+
+    These are the fields of Wide & Deep.
+    path: a .csv file with a header, or a .parquet file; pyarrow reads both (pip install
+    flowrun[parquet]).
+    click: name of the column that is 0 or 1.  categories: columns whose values become ids; numbers:
+    columns of numbers, which become log(1 + x) if x > 0; an empty cell is 0.
+    ids: rows of the model's table, over all categories.  Each category owns an equal number; a
+    value's row is a checksum of its text, so that it is the same in every file.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        click: str,
+        categories: Sequence[str],
+        numbers: Sequence[str] = (),
+        ids: int = 100_000,
+    ) -> None:
+        if ids < len(categories):
+            raise ValueError(f"{ids} ids are too few for {len(categories)} categories")
+        columns = _columns(Path(path).expanduser(), categories, [click, *numbers])
+        rows = ids // max(len(categories), 1)
+        found = [_rows(columns[name], rows) + k * rows for k, name in enumerate(categories)]
+        clicks = _numbers(columns[click])
+        logs = [_log_of_positive(_numbers(columns[name])) for name in numbers]
+        super().__init__(
+            ids=torch.stack(found, 1),
+            numbers=torch.stack(logs, 1) if numbers else torch.empty(len(clicks), 0),
+            clicks=clicks,
+        )
+
+
+def _columns(file: Path, categories: Sequence[str], numbers: Sequence[str]) -> Any:
+    """Read columns as an Arrow table: numbers as float64, and categories of CSV as text."""
+    from pyarrow import csv, dataset, float64, string
+
+    if not file.is_file():
+        raise ArgumentError("path", f"there is no file {file}.")
+    types = dict.fromkeys(categories, string()) | dict.fromkeys(numbers, float64())
+    cells = csv.ConvertOptions(column_types=types, null_values=[""])
+    is_csv = file.suffix != ".parquet"
+    kind = dataset.CsvFileFormat(convert_options=cells) if is_csv else "parquet"
+    found = dataset.dataset(file, format=kind)
+    missing = [name for name in types if name not in found.schema.names]
+    if missing:
+        known = ", ".join(found.schema.names)
+        raise ValueError(f"{file} has no column {missing[0]!r}; it has {known}")
+    return found.to_table(columns=[*types])
+
+
+def _rows(column: Any, rows: int) -> Tensor:
+    """Return the row of each cell; a value is hashed once."""
+    from pyarrow.types import is_dictionary
+
+    plain = column.cast(column.type.value_type) if is_dictionary(column.type) else column
+    coded = plain.combine_chunks().dictionary_encode("encode")
+    texts = ("" if value is None else str(value) for value in coded.dictionary.to_pylist())
+    hashed = np.array([zlib.crc32(text.encode()) % rows for text in texts], np.int64)
+    return torch.from_numpy(hashed[coded.indices.to_numpy()])
+
+
+def _numbers(column: Any) -> Tensor:
+    values = column.cast("float64").fill_null(0.0).to_numpy()
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def _log_of_positive(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x.clamp(min=0).log1p(), x)

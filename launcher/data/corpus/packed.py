@@ -1,0 +1,122 @@
+"""Several documents in a sample, one after the other, so that few of its tokens are padding."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flowrun.engine.errors import ArgumentError
+from flowrun.launcher.data.corpus.documents import Documents
+from flowrun.launcher.data.stacked import StackedDataset
+from flowrun.models.losses import IGNORED
+
+DOCUMENTS, POSITIONS = "documents", "positions"  # fields of a sample that is packed
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class PackedDocuments(StackedDataset):
+    """{tokens (T,), targets (T,), positions (T,), documents (N,)}, int64, targets one id ahead.
+
+    documents: the ids.  starts, sizes: (D,) of the pieces of them that are packed, in ids; each has
+    one token less, as its last id is only a target.  length: T.
+    most: N, the most pieces of a sample; None: as many as the fullest sample has.
+
+    `documents` of a sample has the tokens of each piece, in order, and 0 behind the last; what they
+    leave is padding, and counts to the last one.  Positions count from 0 in each piece.  Targets
+    are -100 where an id is of no answer, and on padding; none is the id of another piece.
+
+    A sample is filled by its number alone: pieces go, in their order, where they leave the least
+    room (best fit), and samples are numbered in the order in which they were begun.
+    """
+
+    def __init__(
+        self,
+        documents: Documents,
+        starts: Numbers,
+        sizes: Numbers,
+        length: int,
+        most: int | None = None,
+    ) -> None:
+        if most is not None and most < 1:
+            raise ArgumentError("most_documents", f"it must be 1 or more, not {most}.")
+        if not len(sizes):
+            raise ArgumentError("path", "no document has two ids, of which one could be a target.")
+        self.documents, self.length, self.vocabulary = documents, length, documents.vocabulary
+        tokens = sizes - 1
+        packed = _fill(tokens.tolist(), length, most)
+        counts = np.array([len(each) for each in packed])
+        self.most = most or int(counts.max())
+        self.ends = np.cumsum(counts)
+        self.order = np.concatenate(packed).astype(np.int64)
+        self.starts, self.tokens = starts[self.order], tokens[self.order]
+        share, before = (tokens.sum() / (n * length) for n in (len(packed), len(tokens)))
+        self.notes: tuple[str, ...] = (
+            f"{len(tokens):,} documents are packed into {len(packed):,} samples of {length} tokens"
+            f", which are {share:.1%} full; with one document each they would be {before:.1%}",
+        )
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def stacked(self, indices: Tensor) -> dict[str, Tensor]:
+        """Return the items, by one gather."""
+        numbers = indices.numpy()
+        ends = self.ends[numbers]
+        firsts = np.where(numbers > 0, self.ends[numbers - 1], 0)
+        slots = np.arange(self.most)
+        used = slots < (ends - firsts)[:, None]
+        piece = np.where(used, firsts[:, None] + slots, 0)
+        lengths = np.where(used, self.tokens[piece], 0)  # (B, N)
+        total = lengths.sum(1)
+        last = ends - firsts - 1
+        lengths[np.arange(len(numbers)), last] += self.length - total
+        steps = np.arange(self.length)
+        slot = np.stack([np.repeat(slots, each) for each in lengths])  # (B, T)
+        begins = np.cumsum(lengths, 1) - lengths
+        positions = steps - np.take_along_axis(begins, slot, 1)
+        inside = steps < total[:, None]
+        at = np.where(inside, self.starts[np.take_along_axis(piece, slot, 1)] + positions, 0)
+        ids, answers = self.documents.ids, self.documents.answers
+        tokens = np.where(inside, ids[at], self.documents.end or 0).astype(np.int64)
+        wanted = inside if answers is None else inside & answers[at + inside]
+        targets = np.where(wanted, ids[at + inside].astype(np.int64), IGNORED)
+        fields = {"tokens": tokens, "targets": targets, POSITIONS: positions, DOCUMENTS: lengths}
+        return {name: torch.from_numpy(values.astype(np.int64)) for name, values in fields.items()}
+
+
+def _fill(sizes: list[int], length: int, most: int | None) -> list[list[int]]:
+    """Return for each sample the numbers of the pieces in it.
+
+    sizes: of the pieces, 1 to `length`.  most: pieces of a sample; None: any number.
+    """
+    packed: list[list[int]] = []
+    open_samples: list[tuple[int, int]] = []  # (room left, number), sorted
+    for piece, size in enumerate(sizes):
+        found = bisect_left(open_samples, (size, 0))
+        if found < len(open_samples):
+            room, sample = open_samples.pop(found)
+        else:
+            room, sample = length, len(packed)
+            packed.append([])
+        packed[sample].append(piece)
+        if room > size and len(packed[sample]) != most:
+            insort(open_samples, (room - size, sample))
+    return packed
+
+
+def cut_documents(documents: Documents, length: int) -> tuple[Numbers, Numbers]:
+    """Return starts and sizes, in ids, of documents of two ids or more, cut into pieces of `length`
+    tokens.
+
+    A piece begins with the id that the one before has as its last target.
+    """
+    first, end = documents.starts[:-1], documents.starts[1:]
+    pieces = np.maximum(-(-(end - first - 1) // length), 0)
+    number = np.repeat(np.arange(len(first)), pieces)
+    within = np.arange(len(number)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    starts = first[number] + within * length
+    return starts, np.minimum(end[number] - starts, length + 1)

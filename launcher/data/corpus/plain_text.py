@@ -1,0 +1,102 @@
+"""Text files as documents: each file is one, begun as the tokenizer begins a text, and followed by
+its end-of-text token.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flowrun.launcher.data.corpus.documents import LOG, DocumentPart, Documents, keep_documents
+from flowrun.launcher.data.corpus.tokenizer import find_beginning, put_beginning
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_PIECE_BYTES = 1 << 18  # about, up to the end of a line: pieces of a long file are encoded in turn
+_AT_ONCE = 32  # pieces; the tokenizer encodes them on all cores
+Shares = Sequence[tuple[Path, int]]  # files, and how many bytes of each are read
+
+
+def tokenise_files(
+    name: str, files: Sequence[Path], max_bytes: int | None, tokenizer: str, strict: bool = True
+) -> Documents:
+    """Return text files as documents, tokenised once.
+
+    A file of more than 256 kB is encoded in pieces of whole lines.
+    name: of the text, for a person.  files: of UTF-8 text.  max_bytes: of all files that are read;
+    None: all.  tokenizer: folder or file.  strict: raise ValueError for a file that is not UTF-8;
+    False: what is not becomes U+FFFD.
+    """
+    shares = [*_shares(files, max_bytes)]
+    errors = "strict" if strict else "replace"
+    LOG.info("reading %s", name)
+    digest = _digest(shares, f"text, begun, {_PIECE_BYTES} {errors}")
+    return keep_documents(
+        name, digest, tokenizer, lambda loaded: _encode(shares, errors, name, loaded)
+    )
+
+
+def _shares(files: Sequence[Path], max_bytes: int | None) -> Iterator[tuple[Path, int]]:
+    left = sys.maxsize if max_bytes is None else max_bytes
+    for file in files:
+        if num_bytes := min(left, file.stat().st_size):
+            yield file, num_bytes
+            left -= num_bytes
+
+
+def _digest(shares: Shares, settings: str) -> str:
+    hashed = hashlib.sha256(f"{settings}\n".encode())
+    for file, num_bytes in shares:
+        hashed.update(f"{num_bytes}\n".encode())
+        with file.open("rb") as stream:
+            while num_bytes and (block := stream.read(min(num_bytes, 1 << 20))):
+                hashed.update(block)
+                num_bytes -= len(block)
+    return hashed.hexdigest()
+
+
+def _encode(
+    shares: Shares, errors: str, name: str, tokenizer: PreTrainedTokenizerFast
+) -> Iterator[DocumentPart]:
+    """Yield ids of files.  shares, errors: what is read, and how.  name: for a person.  tokenizer:
+    the loaded one.
+    """
+    end, backend = tokenizer.eos_token_id, tokenizer.backend_tokenizer
+    beginning, begins = find_beginning(tokenizer), True
+    total, read = sum(num_bytes for _, num_bytes in shares), 0
+    pieces = (piece for file, num_bytes in shares for piece in _pieces(file, num_bytes, errors))
+    while some := [*islice(pieces, _AT_ONCE)]:
+        LOG.info("tokenising %s: %.1f of %.1f MB", name, read / 1e6, total / 1e6)
+        found = backend.encode_batch_fast([text for text, *_ in some], add_special_tokens=False)
+        for encoding, (_, last, num_bytes) in zip(found, some, strict=True):
+            tail = [end] if last and end is not None else []
+            ids = put_beginning(beginning, encoding.ids) if begins else encoding.ids
+            yield DocumentPart(ids=[*ids, *tail], last=last)
+            read, begins = read + num_bytes, last
+
+
+def _pieces(file: Path, num_bytes: int, errors: str) -> Iterator[tuple[str, bool, int]]:
+    """Yield (text, whether the file ends with it, its bytes).
+
+    file: is read.  num_bytes: of it that count; a character that is cut there is left out.
+    errors: for bytes that are no UTF-8.
+    """
+    left, whole = num_bytes, num_bytes == file.stat().st_size
+    with file.open("rb") as stream:
+        while left and (lines := stream.readlines(min(left, _PIECE_BYTES))):
+            block = b"".join(lines)[:left]
+            left -= len(block)
+            try:
+                text, _ = codecs.utf_8_decode(block, errors, whole or left > 0)
+            except UnicodeDecodeError as error:
+                at = num_bytes - left - len(block) + error.start
+                raise ValueError(
+                    f"{file} is not UTF-8 text: byte {at} is {block[error.start]:#x}"
+                ) from None
+            yield text, not left, len(block)

@@ -1,0 +1,66 @@
+"""Train a byte-level BPE tokenizer, and write it as a folder that transformers reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from flowrun.launcher.data.corpus.documents import LOG
+
+END, USER, ASSISTANT, SYSTEM = "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"
+SPECIAL = (END, USER, ASSISTANT, SYSTEM)
+LEAST_VOCABULARY = 256 + len(SPECIAL)  # every byte is a token
+# What a message is, and which of it the assistant answers: its text and the end behind it.
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|' + message['role'] + '|>' -}}
+{%- if message['role'] == 'assistant' -%}
+{%- generation -%}{{- message['content'] + eos_token -}}{%- endgeneration -%}
+{%- else -%}
+{{- message['content'] + eos_token -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"""
+_LINES_BYTES = 1 << 20
+
+
+def train_tokenizer(files: Sequence[Path], vocabulary: int, folder: Path) -> int:
+    """Train on text files, write the folder, and return the number of ids.
+
+    files: of text; what is not UTF-8 in them does not count.  vocabulary: ids, special tokens
+    included; less are made where the text has not as many words.  folder: is made.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.post_processor = processors.ByteLevel(trim_offsets=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(_read(files), trainer)
+    LOG.info("writing %s", folder)
+    found = PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token=END, pad_token=END, clean_up_tokenization_spaces=False
+    )
+    found.chat_template = CHAT_TEMPLATE
+    found.save_pretrained(str(folder))
+    return made.get_vocab_size()
+
+
+def _read(files: Sequence[Path]) -> Iterator[str]:
+    total = sum(file.stat().st_size for file in files)
+    read, shown = 0, 0
+    for file in files:
+        with file.open(encoding="utf-8", errors="ignore", newline="") as stream:
+            while lines := stream.readlines(_LINES_BYTES):
+                yield "".join(lines)
+        read += file.stat().st_size
+        if read - shown > _LINES_BYTES:
+            LOG.info("reading %.1f of %.1f MB", read / 1e6, total / 1e6)
+            shown = read

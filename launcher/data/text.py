@@ -1,0 +1,79 @@
+"""Text as bytes, or as the ids of a tokenizer: any file or folder, by default the Python standard
+library's own source.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flowrun.engine.errors import ArgumentError
+from flowrun.launcher.data.corpus.find_files import find_text_files
+from flowrun.launcher.data.corpus.plain_text import tokenise_files
+from flowrun.launcher.data.windows import Windows
+
+BYTES = "bytes"  # in place of the digest of a tokenizer
+
+
+class Text(Windows):
+    """Windows of a stream of ids: {tokens (T,), targets (T,)}, int64, targets one id ahead.
+
+    path: a file, or a folder whose files are read in sorted order, without hidden ones and
+    __pycache__; None: the Python standard
+    library's own .py files.
+    length: T; windows do not overlap.  max_bytes: bytes of the text that are read; None: all.
+    tokenizer: a folder that transformers reads, or a tokenizer.json file (pip install
+    flowrun[text]); the text is tokenised once, each file begun as the tokenizer begins a text, and
+    followed by the end-of-text token; None: ids are the bytes.
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        length: int = 64,
+        max_bytes: int | None = 8_000_000,
+        tokenizer: str | None = None,
+    ) -> None:
+        files = find_text_files(path)
+        self.notes = _note_cut(path, files, max_bytes)
+        if tokenizer is None:
+            stream = b"".join(_read_bytes(files, sys.maxsize if max_bytes is None else max_bytes))
+            self.stream: np.ndarray[Any, Any] = np.frombuffer(stream, dtype=np.uint8)
+            self.vocabulary, self.ids_digest = 256, BYTES
+        else:
+            name = "the standard library" if path is None else path
+            found = tokenise_files(name, files, max_bytes, tokenizer, strict=path is not None)
+            self.stream, self.vocabulary = found.ids, found.vocabulary
+            self.ids_digest = found.ids_digest
+            self.notes += found.notes
+        if len(self.stream) <= length:
+            unit = "bytes" if tokenizer is None else "tokens"
+            raise ArgumentError(
+                "length",
+                f"{len(self.stream)} {unit} of {path} do not fill a window of {length} + 1.",
+            )
+        super().__init__(self.stream, length)
+
+
+def _note_cut(path: str | None, files: list[Path], max_bytes: int | None) -> tuple[str, ...]:
+    """Return a note where a file or folder is not read to its end; max_bytes: the most."""
+    total = sum(file.stat().st_size for file in files)
+    if path is None or max_bytes is None or total <= max_bytes:
+        return ()
+    return (f"data.max_bytes={max_bytes} reads that many of the {total:,} bytes of {path}",)
+
+
+def _read_bytes(files: list[Path], max_bytes: int) -> Iterator[bytes]:
+    """Yield the contents of files until max_bytes are read."""
+    left = max_bytes
+    for file in files:
+        if left <= 0:
+            return
+        with file.open("rb") as stream:
+            piece = stream.read(left)
+        left -= len(piece)
+        yield piece

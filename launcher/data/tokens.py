@@ -1,0 +1,72 @@
+"""Token files: consecutive ids as 16 or 32 bit numbers, mapped into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from flowrun.engine.errors import ArgumentError
+from flowrun.launcher.data.windows import Windows
+
+DTYPES = ("uint16", "uint32")
+
+
+class Tokens(Windows):
+    """Windows of a token file: {tokens (T,), targets (T,)}, int64, targets one token ahead.
+
+    path: little-endian ids without a header.  length: T; windows do not overlap.
+    dtype: uint16, or uint32 for vocabularies above 65536.
+    """
+
+    def __init__(self, path: str, length: int = 1024, dtype: str = "uint16") -> None:
+        if dtype not in DTYPES:
+            raise ArgumentError("dtype", f"it must be one of {', '.join(DTYPES)}, not {dtype!r}.")
+        file = Path(path).expanduser()
+        if not file.is_file():
+            raise ArgumentError("path", f"there is no file {path}.")
+        if file.stat().st_size % np.dtype(dtype).itemsize:
+            problem = f"{file.stat().st_size} bytes of {path} are no whole number of {dtype}."
+            raise ArgumentError("dtype", problem)
+        count = file.stat().st_size // np.dtype(dtype).itemsize
+        if count <= length:
+            problem = f"{count} tokens of {path} do not fill a window of {length} + 1."
+            raise ArgumentError("length", problem)
+        ids = np.memmap(file, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
+        super().__init__(ids, length)
+
+
+def write_tokens(path: str | Path, pieces: Iterable[Sequence[int]], dtype: str = "uint16") -> int:
+    """Write a token file; return the number of tokens.
+
+    path: file to write.  pieces: sequences of ids.  dtype: uint16 or uint32.  Raise ValueError for
+    an id that does not fit.
+    """
+    largest, total = np.iinfo(dtype).max, 0
+    with Path(path).open("wb") as file:
+        for piece in pieces:
+            ids = np.asarray(piece, dtype=np.int64)
+            if ids.size and not 0 <= ids.min() <= ids.max() <= largest:
+                raise ValueError(f"an id of {ids.min()} to {ids.max()} does not fit {dtype}")
+            file.write(ids.astype(np.dtype(dtype).newbyteorder("<")).tobytes())
+            total += ids.size
+    return total
+
+
+def tokenise(
+    files: Iterable[str | Path],
+    path: str | Path,
+    encode: Callable[[str], Sequence[int]],
+    end: int | None = None,
+    dtype: str = "uint16",
+) -> int:
+    """Write the tokens of text files to a token file; return their number.
+
+    files: text files.  path: file to write.  encode: text -> ids, such as a tokenizer's `encode`.
+    end: an id that follows each file; None: none.  dtype: uint16 or uint32.  Raise ValueError for
+    an id that does not fit.
+    """
+    tail = [] if end is None else [end]
+    texts = (Path(file).read_text(encoding="utf-8") for file in files)
+    return write_tokens(path, ([*encode(text), *tail] for text in texts), dtype)

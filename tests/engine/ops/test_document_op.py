@@ -1,0 +1,58 @@
+"""Attention within documents is dense attention with a mask that is block-diagonal and causal."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flowrun.engine.ops.nn.document_op import document_attention
+
+LENGTH, WIDTH = 16, 8
+DOCUMENTS = {
+    "mixed": [[5, 3, 8, 0], [16, 0, 0, 0], [1, 1, 1, 13]],
+    "whole": [[16], [16], [16]],
+    "gap": [[0, 16, 0], [4, 0, 12], [0, 0, 16]],
+}
+
+
+def draw_heads(dtype: torch.dtype) -> Tensor:
+    """Draw (samples, length, heads, 3, width), as one product makes query, key and value."""
+    draws = torch.Generator().manual_seed(0)
+    made = torch.randn(3, LENGTH, 2, 3, WIDTH, generator=draws, dtype=torch.float64)
+    return made.to(dtype).requires_grad_()
+
+
+def mask_of(documents: Tensor) -> Tensor:
+    """Return which tokens see which: (samples, 1, length, length)."""
+    numbers = (torch.arange(LENGTH)[:, None] >= documents.cumsum(1)[:, None]).sum(-1)
+    same = numbers[:, :, None] == numbers[:, None]
+    return (same & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril())[:, None]
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("lengths", DOCUMENTS.values(), ids=DOCUMENTS)
+def test_it_is_attention_by_a_mask(lengths: list[list[int]], scale: float | None) -> None:
+    heads, documents = draw_heads(torch.float64), torch.tensor(lengths)
+    given = [x.transpose(1, 2) for x in heads.unbind(3)]
+    found, _ = document_attention(*given, documents, scale)
+    masked = F.scaled_dot_product_attention(*given, attn_mask=mask_of(documents), scale=scale)
+    torch.testing.assert_close(found, masked, rtol=1e-12, atol=1e-12)
+    weigh = torch.randn(found.shape, generator=torch.Generator().manual_seed(1)).double()
+    one, other = (torch.autograd.grad((x * weigh).sum(), heads)[0] for x in (found, masked))
+    torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("lengths", DOCUMENTS.values(), ids=DOCUMENTS)
+def test_shapes_and_strides_are_foreseen(lengths: list[list[int]]) -> None:
+    heads = [x.transpose(1, 2) for x in draw_heads(torch.float32).detach().unbind(3)]
+    given = (*(x.requires_grad_() for x in heads), torch.tensor(lengths), None)
+    torch.library.opcheck(torch.ops.flowrun.document_attention.default, given)
+
+
+@pytest.mark.parametrize("lengths", [[5, 3, 7], [20, -4, 0], [9, 9, 0]], ids=str)
+def test_documents_that_do_not_fill_their_sample_are_refused(lengths: list[int]) -> None:
+    given = [x.transpose(1, 2) for x in draw_heads(torch.float32).unbind(3)]
+    with pytest.raises(ValueError, match=r"do not fill sample 0 of 16 tokens"):
+        document_attention(*given, torch.tensor([lengths] * 3), None)

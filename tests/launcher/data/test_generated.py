@@ -1,0 +1,78 @@
+"""Generated data and photographs: the same each time, with classes that can be told apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flowrun.launcher.data.clusters import FeatureClusters, ImageClusters
+from flowrun.launcher.data.masked import Masked
+from flowrun.launcher.data.photographs import Photographs
+from flowrun.launcher.data.text import Text
+
+
+def test_images_of_a_class_are_nearer_to_each_other_than_to_others() -> None:
+    data = ImageClusters(classes=5, samples=40, size=16, spread=0.5)
+    images = torch.stack([data[k]["images"] for k in range(40)])
+    labels = torch.stack([data[k]["labels"] for k in range(40)])
+    assert images.shape == (40, 3, 16, 16) and labels.tolist() == [k % 5 for k in range(40)]
+    distances = torch.cdist(images.flatten(1), images.flatten(1)).fill_diagonal_(torch.inf)
+    assert torch.equal(labels[distances.argmin(1)], labels)
+
+
+def test_features_of_a_class_are_nearer_to_each_other_than_to_others() -> None:
+    data = FeatureClusters(classes=5, samples=40, features=64, spread=0.5)
+    features, labels = data.fields["features"], data.fields["labels"]
+    assert features.shape == (40, 64) and labels.tolist() == [k % 5 for k in range(40)]
+    distances = torch.cdist(features, features).fill_diagonal_(torch.inf)
+    assert torch.equal(labels[distances.argmin(1)], labels)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ImageClusters(3, 9),
+        lambda: FeatureClusters(3, 9, 4),
+        lambda: Photographs(16),
+        lambda: masked(),
+    ],
+    ids=["clusters", "features", "photographs", "masked"],
+)
+def test_items_are_the_same_each_time(make) -> None:  # type: ignore[no-untyped-def]
+    one, other = make(), make()
+    for index in (0, 5):
+        assert all(torch.equal(one[index][name], other[index][name]) for name in one[index])
+
+
+def masked(share: float = 0.25) -> Masked:
+    return Masked(Text(length=32, max_bytes=20_000), 256, 256, share)
+
+
+def test_every_sample_has_as_many_masked_positions() -> None:
+    data, plain = masked(), Text(length=32, max_bytes=20_000)
+    hidden = 0
+    for k in range(100):
+        item, tokens = data[k], plain[k]["tokens"]
+        assert item["positions"].shape == (8,) and len(set(item["positions"].tolist())) == 8
+        assert torch.equal(item["targets"], tokens[item["positions"]])
+        untouched = torch.ones(32, dtype=torch.bool).scatter_(0, item["positions"], False)
+        assert torch.equal(item["tokens"][untouched], tokens[untouched])
+        hidden += int((item["tokens"] == 256).sum())
+    assert 0.75 < hidden / 800 < 0.85
+
+
+def test_photographs_are_windows_of_their_quarter() -> None:
+    data = Photographs(samples=16, size=32)
+    item = data[9]
+    assert item["images"].shape == (3, 32, 32) and int(item["labels"]) == 1
+    assert not torch.equal(data[1]["images"], item["images"])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [Photographs(samples=16), ImageClusters(classes=5, samples=16, size=8)],
+    ids=lambda data: type(data).__name__,
+)
+def test_labels_of_images_need_no_images(data: Photographs | ImageClusters) -> None:
+    method = getattr(data, data.unprepared["labels"])
+    assert [method(k).item() for k in range(16)] == [data[k]["labels"].item() for k in range(16)]
