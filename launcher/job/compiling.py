@@ -1,6 +1,4 @@
-"""The kernels that a recipe asks for: op after op, or compiled here, before workers are forked; on
-CUDA perhaps played as graphs.
-"""
+"""The kernels that a recipe asks for: op after op, or built here, before workers are forked."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ from collections.abc import Callable
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.inductor.compiled import CompiledRegions
-from flowrun.engine.runtime.kernels.cuda_graphs import record_kernels
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.device import device_type
@@ -21,7 +18,7 @@ from flowrun.launcher.recipe.schema import EAGER, HANDWRITTEN, INDUCTOR
 
 def check_runs(recipe: Recipe) -> None:
     """Raises RecipeError for kernels that are there to plan with alone, for a batch job that would
-    run here (slurm.py submits one), for GPUs that this host lacks, and CUDA graphs without CUDA.
+    run here (slurm.py submits one), and for GPUs that this host lacks.
     """
     if recipe.launch.name == "slurm":
         raise RecipeError(
@@ -29,12 +26,7 @@ def check_runs(recipe: Recipe) -> None:
             "slurm is for `flowrun recipe=…`, which submits a job; here it would run on this host.",
             "Write launch.name=local.",
         )
-    if device_type(recipe) == "cpu" and recipe.engine.cuda_graphs:
-        raise RecipeError(
-            "engine.cuda_graphs",
-            "these ranks run on CPUs, which have no CUDA graphs.",
-            "Leave it out, or run on GPUs (launch=local launch.device=cuda).",
-        )
+    device_type(recipe)  # raises where GPUs are asked for that are not here
     if recipe.engine.compiler == HANDWRITTEN:
         raise RecipeError(
             "engine.compiler",
@@ -44,18 +36,18 @@ def check_runs(recipe: Recipe) -> None:
 
 
 def kernels_of(job: Job, training: Rehearsed, say: Callable[[str], None]) -> Kernels:
-    """Return the kernels of training's regions, as engine.compiler and engine.cuda_graphs ask.
+    """Return the kernels of training's regions, as engine.compiler asks.
 
     job, training: the job and its training plan.  say: shows one line to the person who waits.  On
     CUDA every rank compiles for itself: this process must not touch the device.  Raises RecipeError
     if there is no compiler, RunError if it refuses a region.
     """
-    kernels: Kernels = eager_kernels
-    if job.recipe.engine.compiler != EAGER:
-        regions = kernels = compiled_regions(job, training)
-        if job.device_type == "cpu":
-            _compile(regions, say)
-    return record_kernels(kernels) if job.recipe.engine.cuda_graphs else kernels
+    if job.recipe.engine.compiler == EAGER:
+        return eager_kernels
+    regions = compiled_regions(job, training)
+    if job.device_type == "cpu":
+        _compile(regions, say)
+    return regions
 
 
 def _compile(regions: CompiledRegions, say: Callable[[str], None]) -> None:

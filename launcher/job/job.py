@@ -176,9 +176,6 @@ class Job:
         if self.is_foreseeable and (profile := better_cpu(self.recipe)):
             what = f"this host's processor is of another kind, which hardware={profile} foresees."
             out.append(f"hardware={named.name}: {what}")
-        if self.recipe.engine.cuda_graphs:
-            what = "what regions make keeps its memory, so a rank takes more than is foreseen."
-            out.append(f"engine.cuda_graphs: {what}")
         return tuple(out)
 
     @cached_property

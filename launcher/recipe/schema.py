@@ -386,8 +386,6 @@ class Engine:
     compiler: of training's regions: eager (op after op) or inductor (fused C++ or Triton code,
         compiled before the first step and kept on disk; evaluation stays eager); handwritten: the
         kernels of Apex and Megatron-LM (cost/fusion.py), for planning only.
-    cuda_graphs: each region of training is one launch; its outputs keep their memory between
-        steps.
     cache: keep plans on disk, and reuse the plan of an equal model and strategy.
     check_capture: before the first step, compare the captured graph with the model itself on two
         micro-batches; a large model is not compared.
@@ -404,7 +402,6 @@ class Engine:
     keeps_logits: bool = True
     blocking: list[str] = field(default_factory=list)
     compiler: str = EAGER
-    cuda_graphs: bool = False
     cache: bool = True
     check_capture: bool = True
     verify_every: int = 0

@@ -24,7 +24,7 @@ from flowrun.models.mlp import MLP
 Batch = Mapping[str, Tensor]
 Measure = Callable[[Tensor, Batch], Tensor]
 
-STEPS = 10  # test_cuda_graphs.py takes 9
+STEPS = 10
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,6 @@ kernels.py region_program.py   read these first: ops -> source -> function; prog
 overrides.py cpu/   by other kernels than torch's; cpu/: those for CPUs
 fused_attention.py packed_attention.py   attention by device, and that of packed documents
 out_variants.py   results over memory that is there
-cuda_graphs.py live_bytes.py   a region played as a CUDA graph; bytes counted by a dispatch mode
+live_bytes.py   bytes counted by a dispatch mode
 nonfinite.py   where numbers that are not finite arise, when a step is repeated
 """

@@ -32,8 +32,8 @@ def kernel_of(function: Callable[..., Any], any_stride: bool = False) -> Callabl
 def cache_constant() -> Callable[..., Tensor]:
     """Return flow.constant of one op, which copies its numbers to the device only once.
 
-    A copy from the host makes a step wait, and cannot be part of a CUDA graph.  Each call returns
-    a tensor of its own, which its reader may overwrite.
+    A copy from the host makes a step wait.  Each call returns a tensor of its own, which its reader
+    may overwrite.
     """
     made: list[Tensor] = []
 

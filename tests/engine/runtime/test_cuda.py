@@ -20,7 +20,6 @@ from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.drivers.recorder import RecordedRank
 from flowrun.engine.runtime.inductor.compiled import CompiledRegions
 from flowrun.engine.runtime.kernels import fused_attention as attention
-from flowrun.engine.runtime.kernels.cuda_graphs import WARM_STEPS, RecordedKernel, record_kernels
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.kernels.overrides import kernel_of
 from flowrun.engine.runtime.transport.links import Links
@@ -33,7 +32,6 @@ from support.plain_loop import (
     TINY_GPT,
     TINY_MLP,
     Training,
-    largest,
     loss_difference,
     plain_loop,
     seeded,
@@ -63,13 +61,10 @@ def whole_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def a_rank(
-    training: Training, compiler: str = "eager", plays: bool = False
-) -> Iterator[DistributedRank]:
+def a_rank(training: Training, compiler: str = "eager") -> Iterator[DistributedRank]:
     training = replace(training, batches=4 * training.batches)  # tests run more steps
     plan, device = compiled(training, Layout()).plan, torch.device("cuda", 0)
     kernels: Kernels = CompiledRegions(plan, "cuda", 1) if compiler == "inductor" else eager_kernels
-    kernels = record_kernels(kernels) if plays else kernels
     with closing(Links(0, device)) as links:
         values = initial(training)
         yield DistributedRank(plan, 0, training.rows, values, device, links, kernels=kernels)
@@ -94,29 +89,16 @@ def test_bf16_goes_the_same_way(compiler: str) -> None:
     assert loss_difference(losses, plain_loop(TINY_GPT, steps=6)) < 2e-2
 
 
-@pytest.mark.parametrize("compiler", ["eager", "inductor"])
-@pytest.mark.parametrize("training", [TINY_GPT, TINY_CONVNET, NARROW], ids=["gpt", "net", "bf16"])
-def test_graphs_train_as_ops_do(training: Training, compiler: str) -> None:
-    steps, losses = WARM_STEPS + 10, []
-    for plays in (False, True):
-        with a_rank(training, compiler, plays) as rank:
-            losses.append([result["loss"] for result in rank.run(steps)])
-    apart = largest(abs(one - other) / abs(one) for one, other in zip(*losses, strict=True))
-    assert apart < (2e-2 if training is NARROW else 1e-4)
-    assert all(isinstance(k, RecordedKernel) and k.plays for k in rank.body.kernels.values())
-
-
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-@pytest.mark.parametrize("plays", [False, True])
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])
 @pytest.mark.parametrize(
     "training",
     [NARROW, NUMBERS, GPT_PACKED, NARROW_PACKED],
     ids=["bf16", "numbers", "packed", "bf16 packed"],
 )
-def test_no_step_waits_for_the_device(training: Training, compiler: str, plays: bool) -> None:
-    with a_rank(training, compiler, plays) as rank:
-        ready = 12 if plays else 2  # kernels are loaded, handles and recordings made
+def test_no_step_waits_for_the_device(training: Training, compiler: str) -> None:
+    with a_rank(training, compiler) as rank:
+        ready = 2  # kernels are loaded and handles made
         rank.run(ready)
         try:
             torch.cuda.set_sync_debug_mode("error")
@@ -189,11 +171,10 @@ def test_attention_within_documents_is_the_cpus(dtype: torch.dtype, width: int) 
         assert one.stride() == other.stride()
 
 
-@pytest.mark.parametrize("plays", [False, True])
 @pytest.mark.parametrize("training", [GPT_PACKED, NARROW_PACKED], ids=["fp32", "bf16"])
-def test_packed_documents_train_as_on_the_cpu(training: Training, plays: bool) -> None:
+def test_packed_documents_train_as_on_the_cpu(training: Training) -> None:
     steps = 9
-    with a_rank(training, "eager", plays) as rank:
+    with a_rank(training) as rank:
         losses = [result["loss"] for result in rank.run(steps)]
     expected = plain_loop(GPT_PACKED, steps=steps)
     tolerance = 1e-4 if training is GPT_PACKED else 2e-2

@@ -72,16 +72,6 @@ def test_gpus_are_planned_for_and_run_on_where_they_are(monkeypatch: pytest.Monk
         check_runs(recipe)
 
 
-def test_graphs_are_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = load(["recipe=gpt_dp", "engine.cuda_graphs=true", "placement.axes.data=2"])
-    monkeypatch.setattr("flowrun.launcher.recipe.device._num_gpus", lambda: 0)
-    with pytest.raises(RecipeError, match="these ranks run on CPUs"):
-        check_runs(recipe)
-    monkeypatch.setattr("flowrun.launcher.recipe.device._num_gpus", lambda: 2)
-    check_runs(recipe)
-    assert "takes more than is foreseen" in Job(recipe, values=False).notes[-1]
-
-
 @pytest.mark.parametrize(
     ("gpu", "expected", "is_its_own"),
     [

@@ -43,6 +43,7 @@ WRONG = {
     ),
     "recipe=mlp_hybrid 'hardware.levels=[{peer_s: -1}]'": ("hardware.levels.0.peer_s", "0 or more"),
     "recipe=mlp_hybrid ~data.path": ("~data.path", "nothing to delete"),
+    "recipe=mlp_hybrid engine.cuda_graphs=true": ("engine.cuda_graphs", "were removed"),
     "recipe=mlp_hybrid optim.lr=inf": ("optim.lr", "at most 1e+38"),
     "recipe=mlp_hybrid optim.lr=1e40": ("optim.lr", "at most 1e+38"),
     "recipe=gpt_tp optim.clip_norm=inf": ("optim.clip_norm", "a finite number"),
