@@ -22,7 +22,8 @@ def test_every_folder_with_code_is_a_listed_package() -> None:
 
 
 def test_models_know_nothing_of_the_engine() -> None:
-    kept = r"flowrun\.engine\.(ir\.own_files|ops\.nn\.document_op|errors)\b"  # which know no engine either
+    # these know no engine either
+    kept = r"flowrun\.engine\.(ir\.own_files|ops\.nn\.document_op|errors)\b"
     for file in (ROOT / "models").rglob("*.py"):
         assert "flowrun.engine" not in re.sub(kept, "", file.read_text()), file
     for name in ("ir/own_files", "ops/nn/document_op"):
