@@ -20,8 +20,7 @@ from flowrun.engine.passes.mirrored_view import rows_by_rank
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.commands.load_run import load_run
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.job.materials import with_steps
-from flowrun.launcher.job.recipe_strategy import AUTOCAST
+from flowrun.launcher.job.materials import make_task, with_steps
 from flowrun.launcher.model.build import loss_of
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
@@ -70,10 +69,11 @@ def evaluate(
             "no samples are held out, so there is nothing to evaluate on.",
             "Write eval.batches=8 eval.fraction=0.05: the last samples of the data set.",
         )
-    _check_loss(job.materials.task)
+    task = make_task(recipe, run.model, job.materials.example)
+    _check_loss(task)
     whole = job.plans.step_results()
     batches = range(job.eval_steps)
-    results = [_batch_results(job, run.model, _micro_batches(job, k), whole) for k in batches]
+    results = [_batch_results(job, task, _micro_batches(job, k), whole) for k in batches]
     before = load([f"recipe={run_folder / RECIPE}"])
     return Evaluation(
         run.step,
@@ -89,20 +89,19 @@ def _micro_batches(job: Job, number: int) -> list[Batch]:
     return [sampler(number, part, rows) for part in range(job.recipe.train.micro_batches)]
 
 
-def _batch_results(
-    job: Job, model: nn.Module, parts: Sequence[Batch], whole: Collection[str]
-) -> Results:
+def _batch_results(job: Job, task: Task, parts: Sequence[Batch], whole: Collection[str]) -> Results:
     """Compute the loss and the metrics of a batch as the run does.
 
-    model: with the weights.  parts: micro-batches.  whole: results that are those of the batch in
-    one piece; all others are means over micro-batches, and over ranks in the mirrored view.
+    task: its model has the weights.  parts: micro-batches.  whole: results that are those of the
+    batch in one piece; all others are means over micro-batches, and over ranks in the mirrored
+    view.
     """
     pieces = [piece for part in parts for piece in rows_by_rank(part, job.strategy)]
-    found = [_results(job, model, piece) for piece in pieces]
+    found = [_results(task, piece) for piece in pieces]
     out: Results = {name: sum(each[name] for each in found) / len(found) for name in found[0]}
     if whole:
         batch = {name: torch.cat([each[name] for each in parts]) for name in parts[0]}
-        of_batch = _results(job, model, batch)
+        of_batch = _results(task, batch)
         out.update({name: of_batch[name] for name in whole})
     return out
 
@@ -135,11 +134,10 @@ def _note_buffers(job: Job) -> Iterator[str]:
 
 
 @torch.no_grad()
-def _results(job: Job, model: nn.Module, batch: Batch) -> dict[str, float]:
+def _results(task: Task, batch: Batch) -> dict[str, float]:
     """Compute the loss and the metrics of what the model computes at once."""
-    task, dtype = job.materials.task, AUTOCAST[job.recipe.precision.dtype]
-    with torch.autocast("cpu", dtype, enabled=dtype is not None):
-        output = model(**{argument: batch[name] for argument, name in task.inputs.items()})
+    with torch.autocast("cpu", task.autocast, enabled=task.autocast is not None):
+        output = task.model(**{argument: batch[name] for argument, name in task.inputs.items()})
         loss = loss_of(task.loss, output, batch)
         metrics = {name: metric(output, batch) for name, metric in dict(task.metrics).items()}
     return {"loss": float(loss), **{name: float(value) for name, value in metrics.items()}}

@@ -70,19 +70,8 @@ def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
     with data_errors():
         example = sampler(0, 0, slice(0, recipe.micro_batch_size))
     sampler = replace(sampler, forms=forms_of(example))
-    inputs = build.task_inputs(recipe, described.model, example)
-    check_labels(described.model, inputs, recipe.task.loss, data)
-    task = Task(
-        described.model,
-        inputs,
-        build.instantiate_loss(recipe),
-        build.instantiate_metrics(recipe),
-        autocast=AUTOCAST[recipe.precision.dtype],
-        low_precision_attention=device_type != "cpu",
-        seed=recipe.train.seed,
-        keep_logits=recipe.engine.keeps_logits,
-        run_checks=recipe.engine.check,
-    )
+    task = make_task(recipe, described.model, example, device_type)
+    check_labels(described.model, task.inputs, recipe.task.loss, data)
     plan = read_plan(described.model, recipe.plan_axis) if recipe.plan_axis else ()
     return Materials(
         model=described.model,
@@ -95,6 +84,26 @@ def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
         task=task,
         notes=(*described.notes, *notes_of(data), *_notes_of_plan(described.model, recipe)),
         plan=plan,
+    )
+
+
+def make_task(recipe: Recipe, model: nn.Module, example: Batch, device_type: str = "cpu") -> Task:
+    """Make what a run computes with a model, of which there may be several: the one that ranks
+    train, and one that a command loads.
+
+    example: a batch that the model is to read.  The model is made ready for such batches: one of
+    transformers attends within packed documents.  Raises RecipeError.
+    """
+    return Task(
+        model,
+        build.task_inputs(recipe, model, example),
+        build.instantiate_loss(recipe),
+        build.instantiate_metrics(recipe),
+        autocast=AUTOCAST[recipe.precision.dtype],
+        low_precision_attention=device_type != "cpu",
+        seed=recipe.train.seed,
+        keep_logits=recipe.engine.keeps_logits,
+        run_checks=recipe.engine.check,
     )
 
 

@@ -273,7 +273,8 @@ def instantiate_metrics(recipe: Recipe) -> dict[str, LossFunction]:
 
 def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) -> dict[str, str]:
     """Map arguments of the model to batch fields, by the recipe's `task.inputs` or by equal names;
-    documents of packed data go in by themselves.
+    documents of packed data go in by themselves, and a model of transformers attends within them
+    from now on: they are the inputs of this instance of the model alone.
 
     item: one of the data set.  Raises RecipeError for a field that it lacks.
     """

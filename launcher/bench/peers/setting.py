@@ -16,7 +16,7 @@ from flowrun.engine.runtime.rank.readback import copy_to_device
 from flowrun.launcher.bench.suite import Peer
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
-from flowrun.launcher.model.build import instantiate_model, loss_of
+from flowrun.launcher.model.build import instantiate_model, loss_of, task_inputs
 
 PeerBatch = Mapping[str, Tensor]
 TrainStep = Callable[
@@ -43,8 +43,10 @@ class Setting:
         return self.job.recipe.train.micro_batches
 
     def model(self) -> nn.Module:
-        """The recipe's, made anew by plain torch."""
-        return instantiate_model(self.job.recipe)
+        """Make the recipe's model by plain torch, ready for the batches that the ranks read."""
+        model = instantiate_model(self.job.recipe)
+        task_inputs(self.job.recipe, model, self.job.materials.example)
+        return model
 
     def batches(self, parts: int = 1, part: int = 0) -> Iterator[PeerBatch]:
         """Yield micro-batches; of each, number `part` of `parts` equal parts.
