@@ -16,7 +16,7 @@ import torch
 from hypothesis import settings
 
 from flowrun.engine import pipeline
-from support.command import kill_running
+from support.runs.command import kill_running
 
 settings.register_profile("flowrun", deadline=None, derandomize=True, database=None)
 settings.load_profile("flowrun")

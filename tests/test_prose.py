@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from support.prose import ROOT, docstrings, findings
+from support.checks.prose import ROOT, docstrings, findings
 
 FILES = sorted(
     file

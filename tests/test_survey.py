@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flowrun.engine.errors import FlowrunError
-from support.survey import CASES, Verdict, verdict
+from support.nets.survey import CASES, Verdict, verdict
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "measured" / "ops.md").read_text()
 WRITTEN = {

@@ -33,7 +33,7 @@ from flowrun.engine.ir.graph import BACKWARD, FORWARD  # noqa: E402
 from flowrun.engine.ir.placement import local_slices  # noqa: E402
 from flowrun.engine.ir.sbp import B, NdSbp, P, S, Sbp, format_nd_sbp  # noqa: E402
 from flowrun.engine.rehearsal.rehearsal import rehearse  # noqa: E402
-from support.unit_pipeline import unit_plan, unit_seconds  # noqa: E402
+from support.plans.unit_pipeline import unit_plan, unit_seconds  # noqa: E402
 
 FOLDER = ROOT / "docs" / "tutorial"
 CELL = 22

@@ -20,11 +20,11 @@ sys.path.insert(0, str(ROOT / "tests"))
 import torch  # noqa: E402
 
 from flowrun.engine.errors import FlowrunError  # noqa: E402
-from support.architecture import BOUND, LAYOUTS, STEPS, Apart, apart, in_double  # noqa: E402
-from support.architectures import ARCHITECTURES, training  # noqa: E402
-from support.layouts import Layout, captured, compiled, virtual_run  # noqa: E402
-from support.plain_loop import Trained, Training, plain_loop  # noqa: E402
-from support.vision import versions  # noqa: E402
+from support.layouts.grids import Layout, captured, compiled, virtual_run  # noqa: E402
+from support.layouts.plain_loop import Trained, Training, plain_loop  # noqa: E402
+from support.nets.architecture import BOUND, LAYOUTS, STEPS, Apart, apart, in_double  # noqa: E402
+from support.nets.architectures import ARCHITECTURES, training  # noqa: E402
+from support.nets.vision import versions  # noqa: E402
 
 FILE = ROOT / "docs" / "measured" / "architectures.md"
 PAGE = """# Architectures

@@ -21,9 +21,9 @@ import torch  # noqa: E402
 
 from flowrun.engine.errors import FlowrunError  # noqa: E402
 from flowrun.engine.proof.kept_rows import SHIPPED, kept_rows, rows_text, shipped_rows  # noqa: E402
-from support.layouts import compiled, virtual_run  # noqa: E402
-from support.plain_loop import plain_loop  # noqa: E402
-from support.survey import CASES, verdict  # noqa: E402
+from support.layouts.grids import compiled, virtual_run  # noqa: E402
+from support.layouts.plain_loop import plain_loop  # noqa: E402
+from support.nets.survey import CASES, verdict  # noqa: E402
 
 FILE = ROOT / "docs" / "measured" / "ops.md"
 BOUND = 1e-5

@@ -3,7 +3,7 @@
 They say which nodes are backward, which run for an effect instead of a result, which cannot be
 read, and which line of the user's code each came from.
 
-Relied upon (tests/behaviour/training/test_custom_functions.py, test_checks.py): nodes that autograd
+Relied upon (tests/behaviour/nets/test_custom_functions.py, test_checks.py): nodes that autograd
 made have the `partitioner_tag` "is_backward", and what a user's autograd.Function computes in its
 backward has none; `with_effects(token, op, *arguments)` makes a token, then what the op makes;
 `stack_trace` is Python's, innermost frame last.

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from flowrun.engine.actors.plan import Plan
-from support.layouts import Layout, compiled
-from support.plain_loop import Training, gpt, mlp
+from support.layouts.grids import Layout, compiled
+from support.layouts.plain_loop import Training, gpt, mlp
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 TESTS = Path(__file__).resolve().parents[1]

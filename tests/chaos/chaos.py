@@ -37,8 +37,8 @@ from chaos.hosts_of_run import StruckRun
 from chaos.verdicts import Observed, faults, table
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import find_all
-from support.command import free_port, losses, workplace
-from support.linked_hosts import LinkedHosts, find_obstacle
+from support.runs.command import free_port, losses, workplace
+from support.runs.linked_hosts import LinkedHosts, find_obstacle
 
 _LINGER_S = 2  # a worker whose launcher was killed ends a moment after it
 _EARLY = 0.25  # share of the moments before workers are there
@@ -180,7 +180,7 @@ class Chaos:
         if blow.shape not in self.undisturbed:
             folder = self._new_folder(f"undisturbed {blow.shape}")
             run = self._start(blow, folder, "run", self.subject.words)
-            begin = time.monotonic()  # the first start takes long (support/warm_start.py)
+            begin = time.monotonic()  # the first start takes long (support/runs/warm_start.py)
             plan = folder / "run" / "plan.txt"
             run.wait_for_workers(plan, self._ranks(blow), UNDISTURBED_S)
             there = time.monotonic()

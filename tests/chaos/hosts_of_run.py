@@ -13,8 +13,8 @@ import psutil
 
 from chaos.blows import HOST, LAUNCHER, LINK, RUN, STOP, TWICE_S, WORKER, Blow, Strike
 from chaos.verdicts import Ended
-from support.linked_hosts import LinkedHosts
-from support.warm_start import start
+from support.runs.linked_hosts import LinkedHosts
+from support.runs.warm_start import start
 
 _POLL_S = 0.01
 _GONE_S = 10  # until a process that was killed is gone

@@ -25,7 +25,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from chaos.hosts_of_run import StruckRun
-from support.command import losses
+from support.runs.command import losses
 
 WORDS = (
     "recipe=gpt_hybrid",

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from flowrun.launcher.recipe.compose import load
-from support.small_recipes import RECIPES, overrides_of
+from support.plans.small_recipes import RECIPES, overrides_of
 
 FILE = "{file}"  # in the words of a case: the path of its recipe
 FILES = {file.stem: file for file in RECIPES}

@@ -20,8 +20,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from support.command import RECIPE, Command, free_port, run_folder
-from support.linked_hosts import LinkedHosts, find_obstacle
+from support.runs.command import RECIPE, Command, free_port, run_folder
+from support.runs.linked_hosts import LinkedHosts, find_obstacle
 
 HANG_S, LATE_S = 4.0, 5.0
 # fault -> what the error must say

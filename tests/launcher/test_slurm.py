@@ -16,7 +16,7 @@ from flowrun.launcher.commands.resume import find_continuation
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from flowrun.launcher.store.checkpoint import FOLDER, RECIPE, Checkpoint
-from support.command import Command, losses, run_folder, workplace
+from support.runs.command import Command, losses, run_folder, workplace
 
 # Stands where Slurm would: keeps the batch file and answers as sbatch does.
 SBATCH = """#!/bin/sh

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
-from support.small_recipes import RECIPES, overrides_of, small_job
+from support.plans.small_recipes import RECIPES, overrides_of, small_job
 
 PINNED = Path(__file__).with_suffix(".json")
 STEPS = ("train.steps=3", "train.save=false", "eval.batches=0", "launch=virtual")

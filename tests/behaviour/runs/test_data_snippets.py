@@ -11,7 +11,7 @@ from flowrun.launcher.data.tokens import write_tokens
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.model.build import instantiate_data
 from flowrun.launcher.recipe.compose import load
-from support.vision import is_installed
+from support.nets.vision import is_installed
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "how_to" / "data.md").read_text()
 USUAL = "defaults: [/model: mlp, /optim: sgd, /launch: virtual]\n"

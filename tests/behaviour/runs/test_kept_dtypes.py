@@ -14,8 +14,8 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.report.notes import notes
 from flowrun.launcher.run import run
-from support.command import losses
-from support.workplace import workplace  # noqa: F401
+from support.runs.command import losses
+from support.runs.workplace import workplace  # noqa: F401
 
 RECIPE = """\
 defaults: [/model: mlp, /data: digits, /optim: adamw, /launch: virtual]

@@ -21,7 +21,7 @@ from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from flowrun.launcher.samples.open_files import reopen_files
 from flowrun.launcher.samples.sampler import Sampler, forms_of
-from support.command import Command, losses, run_folder, workplace
+from support.runs.command import Command, losses, run_folder, workplace
 
 X = torch.arange(40.0).view(20, 2)
 

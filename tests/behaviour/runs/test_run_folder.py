@@ -17,7 +17,7 @@ from flowrun.launcher.report.report import advice_on
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import alone
-from support.command import losses, workplace
+from support.runs.command import losses, workplace
 
 
 @pytest.fixture(scope="module")

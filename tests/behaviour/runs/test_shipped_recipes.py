@@ -14,7 +14,7 @@ from flowrun.launcher.job.job import Job, WorkUnit
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.report.progress import units
 from support.pinned_plans import PINNED, TORCH, digest, texts
-from support.small_recipes import RECIPES, small_job
+from support.plans.small_recipes import RECIPES, small_job
 
 ALL = pytest.mark.parametrize("recipe", RECIPES, ids=lambda file: file.stem)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from flowrun.engine.passes.search.search_sbp import note
-from support.searches import search_of
+from support.plans.searches import search_of
 
 ROUNDING = 1e-11  # of a sum of some thousand costs, added in another order
 QUICK = {  # recipe -> keys that make it smaller still

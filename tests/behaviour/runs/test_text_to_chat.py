@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flowrun.launcher.commands.load_run import load_run
 from flowrun.launcher.data.corpus.tokenizer import digest_ids
-from support.command import Command
+from support.runs.command import Command
 
 pytestmark = pytest.mark.processes
 

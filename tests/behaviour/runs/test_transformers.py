@@ -23,9 +23,9 @@ from flowrun.launcher.model.build import instantiate_model
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
-from support.architectures import ARCHITECTURES
-from support.command import losses
-from support.transformers_models import LENGTH, VOCABULARY
+from support.nets.architectures import ARCHITECTURES
+from support.nets.transformers_models import LENGTH, VOCABULARY
+from support.runs.command import losses
 
 DATA = f"""\
 import torch
@@ -41,9 +41,7 @@ class Tokens:
         return {{"input_ids": tokens, "labels": tokens.clone()}}
 """
 STEPS, LR = 2, 0.1
-SAME = (
-    1e-5  # relative: float32 sums in another order, as in behaviour/training/test_architectures.py
-)
+SAME = 1e-5  # relative: float32 sums in another order, as in behaviour/nets/test_architectures.py
 
 
 @dataclass(frozen=True)

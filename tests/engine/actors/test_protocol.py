@@ -1,6 +1,6 @@
 """The actor protocol: invariants, values and registers, with acts and messages in any order.
 
-The plans and their simulation are in support/small_plans.py.
+The plans and their simulation are in support/plans/small_plans.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from flowrun.engine.actors.protocol import (
     violations,
     wire,
 )
-from support.small_plans import Edge, Fault, Simulation, SmallPlan, small_plans
+from support.plans.small_plans import Edge, Fault, Simulation, SmallPlan, small_plans
 
 
 class AnyOrder(RuleBasedStateMachine):

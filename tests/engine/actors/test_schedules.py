@@ -12,9 +12,9 @@ from flowrun.engine.actors.plan import READER
 from flowrun.engine.actors.schedules import held_micro_batches
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.rehearsal.rehearsal import rehearse
-from support.layouts import Layout, compiled
-from support.plain_loop import VOCABULARY, gpt, seeded
-from support.unit_pipeline import unit_plan, unit_seconds
+from support.layouts.grids import Layout, compiled
+from support.layouts.plain_loop import VOCABULARY, gpt, seeded
+from support.plans.unit_pipeline import unit_plan, unit_seconds
 
 TABLE = [  # stages, micro-batches, 1F1B = 3 (m + p - 1), zero bubble (ZB-H1, Qi et al. 2023)
     (2, 4, 15, 13),

@@ -11,7 +11,7 @@ import pytest
 
 from flowrun.engine.actors.plan import BOX, RECEIVE, SEND, Plan
 from flowrun.engine.actors.standstill import Owed, RankState, describe_owed, find_owed
-from support.quiet_ranks import (
+from support.plans.quiet_ranks import (
     COMPUTES,
     ISSUES,
     LOSES,
@@ -21,8 +21,8 @@ from support.quiet_ranks import (
     Fault,
     QuietRanks,
 )
-from support.small_recipes import small_job
-from support.unit_pipeline import unit_plan
+from support.plans.small_recipes import small_job
+from support.plans.unit_pipeline import unit_plan
 
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 STEPS = 2

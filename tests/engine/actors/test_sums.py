@@ -13,8 +13,8 @@ from flowrun.engine.actors.sums import find_reused_addends, find_unordered_resul
 from flowrun.engine.cost.footprint import Footprint
 from flowrun.engine.ops.flow.update import accumulate
 from flowrun.engine.runtime.kernels import region_program
-from support.layouts import Layout, compiled, run_plan
-from support.plain_loop import gpt
+from support.layouts.grids import Layout, compiled, run_plan
+from support.layouts.plain_loop import gpt
 
 GPT = gpt(blocks=1, width=16)
 

@@ -25,7 +25,7 @@ from flowrun.engine.ir.sbp import (
     format_nd_sbp,
 )
 from flowrun.engine.runtime.transport.transport import run_route
-from support.logical import box, grid_placement, lay_out, line, put_together, whole_numbers
+from support.layouts.logical import box, grid_placement, lay_out, line, put_together, whole_numbers
 
 PROPERTY = settings(max_examples=200)
 

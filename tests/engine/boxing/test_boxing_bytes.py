@@ -12,7 +12,7 @@ from flowrun.engine.boxing.boxing import path_bytes
 from flowrun.engine.boxing.crossing import route, slices_of_ranks, transfer_sbps
 from flowrun.engine.ir.sbp import P_MAX, B, NdSbp, P, S, Sbp, format_nd_sbp
 from flowrun.engine.runtime.transport.transport import run_route
-from support.logical import box, grid_placement, lay_out, line, whole_numbers
+from support.layouts.logical import box, grid_placement, lay_out, line, whole_numbers
 
 SHAPE = (12, 12)
 T = 12 * 12 * 4

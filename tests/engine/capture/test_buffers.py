@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from flowrun.engine.capture.capture import capture_evaluation
-from support.layouts import Layout, example, run_plan, task, virtual_run
-from support.plain_loop import classifier, micro_batch_loop, pins
+from support.layouts.grids import Layout, example, run_plan, task, virtual_run
+from support.layouts.plain_loop import classifier, micro_batch_loop, pins
 
 STEPS = 3
 

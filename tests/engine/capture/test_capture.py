@@ -23,8 +23,8 @@ from flowrun.engine.capture.capture import Task, capture, capture_evaluation
 from flowrun.engine.capture.node_reader import MOST_NUMBERS
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph
-from support.layouts import example, task
-from support.plain_loop import BLOCKS, TINY_GPT
+from support.layouts.grids import example, task
+from support.layouts.plain_loop import BLOCKS, TINY_GPT
 
 
 class Inner(nn.Module):

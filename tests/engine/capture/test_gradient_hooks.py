@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from flowrun.engine.capture.capture import Task, capture
 from flowrun.engine.capture.node_reader import MOST_NUMBERS
 from flowrun.engine.errors import RecipeError
-from support.layouts import Layout, virtual_run
-from support.plain_loop import classifier, micro_batch_loop, pins
+from support.layouts.grids import Layout, virtual_run
+from support.layouts.plain_loop import classifier, micro_batch_loop, pins
 
 Hook = Callable[[Tensor], Any]
 

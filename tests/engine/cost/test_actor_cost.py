@@ -10,8 +10,8 @@ from flowrun.engine.actors.plan import RegionWork
 from flowrun.engine.compile import compile_training
 from flowrun.engine.ir.graph import FORWARD
 from flowrun.engine.strategy import Strategy
-from support.layouts import Layout, example, strategy, task
-from support.plain_loop import mlp
+from support.layouts.grids import Layout, example, strategy, task
+from support.layouts.plain_loop import mlp
 
 TRAINING = mlp()
 

@@ -8,9 +8,9 @@ from flowrun.engine.ir.graph import FORWARD, PHASES, LogicalGraph
 from flowrun.engine.lowering.add_regions import Region, form_regions, is_communication
 from flowrun.engine.pipeline import PASSES
 from flowrun.engine.strategy import Strategy, Zero
-from support.graph_text import one_axis, one_rank_stages, rewritten
-from support.layouts import LAYOUTS, Layout, compiled
-from support.plain_loop import TINY_GPT
+from support.layouts.grids import LAYOUTS, Layout, compiled
+from support.layouts.plain_loop import TINY_GPT
+from support.plans.graph_text import one_axis, one_rank_stages, rewritten
 
 
 def told(regions: tuple[Region, ...]) -> list[str]:

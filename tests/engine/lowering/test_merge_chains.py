@@ -17,9 +17,9 @@ from flowrun.engine.lowering.merge_chains import join_regions
 from flowrun.engine.pipeline import PASSES, lower
 from flowrun.engine.rehearsal.rehearsal import Rehearsal, rehearse
 from flowrun.engine.strategy import Strategy
-from support.graph_text import one_axis, one_rank_stages, rewritten
-from support.layouts import LAYOUTS, Layout, compiled, run_plan, strategy
-from support.plain_loop import TINY_GPT, Training, mlp
+from support.layouts.grids import LAYOUTS, Layout, compiled, run_plan, strategy
+from support.layouts.plain_loop import TINY_GPT, Training, mlp
+from support.plans.graph_text import one_axis, one_rank_stages, rewritten
 
 ONE_BATCH = mlp(micro_batches=1)
 TRAININGS = {"gpt": TINY_GPT, "one micro-batch": ONE_BATCH}

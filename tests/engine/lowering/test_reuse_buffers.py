@@ -17,9 +17,9 @@ from flowrun.engine.ops.nn import cross_entropy
 from flowrun.engine.ops.traits import has
 from flowrun.engine.pipeline import PASSES, lower
 from flowrun.engine.runtime.kernels.out_variants import can_write, into
-from support.graph_text import graph_of, one_axis, rewritten
-from support.layouts import Layout, compiled
-from support.plain_loop import TINY_GPT
+from support.layouts.grids import Layout, compiled
+from support.layouts.plain_loop import TINY_GPT
+from support.plans.graph_text import graph_of, one_axis, rewritten
 
 BEGIN = """
     feed x = %x: float32[6, 4]

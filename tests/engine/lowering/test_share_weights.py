@@ -22,8 +22,8 @@ from flowrun.engine.runtime.transport.shared_weight_memory import (
     side_by_side,
     wholes,
 )
-from support.layouts import Layout, compiled, initial
-from support.plain_loop import gpt, mlp
+from support.layouts.grids import Layout, compiled, initial
+from support.layouts.plain_loop import gpt, mlp
 
 # a weight, what is gathered of it, its gradient as a partial sum and as a shard, its next value
 NAMES = ("w", "whole", "partial", "grad", "new", "shown", "late")

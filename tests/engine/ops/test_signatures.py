@@ -19,9 +19,9 @@ from flowrun.engine.ir.sbp import B, P, Partial, S, Sbp, Split
 from flowrun.engine.ir.signature import NdSignature, OpView, Signature, places, rows
 from flowrun.engine.ops import registry
 from flowrun.engine.proof.simulated_ranks import OpSample, lay_out, sample
-from support.op_samples import all_samples
-from support.sample_values import T
-from support.table_verdict import missing_rows, row_holds, wrong_rows
+from support.samples.op_samples import all_samples
+from support.samples.sample_values import T
+from support.samples.table_verdict import missing_rows, row_holds, wrong_rows
 
 SAMPLES = all_samples()
 BY_SAMPLE = pytest.mark.parametrize("given", SAMPLES, ids=[s.label for s in SAMPLES])

@@ -13,7 +13,7 @@ from flowrun.engine.ir.signature import torch_callable
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.traits import has, is_engine_op, is_random, is_view
 from flowrun.engine.proof.simulated_ranks import OpSample
-from support.op_samples import all_samples
+from support.samples.op_samples import all_samples
 
 SAMPLES: Mapping[str, OpSample] = {sample.op.target: sample for sample in all_samples()}
 BY_TARGET = pytest.mark.parametrize("target", sorted(SAMPLES))

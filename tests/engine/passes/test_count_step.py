@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from flowrun.engine.actors.plan import READER
 from flowrun.engine.ir.graph import COUNT, FORWARD, WEIGHTS
 from flowrun.launcher.report.show_plan import timeline
-from support.layouts import Layout, cluster, compiled, compiled_evaluation, virtual_run
-from support.plain_loop import (
+from support.layouts.grids import Layout, cluster, compiled, compiled_evaluation, virtual_run
+from support.layouts.plain_loop import (
     MOMENTUM,
     Batch,
     Training,

@@ -10,8 +10,8 @@ import pytest
 from flowrun.engine.ir.graph import LogicalGraph, Op
 from flowrun.engine.ops.nn import cross_entropy
 from flowrun.engine.ops.nn.loss import COUNT
-from support.layouts import Layout, compiled
-from support.plain_loop import gpt
+from support.layouts.grids import Layout, compiled
+from support.layouts.plain_loop import gpt
 
 GPT = gpt(blocks=1, width=16, micro_batches=1)
 

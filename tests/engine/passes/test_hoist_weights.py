@@ -28,7 +28,7 @@ from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.pipeline import PASSES
 from flowrun.engine.strategy import Strategy, Zero
-from support.graph_text import one_axis, rewritten, through
+from support.plans.graph_text import one_axis, rewritten, through
 
 F32, BF16 = torch.float32, torch.bfloat16
 

@@ -23,7 +23,7 @@ from flowrun.engine.ir.sbp import B, NdSbp, P, S, Sbp
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.pipeline import PASSES
 from flowrun.engine.strategy import Strategy, Zero
-from support.graph_text import assert_ops, one_axis, one_rank_stages, rewritten
+from support.plans.graph_text import assert_ops, one_axis, one_rank_stages, rewritten
 
 SHAPE = (4, 4)
 Reader = tuple[Sbp, int, str]  # what it reads, stage, phase

@@ -12,8 +12,8 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import STAGED, LogicalGraph
 from flowrun.engine.pipeline import advance
 from flowrun.engine.strategy import Kept
-from support.layouts import Layout, captured, strategy
-from support.plain_loop import Training, gpt
+from support.layouts.grids import Layout, captured, strategy
+from support.layouts.plain_loop import Training, gpt
 
 TRAINING = gpt(1, 16)
 NARROW = replace(TRAINING, autocast=torch.bfloat16)

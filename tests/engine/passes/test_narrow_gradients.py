@@ -7,7 +7,7 @@ import pytest
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.passes.narrow_gradients import narrow_gradients
 from flowrun.engine.passes.update.update_ops import update_ops
-from support.graph_text import assert_ops, graph_of, one_rank_stages
+from support.plans.graph_text import assert_ops, graph_of, one_rank_stages
 
 CAST = """
     parameter w = %w: float32[4, 4]

@@ -16,9 +16,16 @@ from flowrun.engine.ops.traits import has
 from flowrun.engine.passes.recompute import recompute
 from flowrun.engine.passes.search.search_sbp import assign_sbp
 from flowrun.engine.strategy import Recompute
-from support.graph_text import TWO_LAYERS, assert_ops, graph_of, one_rank_stages, rewritten, through
-from support.layouts import Layout, Run, compiled, virtual_run
-from support.plain_loop import gpt
+from support.layouts.grids import Layout, Run, compiled, virtual_run
+from support.layouts.plain_loop import gpt
+from support.plans.graph_text import (
+    TWO_LAYERS,
+    assert_ops,
+    graph_of,
+    one_rank_stages,
+    rewritten,
+    through,
+)
 
 GPT = gpt(blocks=2, width=16)
 KEPT = [(), ("matmul",), ("boxing",)]

@@ -8,7 +8,7 @@ from flowrun.engine.ir.graph import BACKWARD, WEIGHT_GRAD, LogicalGraph
 from flowrun.engine.passes.split_weight_grads import split_weight_grads
 from flowrun.engine.passes.stages.split_stages import split_stages
 from flowrun.engine.passes.update.update_ops import update_ops
-from support.graph_text import graph_of, one_rank_stages, rewritten
+from support.plans.graph_text import graph_of, one_rank_stages, rewritten
 
 THROUGH = (split_stages, update_ops, split_weight_grads)
 TWO_STAGES = (("a", "act"), ("b",))

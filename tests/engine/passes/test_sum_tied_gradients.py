@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowrun.engine.passes.sum_tied_gradients import sum_tied_gradients
-from support.graph_text import assert_ops, graph_of, one_rank_stages
+from support.plans.graph_text import assert_ops, graph_of, one_rank_stages
 
 # Three uses of one weight, two of them on stage 0; autograd sums, then transposes.
 TIED = """

@@ -12,7 +12,7 @@ from flowrun.engine.proof.call_form import CallForm, call_forms
 from flowrun.engine.proof.experiment import experiment
 from flowrun.engine.proof.in_child import experiments
 from flowrun.engine.proof.simulated_ranks import sample
-from support.parse_form import parse_form
+from support.plans.parse_form import parse_form
 
 R = torch.randn
 

@@ -23,7 +23,7 @@ from flowrun.engine.proof.kept_rows import (
     rows_text,
     shipped_rows,
 )
-from support.parse_form import parse_form
+from support.plans.parse_form import parse_form
 
 # The gradient of max pooling writes at positions that it does not check: a wrong row, as most are
 # that are tried, writes beyond a piece.

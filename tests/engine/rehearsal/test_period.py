@@ -12,7 +12,7 @@ from flowrun.engine.rehearsal.clock import Clock
 from flowrun.engine.rehearsal.rehearsal import rehearse
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
-from support.tight_plan import tight_plan
+from support.plans.tight_plan import tight_plan
 
 GPT = "recipe=gpt_pp model.depth=4 data.max_bytes=100000 eval.batches=0 engine.cache=false"
 

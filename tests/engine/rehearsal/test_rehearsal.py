@@ -16,9 +16,9 @@ from flowrun.engine.errors import PlanError
 from flowrun.engine.ir.graph import COUNT, UPDATE, WEIGHTS
 from flowrun.engine.rehearsal.rehearsal import rehearse
 from flowrun.engine.runtime.drivers import virtual
-from support.layouts import LAYOUTS, Layout, cluster, compiled, run_plan
-from support.plain_loop import TINY_GPT, Training, image_batches, mlp
-from support.tight_plan import tight_plan
+from support.layouts.grids import LAYOUTS, Layout, cluster, compiled, run_plan
+from support.layouts.plain_loop import TINY_GPT, Training, image_batches, mlp
+from support.plans.tight_plan import tight_plan
 
 TINY_MLP = mlp(micro_batches=4)
 DEEP_MLP = mlp(micro_batches=16)

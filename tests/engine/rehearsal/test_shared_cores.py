@@ -19,7 +19,7 @@ from flowrun.engine.rehearsal.rehearsal import rehearse
 from flowrun.engine.rehearsal.shared_cores import SharedCores
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
-from support.tight_plan import MAKE, USE, tight_plan
+from support.plans.tight_plan import MAKE, USE, tight_plan
 
 GPT = "recipe=gpt_pp model.depth=4 data.max_bytes=100000 eval.batches=0 engine.cache=false"
 ONE_STAGE = ("placement.stages=1", "placement.axes={data: 2}", "train.micro_batches=2")

@@ -25,9 +25,8 @@ from flowrun.engine.runtime.kernels.overrides import kernel_of
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.engine.trace.trace import COMPUTE
 from flowrun.models.mlp import MLP
-from support.layouts import Layout, compiled, initial
-from support.packed import GPT_PACKED
-from support.plain_loop import (
+from support.layouts.grids import Layout, compiled, initial
+from support.layouts.plain_loop import (
     TINY_CONVNET,
     TINY_GPT,
     TINY_MLP,
@@ -36,6 +35,7 @@ from support.plain_loop import (
     plain_loop,
     seeded,
 )
+from support.nets.packed import GPT_PACKED
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 

@@ -7,8 +7,8 @@ import pytest
 from flowrun.engine.hardware.hardware import Hardware, Products
 from flowrun.engine.strategy import Recompute
 from flowrun.engine.trace.model_flops import model_flops, utilisation
-from support.layouts import Layout, compiled
-from support.plain_loop import TINY_GPT, TINY_MLP
+from support.layouts.grids import Layout, compiled
+from support.layouts.plain_loop import TINY_GPT, TINY_MLP
 
 LAYOUTS = (
     Layout(data=2),

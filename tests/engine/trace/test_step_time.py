@@ -10,8 +10,8 @@ from flowrun.engine.actors.plan import BOX, RECEIVE, SEND
 from flowrun.engine.compile import Rehearsed, plan_training
 from flowrun.engine.trace.step_time import StepTime, measure_steps
 from flowrun.engine.trace.trace import COMPUTE, FLIGHT, ISSUE, RUN, SLEEP, TAKE, TraceEvent
-from support.layouts import Layout, captured, compiled, strategy
-from support.plain_loop import gpt
+from support.layouts.grids import Layout, captured, compiled, strategy
+from support.layouts.plain_loop import gpt
 
 TRAINING = gpt(blocks=1, width=16, samples=8, micro_batches=2)
 LATE_NS = 10**9

@@ -7,7 +7,7 @@ from dataclasses import replace
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.trace.stragglers import find_straggler
-from support.unit_pipeline import unit_plan
+from support.plans.unit_pipeline import unit_plan
 
 
 def two_stages_of_three() -> Plan:

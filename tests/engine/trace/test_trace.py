@@ -27,8 +27,8 @@ from flowrun.engine.trace.trace import (
     replace_with_device_times,
     step_number,
 )
-from support.layouts import Layout, captured, compiled, initial, strategy
-from support.plain_loop import mlp
+from support.layouts.grids import Layout, captured, compiled, initial, strategy
+from support.layouts.plain_loop import mlp
 
 STEPS, TRACED = 6, 3
 LAYOUTS = [

@@ -28,7 +28,7 @@ from flowrun.engine.ir.graph import (
 from flowrun.engine.ir.sbp import B, P, S
 from flowrun.engine.pipeline import TRAINING, advance
 from flowrun.engine.verify.graph_rules import verify
-from support.graph_text import one_axis, two_layers
+from support.plans.graph_text import one_axis, two_layers
 
 STRATEGY = one_axis("data", micro_batches=2)
 

@@ -18,7 +18,7 @@ from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import B, P
 from flowrun.engine.strategy import Strategy
 from flowrun.engine.verify.plan_rules import validate
-from support.graph_text import SGD, two_layers
+from support.plans.graph_text import SGD, two_layers
 
 PLACEMENTS = tuple(Placement((("data", 2),), ranks) for ranks in ((0, 1), (2, 3)))
 

@@ -16,7 +16,7 @@ from flowrun.launcher.bench.process import _reason, execute
 from flowrun.launcher.bench.runs import FLOWRUN, Run
 from flowrun.launcher.bench.suite import Peer
 from flowrun.launcher.recipe.compose import load
-from support.command import Command, run_folder
+from support.runs.command import Command, run_folder
 
 SUITE = """\
 defaults: [base]

@@ -14,7 +14,7 @@ from flowrun.launcher.cli import main
 from flowrun.launcher.commands.evaluate import evaluate
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
-from support.saved_run import TINY, save_run
+from support.runs.saved_run import TINY, save_run
 
 LOSS = """\
 import torch

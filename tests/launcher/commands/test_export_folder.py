@@ -17,8 +17,8 @@ from flowrun.launcher.commands.export_folder import export_folder
 from flowrun.launcher.commands.load_run import load_run
 from flowrun.launcher.commands.sample import sample
 from flowrun.launcher.text.generate import Drawing
-from support.saved_run import TINY, save_run
-from support.small_tokenizer import save_tokenizer
+from support.runs.saved_run import TINY, save_run
+from support.samples.small_tokenizer import save_tokenizer
 
 TOKENS = torch.tensor([[1, 5, 200, 7, 0, 3]])
 LLAMA = """\

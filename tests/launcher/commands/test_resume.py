@@ -24,7 +24,7 @@ from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import FOLDER, Checkpoint, find_all
-from support.command import workplace
+from support.runs.command import workplace
 
 RUN = ("recipe=small", "launch=virtual", "optim=adamw", "eval.every=4", "train.keep=0")
 

@@ -13,8 +13,8 @@ from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from flowrun.launcher.store.checkpoint import ABOUT, About
-from support.saved_run import TINY
-from support.small_tokenizer import save_tokenizer
+from support.runs.saved_run import TINY
+from support.samples.small_tokenizer import save_tokenizer
 
 DATA = ("data.path=notes.txt", "data.tokenizer=bpe", "model.vocabulary=280")
 RUN = (*TINY, *DATA, "launch=virtual", "placement.axes.data=1", "engine.check_capture=false")

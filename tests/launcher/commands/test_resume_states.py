@@ -21,7 +21,7 @@ from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import FOLDER
-from support.command import losses, workplace
+from support.runs.command import losses, workplace
 
 NET = """\
 from torch import nn

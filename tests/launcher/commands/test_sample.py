@@ -23,8 +23,8 @@ from flowrun.launcher.run import run
 from flowrun.launcher.store.checkpoint import find_all
 from flowrun.launcher.terminal.console import printable
 from flowrun.launcher.text.generate import Drawing, generate
-from support.saved_run import TINY, save_run
-from support.small_tokenizer import save_tokenizer
+from support.runs.saved_run import TINY, save_run
+from support.samples.small_tokenizer import save_tokenizer
 
 SHORT = Drawing(tokens=12, temperature=0)
 

@@ -9,7 +9,7 @@ import pytest
 
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import plan
-from support.command import Command, losses, run_folder, workplace
+from support.runs.command import Command, losses, run_folder, workplace
 
 MLP = ["recipe=mlp_data_parallel"]
 

@@ -20,7 +20,7 @@ from flowrun.launcher.job.forked import fork_concurrently, run_in_fork, start_fo
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.job_plans import JobPlans
 from flowrun.launcher.recipe.compose import load
-from support.command import workplace
+from support.runs.command import workplace
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from flowrun.launcher.job.plan_cache import PlanCache
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
-from support.command import Command, losses, run_folder, workplace
+from support.runs.command import Command, losses, run_folder, workplace
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from flowrun.launcher.launch.watch import (
     find_silence,
     waits_inside,
 )
-from support.unit_pipeline import unit_plan
+from support.plans.unit_pipeline import unit_plan
 
 
 def test_a_run_hangs_after_a_minute_or_twenty_foreseen_steps() -> None:

@@ -24,8 +24,8 @@ from flowrun.launcher.model.deferred import LEAST_BYTES, Unrecordable, defer
 from flowrun.launcher.model.initial import initial_of, named_tensors
 from flowrun.launcher.model.replay import Geometry
 from flowrun.launcher.recipe.compose import load
-from support.architectures import ARCHITECTURES
-from support.constructors import MODULES, FromArrays, Tables
+from support.nets.architectures import ARCHITECTURES
+from support.samples.constructors import MODULES, FromArrays, Tables
 
 CPU = torch.device("cpu")
 GPT = ["recipe=gpt_tp", "model.depth=2", "data.max_bytes=100000", "engine.cache=false"]

@@ -18,7 +18,7 @@ from flowrun.launcher.model.build import instantiate_model
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
-from support.command import losses, workplace
+from support.runs.command import losses, workplace
 
 MODEL = """\
 import torch

@@ -13,7 +13,7 @@ from flowrun.launcher.place.place import Placed, place
 from flowrun.launcher.place.saved import save
 from flowrun.launcher.place.show_placements import ten, why
 from flowrun.launcher.recipe.compose import load
-from support.placements import SMALL
+from support.plans.placements import SMALL
 
 LIMITED = [
     *SMALL,

@@ -18,7 +18,7 @@ from flowrun.launcher.place.placement_search import search
 from flowrun.launcher.place.planner import Planner
 from flowrun.launcher.place.space import Branch, Candidate
 from flowrun.launcher.recipe.compose import load
-from support.placements import SMALL
+from support.plans.placements import SMALL
 
 
 class Once(Planner):

@@ -18,7 +18,7 @@ from flowrun.launcher.report.notes import notes
 from flowrun.launcher.report.show_plan import plan_report
 from flowrun.launcher.run import run
 from flowrun.launcher.terminal.console import wide_console
-from support.small_tokenizer import save_tokenizer
+from support.samples.small_tokenizer import save_tokenizer
 
 MLP = "recipe=mlp_data_parallel"  # data 2, no pins
 UNPINNED = "axis other divides nothing: its 2 ranks do the same work; pin with sbp"

@@ -8,7 +8,7 @@ from flowrun.engine.actors.plan import PLAN_LEVELS
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import LEVELS
 from flowrun.launcher.report.show_level import EXPLAINED, check_level, level_report
-from support.small_recipes import RECIPES, small_job
+from support.plans.small_recipes import RECIPES, small_job
 
 RECIPE = next(file for file in RECIPES if file.stem == "mlp_pipeline")
 

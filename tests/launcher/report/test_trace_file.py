@@ -13,7 +13,7 @@ import pytest
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
-from support.command import Command, run_folder, workplace
+from support.runs.command import Command, run_folder, workplace
 
 TRACED = 2
 

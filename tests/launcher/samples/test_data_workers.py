@@ -20,8 +20,8 @@ from flowrun.launcher.job.forked import run_in_fork
 from flowrun.launcher.job.segments import RankRows, ReadingOrder, Segment
 from flowrun.launcher.samples.data_workers import BatchReading, DataWorkers, _share
 from flowrun.launcher.samples.sampler import Sampler
-from support.stepwise import Noisy
-from support.stepwise import sampler as stepwise_sampler
+from support.layouts.stepwise import Noisy
+from support.layouts.stepwise import sampler as stepwise_sampler
 
 T = TypeVar("T")
 ORDER = ReadingOrder(

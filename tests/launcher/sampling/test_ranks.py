@@ -16,7 +16,7 @@ from flowrun.launcher.commands.sample import go_on, open_in_layout, open_source
 from flowrun.launcher.sampling.ranks import RanksModel
 from flowrun.launcher.text.codec import Codec
 from flowrun.launcher.text.generate import Drawing
-from support.saved_run import TINY, save_run
+from support.runs.saved_run import TINY, save_run
 
 PROMPT, GREEDY = "def ", Drawing(tokens=6, temperature=0)
 

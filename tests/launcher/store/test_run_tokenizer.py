@@ -13,7 +13,7 @@ from flowrun.launcher.store.run_tokenizer import (
     keep_tokenizer,
     use_own_tokenizer,
 )
-from support.small_tokenizer import save_tokenizer
+from support.samples.small_tokenizer import save_tokenizer
 
 
 @pytest.mark.parametrize("named", ["words", "words/tokenizer.json"])

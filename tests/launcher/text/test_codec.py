@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.text.codec import ByteCodec, Codec, TokenizerCodec, codec_of, read_tokenizer
-from support.small_tokenizer import TEXT, save_tokenizer
+from support.samples.small_tokenizer import TEXT, save_tokenizer
 
 BYTES = {"_target_": "flowrun.launcher.data.text.Text"}
 

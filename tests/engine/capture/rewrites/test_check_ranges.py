@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from flowrun.engine.errors import RunError
 from flowrun.engine.ops.flow.ranges import CHECK, OutOfRange, check_range
-from support.layouts import Layout, compiled, virtual_run
-from support.plain_loop import MOMENTUM, Batch, Training, pins, seeded
+from support.layouts.grids import Layout, compiled, virtual_run
+from support.layouts.plain_loop import MOMENTUM, Batch, Training, pins, seeded
 
 ROWS, CLASSES, SAMPLES, LENGTH = 12, 8, 8, 4
 Loss = Callable[[Tensor, Batch], Tensor]

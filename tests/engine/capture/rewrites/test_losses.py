@@ -17,8 +17,8 @@ from flowrun.engine.ops.math.reduce import log_sum_exp
 from flowrun.engine.ops.nn import cross_entropy
 from flowrun.engine.ops.nn.loss import nll_of_classes
 from flowrun.models import losses
-from support.layouts import example, task
-from support.plain_loop import Training, gpt
+from support.layouts.grids import example, task
+from support.layouts.plain_loop import Training, gpt
 
 GPT = gpt(blocks=1, width=16)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from flowrun.engine.capture.capture import capture
 from flowrun.engine.ops.shapes.index import PUT_UNDER_MASK
-from support.layouts import Layout, example, task
-from support.odd_models import DATA, STAGES, TENSOR, Net, assert_trains_alike, trains_of
+from support.layouts.grids import Layout, example, task
+from support.nets.odd_models import DATA, STAGES, TENSOR, Net, assert_trains_alike, trains_of
 
 
 def _of_elements(z: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from flowrun.engine.capture.capture import Task, capture
 from flowrun.engine.capture.rewrites.strided_views import walk
 from flowrun.engine.errors import RecipeError
-from support.layouts import Layout, virtual_run
-from support.plain_loop import MOMENTUM, Training, loss_difference, plain_loop, seeded
+from support.layouts.grids import Layout, virtual_run
+from support.layouts.plain_loop import MOMENTUM, Training, loss_difference, plain_loop, seeded
 
 
 class Net(nn.Module):

@@ -14,7 +14,7 @@ from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.passes.layout.infer_sbp import infer_sbp, infer_update
 from flowrun.engine.passes.search.search_sbp import assign_sbp
 from flowrun.engine.strategy import Pin, Strategy
-from support.graph_text import SGD, assert_ops, one_axis, rewritten, through
+from support.plans.graph_text import SGD, assert_ops, one_axis, rewritten, through
 
 COLUMNS_THEN_ROWS = (
     Pin("a.weight", "variable", "tensor", S(0)),

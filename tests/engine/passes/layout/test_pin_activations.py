@@ -8,7 +8,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.passes.layout.pin_activations import pin_activations
 from flowrun.engine.strategy import Pin
-from support.graph_text import assert_ops, graph_of, one_axis, two_layers
+from support.plans.graph_text import assert_ops, graph_of, one_axis, two_layers
 
 BLOCKS = """
     parameter blocks.0.fc.weight = %w0: float32[4, 4]

@@ -9,7 +9,7 @@ import pytest
 from flowrun.engine.ir.sbp import S
 from flowrun.engine.passes.search.weigh import WEIGHTS
 from flowrun.engine.strategy import Auto
-from support.searches import search_of, words
+from support.plans.searches import search_of, words
 
 GPT3 = (
     "model=gpt3_175b",

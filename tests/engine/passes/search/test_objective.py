@@ -18,8 +18,8 @@ from flowrun.engine.passes.search.search_network import search
 from flowrun.engine.passes.search.weigh import BYTES_ALONE, search_by_memory
 from flowrun.engine.passes.stages.split_stages import split_stages
 from flowrun.engine.strategy import Auto, Strategy
-from support.graph_text import one_axis, two_layers
-from support.unit_pipeline import unit_plan
+from support.plans.graph_text import one_axis, two_layers
+from support.plans.unit_pipeline import unit_plan
 
 MICRO_BATCHES = 5
 MODULES = {1: (), 2: (("a",), ("act", "b"))}  # of the stages

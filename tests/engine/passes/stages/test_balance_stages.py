@@ -18,8 +18,8 @@ from flowrun.engine.passes.stages.balance_stages import (
     balance_cuts,
 )
 from flowrun.engine.passes.stages.split_stages import split_stages
-from support.layouts import Layout, compiled, example, strategy, task
-from support.plain_loop import Training, gpt
+from support.layouts.grids import Layout, compiled, example, strategy, task
+from support.layouts.plain_loop import Training, gpt
 
 SECONDS = st.integers(0, 20)
 

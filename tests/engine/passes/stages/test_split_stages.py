@@ -12,7 +12,7 @@ from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.hardware.network import Level
 from flowrun.engine.passes.stages.chosen_stages import read_stages
 from flowrun.engine.passes.stages.split_stages import split_stages
-from support.graph_text import TWO_LAYERS, assert_ops, graph_of, one_rank_stages, two_layers
+from support.plans.graph_text import TWO_LAYERS, assert_ops, graph_of, one_rank_stages, two_layers
 
 LISTED = one_rank_stages(2, stage_modules=(("a", "act"), ("b",)))
 

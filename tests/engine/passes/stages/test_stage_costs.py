@@ -18,7 +18,7 @@ from flowrun.engine.passes.stages.split_stages import line_to_cut
 from flowrun.engine.pipeline import advance
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.place.repeated_blocks import RepeatedBlocks, cut_after_blocks
-from support.small_recipes import RECIPES, small_job
+from support.plans.small_recipes import RECIPES, small_job
 
 DEPTH = 6
 RECIPE = next(recipe for recipe in RECIPES if recipe.stem == "gpt3_175b")

@@ -10,7 +10,7 @@ from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.passes.update.shard_optimizer import shard_optimizer
 from flowrun.engine.pipeline import PASSES
 from flowrun.engine.strategy import Pin, Strategy, Zero
-from support.graph_text import (
+from support.plans.graph_text import (
     SGD,
     TWO_LAYERS,
     assert_ops,

@@ -12,7 +12,7 @@ from flowrun.engine.ir.graph import BACKWARD, UPDATE, LogicalGraph
 from flowrun.engine.passes.stages.split_stages import split_stages
 from flowrun.engine.passes.update.update_ops import update_ops
 from flowrun.engine.strategy import Optimizer, ParameterGroup
-from support.graph_text import assert_ops, graph_of, one_rank_stages, rewritten, two_layers
+from support.plans.graph_text import assert_ops, graph_of, one_rank_stages, rewritten, two_layers
 
 TWO_STAGES = (("a", "act"), ("b",))
 THROUGH = (split_stages, update_ops)

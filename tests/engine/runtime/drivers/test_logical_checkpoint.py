@@ -27,8 +27,8 @@ from flowrun.engine.runtime.rank.shards import (
     collect_shards,
     make_whole_shard,
 )
-from support.layouts import FIVE, Layout, cluster, compiled
-from support.plain_loop import gpt
+from support.layouts.grids import FIVE, Layout, cluster, compiled
+from support.layouts.plain_loop import gpt
 
 SIX = (
     *FIVE,

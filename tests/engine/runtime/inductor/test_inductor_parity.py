@@ -11,9 +11,8 @@ import pytest
 
 from flowrun.engine.runtime.inductor.compiled import CompiledRegions
 from flowrun.models.gpt import GPT
-from support.layouts import CLIP, Layout, compiled, run_plan
-from support.packed import LENGTH, trainings
-from support.plain_loop import (
+from support.layouts.grids import CLIP, Layout, compiled, run_plan
+from support.layouts.plain_loop import (
     MEGATRON,
     STEPS,
     TINY_MLP,
@@ -24,6 +23,7 @@ from support.plain_loop import (
     plain_loop,
     weight_difference,
 )
+from support.nets.packed import LENGTH, trainings
 
 LOSS_TOLERANCE = 1e-5
 WEIGHT_TOLERANCE = {"adamw": 1e-3, "sgd": 1e-5}

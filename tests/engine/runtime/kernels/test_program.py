@@ -14,8 +14,8 @@ from flowrun.engine.ops.flow import update
 from flowrun.engine.runtime.inductor.compiled import CompiledRegions
 from flowrun.engine.runtime.kernels.kernels import batch_updates
 from flowrun.engine.runtime.kernels.program import ProgramCall, describe
-from support.layouts import Layout, compiled
-from support.plain_loop import gpt
+from support.layouts.grids import Layout, compiled
+from support.layouts.plain_loop import gpt
 
 GPT = gpt(blocks=3, width=16)
 

@@ -12,8 +12,8 @@ from flowrun.engine.runtime.kernels.cpu import products
 from flowrun.engine.runtime.kernels.program import ProgramCall
 from flowrun.engine.runtime.kernels.region_program import region_program
 from flowrun.engine.runtime.rank.rank import Rank
-from support.layouts import Layout, compiled, run_plan, virtual_run
-from support.plain_loop import gpt
+from support.layouts.grids import Layout, compiled, run_plan, virtual_run
+from support.layouts.plain_loop import gpt
 
 GPT = gpt(blocks=1, width=16)
 ALONE = Layout()

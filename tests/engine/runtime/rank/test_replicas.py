@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.runtime.rank.replicas import ReplicaDifference, compare, digest
-from support.layouts import Layout, compiled
-from support.plain_loop import mlp
+from support.layouts.grids import Layout, compiled
+from support.layouts.plain_loop import mlp
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from flowrun.engine.ir.graph import LogicalGraph
-from support.layouts import Layout, compiled, run_plan
-from support.plain_loop import gpt
+from support.layouts.grids import Layout, compiled, run_plan
+from support.layouts.plain_loop import gpt
 
 NO_GRAPH = LogicalGraph((), {})
 

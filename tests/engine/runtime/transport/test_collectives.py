@@ -27,8 +27,8 @@ from flowrun.engine.runtime.transport.transport import (
     layout_of,
     run_group,
 )
-from support.gloo import start_ranks
-from support.logical import lay_out, line, whole_numbers
+from support.layouts.gloo import start_ranks
+from support.layouts.logical import lay_out, line, whole_numbers
 
 pytestmark = pytest.mark.processes
 

@@ -18,7 +18,7 @@ from flowrun.engine.runtime.transport.inbox import Inbox
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.engine.runtime.transport.pending import PeerGone
 from flowrun.engine.runtime.transport.transport import BucketLayout, GroupLayout
-from support.gloo import start_ranks
+from support.layouts.gloo import start_ranks
 
 pytestmark = pytest.mark.processes
 

@@ -23,7 +23,7 @@ from flowrun.launcher.launch.hosts.alone import HostsChanged
 from flowrun.launcher.launch.hosts.hosts import Hosts
 from flowrun.launcher.launch.hosts.meeting import Host
 from flowrun.launcher.recipe.schema import Launch, nodes_of
-from support.command import free_port
+from support.runs.command import free_port
 
 
 class One:

@@ -1,0 +1,277 @@
+"""A run's folder in which something is not as it was written: said before anything starts, with the
+checkpoint to take instead; and what is the user's own there stays.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.commands.export import export
+from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed, find_continuation
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.report.metric_lines import list_lines_before
+from flowrun.launcher.report.record import METRICS
+from flowrun.launcher.run import run
+from flowrun.launcher.store import weight_files as weights
+from flowrun.launcher.store.checkpoint import FOLDER, find_all, prepare
+from support.runs.command import workplace
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a run with checkpoints after 2 and 4 steps."""
+    place = workplace(tmp_path_factory.mktemp("runs"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.syspath_prepend(place)
+        patch.delitem(sys.modules, "samples", raising=False)
+        run(load(["recipe=small", "launch=virtual", "train.save_every=2"]), place / "whole")
+        yield place / "whole"
+    sys.modules.pop("samples", None)
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    """A copy, to be damaged."""
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+class Hostile:
+    """Its pickle makes a folder."""
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return os.mkdir, ("hostile",)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 1
+    file.write_bytes(content)
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def gone(file: Path) -> None:
+    file.unlink()
+
+
+def garbage(file: Path) -> None:
+    file.write_bytes(b"\xff\x00\xfe" * 50)
+
+
+def hostile(file: Path) -> None:
+    file.write_bytes(pickle.dumps(Hostile()))
+
+
+def other_pickle(file: Path) -> None:
+    file.write_bytes(pickle.dumps([1, 2]))
+
+
+def of_step_2(file: Path) -> None:
+    shutil.copy(file.parents[1] / "step_00000002" / file.name, file)
+
+
+def a_list(file: Path) -> None:
+    file.write_text("[1, 2]")
+
+
+def longer(file: Path) -> None:
+    with file.open("ab") as opened:
+        opened.write(b"\0")
+
+
+def shorter(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def flip_last(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 128
+    file.write_bytes(content)
+
+
+def flip_first(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[0] ^= 1
+    file.write_bytes(content)
+
+
+def a_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def nowhere(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("nowhere")
+
+
+SHARD = "rank00000.safetensors"
+ANYTHING = (gone, cut, empty, flip, garbage, longer, a_folder, nowhere)
+DAMAGES = [
+    *(
+        (SHARD, damage)
+        for damage in (*ANYTHING, of_step_2, shorter, flip_first, flip_last, hostile)
+    ),
+    *(("checkpoint.json", damage) for damage in (*ANYTHING, of_step_2, a_list, other_pickle)),
+    *(("recipe.yaml", damage) for damage in (*ANYTHING, a_list)),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"), DAMAGES, ids=[f"{name}-{damage.__name__}" for name, damage in DAMAGES]
+)
+def test_a_checkpoint_that_is_not_whole_is_told_with_the_one_before(
+    folder: Path,
+    name: str,
+    damage: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    damage(folder / FOLDER / "step_00000004" / name)
+    with pytest.raises(RecipeError) as told:
+        checkpoint_of(folder)
+    assert "checkpoints/step_00000004 is not whole" in told.value.problem
+    assert told.value.instead.startswith("--step 2 takes the checkpoint before it")
+    assert checkpoint_of(folder, 2).step == 2
+    assert not (tmp_path / "hostile").exists()
+
+
+def test_files_of_another_rank_are_told(folder: Path) -> None:
+    newest = folder / FOLDER / "step_00000004"
+    files = [newest / SHARD, newest / "rank00001.safetensors"]
+    contents = [file.read_bytes() for file in files]
+    for file, content in zip(files, reversed(contents), strict=True):
+        file.write_bytes(content)
+    with pytest.raises(RecipeError, match=SHARD):
+        checkpoint_of(folder)
+
+
+def test_where_none_is_whole_nothing_is_offered(folder: Path) -> None:
+    for checkpoint in find_all(folder):
+        gone(checkpoint.folder / SHARD)
+    with pytest.raises(RecipeError, match="There is no whole one before it"):
+        checkpoint_of(folder)
+    with pytest.raises(RecipeError, match=r"no checkpoint in .* is whole; the newest: rank00000"):
+        find_continuation(resumed_recipe(folder), folder)
+
+
+def resumed_recipe(folder: Path, *overrides: str) -> Recipe:
+    """The recipe of a run."""
+    return load([f"recipe={folder / 'recipe.yaml'}", "train.steps=8", *overrides])
+
+
+def test_a_run_that_was_put_back_goes_on_from_the_newest_that_is_whole(folder: Path) -> None:
+    cut(folder / FOLDER / "step_00000004" / SHARD)
+    start = find_continuation(resumed_recipe(folder), folder)[1]
+    assert start is not None
+    assert start.step == 2
+
+
+def test_export_refuses_a_checkpoint_that_is_not_whole(folder: Path) -> None:
+    (folder / weights.FILE).unlink()
+    flip(folder / FOLDER / "step_00000004" / SHARD)
+    with pytest.raises(RecipeError, match=f"{SHARD}: it has changed since it was written"):
+        export(folder)
+    assert export(folder, 2).exists()
+
+
+# ---- the run's own recipe and metrics ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", [gone, cut, empty, garbage, a_list])
+def test_a_recipe_that_lost_keys_is_told_with_the_copy(
+    folder: Path, damage: Callable[[Path], None]
+) -> None:
+    damage(folder / "recipe.yaml")
+    with pytest.raises(RecipeError) as told:
+        compose_resumed(checkpoint_of(folder), ["train.steps=8"])
+    copy = folder / FOLDER / "step_00000004" / "recipe.yaml"
+    assert told.value.instead == f"cp {copy} {folder / 'recipe.yaml'} brings it back."
+    shutil.copy(copy, folder / "recipe.yaml")
+    assert compose_resumed(checkpoint_of(folder), ["train.steps=8"]).train.steps == 8
+
+
+@pytest.mark.parametrize("text", ["no JSON\n{}\n", "[1]\n{}\n", '{"loss": 1}\n{}\n', "\n{}\n"])
+def test_lines_that_are_no_metrics_are_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / METRICS).write_text(text)
+    with pytest.raises(RecipeError, match="line 1 is no JSON object with a step"):
+        list_lines_before(tmp_path / METRICS, 4)
+
+
+def test_metrics_that_cannot_be_read_are_told_before_the_start(folder: Path) -> None:
+    start = checkpoint_of(folder)
+    garbage(folder / METRICS)
+    with pytest.raises(RecipeError, match="it cannot be read: UnicodeDecodeError"):
+        run(compose_resumed(start, ["train.steps=8"]), folder, start=start)
+    (folder / METRICS).unlink()
+    (folder / METRICS).mkdir()
+    with pytest.raises(RecipeError, match="it cannot be read: IsADirectoryError"):
+        run(compose_resumed(start, ["train.steps=8"]), folder, start=start)
+
+
+def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_text('{"step": 0}\n{"step": 1}\n{"step": 2}\n{"st')
+    assert list_lines_before(tmp_path / METRICS, 2) == ['{"step": 0}', '{"step": 1}']
+
+
+# ---- what is the user's own ----------------------------------------------------------------------
+
+
+def test_what_flowrun_did_not_write_stays(folder: Path) -> None:
+    checkpoints = folder / FOLDER
+    own = [
+        folder / "notes.partial",
+        folder / "weights.safetensors.partial.partial",
+        checkpoints / "step_2.partial",
+        checkpoints / "mine.partial",
+        checkpoints / "step_99",
+        checkpoints / "step_00000099",
+    ]
+    for file in own:
+        file.write_text("mine")
+    folders = [folder / "other.partial", checkpoints / "step_00000002_copy2"]
+    for each in folders:
+        each.mkdir()
+    left = [checkpoints / "step_00000005.partial", checkpoints / "gone_step_00000001.partial"]
+    for each in left:
+        each.mkdir()
+    (folder / "weights.safetensors.partial").touch()
+    (folder / "ema.safetensors.partial").mkdir()
+    prepare(folder, resumed=True)
+    assert all(each.exists() for each in (*own, *folders, folder / "ema.safetensors.partial"))
+    assert not any(each.exists() for each in (*left, folder / "weights.safetensors.partial"))
+    assert [checkpoint.step for checkpoint in find_all(folder)] == [2, 4]
+
+
+def test_a_training_goes_on_beside_a_copied_checkpoint(folder: Path) -> None:
+    copy = folder / FOLDER / "step_00000004_copy2"
+    shutil.copytree(folder / FOLDER / "step_00000004", copy)
+    start = checkpoint_of(folder)
+    run(compose_resumed(start, ["train.steps=6"]), folder, start=start)
+    assert [checkpoint.step for checkpoint in find_all(folder)] == [4, 6]
+    assert json.loads((copy / "checkpoint.json").read_text())["step"] == 4
+
+
+def test_only_shards_of_ranks_are_shards(tmp_path: Path) -> None:
+    for name in ("weights.rank00001.safetensors", "weights.rank_mine.safetensors"):
+        (tmp_path / name).touch()
+    weights.drop_shards(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["weights.rank_mine.safetensors"]

@@ -1,0 +1,143 @@
+"""Parameters that are unlike most: narrow, complex, of no dims, tables of sparse gradients, frozen
+ones that forward changes; recurrent layers, and gradients within forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flowrun.engine.ops.flow.update import adamw, sgd
+from support.layouts.grids import Layout
+from support.nets.odd_models import (
+    CLASSES,
+    DATA,
+    STAGES,
+    TENSOR,
+    TOKENS,
+    VOCABULARY,
+    WIDTH,
+    ZERO,
+    Net,
+    assert_trains_alike,
+    trains_of,
+)
+
+
+class Scaled(Net):
+    """Scales by a number, and by a complex weight between Fourier transforms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.w = nn.Parameter(torch.randn(WIDTH // 2 + 1, dtype=torch.cfloat))
+        self.unused = nn.Parameter(torch.randn(3))
+        self.register_buffer("empty", torch.zeros(0, dtype=torch.int16))
+
+    def between(self, z: Tensor) -> Tensor:
+        made: Tensor = torch.fft.irfft(torch.fft.rfft(torch.relu(z)) * self.w, n=WIDTH) * self.scale
+        return made
+
+
+class Momentum(Net):
+    """A frozen copy of a weight follows it, by forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copy = nn.Parameter(torch.randn(WIDTH, WIDTH), requires_grad=False)
+
+    def between(self, z: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.copy.mul_(0.9).add_(self.a.weight, alpha=0.1)
+        return torch.tanh(z + z @ self.copy)
+
+
+class Penalised(Net):
+    """A gradient of what it makes is part of it."""
+
+    def between(self, z: Tensor) -> Tensor:
+        x = z.detach().clone().requires_grad_(True)
+        (g,) = torch.autograd.grad(self.h(torch.tanh(x)).logsumexp(1).sum(), x, create_graph=True)
+        return z + g
+
+
+@pytest.mark.parametrize("layout", [DATA, STAGES, ZERO], ids=str)
+@pytest.mark.parametrize("model", [Scaled, Momentum, Penalised])
+def test_an_odd_parameter_trains_as_in_plain_torch(model: type[Net], layout: Layout) -> None:
+    assert_trains_alike(trains_of(model), layout)
+
+
+class Recurrent(nn.Module):
+    """Tokens, a table of sparse gradients, a recurrent layer."""
+
+    def __init__(self, make: Callable[..., nn.RNNBase], **settings: Any) -> None:
+        super().__init__()
+        self.e = nn.Embedding(VOCABULARY, 12, sparse=True)
+        self.l = make(12, 8, batch_first=True, **settings)
+        self.h = nn.LazyLinear(CLASSES * 4)
+        self.h(self.l(torch.zeros(1, 2, 12))[0])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        made: Tensor = self.h(self.l(self.e(tokens))[0])
+        return made
+
+
+RECURRENT: dict[str, tuple[Callable[..., nn.RNNBase], dict[str, Any]]] = {
+    "lstm": (nn.LSTM, {"num_layers": 2}),
+    "lstm, projected": (nn.LSTM, {"proj_size": 5}),
+    "gru": (nn.GRU, {"bidirectional": True}),
+    "rnn": (nn.RNN, {"nonlinearity": "relu"}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*rojections")  # torch's own, of oneDNN
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.thorough if kind == "lstm" else ())
+        for kind in RECURRENT
+    ],
+)
+def test_recurrent_layers_and_sparse_tables_train_as_in_plain_torch(kind: str) -> None:
+    make, settings = RECURRENT[kind]
+    training = trains_of(lambda: Recurrent(make, **settings), TOKENS, split={"e.weight": 0})
+    assert_trains_alike(training, DATA)
+    if kind == "gru":
+        assert_trains_alike(training, TENSOR)
+
+
+NARROW = [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex64]
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("name", ["sgd", "momentum", "nesterov", "adamw"])
+def test_an_update_is_that_of_torchs_optimizer_in_every_dtype(
+    name: str, dtype: torch.dtype
+) -> None:
+    """torch's own fused kernel of SGD is wrong in bf16 and fp16 on a CPU."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(100, dtype=dtype, generator=generator)
+    plain, own = nn.Parameter(start.clone()), start.clone()
+    momentum = 0.0 if name == "sgd" else 0.9
+    given = {"momentum": momentum, "nesterov": name == "nesterov", "weight_decay": 0.01}
+    optimizer: torch.optim.Optimizer
+    if name == "adamw":
+        optimizer = torch.optim.AdamW([plain], lr=0.1, eps=1e-3, foreach=False)
+    else:
+        optimizer = torch.optim.SGD([plain], lr=0.1, foreach=False, **given)  # type: ignore[arg-type]
+    states = [torch.zeros_like(own) for _ in range({"sgd": 0, "adamw": 2}.get(name, 1))]
+    for step in range(1, 4):
+        grad = torch.randn(100, dtype=dtype, generator=generator)
+        plain.grad = grad.clone()
+        optimizer.step()
+        rate, number = torch.tensor(0.1), torch.tensor(float(step))
+        if name == "adamw":
+            numbers = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-3, "weight_decay": 0.01}
+            adamw(own, grad, *states, lr=rate, step=number, **numbers)
+        else:
+            sgd(own, grad, *states, lr=rate, **given)
+    torch.testing.assert_close(own, plain.detach(), rtol=1e-5, atol=1e-6)

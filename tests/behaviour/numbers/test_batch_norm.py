@@ -1,0 +1,136 @@
+"""Batch norm in the consistent view: the statistics of one device with the whole micro-batch.
+
+Losses within 1e-5 relative, weights and running statistics within 1e-5: float32 sums in another
+order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flowrun.engine.runtime.drivers.virtual import VirtualCluster
+from support.layouts.grids import Layout, compiled, compiled_evaluation, virtual_run
+from support.layouts.plain_loop import (
+    Training,
+    classifier,
+    micro_batch_loop,
+    plain_evaluation,
+    seeded,
+)
+from support.nets.normed_net import NORMED, Normed
+
+STEPS = 3
+
+
+LAYOUTS = [
+    Layout(),
+    Layout(data=2),
+    Layout(data=4),
+    Layout(data=2, stages=2),
+    Layout(tensor=2),
+    Layout(data=2, tensor=2),
+    Layout(data=2, zero=2),
+]
+
+
+def assert_as_one_device(training: Training, layout: Layout) -> None:
+    losses, state = micro_batch_loop(training, STEPS)
+    found = virtual_run(training, layout, STEPS)
+    assert found.losses == pytest.approx(losses, rel=1e-5)
+    for name, value in state.items():
+        if name in found.weights:
+            torch.testing.assert_close(found.weights[name], value, rtol=1e-5, atol=1e-5)
+        else:
+            assert name == "norm1.num_batches_tracked", "a frozen norm counts nothing"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_split_batch_has_the_statistics_of_the_whole(layout: Layout) -> None:
+    assert_as_one_device(NORMED, layout)
+
+
+@pytest.mark.parametrize("layout", [Layout(data=2), Layout(data=2, tensor=2)], ids=str)
+def test_evaluation_reads_the_running_statistics(layout: Layout) -> None:
+    _, state = micro_batch_loop(NORMED, STEPS)
+    plan = compiled_evaluation(NORMED, layout).plan
+    cluster = VirtualCluster(plan, NORMED.rows, state)
+    found = cluster.run(2)
+    for one, other in zip(found, plain_evaluation(NORMED, state, 2), strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+    for name, value in state.items():
+        if "running" in name:
+            assert torch.equal(cluster.value(name), value), "evaluation leaves buffers as they are"
+
+
+def test_channels_that_are_split_keep_their_statistics_where_they_are() -> None:
+    graph = compiled(NORMED, Layout(tensor=2)).plan.graph
+    homes = {v.name: str(v.nd_sbp[0]) for v in graph.variables}
+    assert homes["norm1.running_mean"] == homes["norm1.running_var"] == "S(0)"
+    assert homes["norm2.running_mean"] == "B"
+    fused = [op for op in graph.ops if "batch_norm_legit_functional" in op.target]
+    assert len(fused) == 3, "no statistic is reduced over ranks that hold whole channels"
+
+
+def _without_running() -> nn.Module:
+    model = Normed()
+    model.norm1 = nn.BatchNorm2d(6, track_running_stats=False)
+    return model
+
+
+class Frozen(nn.BatchNorm2d):
+    """Never in training."""
+
+    def train(self, mode: bool = True) -> Frozen:
+        return super().train(False)
+
+
+def _frozen() -> nn.Module:
+    model = Normed()
+    model.norm1 = Frozen(6)
+    model.norm1.running_mean += 0.3
+    return model
+
+
+@pytest.mark.parametrize("make", [_without_running, _frozen])
+@pytest.mark.parametrize("layout", [Layout(data=2), Layout(tensor=2)], ids=str)
+def test_a_norm_of_another_kind_trains_alike(make: Callable[[], nn.Module], layout: Layout) -> None:
+    assert_as_one_device(replace(NORMED, model=partial(seeded, make)), layout)
+
+
+# ---- a model that was written by others ----------------------------------------------------------
+
+
+def _resnet() -> nn.Module:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(
+        num_channels=1, embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1], num_labels=10
+    )
+    return ResNetForImageClassification(config)
+
+
+class Resnet(nn.Module):
+    """The logits of transformers' ResNet, of 8 x 8 images twice as large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = _resnet()
+
+    def forward(self, x_BP: Tensor) -> Tensor:
+        x_BCHW = x_BP.view(-1, 1, 8, 8).repeat(1, 1, 4, 4)
+        logits: Tensor = self.net(x_BCHW).logits
+        return logits
+
+
+RESNET = classifier(Resnet, "x_BP", (), micro_batches=2)
+
+
+@pytest.mark.parametrize("layout", [Layout(data=2), Layout(data=2, stages=2)], ids=str)
+def test_resnet_of_transformers_trains_as_on_one_device(layout: Layout) -> None:
+    assert_as_one_device(RESNET, layout)

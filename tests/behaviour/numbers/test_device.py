@@ -1,0 +1,123 @@
+"""A rank on another device than the CPU, as far as that shows without one: on torch's `meta`, where
+tensors have shapes alone, and with reports that a thread waits for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from flowrun.engine.actors.plan import Actor, ReportWork
+from flowrun.engine.actors.scheduler import Scheduler
+from flowrun.engine.runtime.drivers.distributed import DistributedRank
+from flowrun.engine.runtime.rank.rank import Rank
+from flowrun.engine.runtime.transport.links import Links
+from flowrun.engine.strategy import LossScale
+from support.layouts.grids import Layout, compiled, initial
+from support.layouts.plain_loop import TINY_CONVNET, TINY_GPT, TINY_MLP, Training, plain_loop
+from support.nets.architectures import training
+
+META, CPU = torch.device("meta"), torch.device("cpu")
+STEPS = 3
+TRAININGS = {
+    "gpt": TINY_GPT,
+    "gpt bf16": replace(TINY_GPT, autocast=torch.bfloat16),
+    "gpt fp16": replace(TINY_GPT, autocast=torch.float16, loss_scale=LossScale(2.0**10)),
+    "convnet": TINY_CONVNET,
+    "llama": training("llama"),
+    "bert": training("bert"),
+    "t5": training("t5"),
+}
+
+
+class Elsewhere(TorchDispatchMode):
+    """Counts the ops that make tensors which are not on the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if any(isinstance(x, Tensor) and x.device != META for x in tree_leaves(made)):
+            self.found[str(func)] += 1
+        return made
+
+
+@pytest.fixture
+def fused_updates() -> Iterator[None]:
+    """torch has none of a learning rate in a tensor that know shapes alone."""
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        for name in ("_fused_adamw_", "_fused_sgd_"):
+            library.impl(f"{name}.tensor_lr", lambda *args, **kwargs: None, "Meta")
+        yield
+
+
+@pytest.mark.parametrize("training", TRAININGS.values(), ids=TRAININGS)
+def test_all_that_a_rank_makes_is_on_its_device(training: Training, fused_updates: None) -> None:
+    plan = compiled(training, Layout(clip_norm=1.0)).plan
+
+    shapes = replace(
+        training, batches=tuple({k: v.to(META) for k, v in b.items()} for b in training.batches)
+    )
+
+    rank, scheduler = Rank(plan, 0, shapes.rows, None, META), Scheduler(plan, 0, 2)
+    with torch.no_grad(), Elsewhere() as elsewhere:
+        while not scheduler.is_finished():
+            actor_id, act = scheduler.next_supply() or scheduler.next_compute() or (-1, -1)
+            actor = plan.actors[actor_id]
+            if isinstance(actor.work, ReportWork):
+                assert {x.device for x in rank.inputs(actor, act)} == {META}
+            else:
+                rank.compute(actor, act)
+            rank.release(actor, act)
+            scheduler.done(actor_id)
+    assert not elsewhere.found
+
+
+class Behind(DistributedRank):
+    """Reports of the first step are not there until the next step computes."""
+
+    def __init__(self, training: Training) -> None:
+        self.threads: set[str] = set()
+        self.goes_on = threading.Event()
+        links = Links(0, CPU)
+        with closing(links):
+            plan = compiled(training, Layout()).plan
+            super().__init__(
+                plan, 0, training.rows, initial(training), CPU, links, async_device=True
+            )
+            self.reported, self.body.report = self.body.report, self._late  # type: ignore[method-assign]
+            self.found = [result["loss"] for result in self.run(STEPS)]
+
+    def _late(self, actor: Actor, act: int) -> Callable[[], None]:
+        read = self.reported(actor, act)
+
+        def later() -> None:
+            self.threads.add(threading.current_thread().name)
+            assert self.goes_on.wait(60), "nothing computes beside a report"
+            read()
+
+        return later
+
+    def _compute(self, actor: Actor, act: int) -> None:
+        if act >= self.plan.acts_per_step(actor):
+            self.goes_on.set()
+        super()._compute(actor, act)
+
+
+def test_a_device_that_is_behind_is_not_waited_for() -> None:
+    """The first step's report ends only when something of the second is computed."""
+    rank = Behind(TINY_MLP)
+    assert rank.found == pytest.approx(plain_loop(TINY_MLP, steps=STEPS).losses, rel=1e-5)
+    assert rank.threads and threading.main_thread().name not in rank.threads

@@ -1,0 +1,133 @@
+"""Find docstrings that are hard to read.
+
+    python tests/support/checks/prose.py [FOLDER ...]
+
+It prints, for each file, docstrings whose first sentence has no subject, public functions of three
+or more parameters whose docstring leaves some out, functions named by a participle, and words of a
+private dialect in docstrings, comments and messages.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+# A first word that begins a phrase rather than a sentence: "Of a step.", "What of it is sent."
+NO_SUBJECT = re.compile(
+    r"(Of|What|Whatever|Whoever|Whether|How|Where|Which|Those|Them|That|As|In|On|By|With|From|At|To|For"
+    r"|Than|Not|Behind|Beside|Before|After|Until|Without|When|While|Whose|So|Also|Else|More|Same)\b"
+)
+DIALECT = re.compile(
+    r"\b(told|tells?|so many|beside|apart|crowd|heard|no way to|wants? of|in short|hears?|as is"
+    r"|meanwhile|of its own accord|whoever|likes of)\b",
+    re.IGNORECASE,
+)
+# A name of one word that is a participle: "planned".
+PARTICIPLE = re.compile(r"_?([a-z]+(?:ed|ade|uilt|ept|eft|ound|aid|ent|orn|awn|old))$")
+NO_PARTICIPLES = {"accept", "argument", "around", "assignment", "augment", "bound", "embed"}
+NO_PARTICIPLES |= {
+    "experiment",
+    "extent",
+    "feed",
+    "fold",
+    "gradient",
+    "intent",
+    "moment",
+    "need",
+    "represent",
+    "round",
+    "seed",
+}
+NO_PARTICIPLES |= {"speed", "stacked", "unfold"}  # stacked: a method of users' data sets
+FEWEST = 3  # parameters from which a public function has to name them all
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Functions and methods of a module, but not those inside of functions."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+        if isinstance(node, ast.ClassDef):
+            yield from (
+                n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+            )
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
+    """(line, name, docstring) of the module, its classes and functions."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(tree):
+        if isinstance(node, kinds) and (text := ast.get_docstring(node)):
+            yield getattr(node, "lineno", 1), getattr(node, "name", "module"), text
+
+
+def has_no_subject(docstring: str) -> bool:
+    """Whether the first sentence begins as a phrase does, or has fewer than two words."""
+    first = docstring.split("\n\n")[0].strip()
+    return bool(NO_SUBJECT.match(first)) or len(first.split()) < 2
+
+
+def unnamed_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Parameters that a public function's docstring does not mention; of few parameters none."""
+    names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    names = [name for name in names if name not in ("self", "cls")]
+    if node.name.startswith("_") or len(names) < FEWEST:
+        return []
+    if any("command" in ast.unparse(decorator) for decorator in node.decorator_list):
+        return []  # typer shows the help of each option
+    text = ast.get_docstring(node) or ""
+    if re.search(r"\b[Ss]ee [A-Z]\w+", text):  # the docstring of the protocol that it implements
+        return []
+    return [name for name in names if not re.search(rf"\b{name}\b", text)]
+
+
+def texts(source: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, text) of comments and of strings with a space: docstrings, messages."""
+    for number, line in enumerate(source.splitlines(), 1):
+        if (start := line.find("# ")) >= 0:
+            yield number, line[start:]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield node.lineno, node.value
+
+
+def findings(file: Path) -> Iterator[tuple[str, int, str]]:
+    """(kind, line, what) of all that is hard to read in a file."""
+    source = file.read_text()
+    tree = ast.parse(source)
+    for line, name, text in docstrings(tree):
+        if has_no_subject(text):
+            yield "subject", line, f"{name}: {text.splitlines()[0]}"
+    for node in functions(tree):
+        if missing := unnamed_parameters(node):
+            yield "parameters", node.lineno, f"{node.name}: {', '.join(missing)}"
+        is_property = any(
+            getattr(d, "id", getattr(d, "attr", "")) in ("property", "cached_property")
+            for d in node.decorator_list
+        )
+        found = PARTICIPLE.match(node.name)
+        if found and found[1] not in NO_PARTICIPLES and not is_property:
+            yield "verb", node.lineno, node.name
+    for line, text in texts(source, tree):
+        for match in DIALECT.finditer(text):
+            yield "dialect", line + text[: match.start()].count("\n"), match.group()
+
+
+def main(folders: list[str]) -> None:
+    """Print every finding, and how many there are of each kind."""
+    counts: dict[str, int] = {}
+    for folder in folders or ["engine", "launcher", "models", "testing"]:
+        path = ROOT / folder
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            for kind, line, what in findings(file):
+                counts[kind] = counts.get(kind, 0) + 1
+                print(f"{file.relative_to(ROOT)}:{line}: {kind}: {what}")
+    print(counts)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,261 @@
+"""Layouts: the same training on many grids of ranks, compiled and run on the virtual cluster.
+
+Compiling takes most of the time: plans and runs are kept for all test files of a session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from torch import Tensor
+
+from flowrun.engine.actors.plan import Plan
+from flowrun.engine.capture.capture import Task, capture, capture_evaluation
+from flowrun.engine.compile import Rehearsed, plan_evaluation, plan_training
+from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.ir.placement import Placement
+from flowrun.engine.runtime.drivers.virtual import VirtualCluster
+from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
+from flowrun.engine.strategy import Recompute, Strategy, Zero
+from support.layouts.logical import put_together
+from support.layouts.plain_loop import STEPS, Batch, Training
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Ranks along each axis, as a recipe says it.
+
+    zero: stage, on axis data.  grids: (data, tensor) of each stage, where they are unlike.
+    shared: the ranks share memory.  pinned: with the pins of the training, on axis tensor.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    stages: int = 1
+    chunks: int = 1
+    zero: int = 0
+    clip_norm: float = 0.0
+    in_flight: int | str = "zero_bubble"
+    register_slots: int = 2
+    grids: tuple[tuple[int, int], ...] = ()
+    recompute: Recompute = field(default_factory=Recompute)
+    reduce_in_fp32: bool = False
+    accumulate_in_fp32: bool = True
+    shared: bool = False
+    pinned: bool = True
+
+    @property
+    def num_ranks(self) -> int:
+        """Of all stages."""
+        return sum(data * tensor for data, tensor in self._grids)
+
+    @property
+    def _grids(self) -> tuple[tuple[int, int], ...]:
+        return self.grids or ((self.data, self.tensor),) * self.stages
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Axes that are more than 1 wide in some stage."""
+        widest = [max(sizes) for sizes in zip(*self._grids, strict=True)]
+        return tuple(a for a, n in zip(("data", "tensor"), widest, strict=True) if n > 1)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """Of each stage: consecutive ranks."""
+        out: list[Placement] = []
+        first = 0
+        for data, tensor in self._grids:
+            sizes = {"data": data, "tensor": tensor}
+            ranks = tuple(range(first, first + data * tensor))
+            out.append(Placement(tuple((a, sizes[a]) for a in self.axes), ranks))
+            first += len(ranks)
+        return tuple(out)
+
+    def __str__(self) -> str:
+        """The test id."""
+        sizes = {"data": self.data, "tensor": self.tensor, "stages": self.stages}
+        words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        words += [f"chunks {self.chunks}"] if self.chunks > 1 else []
+        words += [f"ZeRO {self.zero}"] if self.zero else []
+        words += [f"stages of {self.grids}"] if self.grids else []
+        words += ["in shared memory"] if self.shared else []
+        words += ["clipped"] if self.clip_norm else []
+        words += ["recomputed"] if self.recompute.modules else []
+        words += [f"keep {' '.join(self.recompute.keep)}"] if self.recompute.keep else []
+        return " x ".join(words) or "single"
+
+
+# one of each kind
+FIVE = (
+    Layout(),
+    Layout(data=2),
+    Layout(tensor=2),
+    Layout(stages=2),
+    Layout(data=2, zero=3),
+)
+
+
+CLIP = 0.5  # below the norm of every step's gradient, of the tiny GPT
+LAYOUTS = tuple(
+    Layout(clip_norm=CLIP, **sizes)  # type: ignore[arg-type]
+    for sizes in (
+        {},
+        {"data": 2},
+        {"data": 4},
+        {"tensor": 2},
+        {"tensor": 4},
+        {"stages": 2},
+        {"stages": 4},
+        {"data": 2, "tensor": 2},
+        {"tensor": 2, "stages": 2},
+        {"tensor": 2, "stages": 2, "chunks": 2},
+        {"data": 2, "stages": 2},
+        {"data": 2, "tensor": 2, "stages": 2},
+        {"data": 4, "zero": 1},
+        {"data": 4, "zero": 2},
+        {"data": 4, "zero": 3},
+        {"data": 2, "tensor": 2, "zero": 1},
+        {"data": 2, "tensor": 2, "zero": 2},
+        {"data": 2, "tensor": 2, "zero": 3},
+        {"data": 4, "zero": 1, "shared": True},
+        {"data": 2, "tensor": 2, "zero": 3, "shared": True},
+        {"data": 2, "stages": 2, "zero": 1, "shared": True},
+        {"grids": ((1, 2), (2, 2))},
+    )
+)
+
+
+def strategy(training: Training, layout: Layout) -> Strategy:
+    """What the recipe would say.  ZeRO shards what has at least 64 elements: tiny models too."""
+    return Strategy(
+        layout.axes,
+        layout.placements,
+        layout.chunks,
+        pins=training.pins if layout.pinned and "tensor" in layout.axes else (),
+        zero=Zero("data", layout.zero, 64) if layout.zero else Zero(),
+        recompute=layout.recompute,
+        loss_scale=training.loss_scale,
+        reduce_in_fp32=layout.reduce_in_fp32,
+        accumulate_in_fp32=layout.accumulate_in_fp32,
+        optimizer=replace(training.optimizer, clip_norm=layout.clip_norm),
+        micro_batches=training.micro_batches,
+        in_flight=layout.in_flight,
+        register_slots=layout.register_slots,
+        shared_memory=layout.shared,
+    )
+
+
+def task(training: Training) -> Task:
+    """The model with how the batch enters and what is made of the output."""
+    return Task(
+        training.model(),
+        training.inputs,
+        training.loss,
+        training.metrics,
+        autocast=training.autocast,
+    )
+
+
+def example(training: Training) -> Batch:
+    """One micro-batch."""
+    return training.rows(0, 0, slice(0, training.micro_batch))
+
+
+@lru_cache(maxsize=256)
+def compiled(training: Training, layout: Layout) -> Rehearsed:
+    """The training plan, with its rehearsal."""
+    return plan_training(captured(training), strategy(training, layout))
+
+
+@lru_cache(maxsize=8)
+def captured(training: Training) -> LogicalGraph:
+    """What is computed of a micro-batch: the same in every layout."""
+    return capture(task(training), example(training))
+
+
+@lru_cache(maxsize=256)
+def compiled_evaluation(training: Training, layout: Layout) -> Rehearsed:
+    """The evaluation plan that goes with the training plan."""
+    plan = compiled(training, layout).plan
+    return plan_evaluation(captured_evaluation(training), strategy(training, layout), plan)
+
+
+@lru_cache(maxsize=8)
+def captured_evaluation(training: Training) -> LogicalGraph:
+    """What is computed of a micro-batch to evaluate it: the same in every layout."""
+    return capture_evaluation(task(training), example(training))
+
+
+def initial(training: Training) -> dict[str, Tensor]:
+    """Logical values of parameters and buffers before the first step."""
+    model = training.model()
+    values = {**dict(model.named_buffers()), **model.state_dict()}  # buffers kept out of it too
+    return {name: value.detach() for name, value in values.items()}
+
+
+def cluster(
+    training: Training,
+    plan: Plan,
+    order_seed: int | None = None,
+    kernels: Kernels = eager_kernels,
+) -> VirtualCluster:
+    """A virtual cluster that checks the protocol's invariants if messages come in random order."""
+    check = order_seed is not None
+    return VirtualCluster(plan, training.rows, initial(training), order_seed, check, kernels)
+
+
+Shards = Mapping[int, Mapping[str, Tensor]]  # rank -> tensor of the graph -> what the rank holds
+
+
+def logical_weights(plan: Plan, shards: Shards) -> dict[str, Tensor]:
+    """Parameters by name, from what the ranks hold; fails where copies differ in a bit."""
+    out = {}
+    for v in plan.variables.values():
+        if v.kind != "state":
+            placement = plan.placements[v.stage]
+            pieces = {rank: shards[rank][v.tensor] for rank in placement.ranks}
+            shape = plan.tensors[v.tensor].shape
+            out[v.name] = put_together(pieces, v.nd_sbp, placement, shape)
+    return out
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left.
+
+    sent_bytes: by actor, of all ranks and steps.  most_live: (rank, register) -> versions live at
+    once, at most.
+    """
+
+    plan: Plan
+    losses: tuple[float, ...]
+    weights: Mapping[str, Tensor]
+    sent_bytes: Mapping[int, int]
+    most_live: Mapping[tuple[int, int], int]
+
+
+@lru_cache(maxsize=256)
+def virtual_run(training: Training, layout: Layout, steps: int = STEPS) -> Run:
+    """Train on the virtual cluster."""
+    return run_plan(training, compiled(training, layout).plan, steps)
+
+
+def run_plan(
+    training: Training,
+    plan: Plan,
+    steps: int,
+    order_seed: int | None = None,
+    kernels: Kernels = eager_kernels,
+) -> Run:
+    """Train by a given plan on the virtual cluster."""
+    ranks = cluster(training, plan, order_seed, kernels)
+    results = ranks.run(steps)
+    return Run(
+        plan,
+        tuple(result["loss"] for result in results),
+        logical_weights(plan, {k: rank.variables for k, rank in ranks.ranks.items()}),
+        dict(ranks.sent_bytes),
+        {(k, r): most for k, rank in ranks.ranks.items() for r, most in rank.most_live.items()},
+    )

@@ -1,0 +1,428 @@
+"""Samples of norms, attention, embeddings, convolutions and losses.
+
+Some of these kernels trust the shapes that they are given and would read beyond a tensor's end;
+their samples say which local shapes are sound (Sample.sound).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from flowrun.engine.capture.patches import substitutes  # noqa: F401  (it defines flowrun::ctc_loss)
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.proof.simulated_ranks import OpSample, sample
+from support.samples.sample_values import T, below, positive
+
+aten = torch.ops.aten
+
+Sound = Callable[[Sequence[Shape]], bool]
+
+
+# ---- kernels that trust their shapes -------------------------------------------------------------
+
+
+def same_shape(*inputs: int) -> Sound:
+    """These inputs must have one shape."""
+    return lambda shapes: len({shapes[k] for k in inputs}) == 1
+
+
+def _attention(shapes: Sequence[Shape]) -> bool:
+    query, key, value = shapes[:3]
+    fits = (
+        query[:2] == key[:2] == value[:2] and key[2] == value[2] and query[3] == key[3] == value[3]
+    )
+    return fits and all(_mask_fits(m, query, key) for m in shapes[3:])
+
+
+def _mask_fits(m: Shape, query: Shape, key: Shape) -> bool:
+    scores = (*query[:3], key[2])
+    return len(m) in (2, 4) and all(
+        a in (1, b) for a, b in zip(m, scores[4 - len(m) :], strict=True)
+    )
+
+
+def _attention_backward(shapes: Sequence[Shape]) -> bool:
+    grad, query, key, value, out, logsumexp, *masks = shapes
+    return (
+        _attention((query, key, value, *masks)) and grad == out == query and logsumexp == query[:3]
+    )
+
+
+def _layer_norm_backward(shapes: Sequence[Shape]) -> bool:
+    grad, x, mean, rstd, *rest = shapes
+    return grad == x and mean == rstd == (*x[:-1], 1) and all(s == x[-1:] for s in rest)
+
+
+def _group_norm_backward(shapes: Sequence[Shape]) -> bool:
+    grad, x, mean, rstd, weight = shapes
+    return grad == x == (x[0], 4, 3) and mean == rstd == (x[0], 2) and weight == (4,)
+
+
+def _embedding_backward(shapes: Sequence[Shape]) -> bool:
+    return shapes[0][:-1] == shapes[1]
+
+
+def _pool_backward(shapes: Sequence[Shape]) -> bool:
+    grad, x, *rest = shapes
+    return grad == (*x[:-2], 2, 2) and x[-2:] in ((4, 4), (5, 5)) and all(s == grad for s in rest)
+
+
+# ---- samples -------------------------------------------------------------------------------------
+
+
+def _norm() -> list[OpSample]:
+    x, w, b = T(5, 3, 4), T(4), T(4)
+    _, mean, rstd = aten.native_layer_norm.default(x, [4], w, b, 1e-5)
+    g, gw, gb = T(5, 4, 3), T(4), T(4)
+    _, group_mean, group_rstd = aten.native_group_norm.default(g, gw, gb, 5, 4, 3, 2, 1e-5)
+    return [
+        sample("aten.native_layer_norm.default", x, (4,), w, b, 1e-5),
+        sample("aten.native_layer_norm.default", x, (4,), None, None, 1e-5),
+        sample("aten.native_layer_norm.default", T(5, 3, 4), (3, 4), T(3, 4), None, 1e-5),
+        sample(
+            "aten.native_layer_norm_backward.default",
+            T(5, 3, 4),
+            x,
+            (4,),
+            mean,
+            rstd,
+            w,
+            b,
+            (True, True, True),
+            sound=_layer_norm_backward,
+        ),
+        sample(
+            "aten.native_layer_norm_backward.default",
+            T(5, 3, 4),
+            x,
+            (4,),
+            mean,
+            rstd,
+            w,
+            None,
+            (True, True, False),
+            sound=_layer_norm_backward,
+        ),
+        sample(
+            "aten.native_layer_norm_backward.default",
+            T(5, 3, 4),
+            x,
+            (4,),
+            mean,
+            rstd,
+            None,
+            None,
+            (True, False, False),
+            sound=_layer_norm_backward,
+        ),
+        sample("aten.native_group_norm.default", g, gw, gb, 5, 4, 3, 2, 1e-5),
+        sample(
+            "aten.native_group_norm_backward.default",
+            T(5, 4, 3),
+            g,
+            group_mean,
+            group_rstd,
+            gw,
+            5,
+            4,
+            3,
+            2,
+            (True, True, True),
+            sound=_group_norm_backward,
+        ),
+        sample("aten._fused_rms_norm.default", x, (4,), w, 1e-5),
+    ]
+
+
+def _attention_samples() -> list[OpSample]:
+    made = []
+    forward = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+    backward = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
+    for causal, attn_mask in (
+        (True, None),
+        (False, None),
+        (False, T(5, 3)),
+        (False, T(3, 1, 5, 3)),
+    ):
+        length = 3 if attn_mask is not None else 5
+        q, k, v = T(3, 2, 5, 4), T(3, 2, length, 4), T(3, 2, length, 4)
+        extra = {} if attn_mask is None else {"attn_mask": attn_mask}
+        out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu.default(
+            q, k, v, 0.0, causal, **extra
+        )
+        made.append(sample(forward, q, k, v, 0.0, causal, sound=_attention, **extra))
+        made.append(
+            sample(
+                backward,
+                T(3, 2, 5, 4),
+                q,
+                k,
+                v,
+                out,
+                logsumexp,
+                0.0,
+                causal,
+                sound=_attention_backward,
+                **extra,
+            )
+        )
+    return made
+
+
+def _packed(shapes: Sequence[Shape]) -> bool:
+    """Documents of each sample; all of one shape, but logsumexp, which lacks the width."""
+    *tensors, documents = shapes
+    logsumexp = tensors.pop() if len(tensors) == 6 else tensors[0][:3]
+    query = tensors[0]
+    return (
+        len({*tensors}) == 1
+        and logsumexp == query[:3]
+        and query[2:] == (5, 4)
+        and documents == (query[0], 2)
+    )
+
+
+def _document_attention() -> list[OpSample]:
+    """Samples of two documents, and of one."""
+    draws = torch.Generator().manual_seed(0)  # its own: the numbers of other samples stay
+    shape = (3, 2, 5, 4)
+    grad, *given = (torch.randn(shape, generator=draws, dtype=torch.float64) for _ in range(4))
+    documents = torch.tensor([[2, 3], [5, 0], [1, 4]])
+    made = torch.ops.flowrun.document_attention.default(*given, documents, None)
+    backward = "flowrun.document_attention_backward.default"
+    return [
+        sample("flowrun.document_attention.default", *given, documents, None, sound=_packed),
+        sample(backward, grad, *given, *made, documents, None, sound=_packed),
+    ]
+
+
+def _embedding() -> list[OpSample]:
+    return [
+        sample("aten.embedding.default", T(7, 4), below(7, 5, 3)),
+        sample("aten.embedding.default", T(7, 4), below(7, 5), 2),
+        sample(
+            "aten.embedding_dense_backward.default",
+            T(5, 3, 4),
+            below(7, 5, 3),
+            7,
+            -1,
+            False,
+            sound=_embedding_backward,
+        ),
+        sample(
+            "aten.embedding_dense_backward.default",
+            T(5, 4),
+            torch.tensor([6, 2, 1, 1, 2]),
+            7,
+            2,
+            False,
+            sound=_embedding_backward,
+        ),
+        sample(
+            "aten.embedding_dense_backward.default",
+            T(5, 4),
+            torch.tensor([1, 2, 1, 6, 1]),
+            7,
+            -1,
+            True,
+            sound=_embedding_backward,
+        ),
+    ]
+
+
+def _conv() -> list[OpSample]:
+    one, two, none = (1, 1), (2, 2), (0, 0)
+    plain = (one, one, one, False, none, 1)
+    turned = (two, none, one, True, none, 1)
+    grouped = (one, one, one, False, none, 2)
+    x, pooled = T(5, 3, 4, 4), T(5, 3, 2, 2)
+    _, where = aten.max_pool2d_with_indices.default(x, [2, 2])
+    return [
+        sample("aten.convolution.default", T(5, 3, 4, 4), T(4, 3, 3, 3), T(4), *plain),
+        sample("aten.convolution.default", T(5, 3, 4, 4), T(4, 3, 3, 3), None, *plain),
+        sample("aten.convolution.default", T(5, 3, 2, 2), T(3, 4, 2, 2), T(4), *turned),
+        sample("aten.convolution.default", T(3, 4, 4, 4), T(6, 2, 3, 3), T(6), *grouped),
+        sample(
+            "aten.convolution_backward.default",
+            T(5, 4, 4, 4),
+            T(5, 3, 4, 4),
+            T(4, 3, 3, 3),
+            (4,),
+            *plain,
+            (True, True, True),
+        ),
+        sample(
+            "aten.convolution_backward.default",
+            T(5, 4, 4, 4),
+            T(5, 3, 4, 4),
+            T(4, 3, 3, 3),
+            None,
+            *plain,
+            (True, True, False),
+        ),
+        sample(
+            "aten.convolution_backward.default",
+            T(5, 4, 4, 4),
+            T(5, 3, 4, 4),
+            T(4, 3, 3, 3),
+            (4,),
+            *plain,
+            (False, True, True),
+        ),
+        sample(
+            "aten.convolution_backward.default",
+            T(5, 4, 4, 4),
+            T(5, 3, 2, 2),
+            T(3, 4, 2, 2),
+            (4,),
+            *turned,
+            (True, True, True),
+        ),
+        sample("aten.max_pool2d_with_indices.default", x, two),
+        sample(
+            "aten.max_pool2d_with_indices_backward.default",
+            pooled,
+            x,
+            two,
+            two,
+            none,
+            one,
+            False,
+            where,
+            sound=_pool_backward,
+        ),
+        sample("aten.avg_pool2d.default", T(5, 3, 4, 4), two),
+        sample(
+            "aten.avg_pool2d_backward.default",
+            pooled,
+            x,
+            two,
+            two,
+            none,
+            False,
+            True,
+            None,
+            sound=_pool_backward,
+        ),
+        sample("aten._adaptive_avg_pool2d.default", T(5, 3, 5, 5), two),
+        sample(
+            "aten._adaptive_avg_pool2d_backward.default",
+            pooled,
+            T(5, 3, 5, 5),
+            sound=_pool_backward,
+        ),
+    ]
+
+
+def _loss() -> list[OpSample]:
+    made = [
+        sample("aten._safe_softmax.default", x, dim) for x, dim in ((T(5, 4), 1), (T(3, 5, 4), -2))
+    ]
+    for name in ("_softmax", "_log_softmax"):
+        for x, dim in ((T(5, 4), 1), (T(3, 5, 4), -2)):
+            made.append(sample(f"aten.{name}.default", x, dim, False))
+            y = getattr(aten, name).default(x, dim, False)
+            made.append(
+                sample(
+                    f"aten.{name}_backward_data.default",
+                    T(*x.shape),
+                    y,
+                    dim,
+                    x.dtype,
+                    sound=same_shape(0, 1),
+                )
+            )
+    target = torch.tensor([0, 5, 2, -100, 3])
+    for reduction, weight in ((0, None), (1, None), (2, None), (2, positive(6)), (1, positive(6))):
+        x = T(5, 6)
+        loss, total = aten.nll_loss_forward.default(x, target, weight, reduction, -100)
+        made.append(sample("aten.nll_loss_forward.default", x, target, weight, reduction, -100))
+        made.append(
+            sample(
+                "aten.nll_loss_backward.default",
+                T(*loss.shape),
+                x,
+                target,
+                weight,
+                reduction,
+                -100,
+                total,
+            )
+        )
+        lse = x.logsumexp(1, True)
+        given = (x, lse, target, weight, reduction, -100)
+        made.append(sample("flow.cross_entropy", *given))
+        weighed = total if reduction == 1 else None
+        made.append(sample("flow.cross_entropy_backward", T(*loss.shape), *given, weighed, None))
+        if reduction == 2:
+            counted = (target, weight, -100)
+            made.append(sample("flow.target_weight", *counted, dtype=torch.float64))
+    made.append(sample("aten.nll_loss_forward.default", T(6), torch.tensor(3), None, 2, -100))
+    labels = [[[0, 5, 2]], [[-100, 3, 1]], [[4, 4, 0]], [[1, -100, 2]]]
+    target = torch.tensor(labels).expand(4, 3, 3)
+    for reduction, weight in ((0, None), (1, None), (2, None), (2, positive(6))):
+        x, of_classes = T(4, 6, 3, 3), (weight, reduction, -100)
+        loss, total = aten.nll_loss2d_forward.default(x, target, *of_classes)
+        for name, given in (
+            ("forward", (x, target, *of_classes)),
+            ("backward", (T(*loss.shape), x, target, *of_classes, total)),
+        ):
+            made.append(sample(f"aten.nll_loss2d_{name}.default", *given, sound=_nll_2d_sound))
+    for reduction in (0, 1, 2):
+        made.append(sample("aten.mse_loss.default", T(5, 4), T(5, 4), reduction))
+        grad = T(5, 4) if reduction == 0 else T()
+        made.append(sample("aten.mse_loss_backward.default", grad, T(5, 4), T(5, 4), reduction))
+    return made
+
+
+def _nll_2d_sound(shapes: Sequence[Shape]) -> bool:
+    """Torch's kernels check no shape: a target and a gradient for each of (n, 6, h, w) logits."""
+    x = next(shape for shape in shapes if len(shape) == 4)
+    of_each = [shape for shape in shapes if len(shape) == 3]
+    weights = [shape for shape in shapes if len(shape) == 1]
+    whole = x[1] == 6 and all(shape == (6,) for shape in weights)
+    return whole and all(shape == (x[0], *x[2:]) for shape in of_each)
+
+
+def _ctc_sound(shapes: Sequence[Shape]) -> bool:
+    """Of equally many samples, all else whole: shapes follow from log_probs (6, n, 4)."""
+    at = next(k for k, shape in enumerate(shapes) if len(shape) == 3)
+    n = shapes[at][1]
+    whole = [(6, n, 4), (n, 2), (n,), (n,), (n,), (n, 6, 5)]
+    return list(shapes) == [(n,)] * at + whole[: len(shapes) - at]
+
+
+def _ctc() -> list[OpSample]:
+    log_probs, targets = T(6, 5, 4).log_softmax(-1), 1 + below(3, 5, 2)
+    lengths, labels = torch.tensor([6, 5, 6, 4, 6]), torch.tensor([2, 1, 2, 2, 1])
+    given = (log_probs, targets, lengths, labels)
+    loss, alpha = torch.ops.flowrun.ctc_loss(*given, 0, False)
+    return [
+        sample("flowrun.ctc_loss.default", *given, 0, False, sound=_ctc_sound),
+        sample(
+            "flowrun.ctc_loss_backward.default",
+            T(5),
+            *given,
+            loss,
+            alpha,
+            0,
+            False,
+            sound=_ctc_sound,
+        ),
+    ]
+
+
+def kernel_samples() -> list[OpSample]:
+    """Every sample of this file."""
+    families = (
+        _norm,
+        _attention_samples,
+        _document_attention,
+        _embedding,
+        _conv,
+        _loss,
+        _ctc,
+    )
+    return [made for family in families for made in family()]
