@@ -14,7 +14,7 @@ import pytest
 from flowrun.launcher.commands.evaluate import evaluate
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
-from support.small_tokenizer import save_tokenizer
+from support.samples.small_tokenizer import save_tokenizer
 
 DATA = {
     "chat": {
