@@ -82,7 +82,7 @@ class Op:
     stage: which group of ranks runs it.  chunk: which of the stage's pieces of the model it is of.
     in_sbp, out_sbp: nd-SBP of each of `inputs` and `outputs`, from level laid_out on; of the update
         from level signed on.
-    table: rows of its own, where no family of the engine has any (ops/table.py); None: none.
+    table: rows of its own, where no family of the engine has any (table.py); None: none.
     moment: a number that grows through forward; a backward op has that of its forward op; -1 where
         capture does not know.
     line: file:line of the user's that the op came from; "" if that is not known.

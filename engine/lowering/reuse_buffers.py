@@ -3,7 +3,7 @@ reads that any more: no new memory, and a third of the bytes less to move.
 
 Seldom worth its time, always worth its memory: logits and the gradients of a loss are among the
 largest tensors of a step.  What an op makes is memory of its own only if it ALLOCATES
-(ops/op_info.py).  All else counts as another name of what it reads, to which nothing is written
+(ir/op_info.py).  All else counts as another name of what it reads, to which nothing is written
 unless the op ALIASES it.
 """
 

@@ -1,7 +1,7 @@
 """The layouts of an op's output on one axis: SBPs under which the ranks' pieces are the whole.
 
 P(max), P(min) and P(logsumexp) are tried for outputs alone: a P(max) is boxed to B where it is made
-(Expands, ops/op_info.py).
+(Expands, ir/op_info.py).
 """
 
 from __future__ import annotations
