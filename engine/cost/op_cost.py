@@ -18,7 +18,7 @@ from flowrun.engine.ir.graph import BACKWARD, WEIGHT_GRAD, LogicalTensor, Op
 from flowrun.engine.ir.op_info import ProductKind
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.signature import bind, places
-from flowrun.engine.ops.registry import info
+from flowrun.engine.ops.registry import info, info_of
 from flowrun.engine.ops.traits import is_view
 
 _NARROW = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -30,9 +30,7 @@ def op_flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | No
 
     in_shapes, out_shapes: of op.inputs and op.outputs (None where unused).
     """
-    if op.table is not None and (given := op.table.flops(in_shapes, out_shapes)) is not None:
-        return given
-    flops = info(op.target).cost.flops
+    flops = info_of(op).cost.flops
     return 0.0 if flops is None else flops(op, in_shapes, out_shapes)
 
 
@@ -51,9 +49,9 @@ def op_seconds(
     """
     if is_view(op.target):
         return 0.0
-    if op.table is not None and (given := op.table.seconds(in_shapes, out_shapes)) is not None:
-        return given + hardware.op_s
-    cost = info(op.target).cost
+    cost = info_of(op).cost
+    if cost.seconds is not None:
+        return cost.seconds(in_shapes, out_shapes) + hardware.op_s
     sizes = [tensors[name].dtype.itemsize for name in op.inputs]
     read = [n * math.prod(shape) for n, shape in zip(sizes, in_shapes, strict=True)]
     made = [

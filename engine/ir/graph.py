@@ -18,14 +18,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from flowrun.engine.ir.sbp import NdSbp, format_nd_sbp
-
-if TYPE_CHECKING:  # tables speak of ops
-    from flowrun.engine.ir.table import OpTable
 
 COUNT = "count"
 WEIGHTS, FORWARD, BACKWARD = "weights", "forward", "backward"
@@ -70,6 +67,14 @@ class LogicalTensor:
         return f"%{self.name}: {dtype}[{dims}]"
 
 
+class OwnRows(Protocol):
+    """Rows that an op brings itself."""
+
+    @property
+    def origin(self) -> str:
+        """Name the origin of the rows, for a note."""
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """A node of the logical graph.
@@ -82,7 +87,7 @@ class Op:
     stage: which group of ranks runs it.  chunk: which of the stage's pieces of the model it is of.
     in_sbp, out_sbp: nd-SBP of each of `inputs` and `outputs`, from level laid_out on; of the update
         from level signed on.
-    table: rows of its own, where no family of the engine has any (table.py); None: none.
+    table: rows of its own, where no family of the engine has any; table.py reads it.
     moment: a number that grows through forward; a backward op has that of its forward op; -1 where
         capture does not know.
     line: file:line of the user's that the op came from; "" if that is not known.
@@ -103,7 +108,7 @@ class Op:
     in_sbp: tuple[NdSbp, ...] = ()
     out_sbp: tuple[NdSbp, ...] = ()
     chunk: int = 0
-    table: OpTable | None = None
+    table: OwnRows | None = None
     moment: int = field(default=-1, compare=False)
     line: str = field(default="", compare=False)
     inputs: tuple[str, ...] = field(init=False, compare=False, repr=False)

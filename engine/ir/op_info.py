@@ -52,6 +52,8 @@ class OpCost:
         products, a multiply-add counted as 2; None: 0.
     moved_bytes: (op, bytes of each input, bytes of each output) -> bytes read and written; None:
         their sum.
+    seconds: (shapes of inputs, shapes of outputs) on one rank -> seconds of its kernels, as a user
+        gives them; None: they follow from all the rest.
     scratch_bytes: bytes moved in between, per element of the first output, where no single kernel
         does it all (on a CPU).
     counted_input: the input whose elements `hardware.elements_per_s` counts; None: the elements of
@@ -62,6 +64,7 @@ class OpCost:
     product: ProductKind | None = None
     flops: Callable[[Op, Sequence[Shape], Sequence[Shape | None]], float] | None = None
     moved_bytes: Callable[[Op, Sequence[int], Sequence[int]], float] | None = None
+    seconds: Callable[[Sequence[Shape], Sequence[Shape | None]], float] | None = None
     scratch_bytes: float = 0.0
     counted_input: int | None = None
     adds_bias: bool = False

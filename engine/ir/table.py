@@ -7,13 +7,14 @@ rows that a user gives for an op of his own (Strategy.signatures).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from flowrun.engine.errors import SbpError
 from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.op_info import OpInfo
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import Broadcast, Sbp, Split
 from flowrun.engine.ir.signature import (
@@ -28,29 +29,6 @@ from flowrun.engine.ir.signature import (
     sizes,
     torch_callable,
 )
-
-
-class OpTable(Protocol):
-    """registry.py asks this of an op that brings its own rows."""
-
-    @property
-    def origin(self) -> str:
-        """Name the origin of the rows, for a note."""
-
-    def rows(self, view: OpView) -> tuple[Signature, ...]:
-        """Legal rows for one axis, without the one that is all B."""
-
-    def localize(self, view: LocalView) -> LocalCall:
-        """Return the call that one rank runs in place of the op."""
-
-    def flops(self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float | None:
-        """Floating-point operations on shapes that one rank holds; None: not known."""
-
-    def seconds(
-        self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]
-    ) -> float | None:
-        """Return seconds on the same shapes; None: they follow from bytes and operations."""
-
 
 # ---- found ---------------------------------------------------------------------------------------
 
@@ -163,15 +141,9 @@ class FoundTable:
         ]
         return local_call(view.op, [(row, view.in_shapes, pieces) for row in axes])
 
-    def flops(self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float | None:
-        """Return None: an experiment does not count."""
-        return None
-
-    def seconds(
-        self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]
-    ) -> float | None:
-        """Return None: an experiment takes no times."""
-        return None
+    def over(self, known: OpInfo) -> OpInfo:
+        """Return what is known of the op, with these rows."""
+        return replace(known, rule=self.rows, local=self.localize)
 
 
 def _axes(
@@ -246,14 +218,23 @@ class GivenTable:
         """The user's local program, or the op itself."""
         return self.local(view) if self.local else rebind(view.op)
 
-    def flops(self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float | None:
-        """Return the user's count."""
-        return None if self.cost_flops is None else float(self.cost_flops(in_shapes, out_shapes))
+    def over(self, known: OpInfo) -> OpInfo:
+        """Return what is known of the op, with the user's rows and costs."""
+        cost = known.cost
+        if (flops := self.cost_flops) is not None:
+            cost = replace(cost, flops=lambda _, read, made: float(flops(read, made)))
+        return replace(
+            known,
+            rule=self.rows,
+            local=self.localize,
+            cost=replace(cost, seconds=self.cost_seconds),
+        )
 
-    def seconds(
-        self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]
-    ) -> float | None:
-        """Return the user's seconds."""
-        if self.cost_seconds is None:
-            return None
-        return float(self.cost_seconds(in_shapes, out_shapes))
+
+OpTable = FoundTable | GivenTable
+
+
+def table_of(op: Op) -> OpTable | None:
+    """Return the table that an op brings itself."""
+    assert op.table is None or isinstance(op.table, FoundTable | GivenTable), op
+    return op.table

@@ -1,9 +1,9 @@
 """registry: the one explicit list of families; what is known of an op, found by its target.
 
 Inference asks `signatures` for the rows of an op on one axis; a rank asks `localize` what to run in
-place of the op; all else is read of `info(target)`.  An op that brings rows of its own (Op.table)
-is asked first.  Every row is proved by tests/engine/ops/test_signatures.py, but for the few CUDA
-kernels that it names as unproved.
+place of the op; all else is read of `info(target)`, or of `info_of(op)` where an op may bring rows
+of its own (Op.table).  Every row is proved by tests/engine/ops/test_signatures.py, but for the few
+CUDA kernels that it names as unproved.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from flowrun.engine.ir.signature import (
     places,
     torch_callable,
 )
+from flowrun.engine.ir.table import table_of
 from flowrun.engine.ops.flow import (
     check,
     mirror,
@@ -93,6 +94,12 @@ def info(target: str) -> OpInfo:
     return OPS.get(target, _UNKNOWN)
 
 
+def info_of(op: Op) -> OpInfo:
+    """Return what is known of the op; rows that it brings itself go before those of its family."""
+    known, table = info(op.target), table_of(op)
+    return known if table is None else table.over(known)
+
+
 def has_table(target: str) -> bool:
     """True if a family of the engine has rows for it; False: its rows, if any, are op.table's."""
     return info(target).rule is not None
@@ -148,7 +155,7 @@ def _nameless(_: Ref) -> Ref:
 def _rows(view: OpView) -> Iterator[Signature]:
     op = view.op
     yield Signature((B,) * len(op.inputs), (B,) * len(op.outputs))
-    rule = op.table.rows if op.table is not None else info(op.target).rule
+    rule = info_of(op).rule
     if rule is None or view.parts == 1:
         return
     for row in rule(view):
@@ -204,7 +211,7 @@ def localize(view: LocalView) -> LocalCall:
     before.
     """
     op = view.op
-    local = op.table.localize if op.table is not None else info(op.target).local
+    local = info_of(op).local
     return local(view) if local else LocalCall(whole_function(op.target), op.args, op.kwargs)
 
 
