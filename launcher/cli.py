@@ -14,8 +14,6 @@
     flowrun runs [FOLDER]                 list runs, compare two, follow one
     flowrun init my_models.Net            write a recipe for a model
     flowrun schema                        the keys of a recipe for editors
-    flowrun completion                    a script: what bash offers behind TAB
-    flowrun import FILE                   keys of DeepSpeed's or accelerate's file as a recipe
     flowrun recipes                       what there is
 
 Exit status: 0, 1 a run failed, 2 the recipe is wrong (nothing was started), 75 a run was asked to
@@ -50,6 +48,8 @@ from flowrun.launcher.command_line import start_commands  # noqa: F401
 # isort: on
 
 COMMANDS = tuple(each.name or cast(Any, each.callback).__name__ for each in app.registered_commands)
+_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
+_COMPLETES = "_FLOWRUN_COMPLETE"  # typer's name for it
 _READ_RECIPES = ("run", "plan", "verify", "resume")
 _STARTS_RANKS = ("run", "resume", "calibrate")  # from this process, whose heap they inherit
 _TRAINS = ("run", "resume")
@@ -61,14 +61,14 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed before we began
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-    if given[:2] == ["complete", "--"]:
-        raise SystemExit(_complete(" ".join(given[2:])))
+    if _COMPLETES in os.environ:  # the shell's script asks; what it has typed is in the environment
+        app(given, prog_name="flowrun")
     if not given:
         typer.echo(FIRST_STEPS, nl=False)
         raise SystemExit(OK)
     if given == ["help"]:
         given = ["--help"]
-    elif given[0] not in (*COMMANDS, "--help", "-h", "--version"):
+    elif given[0] not in (*COMMANDS, *_OPTIONS):
         given = ["run", *given]
     if arguments is None:
         atexit.register(gc.freeze)  # an exit looks through all objects for garbage else: 0.5 s
@@ -98,20 +98,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     raise SystemExit(OK)
 
 
-def _complete(line: str) -> int:
-    """Print what the last word of a line may become, for the script of `flowrun completion`."""
-    from flowrun.launcher.commands.start.complete import complete_line
-
-    group: Any = typer.main.get_command(app)
-    options = {
-        name: [text for each in group.commands[name].params for text in each.opts if text[0] == "-"]
-        for name in COMMANDS
-    }
-    for found in complete_line(line, options):
-        typer.echo(found)
-    return OK
-
-
 def _end_before_start(number: int, frame: Any) -> NoReturn:
     """End on SIGTERM or Ctrl-C while there is nothing to save; a run has a handler of its own.
 
@@ -131,7 +117,8 @@ def _check_words(given: Sequence[str]) -> None:
     command = typer.main.get_command(app).commands.get(given[0])  # type: ignore[attr-defined]
     if command is None:
         return
-    options = {name for each in command.params for name in each.opts} | {"--help", "-h"}
+    options = {name for each in command.params for name in each.opts if name[0] == "-"}
+    options |= {"--help", "-h"}
     for text in given[1:]:
         if text.startswith("--") and text.partition("=")[0] not in options:
             from flowrun.launcher.recipe.recipe_errors import bad_option

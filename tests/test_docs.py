@@ -46,7 +46,6 @@ OPTIONS = {
     "--step",
     "--config-dir",
 }  # with values
-MADE = ("schema", "completion")
 NO_RECIPE = (
     "recipes",
     "export",
@@ -55,8 +54,7 @@ NO_RECIPE = (
     "calibrate",
     "runs",
     "init",
-    "import",
-    *MADE,
+    "schema",
 )
 REFUSED = "exit status 2"  # said behind a command that is to fail
 

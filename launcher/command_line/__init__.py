@@ -4,7 +4,7 @@ app.py                the program that they register with, shared arguments, how
 train_commands.py     run, plan, verify, resume
 model_commands.py     export, sample, eval, tokenizer
 measure_commands.py   bench, calibrate
-start_commands.py     runs, init, schema, completion, import, recipes
+start_commands.py     runs, init, schema, recipes
 hydra_jobs.py         composes one job or those of a sweep; slurm.py: queues a job
 help_texts.py         what `--help` says of each
 

@@ -40,7 +40,6 @@ app = typer.Typer(
     help="One YAML recipe trains any PyTorch model in any mix of parallelism.\n\n"
     "flowrun recipe=NAME key=value … runs a recipe; `flowrun recipes` lists them, "
     "`flowrun run --help` says more.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -126,24 +126,12 @@ fits what the model returns for two samples.  What cannot be known stands as ???
   flowrun init my_models.py --data my_data.Images --to recipes/mine.yaml
   flowrun init path/to/llama
 """
-IMPORT_HELP = """Write a recipe with what DeepSpeed's JSON or accelerate's YAML says.
-
-Keys that a recipe has, too, are written in its words; every other key is named, with what to write
-instead.  Model and data are yours to name.
-
-  flowrun import ds_config.json --to recipes/mine.yaml
-  flowrun import accelerate.yaml
-"""
 SCHEMA_HELP = """Write the keys of a recipe as JSON Schema, for editors.
 
 An editor with a YAML language server then completes keys, shows what they mean and marks what is
 wrong.
 
   flowrun schema --to recipe.schema.json
-"""
-COMPLETION_HELP = """Print a script for bash, by which TAB completes commands, keys and values.
-
-  flowrun completion > ~/.local/share/bash-completion/completions/flowrun
 """
 RUNS_HELP = """List the runs of a folder; without one those of outputs, multirun and runs.
 

@@ -1,4 +1,4 @@
-"""Commands around recipes and runs: runs, init, schema, completion, import, recipes."""
+"""Commands around recipes and runs: runs, init, schema, recipes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,8 @@ from typing import Annotated
 
 import typer
 
-from flowrun.launcher.command_line.app import (
-    app,
-    show_errors,
-)
-from flowrun.launcher.command_line.help_texts import (
-    COMPLETION_HELP,
-    IMPORT_HELP,
-    INIT_HELP,
-    RUNS_HELP,
-    SCHEMA_HELP,
-)
+from flowrun.launcher.command_line.app import app, show_errors
+from flowrun.launcher.command_line.help_texts import INIT_HELP, RUNS_HELP, SCHEMA_HELP
 
 
 @app.command(help=RUNS_HELP)
@@ -68,29 +59,6 @@ def schema(
 
         line = write_schema(to)
         typer.echo(f"{to} is written; as the first line of a recipe editors read:\n{line}")
-
-
-@app.command(help=COMPLETION_HELP)
-def completion() -> None:
-    """Print a script for bash (see COMPLETION_HELP)."""
-    from flowrun.launcher.commands.start.complete import BASH
-
-    typer.echo(BASH, nl=False)
-
-
-@app.command("import", help=IMPORT_HELP)
-def import_config(
-    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)],
-    to: Annotated[Path, typer.Option("--to", help="The recipe to write.")] = Path(
-        "recipes/imported.yaml"
-    ),
-) -> None:
-    """Write a recipe of a foreign file (see IMPORT_HELP)."""
-    with show_errors([], None):
-        from flowrun.launcher.commands.start.foreign_config import show_import, write_foreign
-        from flowrun.launcher.terminal.console import wide_console
-
-        show_import(write_foreign(file, to), to, wide_console())
 
 
 @app.command()

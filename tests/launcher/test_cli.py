@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import signal
 import subprocess
 import sys
@@ -350,3 +351,41 @@ def test_ctrl_c_in_a_sweep_prints_the_jobs_that_ran(
     status, out, err = end(capsys, "-m", "recipe=gpt_dp", "train.seed=0,4", "launch=virtual")
     assert status == 130 and "stopped" in err
     assert "train.seed=0" in out and "1.2500" in out
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("hlep", "Did you mean '--help'?"),
+        ("version", "Did you mean '--version'?"),
+        ("train", "Did you mean 'run'?"),
+        ("doctor", "Commands: run, plan, verify"),
+    ],
+)
+def test_a_word_that_is_no_command_is_answered(
+    capsys: pytest.CaptureFixture[str], word: str, meant: str
+) -> None:
+    status, _, said = end(capsys, word)
+    assert status == 2
+    assert "there is no such command." in said and meant in said
+
+
+def test_options_are_listed_without_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    said = end(capsys, "plan", "--json")[2]
+    assert "--level" in said and "overrides" not in said
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_asks_for_commands(shell: str) -> None:
+    asked = {
+        "_FLOWRUN_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": "flowrun pl",
+        "COMP_CWORD": "1",
+        "_TYPER_COMPLETE_ARGS": "flowrun pl",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    command = [sys.executable, "-m", "flowrun.launcher.cli"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **asked}, timeout=60
+    )
+    assert "plan" in done.stdout and "sample" not in done.stdout

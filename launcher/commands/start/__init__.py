@@ -3,6 +3,4 @@
 init_recipe.py     flowrun init: a recipe for a model, by what its forward and its data show
 inspect_model.py   what a model and its data show when they are tried
 json_schema.py     flowrun schema: the keys of a recipe for editors
-complete.py        flowrun completion: what a shell offers behind TAB
-foreign_config.py  flowrun import: keys of DeepSpeed's and accelerate's files as a recipe
 """
