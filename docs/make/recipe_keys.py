@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from flowrun.engine.hardware.hardware import Hardware, Products
 from flowrun.engine.hardware.network import Level
-from flowrun.launcher.recipe.key_meanings import meanings
+from flowrun.launcher.recipe.key_schema import meanings
 from flowrun.launcher.recipe.schema import RecipeSchema
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -33,9 +33,9 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
             CONFIG_MODULE,
             CONFIG_NAME,
             register,
-            schema,
             spell,
         )
+        from flowrun.launcher.recipe.key_schema import schema
         from flowrun.launcher.recipe.recipe_errors import from_hydra
 
         register()

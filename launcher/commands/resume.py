@@ -17,7 +17,8 @@ from flowrun.engine.runtime.drivers.logical_checkpoint import read_contents, rea
 from flowrun.engine.runtime.rank.shards import name_shard
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.materials import with_steps
-from flowrun.launcher.recipe.compose import load, schema
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.key_schema import schema
 from flowrun.launcher.recipe.key_trees import flatten_keys
 from flowrun.launcher.recipe.locate import show_path
 from flowrun.launcher.recipe.recipe import Recipe

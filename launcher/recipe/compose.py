@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -24,6 +23,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe import hydra_source
 from flowrun.launcher.recipe.checks import CHECKS, zero_of
+from flowrun.launcher.recipe.key_schema import schema
 from flowrun.launcher.recipe.key_trees import plain
 from flowrun.launcher.recipe.placement_keys import (
     check_axis_names,
@@ -215,23 +215,6 @@ def change(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     if recipe.train.epochs:  # whose steps are counted (with_steps)
         found = replace(found, train=replace(found.train, steps=recipe.train.steps))
     return found
-
-
-@cache
-def schema() -> DictConfig:
-    """RecipeSchema as a config that recipes can be merged into: OmegaConf makes frozen dataclasses
-    read-only, which is undone.
-    """
-    return _thaw(OmegaConf.structured(RecipeSchema))
-
-
-def _thaw(node: DictConfig) -> DictConfig:
-    node._set_flag("readonly", None)
-    for key in node:
-        child = node._get_node(key)
-        if isinstance(child, DictConfig):
-            _thaw(child)
-    return node
 
 
 def register() -> None:

@@ -20,6 +20,7 @@ from flowrun.engine.hardware.hardware import CPU, Hardware, Products, on_hosts
 from flowrun.engine.hardware.measured_ops import shapes_of
 from flowrun.engine.hardware.network import Level
 from flowrun.launcher.recipe.device import device_type, gpu_name
+from flowrun.launcher.recipe.key_schema import schema
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import require
 from flowrun.launcher.recipe.schema import RecipeSchema
@@ -108,8 +109,6 @@ def load_shipped(name: str) -> Hardware:
 
 def of_file(file: Path) -> Hardware:
     """A file of the group `hardware`."""
-    from flowrun.launcher.recipe.compose import schema
-
     tree = OmegaConf.to_object(OmegaConf.merge(schema()["hardware"], OmegaConf.load(file)))
     assert isinstance(tree, Hardware), "the schema says so"
     return tree

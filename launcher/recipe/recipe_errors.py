@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -26,6 +27,7 @@ from omegaconf.errors import (
 
 from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.launcher.recipe.hydra_source import GROUP, is_path, recipe_names
+from flowrun.launcher.recipe.key_schema import schema
 from flowrun.launcher.recipe.key_trees import flatten_keys
 from flowrun.launcher.recipe.locate import COMMAND_LINE, locate, show_path
 from flowrun.launcher.recipe.schema import RecipeSchema
@@ -163,22 +165,24 @@ _OTHER_WORDS = {
     "chat": "sample --chat",
     "evaluate": "eval",
     "finetune": "run",
+    "help": "--help",
+    "version": "--version",
 }
 
 
 def bad_command(word: str, commands: Sequence[str]) -> PlacedError | None:
-    """A first word that is spelled almost like a command."""
-    near = difflib.get_close_matches(word, [*commands, *_OTHER_WORDS], n=1, cutoff=0.6)
-    if not near or word in recipe_names():
+    """The error of a first word that is no command; None for the name of a recipe, or almost."""
+    if difflib.get_close_matches(word, recipe_names(), n=1, cutoff=0.75):
         return None
-    meant = _OTHER_WORDS.get(near[0], near[0])
-    return CommandLineError(word, "there is no such command.", f"Did you mean {meant!r}?")
+    near = difflib.get_close_matches(word, [*commands, *_OTHER_WORDS], n=1, cutoff=0.6)
+    instead = f"Commands: {', '.join(commands)}."
+    if near:
+        instead = f"Did you mean {_OTHER_WORDS.get(near[0], near[0])!r}?"
+    return CommandLineError(word, "there is no such command.", instead)
 
 
 def bad_option(text: str, options: Sequence[str]) -> PlacedError:
     """An option that a command does not have: a key of the recipe, as other programs write it."""
-    from flowrun.launcher.recipe.compose import schema
-
     word, _, value = text.removeprefix("--").partition("=")
     keys = _find_leaves(word.replace("-", "_"), schema())
     known = f"Options are {', '.join(options)}."
@@ -238,7 +242,19 @@ def _bad_key(error: OmegaConfBaseException, schema: DictConfig) -> RecipeError:
         given = error.value if isinstance(error.value, str | int | float) else "…"
         entry = "" if "not Optional" in reason else given
         return RecipeError(key, "a list stands here.", f"Write '{key}=[{entry}]'.")
+    if "not Optional" in reason:
+        return _null(key, schema)
     return RecipeError(key, f"{reason}.", describe_key(key, schema))
+
+
+def _null(key: str, schema: DictConfig) -> RecipeError:
+    """The error of a null where the key has a type without one."""
+    default = OmegaConf.select(schema, key)
+    instead = describe_key(key, schema)
+    if default in (0, "") and default is not False:  # what stands for none
+        shown = json.dumps(default) if default != "" else ""
+        instead = f"Write {key}={shown}, the default, which stands for none."
+    return RecipeError(key, "null cannot stand here.", instead)
 
 
 def _of_list(kind: Any, tree: type = RecipeSchema, prefix: str = "") -> str:
@@ -326,6 +342,8 @@ def describe_key(key: str, schema: DictConfig) -> str:
     kind = kinds.get(type(default))
     if kind == "an integer" and default == 0:  # 0 stands for none, which is no example
         return "Write an integer, in digits alone."
+    if kind == "true or false":
+        return f"Write {kind}."
     return f"Write {kind}, such as {default}." if kind and default != "" else ""
 
 

@@ -14,7 +14,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from flowrun.launcher.recipe.key_meanings import meanings
+from flowrun.launcher.recipe.key_schema import meanings
 from flowrun.launcher.recipe.schema import CHOICES, RecipeSchema
 from flowrun.launcher.recipe.value_ranges import RANGES, ends_of
 

@@ -50,6 +50,11 @@ ARGUMENTS = {
         "command line  train.foo = 3",
         "'train' has no key 'foo'",
     ),
+    "null": (
+        "recipe=gpt_dp train.keep_best=null",
+        "command line  train.keep_best = null",
+        "Write train.keep_best=, the default",
+    ),
     "wrong type": (
         "recipe=gpt_dp train.steps=abc",
         "command line  train.steps = abc",
@@ -398,13 +403,13 @@ FILES = {
     "data path of a source": (
         MLP + "data: {_target_: flowrun.launcher.data.mixture.DataMixture, sources:\n"
         "  {own: {_target_: flowrun.launcher.data.text.Text, path: no/such}}}\n",
-        'bad.yaml:3:57  data.sources.own.path = "no/such"',
+        'bad.yaml:3:59  data.sources.own.path = "no/such"',
         "there is no file or folder no/such.",
     ),
     "data kind": (
         MLP
-        + "data: {_target_: flowrun.launcher.data.tokens.Tokens, path: bad.yaml, dtype: uint32}\n",
-        'bad.yaml:2:76  data.dtype = "uint32"',
+        + "data: {_target_: flowrun.launcher.data.tokens.Tokens, path: bad.yaml, dtype: uint32}  \n",
+        'bad.yaml:2:78  data.dtype = "uint32"',
         "bytes of bad.yaml are no whole number of uint32.",
     ),
     "input field": (

@@ -16,7 +16,8 @@ from flowrun.engine.runtime.transport.arena import OwnArena
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch import limits
 from flowrun.launcher.launch.limits import check_limits
-from flowrun.launcher.recipe.compose import load, schema
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.key_schema import schema
 from flowrun.launcher.recipe.recipe_errors import PlacedError, from_hydra
 
 RANKS = 2

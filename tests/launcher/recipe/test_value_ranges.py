@@ -19,7 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.job.recipe_strategy import strategy_of
-from flowrun.launcher.recipe.compose import compose, load, schema, to_recipe
+from flowrun.launcher.recipe.compose import compose, load, to_recipe
+from flowrun.launcher.recipe.key_schema import schema
 from flowrun.launcher.recipe.recipe_errors import PlacedError, explain
 from flowrun.launcher.recipe.value_ranges import ANY, INTEGER, RANGES, Range
 

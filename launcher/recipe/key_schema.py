@@ -1,10 +1,32 @@
-"""The meaning of every key of a recipe, out of the docstrings of the schema."""
+"""The keys of a recipe as a config of OmegaConf, into which recipes are merged; what each means."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import re
+from functools import cache
+
+from omegaconf import DictConfig, OmegaConf
+
+from flowrun.launcher.recipe.schema import RecipeSchema
+
+
+@cache
+def schema() -> DictConfig:
+    """RecipeSchema as a config that recipes can be merged into: OmegaConf makes frozen dataclasses
+    read-only, which is undone.
+    """
+    return _thaw(OmegaConf.structured(RecipeSchema))
+
+
+def _thaw(node: DictConfig) -> DictConfig:
+    node._set_flag("readonly", None)
+    for key in node:
+        child = node._get_node(key)
+        if isinstance(child, DictConfig):
+            _thaw(child)
+    return node
 
 
 def meanings(cls: type) -> tuple[str, dict[str, str]]:
