@@ -19,8 +19,8 @@ from flowrun.engine.ir.placement import Shape
 from flowrun.engine.passes.mirrored_view import LIST_SUFFIX
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.job.job_plans import JobPlans
-from flowrun.launcher.job.materials import make_materials
-from flowrun.launcher.job.recipe_strategy import add_materials, data_workers, strategy_of
+from flowrun.launcher.job.materials import add_materials, make_materials
+from flowrun.launcher.job.recipe_strategy import data_workers, strategy_of
 from flowrun.launcher.job.segments import Segment, segments
 from flowrun.launcher.model.dataset_checks import random_fields
 from flowrun.launcher.recipe.device import device_type, gpu_name

@@ -12,9 +12,10 @@ from torch import nn
 
 from flowrun.engine.capture.capture import Batch, Task
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.strategy import Pin
+from flowrun.engine.strategy import Pin, Preparation, Strategy
 from flowrun.launcher.data.corpus.documents import DIGESTS
 from flowrun.launcher.data.mixture import find_mixture
+from flowrun.launcher.data.steps import preparation, sample_seconds, unprepared_fields
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.model import build
 from flowrun.launcher.model.dataset_checks import check_labels, data_errors, notes_of
@@ -104,6 +105,29 @@ def make_task(recipe: Recipe, model: nn.Module, example: Batch, device_type: str
         seed=recipe.train.seed,
         keep_logits=recipe.engine.keeps_logits,
         run_checks=recipe.engine.check,
+    )
+
+
+def add_materials(strategy: Strategy, materials: Materials, workers: int) -> Strategy:
+    """Add how the data set makes its samples (launcher/data/steps.py), and the pins of the model's
+    own plan, before those of the recipe, which replace them.
+
+    strategy: of the recipe.  materials: with the data set and the plan.  workers: processes of a
+    rank that make whole samples, each another batch.
+    """
+    data, auto = materials.data, strategy.auto
+    steps = preparation(data)
+    sample_s = sample_seconds(data)
+    if workers:
+        sample_s = (sample_s or sum(step.seconds for step in steps)) / workers
+        steps = ()
+    plan = () if auto.enabled and auto.ignore_user_sbp else materials.plan
+    return replace(
+        strategy,
+        pins=(*plan, *strategy.pins),
+        preparation=tuple(Preparation(step.name, step.seconds, step.num_bytes) for step in steps),
+        unprepared=tuple(unprepared_fields(data)),
+        sample_s=sample_s,
     )
 
 

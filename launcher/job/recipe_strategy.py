@@ -1,14 +1,10 @@
-"""Turn a recipe, and what its data set says, into the compiler's Strategy."""
+"""Turn a recipe into the compiler's Strategy."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
 import torch
 
-from flowrun.engine.strategy import Kept, LossScale, Preparation, Strategy, Zero
-from flowrun.launcher.data.steps import preparation, sample_seconds, unprepared_fields
+from flowrun.engine.strategy import Kept, LossScale, Strategy, Zero
 from flowrun.launcher.job.optimizer import optimizer_of
 from flowrun.launcher.job.plan_cache import found_rows_file
 from flowrun.launcher.model.signatures import tables_of
@@ -24,9 +20,6 @@ from flowrun.launcher.recipe.schema import (
     SKIP,
     STEP,
 )
-
-if TYPE_CHECKING:
-    from flowrun.launcher.job.materials import Materials
 
 _FUSIONS = {EAGER: "", INDUCTOR: "compiled", HANDWRITTEN: "handwritten"}
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -89,26 +82,3 @@ def loss_scale_of(recipe: Recipe) -> LossScale | None:
 def data_workers(recipe: Recipe) -> int:
     """Return the number of processes that make the samples of a rank; 0: it makes them itself."""
     return 0 if recipe.launch.name == "virtual" else recipe.launch.data_workers
-
-
-def add_materials(strategy: Strategy, materials: Materials, workers: int) -> Strategy:
-    """Add how the data set makes its samples (launcher/data/steps.py), and the pins of the model's
-    own plan, before those of the recipe, which replace them.
-
-    strategy: of the recipe.  materials: with the data set and the plan.  workers: processes of a
-    rank that make whole samples, each another batch.
-    """
-    data, auto = materials.data, strategy.auto
-    steps = preparation(data)
-    sample_s = sample_seconds(data)
-    if workers:
-        sample_s = (sample_s or sum(step.seconds for step in steps)) / workers
-        steps = ()
-    plan = () if auto.enabled and auto.ignore_user_sbp else materials.plan
-    return replace(
-        strategy,
-        pins=(*plan, *strategy.pins),
-        preparation=tuple(Preparation(step.name, step.seconds, step.num_bytes) for step in steps),
-        unprepared=tuple(unprepared_fields(data)),
-        sample_s=sample_s,
-    )

@@ -22,13 +22,15 @@ from flowrun.engine.pipeline import advance
 from flowrun.engine.strategy import Recompute, Strategy, Zero
 from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.job.recipe_strategy import add_materials, data_workers, strategy_of
+from flowrun.launcher.job.materials import add_materials
+from flowrun.launcher.job.recipe_strategy import data_workers, strategy_of
 from flowrun.launcher.place.bound import LaidOutBranch, WholeStep
 from flowrun.launcher.place.captures import Captures
 from flowrun.launcher.place.outcome import Bound, Outcome, outcome_of
 from flowrun.launcher.place.space import Branch, Candidate, Space
-from flowrun.launcher.recipe.compose import freeze, resolve, schema, to_recipe
+from flowrun.launcher.recipe.compose import freeze, resolve, to_recipe
 from flowrun.launcher.recipe.hardware_keys import rank_hardware
+from flowrun.launcher.recipe.key_schema import schema
 from flowrun.launcher.recipe.key_trees import change_keys
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import RecipeSchema
