@@ -408,7 +408,7 @@ FILES = {
     ),
     "data kind": (
         MLP
-        + "data: {_target_: flowrun.launcher.data.tokens.Tokens, path: bad.yaml, dtype: uint32}  \n",
+        + "data: {_target_: flowrun.launcher.data.tokens.Tokens, path: bad.yaml, dtype: uint32} \n",
         'bad.yaml:2:78  data.dtype = "uint32"',
         "bytes of bad.yaml are no whole number of uint32.",
     ),
