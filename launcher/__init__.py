@@ -5,9 +5,9 @@ folders above it in this list (tests/test_tree.py):
 
 terminal/         the console, units of quantities, the line that says what is being done
 recipe/           YAML and command line -> a Recipe, checked
-data/             data sets, and text as ids
+data/             data sets, text as ids; which samples a step reads, and who makes them
 model/ store/     model, data and loss as objects; checkpoints and weights on disk
-text/ samples/    text from a model, token by token; which samples a step reads, and who makes them
+text/             text from a model, token by token
 job/              a recipe made concrete: strategy, materials, plans
 listeners/        loggers and callbacks
 report/           the plan for a person, the files of a run's folder, the report

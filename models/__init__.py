@@ -7,5 +7,4 @@ losses.py metrics.py   functions of (output, batch) -> the mean over the batch
 lora.py          adapters for the linears of any model
 optimizers.py    functions of tensors: (param, grad, states, …) -> (new param, new states)
 callbacks.py     called while a run goes on, which they may end
-sampling.py clicks.py   which samples a step reads; generated click logs
 """

@@ -36,10 +36,10 @@ ENGINE = (
 LAUNCHER = (
     ("terminal",),
     ("data",),
-    ("recipe",),
+    ("data/corpus", "recipe"),
     ("model/hugging_face",),
     ("model", "store"),
-    ("text", "samples"),
+    ("text",),
     ("job", "listeners"),
     ("report", "launch/hosts"),
     ("launch/restart",),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flowrun.engine.errors import ArgumentError
-from flowrun.launcher.data.corpus.find_files import find_text_files
+from flowrun.launcher.data.corpus.plain_text import find_text_files
 from flowrun.launcher.data.corpus.train_tokenizer import LEAST_VOCABULARY, train_tokenizer
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.terminal import doing

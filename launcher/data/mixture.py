@@ -24,10 +24,8 @@ from torch.utils.data import Dataset
 
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.collate import collate, item_of
-from flowrun.launcher.data.corpus.packed import DOCUMENTS, Numbers
-from flowrun.launcher.data.stacked import StackedDataset, batch_of
+from flowrun.launcher.data.stacked import BYTES, DOCUMENTS, Numbers, StackedDataset, batch_of
 from flowrun.launcher.data.steps import sample_seconds
-from flowrun.launcher.data.text import BYTES
 
 MOST_SAMPLES = 3_000_000_000  # the square is below 2**63
 _GOLDEN = (math.sqrt(5) - 1) / 2

@@ -9,11 +9,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from flowrun.launcher.data.collate import collate, item_of
+
+DOCUMENTS, POSITIONS = "documents", "positions"  # fields of a sample that packs several documents
+BYTES = "bytes"  # what ids stand for, in place of the digest of a tokenizer
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class StackedDataset(Dataset[dict[str, Tensor]], ABC):

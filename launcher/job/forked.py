@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from flowrun.engine.errors import RunError
-from flowrun.launcher.samples.open_files import reopen_files
+from flowrun.launcher.data.open_files import reopen_files
 
 T = TypeVar("T")
 

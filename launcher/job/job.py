@@ -18,6 +18,7 @@ from flowrun.engine.ir.graph import LogicalTensor
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.passes.mirrored_view import LIST_SUFFIX
 from flowrun.engine.runtime.rank.rank import Results
+from flowrun.launcher.data.sampler import length
 from flowrun.launcher.job.job_plans import JobPlans
 from flowrun.launcher.job.materials import add_materials, make_materials
 from flowrun.launcher.job.recipe_strategy import data_workers, strategy_of
@@ -26,7 +27,6 @@ from flowrun.launcher.model.dataset_checks import random_fields
 from flowrun.launcher.recipe.device import device_type, gpu_name
 from flowrun.launcher.recipe.hardware_keys import better_cpu, is_stand_in
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.samples.sampler import length
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import About, Checkpoint
 from flowrun.launcher.terminal import doing

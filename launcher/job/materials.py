@@ -15,16 +15,17 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.strategy import Pin, Preparation, Strategy
 from flowrun.launcher.data.corpus.documents import DIGESTS
 from flowrun.launcher.data.mixture import find_mixture
+from flowrun.launcher.data.sampler import Sampler, forms_of, length
 from flowrun.launcher.data.steps import preparation, sample_seconds, unprepared_fields
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.model import build
 from flowrun.launcher.model.dataset_checks import check_labels, data_errors, notes_of
 from flowrun.launcher.model.initial import Initial, with_values
 from flowrun.launcher.model.parallel_plan import find_others, read_plan
+from flowrun.launcher.model.targets import note_moved
 from flowrun.launcher.model.vocabulary import check_vocabulary
 from flowrun.launcher.recipe.checks import check_batch
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.samples.sampler import Sampler, forms_of, length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,12 @@ def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
         evaluation_sampler=replace(sampler, evaluation=True),
         example=example,
         task=task,
-        notes=(*described.notes, *notes_of(data), *_notes_of_plan(described.model, recipe)),
+        notes=(
+            *described.notes,
+            *note_moved(recipe.data, "data"),
+            *notes_of(data),
+            *_notes_of_plan(described.model, recipe),
+        ),
         plan=plan,
     )
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from flowrun.launcher.data.data_workers import BatchReading
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.samples.data_workers import BatchReading
 
 
 @dataclass(frozen=True, slots=True)

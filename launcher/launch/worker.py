@@ -36,6 +36,8 @@ from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.runtime.rank.readers import BatchSource, item_rows
 from flowrun.engine.runtime.transport.links import Links
+from flowrun.launcher.data.data_workers import DataWorkers
+from flowrun.launcher.data.open_files import reopen_files
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.segments import RankRows, ReadingOrder
 from flowrun.launcher.launch.events import EventSender
@@ -54,8 +56,6 @@ from flowrun.launcher.launch.restart.snapshot_memory import MemorySnapshot, Snap
 from flowrun.launcher.launch.restart.snapshots import SnapshotWriter
 from flowrun.launcher.launch.step_gate import StepGate
 from flowrun.launcher.launch.virtual_launch import acts_by_name, max_stashed
-from flowrun.launcher.samples.data_workers import DataWorkers
-from flowrun.launcher.samples.open_files import reopen_files
 
 OnStep = Callable[[int, Results, float], None]
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.data.corpus.packed import DOCUMENTS, POSITIONS
+from flowrun.launcher.data.stacked import DOCUMENTS, POSITIONS
 from flowrun.launcher.model.hugging_face.convert_models import import_transformers
 from flowrun.models.causal_attention import causal_attention
 

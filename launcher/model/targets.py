@@ -13,7 +13,7 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -27,11 +27,23 @@ from flowrun.launcher.recipe.recipe_errors import did_you_mean
 from flowrun.launcher.recipe.schema import Target
 
 _WITH_TORCHVISION = ("torchvision", "timm", "transformers")  # these import it
+# names that recipes may still hold -> where they are; the first that fits
+MOVED = {
+    "flowrun.models.data.text.": "flowrun.launcher.data.corpus.text.",
+    "flowrun.models.data.tokens.": "flowrun.launcher.data.corpus.tokens.",
+    "flowrun.models.data.masked.": "flowrun.launcher.data.corpus.masked.",
+    "flowrun.models.data.windows.": "flowrun.launcher.data.corpus.windows.",
+    "flowrun.models.data.photographs.": "flowrun.launcher.data.images.",
+    "flowrun.models.data.click_log.": "flowrun.launcher.data.clicks.",
+    "flowrun.models.data.": "flowrun.launcher.data.",
+    "flowrun.models.clicks.": "flowrun.launcher.data.clicks.",
+}
 _FULL_KEY = re.compile(r"^full_key: (.+)$", re.MULTILINE)  # in Hydra's error
 
 
 def make_object(target: Target, where: str) -> Any:
     """The object that `_target_` and its arguments describe; an argument may be such an object."""
+    target = _with_new_names(target)
     made_by = find(str(target["_target_"]), f"{where}._target_")
     arguments = {key: value for key, value in target.items() if not _is_hydra_word(key)}
     if "_args_" not in target:
@@ -50,6 +62,32 @@ def _check_targets_within(arguments: Mapping[str, Any], where: str) -> None:
         if isinstance(value, list):
             within = {f"{key}[{k}]": each for k, each in enumerate(value)}
             _check_targets_within(within, where)
+
+
+def new_name(path: str) -> str:
+    """Return the dotted path at which a class or function is that a recipe names."""
+    found = next((old for old in MOVED if path.startswith(old)), "")
+    return MOVED.get(found, "") + path.removeprefix(found)
+
+
+def _with_new_names(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        named = {key: _with_new_names(each) for key, each in value.items()}
+        return {key: new_name(each) if key == "_target_" else each for key, each in named.items()}
+    return [_with_new_names(each) for each in value] if isinstance(value, list) else value
+
+
+def note_moved(value: Any, where: str) -> Iterator[str]:
+    """Note names that have moved.  value: of the key `where`, which may hold targets."""
+    if isinstance(value, Mapping):
+        old = str(value.get("_target_", ""))
+        if (new := new_name(old)) != old:
+            yield f"{where}._target_={old} is {new} by now"
+        for key, each in value.items():
+            yield from note_moved(each, f"{where}.{key}")
+    elif isinstance(value, list):
+        for k, each in enumerate(value):
+            yield from note_moved(each, f"{where}[{k}]")
 
 
 def make_function(target: Target, where: str) -> Callable[..., Any]:
@@ -116,6 +154,7 @@ def check_arguments(
 
 def find(path: str, where: str) -> Any:
     """The class or function at a dotted path; a RecipeError says which part is missing."""
+    path = new_name(path)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
         importlib.invalidate_caches()
@@ -150,7 +189,9 @@ def _deepest_module(parts: list[str], where: str) -> tuple[Any, int]:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name and not (name == error.name or name.startswith(f"{error.name}.")):
-                raise RecipeError(where, f"importing {name!r} failed: {error}.") from error
+                moved = new_name(f"{error.name}.").rstrip(".")
+                instead = f"It is {moved} by now." if moved != error.name else ""
+                raise RecipeError(where, f"importing {name!r} failed: {error}.", instead) from error
             if module is None:
                 tops = [m.name for m in pkgutil.iter_modules()]
                 raise RecipeError(

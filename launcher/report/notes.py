@@ -25,6 +25,7 @@ from flowrun.engine.passes.update.sparse_ops import sparse_tables
 from flowrun.engine.rehearsal.rehearsal import rehearse
 from flowrun.engine.runtime.rank.pieces import count_copied_bytes
 from flowrun.engine.runtime.rank.shards import written_bytes
+from flowrun.launcher.data.sampler import length
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import (
@@ -35,7 +36,6 @@ from flowrun.launcher.recipe.schema import (
     nodes_of,
 )
 from flowrun.launcher.report.group_equal import spans
-from flowrun.launcher.samples.sampler import length
 from flowrun.launcher.terminal.units import seconds, size
 
 NOTED_COPY = 10**8  # bytes of a copy that are named

@@ -27,12 +27,12 @@ from flowrun.engine.runtime.drivers.distributed import DistributedRank, LostPeer
 from flowrun.engine.runtime.process.core import pin_to_core
 from flowrun.engine.runtime.process.lifetime import end_with
 from flowrun.engine.runtime.transport.links import Links
+from flowrun.launcher.data.open_files import reopen_files
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.failure import describe, describe_exit
 from flowrun.launcher.launch.hosts.alone import Alone
 from flowrun.launcher.launch.limits import check_limits
 from flowrun.launcher.launch.worker import device_of_rank, join_process_group
-from flowrun.launcher.samples.open_files import reopen_files
 from flowrun.launcher.sampling.window import NEXT, WindowBatches
 
 _SILENCE_S = 1800.0  # after which a rank gives up what another owes it

@@ -11,13 +11,14 @@ from typing import Any, Protocol
 
 from flowrun.engine.errors import ArgumentError, RecipeError
 from flowrun.launcher.data.corpus.special_tokens import SpecialTokens
+from flowrun.launcher.data.corpus.text import Text
 from flowrun.launcher.data.corpus.tokenizer import (
     TOKENIZER,
     find_beginning,
     load_tokenizer,
     vocabulary_of,
 )
-from flowrun.launcher.data.text import Text
+from flowrun.launcher.model.targets import new_name
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 
 KEY = "data.tokenizer"
@@ -133,7 +134,7 @@ def codec_of(data: Mapping[str, Any], given: str | None = None) -> Codec:
 
 def is_bytes(data: Mapping[str, Any]) -> bool:
     """Return True if a data set's ids are the bytes of text."""
-    target = str(data.get("_target_"))
+    target = new_name(str(data.get("_target_")))
     return target == f"{Text.__module__}.{Text.__name__}" and not data.get("tokenizer")
 
 

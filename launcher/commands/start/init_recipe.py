@@ -33,7 +33,7 @@ from flowrun.launcher.terminal.console import say
 
 _COMMENT_AT = 40  # column of comments
 _MISSING = "???"  # Hydra's own sign for a value that must be given
-_TEXT = "flowrun.launcher.data.text.Text"
+_TEXT = "flowrun.launcher.data.corpus.text.Text"
 _BATCH = 32
 _LENGTH = 256  # tokens of a sample, or what the model's config allows
 _CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx")  # how configs call the most of them
@@ -322,7 +322,7 @@ def _fields_of(data: str, maker: Any, missing: Sequence[str]) -> Sequence[str]:
     """
     from flowrun.launcher.data.corpus.answers import AnsweredDocuments
     from flowrun.launcher.data.corpus.text_rows import TextRows
-    from flowrun.launcher.data.windows import Windows
+    from flowrun.launcher.data.corpus.windows import Windows
 
     if inspect.isclass(maker) and issubclass(maker, AnsweredDocuments | TextRows | Windows):
         return ("tokens", "targets")

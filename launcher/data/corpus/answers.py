@@ -14,8 +14,7 @@ from torch import Tensor
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.corpus.documents import LOG, DocumentPart, Documents, keep_documents
 from flowrun.launcher.data.corpus.packed import PackedDocuments
-from flowrun.launcher.data.corpus.row_files import PlacedRow
-from flowrun.launcher.data.corpus.row_source import RowSource
+from flowrun.launcher.data.corpus.row_source import PlacedRow, RowSource
 from flowrun.launcher.data.corpus.special_tokens import EncodedText, SpecialTokens, TextSpans
 from flowrun.launcher.data.corpus.tokenizer import find_beginning, put_beginning
 from flowrun.launcher.data.stacked import StackedDataset

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.corpus.answers import AnsweredDocuments, AnsweredText, tokenise_rows
-from flowrun.launcher.data.corpus.row_files import check_text, field_of
-from flowrun.launcher.data.corpus.row_source import RowSource
+from flowrun.launcher.data.corpus.row_source import RowSource, check_text, field_of
 from flowrun.launcher.data.corpus.special_tokens import SpecialTokens, TextSpans
 
 if TYPE_CHECKING:

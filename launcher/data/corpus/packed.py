@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +10,8 @@ from torch import Tensor
 
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.corpus.documents import Documents
-from flowrun.launcher.data.stacked import StackedDataset
+from flowrun.launcher.data.stacked import DOCUMENTS, POSITIONS, Numbers, StackedDataset
 from flowrun.models.losses import IGNORED
-
-DOCUMENTS, POSITIONS = "documents", "positions"  # fields of a sample that is packed
-Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class PackedDocuments(StackedDataset):

@@ -9,11 +9,10 @@ from torch import Tensor
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.corpus.answers import AnsweredText, tokenise_rows
 from flowrun.launcher.data.corpus.packed import PackedDocuments, cut_documents
-from flowrun.launcher.data.corpus.row_files import text_of
-from flowrun.launcher.data.corpus.row_source import RowSource
+from flowrun.launcher.data.corpus.row_source import RowSource, text_of
 from flowrun.launcher.data.corpus.special_tokens import SpecialTokens
+from flowrun.launcher.data.corpus.windows import Windows
 from flowrun.launcher.data.stacked import StackedDataset
-from flowrun.launcher.data.windows import Windows
 
 
 class TextRows(StackedDataset):

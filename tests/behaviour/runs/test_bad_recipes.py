@@ -402,14 +402,14 @@ FILES = {
     ),
     "data path of a source": (
         MLP + "data: {_target_: flowrun.launcher.data.mixture.DataMixture, sources:\n"
-        "  {own: {_target_: flowrun.launcher.data.text.Text, path: no/such}}}\n",
-        'bad.yaml:3:59  data.sources.own.path = "no/such"',
+        "  {own: {_target_: flowrun.launcher.data.corpus.text.Text, path: no/such}}}\n",
+        'bad.yaml:3:66  data.sources.own.path = "no/such"',
         "there is no file or folder no/such.",
     ),
     "data kind": (
-        MLP
-        + "data: {_target_: flowrun.launcher.data.tokens.Tokens, path: bad.yaml, dtype: uint32} \n",
-        'bad.yaml:2:78  data.dtype = "uint32"',
+        MLP + "data: {_target_: flowrun.launcher.data.corpus.tokens.Tokens, path: bad.yaml,"
+        " dtype: uint32}\n",
+        'bad.yaml:2:85  data.dtype = "uint32"',
         "bytes of bad.yaml are no whole number of uint32.",
     ),
     "input field": (

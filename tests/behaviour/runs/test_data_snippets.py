@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.launcher.data.tokens import write_tokens
+from flowrun.launcher.data.corpus.tokens import write_tokens
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.model.build import instantiate_data
 from flowrun.launcher.recipe.compose import load

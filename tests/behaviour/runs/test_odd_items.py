@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher.data.collate import ItemError
+from flowrun.launcher.data.open_files import reopen_files
+from flowrun.launcher.data.sampler import Sampler, forms_of
 from flowrun.launcher.job.forked import run_in_fork
 from flowrun.launcher.model.dataset_checks import check_items, check_kind, random_fields
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
-from flowrun.launcher.samples.open_files import reopen_files
-from flowrun.launcher.samples.sampler import Sampler, forms_of
 from support.runs.command import Command, losses, run_folder, workplace
 
 X = torch.arange(40.0).view(20, 2)

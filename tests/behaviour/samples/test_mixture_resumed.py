@@ -9,9 +9,9 @@ import pytest
 
 from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed
 from flowrun.launcher.data.clusters import FeatureClusters
+from flowrun.launcher.data.sampler import Sampler
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
-from flowrun.launcher.samples.sampler import Sampler
 
 SIZES = {"a": 30, "b": 50}
 EPOCH, BATCH, STEPS = 54, 8, 21  # of 60 samples, 6 are held out; 168 samples: over 3 epochs

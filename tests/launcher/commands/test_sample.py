@@ -192,7 +192,7 @@ def test_a_large_model_is_left_to_the_command(
             lambda folder: save_run(
                 folder,
                 *TINY[:1],
-                "data={_target_: flowrun.launcher.data.tokens.Tokens, path: x, length: 8}",
+                "data={_target_: flowrun.launcher.data.corpus.tokens.Tokens, path: x, length: 8}",
             ),
             "nothing says what text the ids of",
         ),

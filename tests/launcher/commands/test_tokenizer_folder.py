@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flowrun.launcher.cli import main
-from flowrun.launcher.data.text import Text
+from flowrun.launcher.data.corpus.text import Text
 
 
 def end(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:

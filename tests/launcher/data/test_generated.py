@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from flowrun.launcher.data.clusters import FeatureClusters, ImageClusters
-from flowrun.launcher.data.masked import Masked
-from flowrun.launcher.data.photographs import Photographs
-from flowrun.launcher.data.text import Text
+from flowrun.launcher.data.corpus.masked import Masked
+from flowrun.launcher.data.corpus.text import Text
+from flowrun.launcher.data.images import Photographs
 
 
 def test_images_of_a_class_are_nearer_to_each_other_than_to_others() -> None:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from flowrun.engine.errors import ArgumentError, RecipeError
 from flowrun.launcher.data.images import ImageFolder
+from flowrun.launcher.data.sampler import Sampler
 from flowrun.launcher.data.transforms import MEAN, STD, import_torchvision, seed_draws, transform
 from flowrun.launcher.model.targets import make_object
-from flowrun.launcher.samples.sampler import Sampler
 
 needs_torchvision = pytest.mark.skipif(not find_spec("torchvision"), reason="no torchvision")
 needs_timm = pytest.mark.skipif(not find_spec("timm"), reason="no timm")

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowrun.launcher.data.corpus.text import Text
 from flowrun.launcher.data.mixture import DataMixture, MixtureOrder
 from flowrun.launcher.data.stacked import Rows
-from flowrun.launcher.data.text import Text
 
 SIZES = st.lists(st.integers(2, 40), min_size=1, max_size=4)
 

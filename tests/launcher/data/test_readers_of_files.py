@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from flowrun.launcher.data.click_log import ClickLog
+from flowrun.launcher.data.clicks import ClickLog
+from flowrun.launcher.data.corpus.tokens import Tokens, tokenise, write_tokens
 from flowrun.launcher.data.huggingface import HuggingFace
-from flowrun.launcher.data.tokens import Tokens, tokenise, write_tokens
 
 # ---- tokens --------------------------------------------------------------------------------------
 

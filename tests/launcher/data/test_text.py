@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from flowrun.launcher.data.corpus.text import Text
 from flowrun.launcher.data.digits import Digits
-from flowrun.launcher.data.text import Text
 
 
 def test_targets_are_one_byte_ahead(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from flowrun.launcher.recipe.recipe import Recipe
 WRAPPED = {
     "data": lambda mixture: mixture,
     "data.source": lambda mixture: {
-        "_target_": "flowrun.launcher.data.masked.Masked",
+        "_target_": "flowrun.launcher.data.corpus.masked.Masked",
         "source": mixture,
         "vocabulary": 256,
         "mask": 0,
@@ -24,7 +24,7 @@ WRAPPED = {
 
 def mixture(fraction: float, held_out: float, place: str = "data") -> Recipe:
     """A recipe on a mixture that says by itself what it holds out, at a place of `data`."""
-    source = {"_target_": "flowrun.launcher.data.text.Text", "length": 8, "max_bytes": 4000}
+    source = {"_target_": "flowrun.launcher.data.corpus.text.Text", "length": 8, "max_bytes": 4000}
     data = {
         "_target_": "flowrun.launcher.data.mixture.DataMixture",
         "sources": {"a": source, "b": source},

@@ -12,9 +12,9 @@ from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.data.sampler import Sampler
 from flowrun.launcher.data.stacked import Rows
 from flowrun.launcher.model.dataset_checks import check_items, check_labels
-from flowrun.launcher.samples.sampler import Sampler
 
 X = torch.arange(40.0).view(20, 2)
 

@@ -120,7 +120,7 @@ class Tables(nn.Module):
 TABLES = """
 defaults: [/optim: sgd, /launch: virtual]
 model: {_target_: side_by_side.Tables}
-data: {_target_: flowrun.models.clicks.Clicks, samples: 64, ids: 50, fields: 14, numbers: 8}
+data: {_target_: flowrun.launcher.data.clicks.Clicks, samples: 64, ids: 50, fields: 14, numbers: 8}
 task:
   inputs: {ids: ids, numbers: numbers}
   loss: {_target_: side_by_side_loss.loss}

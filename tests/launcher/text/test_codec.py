@@ -13,7 +13,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.text.codec import ByteCodec, Codec, TokenizerCodec, codec_of, read_tokenizer
 from support.samples.small_tokenizer import TEXT, save_tokenizer
 
-BYTES = {"_target_": "flowrun.launcher.data.text.Text"}
+BYTES = {"_target_": "flowrun.launcher.data.corpus.text.Text"}
 
 
 def decoded(codec: Codec, text: str) -> list[str]:

@@ -14,8 +14,8 @@ from torch import Tensor
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.compile import compile_training
 from flowrun.engine.strategy import Preparation
+from flowrun.launcher.data.sampler import Sampler
 from flowrun.launcher.data.steps import Step, StepwiseDataset
-from flowrun.launcher.samples.sampler import Sampler
 from support.layouts.grids import Layout, example, strategy, task
 from support.layouts.plain_loop import TINY_MLP, Training
 

@@ -44,11 +44,11 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from flowrun.engine.errors import FlowrunError, RunError
+from flowrun.launcher.data.sampler import sample_indices
 from flowrun.launcher.job import forked, job_plans
 from flowrun.launcher.recipe.compose import compose, freeze, resolve
 from flowrun.launcher.recipe.key_trees import change_keys
 from flowrun.launcher.run import run
-from flowrun.models.sampling import sample_indices
 from support.nets.random_blocks import BLOCKS, Shape, Skip, Writer, candidates
 from support.nets.random_extras import EXTRAS, MORE_MISTAKES, extra_heads
 from support.nets.random_heads import (

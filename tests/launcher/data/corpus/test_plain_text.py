@@ -13,7 +13,7 @@ from flowrun.engine.errors import ArgumentError
 from flowrun.engine.ir.own_files import cache_folder
 from flowrun.launcher.data.corpus import documents, plain_text
 from flowrun.launcher.data.corpus.plain_text import tokenise_files
-from flowrun.launcher.data.text import Text
+from flowrun.launcher.data.corpus.text import Text
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from flowrun.launcher.data.corpus.row_files import READERS, PlacedRow
+from flowrun.launcher.data.corpus.row_source import READERS, PlacedRow
 
 # What readers that infer types make dates, numbers and nulls of.
 TEXTS = ["2020-01-09", "007", "1.10", "NA", "null", "", "true", "2020-01-09T10:00:00Z", 'a,\n"b"']

@@ -11,9 +11,9 @@ from tokenizers import processors
 from transformers import AutoTokenizer
 
 from flowrun.launcher.data.corpus.chat import Chat, Instructions
+from flowrun.launcher.data.corpus.text import Text
 from flowrun.launcher.data.corpus.text_rows import TextRows
 from flowrun.launcher.data.corpus.tokenizer import find_beginning, load_tokenizer
-from flowrun.launcher.data.text import Text
 from flowrun.launcher.text.codec import read_tokenizer
 
 BEGIN = "<|system|>"  # any special token

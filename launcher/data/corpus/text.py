@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 
 from flowrun.engine.errors import ArgumentError
-from flowrun.launcher.data.corpus.find_files import find_text_files
-from flowrun.launcher.data.corpus.plain_text import tokenise_files
-from flowrun.launcher.data.windows import Windows
-
-BYTES = "bytes"  # in place of the digest of a tokenizer
+from flowrun.launcher.data.corpus.plain_text import find_text_files, tokenise_files
+from flowrun.launcher.data.corpus.windows import Windows
+from flowrun.launcher.data.stacked import BYTES
 
 
 class Text(Windows):

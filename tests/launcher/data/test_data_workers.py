@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
 from flowrun.engine.errors import RunError
+from flowrun.launcher.data.data_workers import BatchReading, DataWorkers, _share
+from flowrun.launcher.data.sampler import Sampler
 from flowrun.launcher.job.forked import run_in_fork
 from flowrun.launcher.job.segments import RankRows, ReadingOrder, Segment
-from flowrun.launcher.samples.data_workers import BatchReading, DataWorkers, _share
-from flowrun.launcher.samples.sampler import Sampler
 from support.layouts.stepwise import Noisy
 from support.layouts.stepwise import sampler as stepwise_sampler
 

@@ -28,8 +28,8 @@ from flowrun.engine.errors import RunError
 from flowrun.engine.ir.user_code import user_lines
 from flowrun.engine.runtime.process.lifetime import end_with
 from flowrun.launcher.data.collate import ItemError
-from flowrun.launcher.samples.open_files import reopen_files
-from flowrun.launcher.samples.sampler import Sampler
+from flowrun.launcher.data.open_files import reopen_files
+from flowrun.launcher.data.sampler import Sampler
 
 _ENDS_S = 1.0  # until a process that closed its side of a pipe can be asked how it ended
 _DIED = "Most likely the host's memory or /dev/shm ran out, or a library of the data set failed."

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flowrun.models.clicks import Clicks, zipf_ranks
+from flowrun.launcher.data.clicks import Clicks, zipf_ranks
 from flowrun.models.metrics import binary_accuracy
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from flowrun.engine.errors import ArgumentError
-from flowrun.launcher.data.windows import Windows
+from flowrun.launcher.data.corpus.windows import Windows
 
 DTYPES = ("uint16", "uint32")
 

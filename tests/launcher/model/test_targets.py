@@ -1,0 +1,57 @@
+"""Names that recipes hold: those that have moved are found where they are now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.data.clicks import Clicks
+from flowrun.launcher.data.corpus.masked import Masked
+from flowrun.launcher.data.corpus.text import Text
+from flowrun.launcher.data.digits import Digits
+from flowrun.launcher.data.images import Photographs
+from flowrun.launcher.model.targets import find, make_object, note_moved
+from flowrun.launcher.text.codec import is_bytes
+
+OLD_TEXT = "flowrun.models.data.text.Text"
+
+
+@pytest.mark.parametrize(
+    ("old", "kind"),
+    [
+        (OLD_TEXT, Text),
+        ("flowrun.models.data.digits.Digits", Digits),
+        ("flowrun.models.data.photographs.Photographs", Photographs),
+        ("flowrun.models.clicks.Clicks", Clicks),
+    ],
+)
+def test_a_name_that_has_moved_is_found(old: str, kind: type) -> None:
+    assert find(old, "data._target_") is kind
+
+
+def test_a_data_set_within_another_is_found_by_its_old_name() -> None:
+    source = {"_target_": OLD_TEXT, "length": 8, "max_bytes": 100}
+    old = {"_target_": "flowrun.models.data.masked.Masked", "vocabulary": 256, "mask": 256}
+    made = make_object({**old, "source": source}, "data")
+    assert isinstance(made, Masked) and isinstance(made.source, Text)
+    assert [*note_moved({**old, "source": source}, "data")] == [
+        "data._target_=flowrun.models.data.masked.Masked is "
+        "flowrun.launcher.data.corpus.masked.Masked by now",
+        f"data.source._target_={OLD_TEXT} is flowrun.launcher.data.corpus.text.Text by now",
+    ]
+
+
+def test_ids_of_an_old_run_are_known_to_be_bytes() -> None:
+    assert is_bytes({"_target_": OLD_TEXT})
+
+
+def test_an_import_of_what_has_moved_says_where_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("old_import.py").write_text("from flowrun.models.data.stacked import Rows\n")
+    with pytest.raises(RecipeError, match=r"It is flowrun\.launcher\.data by now\."):
+        find("old_import.Own", "data._target_")
