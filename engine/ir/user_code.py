@@ -14,13 +14,13 @@ import torch
 
 _PACKAGES = sysconfig.get_path("purelib") + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
-_ENGINE = tuple(str(Path(__file__).parents[1] / name) + os.sep for name in ("engine", "launcher"))
+_ENGINE = tuple(str(Path(__file__).parents[2] / name) + os.sep for name in ("engine", "launcher"))
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 
 _OURS = tuple(  # flowrun, torch, and what hands on the error of a reader's thread
     str(folder) + os.sep
     for folder in (
-        Path(__file__).parents[1],
+        Path(__file__).parents[2],
         Path(torch.__file__).parent,
         Path(concurrent.futures.__file__).parent,
     )

@@ -28,6 +28,7 @@ FOLDERS = "FLOWRUN_RECIPES"  # environment variable: more folders of recipes, se
 # The recipe of a command line that names none: empty, so that -m can sweep recipes and groups alone
 # can run.
 NONE = "none"
+MOST_LEVELS = 50  # of keys in keys; each takes some twenty frames of Python's stack
 _BASE_60 = re.compile(r"[-+]?[1-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 LEFT_OUT = {
     "model": None,
@@ -143,6 +144,7 @@ def register() -> None:
 def _read(file: Path) -> DictConfig | ListConfig:
     try:
         _check_base_60(file)
+        _check_levels(file)
         return OmegaConf.load(file)
     except UnicodeDecodeError as error:
         raise RecipeError(
@@ -166,6 +168,21 @@ def _check_base_60(file: Path) -> None:
                     f"{file}:{token.start_mark.line + 1}: {token.value} is a number in base 60 in"
                     " YAML.",
                     f'Write it in quotes: "{token.value}".',
+                )
+
+
+def _check_levels(file: Path) -> None:
+    """Refuse deeper keys than every reader of the recipe follows.  Raises RecipeError."""
+    level = 0
+    with contextlib.suppress(yaml.YAMLError):  # which is said where the file is parsed
+        for event in yaml.parse(file.read_text(encoding="utf-8")):
+            level += isinstance(event, yaml.CollectionStartEvent)
+            level -= isinstance(event, yaml.CollectionEndEvent)
+            if level > MOST_LEVELS:
+                raise RecipeError(
+                    GROUP,
+                    f"{file}:{event.start_mark.line + 1}: its keys are nested too deeply: more than"
+                    f" {MOST_LEVELS} levels.",
                 )
 
 

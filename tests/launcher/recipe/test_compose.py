@@ -49,6 +49,21 @@ def test_a_number_in_base_60_is_refused_with_its_line(tmp_path: Path) -> None:
         load([f"recipe={file}"])
 
 
+@pytest.mark.parametrize("frames", [1_000, 10_000])
+def test_keys_in_keys_are_refused_however_deep_pythons_stack_is(
+    frames: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "deep.yaml"
+    file.write_text("train: " + "{a: " * 60 + "1" + "}" * 60)
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(frames)
+    try:
+        with pytest.raises(RecipeError, match=r"deep\.yaml:1: its keys are nested too deeply"):
+            load([f"recipe={file}"])
+    finally:
+        sys.setrecursionlimit(before)
+
+
 def test_a_recipe_of_ones_own_has_the_last_word(tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
     file.write_text("defaults: [/model: mlp, /data: digits]\noptim: {lr: 0.5}\n")
