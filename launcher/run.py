@@ -101,7 +101,8 @@ def _run(
     joins = nodes_of(recipe.launch).may_change  # a run that may be under way: see Record.begin
     with alone(folder, recipe.launch.num_hosts):
         resumed = _resume(job, start, restores=not joins) if start else ()
-        record = Record(folder, job, progress, listeners, requests.complete)
+        limit_s = find_limit(recipe.launch.hang_s, training.rehearsal.step_s)
+        record = Record(folder, job, progress, listeners, requests.complete, limit_s)
         if not joins:
             prepare(folder, resumed=start is not None or recipe.train.resume == AUTO)
         if recipe.launch.num_hosts == 1 or recipe.launch.name == "virtual":
@@ -109,6 +110,7 @@ def _run(
         record.write_plan(training, (*notes(job), *resumed))
         with _end_noted(record):
             log = _execute(record, requests)  # actors act, credits return
+            record.end_listeners()
         if log.notes:
             trace.write(record.folder / trace.NAME, record.job.training, log.notes)
         report = Report.of(record.job, record.job.training, log)  # foreseen and measured

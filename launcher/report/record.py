@@ -23,7 +23,7 @@ from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.trace.model_flops import utilisation
 from flowrun.launcher.job.job import Job, Start
-from flowrun.launcher.listeners.dispatch import Listeners
+from flowrun.launcher.listeners.dispatch import RESTARTED, Listeners, Outlets
 from flowrun.launcher.listeners.listener import TAGS, RunInfo
 from flowrun.launcher.listeners.make import NamedListener
 from flowrun.launcher.recipe.schema import ROLLBACK
@@ -52,7 +52,8 @@ _NO_TARGET = (
 METRICS, RESTARTS, ENDED = "metrics.jsonl", "restarts.jsonl", "ended.json"
 LOGS = "logs"  # the folder with what each rank prints
 PREEMPTED, STOPPED, FAILED = "preempted", "stopped", "failed"  # how a run ended (ENDED)
-COMPLETE, RESTARTED = "complete", "restarted"  # to listeners
+COMPLETE = "complete"  # to listeners, which know RESTARTED, too
+_LOOK_S = 0.01  # from one look to the next whether a late callback has caught up
 
 
 class Record:
@@ -65,9 +66,11 @@ class Record:
         progress: Progress | None,
         listeners: Sequence[NamedListener] = (),
         end_run: Callable[[str], None] | None = None,
+        limit_s: float = 0.0,
     ) -> None:
         """folder: of the run.  progress: shows it.  listeners: are called in the first host.
-        end_run: ends the run for the callback of a name.
+        end_run: ends the run for the callback of a name.  limit_s: seconds after which a callback
+        hangs; 0: never.
         """
         self.run_folder = folder  # that the hosts of a run may share
         self.folder = folder
@@ -93,9 +96,11 @@ class Record:
         self.begun = self.agreed = False
         self._metrics: TextIO | None = None
         self._peak_share: tuple[Job, float] | None = None
-        self.listeners = Listeners(listeners, self.lose)
+        outlets = Outlets(lose=self.lose, fail=self._fail, stop=self._stop)
+        self.listeners = Listeners(listeners, outlets, limit_s)
         self.listeners.prepare(self._describe)
         self._end_run = end_run
+        self._failure: RunError | None = None  # of a callback
         self.ended_by = ""  # the callback that has asked for the end
 
     def begin(self) -> None:
@@ -190,11 +195,30 @@ class Record:
         self._call("on_step", step, values)
 
     def _call(self, event: str, step: int, given: Any) -> None:
-        """Call the listeners; end the run if one asks for it."""
-        by = self.listeners.call(event, step, given)
-        if by and self._end_run and not self.ended_by:
+        """Hand an event to the listeners.  Raises RunError if a callback has failed or hangs."""
+        self._check_listeners()
+        self.listeners.call(event, step, given)
+        while self.listeners.is_full:
+            self._check_listeners()
+            time.sleep(_LOOK_S)
+
+    def _check_listeners(self) -> None:
+        if error := self._failure or self.listeners.look():
+            raise error
+
+    def _fail(self, error: RunError) -> None:
+        self._failure = self._failure or error
+
+    def _stop(self, by: str) -> None:
+        if self._end_run and not self.ended_by:
             self.ended_by = by
             self._end_run(by)
+
+    def end_listeners(self) -> None:
+        """End the listeners of a run that is complete.  Raises RunError for a callback."""
+        hung = self.listeners.end(COMPLETE)
+        if error := self._failure or hung:
+            raise error
 
     def _share_in_a_second(self) -> float:
         """Return the model's FLOPs of a step, of the peak of all ranks in a second; 0: unknown."""
@@ -339,7 +363,6 @@ class Record:
     def write_report(self, report: Report) -> Report:
         """Write and show the report of a run that ended well; return it as it was written."""
         self._write_restarts()
-        self.listeners.end(COMPLETE)
         self.close()
         if reason := STDOUT.lost or STDERR.lost:
             self.lost.append(f"what was printed is cut off: {reason}")

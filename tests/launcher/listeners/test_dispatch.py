@@ -1,15 +1,18 @@
-"""Listeners start with the first event, and one that fails does no harm to the others."""
+"""Listeners run in threads of their own: one that fails or blocks does no harm to the run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flowrun.engine.errors import RunError
-from flowrun.launcher.listeners.dispatch import Listeners
+from flowrun.launcher.listeners import dispatch
+from flowrun.launcher.listeners.dispatch import Listeners, Outlets
 from flowrun.launcher.listeners.listener import RunInfo
 from flowrun.launcher.listeners.make import NamedListener
 
@@ -36,12 +39,22 @@ class Notes:
         self.calls.append(f"end {status}")
 
 
-def listeners(*made: Notes, may_end: bool = False) -> tuple[Listeners, list[str]]:
-    lost: list[str] = []
+@dataclass
+class Said:
+    """What the threads of listeners report."""
+
+    lost: list[str] = field(default_factory=list)
+    failed: list[RunError] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+
+
+def listeners(*made: object, may_end: bool = False, limit_s: float = 0.0) -> tuple[Listeners, Said]:
+    said = Said()
     named = [NamedListener(f"notes{k}", each, may_end) for k, each in enumerate(made)]
-    found = Listeners(named, lost.append)
+    outlets = Outlets(lose=said.lost.append, fail=said.failed.append, stop=said.stopped.append)
+    found = Listeners(named, outlets, limit_s)
     found.prepare(lambda: RUN)
-    return found, lost
+    return found, said
 
 
 def test_they_start_with_the_first_event_and_again_after_an_end() -> None:
@@ -59,25 +72,103 @@ def test_they_start_with_the_first_event_and_again_after_an_end() -> None:
 
 def test_a_logger_that_fails_is_left_out_with_a_line() -> None:
     bad, good = Notes(fail_at=1), Notes()
-    found, lost = listeners(bad, good)
+    found, said = listeners(bad, good)
     for step in range(3):
         found.call("on_step", step, {"loss": 1.0})
     found.end("complete")
-    assert lost == ["the log of notes0 ends at step 1: ValueError: no disk"]
+    assert said.lost == ["the log of notes0 ends at step 1: ValueError: no disk"]
     assert len(good.calls) == 5 and bad.calls == ["start tiny", "step 0: 1.0", "end failed"]
 
 
-def test_a_callback_that_fails_ends_the_run() -> None:
-    found, _ = listeners(Notes(fail_at=1), may_end=True)
-    with pytest.raises(RunError, match="no disk") as ended:
-        found.call("on_step", 1, {"loss": 1.0})
-    assert ended.value.where == "callback notes0, on_step at step 1"
+class Leaves:
+    """It raises what is not an Exception, as a panic of Rust or an exit does."""
+
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize("bad", [Notes(fail_at=1), Leaves()], ids=["an error", "an exit"])
+def test_a_callback_that_fails_ends_the_run(bad: object) -> None:
+    found, said = listeners(bad, may_end=True)
+    found.call("on_step", 1, {"loss": 1.0})
+    assert found.end("failed") is None
+    (error,) = said.failed
+    assert error.where == "callback notes0, on_step at step 1"
+    assert error.problem in ("ValueError: no disk\nBuy another one.", "SystemExit: 3")
+
+
+def test_an_exit_in_a_logger_is_a_note() -> None:
+    found, said = listeners(Leaves())
+    found.call("on_step", 1, {"loss": 1.0})
+    found.end("complete")
+    assert said.lost == ["the log of notes0 ends at step 1: SystemExit: 3"]
 
 
 def test_the_one_that_asks_to_stop_is_named() -> None:
-    found, _ = listeners(Notes(), Notes(stop_at=1))
-    asked: Any = [found.call("on_step", step, {"loss": 1.0}) for step in range(3)]
-    assert asked == ["", "notes1", ""]
+    found, said = listeners(Notes(), Notes(stop_at=1))
+    for step in range(3):
+        found.call("on_step", step, {"loss": 1.0})
+    found.end("complete")
+    assert said.stopped == ["notes1"]
+
+
+class Blocks:
+    """Its step does not return before the test is over."""
+
+    def __init__(self) -> None:
+        self.begun, self.over = threading.Event(), threading.Event()
+
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        self.begun.set()
+        self.over.wait()
+
+
+@pytest.fixture
+def blocks() -> Iterator[Blocks]:
+    made = Blocks()
+    yield made
+    made.over.set()
+
+
+def test_a_logger_that_blocks_loses_lines_and_is_named_once(
+    blocks: Blocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_END_S", 0.05)
+    good = Notes()
+    found, said = listeners(blocks, good)
+    for step in range(dispatch._QUEUED + 50):
+        found.call("on_step", step, {"loss": 1.0})
+        if not step:
+            assert blocks.begun.wait(30)
+        while len(good.calls) < step:
+            time.sleep(0)
+    assert not found.is_full and found.look() is None
+    found.end("complete")
+    assert len(said.lost) == 1
+    assert said.lost[0].startswith("the log of notes0 is late: it loses lines from step")
+    assert good.calls[-1] == "end complete"
+
+
+def test_a_callback_that_blocks_is_named_and_loses_nothing(blocks: Blocks) -> None:
+    found, said = listeners(blocks, may_end=True, limit_s=0.01)
+    found.call("on_step", 7, {"loss": 1.0})
+    assert blocks.begun.wait(30)
+    until = time.monotonic() + 30
+    while (hung := found.look()) is None and time.monotonic() < until:
+        pass
+    assert hung and hung.where == "callback notes0, on_step at step 7"
+    assert "launch.hang_s" in hung.instead
+    assert found.look() is None and said.lost == []
+
+
+def test_the_end_waits_for_a_callback_that_blocks_no_longer_than_the_limit(
+    blocks: Blocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_END_S", 0.01)
+    found, _ = listeners(blocks, may_end=True, limit_s=0.01)
+    found.call("on_step", 7, {"loss": 1.0})
+    hung = found.end("complete")
+    assert hung and hung.where == "callback notes0, on_step at step 7"
 
 
 def test_other_hosts_call_nobody() -> None:
@@ -85,4 +176,5 @@ def test_other_hosts_call_nobody() -> None:
     found, _ = listeners(notes)
     found.off = True
     found.call("on_step", 0, {"loss": 1.0})
+    found.end("complete")
     assert notes.calls == []

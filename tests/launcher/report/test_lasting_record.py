@@ -55,6 +55,7 @@ def test_curves_that_cannot_be_written_do_not_end_the_training(tmp_path: Path) -
     record.begin()
     for step in range(3):
         record.step(step, {"loss": 1.0}, 0.1)
+    record.end_listeners()
     record.close()
     assert record.lost == [
         "the log of tensorboard ends at step 0: OSError: [Errno 28] No space left on device"
