@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Full, Queue
@@ -125,7 +126,7 @@ class _Desk:
             return
         try:
             asked = method(*call.arguments)
-        except BaseException as error:  # noqa: BLE001 - SystemExit and a panic of Rust included
+        except BaseException as error:  # SystemExit, a panic of Rust
             if not self.left_out:
                 self._fail(call, error)
             return
@@ -144,10 +145,8 @@ class _Desk:
         line = problem.partition("\n")[0]  # some add a page of advice
         self.outlets.lose(f"the log of {self.named.name} ends at step {call.step}: {line}")
         if call.event != "on_end" and (end := getattr(self.named.listener, "on_end", None)):
-            try:
+            with suppress(BaseException):  # it may not have started
                 end("failed")
-            except BaseException:  # noqa: BLE001, S110 - it may not have started
-                pass
 
 
 class Listeners:
