@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Empty, Full, Queue
+from queue import Full, Queue
 from typing import Any
 
 from flowrun.engine.errors import RunError
