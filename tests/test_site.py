@@ -37,7 +37,7 @@ SCREENS = [screen for screen in screens.screens() if not screen.slow]
 
 def commands() -> list[Any]:
     """Commands whose screens pages show; those that start processes are marked."""
-    names = dict.fromkeys(screen.command for screen in SCREENS)
+    names = dict.fromkeys(screen.run for screen in SCREENS)
     return [
         pytest.param(name, marks=() if " plan " in name else pytest.mark.processes)
         for name in names
@@ -57,8 +57,9 @@ def test_a_screen_is_what_the_command_prints(
         main(shlex.split(command)[1:])
     printed = capfd.readouterr()
     for screen in SCREENS:
-        if screen.command == command:
-            assert screens.alike(printed.out + printed.err) == screens.alike(screen.text), (
+        if screen.run == command:
+            shown = screen.shown(printed.out + printed.err)
+            assert screens.alike(shown) == screens.alike(screen.text), (
                 f"python docs/make/screens.py --write {screen.page.relative_to(ROOT)}"
             )
 

@@ -4,8 +4,9 @@ A screen is a block of text behind a comment that names its command:
 
     <!-- screen: flowrun plan recipe=mlp_hybrid -->
 
-`--write` puts in the command and what it prints on a terminal of 100 columns.  tests/test_site.py
-runs the same commands and compares, times and machine aside; it leaves out a `slow screen:`.
+`--write` puts in the command and what it prints on a terminal of 100 columns.  Behind a command
+`| grep -E 'PATTERN'` may stand, as in a shell.  tests/test_site.py runs the same commands and
+compares, times and machine aside; it leaves out a `slow screen:`.
 """
 
 from __future__ import annotations
@@ -47,6 +48,17 @@ class Screen(NamedTuple):
     slow: bool
     text: str
 
+    @property
+    def run(self) -> str:
+        """The command alone, without the pipe to grep."""
+        return self.command.partition(" | ")[0]
+
+    def shown(self, output: str) -> str:
+        """Return the lines of the command's output that grep, if there is one, lets through."""
+        *_, pattern = shlex.split(self.command) if " | grep -E " in self.command else [""]
+        kept = [line for line in output.splitlines(keepends=True) if re.search(pattern, line)]
+        return "".join(kept)
+
 
 def screens() -> Iterator[Screen]:
     """Yield all screens of all pages."""
@@ -56,9 +68,9 @@ def screens() -> Iterator[Screen]:
             yield Screen(page, found[3], bool(found[2]), text)
 
 
-def printed(command: str) -> str:
+def printed(screen: Screen) -> str:
     """Run a command in an empty folder and return what it prints, errors too."""
-    _, *arguments = shlex.split(command)
+    _, *arguments = shlex.split(screen.run)
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, "-m", "flowrun.launcher.cli", *arguments],
@@ -70,7 +82,7 @@ def printed(command: str) -> str:
             check=False,
         )
         text = done.stdout.replace(folder + "/", "")
-    return "".join(line.rstrip() + "\n" for line in text.splitlines())
+    return screen.shown("".join(line.rstrip() + "\n" for line in text.splitlines()))
 
 
 def alike(text: str) -> list[str]:
@@ -88,10 +100,12 @@ def main() -> None:
     named = {Path(name).resolve() for name in sys.argv[1:] if name != "--write"}
     for page in dict.fromkeys(screen.page for screen in screens()):
         if "--write" in sys.argv and (not named or page in named):
-            text = _SCREEN.sub(
-                lambda found: f"{found[1]}$ {found[3]}\n{printed(found[3])}", page.read_text()
-            )
-            page.write_text(text)
+            page.write_text(_SCREEN.sub(_renewed, page.read_text()))
+
+
+def _renewed(found: re.Match[str]) -> str:
+    screen = Screen(ROOT, found[3], bool(found[2]), "")
+    return f"{found[1]}$ {found[3]}\n{printed(screen)}"
 
 
 if __name__ == "__main__":

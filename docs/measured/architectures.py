@@ -2,22 +2,25 @@
 
     python docs/measured/architectures.py [architecture …]
 
-Each is trained three steps on the virtual cluster and in a plain torch loop.  The page has a row
-for each and is written after every one: with names those rows alone are made anew, and without
-names those that the page has not, so that a run that was broken off goes on.  All take half an
-hour of one core.  Those of torchvision and timm need `pip install -e '.[vision]'`.
+Each is trained three steps on the virtual cluster and in a plain torch loop.  Rows are kept in
+architectures.json and the page is written from them after every one: with names those rows alone
+are measured, and without names those that are missing, so that a run that was broken off goes on.
+All take half an hour of one core.  Those of torchvision and timm need `pip install -e '.[vision]'`.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import torch  # noqa: E402
+import transformers  # noqa: E402
 
 from flowrun.engine.errors import FlowrunError  # noqa: E402
 from support.layouts.grids import Layout, captured, compiled, virtual_run  # noqa: E402
@@ -27,46 +30,60 @@ from support.nets.architectures import ARCHITECTURES, training  # noqa: E402
 from support.nets.vision import versions  # noqa: E402
 
 FILE = ROOT / "docs" / "measured" / "architectures.md"
+ROWS = FILE.with_suffix(".json")
 PAGE = """# Architectures
 
 Written by `python docs/measured/architectures.py` with {versions}.
 
-This page lists which architectures train in which layouts, and how close they come to plain torch.
+The models that flowrun ships, and unmodified models of `transformers`, torchvision and timm: tiny
+(one layer of each block), with random weights, without dropout. Each is trained {steps} steps in
+fp32 (SGD, two micro-batches; one with batch normalisation or a loss over pairs of samples) on the
+virtual cluster and in a plain torch loop. The five layouts: {layouts}.
+"Pinned" is Megatron's layout where there is one; else every weight is split along its first dim.
 
-The models are those of the paper that flowrun ships, then unmodified models of `transformers`,
-torchvision and timm: tiny (one layer of each block), with random weights and without dropout.
-Each is trained {steps} steps in fp32 (SGD, two micro-batches; one with batch normalisation or a
-loss over pairs of samples) on the virtual cluster and in a plain torch loop. A cell has the
-largest relative difference of a step's loss, then that of a weight, as a share of the distance
-that training moved it. "Pinned" is Megatron's layout where there is one; else every weight is
-split along its first dim. In the other columns nothing is pinned.
+## Trains as in plain torch
+
+The number is the largest relative difference of any weight in any of the five layouts, as a share
+of the distance that training moved it. All figures: `architectures.json` beside this page.
+
+{same}
+
+## Trains as in plain torch in fp64
 
 Batch normalisation over few values, and relu near 0, amplify a last bit: plain torch in fp32 is
-then as far from plain torch in fp64. If a difference is larger than {bound:.0e}, both sides are
-trained again in fp64, and the new differences stand in brackets; the cell is marked **apart**
-if these are larger too.
+then as far from plain torch in fp64. Where a difference exceeds {bound:.0e}, both sides are trained
+again in fp64. **Apart** marks those that differ there too.
 
-"Ops" is the number of ops in the captured graph of one micro-batch. "Found" are kinds of op whose
-rows were found by experiment; "whole" are those that every rank of data 2 computes for the whole
-batch. A reason in place of figures is flowrun's refusal, before anything starts.
+{amplified}
+
+## Refused, before anything starts
+
+{refused}
+
+## Ops without rows by hand
+
+{found}{whole}
 """
 
 LAYERS = 1
-HEADS = ["architecture", *LAYOUTS, "ops", "found", "whole"]
+Row = dict[str, Any]  # refused: why; or apart: of each layout, ops: number, found, whole: kinds
 
 
-def row(name: str) -> list[str]:
-    """Return the cells of an architecture."""
-    given, title = training(name, LAYERS), ARCHITECTURES[name].name
+def row(name: str) -> Row:
+    """Return the figures of an architecture."""
+    given = training(name, LAYERS)
     plain = plain_loop(given, 0.0, STEPS)
     try:
         graph = captured(given)
     except FlowrunError as error:
-        return [title, _reason(error), *[""] * len(LAYOUTS), "", ""]
-    cells = [_cell(name, given, key, plain) for key in LAYOUTS]
+        return {"refused": _reason(error)}
     own = [op for op in graph.ops if not op.target.startswith("flow.")]
-    found = {op.target for op in own if op.table}
-    return [title, *cells, str(len(own)), _listed(found), _listed(_whole(given))]
+    return {
+        "apart": {key: _cell(name, given, key, plain) for key in LAYOUTS},
+        "ops": len(own),
+        "found": _listed({op.target for op in own if op.table}),
+        "whole": _listed(_whole(given)),
+    }
 
 
 def _cell(name: str, given: Training, key: str, plain: Trained) -> str:
@@ -93,44 +110,106 @@ def _whole(given: Training) -> set[str]:
     return {note.split()[0] for note in notes if "has no signature table" in note}
 
 
-def _listed(targets: set[str]) -> str:
-    return ", ".join(sorted(t.removeprefix("aten.") for t in targets)) or "none"
+def _listed(targets: set[str]) -> list[str]:
+    return sorted(target.removeprefix("aten.") for target in targets)
 
 
 def _reason(error: FlowrunError) -> str:
     return " ".join(line.strip() for line in str(error).splitlines()[1:]).replace("|", "\\|")
 
 
-def written() -> dict[str, list[str]]:
-    """Return the rows of the present page, by architecture."""
-    lines = FILE.read_text().splitlines() if FILE.exists() else []
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
-    return {cells[0]: cells for cells in rows[2:] if len(cells) == len(HEADS)}
+def page(versions: str, rows: dict[str, Row]) -> str:
+    """Return the text of the page."""
+    known = {a.name: rows[a.name] for a in ARCHITECTURES.values() if a.name in rows}
+    trained = {name: row for name, row in known.items() if "apart" in row}
+    amplified = [
+        name for name, row in trained.items() if any("(" in c for c in row["apart"].values())
+    ]
+    refused = {name: row["refused"] for name, row in known.items() if "refused" in row}
+    return PAGE.format(
+        versions=versions,
+        steps=STEPS,
+        layouts="; ".join(LAYOUTS),
+        bound=BOUND,
+        same=_libraries({n: r for n, r in trained.items() if n not in amplified}),
+        amplified=_table(
+            ["architecture", "loss / weight in fp32", "in fp64"],
+            [[name, *_worst(trained[name])] for name in amplified],
+        ),
+        refused=_table(
+            ["reason", "architectures"], [[why, names] for why, names in _reasons(refused).items()]
+        ),
+        found=_kinds(trained, "found", "Found by experiment: "),
+        whole=_kinds(trained, "whole", "Computed whole by every rank of data 2: "),
+    )
 
 
-def write(rows: dict[str, list[str]]) -> None:
-    """Return the page, with rows in the order of ARCHITECTURES."""
-    known = [rows[a.name] for a in ARCHITECTURES.values() if a.name in rows]
-    lines = [HEADS, ["---"] * len(HEADS), *known]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    head = PAGE.format(versions=versions(), steps=STEPS, bound=BOUND)
-    missing = ", ".join(a.name for a in ARCHITECTURES.values() if a.name not in rows)
-    left = f"\nNot run yet: {missing}.\n" if missing else ""
-    FILE.write_text(f"{head}\n{table}\n{left}")
+def _libraries(rows: dict[str, Row]) -> str:
+    lines: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        library = next((x for x in ("torchvision", "timm") if name.startswith(x)), "")
+        kind = name.removeprefix(f"{library} ")
+        library = library or ("transformers" if hasattr(transformers, name) else "flowrun")
+        weight = max(float(cell.split("/")[1]) for cell in row["apart"].values())
+        lines.setdefault(library, []).append(f"{kind} {weight:.0e}")
+    return "\n".join(f"- **{library}**: {', '.join(of)}" for library, of in lines.items())
+
+
+def _worst(row: Row) -> tuple[str, str]:
+    """Return the layout's cell with the largest difference of a weight in fp32, its fp64 apart."""
+    cell = max(row["apart"].values(), key=lambda cell: float(cell.split()[2]))
+    single, _, double = cell.partition(" (")
+    return single, double.replace(")", "")
+
+
+def _reasons(refused: dict[str, str]) -> dict[str, str]:
+    """Return reason -> names; a reason that names its architecture is one with its like."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in refused.items():
+        reasons.setdefault(why.replace(name, "the model"), []).append(name)
+    return {why: ", ".join(names) for why, names in reasons.items()}
+
+
+def _kinds(rows: dict[str, Row], key: str, says: str) -> str:
+    of = [f"`{', '.join(row[key])}` in {name}" for name, row in rows.items() if row[key]]
+    return f"{says}{'; '.join(of)}.\n" if of else ""
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in [heads, ["---"] * len(heads), *rows])
+
+
+def read() -> tuple[str, dict[str, Row]]:
+    """Return what the rows were measured with, and the rows by architecture."""
+    if not ROWS.exists():
+        return "", {}
+    rows = json.loads(ROWS.read_text())
+    return rows.pop("with"), rows
+
+
+def write(versions: str, rows: dict[str, Row]) -> None:
+    """Write the rows, one a line, and the page."""
+    lines = [
+        f"{json.dumps(key)}: {json.dumps(of)}" for key, of in {"with": versions, **rows}.items()
+    ]
+    ROWS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    FILE.write_text(page(versions, rows))
 
 
 def main(names: list[str]) -> None:
-    """Make the rows of some architectures, or those that the page lacks."""
+    """Measure the rows of some architectures, or those that are missing; write the page."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    rows = written()
+    measured, rows = read()
     for name in names or [n for n, a in ARCHITECTURES.items() if a.name not in rows]:
-        made = row(name)
-        rows[made[0]] = made
-        print(" | ".join(made), flush=True)
-        write(rows)
+        title = ARCHITECTURES[name].name
+        rows[title] = row(name)
+        print(title, rows[title], flush=True)
+        write(versions(), rows)
         for kept in (captured, compiled, virtual_run, plain_loop, training):
             kept.cache_clear()
+    if not names:
+        write(measured or versions(), rows)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,15 @@
     python docs/measured/ops.py [name …]
 
 Each is trained two steps on one rank and on two, on the virtual cluster and in a plain torch loop.
-With names those rows of the page alone are made anew.  What ops without a table were found to do
-goes to engine/proof/found_rows.json.
+Rows are kept in ops.json; with names those alone are measured.  What ops without a table were found
+to do goes to engine/proof/found_rows.json.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
-from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,69 +27,93 @@ from support.nets.survey import CASES, verdict  # noqa: E402
 
 FILE = ROOT / "docs" / "measured" / "ops.md"
 BOUND = 1e-5
-HEADS = ["module or function", "its ops", "found by experiment", "gathered", "apart from torch"]
+ROWS = FILE.with_suffix(".json")
 PAGE = """# Modules and functions
 
 Written by `python docs/measured/ops.py` with torch {torch}.
 
-This page lists torch's modules and functions, and how each trains under data parallelism.
+{number} nets, each of one module or function of torch with weights of its own, trained on one rank
+and on two ranks, data parallel, and compared with a plain torch loop. A loss or a weight differs by
+at most {apart} (relative; {bound:.0e} is allowed), and {gathered} gathers its batch. All figures:
+`ops.json` beside this page.
 
-Every line is a net of one module or function with weights of its own, trained on one rank and on
-two ranks, and compared with a plain torch loop. Its ops have rows **by hand** (`engine/ops`), rows
-that are **found** by experiment (`engine/proof`; the plan notes which), or none, so that every rank
-computes them **whole**; or the net is **refused**, with the reason. "Gathered" are samples that are
-sent so that a rank has them all; "apart" is the largest relative difference of a loss or a weight
-from plain torch ({bound:.0e} is allowed).
+## Rows by hand
 
-{counts}
+All ops have rows in `engine/ops`: {by_hand}.
+
+## Rows found by experiment
+
+Ops in brackets have no rows in `engine/ops`: their rows are found by experiment (`engine/proof`)
+and ship with flowrun; the plan notes them.
+
+{found}
+
+## Others
+
+{others}
 """
 
 
 def row(name: str) -> list[str]:
-    """Return the cells of a case."""
+    """Return the figures of a case: kind, ops whose rows were found, gathered, difference."""
     try:
         found = verdict(name)
     except FlowrunError as error:
         said = " ".join(" ".join(str(error).split("\n")[1:2]).split())
-        return [name, f"refused: {said}".replace("|", "/"), "", "", ""]
+        return [f"refused: {said}".replace("|", "/"), "", "", ""]
     except Exception as error:
-        return [name, f"**failed**: {type(error).__name__}", "", "", ""]
+        return [f"**failed**: {type(error).__name__}", "", "", ""]
     finally:
         for kept in (virtual_run, compiled, plain_loop):
             kept.cache_clear()
     kind = f"{found.kind}: {', '.join(found.whole)}" if found.whole else found.kind
     mark = "" if found.apart <= BOUND else " **apart**"
     targets = ", ".join(target.removeprefix("aten.") for target in found.found)
-    return [name, kind, targets, ", ".join(found.gathered) or "-", f"{found.apart:.0e}{mark}"]
+    return [kind, targets, ", ".join(found.gathered) or "-", f"{found.apart:.0e}{mark}"]
 
 
-def written() -> dict[str, list[str]]:
-    """Return the rows of the present page, by name."""
-    lines = FILE.read_text().splitlines() if FILE.exists() else []
-    cells = [[c.strip() for c in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
-    return {row[0]: row for row in cells[2:]}
+def page(rows: dict[str, list[str]]) -> str:
+    """Return the text of the page: row by name in the order of CASES."""
+    known = {name: rows[name] for name in CASES if name in rows}
+    kinds = {"by hand": list[str](), "found": list[str]()}
+    found: dict[str, list[str]] = {}
+    others = []
+    for name, (kind, targets, _, _) in known.items():
+        if kind in kinds:
+            kinds[kind].append(name)
+        else:
+            others.append(f"- {name}: {kind}")
+        if kind == "found":
+            found.setdefault(targets, []).append(name)
+    shares = [cells[3].split()[0] for cells in known.values() if cells[3]]
+    gathering = sum(cells[2] not in ("", "-") for cells in known.values())
+    return PAGE.format(
+        torch=torch.__version__.split("+")[0],
+        number=len(known),
+        apart=max(shares, key=float),
+        bound=BOUND,
+        gathered=gathering or "none",
+        by_hand=", ".join(kinds["by hand"]),
+        found="\n".join(f"- {', '.join(names)} ({ops})" for ops, names in found.items()),
+        others="\n".join(others),
+    )
 
 
 def write(rows: dict[str, list[str]]) -> None:
-    """Return the page, with rows in the order of CASES."""
-    known = [rows[name] for name in CASES if name in rows]
-    kinds = Counter(cells[1].split(":")[0] for cells in known)
-    counts = f"{len(known)} lines: " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common())
-    gathering = sum(cells[3] not in ("", "-") for cells in known)
-    counts += f". {gathering or 'None'} gathers its batch."
-    table = "\n".join(f"| {' | '.join(line)} |" for line in [HEADS, ["---"] * len(HEADS), *known])
-    version = torch.__version__.split("+")[0]
-    FILE.write_text(f"{PAGE.format(torch=version, bound=BOUND, counts=counts)}\n{table}\n")
+    """Write the rows, one a line, and the page."""
+    lines = (f"{json.dumps(name)}: {json.dumps(rows[name])}" for name in CASES if name in rows)
+    ROWS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    FILE.write_text(page(rows))
 
 
 def main(names: list[str]) -> None:
     """Make the rows of some cases, or of all."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    rows = written()
+    rows = json.loads(ROWS.read_text()) if ROWS.exists() else {}
     for name in names or CASES:
         rows[name] = row(name)
-        print(" | ".join(rows[name]), flush=True)
+        print(" | ".join([name, *rows[name]]), flush=True)
         write(rows)
         SHIPPED.write_text(rows_text({**shipped_rows(), **kept_rows(None).own}))
 
