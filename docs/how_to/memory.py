@@ -38,8 +38,8 @@ The model, a GPT of 13 million parameters:
 
     flowrun {gpt}
 
-| layout | rank | foreseen | at most | measured | foreseen / measured | process |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: |
+| layout | foreseen | at most | measured | process |
+| --- | ---: | ---: | ---: | ---: |
 """
 
 
@@ -55,18 +55,21 @@ def main() -> None:
 
 
 def measured(name: str, keys: str) -> list[str]:
-    """Return the lines of a layout, one for each rank."""
+    """Return the lines of a layout, one for ranks that are foreseen alike."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "flowrun.launcher.cli", *arguments(f"{GPT} {keys}")]
         subprocess.run([*command, f"hydra.run.dir={folder}"], check=True, capture_output=True)
         report = json.loads((Path(folder) / "report.json").read_text())
+    foreseen, measured = report["foreseen"], report["measured"]
+    alike: dict[tuple[int, int], list[str]] = {}
+    for rank, peak in foreseen["peak_bytes"].items():
+        alike.setdefault((peak, foreseen["bound_bytes"][rank]), []).append(rank)
     lines = []
-    for rank in report["foreseen"]["peak_bytes"]:
-        foreseen, bound = (report["foreseen"][key][rank] for key in ("peak_bytes", "bound_bytes"))
-        found, process = (report["measured"][key][rank] for key in ("peak_bytes", "process_bytes"))
-        sizes = [f"{size / 1e6:.1f}" for size in (foreseen, bound, found)]
-        cells = (name, rank, *sizes, f"{foreseen / found:.3f}", f"{process / 1e6:.0f}")
-        lines.append(f"| {' | '.join(cells)} |")
+    for (peak, bound), ranks in alike.items():
+        title = name if len(alike) == 1 else f"{name}, rank {', '.join(ranks)}"
+        found = ", ".join(f"{measured['peak_bytes'][rank] / 1e6:.1f}" for rank in ranks)
+        process = ", ".join(f"{measured['process_bytes'][rank] / 1e6:.0f}" for rank in ranks)
+        lines.append(f"| {title} | {peak / 1e6:.1f} | {bound / 1e6:.1f} | {found} | {process} |")
     return lines
 
 
