@@ -120,10 +120,12 @@ INIT_HELP = """Write a commented recipe for a model, by what its forward and its
 
 The model is a class, a function, or a module or file that defines one; or a folder of Hugging
 Face's.  Fields of the data become arguments of forward, by their names, and the loss is one that
-fits what the model returns for two samples.  What cannot be known stands as ??? in the recipe.
+fits what the model returns for two samples.  What cannot be known stands as ??? in the recipe: fill
+in what you know, and init again fills in the rest.
 
   flowrun init my_models.Net
-  flowrun init my_models.py --data my_data.Images --to recipes/mine.yaml
+  flowrun init my_models.Net data.folder=images/ model.width=64
+  flowrun init my_models.py --data my_data.Images --to recipes/mine.yaml --force
   flowrun init path/to/llama
 """
 SCHEMA_HELP = """Write the keys of a recipe as JSON Schema, for editors.

@@ -33,6 +33,9 @@ def runs(
 @app.command(help=INIT_HELP)
 def init(
     model: Annotated[str, typer.Argument(metavar="my_models.Net | FOLDER", show_default=False)],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[data.key=value]…", show_default=False)
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option("--data", help="The data set's class; without it one in the model's module."),
@@ -40,13 +43,14 @@ def init(
     to: Annotated[
         Path | None, typer.Option("--to", help="The recipe; without it recipes/NAME.yaml.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a recipe.")] = False,
 ) -> None:
     """Write a recipe for a model (see INIT_HELP)."""
     with show_errors([], None):
         from flowrun.launcher.commands.start.init_recipe import show_written, write_recipe
         from flowrun.launcher.terminal.console import wide_console
 
-        show_written(write_recipe(model, data, to), wide_console())
+        show_written(write_recipe(model, data, to, words or (), force), wide_console())
 
 
 @app.command(help=SCHEMA_HELP)

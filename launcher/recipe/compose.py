@@ -18,13 +18,13 @@ from typing import cast
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe import hydra_source
 from flowrun.launcher.recipe.checks import CHECKS, zero_of
 from flowrun.launcher.recipe.key_schema import schema
-from flowrun.launcher.recipe.key_trees import plain
+from flowrun.launcher.recipe.key_trees import flatten_keys, plain
 from flowrun.launcher.recipe.placement_keys import (
     check_axis_names,
     parse_in_flight,
@@ -71,6 +71,7 @@ def regroup(cfg: DictConfig, overrides: list[str], config_dir: str | None = None
     groups of `config_dir`.  Raises RecipeError.
     """
     try:
+        _check_missing(cfg)
         _check_references(cfg, schema())
     except Exception as error:
         raise from_hydra(error, schema()) from error
@@ -274,6 +275,19 @@ def resolve(cfg: DictConfig) -> RecipeSchema:
         raise from_hydra(error, schema()) from error
     assert isinstance(tree, RecipeSchema), "compose() merges into the schema"
     return tree
+
+
+def _check_missing(cfg: DictConfig) -> None:
+    """Refuse keys that have no value yet, by the names of all."""
+    if not OmegaConf.missing_keys(cfg):
+        return
+    tree = flatten_keys(OmegaConf.to_container(cfg, resolve=False))
+    keys = [key for key, value in tree if value == MISSING]
+    raise RecipeError(
+        keys[0],
+        f"no value yet ({MISSING}): {', '.join(keys)}.",
+        "Write one in the recipe or on the command line.",
+    )
 
 
 def _check_references(node: DictConfig, known: DictConfig, prefix: str = "") -> None:

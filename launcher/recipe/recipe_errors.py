@@ -21,7 +21,6 @@ from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
     InterpolationResolutionError,
-    MissingMandatoryValue,
     OmegaConfBaseException,
 )
 
@@ -221,12 +220,6 @@ def _bad_key(error: OmegaConfBaseException, schema: DictConfig) -> RecipeError:
         return _bad_entry(entries, key, error)
     if isinstance(error, ConfigAttributeError | ConfigKeyError):
         return unknown_key(key, schema)
-    if isinstance(error, MissingMandatoryValue):
-        return RecipeError(
-            key,
-            "this key has no value yet (???).",
-            "Set it in the recipe or on the command line.",
-        )
     reason = str(error.msg or error).splitlines()[0].rstrip(".")
     if not key:
         return _no_mapping(reason, schema)

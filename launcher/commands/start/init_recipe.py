@@ -1,7 +1,8 @@
 """flowrun init: write a commented recipe for a model, by what its signature, its forward and its
 data show.
 
-What cannot be known stands as ??? in the recipe, and is named when it has been written.
+What cannot be known stands as ??? in the recipe, and is named when it has been written.  A second
+init reads what was filled in, tries the model and the data with it, and fills in the rest.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
 from rich.console import Console
 
 from flowrun.launcher.commands.start.inspect_model import (
+    FirstItem,
     NoLoss,
     arguments_of_forward,
     call_maker,
@@ -28,12 +31,17 @@ from flowrun.launcher.commands.start.inspect_model import (
     find_named,
     read_first_item,
 )
+from flowrun.launcher.model.dataset_checks import NAMED
+from flowrun.launcher.recipe.key_trees import flatten_keys
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.terminal.console import say
 
 _COMMENT_AT = 40  # column of comments
 _MISSING = "???"  # Hydra's own sign for a value that must be given
 _TEXT = "flowrun.launcher.data.corpus.text.Text"
+_GAP = f'"{_MISSING}"'  # in braces, where YAML gives a ? a meaning
+_NO_LOSS = f"{{_target_: {_GAP}}}"
+_ANOTHER = "Write another: --to FILE.yaml; or write over it: --force."
 _BATCH = 32
 _LENGTH = 256  # tokens of a sample, or what the model's config allows
 _CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx")  # how configs call the most of them
@@ -52,45 +60,146 @@ class WrittenRecipe:
 class Draft:
     """What goes into a recipe.
 
-    title: its first line.  model, data: lines of YAML.  inputs: argument of forward -> field.
-    loss, metrics: of the task, as YAML in a line, or empty.  samples: of the data set.  rate: of
-    learning.  more: lines at the end.
+    title: its first line.  model, data: lines of YAML.  task: of the model and its data.
+    samples: of the data set.  rate: of learning.  more: lines at the end.
     """
 
     title: str
     model: Sequence[str]
     data: Sequence[str]
-    inputs: Mapping[str, str]
-    loss: str = ""
-    metrics: str = ""
+    task: TaskDraft
     samples: int | None = None
-    missing: Sequence[str] = ()
     notes: Sequence[str] = ()
     rate: str = "0.001"
     more: Sequence[str] = ()
 
 
-def write_recipe(target: str, data: str | None, file: Path | None) -> WrittenRecipe:
+@dataclass(frozen=True, kw_only=True)
+class TaskDraft:
+    """The task of a recipe.
+
+    inputs: argument of forward -> field.  loss, metrics: YAML in a line; an empty one is left out.
+    """
+
+    inputs: Mapping[str, str]
+    loss: str = ""
+    metrics: str = ""
+    notes: Sequence[str] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        """The section as YAML."""
+        shown = ", ".join(f"{argument}: {field}" for argument, field in self.inputs.items())
+        lines = [_add_comment(f"  inputs: {{{shown}}}", "argument of forward: field of an item")]
+        if self.loss:
+            lines.append(_add_comment(f"  loss: {self.loss}", "called loss(output, batch)"))
+        return [*lines, *([f"  metrics: {self.metrics}"] if self.metrics else [])]
+
+
+def write_recipe(
+    target: str,
+    data: str | None,
+    file: Path | None,
+    words: Sequence[str] = (),
+    force: bool = False,
+) -> WrittenRecipe:
     """Write the recipe of a model.
 
     target: a dotted class or function, a module or file with one model, or a folder of Hugging
     Face.  data: a dotted data set; without it one in the model's module is taken.  file: where to
-    write; without it recipes/NAME.yaml.  Raises RecipeError; a file that is there stays.
+    write; without it recipes/NAME.yaml.  words: model.KEY=VALUE and data.KEY=VALUE.  force: write
+    over a file.  Without it a file in which ??? stands is filled in, and another is refused.
+    Raises RecipeError.
     """
     folder = Path(target)
     is_folder = folder.is_dir() and not (folder / "__init__.py").exists()
-    draft = _hugging_face(folder, data) if is_folder else _own_model(target, data)
-    name = folder.resolve().name if is_folder else _name_of(draft.title.split()[1].strip(","))
+    path, module = ("", "") if is_folder else find_model(target)
+    maker = find_named(path) if path else None
+    name = folder.resolve().name if is_folder else _name_of(path)
     file = file or Path("recipes") / f"{re.sub('[^a-z0-9]+', '_', name.lower())}.yaml"
-    if file.exists():
-        raise CommandLineError(
-            str(file),
-            "this file is there already.",
-            "Write another: --to FILE.yaml.",
-        )
+    before = "" if force or not file.exists() else file.read_text(encoding="utf-8")
+    given = _read_filled(file, before) if before else {"model": {}, "data": {}}
+    data = data or given["data"].pop("_target_", None)
+    for word in words:
+        section, key, value = _read_word(word)
+        given[section][key] = value
+    if is_folder:
+        draft = _hugging_face(folder, data, given)
+    else:
+        draft = _own_model(path, maker, module, data, given)
+    text = _fill_in(before, make_text(draft)) if before else make_text(draft)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(make_text(draft), encoding="utf-8")
-    return WrittenRecipe(file=file, missing=draft.missing, notes=draft.notes)
+    file.write_text(text, encoding="utf-8")
+    return WrittenRecipe(file=file, missing=_missing_of(text), notes=draft.notes)
+
+
+Given = Mapping[str, dict[str, Any]]  # section -> argument -> value, of `model` and `data`
+
+
+def _read_word(word: str) -> tuple[str, str, Any]:
+    """Read model.KEY=VALUE or data.KEY=VALUE."""
+    name, equals, value = word.partition("=")
+    section, _, key = name.partition(".")
+    if not equals or section not in ("model", "data") or not key.isidentifier():
+        raise CommandLineError(
+            word,
+            "init takes arguments of the model and of the data set.",
+            "Write model.KEY=VALUE or data.KEY=VALUE; change other keys in the recipe.",
+        )
+    return section, key, yaml.safe_load(value)
+
+
+def _read_filled(file: Path, text: str) -> Given:
+    """Read the arguments that a user has filled in.  Raises RecipeError for a complete recipe."""
+    try:
+        tree = yaml.safe_load(text)
+        sections = {name: dict(tree[name]) for name in ("model", "data")}
+    except (yaml.YAMLError, TypeError, KeyError, ValueError) as error:
+        problem = f"this file is there, and cannot be filled in: {type(error).__name__}."
+        raise CommandLineError(str(file), problem, _ANOTHER) from None
+    if not _missing_of(text):
+        raise CommandLineError(str(file), "this file is there already.", _ANOTHER)
+    if "names" in sections["data"] and isinstance(sections["data"].get("data"), dict):
+        sections["data"] = dict(sections["data"]["data"])  # named values of tuples
+    known = {
+        name: {key: value for key, value in section.items() if value != _MISSING}
+        for name, section in sections.items()
+    }
+    known["model"].pop("_target_", None)
+    return known
+
+
+def _missing_of(text: str) -> list[str]:
+    """Return the keys of a recipe at which ??? stands; of the task its own."""
+    keys = [key for key, value in flatten_keys(yaml.safe_load(text)) if value == _MISSING]
+    return list(dict.fromkeys(re.sub(r"^(task\.\w+).*", r"\1", key) for key in keys))
+
+
+def _fill_in(before: str, drafted: str) -> str:
+    """Return a recipe in which the sections with ??? are those of a draft.
+
+    before: the recipe.  Keys of its task that are complete stay, and all other sections.
+    """
+    old, new = _blocks(before), _blocks(drafted)
+    redone = [name for name in ("model", "data", "task") if _MISSING in old.get(name, _MISSING)]
+    if "task" in redone:
+        redone.append("data")  # which may have names for its values now
+        kept = _blocks(old.get("task", ""), "  ")
+        entries = {**kept, **_blocks(new["task"], "  ")}
+        whole = {key: text for key, text in kept.items() if key and _MISSING not in text}
+        new["task"] = "".join({**entries, **whole}.values())
+    return "".join({**old, **{name: new[name] for name in redone}}.values())
+
+
+def _blocks(text: str, indent: str = "") -> dict[str, str]:
+    """Cut YAML before each key of a depth: key -> its lines; "" -> what precedes the first."""
+    found = {"": ""}
+    name = ""
+    for line in text.splitlines(keepends=True):
+        if key := re.match(rf"{indent}(\w+):", line):
+            name = key[1]
+        found[name] = found.get(name, "") + line
+    return found
 
 
 def _name_of(path: str) -> str:
@@ -101,7 +210,6 @@ def _name_of(path: str) -> str:
 
 def make_text(draft: Draft) -> str:
     """Return the recipe as YAML."""
-    inputs = ", ".join(f"{argument}: {field}" for argument, field in draft.inputs.items())
     batch = _BATCH if draft.samples is None else max(1, min(_BATCH, draft.samples * 9 // 10))
     lines = [
         draft.title,
@@ -115,13 +223,7 @@ def make_text(draft: Draft) -> str:
         *(f"  {line}" for line in draft.data),
         "",
         "task:",
-        _add_comment(f"  inputs: {{{inputs or _MISSING}}}", "argument of forward: field"),
-        *(
-            [_add_comment(f"  loss: {draft.loss}", "called loss(output, batch)")]
-            if draft.loss
-            else []
-        ),
-        *([f"  metrics: {draft.metrics}"] if draft.metrics else []),
+        *draft.task.lines,
         "",
         "placement:",
         _add_comment("  axes: {data: 1, tensor: 1}", "ranks that share samples, weights"),
@@ -143,59 +245,46 @@ def _add_comment(text: str, comment: str) -> str:
     return f"{text:<{_COMMENT_AT}}  # {comment}"
 
 
-def _own_model(target: str, data: str | None) -> Draft:
-    """Draft the recipe of a class or function that makes a model."""
-    from flowrun.launcher.model.dataset_checks import NAMED
-
-    path, module = find_model(target)
-    maker = find_named(path)
-    model_lines, missing = _target_lines(path, maker, "model")
-    model = None if missing else call_maker(maker, path)
+def _own_model(path: str, maker: Any, module: str, data: str | None, given: Given) -> Draft:
+    """Draft the recipe of a class or function that makes a model.  module: that it is in."""
+    model_lines, whole = _target_lines(path, maker, "model", given)
+    model = call_maker(maker, path, given["model"]) if whole else None
     data = data.replace(".py:", ".") if data else find_data(module)
     arguments = arguments_of_forward(maker if model is None else model)
-    first = None
+    first, notes = None, []
     if data is None:
         data_lines = [_add_comment(f"_target_: {_MISSING}", "a class with __len__ and __getitem__")]
-        missing.append("data._target_")
-        note = ["a data set has __len__ and __getitem__, and its items are dicts of tensors"]
+        notes = ["a data set has __len__ and __getitem__, and its items are dicts of tensors"]
     else:
-        set_maker, note = find_named(data), []
-        data_lines, more = _target_lines(data, set_maker, "data")
-        first = None if more else read_first_item(set_maker, data, arguments)
-        missing += more
-    if first is not None:
-        shown = [f"{name} {describe_field(value)}" for name, value in first.fields.items()]
-        if first.names:
-            data_lines = [
-                f"_target_: {NAMED}",
-                _add_comment(f"names: [{', '.join(first.names)}]", "of the values of an item"),
-                "data:",
-                *(f"  {line}" for line in data_lines),
-            ]
-        data_lines.insert(0, f"# {first.number:,} items: {', '.join(shown)}")
+        set_maker = find_named(data)
+        data_lines, whole = _target_lines(data, set_maker, "data", given)
+        if whole:
+            first = read_first_item(set_maker, data, arguments, given["data"])
+            data_lines = _lines_of_items(data_lines, first)
     task = _task(arguments, first.fields if first else None, model)
     return Draft(
         title=f"# {path}{f' on {data}' if data else ''}, a recipe that flowrun init began.",
         model=model_lines,
         data=data_lines,
+        task=task,
         samples=first.number if first else None,
-        missing=[*missing, *task.missing],
-        notes=[*note, *task.notes],
-        inputs=task.inputs,
-        loss=task.loss,
-        metrics=task.metrics,
+        notes=[*notes, *task.notes],
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskDraft:
-    """The task of a recipe, as Draft has it."""
-
-    inputs: Mapping[str, str]
-    loss: str = ""
-    metrics: str = ""
-    missing: Sequence[str] = ()
-    notes: Sequence[str] = ()
+def _lines_of_items(lines: Sequence[str], first: FirstItem) -> list[str]:
+    """Add what the items are to the lines of a data set, and names where their values have none."""
+    shown = [f"{name} {describe_field(value)}" for name, value in first.fields.items()]
+    comment = f"# {first.number:,} items: {', '.join(shown)}"
+    if not first.names:
+        return [comment, *lines]
+    return [
+        comment,
+        f"_target_: {NAMED}",
+        _add_comment(f"names: [{', '.join(first.names)}]", "of the values of an item"),
+        "data:",
+        *(f"  {line}" for line in lines),
+    ]
 
 
 def _task(arguments: Mapping[str, bool], item: Mapping[str, Any] | None, model: Any) -> TaskDraft:
@@ -205,59 +294,63 @@ def _task(arguments: Mapping[str, bool], item: Mapping[str, Any] | None, model: 
     arguments: of forward, and whether each must be given.  item: of the data set; None: unknown.
     model: None: it could not be made.
     """
-    required = [name for name, needed in arguments.items() if needed]
+    needed = [name for name, must in arguments.items() if must]
     if item is None or not arguments:
-        return TaskDraft(
-            inputs=dict.fromkeys(required, _MISSING),
-            loss=f"{{_target_: {_MISSING}}}",
-            missing=["task.inputs", "task.loss"],
-        )
+        return TaskDraft(inputs=dict.fromkeys(needed or ["x"], _GAP), loss=_NO_LOSS)
     inputs, notes = {name: name for name in arguments if name in item}, []
     left = [name for name in item if name not in inputs]
-    for argument in required:
+    for argument in needed:
         if argument not in inputs and left:
             inputs[argument] = left.pop(0)
             notes.append(f"task.inputs.{argument} is the field {inputs[argument]}, the first left")
     try:
         found = find_loss(model, item, inputs, left)
     except NoLoss as why:
-        missing = ["task.loss"]
-        return TaskDraft(
-            inputs=inputs,
-            loss=f"{{_target_: {_MISSING}}}",
-            missing=missing,
-            notes=[*notes, str(why)],
-        )
+        return TaskDraft(inputs=inputs, loss=_NO_LOSS, notes=[*notes, str(why)])
     notes += [found.note] if found.note else []
     return TaskDraft(inputs=inputs, loss=found.loss, metrics=found.metrics, notes=notes)
 
 
 def _target_lines(
-    path: str, maker: Any, section: str, known: Mapping[str, tuple[Any, str]] | None = None
-) -> tuple[list[str], list[str]]:
-    """Return the YAML lines of a target with its arguments, and the keys that are missing.
+    path: str,
+    maker: Any,
+    section: str,
+    given: Given,
+    known: Mapping[str, tuple[Any, str]] | None = None,
+) -> tuple[list[str], bool]:
+    """Return the YAML lines of a target with its arguments, and whether all that it needs is there.
 
     path, maker: of the target, and what it names.  section: of the recipe.  known: argument ->
     value and comment; one whose value is empty must be said by the user.
     """
-    lines, missing, known = [f"_target_: {path}"], [], known or {}
+    lines, whole, known = [f"_target_: {path}"], True, known or {}
+    values = dict(given[section])
     with suppress(TypeError, ValueError):
         for parameter in inspect.signature(maker).parameters.values():
+            name = parameter.name
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue
-            if known.get(parameter.name, ("",))[0] != "":
-                value, comment = known[parameter.name]
-                lines.append(_add_comment(f"{parameter.name}: {value}", comment))
-            elif parameter.default is parameter.empty or parameter.name in known:
-                lines.append(_add_comment(f"{parameter.name}: {_MISSING}", "you say"))
-                missing.append(f"{section}.{parameter.name}")
+            if name in values:
+                lines.append(f"{name}: {_as_yaml(values.pop(name))}")
+            elif known.get(name, ("",))[0] != "":
+                value, comment = known[name]
+                lines.append(_add_comment(f"{name}: {value}", comment))
+            elif parameter.default is parameter.empty or name in known:
+                lines.append(_add_comment(f"{name}: {_MISSING}", "you say"))
+                whole = False
             elif isinstance(parameter.default, str | int | float | bool | type(None)):
                 shown = "null" if parameter.default is None else json.dumps(parameter.default)
-                lines.append(_add_comment(f"# {parameter.name}: {shown}", "the default"))
-    return lines, missing
+                lines.append(_add_comment(f"# {name}: {shown}", "the default"))
+    return [*lines, *(f"{name}: {_as_yaml(value)}" for name, value in values.items())], whole
 
 
-def _hugging_face(folder: Path, data: str | None) -> Draft:
+def _as_yaml(value: Any) -> str:
+    """Return a value in a line of YAML."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000)
+    return str(text).removesuffix("\n").removesuffix("\n...")
+
+
+def _hugging_face(folder: Path, data: str | None, given: Given) -> Draft:
     """Draft the recipe of a folder of Hugging Face: its model, and text by its tokenizer."""
     config = folder / "config.json"
     try:
@@ -292,33 +385,33 @@ def _hugging_face(folder: Path, data: str | None) -> Draft:
         known["path"] = ("null", "a file or a folder of text; null: Python's own source")
         notes.append("data.path is the text to train on; null is the source of Python's library")
     maker = find_named(data or _TEXT)
-    lines, missing = _target_lines(data or _TEXT, maker, "data", known)
-    if "data.tokenizer" in missing:
+    lines, whole = _target_lines(data or _TEXT, maker, "data", given, known)
+    if not tokenizer and "tokenizer" not in given["data"]:
         notes.append("the folder has no tokenizer: flowrun tokenizer trains one on text")
     causal = architecture.endswith(("ForCausalLM", "LMHeadModel"))
     if not causal:
-        notes.append(f"{architecture} is no causal language model: check task.inputs and task.loss")
-    task = _text_task(_fields_of(data or _TEXT, maker, missing), causal)
+        notes.append(
+            f"{architecture} is not a causal language model: check task.inputs and task.loss"
+        )
+    task = _text_task(_fields_of(data or _TEXT, maker, whole, given), causal)
     return Draft(
         title=f"# {architecture} of {folder}, a recipe that flowrun init began.",
         model=model,
         data=lines,
-        inputs=task.inputs,
-        loss=task.loss,
+        task=task,
         rate="0.00002" if weights else "0.001",
         more=[
             _add_comment("# sbp: {from_model: tensor}", "its own plan for tensor: 2"),
             _add_comment("# adapters: {modules: ['*.q_proj']}", "LoRA; the rest is frozen"),
         ],
-        missing=[*missing, *task.missing],
         notes=notes,
     )
 
 
-def _fields_of(data: str, maker: Any, missing: Sequence[str]) -> Sequence[str]:
+def _fields_of(data: str, maker: Any, whole: bool, given: Given) -> Sequence[str]:
     """Return the fields of items of a data set; none where they cannot be known.
 
-    data, maker: its name, and what it names.  missing: keys without which it cannot be made.
+    data, maker: its name, and what it names.  whole: its arguments are known.
     """
     from flowrun.launcher.data.corpus.answers import AnsweredDocuments
     from flowrun.launcher.data.corpus.text_rows import TextRows
@@ -327,7 +420,7 @@ def _fields_of(data: str, maker: Any, missing: Sequence[str]) -> Sequence[str]:
     if inspect.isclass(maker) and issubclass(maker, AnsweredDocuments | TextRows | Windows):
         return ("tokens", "targets")
     arguments = {"input_ids": True, "labels": False}
-    return () if missing else (*read_first_item(maker, data, arguments).fields,)
+    return (*read_first_item(maker, data, arguments, given["data"]).fields,) if whole else ()
 
 
 def _text_task(fields: Sequence[str], causal: bool) -> TaskDraft:
@@ -338,7 +431,7 @@ def _text_task(fields: Sequence[str], causal: bool) -> TaskDraft:
     """
     ids = next((name for name in ("tokens", "input_ids") if name in fields), None)
     if ids is None:
-        return TaskDraft(inputs={"input_ids": _MISSING}, missing=["task.inputs"])
+        return TaskDraft(inputs={"input_ids": _GAP})
     if causal and "targets" in fields:
         return TaskDraft(
             inputs={"input_ids": ids}, loss="{_target_: flowrun.models.losses.cross_entropy}"
@@ -356,8 +449,10 @@ def show_written(written: WrittenRecipe, console: Console) -> None:
     for note in written.notes:
         say(console, f"note: {note}", "yellow")
     recipe = written.file.stem if written.file.parent == Path("recipes") else written.file
-    missing = f"; say there instead of ???: {', '.join(written.missing)}" if written.missing else ""
-    say(console, f"{written.file} is written{missing}")
+    say(console, f"{written.file} is written")
+    if written.missing:
+        say(console, f"Write instead of ???: {', '.join(written.missing)}")
+        say(console, "and run init again: it fills in what the model and the data then show.")
     for command, what in (
         (f"flowrun plan recipe={recipe}", "what it would do"),
         (f"flowrun recipe={recipe}", "train"),

@@ -17,6 +17,7 @@ from typing import Any
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.user_code import place_of
+from flowrun.launcher.model.targets import find, make_object
 from flowrun.launcher.recipe.locate import COMMAND_LINE
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 
@@ -108,20 +109,25 @@ def _import(dotted: str) -> Any:
 
 def find_named(path: str) -> Any:
     """Return the class or function of a dotted path.  Raises RecipeError."""
-    from flowrun.launcher.model.targets import find
-
     try:
         return find(path, COMMAND_LINE)
     except RecipeError as error:
         raise CommandLineError(path, error.problem, error.instead) from error
 
 
-def call_maker(maker: Any, path: str) -> Any:
+def call_maker(maker: Any, path: str, given: Mapping[str, Any]) -> Any:
+    """Return what a class or function makes of the arguments given.  Raises RecipeError."""
     try:
-        return maker()
+        return maker(**{name: _make_argument(name, value) for name, value in given.items()})
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error} {place_of(error)}".split())
         raise CommandLineError(path, f"{path}() failed: {why}") from error
+
+
+def _make_argument(name: str, value: Any) -> Any:
+    """Return an argument as a recipe gives it: what its target makes, if it has one."""
+    has_target = isinstance(value, Mapping) and "_target_" in value
+    return make_object(value, name) if has_target else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,17 +142,19 @@ class FirstItem:
     names: Sequence[str]
 
 
-def read_first_item(maker: Any, path: str, arguments: Mapping[str, bool]) -> FirstItem:
+def read_first_item(
+    maker: Any, path: str, arguments: Mapping[str, bool], given: Mapping[str, Any]
+) -> FirstItem:
     """Return the first item of a data set.  Raises RecipeError.
 
     maker: makes the data set.  path: of it.  arguments: of forward, which give the values of a
-    tuple their names; what is left of it is the target.
+    tuple their names; what is left of it is the target.  given: to the maker.
     """
     from flowrun.launcher.data.named import NamedFields
     from flowrun.launcher.model.dataset_checks import check_items, check_kind, data_errors
 
     names: tuple[str, ...] = ()
-    data = call_maker(maker, path)
+    data = call_maker(maker, path, given)
     try:
         check_kind(data)
         with data_errors():

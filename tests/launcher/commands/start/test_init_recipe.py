@@ -168,8 +168,8 @@ def test_inputs_of_unknown_items_are_asked_for(place: Path) -> None:
 
 
 def test_mistakes_are_refused(place: Path) -> None:
-    module(place, "points_f")
-    write_recipe("points_f", None, None)
+    module(place, "points_g")
+    write_recipe("points_g", None, None)
     (place / "empty").mkdir()
     (place / "none.py").write_text("import torch\n")
     (place / "raises.py").write_text("import torch\ntorch.nothing\n")
@@ -177,13 +177,13 @@ def test_mistakes_are_refused(place: Path) -> None:
         "from torch import nn\nclass A(nn.Module): ...\nclass B(nn.Module): ...\n"
     )
     for target, problem in {
-        "points_f": "there already",
+        "points_g": "there already",
         "empty": r"no config\.json",
         "two": "defines 2 models: A, B",
         "none": "defines no model: no subclass",
         "raises": "importing it failed: AttributeError: module 'torch'",
         "nothing.Net": "there is no module 'nothing'",
-        "points_f.Nett": "has no 'Nett'",
+        "points_g.Nett": "has no 'Nett'",
     }.items():
         with pytest.raises(RecipeError, match=problem) as refused:
             write_recipe(target, None, None)
@@ -262,3 +262,66 @@ def test_values_of_a_tuple_get_the_names_of_arguments() -> None:
     assert name_values(2, forward) == ("tokens", "mask")
     assert name_values(4, forward) == ("tokens", "mask", "labels", "labels_2")
     assert name_values(2, {"x": True, "scale": False}) == ("x", "targets")
+
+
+STUDY = """
+import torch
+from torch import nn
+
+
+class Wave(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.fc = nn.Linear(width, 3)
+
+    def forward(self, wave):
+        return self.fc(wave)
+
+
+class Patients:
+    def __init__(self, folder):
+        assert folder == "patients"
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, k):
+        return torch.randn(8, generator=torch.Generator().manual_seed(k)), k % 3
+"""
+
+
+def test_a_recipe_with_gaps_names_them_all_when_it_is_planned(place: Path) -> None:
+    (place / "study_a.py").write_text(STUDY)
+    missing = ["model.width", "data.folder", "task.inputs", "task.loss"]
+    assert write_recipe("study_a.Wave", None, None).missing == missing
+    with pytest.raises(RecipeError) as refused:
+        load(["recipe=wave"])
+    named = "model.width, task.inputs.wave, task.loss._target_, data.folder"
+    assert refused.value.problem == f"no value yet (???): {named}."
+
+
+def test_arguments_are_given_on_the_command_line(place: Path) -> None:
+    (place / "study_b.py").write_text(STUDY)
+    words = ("model.width=8", "data.folder=patients")
+    assert write_recipe("study_b.Wave", None, None, words).missing == []
+    recipe = load(["recipe=wave"])
+    assert (recipe.model["width"], recipe.data["data"]["folder"]) == (8, "patients")
+    assert Job(recipe, values=False).training.plan.num_ranks == 1
+    with pytest.raises(RecipeError, match="arguments of the model and of the data set"):
+        write_recipe("study_b.Wave", None, None, ("train.steps=3",), force=True)
+
+
+def test_a_second_init_fills_in_the_rest_and_leaves_what_was_written(place: Path) -> None:
+    (place / "study_c.py").write_text(STUDY)
+    file = write_recipe("study_c.Wave", None, None, ("model.width=8",)).file
+    text = file.read_text().replace("folder: ???", "folder: patients")
+    text = text.replace('_target_: "???"', "_target_: torch.nn.functional.cross_entropy")
+    file.write_text(text.replace("steps: 100", "steps: 7"))
+    assert write_recipe("study_c.Wave", None, None).missing == []
+    recipe = load(["recipe=wave"])
+    assert (recipe.train.steps, recipe.task.inputs) == (7, {"wave": "wave"})
+    assert recipe.task.loss == {"_target_": "torch.nn.functional.cross_entropy"}
+    with pytest.raises(RecipeError, match="there already"):
+        write_recipe("study_c.Wave", None, None)
+    write_recipe("study_c.Wave", None, None, ("model.width=8",), force=True)
+    assert "steps: 100" in file.read_text()
