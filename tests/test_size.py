@@ -1,0 +1,151 @@
+"""The tree stays small: lines of code a room, words of documentation, and what types, handlers and
+functions leave open.
+
+A budget falls when its room does.  A change that needs more in one room lowers another's: the sums
+are ceilings.  `python tests/test_size.py` prints what there is beside each budget.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "tests"))
+
+from support.checks.counts import anys, broad_handlers, complex_functions  # noqa: E402
+
+SOURCE = ("engine", "launcher", "models", "testing")
+MOST_COMPLEXITY = 15
+# Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
+BUDGETS = {
+    "docs": 80_250,
+    "engine": 750,
+    "engine/actors": 1_500,
+    "engine/boxing": 550,
+    "engine/capture": 4_500,
+    "engine/cost": 1_300,
+    "engine/hardware": 550,
+    "engine/ir": 1_600,
+    "engine/lowering": 1_350,
+    "engine/ops": 4_200,
+    "engine/passes": 7_250,
+    "engine/proof": 1_400,
+    "engine/rehearsal": 850,
+    "engine/runtime": 8_200,
+    "engine/trace": 550,
+    "engine/verify": 850,
+    "launcher": 600,
+    "launcher/bench": 3_000,
+    "launcher/command_line": 1_200,
+    "launcher/commands": 3_450,
+    "launcher/data": 3_550,
+    "launcher/job": 1_600,
+    "launcher/launch": 5_950,
+    "launcher/listeners": 500,
+    "launcher/model": 2_600,
+    "launcher/place": 2_050,
+    "launcher/recipe": 3_250,
+    "launcher/report": 2_750,
+    "launcher/sampling": 350,
+    "launcher/store": 700,
+    "launcher/supervise": 4_400,
+    "launcher/terminal": 250,
+    "launcher/text": 400,
+    "models": 1_550,
+    "testing": 150,
+    "tests": 1_200,
+    "tests/behaviour": 8_900,
+    "tests/chaos": 1_050,
+    "tests/engine": 14_850,
+    "tests/fuzz": 800,
+    "tests/hangs": 400,
+    "tests/launcher": 14_800,
+    "tests/models": 750,
+    "tests/support": 10_350,
+    "tests/testing": 150,
+}
+SUMS = {"source": 73_700, "tests": 53_250, "docs": 80_250}
+OPEN = {"Any": 904, "except Exception": 64, "functions above complexity 15": 66}
+
+
+@cache
+def sizes() -> Counter[str]:
+    """Room -> lines, or words of "docs"."""
+    found: Counter[str] = Counter()
+    for top in (*SOURCE, "tests"):
+        for file in (ROOT / top).rglob("*.py"):
+            parts = file.relative_to(ROOT).parts
+            found["/".join(parts[: min(2, len(parts) - 1)])] += len(file.read_text().splitlines())
+    found["docs"] = sum(len(page.read_text().split()) for page in pages())
+    return found
+
+
+def pages() -> Iterator[Path]:
+    """Every page that a reader may open."""
+    yield from ROOT.glob("*.md")
+    yield from (ROOT / "docs").rglob("*.md")
+
+
+def sums(rooms: dict[str, int]) -> dict[str, int]:
+    """Lines of source and of tests, words of pages."""
+    tests = sum(size for room, size in rooms.items() if room.partition("/")[0] == "tests")
+    docs = rooms["docs"]
+    return {"source": sum(rooms.values()) - tests - docs, "tests": tests, "docs": docs}
+
+
+def left_open() -> dict[str, int]:
+    """How much of each kind the source has."""
+    files = sorted(file for top in SOURCE for file in (ROOT / top).rglob("*.py"))
+    trees = [ast.parse(file.read_text()) for file in files]
+    functions = [each for file in files for each in complex_functions(file, MOST_COMPLEXITY)]
+    return {
+        "Any": sum(map(anys, trees)),
+        "except Exception": sum(map(broad_handlers, trees)),
+        f"functions above complexity {MOST_COMPLEXITY}": len(functions),
+    }
+
+
+@pytest.mark.parametrize("room", sorted({*BUDGETS, *sizes()}))
+def test_a_room_keeps_its_budget(room: str) -> None:
+    assert sizes()[room] <= BUDGETS.get(room, 0), room
+
+
+def test_budgets_keep_the_ceilings() -> None:
+    assert all(size <= SUMS[kind] for kind, size in sums(BUDGETS).items())
+
+
+PLANTED = """
+def planned(a: Any, b: int) -> Any:
+    try:
+        return [x for x in a if x and b or x > 1] if a else b
+    except (ValueError, Exception):
+        for x in a:
+            assert x
+"""
+
+
+def test_what_is_planted_is_counted(tmp_path: Path) -> None:
+    (planted := tmp_path / "planted.py").write_text(PLANTED)
+    tree = ast.parse(PLANTED)
+    assert (anys(tree), broad_handlers(tree)) == (2, 1)
+    assert complex_functions(planted, 8) == [f"{planted}:2 planned 9"]
+    assert complex_functions(planted, 9) == []
+
+
+def test_no_more_is_left_open_than_before() -> None:
+    assert {kind: n for kind, n in left_open().items() if n > OPEN[kind]} == {}
+
+
+if __name__ == "__main__":
+    for name, size in sorted(sizes().items()):
+        print(f"{name:24} {size:6} of {BUDGETS.get(name, 0)}")
+    print(sums(dict(sizes())), "of", SUMS)
+    print(left_open(), "of", OPEN)
