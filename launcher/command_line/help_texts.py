@@ -138,8 +138,8 @@ wrong.
 RUNS_HELP = """List the runs of a folder; without one those of outputs, multirun and runs.
 
 Each with its steps, loss and status: running, complete, preempted, stopped, failed, or died (it was
-killed).  One run's folder shows its figures and the curve of its loss; two are compared: the keys
-that differ, figures, curves.  --follow shows the steps of a run as they come, until it ends.
+killed).  One run's folder shows its figures; two are compared: the keys that differ, and figures.
+--follow shows the steps of a run as they come, until it ends.
 
   flowrun runs
   flowrun runs outputs/2026-01-31/12-00-00_gpt_tiny outputs/2026-01-31/13-00-00_gpt_tiny

@@ -7,9 +7,7 @@ show_plan.py notes.py   `flowrun plan`: tables, and what a person should know of
 show_level.py        one level of the compiler as text
 group_equal.py       equal stages on one line
 progress.py step_lines.py   steps as they come, as a bar or as lines
-loss_spikes.py       steps whose loss is far above the others
 metric_lines.py      a line of metrics.jsonl, read again
-loss_curve.py        loss.svg, and curves as text
 trace_file.py        trace.json, a timeline of all ranks
 sweep_table.py       the table that ends a sweep
 """

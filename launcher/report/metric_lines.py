@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,28 @@ def parse_metric_line(line: str) -> MetricLine | None:
             tokens_per_s=float(found.get("tokens_per_s") or 0.0),
         )
     return None
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of a run by step: of training, and of the held-out samples."""
+
+    training: Sequence[tuple[int, float]]
+    validation: Sequence[tuple[int, float]]
+
+
+def read_losses(metrics: Path) -> Losses:
+    """Read metrics.jsonl; lines that are cut off, and losses that are not finite, are left out."""
+    training: list[tuple[int, float]] = []
+    validation: list[tuple[int, float]] = []
+    with suppress(OSError):
+        text = metrics.read_text(encoding="utf-8", errors="replace")
+        for line in filter(None, map(parse_metric_line, text.splitlines())):
+            evaluated = line.validation is not None
+            loss = line.validation.get("loss") if line.validation is not None else line.loss
+            if loss is not None:
+                (validation if evaluated else training).append((line.step, loss))
+    return Losses(training, validation)
 
 
 def open_metrics(file: Path, first: int, ended: bool) -> TextIO:

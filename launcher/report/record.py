@@ -27,11 +27,10 @@ from flowrun.launcher.listeners.dispatch import RESTARTED, Listeners, Outlets
 from flowrun.launcher.listeners.listener import TAGS, RunInfo
 from flowrun.launcher.listeners.make import NamedListener
 from flowrun.launcher.recipe.schema import ROLLBACK
-from flowrun.launcher.report.loss_curve import write_curve
-from flowrun.launcher.report.loss_spikes import SPIKE, LossSpikes, list_steps
 from flowrun.launcher.report.metric_lines import list_lines_before, open_metrics
 from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.report.report import REPORT, Report, StepLog, StepRecord, numbers, strict
+from flowrun.launcher.report.step_lines import list_steps
 from flowrun.launcher.store.checkpoint import (
     RECIPE,
     Checkpoint,
@@ -83,7 +82,6 @@ class Record:
         self.evaluated = 0  # steps done then
         self.no_target = False  # a step had a loss that is no number
         self.skipped: list[int] = []  # steps whose update was left out
-        self.spikes = LossSpikes()
         self._begin_at(job.start)
         begun = job.start
         self.checkpoints: list[Checkpoint] = []  # oldest first
@@ -173,7 +171,6 @@ class Record:
             step=step, loss=results["loss"], step_s=seconds, speed=speed, skipped_updates=skipped
         )
         self.steps.add(record)
-        self.spikes.add(step, record.loss)
         if math.isnan(record.loss) and norm == 0 and not self.no_target:
             self.no_target = True
             self.note(_NO_TARGET.format(step=step))
@@ -277,7 +274,6 @@ class Record:
         self._begin_at(start)
         self.steps.cut(self.first)
         self.skipped = [step for step in self.skipped if step < self.first]
-        self.spikes.steps = [step for step in self.spikes.steps if step < self.first]
         self.restarts += 1
         self._unwritten.append(json.dumps(strict(why)) + "\n")
 
@@ -340,7 +336,6 @@ class Record:
         self._write_restarts()
         with contextlib.suppress(OSError):  # a full disk is an error that is shown anyway
             replace_text(self.folder / ENDED, json.dumps(about) + "\n")
-            self._draw_curve()
         if status == PREEMPTED:
             steps = self.job.recipe.train.steps
             self.note(f"preempted after step {self.reached} of {steps} by {why}; nothing is lost")
@@ -374,7 +369,6 @@ class Record:
             notes=(*report.notes, *self.lost),
         )
         replace_text(self.folder / "report.json", report.to_json() + "\n")
-        self._draw_curve()
         if self.progress:
             self.progress.show_report(report, self.folder)
         if self.skipped:
@@ -382,15 +376,7 @@ class Record:
                 f"{len(self.skipped)} of {self.steps.count} updates were left out, as gradients"
                 f" were not finite: step {list_steps(self.skipped)}"
             )
-        if self.spikes.steps:
-            self.note(
-                f"the loss was over {SPIKE:g} times its running mean at step"
-                f" {list_steps(self.spikes.steps)}"
-            )
         return report
-
-    def _draw_curve(self) -> None:
-        write_curve(self.folder, f"{self.job.recipe.name}: {self.reached} steps")
 
     def _close_files(self) -> None:
         self.listeners.end(RESTARTED)

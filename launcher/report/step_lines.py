@@ -1,14 +1,15 @@
-"""The lines of steps where there is no terminal: when one is due, and what it says."""
+"""The lines of steps where there is no terminal: when one is due, what it says; lists of steps."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from flowrun.launcher.report.report import StepRecord
 from flowrun.launcher.terminal.units import duration
 
 _SHORTEST_S, _LONGEST_S = 10, 60  # between lines; from one to the other in the first ten minutes
+_LISTED = 8  # steps of a list
 _NEWEST = 0.1  # share of the newest step in the mean that is shown
 
 
@@ -66,3 +67,9 @@ class StepLines:
             return step % self.every == 0
         pause = min(_LONGEST_S, max(_SHORTEST_S, (now - self._began) / 10))
         return step % max(1, self.steps // 10) == 0 or now - self._last >= pause
+
+
+def list_steps(steps: Sequence[int]) -> str:
+    """Write the first steps of a list, and how many more there are."""
+    more = f" and {len(steps) - _LISTED} more" if len(steps) > _LISTED else ""
+    return f"{', '.join(map(str, steps[:_LISTED]))}{more}"

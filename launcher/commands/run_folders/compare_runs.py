@@ -1,4 +1,4 @@
-"""A run, or two side by side: what differs in their recipes, their figures, their curves."""
+"""A run, or two side by side: what differs in their recipes, and their figures."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rich.table import Table
 
 from flowrun.launcher.commands.run_folders.run_summary import RunSummary, read_keys, summarize
 from flowrun.launcher.recipe.key_trees import flatten_keys
-from flowrun.launcher.report.loss_curve import LossCurve, plot_text, read_curve
+from flowrun.launcher.report.metric_lines import Losses, read_losses
 from flowrun.launcher.report.record import LOGS, METRICS
 from flowrun.launcher.report.report import REPORT
 from flowrun.launcher.terminal.units import seconds
 
 
 def compare_runs(folders: Sequence[Path], console: Console) -> None:
-    """Show a run, or two side by side: what differs in their recipes, figures, curves."""
+    """Show a run, or two side by side: what differs in their recipes, and figures."""
     runs = [summarize(folder) for folder in folders]
-    curves = [read_curve(folder / METRICS) for folder in folders]
+    losses = [read_losses(folder / METRICS) for folder in folders]
     marks = ["●", "○"][: len(runs)]
     for mark, run in zip(marks, runs, strict=True):
         console.print(f"{mark} {run.folder}", soft_wrap=True)
@@ -30,11 +30,7 @@ def compare_runs(folders: Sequence[Path], console: Console) -> None:
             console.print(f"  what its ranks printed: {logs}/", soft_wrap=True, style="dim")
     if len(runs) > 1:
         console.print(_compare_recipes(folders))
-    console.print(_compare_figures(runs, curves))
-    points = [curve.training for curve in curves]
-    if all(points):
-        for line in plot_text(points, min(console.width, 100)):
-            console.print(line, markup=False)
+    console.print(_compare_figures(runs, losses))
 
 
 def _compare_recipes(folders: Sequence[Path]) -> Table | str:
@@ -51,7 +47,7 @@ def _compare_recipes(folders: Sequence[Path]) -> Table | str:
     return table
 
 
-def _compare_figures(runs: Sequence[RunSummary], curves: Sequence[LossCurve]) -> Table:
+def _compare_figures(runs: Sequence[RunSummary], losses: Sequence[Losses]) -> Table:
     table = Table(box=None, pad_edge=False, title="figures", title_justify="left")
     table.add_column("")
     for _, mark in zip(runs, "●○", strict=False):
@@ -59,11 +55,11 @@ def _compare_figures(runs: Sequence[RunSummary], curves: Sequence[LossCurve]) ->
     rows: dict[str, list[str]] = {
         "status": [run.status for run in runs],
         "steps": [f"{run.done:,}" for run in runs],
-        "first loss": [_point(curve.training[:1]) for curve in curves],
-        "last loss": [_point(curve.training[-1:]) for curve in curves],
-        "lowest loss": [_best(curve.best) for curve in curves],
-        "last validation": [_point(curve.validation[-1:]) for curve in curves],
-        "lowest validation": [_best(curve.best_validation) for curve in curves],
+        "first loss": [_show(each.training[:1]) for each in losses],
+        "last loss": [_show(each.training[-1:]) for each in losses],
+        "lowest loss": [_show_lowest(each.training) for each in losses],
+        "last validation": [_show(each.validation[-1:]) for each in losses],
+        "lowest validation": [_show_lowest(each.validation) for each in losses],
     }
     reports = [_read_report(run.folder) for run in runs]
     if any(reports):
@@ -86,12 +82,15 @@ def _read_report(folder: Path) -> Mapping[str, Any] | None:
     return None
 
 
-def _point(points: Sequence[tuple[float, float]]) -> str:
+def _show(points: Sequence[tuple[int, float]]) -> str:
     return show_loss(points[0][1]) if points else ""
 
 
-def _best(point: tuple[float, float] | None) -> str:
-    return f"{point[1]:.4f} at {point[0]:,.0f}" if point else ""
+def _show_lowest(points: Sequence[tuple[int, float]]) -> str:
+    if not points:
+        return ""
+    step, loss = min(points, key=lambda point: point[1])
+    return f"{loss:.4f} at {step:,}"
 
 
 def show_loss(value: float | None) -> str:

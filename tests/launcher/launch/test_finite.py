@@ -1,4 +1,4 @@
-"""Which steps end a run, from what they report; which losses are spikes."""
+"""Which steps end a run, from what they report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 
 from flowrun.launcher.launch.finite import MOST_SKIPPED, StepJudge
-from flowrun.launcher.report.loss_spikes import LossSpikes, list_steps
+from flowrun.launcher.report.step_lines import list_steps
 
 PROBLEMS = [  # train.on_nonfinite, loss, norm of the gradients, what is said
     ("stop", 1.0, 2.0, ""),
@@ -41,14 +41,6 @@ def test_updates_are_not_left_out_for_ever(scaled: dict[str, float]) -> None:
     said = [judge.problem(step) for step in (*[bad] * 9, good, *[bad] * MOST_SKIPPED)]
     assert not any(said[:-1])
     assert said[-1].startswith(f"{MOST_SKIPPED} updates in a row were left out")
-
-
-def test_a_spike_is_far_above_the_mean_of_the_losses_before() -> None:
-    spikes = LossSpikes()
-    losses = [9.0, *[2.0] * 60, 7.0, 2.1, nan, inf, 2.0, 30.0]
-    for step, loss in enumerate(losses):
-        spikes.add(step, loss)
-    assert spikes.steps == [61, 66]
 
 
 def test_a_long_list_of_steps_is_cut() -> None:

@@ -77,7 +77,7 @@ def test_two_runs_are_compared(tmp_path: Path, shown: Callable[..., str]) -> Non
     text = shown("a", "b")
     rows = [line.split() for line in text.splitlines()]
     assert ["train.seed", "0", "7"] in rows and ["last", "loss", "1.0000", "0.0000"] in rows
-    assert "●" in text and "└" in text
+    assert "●" in text and "○" in text
     assert all(len(line) <= 80 for line in text.splitlines())
     assert "last loss" in shown("a")
 
