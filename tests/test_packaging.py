@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TOP = ("conf", "engine", "launcher", "models", "recipes", "testing")
-
-
-def test_every_folder_with_code_is_a_listed_package() -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    listed = set(settings["tool"]["setuptools"]["packages"])
-    found = {
-        "flowrun." + ".".join(init.parent.relative_to(ROOT).parts)
-        for top in TOP
-        for init in (ROOT / top).rglob("__init__.py")
-    }
-    assert listed == found | {"flowrun"}
 
 
 def test_models_know_nothing_of_the_engine() -> None:

@@ -109,7 +109,7 @@ every other argument changes the recipes, of flowrun and of the peers.
 """
 FIRST_STEPS = """flowrun trains any PyTorch model in any mix of parallelism, from one YAML recipe.
 
-  flowrun recipe=mlp_hybrid        a first run: two ranks, less than a minute
+  flowrun recipe=gpt_hybrid        a first run: four ranks, one minute
   flowrun plan recipe=gpt_hybrid   what a run would do; starts nothing
   flowrun recipes                  the recipes that there are
   flowrun init my_models.Net       a recipe for a model of yours, or a folder of Hugging Face's

@@ -36,5 +36,5 @@ def find_sklearn_data() -> Path:
     """
     found = find_spec("sklearn")
     if found is None or not found.submodule_search_locations:
-        raise ModuleNotFoundError("No module named 'sklearn': pip install scikit-learn")
+        raise ModuleNotFoundError("No module named 'sklearn': pip install 'flowrun[digits]'")
     return Path(found.submodule_search_locations[0]) / "datasets"

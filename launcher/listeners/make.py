@@ -17,6 +17,8 @@ from flowrun.launcher.model.targets import check_arguments, make_object
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
 
+# what a recipe that names no logger has; without it there are no curves, which a note says
+DEFAULT = "tensorboard"
 EVENTS = ("on_start", "on_step", "on_evaluation", "on_save", "on_end")
 TARGET = "_target_"
 
@@ -31,7 +33,7 @@ class Logger:
 
 
 LOGGERS: Mapping[str, Logger] = {
-    "tensorboard": Logger(TensorBoard, "tensorboard", ""),
+    DEFAULT: Logger(TensorBoard, "tensorboard", "tensorboard"),
     "wandb": Logger(WandB, "wandb", "wandb"),
     "mlflow": Logger(MLflow, "mlflow", "mlflow"),
     "trackio": Logger(Trackio, "trackio", "trackio"),
@@ -49,13 +51,19 @@ class NamedListener:
 
 def make_listeners(recipe: Recipe) -> list[NamedListener]:
     """Return the loggers and the callbacks of a recipe.  Raises RecipeError."""
-    loggers = [_make_logger(entry, f"log.{k}") for k, entry in enumerate(recipe.log)]
+    named = () if lacks_default(recipe) else recipe.log
+    loggers = [_make_logger(entry, f"log.{k}") for k, entry in enumerate(named)]
     callbacks = [
         _make_own(entry, f"callbacks.{k}", may_end=True) for k, entry in enumerate(recipe.callbacks)
     ]
     for k, callback in enumerate(callbacks):
         _check(callback.listener, f"callbacks.{k}", recipe)
     return [*loggers, *callbacks]
+
+
+def lacks_default(recipe: Recipe) -> bool:
+    """True if a recipe logs to TensorBoard alone, as by default, and it is not installed."""
+    return recipe.log == (DEFAULT,) and importlib.util.find_spec(DEFAULT) is None
 
 
 def _check(callback: Any, where: str, recipe: Recipe) -> None:

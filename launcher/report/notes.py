@@ -27,6 +27,7 @@ from flowrun.engine.runtime.rank.pieces import count_copied_bytes
 from flowrun.engine.runtime.rank.shards import written_bytes
 from flowrun.launcher.data.sampler import length
 from flowrun.launcher.job.job import Job
+from flowrun.launcher.listeners.make import lacks_default
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import (
     BF16,
@@ -135,6 +136,11 @@ def _zero_of_one_rank(job: Job) -> Iterator[str]:
         yield f"zero.stage={zero.stage} shards nothing: its axis, {zero.axis}, has one rank."
 
 
+def _no_curves(job: Job) -> Iterator[str]:
+    if lacks_default(job.recipe):
+        yield "no curves are drawn: pip install 'flowrun[tensorboard]', or name a logger in log"
+
+
 def _note_unchecked_capture(job: Job) -> Iterator[str]:
     """Note why the captured step was not compared with the module (engine/capture/check/)."""
     if job.plans.check and job.plans.check.why_none:
@@ -203,6 +209,7 @@ FACTS: tuple[Callable[[Job], Iterator[str]], ...] = (
     _note_shared_cores,
     _note_idle_axes,
     _zero_of_one_rank,
+    _no_curves,
     _slow_readers,
     _no_validation,
     _note_repeats,

@@ -326,7 +326,7 @@ def test_a_fault_of_flowruns_own_ends_in_one_message(
 def test_no_arguments_say_what_to_do_next(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = end(capsys)
     assert status == 0
-    assert "flowrun recipe=mlp_hybrid" in out and "flowrun init" in out
+    assert "flowrun recipe=gpt_hybrid" in out and "flowrun init" in out
     assert all(len(line) <= 100 for line in out.splitlines())
 
 

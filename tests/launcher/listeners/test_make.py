@@ -38,6 +38,16 @@ def test_tensorboard_follows_a_recipe_that_names_no_logger() -> None:
     assert make_listeners(load(["recipe=mlp_data_parallel", "log=[]"])) == []
 
 
+def test_a_run_has_no_curves_where_tensorboard_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(make.importlib.util, "find_spec", lambda name: None)
+    assert make_listeners(recipe("tensorboard")) == [] and make.lacks_default(recipe("tensorboard"))
+    assert not make.lacks_default(recipe())
+    with pytest.raises(RecipeError, match="tensorboard is not installed"):
+        make_listeners(recipe({"name": "tensorboard"}))
+
+
 def test_a_logger_takes_options_and_may_be_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parent)
     options = "log=[{name: mlflow, experiment: mine}, {_target_: test_make.Own, prefix: a}]"
