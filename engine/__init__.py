@@ -3,7 +3,8 @@
 compile.py has the story on a page; pipeline.py lists the passes.  A folder imports only folders
 above it in this list (tests/test_tree.py):
 
-errors.py ir/       words: SBP, placements, the logical graph, module paths
+errors.py files.py  what is wrong and where; how a file is written in a folder that others can touch
+ir/                 words: SBP, placements, the logical graph, module paths
 ops/ hardware/      one OpInfo for each op; a device and its links as numbers
 boxing/ strategy.py from one layout to another; what a recipe asks for
 proof/ actors/      rows of ops tried on simulated ranks; the plan and the protocol of its actors

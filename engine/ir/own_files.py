@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-import tempfile
 from pathlib import Path
+
+from flowrun.engine.files import replacing
 
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 
@@ -52,11 +53,5 @@ def read_own(file: Path) -> bytes:
 
 def write_own(file: Path, content: bytes) -> None:
     """All of it or nothing."""
-    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as opened:  # of mode 600
-        try:
-            opened.write(hashlib.sha256(content).digest() + content)
-            opened.flush()
-            os.replace(opened.name, file)
-        except OSError:
-            os.unlink(opened.name)
-            raise
+    with replacing(file, 0o600) as opened:
+        opened.write(hashlib.sha256(content).digest() + content)

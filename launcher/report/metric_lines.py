@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TextIO
 
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.files import open_more, replace_text
 from flowrun.launcher.recipe.locate import show_path
 from flowrun.launcher.recipe.recipe_errors import PlacedError
-from flowrun.launcher.store.checkpoint import replace_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def open_metrics(file: Path, first: int, ended: bool) -> TextIO:
     file, first, ended: as list_lines_before takes them.
     """
     replace_text(file, "".join(f"{line}\n" for line in list_lines_before(file, first, ended)))
-    return file.open("a")
+    return open(open_more(file), "a", encoding="utf-8")
 
 
 def list_lines_before(file: Path, first: int, ended: bool = True) -> list[str]:

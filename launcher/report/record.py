@@ -20,6 +20,7 @@ import yaml  # type: ignore[import-untyped]
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
+from flowrun.engine.files import named, open_more, replace_text
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.trace.model_flops import utilisation
 from flowrun.launcher.job.job import Job, Start
@@ -38,7 +39,6 @@ from flowrun.launcher.store.checkpoint import (
     complete_folder,
     find_all,
     find_best,
-    replace_text,
 )
 from flowrun.launcher.store.run_tokenizer import keep_tokenizer
 from flowrun.launcher.terminal.console import STDERR, STDOUT, say
@@ -392,10 +392,11 @@ class Record:
 
     def _line(self, line: dict[str, Any]) -> None:
         self._write_restarts()
-        if self._metrics is None:
-            self._metrics = open_metrics(self.folder / METRICS, self.first, self.ended)
-        self._metrics.write(json.dumps(strict(line)) + "\n")
-        self._metrics.flush()
+        with named(self.folder / METRICS):
+            if self._metrics is None:
+                self._metrics = open_metrics(self.folder / METRICS, self.first, self.ended)
+            self._metrics.write(json.dumps(strict(line)) + "\n")
+            self._metrics.flush()
         if not (self.folder / METRICS).exists():
             raise RunError(
                 str(self.folder),
@@ -405,7 +406,7 @@ class Record:
 
     def _write_restarts(self) -> None:
         if self._unwritten:
-            with (self.folder / RESTARTS).open("a", encoding="utf-8") as file:
+            with open(open_more(self.folder / RESTARTS), "a", encoding="utf-8") as file:
                 file.writelines(self._unwritten)
             self._unwritten.clear()
 

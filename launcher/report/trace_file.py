@@ -14,6 +14,7 @@ from typing import Any
 
 from flowrun.engine.actors.plan import Actor, Plan, TransferWork
 from flowrun.engine.compile import Rehearsed
+from flowrun.engine.files import replace_text
 from flowrun.engine.trace.step_time import first_whole_step
 from flowrun.engine.trace.trace import (
     COMPUTE,
@@ -28,7 +29,6 @@ from flowrun.engine.trace.trace import (
     build_slices,
     step_number,
 )
-from flowrun.launcher.store.checkpoint import replace_text
 
 NAME = "trace.json"
 _FORESEEN = 1 << 16  # process of a stage: above that of any rank

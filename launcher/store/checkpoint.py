@@ -13,7 +13,6 @@ import fcntl
 import json
 import math
 import os
-import platform
 import re
 import shutil
 import zlib
@@ -27,12 +26,12 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from flowrun.engine.errors import RecipeError, RunError
+from flowrun.engine.files import PARTIAL, drop_partial, replace_text, sync
 from flowrun.engine.runtime.rank.shard_file import compute_checksum
 
 FOLDER, ABOUT, RECIPE = "checkpoints", "checkpoint.json", "recipe.yaml"
 WEIGHTS, AVERAGES = "weights.safetensors", "ema.safetensors"  # of a run's end (weight_files.py)
 _SUM = "crc32"  # of checkpoint.json itself
-PARTIAL = ".partial"  # ends the name of what is not complete yet
 _STEP = re.compile(r"step_(\d{8,})")  # a user may keep copies: step_00000200_copy
 _LEFT = re.compile(r"(gone_)?step_\d{8,}\.partial")
 
@@ -189,25 +188,12 @@ def remove_partial(run_folder: Path) -> None:
     """Remove what ranks that have ended left half written."""
     for left in (run_folder / FOLDER).glob(f"*{PARTIAL}"):
         if _LEFT.fullmatch(left.name):
+            if left.is_symlink():
+                left.unlink()
             shutil.rmtree(left, ignore_errors=True)
     for file in (WEIGHTS, AVERAGES):
-        left = run_folder / f"{file}{PARTIAL}"
-        if left.is_file():
-            left.unlink(missing_ok=True)
-    for left in run_folder.glob(f"*.{platform.node()}-*{PARTIAL}"):  # of replace_text
-        process = left.name.removesuffix(PARTIAL).rpartition("-")[2]
-        if process.isdecimal() and not _runs(int(process)):
-            left.unlink(missing_ok=True)
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+        (run_folder / f"{file}{PARTIAL}").unlink(missing_ok=True)
+    drop_partial(run_folder)
 
 
 def partial_folder(run_folder: Path, step: int) -> Path:
@@ -273,22 +259,3 @@ def _remove(folder: Path) -> None:
     gone = folder.with_name(f"gone_{folder.name}{PARTIAL}")
     folder.rename(gone)
     shutil.rmtree(gone)
-
-
-def sync(path: Path) -> None:
-    """Wait until the content of a file, or the names in a folder, are on disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def replace_text(file: Path, text: str) -> None:
-    """Write a file that is whole, old or new, whenever the process ends, and whatever other
-    processes write to it at the same time: several hosts may begin in one folder.
-    """
-    partial = file.with_name(f"{file.name}.{platform.node()}-{os.getpid()}{PARTIAL}")
-    partial.write_text(text, encoding="utf-8")
-    sync(partial)
-    partial.replace(file)

@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
+from flowrun.engine.files import PARTIAL, make, named, open_again, sync
 from flowrun.engine.ir.placement import Shape, Slices
 from flowrun.engine.runtime.rank.shard_file import CODES, bytes_of
 from flowrun.engine.runtime.rank.shards import Shard
-from flowrun.launcher.store.checkpoint import PARTIAL, sync
 
 Contents = Mapping[str, tuple[Shape, torch.dtype]]  # logical, by name of the tensor
 
@@ -74,11 +74,13 @@ class TensorFile:
 
     def begin(self) -> None:
         """Regions may be written, by any process of this host.  One does this, once."""
-        self.partial.touch()
-        os.truncate(self.partial, 0)  # what a killed run left
-        os.truncate(self.partial, self.num_bytes)
-        with self._open() as handle:
-            self._write(handle, memoryview(self.header), 0)
+        with named(self.partial):
+            handle = make(self.partial)  # in place of what a killed run left
+            try:
+                os.truncate(handle, self.num_bytes)
+                self._write(handle, memoryview(self.header), 0)
+            finally:
+                os.close(handle)
 
     def complete(self) -> None:
         """All regions have been written: from now on the file is there.  One does this, once."""
@@ -88,7 +90,7 @@ class TensorFile:
 
     @contextmanager
     def _open(self) -> Iterator[int]:
-        handle = os.open(self.partial, os.O_WRONLY)
+        handle = open_again(self.partial)
         try:
             yield handle
         finally:
@@ -108,12 +110,10 @@ class TensorFile:
 
     def _write(self, handle: int, data: memoryview, offset: int) -> None:
         """Raises OSError, with the name of the file, if the disk refuses."""
-        try:
+        with named(self.partial):
             while data:  # Linux takes at most 2 GiB at once
                 written = os.pwrite(handle, data, offset)
                 data, offset = data[written:], offset + written
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.partial)) from error
 
 
 def write(files: Sequence[TensorFile], shards: Iterable[Shard]) -> None:

@@ -21,11 +21,12 @@ from safetensors.torch import load_file
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.capture.joint_graph import LOSS
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.files import PARTIAL
 from flowrun.engine.ir.graph import Variable
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.runtime.rank.shard_file import CODES, open_shards, write_shards
 from flowrun.engine.runtime.rank.shards import Shard
-from flowrun.launcher.store.checkpoint import AVERAGES, PARTIAL, WEIGHTS, About
+from flowrun.launcher.store.checkpoint import AVERAGES, WEIGHTS, About
 from flowrun.launcher.store.tensor_file import Contents, TensorFile, write_whole
 
 FILE = WEIGHTS

@@ -19,6 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from flowrun.engine.files import open_more
+
 _STREAMS = ("stdout", "stderr")  # descriptors 1 and 2
 _CHUNK = 1 << 16
 _LINE_BUFFERED = 1  # _IOLBF of setvbuf(3)
@@ -129,7 +131,7 @@ class _LogFile:
         try:
             if self._file is None:
                 self._path.parent.mkdir(exist_ok=True)
-                self._file = io.FileIO(self._path, "a")
+                self._file = io.FileIO(open_more(self._path), "a")
                 if self._file.tell():
                     self._file.write(b"\n")
             while text:

@@ -7,6 +7,7 @@ Format: https://github.com/huggingface/safetensors#format
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import zlib
@@ -21,6 +22,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from flowrun.engine.errors import RunError
+from flowrun.engine.files import make, named
 from flowrun.engine.ir.placement import Shape, Slices
 from flowrun.engine.runtime.rank.shards import Shard
 
@@ -72,17 +74,14 @@ def write_shards(file: Path, shards: Sequence[Shard], metadata: Mapping[str, str
     """
     kept = sorted(shards, key=lambda shard: -shard.value.element_size())  # so that all are aligned
     header, checksum, num_bytes = _make_header(kept, metadata), 0, 0
-    try:
-        with file.open("wb", buffering=0) as opened:
-            for data in (memoryview(header), *(bytes_of(shard.value) for shard in kept)):
-                for start in range(0, len(data), _CHUNK):
-                    chunk = data[start : start + _CHUNK]
-                    checksum, num_bytes = zlib.crc32(chunk, checksum), num_bytes + len(chunk)
-                    while chunk:
-                        chunk = chunk[opened.write(chunk) :]
-            os.fsync(opened.fileno())
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(file)) from error
+    with named(file), io.FileIO(make(file), "wb") as opened:
+        for data in (memoryview(header), *(bytes_of(shard.value) for shard in kept)):
+            for start in range(0, len(data), _CHUNK):
+                chunk = data[start : start + _CHUNK]
+                checksum, num_bytes = zlib.crc32(chunk, checksum), num_bytes + len(chunk)
+                while chunk:
+                    chunk = chunk[opened.write(chunk) :]
+        os.fsync(opened.fileno())
     return Written(num_bytes, checksum)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flowrun.engine.files import replace_text
 from flowrun.launcher.store.checkpoint import (
     About,
     complete,
@@ -16,7 +17,6 @@ from flowrun.launcher.store.checkpoint import (
     find_best,
     partial_folder,
     remove_partial,
-    replace_text,
 )
 
 
@@ -85,7 +85,7 @@ def test_files_of_ranks_that_are_no_more_are_left_out(tmp_path: Path) -> None:
 def test_what_processes_that_have_ended_left_of_a_text_is_removed(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    lefts = {pid: tmp_path / f"a.json.{platform.node()}-{pid}.partial" for pid in (ended.pid, 1)}
+    lefts = {pid: tmp_path / f"a.json.{platform.node()}-{pid}-0.partial" for pid in (ended.pid, 1)}
     mine = tmp_path / "mine-7x.partial"
     for file in (*lefts.values(), mine):
         file.touch()
