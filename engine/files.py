@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 import platform
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -62,8 +63,7 @@ def replacing(file: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     Several processes and threads may replace one file: the last one's stays.  An error within
     leaves what was there.  mode: before the umask.  Raises OSError.
     """
-    name = f"{file.name}.{platform.node()}-{os.getpid()}-{next(_NUMBERS)}{PARTIAL}"
-    partial = file.with_name(name)
+    partial = file.with_name(_partial_name(file))
     with named(file):
         handle = make(partial, mode)
         try:
@@ -103,6 +103,30 @@ def replacing_files(folder: Path) -> Iterator[Path]:
         sync(folder)
 
 
+@contextmanager
+def making_folder(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder under another name, which is on the disk and is `folder` at the end.
+
+    Where another process was first, its folder stays.  An error within leaves nothing.  Raises
+    OSError.
+    """
+    partial = folder.with_name(_partial_name(folder))
+    partial.mkdir()
+    try:
+        yield partial
+        for file in partial.iterdir():
+            sync(file)
+        sync(partial)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+        sync(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def sync(path: Path) -> None:
     """Wait until the content of a file, or the names in a folder, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
@@ -112,12 +136,20 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def _partial_name(path: Path) -> str:
+    """Return a name that this process alone uses, and once."""
+    return f"{path.name}.{platform.node()}-{os.getpid()}-{next(_NUMBERS)}{PARTIAL}"
+
+
 def drop_partial(folder: Path) -> None:
-    """Remove what processes of this host that have ended were replacing files of a folder by."""
+    """Remove what processes of this host that have ended were making in a folder."""
     for left in folder.glob(f"*.{platform.node()}-*-*{PARTIAL}"):
         process = left.name.removesuffix(PARTIAL).split("-")[-2]
         if process.isdecimal() and not is_running(int(process)):
-            left.unlink(missing_ok=True)
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
 
 
 def is_running(process: int) -> bool:

@@ -8,7 +8,11 @@ from pathlib import Path
 
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.corpus.plain_text import find_text_files
-from flowrun.launcher.data.corpus.train_tokenizer import LEAST_VOCABULARY, train_tokenizer
+from flowrun.launcher.data.corpus.train_tokenizer import (
+    LEAST_VOCABULARY,
+    MOST_VOCABULARY,
+    train_tokenizer,
+)
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.terminal import doing
 
@@ -21,8 +25,14 @@ def make_tokenizer(paths: Sequence[str], vocabulary: int, to: Path) -> int:
     paths: files and folders; empty: the source of Python's standard library.  vocabulary: the
     number of ids that is asked for.  to: the folder, which must not be there.  Raises RecipeError
     for a path that is missing, or is no text, a folder that has something in it, and a vocabulary
-    that is too small.
+    that is too small or too large.
     """
+    if vocabulary > MOST_VOCABULARY:
+        raise CommandLineError(
+            f"--vocabulary {vocabulary}",
+            f"{MOST_VOCABULARY} ids are the most.",
+            "Usual are 8192 for a few megabytes of text, 32768 to 262144 for gigabytes.",
+        )
     if vocabulary < LEAST_VOCABULARY:
         raise CommandLineError(
             f"--vocabulary {vocabulary}",
@@ -41,8 +51,11 @@ def make_tokenizer(paths: Sequence[str], vocabulary: int, to: Path) -> int:
         raise CommandLineError("--from", error.problem) from None
     if paths:
         _check_text(files)
-    with doing.show_log("flowrun.launcher.data"):
-        return train_tokenizer(files, vocabulary, to)
+    try:
+        with doing.show_log("flowrun.launcher.data"):
+            return train_tokenizer(files, vocabulary, to)
+    except ArgumentError as error:
+        raise CommandLineError("--from", error.problem) from None
 
 
 def _check_text(files: Sequence[Path]) -> None:

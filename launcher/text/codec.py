@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flowrun.engine.errors import ArgumentError, RecipeError
+from flowrun.launcher.data.corpus.apart import bounded
 from flowrun.launcher.data.corpus.special_tokens import SpecialTokens
 from flowrun.launcher.data.corpus.text import Text
 from flowrun.launcher.data.corpus.tokenizer import (
@@ -95,9 +96,13 @@ class TokenizerCodec:
             raise _no_template("the tokenizer has none", messages)
         special = SpecialTokens(self.tokenizer)
         quoted = special.quote(list(messages))  # somebody may type the letters of a token
-        written = self.tokenizer.apply_chat_template(
-            quoted, tokenize=False, add_generation_prompt=True
-        )
+        try:
+            with bounded("the chat template"):
+                written = self.tokenizer.apply_chat_template(
+                    quoted, tokenize=False, add_generation_prompt=True
+                )
+        except Exception as error:  # of the template's engine
+            raise RecipeError(KEY, f"the chat template cannot write it: {error}") from error
         text, letters = special.unquote(written)
         return special.encode([text], [letters])[0].ids
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.corpus.answers import AnsweredDocuments, AnsweredText, tokenise_rows
+from flowrun.launcher.data.corpus.apart import bounded
 from flowrun.launcher.data.corpus.row_source import RowSource, check_text, field_of
 from flowrun.launcher.data.corpus.special_tokens import SpecialTokens, TextSpans
 
@@ -46,7 +47,8 @@ class Chat(AnsweredDocuments):
         def write(row: dict[str, Any], special: SpecialTokens) -> AnsweredText:
             said = _read_messages(row, messages)
             try:
-                return render_chat(said, special, tokenizer)
+                with bounded(f"the chat template of {tokenizer}"):
+                    return render_chat(said, special, tokenizer)
             except ValueError:
                 raise
             except Exception as error:  # of the template's engine

@@ -1,4 +1,8 @@
-"""Documents as token ids: made once, kept by content in flowrun's cache, mapped into memory."""
+"""Documents as token ids: made once, kept by content in flowrun's cache, mapped into memory.
+
+A folder of the cache has the SHA-256 of each of its files, which is compared whenever it is read:
+one that a disk or a killed process has damaged is made again.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ import json
 import logging
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -19,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrun.engine.errors import ArgumentError
-from flowrun.engine.ir.own_files import cache_folder, own_folder
+from flowrun.engine.files import drop_partial, make, making_folder
+from flowrun.engine.ir.own_files import Unusable, cache_folder, own_folder, read_own, write_own
+from flowrun.launcher.data.corpus.apart import work_apart
 from flowrun.launcher.data.corpus.tokenizer import (
     digest_ids,
     digest_tokenizer,
@@ -33,8 +38,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)  # what is being done; the launcher shows it on the terminal
 DIGESTS: ContextVar[dict[str, str]] = ContextVar("DIGESTS")  # by name, of all that was read
 MOST_BYTES = 1 << 35  # what the cache may hold of ids; the longest unused goes first
-_PREFIX, _ABOUT, _IDS, _ANSWERS, _STARTS = "tokens-", "about.json", "ids", "answers", "starts"
-_FORM = "1"  # of the files; another one makes them anew
+_PREFIX, _ABOUT, _IDS, _ANSWERS, _STARTS = "tokens-", "about", "ids", "answers", "starts"
+_FORM = "2"  # of the files; those of another are not read
 
 
 @dataclass(frozen=True)
@@ -71,29 +76,31 @@ class Documents:
     notes: tuple[str, ...]
 
 
-def keep_documents(
-    name: str,
-    made_of: str,
-    tokenizer: str,
-    make: Callable[[PreTrainedTokenizerFast], Iterator[DocumentPart]],
-) -> Documents:
+PieceMaker = Callable[["PreTrainedTokenizerFast"], Iterator[DocumentPart]]
+
+
+def keep_documents(name: str, made_of: str, tokenizer: str, make_pieces: PieceMaker) -> Documents:
     """Return the documents of this content, from the cache or made and then kept there.
 
-    name: of the source, for a person.  made_of: digest of all that `make` reads, its settings
-    included.  tokenizer: folder or file.  make: tokenizer -> pieces.  Raise ValueError if they hold
-    no id.
+    name: of the source, for a person.  made_of: digest of all that `make_pieces` reads, its
+    settings included.  tokenizer: folder or file.  make_pieces: loaded tokenizer -> pieces, in a
+    process of its own.  Raises ArgumentError if they hold no id.
     """
     DIGESTS.get({}).update({name: made_of, tokenizer: (read := digest_tokenizer(tokenizer))})
     key = hashlib.sha256(f"{_FORM} {made_of} {read}".encode()).hexdigest()
     folder = own_folder(cache_folder())
     where = folder / f"{_PREFIX}{key[:32]}"
     notes: tuple[str, ...] = ()
-    if where.is_dir():
+    try:
+        about = _read_about(where)
         os.utime(where)
-    else:
-        notes = _make(where, name, tokenizer, make)
-        _tidy(folder, where)
-    about = json.loads((where / _ABOUT).read_text())
+    except (Unusable, OSError, ValueError) as error:
+        if not isinstance(error, FileNotFoundError) or where.exists():
+            notes = (f"{name} is tokenised again: what was kept is damaged ({error})",)
+            _remove(where)
+        _tidy(folder)
+        notes += _make(where, name, tokenizer, make_pieces)
+        about = _read_about(where)
     return Documents(
         ids=np.memmap(where / _IDS, np.dtype(about["dtype"]), "r"),
         answers=np.memmap(where / _ANSWERS, np.bool_, "r") if about["answers"] else None,
@@ -105,49 +112,67 @@ def keep_documents(
     )
 
 
-def _make(
-    where: Path,
-    name: str,
-    tokenizer: str,
-    make: Callable[[PreTrainedTokenizerFast], Iterator[DocumentPart]],
-) -> tuple[str, ...]:
+def _read_about(where: Path) -> dict[str, Any]:
+    """Return what a folder says of its files, which are as they were written.
+
+    Raises FileNotFoundError if it is not there, Unusable or another OSError if it is damaged.
+    """
+    about: dict[str, Any] = json.loads(read_own(where / _ABOUT))
+    for name, digest in about["files"].items():
+        if _digest(where / name) != digest:
+            raise Unusable(f"{where / name}: its SHA-256 does not fit")
+    return about
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _make(where: Path, name: str, tokenizer: str, make_pieces: PieceMaker) -> tuple[str, ...]:
     """Write a folder of the cache, all of it or nothing; return notes for the user.
 
-    where: the folder.  name: of the source.  tokenizer: folder or file.  make: loaded tokenizer ->
-    parts of documents.
+    where: the folder.  The others: see keep_documents.
     """
     began = time.monotonic()
+    with making_folder(where) as made:
+        num_ids, end = work_apart(
+            lambda: _write(made, name, tokenizer, make_pieces), f"tokenising {name}", LOG
+        )
+    seconds = time.monotonic() - began
+    done = f"{name} is tokenised: {num_ids:,} ids in {seconds:.1f} s, kept in {where}"
+    without = f"{tokenizer} names no end-of-text token: nothing separates documents"
+    return (done,) if end is not None else (done, without)
+
+
+def _write(
+    made: Path, name: str, tokenizer: str, make_pieces: PieceMaker
+) -> tuple[int, int | None]:
+    """Write the files of a folder; return the number of ids, and the id that ends a text."""
     LOG.info("loading the tokenizer %s", tokenizer)
     loaded = load_tokenizer(tokenizer)
     vocabulary, end = vocabulary_of(loaded), loaded.eos_token_id
     dtype = "<u2" if vocabulary <= 1 << 16 else "<u4"
-    with tempfile.TemporaryDirectory(
-        dir=where.parent, prefix=_PREFIX, ignore_cleanup_errors=True
-    ) as unfinished:
-        made = Path(unfinished, "made")
-        made.mkdir()
-        starts = _write_pieces(made, make(loaded), dtype)
-        if not starts[-1]:
-            raise ArgumentError("path", f"{name} holds no text.")
-        np.array(starts, np.int64).tofile(made / _STARTS)
-        answers = (made / _ANSWERS).stat().st_size > 0
-        about = {"vocabulary": vocabulary, "end": end, "dtype": dtype, "answers": answers}
-        (made / _ABOUT).write_text(json.dumps(about))
-        try:
-            made.rename(where)
-        except OSError:
-            if not where.is_dir():  # another process was first
-                raise
-    seconds = time.monotonic() - began
-    done = f"{name} is tokenised: {starts[-1]:,} ids in {seconds:.1f} s, kept in {where}"
-    without = f"{tokenizer} names no end-of-text token: nothing separates documents"
-    return (done,) if end is not None else (done, without)
+    starts = _write_pieces(made, make_pieces(loaded), dtype)
+    if not starts[-1]:
+        raise ArgumentError("path", f"{name} holds no text.")
+    with open(make(made / _STARTS), "wb") as opened:
+        opened.write(np.array(starts, np.int64).tobytes())
+    about = {
+        "vocabulary": vocabulary,
+        "end": end,
+        "dtype": dtype,
+        "answers": (made / _ANSWERS).stat().st_size > 0,
+        "files": {each: _digest(made / each) for each in (_IDS, _ANSWERS, _STARTS)},
+    }
+    write_own(made / _ABOUT, json.dumps(about).encode())
+    return starts[-1], end
 
 
 def _write_pieces(made: Path, pieces: Iterator[DocumentPart], dtype: str) -> list[int]:
     """Write ids and answers; return where documents start, and the end of the last."""
     starts, total = [0], 0
-    with (made / _IDS).open("wb") as ids, (made / _ANSWERS).open("wb") as answers:
+    with open(make(made / _IDS), "wb") as ids, open(make(made / _ANSWERS), "wb") as answers:
         for piece in pieces:
             ids.write(np.asarray(piece.ids, dtype).tobytes())
             answers.write(bytes(piece.answers or ()))
@@ -157,13 +182,23 @@ def _write_pieces(made: Path, pieces: Iterator[DocumentPart], dtype: str) -> lis
     return starts
 
 
-def _tidy(folder: Path, newest: Path) -> None:
-    """Remove what was not used for longest until the rest is within MOST_BYTES."""
+def _remove(where: Path) -> None:
+    if where.is_dir() and not where.is_symlink():
+        shutil.rmtree(where)
+    else:
+        where.unlink()
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what killed processes left, and what was not used for longest until the rest is within
+    MOST_BYTES.
+    """
+    drop_partial(folder)
     total = 0
     for each in sorted(folder.glob(f"{_PREFIX}*"), key=_last_use, reverse=True):
         with suppress(OSError):  # another process is at it
             total += sum(file.stat().st_size for file in each.rglob("*"))
-        if total > MOST_BYTES and each != newest:
+        if total > MOST_BYTES:
             shutil.rmtree(each, ignore_errors=True)
 
 

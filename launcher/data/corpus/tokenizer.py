@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrun.engine.errors import ArgumentError
+from flowrun.engine.files import replace_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -31,7 +31,9 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
     if file := _lone_file(where):
         found = PreTrainedTokenizerFast(tokenizer_file=str(file))
     else:
-        found = AutoTokenizer.from_pretrained(str(where), local_files_only=True)
+        found = AutoTokenizer.from_pretrained(
+            str(where), local_files_only=True, trust_remote_code=False
+        )
     if not found.is_fast:
         raise ArgumentError(
             "tokenizer", f"{path}: a {type(found).__name__} has no fast form ({TOKENIZER})."
@@ -53,14 +55,18 @@ def digest_tokenizer(path: str) -> str:
 def copy_tokenizer(path: str, to: Path) -> None:
     """Copy the files of a tokenizer to a folder, from which load_tokenizer reads the same one.
 
+    Nothing is copied of a folder with a link that leads out of it, to what may be no tokenizer's.
     Raise ArgumentError if there is none.
     """
     where = _existing(path)
+    files = _files_of(where)
+    if where.is_dir() and not all(_stays(file, where) for file in files):
+        return
     to.mkdir(parents=True, exist_ok=True)
-    for file in _files_of(where):
+    for file in files:
         copy = to / (TOKENIZER if where.is_file() else file.name)
         if not (copy.exists() and copy.samefile(file)):
-            shutil.copyfile(file, copy)
+            replace_bytes(copy, file.read_bytes())
 
 
 def digest_ids(path: str) -> str:
@@ -100,7 +106,15 @@ def _files_of(where: Path) -> list[Path]:
     """Return the files that a tokenizer is made of, sorted.  where: its folder or file."""
     if where.is_file():
         return [where]
-    return sorted({file for one in _FILES for file in where.glob(one)})
+    return sorted({file for one in _FILES for file in where.glob(one) if file.is_file()})
+
+
+def _stays(file: Path, where: Path) -> bool:
+    """Return False for a link that leads out of the folder `where`."""
+    roots = [where.resolve()]
+    if roots[0].parent.name == "snapshots":  # of the hub's cache, whose links lead to its blobs
+        roots.append(roots[0].parents[1] / "blobs")
+    return any(file.resolve().is_relative_to(root) for root in roots)
 
 
 def _lone_file(where: Path) -> Path | None:

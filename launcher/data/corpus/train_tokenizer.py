@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from flowrun.engine.files import making_folder
+from flowrun.launcher.data.corpus.apart import work_apart
 from flowrun.launcher.data.corpus.documents import LOG
 
 END, USER, ASSISTANT, SYSTEM = "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"
 SPECIAL = (END, USER, ASSISTANT, SYSTEM)
 LEAST_VOCABULARY = 256 + len(SPECIAL)  # every byte is a token
+MOST_VOCABULARY = 1 << 20  # the largest in use have a quarter of it
 # What a message is, and which of it the assistant answers: its text and the end behind it.
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -28,8 +31,14 @@ def train_tokenizer(files: Sequence[Path], vocabulary: int, folder: Path) -> int
     """Train on text files, write the folder, and return the number of ids.
 
     files: of text; what is not UTF-8 in them does not count.  vocabulary: ids, special tokens
-    included; less are made where the text has not as many words.  folder: is made.
+    included, at most MOST_VOCABULARY; less are made where the text has not as many words.
+    folder: is made, whole or not at all.  Raises ArgumentError if the library fails.
     """
+    with making_folder(folder) as made:
+        return work_apart(lambda: _train(files, vocabulary, made), "training a tokenizer", LOG)
+
+
+def _train(files: Sequence[Path], vocabulary: int, folder: Path) -> int:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 

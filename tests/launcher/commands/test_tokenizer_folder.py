@@ -79,6 +79,7 @@ def test_what_is_no_text_is_refused(
     ("change", "words"),
     [
         (["--vocabulary", "100"], "command line  --vocabulary 100\n  every byte is an id"),
+        (["--vocabulary", "100000000"], "--vocabulary 100000000\n  1048576 ids are the most"),
         (["--from", "nowhere"], "there is no file or folder nowhere"),
         (["--size", "3"], "there is no such option"),
     ],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,12 @@ from transformers import AutoTokenizer
 from flowrun.launcher.data.corpus.chat import Chat, Instructions
 from flowrun.launcher.data.corpus.text import Text
 from flowrun.launcher.data.corpus.text_rows import TextRows
-from flowrun.launcher.data.corpus.tokenizer import find_beginning, load_tokenizer
+from flowrun.launcher.data.corpus.tokenizer import (
+    copy_tokenizer,
+    digest_tokenizer,
+    find_beginning,
+    load_tokenizer,
+)
 from flowrun.launcher.text.codec import read_tokenizer
 
 BEGIN = "<|system|>"  # any special token
@@ -94,3 +101,39 @@ def test_what_a_text_or_a_template_writes_itself_is_not_put_twice(
     talks = write(tmp_path, {"messages": talk}, {"messages": talk})
     one, other = (Chat(talks, name, length=30)[0]["tokens"].tolist() for name in (bpe, begun))
     assert one == other
+
+
+def test_code_that_a_tokenizer_brings_never_runs(
+    tmp_path: Path, bpe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(bpe, tmp_path / "evil")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # of somebody who is asked
+    (tmp_path / "evil" / "evil.py").write_text("open('ran', 'w')\n")
+    config = {"auto_map": {"AutoTokenizer": [None, "evil.Evil"]}, "tokenizer_class": "Evil"}
+    (tmp_path / "evil" / "tokenizer_config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    with contextlib.suppress(ValueError):  # it is refused, or read without the code
+        load_tokenizer("evil")
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_link_that_leaves_the_folder_is_not_copied(
+    tmp_path: Path, bpe: str, leaves: bool
+) -> None:
+    shutil.copytree(bpe, tmp_path / "words")
+    secret = tmp_path / "secret" if leaves else tmp_path / "words" / "tokenizer_config.json"
+    (tmp_path / "secret").write_text("mine")
+    (tmp_path / "words" / "vocab_x.txt").symlink_to(secret)
+    copy_tokenizer(str(tmp_path / "words"), tmp_path / "run")
+    assert (tmp_path / "run").exists() != leaves
+
+
+def test_a_folder_of_the_hub_s_cache_is_copied(tmp_path: Path, bpe: str) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0123"
+    shutil.copytree(bpe, blobs)
+    snapshot.mkdir(parents=True)
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(Path("../../blobs") / file.name)
+    copy_tokenizer(str(snapshot), tmp_path / "run")
+    assert digest_tokenizer(str(tmp_path / "run")) == digest_tokenizer(bpe)

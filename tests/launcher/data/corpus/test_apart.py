@@ -1,0 +1,89 @@
+"""Work in a process of its own ends with what interrupts it, and fails here as it failed there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from flowrun.engine.errors import ArgumentError
+from flowrun.launcher.data.corpus import apart
+from flowrun.launcher.data.corpus.apart import bounded, work_apart
+
+LOG = logging.getLogger("flowrun.launcher.data")
+
+
+def test_the_result_and_the_lines_come_back(caplog: pytest.LogCaptureFixture) -> None:
+    def work() -> int:
+        LOG.info("half way")
+        return os.getpid()
+
+    with caplog.at_level(logging.INFO, LOG.name):
+        found = work_apart(work, "counting", LOG)
+    assert found != os.getpid() and caplog.messages == ["half way"]
+
+
+def test_an_error_is_raised_again() -> None:
+    def work() -> None:
+        raise ArgumentError("path", "no text.")
+
+    with pytest.raises(ArgumentError, match=r"no text\.") as raised:
+        work_apart(work, "counting", LOG)
+    assert raised.value.argument == "path"
+
+
+def test_a_crash_of_a_library_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match=r"was tokenising X ended by SIGKILL\."):
+        work_apart(lambda: os.kill(os.getpid(), signal.SIGKILL), "tokenising X", LOG)
+
+
+class Interrupt(logging.Handler):
+    """Ctrl-C at the first record."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = record.getMessage()
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_does_not_wait_for_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work holds all signals, as a library does that does not return."""
+    interrupt = Interrupt()
+    monkeypatch.setattr(LOG, "handlers", [interrupt])
+    monkeypatch.setattr(LOG, "level", logging.INFO)
+
+    def work() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        LOG.info(str(os.getpid()))
+        time.sleep(3600)
+
+    with pytest.raises(KeyboardInterrupt):
+        work_apart(work, "counting", LOG)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(interrupt.text), 0)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small bounds."""
+    monkeypatch.setattr(apart, "MOST_S", 0.05)
+    monkeypatch.setattr(apart, "MOST_BYTES", 1 << 26)
+    yield
+
+
+@pytest.mark.usefixtures("small")
+def test_foreign_code_without_end_is_stopped() -> None:
+    late = pytest.raises(ValueError, match=r"the template took more than 0\.05 s")
+    with late, bounded("the template"):
+        while True:
+            pass
+
+
+@pytest.mark.usefixtures("small")
+def test_foreign_code_that_takes_all_memory_is_stopped() -> None:
+    with pytest.raises(ValueError, match="the template took more than"), bounded("the template"):
+        bytearray(1 << 30)
+    assert len(bytearray(1 << 27)) == 1 << 27
