@@ -54,8 +54,8 @@ def make_tokenizer(paths: Sequence[str], vocabulary: int, to: Path) -> int:
     try:
         with doing.show_log("flowrun.launcher.data"):
             return train_tokenizer(files, vocabulary, to)
-    except ArgumentError as error:
-        raise CommandLineError("--from", error.problem) from None
+    except (ChildProcessError, ValueError) as error:
+        raise CommandLineError("--from", str(error)) from error
 
 
 def _check_text(files: Sequence[Path]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flowrun.engine.errors import ArgumentError, RecipeError
-from flowrun.launcher.data.corpus.apart import bounded
+from flowrun.engine.runtime.process.apart import bounded
 from flowrun.launcher.data.corpus.special_tokens import SpecialTokens
 from flowrun.launcher.data.corpus.text import Text
 from flowrun.launcher.data.corpus.tokenizer import (

@@ -4,7 +4,6 @@ windows.py text.py tokens.py masked.py   a stream of ids, cut; of text, of a fil
 tokenizer.py   a folder or a tokenizer.json -> a fast tokenizer, and the digest of its files
 special_tokens.py   a template's are ids, and letters of them in a message stay letters
 documents.py   documents as ids, one after the other: found in the cache, or written to it
-apart.py   work in a process of its own; bounds for foreign code such as a chat template
 plain_text.py   text files, found in a folder -> documents
 row_source.py   rows of files, of a split of them, and of saved Hugging Face data sets
 answers.py   rows -> documents of which answers alone are trained on

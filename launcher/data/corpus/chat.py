@@ -9,8 +9,8 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from flowrun.engine.errors import ArgumentError
+from flowrun.engine.runtime.process.apart import bounded
 from flowrun.launcher.data.corpus.answers import AnsweredDocuments, AnsweredText, tokenise_rows
-from flowrun.launcher.data.corpus.apart import bounded
 from flowrun.launcher.data.corpus.row_source import RowSource, check_text, field_of
 from flowrun.launcher.data.corpus.special_tokens import SpecialTokens, TextSpans
 

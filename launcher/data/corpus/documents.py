@@ -24,7 +24,7 @@ import numpy as np
 from flowrun.engine.errors import ArgumentError
 from flowrun.engine.files import drop_partial, make, making_folder
 from flowrun.engine.ir.own_files import Unusable, cache_folder, own_folder, read_own, write_own
-from flowrun.launcher.data.corpus.apart import work_apart
+from flowrun.engine.runtime.process.apart import work_apart
 from flowrun.launcher.data.corpus.tokenizer import (
     digest_ids,
     digest_tokenizer,
@@ -135,10 +135,13 @@ def _make(where: Path, name: str, tokenizer: str, make_pieces: PieceMaker) -> tu
     where: the folder.  The others: see keep_documents.
     """
     began = time.monotonic()
-    with making_folder(where) as made:
-        num_ids, end = work_apart(
-            lambda: _write(made, name, tokenizer, make_pieces), f"tokenising {name}", LOG
-        )
+    try:
+        with making_folder(where) as made:
+            num_ids, end = work_apart(
+                lambda: _write(made, name, tokenizer, make_pieces), f"tokenising {name}", LOG
+            )
+    except ChildProcessError as error:
+        raise ArgumentError("tokenizer", str(error)) from error
     seconds = time.monotonic() - began
     done = f"{name} is tokenised: {num_ids:,} ids in {seconds:.1f} s, kept in {where}"
     without = f"{tokenizer} names no end-of-text token: nothing separates documents"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flowrun.engine.files import making_folder
-from flowrun.launcher.data.corpus.apart import work_apart
+from flowrun.engine.runtime.process.apart import work_apart
 from flowrun.launcher.data.corpus.documents import LOG
 
 END, USER, ASSISTANT, SYSTEM = "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"
@@ -32,7 +32,7 @@ def train_tokenizer(files: Sequence[Path], vocabulary: int, folder: Path) -> int
 
     files: of text; what is not UTF-8 in them does not count.  vocabulary: ids, special tokens
     included, at most MOST_VOCABULARY; less are made where the text has not as many words.
-    folder: is made, whole or not at all.  Raises ArgumentError if the library fails.
+    folder: is made, whole or not at all.  Raises ChildProcessError if the library ends its process.
     """
     with making_folder(folder) as made:
         return work_apart(lambda: _train(files, vocabulary, made), "training a tokenizer", LOG)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from flowrun.launcher.data.corpus import apart
+from flowrun.engine.runtime.process import apart
 from flowrun.launcher.data.corpus.answers import _mark
 from flowrun.launcher.data.corpus.chat import Chat, Instructions, render_chat
 from flowrun.launcher.data.corpus.special_tokens import SpecialTokens

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TypeVar
 
-from flowrun.engine.errors import ArgumentError
 from flowrun.engine.runtime.process.lifetime import end_with
 
 T = TypeVar("T")
@@ -30,8 +29,9 @@ def work_apart(work: Callable[[], T], what: str, log: logging.Logger) -> T:
     """Return what `work` returns in a fork of this process, or raise what it raises there.
 
     The result is pickled.  What interrupts this process kills the other one at once.  what: is
-    done there, for the error of a process that ends without an answer.  log: its records there,
-    and those of loggers below it, are records here.  Raises ArgumentError.
+    done there, for the error.  log: its records there,
+    and those of loggers below it, are records here.  Raises ChildProcessError for a process that
+    ends without an answer.
     """
     reader, writer = Pipe(duplex=False)
     parent = os.getpid()
@@ -56,7 +56,7 @@ def work_apart(work: Callable[[], T], what: str, log: logging.Logger) -> T:
         status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         reader.close()
     how = signal.Signals(-status).name if status < 0 else f"status {status}"
-    raise ArgumentError("tokenizer", f"the process that was {what} ended by {how}.")
+    raise ChildProcessError(f"the process that was {what} ended by {how}.")
 
 
 def _answer(

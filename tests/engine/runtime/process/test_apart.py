@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from flowrun.engine.errors import ArgumentError
-from flowrun.launcher.data.corpus import apart
-from flowrun.launcher.data.corpus.apart import bounded, work_apart
+from flowrun.engine.runtime.process import apart
+from flowrun.engine.runtime.process.apart import bounded, work_apart
 
 LOG = logging.getLogger("flowrun.launcher.data")
 
@@ -37,7 +37,7 @@ def test_an_error_is_raised_again() -> None:
 
 
 def test_a_crash_of_a_library_is_an_error() -> None:
-    with pytest.raises(ArgumentError, match=r"was tokenising X ended by SIGKILL\."):
+    with pytest.raises(ChildProcessError, match=r"was tokenising X ended by SIGKILL\."):
         work_apart(lambda: os.kill(os.getpid(), signal.SIGKILL), "tokenising X", LOG)
 
 
