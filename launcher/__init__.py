@@ -12,7 +12,6 @@ job/              a recipe made concrete: strategy, materials, plans
 listeners/        loggers and callbacks
 report/           the plan for a person, the files of a run's folder, the report
 launch/ place/    a job -> processes; auto.placement: the fastest placement that fits
-sampling/         the next token's logits by ranks, in the layout of a run
 commands/         what the other commands do: verify, resume, export, sample, eval, calibrate
 bench/            flowrun compared with torch's own layouts, and with published tables
 command_line/     the commands' arguments, for cli.py; a job or a sweep; Slurm

@@ -56,7 +56,6 @@ BUDGETS = {
     "launcher/place": 2_050,
     "launcher/recipe": 3_250,
     "launcher/report": 2_750,
-    "launcher/sampling": 350,
     "launcher/store": 700,
     "launcher/supervise": 4_400,
     "launcher/terminal": 250,

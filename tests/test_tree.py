@@ -47,7 +47,6 @@ LAUNCHER = (
     ("report", "launch/hosts"),
     ("launch/restart",),
     ("launch", "place"),
-    ("sampling",),
     ("commands",),
     ("run",),
     ("bench",),

@@ -178,11 +178,6 @@ def own_loss(output: Any) -> torch.Tensor:
     return loss
 
 
-def is_of_vector(metric: LossFn) -> bool:
-    """Return True for a metric that reports a vector (its attribute `of_vector`), not a number."""
-    return bool(getattr(getattr(metric, "func", metric), "of_vector", False))
-
-
 def _locate_buffer(name: str) -> tuple[str, str]:
     """Return (path of the owner in CapturedModule, attribute) of a buffer."""
     inside = f"loss.{name.removeprefix(LOSS)}" if name.startswith(LOSS) else f"model.{name}"
@@ -310,8 +305,7 @@ def _trace(
             refused = explain_failure(error, program, values, type(task.model).__name__)
         raise refused from error
     results = ("loss", *metrics, *(f"{WRITES}{name}" for name in written))
-    vectors = [name for name, metric in metrics.items() if is_of_vector(metric)]
-    reader = JointGraph(tuple(batch), results, task.first_names, train, task.run_checks, vectors)
+    reader = JointGraph(tuple(batch), results, task.first_names, train, task.run_checks)
     graph = reader.read(joint.graph_module)
     for each in folds:
         graph = unfold(graph, each)

@@ -59,14 +59,12 @@ class JointGraph:
         first_names: Mapping[str, str],
         train: bool,
         run_checks: bool = False,
-        vectors: Collection[str] = (),
     ) -> None:
         self.fields = fields
         self.result_names = results
         self.first_names = first_names
         self.train = train
         self.run_checks = run_checks
-        self.vectors = vectors
         self.reader = NodeReader(lambda node: tensor_of_node(node.name))
         self.variables: dict[str, Variable] = {}
         self.feeds: list[Feed] = []
@@ -208,7 +206,7 @@ class JointGraph:
             name = self.reader.names[value]
             if kind == "PlainAOTOutput":
                 result = self.result_names[described.idx]
-                if not result.startswith(WRITES) and result not in self.vectors:
+                if not result.startswith(WRITES):
                     _check_scalar(result, self.reader.tensors[name])
                 self.results.append((result, name))
             elif kind == "GradAOTOutput":

@@ -78,7 +78,7 @@ Python's standard library, as data=text does.
   flowrun tokenizer --from corpus/ notes.txt --vocabulary 8192 --to bpe/
   flowrun recipe=gpt_hybrid data.tokenizer=bpe/ model.vocabulary=8192
 """
-SAMPLE_HELP = """Write text with a model that was trained on it, on one process or in its layout.
+SAMPLE_HELP = """Write text with a model that was trained on it.
 
 FOLDER is that of a run, of one of its checkpoints, or a folder of Hugging Face's.  A run's ids are
 bytes, or those of its data.tokenizer; of other ids, --tokenizer says what they are.

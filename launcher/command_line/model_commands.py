@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -124,31 +123,17 @@ def sample(
         int | None, typer.Option("--step", help="Of the checkpoint; without it the newest weights.")
     ] = None,
     best: Best = False,
-    in_layout: Annotated[
-        bool,
-        typer.Option(
-            "--in-layout", help="On ranks, in the layout of the run, and not on one process."
-        ),
-    ] = False,
 ) -> None:
     """Write text with a model (see SAMPLE_HELP)."""
     doing.doing("reading the model")
     with show_errors([f"recipe={source / 'recipe.yaml'}"], None):
-        from flowrun.launcher.commands.sample import open_in_layout, open_source
+        from flowrun.launcher.commands.sample import open_source
         from flowrun.launcher.text.generate import Drawing
 
-        def length(codec: Codec) -> int | None:
-            return None if chat else len(codec.encode(prompt)) + tokens
-
         drawing = Drawing(tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
-        opened: AbstractContextManager[tuple[NextToken, Codec]]
-        if in_layout:
-            opened = open_in_layout(source, length, step, best, tokenizer)
-        else:
-            opened = nullcontext(open_source(source, step, best, tokenizer))
-        with opened as (model, codec):
-            doing.clear()
-            _print_text(model, codec, prompt, chat, drawing)
+        model, codec = open_source(source, step, best, tokenizer)
+        doing.clear()
+        _print_text(model, codec, prompt, chat, drawing)
 
 
 def _print_text(model: NextToken, codec: Codec, prompt: str, chat: bool, drawing: Drawing) -> None:
@@ -158,10 +143,7 @@ def _print_text(model: NextToken, codec: Codec, prompt: str, chat: bool, drawing
     is a question; without one, each line typed is.  drawing: how tokens are drawn.
     """
     from flowrun.launcher.commands.sample import go_on, talk
-    from flowrun.launcher.sampling.ranks import RanksModel
 
-    if isinstance(model, RanksModel):
-        typer.echo(model.cost, err=True)
     if chat:
         questions = [prompt] if prompt else _read_questions()
         for answer in talk(model, codec, questions, drawing, _print_note):

@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher.commands.export_adapters import Stored
 from flowrun.launcher.commands.resume import checkpoint_of
 from flowrun.launcher.model.build import instantiate_model
@@ -126,7 +126,12 @@ def find_weights(run_folder: Path, step: int | None = None, best: bool = False) 
         step = checkpoint_of(run_folder, best=True).step
     ended = run_folder / weights.FILE
     found = find_all(run_folder)
-    trained = weights.steps_of(ended) if ended.exists() else -1
+    try:
+        trained = weights.steps_of(ended) if ended.exists() else -1
+    except RunError:
+        if not any(checkpoint.step == step for checkpoint in found):
+            raise
+        trained = -1  # it is damaged, and not needed
     if trained >= 0 and (step == trained or step is None) and all(c.step <= trained for c in found):
         return StoredWeights(trained, file=ended)
     if not ended.exists() and not found:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
-from flowrun.launcher.commands.load_run import LoadedRun, find_weights, load_run
+from flowrun.launcher.commands.load_run import LoadedRun, load_run
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.model.build import describe_model, instantiate_data
-from flowrun.launcher.model.hugging_face.convert_models import CONFIG, import_transformers
-from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.model.build import instantiate_data
+from flowrun.launcher.model.hugging_face.convert_models import CONFIG
+from flowrun.launcher.model.hugging_face.load_folder import load_text_model
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
-from flowrun.launcher.sampling.ranks import RanksModel, start_ranks
-from flowrun.launcher.sampling.window import recipe_of_window
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import RECIPE
-from flowrun.launcher.store.run_tokenizer import use_own_tokenizer
 from flowrun.launcher.text.codec import (
     BYTES,
     ByteCodec,
@@ -157,38 +151,6 @@ def open_source(
     raise CommandLineError(str(source), problem, where)
 
 
-@contextmanager
-def open_in_layout(
-    source: Path,
-    length: Callable[[Codec], int | None],
-    step: int | None = None,
-    best: bool = False,
-    tokenizer: str | None = None,
-) -> Iterator[tuple[RanksModel, Codec]]:
-    """Start the ranks of a run in its own layout, for the block; yield them, and what ids are.
-
-    source: the folder of a run, or of a checkpoint of it.  length: says of a codec how many tokens
-    there will be at most; None: as many as the model reads.  step, best, tokenizer: see
-    `open_source`.  Raises RecipeError, also for models that write no text; RunError.
-    """
-    if not (source / RECIPE).is_file():
-        problem = f"this is no run: it has no {RECIPE}, which says the layout."
-        raise CommandLineError(str(source), problem, "Leave out --in-layout.")
-    stored = find_weights(source, step, best)
-    recipe = replace(load([f"recipe={source / RECIPE}"]), weights=str(stored.file or ""))
-    recipe = use_own_tokenizer(recipe, source)
-    codec = codec_of(recipe.data, tokenizer)
-    module = describe_model(recipe, draws=False).model  # without memory for weights
-    text = text_model(module, recipe.task.inputs, _window_of(recipe), str(recipe.model["_target_"]))
-    window = min(text.window, length(codec) or text.window)
-    job = Job(recipe_of_window(recipe, text.argument, window))
-    _, found = job.plans.compiled
-    assert found, "half of the windows are held out"
-    folder = stored.checkpoint.folder if stored.checkpoint else None
-    with start_ranks(job, found, folder, window, text.name) as ranks:
-        yield ranks, codec
-
-
 def sample_after(job: Job, folder: Path) -> tuple[str, str] | None:
     """Return the beginning of a held-out text and how the trained model goes on; None where the run
     has no text, or no weights on this host.
@@ -232,13 +194,7 @@ def _window_of(recipe: Recipe) -> int:
 
 def _of_folder(folder: Path, tokenizer: str | None) -> tuple[TextModel, Codec]:
     """Return the model of a folder of Hugging Face's, and its tokenizer."""
-    transformers = import_transformers()
-    kind = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model_type")
-    try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    except (ValueError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise CommandLineError(str(folder), f"{kind}: {reason}") from error
+    model = load_text_model(folder)
     written = text_model(model, {}, None, f"{folder} ({type(model).__name__})")
     if tokenizer == BYTES:
         return written, ByteCodec()

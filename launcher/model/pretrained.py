@@ -7,14 +7,12 @@ A safetensors file (such as a run leaves), a file of torch.save, or a folder of 
 from __future__ import annotations
 
 import json
-import pickle
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from zipfile import is_zipfile
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -59,10 +57,12 @@ def read(path: Path) -> dict[str, Tensor]:
             if path.suffix == ".safetensors"
             else torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
         )
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # of a damaged pickle: its opcodes make whatever they say
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RecipeError(KEY, f"{path} cannot be read: {reason}") from error
-    if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
+    if not isinstance(found, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
+    ):
         raise RecipeError(KEY, f"{path} holds something else than names and tensors.")
     return dict(found)
 
@@ -73,11 +73,22 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
             return read(folder / name)
         index = folder / f"{name}.index.json"
         if index.is_file():
-            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            return {k: value for file in files for k, value in read(folder / file).items()}
+            return {k: value for file in _files_of(index) for k, value in read(file).items()}
     raise RecipeError(
         KEY, f"{folder} has no weights.", f"It should have {', '.join(_IN_FOLDER)} or their index."
     )
+
+
+def _files_of(index: Path) -> list[Path]:
+    """Return the files that an index names, all beside it.  Raises RecipeError."""
+    try:
+        names = {*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+        if not names or any(Path(name).name != name for name in names):
+            raise ValueError("its weight_map names no files of the folder")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise RecipeError(KEY, f"{index} cannot be read: {what}") from error
+    return [index.with_name(name) for name in sorted(names)]
 
 
 def _check_names(

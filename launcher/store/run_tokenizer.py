@@ -35,7 +35,7 @@ def use_own_tokenizer(recipe: Recipe, folder: Path) -> Recipe:
 
     folder: of the run, or of a checkpoint in it.
     """
-    for run_folder in (folder, folder.resolve().parents[1]):
+    for run_folder in (folder, *folder.resolve().parents[1:2]):
         if (copy := run_folder / TOKENIZER_FOLDER).is_dir():
             return replace(recipe, data={**recipe.data, "tokenizer": str(copy)})
     return recipe

@@ -15,12 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.capture.joint_graph import LOSS
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.files import PARTIAL
 from flowrun.engine.ir.graph import Variable
 from flowrun.engine.ir.placement import Shape
@@ -88,9 +88,15 @@ def file_of(path: Path, contents: Contents, names: Mapping[str, str], steps: int
 
 
 def steps_of(file: Path) -> int:
-    """Steps that the weights of a file were trained for; -1 if it does not say."""
-    with safe_open(file, "pt") as opened:
-        return int((opened.metadata() or {}).get(_STEPS, -1))
+    """Steps that the weights of a file were trained for; -1 if it does not say.
+
+    Raises RunError for a file that is no safetensors file.
+    """
+    try:
+        with safe_open(file, "pt") as opened:
+            return int((opened.metadata() or {}).get(_STEPS, -1))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise RunError(str(file), f"it is damaged: {error}.") from error
 
 
 def saved_variables(plan: Plan) -> list[Variable]:

@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from flowrun.engine.errors import RecipeError
+
+_KEYS = ("cache", "past_key_values")  # what transformers has called keys and values
+
+
+@dataclass
+class ReadIds:
+    """The ids that a model of transformers has read, with their keys and values.
+
+    argument: of forward, and part of its output, that holds these.
+    """
+
+    argument: str
+    ids: list[int] = field(default_factory=list)
+    keys: object = None
+
+    def rest_of(self, ids: list[int]) -> list[int]:
+        """Return those of `ids` that are still to be read; what was read and is not their beginning
+        is forgotten.
+        """
+        if self.keys is None or len(self.ids) >= len(ids) or ids[: len(self.ids)] != self.ids:
+            self.ids, self.keys = [], None
+        return ids[len(self.ids) :]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,27 +39,36 @@ class TextModel:
     """A module that gives, for tokens (1, T), logits (1, T, V) of the token after each.
 
     argument: of forward, that takes the tokens.  window: the most tokens that it reads at once.
-    name: of the model, for errors.
+    name: of the model, for errors.  read: of a model that keeps keys and values; None: each token
+    is a forward over all before it.
     """
 
     module: nn.Module
     argument: str
     window: int
     name: str
+    read: ReadIds | None = None
 
     @torch.no_grad()
     def next_logits(self, ids: Sequence[int]) -> Tensor:
-        """Return logits (V,) of the token after `ids`, of which the last `window` are read.
+        """Return logits (V,) of the token after `ids`, of which the last `window` count.
 
         Raises RecipeError where the model has no such logits.
         """
-        read = torch.tensor([ids[-self.window :]], device=_device_of(self.module))
-        output = self.module(**{self.argument: read})
+        window = [*ids[-self.window :]]
+        given, kept = window, {}
+        if self.read is not None:
+            given = self.read.rest_of(window)
+            kept = {self.read.argument: self.read.keys, "use_cache": True}
+        tokens = torch.tensor([given], device=_device_of(self.module))
+        output = self.module(**{self.argument: tokens}, **kept)
+        if self.read is not None:
+            self.read.ids, self.read.keys = window, getattr(output, self.read.argument, None)
         logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-        if not isinstance(logits, Tensor) or logits.shape[:-1] != read.shape:
+        if not isinstance(logits, Tensor) or logits.shape[:-1] != tokens.shape:
             shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(output).__name__
             raise no_text(
-                self.name, f"for tokens of shape {tuple(read.shape)} it gives {shape}, no logits"
+                self.name, f"for tokens of shape {tuple(tokens.shape)} it gives {shape}, no logits"
             )
         return logits[0, -1].float().cpu()
 
@@ -68,7 +98,10 @@ def text_model(
         window = int(getattr(config, "max_position_embeddings", None) or window or 0) or None
     if window is None:
         raise no_text(name, "nothing says how many tokens it reads at once")
-    return TextModel(module=module.eval(), argument=argument, window=window, name=name)
+    keeps = can_generate is not None and not getattr(module, "_is_stateful", False)
+    keys = next((p.name for p in named if keeps and p.name in _KEYS), None)
+    read = ReadIds(keys) if keys else None
+    return TextModel(module=module.eval(), argument=argument, window=window, name=name, read=read)
 
 
 def _is_tokens(*words: str) -> bool:
@@ -84,5 +117,5 @@ def no_text(name: str, why: str) -> RecipeError:
     )
 
 
-def _device_of(module: nn.Module) -> Any:
+def _device_of(module: nn.Module) -> torch.device:
     return next((each.device for each in module.parameters()), torch.device("cpu"))

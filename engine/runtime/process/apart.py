@@ -94,23 +94,24 @@ class _Sender(logging.Handler):
 
 
 @contextmanager
-def bounded(what: str) -> Iterator[None]:
+def bounded(what: str, most_s: float | None = None) -> Iterator[None]:
     """Bound the seconds and the memory that foreign code within may take, such as a template.
 
-    what: it is, for the error.  Raises ValueError.  Signals are the main thread's: in another
-    there is no bound.
+    what: it is, for the error.  most_s: seconds of a core; None: MOST_S.  Raises ValueError.
+    Signals are the main thread's: in another there is no bound.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise ValueError(f"{what} took more than {MOST_S:g} s")
+        raise ValueError(f"{what} took more than {seconds:g} s")
 
+    seconds = MOST_S if most_s is None else most_s
     before = signal.signal(signal.SIGVTALRM, stop)
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     try:
-        signal.setitimer(signal.ITIMER_VIRTUAL, MOST_S)
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
         if (held := _held_bytes()) and limits[0] == resource.RLIM_INFINITY:
             resource.setrlimit(resource.RLIMIT_DATA, (held + MOST_BYTES, limits[1]))
         yield

@@ -15,7 +15,7 @@ from rich.console import Console
 from flowrun.launcher.commands.evaluate import evaluate
 from flowrun.launcher.commands.export_folder import export_folder
 from flowrun.launcher.commands.load_run import load_run
-from flowrun.launcher.commands.sample import go_on, open_in_layout, sample
+from flowrun.launcher.commands.sample import sample
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.run import run
@@ -98,14 +98,3 @@ def test_more_than_was_held_out_is_noted(place: Path) -> None:
     said = "the run trained on some of these samples: it held out 5% of them"
     assert said in found.notes
     assert str(found).startswith("step 4: loss ") and found.samples == 6
-
-
-@pytest.mark.processes
-def test_ranks_in_the_layout_of_a_run_write_the_text_of_its_checkpoint(place: Path) -> None:
-    """In stages 2 x tensor 2, each rank with its pieces of the checkpoint."""
-    threads = torch.get_num_threads()
-    with open_in_layout(place / "out" / "checkpoints" / "step_00000002", lambda _: 16) as opened:
-        model, codec = opened
-        found = "".join(go_on(model, codec, "def ", SHORT))
-    torch.set_num_threads(threads)
-    assert found == "".join(sample(place / "out", "def ", SHORT, step=2))

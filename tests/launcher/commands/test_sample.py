@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher.cli import main
 from flowrun.launcher.commands.load_run import load_run
 from flowrun.launcher.commands.sample import open_source, sample, sample_after, talk
@@ -54,6 +54,10 @@ def test_a_checkpoint_that_was_copied_elsewhere_writes(workplace: Path) -> None:
     assert text(workplace / "kept") == text(first.folder) == written != text(workplace / "run")
     with pytest.raises(RecipeError, match="kept is a checkpoint, of 1 steps, and not a run"):
         text(workplace / "kept", step=2)
+    (workplace / "run" / "weights.safetensors").write_bytes(b"cut")  # which a step does not need
+    assert text(workplace / "run", step=1) == written
+    with pytest.raises(RunError, match="it is damaged"):
+        text(workplace / "run")
     (workplace / "kept" / "rank00000.safetensors").unlink()
     with pytest.raises(RecipeError, match=r"this checkpoint is not whole: .*it is missing"):
         text(workplace / "kept")

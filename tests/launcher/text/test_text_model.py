@@ -62,3 +62,46 @@ def test_what_writes_no_text_is_refused_by_name(
 def test_a_window_is_needed() -> None:
     with pytest.raises(RecipeError, match="nothing says how many tokens it reads"):
         text_model(Pooled(), TOKENS, None, "Pooled")
+
+
+CAUSAL = {
+    "Llama": {},
+    "GPT2": {"n_embd": 16, "n_head": 2, "n_layer": 1},
+    "Qwen2": {
+        "num_key_value_heads": 2,
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "max_window_layers": 0,
+    },
+    "Bloom": {"n_head": 2, "n_layer": 1},
+    "Mamba": {"state_size": 4, "time_step_rank": 4},
+}
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+@torch.no_grad()
+def test_kept_keys_and_values_give_the_logits_of_a_whole_forward(kind: str) -> None:
+    config = getattr(transformers, f"{kind}Config")(**{**SMALL, **CAUSAL[kind]})
+    module = transformers.AutoModelForCausalLM.from_config(config).eval()
+    found = text_model(module, {}, 12, kind)
+    assert (found.read is None) == (kind == "Mamba")
+    ids = [1, 2, 3]
+    for _ in range(6):
+        logits = module(torch.tensor([ids])).logits[0, -1]
+        assert torch.allclose(found.next_logits(ids), logits, atol=1e-5)
+        ids.append(int(logits.argmax()))
+    other = [7, 2, 3, 4]  # another text
+    logits = module(torch.tensor([other])).logits[0, -1]
+    assert torch.allclose(found.next_logits(other), logits, atol=1e-5)
+
+
+def test_what_was_read_is_not_read_again() -> None:
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))
+    lengths: list[int] = []
+    llama.get_input_embeddings().register_forward_hook(
+        lambda module, given, output: lengths.append(given[0].shape[1])
+    )
+    found = text_model(llama, {}, None, "Llama")
+    for length in (3, 4, 6, 12, 13, 14):  # of 12 that it has positions for
+        found.next_logits([1] * length)
+    assert lengths == [3, 1, 2, 6, 12, 12]

@@ -1,0 +1,66 @@
+"""A model from a folder of Hugging Face's that somebody else may have written.
+
+No code of the folder runs, and what its config describes is compared with the bytes of its weights
+before any memory is taken.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from torch import nn
+
+from flowrun.engine.runtime.process.apart import bounded
+from flowrun.launcher.model.hugging_face.convert_models import import_transformers
+from flowrun.launcher.recipe.recipe_errors import CommandLineError
+
+_WEIGHTS = ("*.safetensors", "*.bin")
+_MOST_TIMES, _MORE_BYTES = 8, 64 << 20  # of memory: for weights of 4 bits, and none beside a config
+_MOST_S = 20.0  # of a core, to make the largest model without memory
+
+
+def load_text_model(folder: Path) -> nn.Module:
+    """Return the causal language model of a folder.
+
+    Raises CommandLineError for whatever is wrong with it; RecipeError without transformers.
+    """
+    transformers = import_transformers()
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+        with bounded(f"the model of {folder}/config.json", _MOST_S), torch.device("meta"):
+            described = transformers.AutoModelForCausalLM.from_config(
+                config, trust_remote_code=False
+            )
+        _check_size(described, folder)
+        found = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+    except CommandLineError:
+        raise
+    except Exception as error:  # what a damaged file makes of libraries has no common class
+        _refuse(folder, error)
+    assert isinstance(found, nn.Module), "transformers makes modules"
+    return found
+
+
+def _check_size(model: nn.Module, folder: Path) -> None:
+    """Raise ValueError for a model that is much larger than the weights of its folder."""
+    described = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+    held = sum(file.stat().st_size for one in _WEIGHTS for file in folder.glob(one))
+    if described > _MOST_TIMES * held + _MORE_BYTES:
+        raise ValueError(
+            f"config.json describes a model of {described:,} bytes, and its weights are {held:,}"
+        )
+
+
+def _refuse(folder: Path, error: Exception) -> NoReturn:
+    reason = " ".join(str(error).split())[:600] or "nothing more is known"
+    raise CommandLineError(
+        str(folder),
+        f"no causal language model can be read from it: {type(error).__name__}: {reason}",
+        "It must be what save_pretrained of transformers writes: config.json, with the weights.",
+    ) from error

@@ -1,0 +1,94 @@
+"""A folder of Hugging Face's with any damage is one error that names it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.commands.sample import open_source
+from flowrun.launcher.model.hugging_face.load_folder import load_text_model
+from flowrun.launcher.model.pretrained import read
+from support.samples.small_tokenizer import save_tokenizer
+
+SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SMALL |= {"intermediate_size": 16, "vocab_size": 300, "max_position_embeddings": 12}
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a small model."""
+    folder = tmp_path_factory.mktemp("llama")
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+def change(folder: Path, **keys: Any) -> None:
+    """Write other values of the config."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **keys}))
+
+
+def only(name: str, content: bytes) -> Callable[[Path], object]:
+    """Return what replaces the weights by a file."""
+
+    def damage(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        (folder / name).write_bytes(content)
+
+    return damage
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a cut config": lambda folder: (folder / "config.json").write_text('{"model_type": "lla'),
+    "a config that is a list": lambda folder: (folder / "config.json").write_text("[]"),
+    "a size that is a word": lambda folder: change(folder, hidden_size="wide"),
+    "a size without end": lambda folder: change(folder, hidden_size=10**7),
+    "layers without end": lambda folder: change(folder, num_hidden_layers=10**9),
+    "an unknown model": lambda folder: change(folder, model_type="nobody"),
+    "code of its own": lambda folder: change(
+        folder, model_type="x", auto_map={"AutoConfig": "evil.Evil"}
+    ),
+    "cut weights": lambda folder: (folder / WEIGHTS).write_bytes(
+        (folder / WEIGHTS).read_bytes()[:200]
+    ),
+    "empty weights": lambda folder: (folder / WEIGHTS).write_bytes(b""),
+    "a cut pickle": only("pytorch_model.bin", b"PK\x03\x04 and no more"),
+    "an odd pickle": only("pytorch_model.bin", b"\x80\x02}q\x00."),
+    "a pickle that calls": only("pytorch_model.bin", b"cos\nsystem\n(S'touch ran'\ntR."),
+    "an empty index": only(INDEX, b""),
+    "an index without a map": only(INDEX, b"{}"),
+    "an index of other folders": only(INDEX, b'{"weight_map": {"a": "../b.safetensors"}}'),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_one_error_at_the_folder(
+    name: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("flowrun.launcher.model.hugging_face.load_folder._MOST_S", 0.5)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in whole.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    DAMAGES[name](folder)
+    with pytest.raises(RecipeError) as refused:
+        open_source(folder)
+    assert str(folder) in refused.value.where and not (tmp_path / "ran").exists()
+    if "pickle" in name or "index" in name or "weights" in name:
+        with pytest.raises(RecipeError, match=r"cannot be read|has no weights|something else"):
+            read(folder)
+
+
+def test_a_whole_folder_is_read(whole: Path) -> None:
+    found = load_text_model(whole)
+    assert torch.equal(found.lm_head.weight, read(whole)["lm_head.weight"])  # type: ignore[union-attr]
