@@ -7,7 +7,8 @@ of weights, pins and groups find them as before; A and B are `q_proj.lora_A.weig
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -89,10 +90,45 @@ def find_loras(model: nn.Module) -> Iterator[tuple[str, Lora]]:
     return ((name, each) for name, each in model.named_modules() if isinstance(each, Lora))
 
 
-def merge_lora(linear: Lora, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return the weight of a plain linear that computes the same.
+@dataclass(frozen=True)
+class LoraTensors:
+    """Names of the tensors of an adapter in a state_dict, and how they are merged.
 
-    linear: says how the weight lies, and the scale.  weight, a, b: the values to merge.
+    scale: of B A.  transposed: the weight is (in, out), as a Conv1D's.
     """
-    delta = (b @ a) * lora_scale(linear)
-    return (weight + (delta.T if is_conv1d(linear) else delta)).to(weight.dtype)
+
+    weight: str
+    a: str
+    b: str
+    scale: float
+    transposed: bool
+
+    def merge(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Return the weight of a plain linear that computes the same, from these values."""
+        delta = (b @ a) * self.scale
+        return (weight + (delta.T if self.transposed else delta)).to(weight.dtype)
+
+
+@dataclass(frozen=True)
+class AdaptedWeights:
+    """What the weights of a model with adapters are, for who has no more than the weights.
+
+    loras: its adapters.  others: parameters that were trained and are of no adapter.  unlike: a
+    module with an adapter of another kind, which its own library merges; empty: there is none.
+    """
+
+    loras: tuple[LoraTensors, ...]
+    others: tuple[str, ...] = ()
+    unlike: str = ""
+
+    @staticmethod
+    def of_json(found: Mapping[str, Any]) -> AdaptedWeights:
+        """Return what dataclasses.asdict made a mapping of."""
+        loras = tuple(LoraTensors(**each) for each in found["loras"])
+        return AdaptedWeights(loras, tuple(found["others"]), found["unlike"])
+
+
+def tensors_of(name: str, linear: Lora) -> LoraTensors:
+    """Describe the adapter of a linear, whose name in the model is `name`."""
+    names = (f"{name}.{part}" for part in ("weight", A, B))
+    return LoraTensors(*names, lora_scale(linear), is_conv1d(linear))

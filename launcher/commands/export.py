@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import yaml
 from safetensors import safe_open
 
+from flowrun.engine.files import replacing
 from flowrun.engine.runtime.drivers import logical_checkpoint as disk
 from flowrun.engine.runtime.rank.shards import Shard, make_whole_shard
-from flowrun.launcher.commands.export_adapters import adapted_recipe, export_adapted
+from flowrun.launcher.commands.export_adapters import adapters_among, write_adapters, write_merged
 from flowrun.launcher.commands.load_run import StoredWeights, find_weights
 from flowrun.launcher.recipe.recipe_errors import CommandLineError, one_of
 from flowrun.launcher.store import weight_files as weights
+from flowrun.launcher.store.checkpoint import RECIPE
 from flowrun.launcher.store.tensor_file import Contents, write_whole
 from flowrun.launcher.terminal.units import size
 
@@ -71,15 +75,39 @@ def export(
     adapters: True for the adapters alone, in a folder; otherwise they are merged.
     Raises RecipeError if there are no weights.
     """
-    adapted = adapted_recipe(run_folder)
-    if adapters and not adapted:
-        what = "this run trained no adapters."
-        raise CommandLineError("--adapters", what, "Leave it out: all weights are written.")
     found = find_weights(run_folder, step, best)
-    target = None if to is None else Path(to) if adapters else _file_at(to)
-    if adapted:
-        return export_adapted(adapted, found.to_stored(), run_folder, target, alone=adapters)
-    return _write(found, run_folder, target)
+    stored = found.to_stored()
+    trained = adapters_among(stored)
+    if trained is None:
+        if adapters:
+            what = "this run trained no adapters."
+            raise CommandLineError("--adapters", what, "Leave it out: all weights are written.")
+        return _write(found, run_folder, None if to is None else _file_at(to))
+    if adapters:
+        folder = Path(to) if to else own_folder(run_folder, f"adapters_step_{stored.step:08d}")
+        write_adapters(stored, trained, folder, _base_of(run_folder))
+        return folder
+    file = _file_at(to) if to else run_folder / f"merged_step_{stored.step:08d}.safetensors"
+    write_merged(stored, trained, file)
+    return file
+
+
+def own_folder(run_folder: Path, name: str) -> Path:
+    """Return a folder in a run's, which may be somebody else's.  Raises CommandLineError for a
+    link, which would lead out of it.
+    """
+    folder = run_folder / name
+    if folder.is_symlink():
+        raise CommandLineError(str(folder), "it is a link.", "--to FOLDER names another.")
+    return folder
+
+
+def _base_of(run_folder: Path) -> str:
+    """Return where the weights of the base came from, by the recipe; empty: it does not say."""
+    with suppress(OSError, ValueError, yaml.YAMLError, AttributeError):
+        keys = yaml.safe_load((run_folder / RECIPE).read_text(encoding="utf-8"))
+        return str(keys["model"].get("weights") or "")
+    return ""
 
 
 def _file_at(to: Path | str) -> Path:
@@ -92,7 +120,8 @@ def _write(found: StoredWeights, run_folder: Path, to: Path | None) -> Path:
         if to is None or to.absolute() == found.file.absolute():
             return found.file
         to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(found.file, to)
+        with found.file.open("rb") as source, replacing(to) as copy:
+            shutil.copyfileobj(source, copy)
         return to
     assert found.checkpoint, "weights are in a file or in a checkpoint"
     folder = found.checkpoint.folder

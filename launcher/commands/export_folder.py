@@ -5,7 +5,8 @@ transformers writes it: config.json, generation_config.json, the weights in shar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,24 +15,34 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from flowrun.launcher.commands.export import describe_file, export
-from flowrun.launcher.commands.export_adapters import adapted_recipe
-from flowrun.launcher.commands.load_run import LoadedRun, load_run
-from flowrun.launcher.model.build import instantiate_model
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.files import replacing_files
+from flowrun.launcher.commands.export import describe_file, own_folder
+from flowrun.launcher.commands.export_adapters import adapters_among, write_merged
+from flowrun.launcher.commands.load_run import LoadedRun, fill_model, find_weights
 from flowrun.launcher.model.hugging_face.convert_models import (
     CONFIG,
     import_transformers,
     make_theirs,
 )
+from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe_errors import CommandLineError, one_of
 from flowrun.launcher.recipe.schema import BF16
 from flowrun.launcher.store import weight_files as weights
+from flowrun.launcher.store.checkpoint import RECIPE
+from flowrun.launcher.store.run_tokenizer import use_own_tokenizer
 from flowrun.launcher.text.codec import is_bytes, make_byte_tokenizer, read_tokenizer
 from flowrun.models.llama import Llama
 
 FOLDER = "hf"  # in the run's folder
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SHARD = "5GB"  # the most bytes of a file
+_WEIGHTS = "model*.safetensors*"
+_PEFT = "peft.get_peft_model"
+_KNOWN = re.compile(
+    r"flowrun\.models\.[\w.]+"
+    r"|transformers\.[A-Z]\w*(Model|Config|For[A-Z]\w+)(\.from_(pretrained|config|dict))?"
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,7 @@ def export_folder(
     if dtype and dtype not in DTYPES:
         problem = f"there is {one_of(DTYPES)}."
         raise CommandLineError(f"--dtype {dtype}", problem)
-    to = to or run_folder / FOLDER
+    to = to or own_folder(run_folder, FOLDER)
     if to.is_file():
         raise CommandLineError(f"--to {to}", "this is a file, no folder.")
     _check_own(to, run_folder)
@@ -82,9 +93,14 @@ def export_folder(
         dtype = dtype or BF16
     if dtype:
         theirs = theirs.to(DTYPES[dtype])
-    theirs.save_pretrained(to, max_shard_size=shard)
-    if found is not None:
-        found.save_pretrained(to)
+    with replacing_files(to) as made:
+        theirs.save_pretrained(made, max_shard_size=shard)
+        if found is not None:
+            found.save_pretrained(made)
+        written = {file.name for file in made.iterdir()}
+    for file in to.glob(_WEIGHTS):
+        if file.name not in written:  # of an earlier export, in other shards
+            file.unlink()
     return ExportedFolder(to, run.step)
 
 
@@ -99,21 +115,50 @@ def _check_own(to: Path, run_folder: Path) -> None:
 
 
 def _load_merged(run_folder: Path, step: int | None, best: bool) -> LoadedRun:
-    """Make the model of a run, with its adapters merged into the weights if it trained any."""
-    recipe = adapted_recipe(run_folder)
-    run = load_run(run_folder, step, best)
-    if recipe is None:
-        return run
-    if not recipe.adapters.modules:  # peft's own
-        model: Any = run.model
-        return replace(run, model=model.merge_and_unload().eval())
-    whole = replace(recipe.adapters, modules=())
-    base = replace(recipe, weights="", adapters=whole, data=run.recipe.data)
+    """Make the model of a run, with its adapters merged into the weights if it trained any.
+
+    Only classes of flowrun.models and of transformers are made: the run may be somebody else's.
+    Raises RecipeError for others.
+    """
+    stored = find_weights(run_folder, step, best).to_stored()
+    recipe = replace(load([f"recipe={run_folder / RECIPE}"]), weights="")
+    recipe = use_own_tokenizer(recipe, run_folder)
+    adapters = adapters_among(stored)
+    if adapters is None:
+        _check_known(recipe.model, "model")
+        return LoadedRun(
+            recipe, fill_model(recipe, stored.state, run_folder, stored.step), stored.step
+        )
+    wrapped = recipe.model["model"] if recipe.model["_target_"] == _PEFT else recipe.model
+    base = replace(recipe, model=wrapped, adapters=replace(recipe.adapters, modules=()))
+    _check_known(base.model, "model")
     with TemporaryDirectory() as folder:
-        file = export(run_folder, step, Path(folder) / weights.FILE, best)
-        made = instantiate_model(base)
-        made.load_state_dict(load_file(file))
-    return LoadedRun(base, made.eval(), run.step)
+        file = Path(folder) / weights.FILE
+        write_merged(stored, adapters, file)
+        return LoadedRun(
+            base, fill_model(base, load_file(file), run_folder, stored.step), stored.step
+        )
+
+
+def _check_known(node: object, where: str) -> None:
+    """Raise RecipeError for a `_target_` that may be code of the recipe, or may fetch code."""
+    if isinstance(node, Mapping):
+        target = node.get("_target_")
+        if target is not None and not _KNOWN.fullmatch(str(target)):
+            raise RecipeError(
+                f"{where}._target_",
+                f"{target} may be code of the run's own, which export does not call.",
+                "Without --format hf the weights are written, by the names of its state_dict.",
+            )
+        if node.get("trust_remote_code"):
+            raise RecipeError(f"{where}.trust_remote_code", "export runs no code of a folder.")
+    items = node.items() if isinstance(node, Mapping) else enumerate(_list_of(node))
+    for key, value in items:
+        _check_known(value, f"{where}.{key}")
+
+
+def _list_of(node: object) -> Sequence[object]:
+    return node if isinstance(node, list | tuple) else ()
 
 
 def _tokenizer_of(run: LoadedRun, given: str | None) -> Any:

@@ -38,9 +38,7 @@ class StoredWeights:
         if self.file:
             return Stored.of_file(self.file)
         assert self.checkpoint, "weights are in a file or in a checkpoint"
-        return Stored.of_checkpoint(
-            self.checkpoint.folder, self.step, self.checkpoint.about().names
-        )
+        return Stored.of_checkpoint(self.checkpoint.folder, self.checkpoint.about())
 
     def read_averages(self) -> Mapping[str, Tensor]:
         """Return them with their moving averages in place of the weights (optim.ema)."""
@@ -80,18 +78,30 @@ def load_run(
     recipe = replace(recipe, weights="")
     if not any(override.lstrip("+~").startswith("data") for override in overrides):
         recipe = use_own_tokenizer(recipe, run_folder)
-    model = instantiate_model(recipe)
     averaged = averages and recipe.optim.ema and recipe.optim.ema_eval
+    state = stored.read_averages() if averaged else stored.to_stored().state
+    return LoadedRun(recipe, fill_model(recipe, state, run_folder, stored.step), stored.step)
+
+
+def fill_model(
+    recipe: Recipe, state: Mapping[str, Tensor], run_folder: Path, step: int
+) -> nn.Module:
+    """Make the model of a recipe with the weights of a run, in evaluation mode.
+
+    state: by the names of its state_dict.  run_folder, step: that they are of, for errors.  Raises
+    RecipeError.
+    """
+    model = instantiate_model(recipe)
     try:
-        model.load_state_dict(stored.read_averages() if averaged else stored.to_stored().state)
+        model.load_state_dict(state)
     except RuntimeError as error:
         raise RecipeError(
             "model",
             f"the model that the recipe of {run_folder} makes now has not the weights of step "
-            f"{stored.step}: {' '.join(str(error).split())}",
+            f"{step}: {' '.join(str(error).split())}",
             "Its class must be that of the run.",
         ) from error
-    return LoadedRun(recipe, model.eval(), stored.step)
+    return model.eval()
 
 
 def _read_checkpoint(folder: Path, step: int | None, best: bool) -> StoredWeights:

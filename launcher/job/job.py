@@ -23,6 +23,7 @@ from flowrun.launcher.job.job_plans import JobPlans
 from flowrun.launcher.job.materials import add_materials, make_materials
 from flowrun.launcher.job.recipe_strategy import data_workers, strategy_of
 from flowrun.launcher.job.segments import Segment, segments
+from flowrun.launcher.model.adapters import describe_adapters
 from flowrun.launcher.model.dataset_checks import random_fields
 from flowrun.launcher.recipe.device import device_type, gpu_name
 from flowrun.launcher.recipe.hardware_keys import better_cpu, is_stand_in
@@ -255,7 +256,8 @@ class Job:
         """Return the description of a checkpoint after `step` steps."""
         train, made = self.recipe.train, self.materials
         about = About(step, train.seed, train.batch_size, self.names)
-        return replace(about, samples=length(made.data), digests=made.digests)
+        adapters = describe_adapters(made.model)
+        return replace(about, samples=length(made.data), digests=made.digests, adapters=adapters)
 
     def parameters(self) -> dict[str, LogicalTensor]:
         """Logical tensors of the parameters."""

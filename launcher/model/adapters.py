@@ -15,10 +15,20 @@ from torch import nn
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
 from flowrun.launcher.recipe.schema import Adapters
-from flowrun.models.lora import A, B, add_lora, find_loras, is_linear
+from flowrun.models.lora import (
+    A,
+    AdaptedWeights,
+    B,
+    LoraTensors,
+    add_lora,
+    find_loras,
+    is_linear,
+    tensors_of,
+)
 
 KEY = "adapters.modules"
 _PEFT = "base_model.model."  # what peft puts before the names of a model
+_PARTS = ("base_layer", "lora_A.default", "lora_B.default")
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
@@ -48,6 +58,43 @@ def base_names(model: nn.Module) -> dict[str, str]:
         }
     ours = {f"{name}.{part}" for name, _ in find_loras(model) for part in (A, B)}
     return {name: name for name in model.state_dict() if name not in ours}
+
+
+def describe_adapters(model: nn.Module) -> AdaptedWeights | None:
+    """Describe the adapters of a model, ours or peft's; None for one without."""
+    if hasattr(model, "peft_config"):
+        loras, unlike = _of_peft(model)
+    else:
+        loras, unlike = tuple(tensors_of(*found) for found in find_loras(model)), ""
+        if not loras:
+            return None
+    ours = {name for each in loras for name in (each.a, each.b)}
+    held = model.named_parameters(remove_duplicate=False)
+    others = tuple(name for name, p in held if p.requires_grad and name not in ours)
+    return AdaptedWeights(loras, others, unlike)
+
+
+def _of_peft(model: nn.Module) -> tuple[tuple[LoraTensors, ...], str]:
+    """Return peft's adapters of linears, and the first that is something else."""
+    from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora.layer import Linear
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    found, unlike = [], ""
+    for name, each in model.named_modules():
+        if isinstance(each, ModulesToSaveWrapper) or (
+            isinstance(each, BaseTunerLayer) and not isinstance(each, LoraLayer)
+        ):
+            unlike = unlike or name
+        elif isinstance(each, LoraLayer):
+            plain = type(each) is Linear and [*each.lora_A] == ["default"]
+            if not plain or each.lora_variant or each.lora_bias["default"]:
+                unlike = unlike or name
+                continue
+            names = (f"{name}.{part}.weight" for part in _PARTS)
+            found.append(LoraTensors(*names, each.scaling["default"], each.fan_in_fan_out))
+    return tuple(found), unlike
 
 
 def check_read(model: nn.Module, read: Iterable[str]) -> None:

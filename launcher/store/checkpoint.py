@@ -28,6 +28,7 @@ import yaml  # type: ignore[import-untyped]
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.files import PARTIAL, drop_partial, replace_text, sync
 from flowrun.engine.runtime.rank.shard_file import compute_checksum
+from flowrun.models.lora import AdaptedWeights
 
 FOLDER, ABOUT, RECIPE = "checkpoints", "checkpoint.json", "recipe.yaml"
 WEIGHTS, AVERAGES = "weights.safetensors", "ema.safetensors"  # of a run's end (weight_files.py)
@@ -43,7 +44,7 @@ class About:
     step: steps done.  names: of model.state_dict() -> tensor that it is.  validation: numbers of
     the evaluation after that step, if there was one.  files: size and CRC-32 of each other file.
     samples: of the data set, with those that are held out.  digests: of its documents and its
-    tokenizers, by name; checkpoints of before 2026-11-26 have neither.
+    tokenizers, by name.  adapters: of the model; None: it has none.
     """
 
     step: int
@@ -54,6 +55,7 @@ class About:
     files: Mapping[str, Sequence[int]] = field(default_factory=dict)
     samples: int | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
+    adapters: AdaptedWeights | None = None
 
     def to_json(self) -> str:
         """Return the text of checkpoint.json, with a checksum of itself."""
@@ -66,7 +68,13 @@ class About:
         found = json.loads(text)
         if not isinstance(found, dict) or found.pop(_SUM, None) != _checksum(found):
             raise ValueError("its checksum does not fit")
-        return About(**found)
+        return About.of_mapping(found)
+
+    @staticmethod
+    def of_mapping(found: dict[str, Any]) -> About:
+        """Return what dataclasses.asdict made a mapping of."""
+        adapters = found.pop("adapters", None)
+        return About(**found, adapters=AdaptedWeights.of_json(adapters) if adapters else None)
 
 
 def _checksum(content: Any) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,12 +29,13 @@ from flowrun.engine.runtime.rank.shard_file import CODES, open_shards, write_sha
 from flowrun.engine.runtime.rank.shards import Shard
 from flowrun.launcher.store.checkpoint import AVERAGES, WEIGHTS, About
 from flowrun.launcher.store.tensor_file import Contents, TensorFile, write_whole
+from flowrun.models.lora import AdaptedWeights
 
 FILE = WEIGHTS
 LOSS_FILE = "loss.safetensors"  # of a loss that is a module with parameters or buffers
 _SHARDS = "weights.rank*.safetensors"  # * is five digits
 _EMA = "ema/"
-_STEPS, _RANKS, _ABOUT = "steps", "num_ranks", "about"  # metadata of a file
+_STEPS, _RANKS, _ABOUT, _ADAPTERS = "steps", "num_ranks", "about", "adapters"  # of a file's header
 
 
 def check(contents: Contents, names: Mapping[str, str]) -> None:
@@ -54,12 +56,12 @@ def plan_files(folder: Path, contents: Contents, about: About) -> list[TensorFil
     contents: shapes and dtypes of the saved tensors, averages as ema/NAME.  about: says which name
     of the state_dict of the model, and of the loss, is which tensor.
     """
-    out = [file_of(folder / FILE, contents, of_model(about.names), about.step)]
+    out = [file_of(folder / FILE, contents, of_model(about.names), about.step, about.adapters)]
     if of_loss := {n.removeprefix(LOSS): t for n, t in about.names.items() if n.startswith(LOSS)}:
         out.append(file_of(folder / LOSS_FILE, contents, of_loss, about.step))
     if any(name.startswith(_EMA) for name in contents):
         averaged = averaged_names(contents, of_model(about.names))
-        out.append(file_of(folder / AVERAGES, contents, averaged, about.step))
+        out.append(file_of(folder / AVERAGES, contents, averaged, about.step, about.adapters))
     return out
 
 
@@ -78,13 +80,22 @@ def of_model(names: Mapping[str, str]) -> dict[str, str]:
     return {name: tensor for name, tensor in names.items() if not name.startswith(LOSS)}
 
 
-def file_of(path: Path, contents: Contents, names: Mapping[str, str], steps: int) -> TensorFile:
+def file_of(
+    path: Path,
+    contents: Contents,
+    names: Mapping[str, str],
+    steps: int,
+    adapters: AdaptedWeights | None = None,
+) -> TensorFile:
     """Lay out one file.
 
     path: of the file.  contents: shapes and dtypes.  names: name in the file -> name among the
-    contents.  steps: of the training, for the header.
+    contents.  steps: of the training, for the header.  adapters: among the weights, likewise.
     """
-    return TensorFile.of(path, names, contents, {"format": "pt", _STEPS: str(steps)})
+    metadata = {"format": "pt", _STEPS: str(steps)}
+    if adapters:
+        metadata[_ADAPTERS] = json.dumps(asdict(adapters))
+    return TensorFile.of(path, names, contents, metadata)
 
 
 def steps_of(file: Path) -> int:
@@ -92,10 +103,24 @@ def steps_of(file: Path) -> int:
 
     Raises RunError for a file that is no safetensors file.
     """
+    with _header(file) as metadata:
+        return int(metadata.get(_STEPS, -1))
+
+
+def adapters_of(file: Path) -> AdaptedWeights | None:
+    """Return the adapters among the weights of a file; None: there are none.  Raises RunError."""
+    with _header(file) as metadata:
+        text = metadata.get(_ADAPTERS)
+        return AdaptedWeights.of_json(json.loads(text)) if text else None
+
+
+@contextmanager
+def _header(file: Path) -> Iterator[Mapping[str, str]]:
+    """Yield the strings of a file's header; an error about them is one about the file."""
     try:
         with safe_open(file, "pt") as opened:
-            return int((opened.metadata() or {}).get(_STEPS, -1))
-    except (SafetensorError, OSError, ValueError) as error:
+            yield opened.metadata() or {}
+    except (SafetensorError, OSError, ValueError, LookupError, TypeError) as error:
         raise RunError(str(file), f"it is damaged: {error}.") from error
 
 
@@ -162,7 +187,7 @@ def join_shards(folders: Sequence[Path], num_ranks: int) -> Path:
     contents: dict[str, tuple[Shape, torch.dtype]] = {}
     for file in found:
         with open_shards(file) as opened:
-            about = About(**json.loads(opened.metadata[_ABOUT]))
+            about = About.of_mapping(json.loads(opened.metadata[_ABOUT]))
             contents |= {each.name: (each.shape, each.dtype) for each in opened.shards}
     write_whole(plan_files(folders[0], contents, about), _shards_of(found))
     for file in found:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from flowrun.models.lora import Lora, add_lora, find_loras, is_linear, merge_lora
+from flowrun.models.lora import Lora, add_lora, find_loras, is_linear, tensors_of
 
 
 def _seeded(make: Callable[[], nn.Module]) -> nn.Module:
@@ -68,7 +68,7 @@ def test_a_merged_weight_computes_the_same(make: Callable[[], nn.Module]) -> Non
     assert isinstance(lora, Lora)
     torch.nn.init.normal_(lora.lora_B.weight)
     plain, x = _seeded(make), torch.randn(3, 6)
-    merged = merge_lora(lora, lora.weight, lora.lora_A.weight, lora.lora_B.weight)
+    merged = tensors_of("0", lora).merge(lora.weight, lora.lora_A.weight, lora.lora_B.weight)
     plain[0].weight.data.copy_(merged)
     assert torch.allclose(plain(x), model(x), atol=1e-6)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 import peft
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from torch import nn
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.commands.export import export
+from flowrun.launcher.commands.export_folder import export_folder
 from flowrun.launcher.model.build import instantiate_model
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
@@ -112,3 +115,47 @@ def test_adapters_alone_would_lose_what_else_was_trained(place: Path, tmp_path: 
     with pytest.raises(RecipeError, match=r"output\.bias"):
         export(tmp_path / "more", adapters=True)
     assert "output.bias" in load_file(export(tmp_path / "more"))
+
+
+EVIL = "open({ran!r}, 'w')\n\n\nclass Net:\n    pass\n"
+
+
+@pytest.mark.parametrize("format", ["safetensors", "adapters", "hf"])
+@pytest.mark.parametrize("name", ["ours", "peft", "none"])
+def test_no_code_of_a_foreign_recipe_runs(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, format: str
+) -> None:
+    shutil.copytree(place / name, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text(EVIL.format(ran=str(tmp_path / "ran")))
+    recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
+    recipe["model"] = {"_target_": "evil.Net", "weights": None}
+    recipe["data"] = {"_target_": "evil.Net"}
+    recipe["adapters"]["modules"] = ["x"]
+    (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    for step in (None, 2):
+        if format == "hf":
+            with pytest.raises(RecipeError, match=r"evil\.Net may be code of the run's own"):
+                export_folder(tmp_path / "run", step=step)
+        elif name == "none" and format == "adapters":
+            with pytest.raises(RecipeError, match="trained no adapters"):
+                export(tmp_path / "run", step, adapters=True)
+        else:
+            assert export(tmp_path / "run", step, adapters=format == "adapters").exists()
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["weights_step_00000002.safetensors", "hf", "adapters_step_2"])
+def test_links_in_a_foreign_run_are_not_followed(place: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(place / "none", tmp_path / "run")
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    for link in (name, f"{name}.partial"):
+        (tmp_path / "run" / link).symlink_to(precious)
+    export(tmp_path / "run", 2)
+    written = tmp_path / "run" / "weights_step_00000002.safetensors"
+    assert not written.is_symlink() and "hidden.weight" in load_file(written)
+    if name == "hf":
+        with pytest.raises(RecipeError, match="it is a link"):
+            export_folder(tmp_path / "run")
+    assert precious.read_text() == "mine"

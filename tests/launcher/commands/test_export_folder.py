@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from flowrun.engine.errors import RecipeError
@@ -188,10 +189,15 @@ def test_adapters_are_merged(workplace: Path) -> None:
     run = save_run(workplace / "run", "recipe=llama.yaml")
     file = run / "weights.safetensors"
     trained = {name: value + value.std() / 9 + 0.1 for name, value in load_file(file).items()}
-    save_file(trained, file, {"format": "pt", "steps": "3"})
+    with safe_open(file, "pt") as opened:
+        metadata = opened.metadata()
+    save_file(trained, file, metadata)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(export_folder(run).folder)
     assert type(theirs).__name__ == "LlamaForCausalLM"
     assert (theirs(TOKENS).logits - load_run(run).model(TOKENS).logits).abs().max() < 1e-5
+    save_file(trained, file, {"format": "pt", "steps": "3"})  # as an earlier release wrote it
+    with pytest.raises(RecipeError, match="do not say how these are merged"):
+        export_folder(run)
 
 
 def test_the_folder_starts_another_run(run: Path, workplace: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 from safetensors.torch import save_file
 
+from flowrun.launcher.model.adapters import describe_adapters
 from flowrun.launcher.model.build import instantiate_model
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.store import weight_files as weights
@@ -28,6 +31,10 @@ def save_run(folder: Path, *overrides: str, step: int = 3) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RECIPE).write_text(recipe.to_yaml())
     keep_tokenizer(recipe.data, folder)
-    state = {name: value.clone() for name, value in instantiate_model(recipe).state_dict().items()}
-    save_file(state, folder / weights.FILE, {"format": "pt", "steps": str(step)})
+    model = instantiate_model(recipe)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    metadata = {"format": "pt", "steps": str(step)}
+    if adapters := describe_adapters(model):
+        metadata["adapters"] = json.dumps(asdict(adapters))
+    save_file(state, folder / weights.FILE, metadata)
     return folder
