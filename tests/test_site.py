@@ -91,6 +91,11 @@ def test_every_command_has_its_help_on_the_page() -> None:
     assert all(f"## flowrun {name}\n" in page for name in COMMANDS)
 
 
+def test_every_command_stands_on_the_page_of_commands() -> None:
+    page = (ROOT / "docs" / "how_to" / "commands.md").read_text()
+    assert [name for name in COMMANDS if name != "run" and f"| `flowrun {name}`" not in page] == []
+
+
 def test_fields_that_a_docstring_explains_become_a_table() -> None:
     text = "A link.\n\nlatency_s: seconds.  hops, size: numbers,\n    each.\n\nRaises nothing."
     assert with_attributes(text, ["latency_s", "hops", "size"]).split("\n\n") == [

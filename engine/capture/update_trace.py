@@ -96,7 +96,7 @@ def trace_update(
             function,
             "it is a class of torch.optim, which updates weights in place and cannot be laid out.",
             "Write the update as a function (param, grad, states …) -> (new param, new states …), "
-            "as in docs/how_to/training.md; adamw, sgd, lion, lamb and adagrad are there: optim=…",
+            "as in docs/how_to/training.md; those that ship are words of optim.name.",
         )
     states, fed = [name for name, _ in states_of(function)], step_scalars_of(function)
     names = ("param", "grad", *states, *fed)

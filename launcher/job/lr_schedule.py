@@ -22,18 +22,21 @@ from flowrun.launcher.model.targets import check_arguments
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
 from flowrun.launcher.recipe.schema import Optim
 
-SCHEDULES = (
-    "ConstantLR",
-    "CosineAnnealingLR",
-    "CosineAnnealingWarmRestarts",
-    "CyclicLR",
-    "ExponentialLR",
-    "LinearLR",
-    "MultiStepLR",
-    "OneCycleLR",
-    "PolynomialLR",
-    "StepLR",
-)
+SCHEDULES: Mapping[str, type[lr_scheduler.LRScheduler]] = {  # torch's, or classes of the same form
+    kind.__name__: kind
+    for kind in (
+        lr_scheduler.ConstantLR,
+        lr_scheduler.CosineAnnealingLR,
+        lr_scheduler.CosineAnnealingWarmRestarts,
+        lr_scheduler.CyclicLR,
+        lr_scheduler.ExponentialLR,
+        lr_scheduler.LinearLR,
+        lr_scheduler.MultiStepLR,
+        lr_scheduler.OneCycleLR,
+        lr_scheduler.PolynomialLR,
+        lr_scheduler.StepLR,
+    )
+}
 _LASTS = {"CosineAnnealingLR": "T_max", "OneCycleLR": "total_steps"}
 _ALONE = ("OneCycleLR", "CyclicLR")  # they set the rate themselves, whatever came before
 Rates = tuple[tuple[float, tuple[float, ...]], ...]
@@ -152,7 +155,7 @@ def _sequence(optimizer: SGD, parts: list[SchedulePart]) -> lr_scheduler.LRSched
 def _make_scheduler(
     optimizer: SGD, where: str, arguments: dict[str, Any], lasts: int
 ) -> lr_scheduler.LRScheduler:
-    scheduler: Any = getattr(lr_scheduler, arguments["name"])
+    scheduler: Any = SCHEDULES[arguments["name"]]
     given = {key: value for key, value in arguments.items() if key != "name"}
     if arguments["name"] in _LASTS:
         given.setdefault(_LASTS[arguments["name"]], lasts)

@@ -12,6 +12,7 @@ from torch.optim import SGD
 from torch.optim import lr_scheduler as of_torch
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.job import lr_schedule
 from flowrun.launcher.job.lr_schedule import rates
 from flowrun.launcher.recipe.schema import Optim
 
@@ -61,6 +62,10 @@ SCHEDULES: dict[str, tuple[Any, Callable[[SGD], Any]]] = {
         lambda o: of_torch.CyclicLR(o, 0.01, 0.5, 3, cycle_momentum=False),
     ),
 }
+
+
+def test_every_schedule_is_compared_with_its_class() -> None:
+    assert {*lr_schedule.SCHEDULES} == {*SCHEDULES, "OneCycleLR"}
 
 
 @pytest.mark.parametrize("name", list(SCHEDULES))
