@@ -1,10 +1,15 @@
-"""compile: a task and a strategy -> the training plan and the evaluation plan, both rehearsed."""
+"""compile: a task and a strategy -> the training plan and the evaluation plan, both rehearsed.
+
+`Compilation` is the story that a run goes through; launcher/job/job_plans.py says which process
+tells which part.  The functions below it are its parts, for those who have a graph already.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.actors.schedules import held_micro_batches
@@ -38,13 +43,62 @@ class Rehearsed:
     rehearsal: Rehearsal
 
 
-def compile_training(task: Task, batch: Batch, strategy: Strategy) -> Rehearsed:
-    """Capture a task, plan it, and rehearse the plan.
+# (kind of plan, the captured graphs that it is made of, plans them) -> the plan, maybe kept before
+Keep = Callable[[str, tuple[LogicalGraph, ...], Callable[[], Rehearsed]], Rehearsed]
 
-    batch: one micro-batch of all ranks.  strategy: what the recipe asks of the compiler.  Raises
-    RecipeError if a rank may need more than `hardware.memory_bytes`.
+
+@dataclass(frozen=True)
+class Compilation:
+    """One task compiled under one strategy; each part is made when it is first asked for.
+
+    batch: one micro-batch of all ranks.  strategy: what the recipe asks of the compiler.  keep:
+    where plans may come from; None makes each.
     """
-    return plan_training(capture_rows(task, batch, strategy), strategy)
+
+    task: Task
+    batch: Batch
+    strategy: Strategy
+    keep: Keep | None = None
+
+    @cached_property
+    def traced(self) -> Traced:
+        """A step as torch captured it: of a rank's samples in the mirrored view, else of all."""
+        return trace(self.task, rows_of_a_rank(self.batch, self.strategy))
+
+    @cached_property
+    def captured(self) -> LogicalGraph:
+        """The step in the engine's own ops."""
+        return rewrite_trace(self.traced, self.task)
+
+    @cached_property
+    def training(self) -> Rehearsed:
+        """The plan of a training step.  Raises RecipeError if a rank may need more than
+        `hardware.memory_bytes`.
+        """
+        graph = self.captured
+        return self._keep("training", (graph,), lambda: plan_training(graph, self.strategy))
+
+    def capture_evaluation(self) -> LogicalGraph:
+        """Capture forward alone, in eval mode."""
+        return capture_evaluation(self.task, rows_of_a_rank(self.batch, self.strategy))
+
+    def evaluation(self, graph: LogicalGraph, training: Rehearsed | None = None) -> Rehearsed:
+        """Plan a captured evaluation, `graph`, with every weight where training keeps it.
+
+        training: a plan that was not made here, such as that of a search; it is not kept.
+        """
+        if training:
+            return plan_evaluation(graph, self.strategy, training.plan)
+        plan = self.training.plan
+        made_of = (self.captured, graph)  # the layout to follow is made of training's graph
+        return self._keep(
+            "evaluation", made_of, lambda: plan_evaluation(graph, self.strategy, plan)
+        )
+
+    def _keep(
+        self, kind: str, graphs: tuple[LogicalGraph, ...], make: Callable[[], Rehearsed]
+    ) -> Rehearsed:
+        return self.keep(kind, graphs, make) if self.keep else make()
 
 
 def plan_training(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
@@ -52,24 +106,11 @@ def plan_training(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
 
     Raises RecipeError if a rank may need more than `hardware.memory_bytes`.
     """
-    found = plan_laid_out(advance(graph, strategy, LAID_OUT), strategy)
-    if missing_bytes(found, strategy):
-        raise memory_error(found, strategy)
-    validate(found.plan, made_by="rehearse")
-    return found
-
-
-def capture_rows(task: Task, batch: Batch, strategy: Strategy) -> LogicalGraph:
-    """Capture a step on one micro-batch: of a rank in the mirrored view, else of all ranks.
-
-    task, batch, strategy: as for compile_training.
-    """
-    return rewrite_trace(trace_rows(task, batch, strategy), task)
-
-
-def trace_rows(task: Task, batch: Batch, strategy: Strategy) -> Traced:
-    """Return what torch captured, not rewritten yet; task, batch, strategy: as for capture_rows."""
-    return trace(task, rows_of_a_rank(batch, strategy))
+    planned = plan_laid_out(advance(graph, strategy, LAID_OUT), strategy)
+    if missing_bytes(planned, strategy):
+        raise memory_error(planned, strategy)
+    validate(planned.plan, made_by="rehearse")
+    return planned
 
 
 def plan_laid_out(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
@@ -112,40 +153,24 @@ def longest_equal_step(step_s: float) -> float:
     return step_s * (1 + STEP_TIME_TOLERANCE)
 
 
-def missing_bytes(found: Rehearsed, strategy: Strategy) -> int:
+def missing_bytes(planned: Rehearsed, strategy: Strategy) -> int:
     """Bytes that the fullest rank lacks; 0 if memory suffices or is not limited."""
     limit = strategy.hardware.tensor_bytes
-    return max(0, max(found.rehearsal.bound_bytes) - limit) if limit else 0
+    return max(0, max(planned.rehearsal.bound_bytes) - limit) if limit else 0
 
 
-def memory_error(found: Rehearsed, strategy: Strategy) -> RecipeError:
+def memory_error(planned: Rehearsed, strategy: Strategy) -> RecipeError:
     """Return the error for a plan that lacks memory."""
-    needed = found.rehearsal.bound_bytes
+    needed = planned.rehearsal.bound_bytes
     stage = max(range(len(needed)), key=needed.__getitem__)
     limit = strategy.hardware.tensor_bytes
     return RecipeError(
         "hardware.memory_bytes",
-        f"a rank of stage {stage} ({found.plan.placements[stage]}) needs {needed[stage]:,} bytes "
+        f"a rank of stage {stage} ({planned.plan.placements[stage]}) needs {needed[stage]:,} bytes "
         f"and has {limit:,}: {needed[stage] - limit:,} are missing.",
         "Use more micro-batches, a lower placement.in_flight, recompute.modules, more stages or"
         " ranks, or ZeRO; auto.placement=true looks for what fits.",
     )
-
-
-def compile_evaluation(task: Task, batch: Batch, strategy: Strategy, training: Plan) -> Rehearsed:
-    """Compile forward alone, in eval mode, with every weight where training keeps it.
-
-    training: the plan to follow.  task, batch and strategy as for compile_training.
-    """
-    return plan_evaluation(capture_evaluation_rows(task, batch, strategy), strategy, training)
-
-
-def capture_evaluation_rows(task: Task, batch: Batch, strategy: Strategy) -> LogicalGraph:
-    """Capture the evaluation of one micro-batch: of a rank in the mirrored view, else of all.
-
-    task, batch, strategy: as for compile_training.
-    """
-    return capture_evaluation(task, rows_of_a_rank(batch, strategy))
 
 
 def step_results(graph: LogicalGraph, strategy: Strategy) -> frozenset[str]:
@@ -162,9 +187,9 @@ def plan_evaluation(graph: LogicalGraph, strategy: Strategy, training: Plan) -> 
     strategy: that of training.
     """
     follow = follow_training(strategy, training.graph)
-    found = lower_and_rehearse(advance(graph, follow, BOXED, EVALUATION), follow)
-    validate(found.plan, made_by="rehearse")
-    return found
+    planned = lower_and_rehearse(advance(graph, follow, BOXED, EVALUATION), follow)
+    validate(planned.plan, made_by="rehearse")
+    return planned
 
 
 def lower_and_rehearse(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:

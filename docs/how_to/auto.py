@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flowrun.engine.compile import capture_rows
+from flowrun.engine.compile import Compilation
 from flowrun.engine.ir.graph import TRAINED
 from flowrun.engine.passes.search.search_sbp import LayoutSearch, search_layout
 from flowrun.engine.pipeline import advance
@@ -78,7 +78,7 @@ def search_of(keys: Sequence[str], pins: bool) -> tuple[LayoutSearch, float]:
     strategy = replace(job.strategy, auto=Auto(enabled=True))
     if not pins:
         strategy = replace(strategy, pins=())
-    graph = capture_rows(job.materials.task, job.materials.example, strategy)
+    graph = Compilation(job.materials.task, job.materials.example, strategy).captured
     graph = advance(graph, strategy, TRAINED)
     gc.disable()  # as launcher/job/job.py does while a plan is made
     begin = time.process_time()

@@ -1,23 +1,18 @@
-"""JobPlans: the plans of training and evaluation, captured, checked, planned and kept."""
+"""JobPlans: the plans of training and evaluation.  The story is engine/compile.py's; here stands
+which process tells which part of it, what is kept on disk, and the check of what was captured.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
-from flowrun.engine.capture.capture import Batch, Traced, import_tracer, rewrite_trace
+from flowrun.engine.capture.capture import Batch, Traced, import_tracer
 from flowrun.engine.capture.check.compare import check_capture
-from flowrun.engine.compile import (
-    Rehearsed,
-    capture_evaluation_rows,
-    plan_evaluation,
-    plan_training,
-    step_results,
-    trace_rows,
-)
+from flowrun.engine.compile import Compilation, Rehearsed, step_results
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.passes.mirrored_view import rows_of_a_rank
 from flowrun.engine.pipeline import PLANNING
@@ -68,36 +63,39 @@ class JobPlans:
         self.checks = checks
         self.check: Check | None = None
         self.cache = PlanCache(recipe.engine.cache)
+        self.story = Compilation(materials.task, materials.example, strategy, self._keep)
 
     @cached_property
     def training(self) -> Rehearsed:
         """The training plan and its rehearsal: made in this process unless by `compiled`."""
         if self.planned:
             return self.planned
-        captured = self.captured
+        _ = self.captured
         doing.doing("planning")
         with pause_collection(), doing.show_log(PLANNING):
-            made_of = inputs(self.strategy, captured)
-            return self.cache.get(
-                "training", made_of, lambda: plan_training(captured, self.strategy)
-            )
+            return self.story.training
 
     @cached_property
     def traced(self) -> Traced:
         """Training, as torch captured it."""
         doing.doing("capturing the model")
         with pause_collection():
-            return trace_rows(self.materials.task, self.materials.example, self.strategy)
+            return self.story.traced
 
     @cached_property
     def captured(self) -> LogicalGraph:
         """Training, as captured."""
-        traced = self.traced
+        _ = self.traced
         with pause_collection():
-            graph = rewrite_trace(traced, self.materials.task)
+            graph = self.story.captured
         read = (v.name for v in graph.variables if graph.consumers.get(v.tensor))
         check_read(self.materials.model, read)
         return graph
+
+    def _keep(
+        self, kind: str, graphs: tuple[LogicalGraph, ...], make: Callable[[], Rehearsed]
+    ) -> Rehearsed:
+        return self.cache.get(kind, inputs(self.strategy, *graphs), make)
 
     @property
     def evaluation(self) -> Rehearsed | None:
@@ -136,7 +134,8 @@ class JobPlans:
             if not evaluates:
                 return training, None
             graph = elsewhere() or self._capture_evaluation()
-            return training, self._plan_evaluation(graph, training)
+            with pause_collection():
+                return training, self.story.evaluation(graph, self.planned)
 
     def step_results(self) -> frozenset[str]:
         """Return the results of an evaluation that are those of a whole batch, not means of what
@@ -188,18 +187,4 @@ class JobPlans:
 
     def _capture_evaluation(self) -> LogicalGraph:
         with pause_collection():
-            return capture_evaluation_rows(
-                self.materials.task, self.materials.example, self.strategy
-            )
-
-    def _plan_evaluation(self, graph: LogicalGraph, training: Rehearsed) -> Rehearsed:
-        """Plan evaluation in training's layout; so the key of its plan holds training's graph."""
-
-        def make() -> Rehearsed:
-            return plan_evaluation(graph, self.strategy, training.plan)
-
-        with pause_collection():
-            if self.planned:
-                return make()
-            made_of = inputs(self.strategy, self.captured, graph)
-            return self.cache.get("evaluation", made_of, make)
+            return self.story.capture_evaluation()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrun.engine.compile import capture_rows
+from flowrun.engine.compile import Compilation
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.job.job import Job
@@ -36,5 +36,5 @@ class Captures:
             batch, task = self.job.materials.sampler(0, 0, slice(0, rows)), self.job.materials.task
             if count:
                 task = replace(task, model=keep_blocks(task.model, self.blocks, count))
-            self._known[key] = capture_rows(task, batch, strategy)
+            self._known[key] = Compilation(task, batch, strategy).captured
         return self._known[key]

@@ -6,13 +6,14 @@ kernel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from flowrun.engine.capture.capture import Task
-from flowrun.engine.compile import Rehearsed, capture_rows, plan_training
+from flowrun.engine.compile import Compilation, Rehearsed
+from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.launcher.job.plan_cache import PlanCache, inputs
 from flowrun.launcher.job.recipe_strategy import AUTOCAST, strategy_of
 from flowrun.launcher.model import build
@@ -35,9 +36,12 @@ def plan_row(recipe: Recipe) -> Rehearsed:
     )
     strategy = strategy_of(recipe)
     example = batch_like(item, recipe.micro_batch_size)
-    graph = capture_rows(task, example, strategy)
     cache = PlanCache(recipe.engine.cache)
-    return cache.get("foreseen", inputs(strategy, graph), lambda: plan_training(graph, strategy))
+
+    def keep(_: str, graphs: tuple[LogicalGraph, ...], make: Callable[[], Rehearsed]) -> Rehearsed:
+        return cache.get("foreseen", inputs(strategy, *graphs), make)
+
+    return Compilation(task, example, strategy, keep).training
 
 
 def batch_like(item: Mapping[str, Tensor], samples: int) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ import pytest
 
 from flowrun.engine.actors.plan import Actor, BoxWork, Plan, TransferWork
 from flowrun.engine.boxing.boxing import ALL_REDUCE, EXCHANGE
-from flowrun.engine.compile import compile_training
+from flowrun.engine.compile import Compilation
 from flowrun.engine.hardware.network import Level
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, UPDATE
 from flowrun.engine.ir.module_path import unit_of
@@ -68,7 +68,9 @@ def test_all_reduces_of_small_messages_are_exchanged(most: int) -> None:
     layout, level = Layout(tensor=4), Level(exchange_bytes={4: most})
     base = strategy(TINY_GPT, layout)
     hardware = replace(base.hardware, levels=(level,))
-    planned = compile_training(task(TINY_GPT), example(TINY_GPT), replace(base, hardware=hardware))
+    planned = Compilation(
+        task(TINY_GPT), example(TINY_GPT), replace(base, hardware=hardware)
+    ).training
     found = {}
     for actor in (actor for actor in planned.plan.actors if isinstance(actor.work, BoxWork)):
         message = sum(move.num_bytes for move in actor.work.moves)

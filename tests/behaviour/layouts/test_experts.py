@@ -11,7 +11,7 @@ import pytest
 
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.boxing.boxing import ALL_REDUCE, ALL_TO_ALL
-from flowrun.engine.compile import compile_training
+from flowrun.engine.compile import Compilation
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, Op
 from flowrun.engine.ir.sbp import S
 from flowrun.engine.strategy import Pin
@@ -57,7 +57,7 @@ INSIDE = pins("tensor", {"up": 2, "down": 1})  # each expert split by columns, t
 @lru_cache
 def plan(layout: Layout, pinned: tuple[Pin, ...]) -> Plan:
     made = replace(strategy(TRAINING, layout), pins=pinned)
-    return compile_training(task(TRAINING), example(TRAINING), made).plan
+    return Compilation(task(TRAINING), example(TRAINING), made).training.plan
 
 
 @pytest.mark.parametrize(

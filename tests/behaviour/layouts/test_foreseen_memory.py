@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from flowrun.engine.actors.plan import BOX, READER, REGION, SEND, Actor, BoxWork, Plan
-from flowrun.engine.compile import Rehearsed, compile_training, longest_equal_step
+from flowrun.engine.compile import Compilation, Rehearsed, longest_equal_step
 from flowrun.engine.cost.footprint import Footprint
 from flowrun.engine.cost.live import Live
 from flowrun.engine.errors import RecipeError
@@ -122,7 +122,7 @@ def limited(memory_bytes: int, in_flight: int | str) -> Rehearsed:
     """Two stages of ranks that have so much memory."""
     plan = strategy(DEEP, Layout(stages=2, in_flight=in_flight))
     plan = replace(plan, hardware=Hardware(memory_bytes=memory_bytes))
-    return compile_training(task(DEEP), example(DEEP), plan)
+    return Compilation(task(DEEP), example(DEEP), plan).training
 
 
 def test_a_schedule_that_may_need_more_than_there_is_is_refused() -> None:
@@ -161,7 +161,7 @@ def test_without_a_schedule_no_more_is_in_flight_than_pays(micro_batches: int, h
 def peak(hardware: Hardware, layout: Layout, blocking: tuple[str, ...] = ()) -> int:
     """Bytes of a rank; what is not told of memory stays as it is."""
     given = replace(strategy(GPT, layout), hardware=hardware, blocking=blocking)
-    (found,) = compile_training(task(GPT), example(GPT), given).rehearsal.peak_bytes
+    (found,) = Compilation(task(GPT), example(GPT), given).training.rehearsal.peak_bytes
     return found
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from flowrun.engine.actors.plan import BoxWork
-from flowrun.engine.compile import Rehearsed, compile_evaluation, compile_training
+from flowrun.engine.compile import Compilation, Rehearsed
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from support.layouts.grids import Layout, example, initial, strategy, task
@@ -80,7 +80,7 @@ WIDE = in_float64(NORMED)
 @lru_cache
 def mirrored(layout: Layout, training: Training = NORMED) -> Rehearsed:
     view = replace(strategy(training, layout), mirrored=True)
-    return compile_training(task(training), example(training), view)
+    return Compilation(task(training), example(training), view).training
 
 
 LAYOUTS = [Layout(data=2), Layout(data=4), Layout(data=2, zero=2), Layout(data=2, zero=3)]
@@ -144,7 +144,8 @@ def test_ranks_draw_apart() -> None:
 def test_evaluation_has_results_of_each_rank() -> None:
     layout = Layout(data=2)
     view = replace(strategy(NORMED, layout), mirrored=True)
-    plan = compile_evaluation(task(NORMED), example(NORMED), view, mirrored(layout).plan).plan
+    made = Compilation(task(NORMED), example(NORMED), view)
+    plan = made.evaluation(made.capture_evaluation()).plan
     (found,) = VirtualCluster(plan, NORMED.rows, initial(NORMED)).run(1)
     assert set(found) == {"loss", "loss_by_rank", "accuracy", "accuracy_by_rank"}
     plain = plain_evaluation(NORMED, initial(NORMED), 1)[0]

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from flowrun.engine.actors.plan import Plan
-from flowrun.engine.compile import compile_training
+from flowrun.engine.compile import Compilation
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.transport.links import Links
 from support.layouts.gloo import start_ranks
@@ -76,7 +76,7 @@ def _flowrun(rank: int, plan: Plan) -> dict[str, Any]:
 
 def test_mirrored_trains_as_distributed_data_parallel(tmp_path: Path) -> None:
     view = replace(strategy(NORMED, Layout(data=RANKS)), mirrored=True)
-    plan = compile_training(task(NORMED), example(NORMED), view).plan
+    plan = Compilation(task(NORMED), example(NORMED), view).training.plan
     (tmp_path / "plan").write_bytes(pickle.dumps(plan))
     start_ranks(_process, RANKS, str(tmp_path))
     left = [torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS)]

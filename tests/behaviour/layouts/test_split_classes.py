@@ -13,7 +13,7 @@ import pytest
 from torch import Tensor, nn
 
 from flowrun.engine.actors.plan import BoxWork
-from flowrun.engine.compile import Rehearsed, compile_training
+from flowrun.engine.compile import Compilation, Rehearsed
 from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.strategy import Pin
 from flowrun.models.insightface import MarginClasses, Scores
@@ -67,7 +67,7 @@ PINS = (
 def classes_split(ranks: int) -> Rehearsed:
     layout = Layout(data=ranks)
     wanted = replace(strategy(TRAINING, layout), pins=PINS)
-    return compile_training(task(TRAINING), example(TRAINING), wanted)
+    return Compilation(task(TRAINING), example(TRAINING), wanted).training
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flowrun.engine.capture.capture import capture
-from flowrun.engine.compile import compile_training
+from flowrun.engine.compile import Compilation
 from flowrun.engine.errors import RunError
 from support.layouts.grids import Layout, compiled, example, run_plan, strategy, task
 from support.nets.odd_models import (
@@ -72,7 +72,7 @@ def test_a_note_names_what_is_left_out_and_where() -> None:
 def _run_checked(model: type[Net], layout: Layout) -> tuple[float, ...]:
     training = trains_of(model)
     checked = replace(task(training), run_checks=True)
-    plan = compile_training(checked, example(training), strategy(training, layout)).plan
+    plan = Compilation(checked, example(training), strategy(training, layout)).training.plan
     assert any(op.target == "flow.check" for op in plan.graph.ops)
     assert not any("left out" in note for note in plan.graph.notes)
     return run_plan(training, plan, STEPS).losses

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 from torch import Tensor, nn
 
-from flowrun.engine.compile import compile_training
+from flowrun.engine.compile import Compilation
 from flowrun.engine.ir.sbp import S
 from flowrun.engine.strategy import Pin
 from flowrun.models.insightface import MarginClasses, Scores
@@ -89,5 +89,5 @@ def test_the_classes_that_a_step_samples_do_not_depend_on_the_layout(ranks: int)
     one = virtual_run(PARTIAL_FC, Layout(), STEPS)
     layout = Layout(data=ranks)
     wanted = replace(strategy(PARTIAL_FC, layout), pins=SPLIT)
-    plan = compile_training(task(PARTIAL_FC), example(PARTIAL_FC), wanted).plan
+    plan = Compilation(task(PARTIAL_FC), example(PARTIAL_FC), wanted).training.plan
     assert run_plan(PARTIAL_FC, plan, STEPS).losses == pytest.approx(one.losses, rel=1e-5)

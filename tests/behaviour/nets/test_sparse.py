@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrun.engine.capture.capture import Batch
-from flowrun.engine.compile import compile_training
+from flowrun.engine.compile import Compilation
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph
 from flowrun.engine.ir.sbp import B, S, Sbp
@@ -105,7 +105,7 @@ def compiled_graph(given: Training, layout: Layout) -> LogicalGraph:
 def _plan(given: Training, layout: Layout):  # type: ignore[no-untyped-def]
     asked = replace(strategy(given, layout), pins=given.pins)
     asked = replace(asked, pins=tuple(p for p in given.pins if p.axis in layout.axes))
-    return compile_training(task(given), example(given), asked).plan
+    return Compilation(task(given), example(given), asked).training.plan
 
 
 def by_torch(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.capture.capture import Task, capture_evaluation
-from flowrun.engine.compile import compile_training
+from flowrun.engine.compile import Compilation
 from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow import random
@@ -83,7 +83,7 @@ def test_every_layout_drops_alike(training: Training, layout: Layout) -> None:
 def plan(layout: Layout, seed: int) -> Plan:
     """Of DROPPED."""
     made = Task(DROPPED.model(), DROPPED.inputs, DROPPED.loss, seed=seed)
-    return compile_training(made, example(DROPPED), strategy(DROPPED, layout)).plan
+    return Compilation(made, example(DROPPED), strategy(DROPPED, layout)).training.plan
 
 
 def test_two_runs_agree_bit_for_bit_and_another_seed_does_not() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from flowrun.engine.actors.plan import RegionWork
-from flowrun.engine.compile import compile_training
+from flowrun.engine.compile import Compilation
 from flowrun.engine.ir.graph import FORWARD
 from flowrun.engine.strategy import Strategy
 from support.layouts.grids import Layout, example, strategy, task
@@ -18,7 +18,7 @@ TRAINING = mlp()
 
 def forward_seconds(given: Strategy) -> tuple[float, int]:
     """Of all forward regions in a step; and how many products with a bias they have."""
-    plan = compile_training(task(TRAINING), example(TRAINING), given).plan
+    plan = Compilation(task(TRAINING), example(TRAINING), given).training.plan
     regions = [a for a in plan.actors if isinstance(a.work, RegionWork) and a.phase == FORWARD]
     ops = [op for actor in regions for op in actor.work.ops]  # type: ignore[union-attr]
     return sum(a.seconds for a in regions), sum("addmm" in op.target for op in ops)

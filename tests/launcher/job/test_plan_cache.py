@@ -18,7 +18,7 @@ import torch
 from flowrun.engine import compile as compiler
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.ir.own_files import Unusable, read_own
-from flowrun.launcher.job import job_plans, plan_cache
+from flowrun.launcher.job import plan_cache
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.plan_cache import PlanCache
 from flowrun.launcher.recipe.compose import load
@@ -47,7 +47,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             made.append(name)
             return whole(*arguments)
 
-        monkeypatch.setattr(job_plans, name, counted)
+        monkeypatch.setattr(compiler, name, counted)
     return made
 
 

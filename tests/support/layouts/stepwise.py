@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flowrun.engine.actors.plan import Plan
-from flowrun.engine.compile import compile_training
+from flowrun.engine.compile import Compilation
 from flowrun.engine.strategy import Preparation
 from flowrun.launcher.data.sampler import Sampler
 from flowrun.launcher.data.steps import Step, StepwiseDataset
@@ -87,4 +87,4 @@ def plan(layout: Layout, chain: bool = True) -> Plan:
     steps = tuple(Preparation(s.name, s.seconds, s.num_bytes) for s in named)
     told = {"unprepared": tuple(Noisy.unprepared), "sample_s": 3e-3}
     wanted = replace(wanted, preparation=steps, **told)
-    return compile_training(task(TINY_MLP), example(TINY_MLP), wanted).plan
+    return Compilation(task(TINY_MLP), example(TINY_MLP), wanted).training.plan

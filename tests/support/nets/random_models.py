@@ -43,6 +43,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from flowrun.engine import compile as story
 from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.launcher.data.sampler import sample_indices
 from flowrun.launcher.job import forked, job_plans
@@ -786,8 +787,8 @@ def captured_once() -> Iterator[None]:
     """All layouts of one model are planned from one capture, which is checked once: neither knows
     of layouts.
     """
-    capture, check = job_plans.trace_rows, job_plans.JobPlans._compare
-    job_plans.trace_rows = _once(capture)  # type: ignore[assignment]
+    capture, check = story.trace, job_plans.JobPlans._compare
+    story.trace = _once(capture)  # type: ignore[assignment]
     job_plans.JobPlans._compare = _once(  # type: ignore[method-assign]
         lambda self: forked.run_in_fork(lambda: check(self))
     )
@@ -795,7 +796,7 @@ def captured_once() -> Iterator[None]:
     try:
         yield
     finally:
-        job_plans.trace_rows, job_plans.start_fork = capture, start
+        story.trace, job_plans.start_fork = capture, start
         job_plans.JobPlans._compare = check  # type: ignore[method-assign]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from flowrun.engine.compile import capture_rows
+from flowrun.engine.compile import Compilation
 from flowrun.engine.ir.graph import TRAINED, LogicalGraph
 from flowrun.engine.ir.sbp import NdSbp, format_nd_sbp
 from flowrun.engine.passes.search.search_sbp import LayoutSearch, search_layout
@@ -17,7 +17,9 @@ from support.plans.small_recipes import RECIPES, small_job
 @cache
 def _captured(recipe: str, *overrides: str) -> tuple[LogicalGraph, Strategy]:
     job = small_job(RECIPES[0].with_name(f"{recipe}.yaml"), *overrides)
-    return capture_rows(job.materials.task, job.materials.example, job.strategy), job.strategy
+    return Compilation(
+        job.materials.task, job.materials.example, job.strategy
+    ).captured, job.strategy
 
 
 ENABLED = Auto(enabled=True)

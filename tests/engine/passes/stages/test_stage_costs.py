@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 
 from flowrun.engine.actors.plan import BOX, Plan
-from flowrun.engine.compile import Rehearsed, capture_rows, plan_laid_out
+from flowrun.engine.compile import Compilation, Rehearsed, plan_laid_out
 from flowrun.engine.ir.graph import LAID_OUT, LogicalGraph
 from flowrun.engine.passes.stages.balance_stages import balance_cuts
 from flowrun.engine.passes.stages.split_stages import line_to_cut
@@ -36,7 +36,9 @@ def task(stages: int) -> tuple[LogicalGraph, Strategy]:
         "train.micro_batches=12",
         "recompute.modules=[]",
     )
-    return capture_rows(job.materials.task, job.materials.example, job.strategy), job.strategy
+    return Compilation(
+        job.materials.task, job.materials.example, job.strategy
+    ).captured, job.strategy
 
 
 def rehearsed(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
