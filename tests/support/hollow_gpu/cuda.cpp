@@ -1,12 +1,9 @@
 // The CUDA runtime that torch calls, on a machine without a GPU.  Streams are threads that do what
 // was put into them in order, events mark their progress, memory of the device is memory of the
-// process, what is put into a stream that records is kept for its graph.  Kernels do nothing:
-// ops.py puts what an op computes behind them (hollow_put_call).
+// process.  Kernels do nothing: ops.py puts what an op computes after them (hollow_put_call).
 //
-// What a real device forbids fails here, too: to wait for a stream that records, to take memory
-// beside a recording that does not allow for it, to let a recording wait for what is outside it.
-// New memory is all ones, which are no numbers.  HOLLOW_GPUS: how many there are; HOLLOW_DELAY_US:
-// each thing that a stream does begins up to so much later.
+// New memory is all ones, which are NaN.  HOLLOW_GPUS: their number; HOLLOW_DELAY_US: each task of a
+// stream begins up to this much later.  Nothing can be recorded as a graph.
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -55,27 +52,12 @@ class WithoutPython {
   void* state_ = nullptr;
 };
 
-struct Stream;
-
-struct Graph {
-  std::vector<Task> tasks;
-  std::set<Stream*> streams;
-  cudaStreamCaptureMode mode;
-  std::thread::id owner;
-  unsigned long long id;
-  bool broken = false;
-};
-
 struct Stream {
   explicit Stream(int priority = 0) : priority(priority), random(++count) {
     std::thread([this] { run(); }).detach();
   }
 
   void put(Task task) {
-    if (graph) {
-      graph->tasks.push_back(std::move(task));
-      return;
-    }
     Lock lock(mutex);
     tasks.push_back(std::move(task));
     changed.notify_all();
@@ -93,7 +75,6 @@ struct Stream {
     return tasks.empty() && !busy;
   }
 
-  Graph* graph = nullptr;  // that it records
   int priority;
 
  private:
@@ -130,7 +111,6 @@ struct Moment {  // at which a stream came to an event
   std::condition_variable changed;
   bool reached = false;
   double ms = 0;
-  Graph* graph = nullptr;  // that recorded it
 
   void wait() {
     Lock lock(mutex);
@@ -149,14 +129,11 @@ std::mutex all;
 std::map<uintptr_t, std::pair<size_t, Place>> memory;  // by its begin
 std::map<int, Stream*> defaults;
 std::set<Stream*> streams;
-Graph* recording = nullptr;
-unsigned long long graphs = 0;
 thread_local int device = 0;
 thread_local bool muted = false;
 thread_local cudaError_t last = cudaSuccess;
-thread_local cudaStreamCaptureMode allowed = cudaStreamCaptureModeGlobal;
 
-cudaError_t told(cudaError_t error) { return last = error; }
+cudaError_t failed(cudaError_t error) { return last = error; }
 
 Stream* of(cudaStream_t stream) {
   if ((uintptr_t)stream > 2) return (Stream*)stream;
@@ -174,30 +151,13 @@ Place place_of(const void* pointer) {
   return (uintptr_t)pointer < begin + found.first ? found.second : ELSEWHERE;
 }
 
-// True if this breaks a recording, for which it might have to wait.
-bool breaks_recording() {
-  if (!recording || allowed == cudaStreamCaptureModeRelaxed) return false;
-  if (recording->mode == cudaStreamCaptureModeRelaxed) return false;
-  bool own = recording->owner == std::this_thread::get_id();
-  if (recording->mode == cudaStreamCaptureModeThreadLocal && !own) return false;
-  return recording->broken = true;
-}
-
-cudaError_t broken(Stream* stream, cudaError_t error) {
-  stream->graph->broken = true;
-  return told(error);
-}
-
 }  // namespace
-
-#define NOT_BESIDE_A_RECORDING \
-  if (breaks_recording()) return told(cudaErrorStreamCaptureUnsupported)
 
 extern "C" {
 
 // ---- what ops.py and nccl.cpp ask for ----
 
-// Called by the stream; what it does is not recorded as such, but called again by each play.
+// Called by the stream.
 void hollow_put_call(cudaStream_t stream, void (*call)(long), long number) {
   of(stream)->put([=] { call(number); });
 }
@@ -209,7 +169,6 @@ void hollow_without_python(Task* task) {
   (*task)();
 }
 void hollow_wait(cudaStream_t stream) { of(stream)->wait(); }
-bool hollow_records(cudaStream_t stream) { return of(stream)->graph != nullptr; }
 // What kernels would write is muted with them: an op of torch may copy what they should have made.
 void hollow_mute(bool mute) { muted = mute; }
 
@@ -286,7 +245,6 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
 }
 cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
 cudaError_t cudaDeviceSynchronize() {
-  NOT_BESIDE_A_RECORDING;
   std::set<Stream*> there;
   {
     Lock lock(all);
@@ -315,11 +273,10 @@ cudaError_t cudaMemGetInfo(size_t* left, size_t* total) {
   return cudaSuccess;
 }
 cudaError_t cudaMalloc(void** pointer, size_t size) {
-  NOT_BESIDE_A_RECORDING;
   const size_t page = 2 << 20, whole = (size + page - 1) / page * page;
   int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   void* found = mmap(nullptr, whole + page, PROT_READ | PROT_WRITE, how, -1, 0);
-  if (found == MAP_FAILED) return told(cudaErrorMemoryAllocation);
+  if (found == MAP_FAILED) return failed(cudaErrorMemoryAllocation);
   uintptr_t begin = ((uintptr_t)found + page - 1) / page * page;
   if (size < 1ul << 28) std::memset((void*)begin, 0xff, size);  // else for the pages' sake
   Lock lock(all);
@@ -329,7 +286,6 @@ cudaError_t cudaMalloc(void** pointer, size_t size) {
 }
 cudaError_t cudaFree(void* pointer) {
   if (!pointer) return cudaSuccess;
-  NOT_BESIDE_A_RECORDING;
   cudaDeviceSynchronize();
   Lock lock(all);
   munmap(pointer, memory[(uintptr_t)pointer].first);
@@ -347,12 +303,10 @@ cudaError_t cudaHostUnregister(void* pointer) {
   return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** pointer, size_t size, unsigned flags) {
-  NOT_BESIDE_A_RECORDING;
   *pointer = std::aligned_alloc(4096, (size + 4095) / 4096 * 4096);
   return cudaHostRegister(*pointer, size, flags);
 }
 cudaError_t cudaFreeHost(void* pointer) {
-  NOT_BESIDE_A_RECORDING;
   cudaHostUnregister(pointer);
   std::free(pointer);
   return cudaSuccess;
@@ -374,7 +328,6 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyK
   Place target = place_of(to), source = place_of(from);
   bool leaves = target == ELSEWHERE && source == ON_DEVICE;
   bool comes = source == ELSEWHERE && target == ON_DEVICE;
-  if (stream->graph && (leaves || comes)) return broken(stream, cudaErrorStreamCaptureUnsupported);
   if (comes) {  // what may be paged out is copied at once
     auto bytes = std::make_shared<std::vector<char>>((const char*)from, (const char*)from + size);
     stream->put([=] { std::memcpy(to, bytes->data(), size); });
@@ -385,7 +338,6 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyK
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind kind) {
-  NOT_BESIDE_A_RECORDING;
   cudaMemcpyAsync(to, from, size, kind, nullptr);
   of(nullptr)->wait();
   return cudaSuccess;
@@ -419,27 +371,15 @@ cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  NOT_BESIDE_A_RECORDING;
   return of(stream)->idle() ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t s) {
-  Stream* stream = of(s);
-  if (stream->graph) return broken(stream, cudaErrorStreamCaptureUnsupported);
-  NOT_BESIDE_A_RECORDING;
-  stream->wait();
+  of(s)->wait();
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t event, unsigned) {
-  Stream* stream = of(s);
   auto moment = ((Event*)event)->moment;
-  if (!moment) return cudaSuccess;
-  if (moment->graph) {  // the stream joins the recording
-    stream->graph = moment->graph;
-    moment->graph->streams.insert(stream);
-    return cudaSuccess;
-  }
-  if (stream->graph) return broken(stream, cudaErrorStreamCaptureIsolation);
-  stream->put([moment] { moment->wait(); });
+  if (moment) of(s)->put([moment] { moment->wait(); });
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* made, unsigned flags) {
@@ -452,11 +392,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t s) {
-  Stream* stream = of(s);
   auto moment = ((Event*)event)->moment = std::make_shared<Moment>();
-  moment->graph = stream->graph;
-  if (stream->graph) return cudaSuccess;
-  stream->put([moment] {
+  of(s)->put([moment] {
     auto now = std::chrono::steady_clock::now().time_since_epoch();
     Lock lock(moment->mutex);
     moment->ms = std::chrono::duration<double, std::milli>(now).count();
@@ -469,18 +406,14 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
   return cudaEventRecord(event, stream);
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  NOT_BESIDE_A_RECORDING;
   auto moment = ((Event*)event)->moment;
   if (!moment) return cudaSuccess;
-  if (moment->graph) return told(cudaErrorCapturedEvent);
   Lock lock(moment->mutex);
   return moment->reached ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  NOT_BESIDE_A_RECORDING;
   auto moment = ((Event*)event)->moment;
   if (!moment) return cudaSuccess;
-  if (moment->graph) return told(cudaErrorCapturedEvent);
   WithoutPython free;
   moment->wait();
   return cudaSuccess;
@@ -488,8 +421,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
   Event *begin = (Event*)from, *end = (Event*)to;
   bool known = begin->moment && end->moment && begin->timed && end->timed;
-  if (!known) return told(cudaErrorInvalidResourceHandle);
-  if (!begin->moment->reached || !end->moment->reached) return told(cudaErrorNotReady);
+  if (!known) return failed(cudaErrorInvalidResourceHandle);
+  if (!begin->moment->reached || !end->moment->reached) return failed(cudaErrorNotReady);
   *ms = end->moment->ms - begin->moment->ms;
   return cudaSuccess;
 }
@@ -502,62 +435,18 @@ cudaError_t cudaStreamAddCallback(cudaStream_t s, cudaStreamCallback_t call, voi
   return cudaSuccess;
 }
 
-// ---- graphs ----
+// ---- no graphs: the allocator and NCCL's process groups ask ----
 
-cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus* status) {
-  Graph* graph = of(s)->graph;
-  *status = !graph          ? cudaStreamCaptureStatusNone
-            : graph->broken ? cudaStreamCaptureStatusInvalidated
-                            : cudaStreamCaptureStatusActive;
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
-                                     unsigned long long* id, cudaGraph_t* graph,
-                                     const cudaGraphNode_t** nodes, const cudaGraphEdgeData** edges,
-                                     size_t* count) {
-  Graph* found = of(stream)->graph;
-  cudaStreamIsCapturing(stream, status);
-  if (found && id) *id = found->id;
-  if (found && graph) *graph = (cudaGraph_t)found;
-  if (nodes) *nodes = nullptr;
-  if (edges) *edges = nullptr;
-  if (count) *count = 0;
-  return cudaSuccess;
+                                     unsigned long long*, cudaGraph_t*, const cudaGraphNode_t**,
+                                     const cudaGraphEdgeData**, size_t*) {
+  return cudaStreamIsCapturing(stream, status);
 }
-cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode mode) {
-  Stream* stream = of(s);
-  if ((uintptr_t)s <= 2) return told(cudaErrorStreamCaptureUnsupported);
-  if (stream->graph) return told(cudaErrorIllegalState);
-  recording = stream->graph = new Graph{{}, {stream}, mode, std::this_thread::get_id(), ++graphs};
-  return cudaSuccess;
-}
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* made) {
-  Graph* graph = of(stream)->graph;
-  if (!graph) return told(cudaErrorIllegalState);
-  for (Stream* joined : graph->streams) joined->graph = nullptr;
-  recording = nullptr;
-  *made = graph->broken ? nullptr : (cudaGraph_t)graph;
-  return graph->broken ? told(cudaErrorStreamCaptureInvalidated) : cudaSuccess;
-}
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  std::swap(*mode, allowed);
-  return cudaSuccess;
-}
-cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* made, cudaGraph_t graph,
-                                          unsigned long long) {
-  *made = (cudaGraphExec_t) new std::vector<Task>(((Graph*)graph)->tasks);
-  return cudaSuccess;
-}
-cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count) {
-  *count = ((Graph*)graph)->tasks.size();
-  return cudaSuccess;
-}
-cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
-  for (const Task& task : *(std::vector<Task>*)graph) of(stream)->put(task);
-  return cudaSuccess;
-}
-cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaSuccess; }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 
 // ---- kernels ----
 

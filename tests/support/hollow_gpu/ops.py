@@ -78,20 +78,15 @@ class Streams:
     def __init__(self) -> None:
         self.library = ctypes.CDLL(None)
         self.put_call = self.library.hollow_put_call
-        self.records = self.library.hollow_records
-        self.records.restype = ctypes.c_bool
         self.tasks: dict[int, Callable[[], object]] = {}
-        self.recorded: set[int] = set()
         self.numbers = itertools.count(1)
         self.call = ctypes.CFUNCTYPE(None, ctypes.c_long)(self._call)
 
     def put(self, device: torch.device, task: Callable[[], object]) -> None:
         """Into the current stream of a device."""
-        number, stream = next(self.numbers), self._current(device)
-        if self.records(stream):
-            self.recorded.add(number)
+        number = next(self.numbers)
         self.tasks[number] = task
-        self.put_call(stream, self.call, ctypes.c_long(number))
+        self.put_call(self._current(device), self.call, ctypes.c_long(number))
 
     def wait(self, device: torch.device) -> None:
         """Until all is done that was put into the current stream."""
@@ -101,14 +96,12 @@ class Streams:
         return ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
 
     def _call(self, number: int) -> None:
-        tasks = self.tasks
-        task = tasks[number] if number in self.recorded else tasks.pop(number)
         try:
             with torch.no_grad():
-                task()
+                self.tasks.pop(number)()
         except BaseException:
             traceback.print_exc()
-            os._exit(99)  # nobody could be told
+            os._exit(99)  # nobody waits for an error
 
 
 # ---- kernels that the CPU has otherwise ----------------------------------------------------------

@@ -3,13 +3,13 @@
 python tests/support/hollow_gpu/run.py python -m pytest tests/engine/runtime/test_cuda.py
 python tests/support/hollow_gpu/run.py --gpus 4 flowrun verify recipe=gpt_hybrid launch.device=cuda
 
-It takes torch's CUDA build, CUDA's toolkit for its headers, and g++.  Torch's own code for CUDA
-runs: its allocator, streams, NCCL's process groups, the recording of graphs, Inductor with Triton.
-What is below is replaced: streams are threads, kernels do nothing, and ops are computed by the CPU
-when their stream comes to them (ops.py).  So it shows whether results are those of the CPU, whether
-a step waits, whether ranks wait for each other; of time it shows nothing.  What Inductor made for
-the GPU runs, too, but nothing computes its kernels: losses are no numbers, and tests that compare
-them fail.
+It takes torch's CUDA build, CUDA's headers (a toolkit's, or the wheels cuda-toolkit[crt,cccl]) and
+g++; `.ci/gpu` installs them and runs both commands.  Torch's own code for CUDA runs: its allocator,
+streams, NCCL's process groups, Inductor with Triton.  What it calls is replaced: streams are
+threads, kernels do nothing, and the CPU computes an op when its stream comes to it (ops.py).  So it
+shows whether results are those of the CPU, whether a step waits, and whether ranks wait for each
+other; it shows nothing of time.  Kernels that Inductor makes for the GPU run, but nothing computes
+them: their losses are NaN, and tests that compare them fail.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ HERE = Path(__file__).resolve().parent
 
 def build(folder: Path) -> None:
     """libhollow.so, which comes before torch's libraries, and what is found by name."""
-    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
-    if not (toolkit / "include" / "cuda_runtime_api.h").exists():
-        sys.exit(f"no CUDA toolkit is at {toolkit}: CUDA_HOME says where")
-    nccl = Path(sysconfig.get_path("purelib")) / "nvidia" / "nccl"
+    wheels = Path(sysconfig.get_path("purelib")) / "nvidia"
+    toolkit = Path(os.environ.get("CUDA_HOME", wheels / "cu13"))
+    if not (toolkit / "include" / "crt" / "host_config.h").exists():
+        sys.exit(f"no headers of CUDA are at {toolkit}: CUDA_HOME says where")
+    nccl = wheels / "nccl"
     headers = [f"-I{place}/include" for place in (toolkit, nccl)]
     parts = {
         "libhollow.so": ["cuda.cpp", "nccl.cpp", "libraries.cpp", "-DBLAS"],
