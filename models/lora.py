@@ -45,7 +45,8 @@ def is_linear(module: nn.Module) -> bool:
     """
     if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
         return False
-    return (isinstance(module, nn.Linear) or is_conv1d(module)) and "weight" in module._parameters
+    linear = isinstance(module, nn.Linear) or is_conv1d(module)
+    return linear and isinstance(module.weight, nn.Parameter)
 
 
 def is_conv1d(module: nn.Module) -> bool:

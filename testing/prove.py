@@ -14,6 +14,7 @@ from flowrun.engine.ir.signature import Local, OpView, Signature, torch_callable
 from flowrun.engine.ir.table import GivenTable, RowsOf
 from flowrun.engine.proof.judge import on_one_axis
 from flowrun.engine.proof.simulated_ranks import OpSample, row_failure, sample
+from flowrun.engine.torch_internals import OpOverload, schema_of
 
 RANK_COUNTS = (2, 3, 4, 5)  # few sizes are divisible by all of them, so uneven splits are tried
 
@@ -46,7 +47,7 @@ def prove(
     arguments.
     """
     target = _target(op)
-    if torch_callable(target)._schema.is_mutable:
+    if schema_of(torch_callable(target)).is_mutable:
         raise ValueError(f"{target} writes into its arguments; rows describe pure ops only.")
     table = GivenTable(
         rule=rows if callable(rows) else lambda view: rows, local=local, name=f"of {target}"
@@ -73,7 +74,7 @@ def prove(
 
 def _target(op: Any) -> str:
     """Return the target of an op, "my.op.default" of "my::op"; raise ValueError if unknown."""
-    if isinstance(op, torch._ops.OpOverload):
+    if isinstance(op, OpOverload):
         return str(op)
     name = op if isinstance(op, str) else str(getattr(op, "_qualname", op))
     namespace, _, rest = name.partition("::")

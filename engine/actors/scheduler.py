@@ -164,6 +164,11 @@ class Scheduler:
             return None
         return self._launch(heapq.heappop(self._compute)[2]) if self._compute else None
 
+    @property
+    def may_compute(self) -> bool:
+        """True if `next_compute` returns an act."""
+        return bool(self._compute)
+
     def next_communication(self) -> LaunchAct | None:
         """Take a collective or transfer that may be issued now."""
         for k, actor in enumerate(self._communicate):

@@ -1,10 +1,7 @@
 """capture: a torch module and the shapes of one micro-batch -> LogicalGraph (level "captured").
 
-Relied upon of torch (tests/engine/capture/test_capture.py names each fact):
-`dynamo_graph_capture_for_export` turns module and loss into one FX graph, whose `process_inputs`
-returns the tensors that its placeholders stand for; `aot_export_joint_with_descriptors` turns that
-graph into one functional ATen graph of forward and backward, which joint_graph.py reads.  No folder
-but this one knows torch's capture internals.
+`trace_forward` (torch_internals.py) turns module and loss into one FX graph; `trace_joint` turns
+that graph into one functional ATen graph of forward and backward, which joint_graph.py reads.
 
 Of many equal blocks only a few are traced (fold.py); the others are repeated in the logical graph
 (unfold.py).
@@ -38,6 +35,7 @@ from flowrun.engine.capture.side_effects import Effect, record_effects
 from flowrun.engine.capture.unfold import unfold
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.torch_internals import buffers_of, trace_forward, trace_joint
 
 Batch = Mapping[str, torch.Tensor]
 LossFn = Callable[[Any, Batch], torch.Tensor]
@@ -158,7 +156,7 @@ class CapturedModule(nn.Module):
         batch = dict(zip(self.fields, values, strict=True))
         output = self.model(**{arg: batch[name] for arg, name in self.task.inputs.items()})
         loss = self.loss(output, batch) if self.loss is not None else own_loss(output)
-        buffers = (owner._buffers[name] for owner, name in self.written)
+        buffers = (buffers_of(owner)[name] for owner, name in self.written)
         written = (value.detach().clone() for value in buffers if value is not None)
         return (loss, *(fn(output, batch) for fn in self.metric_fns), *written)
 
@@ -197,15 +195,6 @@ class Traced:
     graph: LogicalGraph
     effects: tuple[Effect, ...] = ()
     outside: tuple[torch.Tensor, ...] = ()
-
-
-def import_tracer() -> None:
-    """Import the parts of torch that capture uses, which takes two seconds.
-
-    A process that forks others to capture calls this first, so that it is done once.
-    """
-    import torch._dynamo.functional_export
-    import torch._functorch.aot_autograd  # noqa: F401
 
 
 def capture(task: Task, batch: Batch) -> LogicalGraph:
@@ -279,8 +268,6 @@ def _trace(
 
     fold_blocks: trace few of many equal blocks.  Raise UnlikeError if the others cannot be derived.
     """
-    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-
     values, tensors = tuple(batch.values()), task.tensors
     folds: tuple[Fold, ...] = ()
     tracing = prepare_tracing(
@@ -295,7 +282,7 @@ def _trace(
             entering, outside = _sort_inputs(traced.graph, values, tensors)
             if fold_blocks:
                 folds = fold(traced.graph, entering)
-            joint = aot_export_joint_with_descriptors(stack, traced, values)
+            joint = trace_joint(stack, traced, values)
             view_elements(joint.graph_module.graph)
     except RecipeError:
         raise
@@ -321,15 +308,12 @@ def _trace_forward(
     return_writes: a graph whose forward assigns buffers is traced again to return them.  The
     buffers are given by name, and are not among the effects.
     """
-    from torch._dynamo.functional_export import dynamo_graph_capture_for_export
-
     written: tuple[str, ...] = ()
     for _ in range(2):
-        torch._dynamo.reset()
         program = CapturedModule(task, tuple(batch), metrics, written)
         with record_effects() as effects:
-            traced: Any = dynamo_graph_capture_for_export(program)(*batch.values())
-        assigned = {id(e.owner) for e in effects} & {id(m._buffers) for m in program.modules()}
+            traced: Any = trace_forward(program, tuple(batch.values()))
+        assigned = {id(e.owner) for e in effects} & {id(buffers_of(m)) for m in program.modules()}
         rest = tuple(effect for effect in effects if id(effect.owner) not in assigned)
         if written or not return_writes or not assigned:
             break
@@ -337,8 +321,8 @@ def _trace_forward(
             prefix + ".".join(part for part in (path, name) if part)
             for prefix, module in task.modules.items()
             for path, each in module.named_modules()
-            for name, tensor in each._buffers.items()
-            if id(each._buffers) in assigned and tensor is not None
+            for name, tensor in buffers_of(each).items()
+            if id(buffers_of(each)) in assigned and tensor is not None
         )
     return traced, rest, written
 

@@ -13,11 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from flowrun.engine.errors import TRACEBACK, RecipeError
 from flowrun.engine.ir.user_code import place, place_of
+from flowrun.engine.torch_internals import (
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    is_of_fake_tensors,
+)
 
 MAX_REAL_NUMBERS = 20_000_000  # elements of a model that is called with numbers, not with shapes
 _BRANCH = "Choose with torch.where: an `if` in Python is decided once, for all steps."
@@ -77,7 +80,7 @@ def explain_failure(
         return refused
     except Exception as plain:
         # an error of fake tensors: the real call has values
-        if not type(plain).__module__.startswith("torch._subclasses"):
+        if not is_of_fake_tensors(plain):
             return explain_plain_failure(plain, name)
     stack = getattr(error, "real_stack", None) or ()
     where = place(stack) or place_of(error) or place(_frames_in(str(error)))

@@ -22,6 +22,7 @@ from flowrun.engine.capture.node_reader import MOST_NUMBERS, NodeReader
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import BACKWARD, LogicalGraph, LogicalTensor, Variable
 from flowrun.engine.ir.names import tensor_of_variable
+from flowrun.engine.torch_internals import gradient_hooks, storage_id
 
 
 def apply_hooks(graph: LogicalGraph, tensors: Mapping[str, Tensor]) -> LogicalGraph:
@@ -32,7 +33,7 @@ def apply_hooks(graph: LogicalGraph, tensors: Mapping[str, Tensor]) -> LogicalGr
     """
     for key, made in graph.results:
         kind, _, name = key.partition("/")
-        hooks = tensors[name]._backward_hooks if kind == "grad" and name in tensors else None
+        hooks = gradient_hooks(tensors[name]) if kind == "grad" and name in tensors else None
         if hooks:
             graph = _HookedGradient(name, made, tuple(hooks.values()), tensors).apply(graph)
     return graph
@@ -110,7 +111,7 @@ class _HookedGradient:
         for name, tensor in self.tensors.items():
             if tensor is value or (
                 isinstance(tensor, nn.Parameter)
-                and tensor.untyped_storage()._cdata == value.untyped_storage()._cdata
+                and storage_id(tensor) == storage_id(value)
                 and (tensor.shape, tensor.stride()) == (value.shape, value.stride())
             ):
                 return name

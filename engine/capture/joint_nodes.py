@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import HigherOrderOperator, OpOverload
 
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.torch_internals import HigherOrderOperator, OpOverload, schema_of
 
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -109,7 +109,7 @@ def _drop_token(graph: fx.Graph, node: fx.Node) -> None:
     token, target, *args = node.args
     assert isinstance(target, OpOverload)
     made = node.meta["val"][1:]
-    single = len(target._schema.returns) < 2
+    single = len(schema_of(target).returns) < 2
     with graph.inserting_before(node):
         op = graph.call_function(target, tuple(args), node.kwargs)
     op.meta = {**node.meta, "val": made[0] if single else made}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from flowrun.engine.capture.side_effects import describe_module
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.user_code import is_users
+from flowrun.engine.torch_internals import accumulation_hooks, module_backward_hooks, storage_id
 
 
 def check_modules(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
@@ -31,7 +32,7 @@ def check_modules(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor
                 "Name its sizes (nn.Linear for nn.LazyLinear), or call the module once on an"
                 " example at the end of its __init__.",
             )
-        hooks = getattr(tensor, "_post_accumulate_grad_hooks", None)
+        hooks = accumulation_hooks(tensor)
         if hooks and tensor.requires_grad:
             raise RecipeError(
                 "model",
@@ -41,8 +42,7 @@ def check_modules(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor
                 " optim.clip_value, optim.groups.",
             )
     for path, module in _named_modules(modules):
-        if module._backward_hooks or module._backward_pre_hooks:
-            hooks = module._backward_hooks or module._backward_pre_hooks
+        if hooks := module_backward_hooks(module):
             raise RecipeError(
                 "model",
                 f"{describe_module(path)} has a hook on its backward{_place_of_hook(hooks)}, which"
@@ -95,7 +95,7 @@ def _find_overlap(tensors: Mapping[str, Tensor]) -> tuple[str, str] | None:
     by_storage: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         if tensor.layout is torch.strided and tensor.device.type != "meta":
-            by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(name)
+            by_storage.setdefault(storage_id(tensor), []).append(name)
     for names in by_storage.values():
         for one, other in itertools.combinations(names, 2):
             pair = tensors[one], tensors[other]

@@ -50,7 +50,7 @@ class _DrawWriter:
         for old in self.base.ops:
             op = rename_inputs(old, self.names)
             if op.target == "aten.native_dropout_backward.default" and bind(op)["scale"] == 1.0:
-                self._pass_on(op, op.outputs[0])
+                self.pass_on(op, op.outputs[0])
             elif _is_random(op):
                 self._rewrite(op)
             else:
@@ -75,7 +75,7 @@ class _DrawWriter:
             )
         write(self, op, bind(op))
 
-    def _pass_on(self, op: Op, output: str | None) -> None:
+    def pass_on(self, op: Op, output: str | None) -> None:
         """Let the op's first input stand for an output."""
         if output is not None:
             self.names[output] = op.inputs[0]
@@ -153,7 +153,7 @@ def _dropout(w: _DrawWriter, op: Op, given: Given) -> None:
     """Compute x * mask / (1 - p); nothing if nothing is dropped."""
     p = float(given["p"])
     if p == 0.0 or given["train"] is False:
-        w._pass_on(op, op.outputs[0])
+        w.pass_on(op, op.outputs[0])
         p = 0.0
     mask = w.draw(op, "dropout_mask", p)
     w.finish(op, mask, 1)

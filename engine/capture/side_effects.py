@@ -23,6 +23,7 @@ from torch import nn
 
 from flowrun.engine.capture.patches.substitutes import replace_attribute
 from flowrun.engine.ir.user_code import place
+from flowrun.engine.torch_internals import modified_variables, side_effects
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -73,16 +74,15 @@ def _path(source: str) -> str:
 @contextmanager
 def record_effects() -> Iterator[list[Effect]]:
     """Yield a list that is filled with the effects of forward when Dynamo has traced it."""
-    from torch._dynamo.side_effects import SideEffects
-
     found: list[Effect] = []
-    original = SideEffects.codegen_update_mutated
+    owner = side_effects()
+    original = owner.codegen_update_mutated
 
     def record(self: Any, *args: Any, **kwargs: Any) -> Any:
         found[:] = _effects(self)
         return original(self, *args, **kwargs)
 
-    with replace_attribute(SideEffects, "codegen_update_mutated", record):
+    with replace_attribute(owner, "codegen_update_mutated", record):
         yield found
 
 
@@ -94,7 +94,7 @@ def _effects(dynamos: Any) -> Iterator[Effect]:
         if number in alive
     }
     stacks: Mapping[Any, Any] = getattr(dynamos, "mutation_user_stacks", {})
-    for variable in dynamos._get_modified_vars():
+    for variable in modified_variables(dynamos):
         if id(variable) in owners and variable.source is not None:
             frames = [frame for stack in stacks.get(variable, ()) for frame in stack]
             attributes = tuple(map(str, dynamos.store_attr_mutations.get(variable, {})))

@@ -28,6 +28,7 @@ from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops.traits import has
 from flowrun.engine.strategy import Settings
+from flowrun.engine.torch_internals import schema_of
 
 UpdateFunction = Callable[..., Any]
 
@@ -211,7 +212,7 @@ def _read(
 
 def _check_call(node: torch.fx.Node, function: UpdateFunction) -> None:
     target: Any = node.target
-    if target._schema.is_mutable:
+    if schema_of(target).is_mutable:
         raise _refusal(function, f"it works in place ({target}).", "Return new tensors instead.")
     if not isinstance(node.meta["val"], torch.Tensor):
         raise _refusal(function, f"{target} makes several tensors.", "Use another op.")

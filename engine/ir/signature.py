@@ -17,6 +17,7 @@ import torch
 from flowrun.engine.ir.graph import Op, refs
 from flowrun.engine.ir.placement import Shape, Slices
 from flowrun.engine.ir.sbp import B, NdSbp, P, S, Sbp, format_nd_sbp, parse_sbp
+from flowrun.engine.torch_internals import schema_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ def torch_callable(target: str) -> Any:
 
 @cache
 def _parameters(target: str) -> tuple[tuple[str, Any], ...]:
-    schema = torch_callable(target)._schema
+    schema = schema_of(torch_callable(target))
     return tuple((arg.name, arg.default_value) for arg in schema.arguments)
 
 

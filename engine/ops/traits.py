@@ -13,6 +13,7 @@ import torch
 from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.signature import torch_callable
 from flowrun.engine.ops.registry import info
+from flowrun.engine.torch_internals import schema_of
 
 
 def has(target: str, trait: Trait) -> bool:
@@ -27,7 +28,7 @@ def is_view(target: str) -> bool:
         return True
     if is_engine_op(target):
         return False
-    returns = torch_callable(target)._schema.returns
+    returns = schema_of(torch_callable(target)).returns
     return bool(returns) and returns[0].alias_info is not None
 
 
@@ -36,7 +37,7 @@ def makes_list(target: str) -> bool:
     """True if the op makes a list of tensors, though it be one (torch.split, unbind)."""
     if is_engine_op(target):
         return False
-    returns = torch_callable(target)._schema.returns
+    returns = schema_of(torch_callable(target)).returns
     return len(returns) == 1 and str(returns[0].type).startswith("List")
 
 

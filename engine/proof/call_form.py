@@ -16,6 +16,7 @@ import torch
 from flowrun.engine.ir.graph import Op, Ref, map_refs
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.signature import argument_names, torch_callable
+from flowrun.engine.torch_internals import schema_of
 
 MOST_READINGS = 3  # of one op: see call_forms
 # Arguments whose integers are no sizes, though they may equal some.
@@ -92,7 +93,7 @@ class CallForm:
 
 def num_returns(target: str) -> int:
     """Outputs by the schema; a list of tensors counts once, however many it has."""
-    return len(torch_callable(target)._schema.returns)
+    return len(schema_of(torch_callable(target)).returns)
 
 
 def _input(ref: Ref) -> Ref:

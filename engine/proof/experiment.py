@@ -37,6 +37,7 @@ from flowrun.engine.proof.call_form import CallForm, Letter
 from flowrun.engine.proof.judge import layouts_of
 from flowrun.engine.proof.simulated_ranks import alike, lay_out, run
 from flowrun.engine.proof.values import FLOATS, Draw
+from flowrun.engine.torch_internals import OpOverload, schema_of
 
 PARTS = (2, 3)
 # Sizes that letters take, the first that the op runs with: three experiments of unlike sizes.
@@ -61,7 +62,7 @@ def is_tried(target: str) -> bool:
         operator = torch_callable(target)
     except (AttributeError, RuntimeError):
         return False
-    if not isinstance(operator, torch._ops.OpOverload):
+    if not isinstance(operator, OpOverload):
         return False
     tags = set(operator.tags)
     never = {
@@ -69,7 +70,7 @@ def is_tried(target: str) -> bool:
         torch.Tag.dynamic_output_shape,
         torch.Tag.data_dependent_output,
     }
-    return not operator._schema.is_mutable and not tags & never
+    return not schema_of(operator).is_mutable and not tags & never
 
 
 def experiment(form: CallForm, behind: int = 0) -> Iterator[int | FoundRow]:

@@ -10,13 +10,14 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
-from flowrun.engine.capture.capture import Batch, Traced, import_tracer
+from flowrun.engine.capture.capture import Batch, Traced
 from flowrun.engine.capture.check.compare import check_capture
 from flowrun.engine.compile import Compilation, Rehearsed, step_results
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.passes.mirrored_view import rows_of_a_rank
 from flowrun.engine.pipeline import PLANNING
 from flowrun.engine.strategy import Strategy
+from flowrun.engine.torch_internals import import_tracer
 from flowrun.launcher.job.forked import fork_concurrently, run_in_fork, start_fork
 from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.job.materials import Materials

@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 from flowrun.engine.errors import RunError
+from flowrun.engine.torch_internals import set_elastic_signals
 from flowrun.launcher.launch.failure import describe_exit
 from flowrun.launcher.launch.hosts.rendezvous import MeetingPlace
 from flowrun.launcher.launch.worker import Worker
@@ -50,15 +51,13 @@ def run_agent(worker: Worker, local_ranks: int, place: MeetingPlace) -> RunError
     from torch.distributed.elastic import multiprocessing as elastic_processes
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing import api as elastic_api
 
     from flowrun.launcher.launch.hosts.rendezvous import Rendezvous
 
     _silence_elastic()
     signals = _LateSignals()
     elastic_processes.MultiprocessContext = _context_class()  # type: ignore[misc]
-    elastic_api._terminate_process_handler = signals.handle
-    elastic_api._get_default_signal = lambda: signal.SIGKILL  # ranks leave SIGTERM to the launcher
+    set_elastic_signals(signals.handle, signal.SIGKILL)  # ranks leave SIGTERM to the launcher
     os.environ.setdefault("OMP_NUM_THREADS", str(worker.job.recipe.launch.threads))
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # each host has as many ranks
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(_fatal_signals())

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.torch_internals import parameters_of
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
 from flowrun.launcher.recipe.schema import Adapters
 from flowrun.models.lora import (
@@ -148,7 +149,7 @@ def _check_untied(model: nn.Module, found: dict[str, nn.Module]) -> None:
     owners = Counter(
         id(value)
         for module in model.modules()
-        for value in module._parameters.values()
+        for value in parameters_of(module).values()
         if value is not None
     )
     for name, linear in found.items():

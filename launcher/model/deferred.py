@@ -25,10 +25,17 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from flowrun.engine.runtime.process.heap import trim_above
+from flowrun.engine.torch_internals import (
+    DispatchMode,
+    TreeSpec,
+    schema_of,
+    storage_id,
+    storage_without_memory,
+    tree_flatten,
+    tree_unflatten,
+)
 from flowrun.launcher.model import op_schema
 from flowrun.launcher.model.initial import Initial, InitialSource, named_tensors
 from flowrun.launcher.model.op_schema import dense
@@ -71,7 +78,7 @@ def defer(
     return model, Initial(sources)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(DispatchMode):
     """Record what storages without memory hold.
 
     values: by storage.  known: storages that were made for Python to look at, until the next are.
@@ -87,11 +94,6 @@ class _Recorder(TorchDispatchMode):
         self.known: Storages = {}
         self.failed: Unrecordable | None = None
         self.rests = False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return True, as in engine/runtime/kernels/live_bytes.py."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -125,14 +127,12 @@ class _Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         wanted = [k for k, x in enumerate(late) if x]
         tensors = self._values([leaves[k] for k in wanted])
-        ours = {tensor.untyped_storage()._cdata for tensor in tensors}
+        ours = {storage_id(tensor) for tensor in tensors}
         for k, tensor in zip(wanted, tensors, strict=True):
             leaves[k] = tensor
         args, kwargs = tree_unflatten(leaves, spec)
         results, out = tree_flatten(func(*args, **kwargs))
-        apart = [
-            x.clone() if dense(x) and x.untyped_storage()._cdata in ours else x for x in results
-        ]
+        apart = [x.clone() if dense(x) and storage_id(x) in ours else x for x in results]
         return tree_unflatten(apart, out)
 
     def _record_maker(self, func: Any, leaves: list[Any], spec: TreeSpec, late: list[bool]) -> Any:
@@ -191,19 +191,19 @@ class _Recorder(TorchDispatchMode):
                 raise self.cannot(f"{func} is not understood: {error}") from error
         call = self._call(func, leaves, spec, places, [], state, blank=first if fills else None)
         for k in dict.fromkeys(places):
-            number = leaves[k].untyped_storage()._cdata
+            number = storage_id(leaves[k])
             self.writes[number] += 1
             if self.writes[number] > MOST_WRITES:
                 raise self.cannot(f"a tensor is written to {MOST_WRITES} times")
             self.values[number] = StorageValue(self.values[number].num_bytes, call, -1 - k)
-        count = len(func._schema.returns)
+        count = len(schema_of(func).returns)
         return None if not count else first if count == 1 else tuple(leaves[k] for k in places)
 
     # ------------------------------------------------------------------ what is known
 
     def defers(self, x: Any) -> bool:
         """True if it has no memory."""
-        return dense(x) and x.untyped_storage()._cdata in self.values
+        return dense(x) and storage_id(x) in self.values
 
     def view(self, tensor: Tensor) -> View | None:
         """Return the view that a tensor is of a value; None if it has memory."""
@@ -211,7 +211,7 @@ class _Recorder(TorchDispatchMode):
             return None
         if tensor.is_conj() or tensor.is_neg():
             raise self.cannot("it has a conjugate or negative view")
-        return View(self.values[tensor.untyped_storage()._cdata], Geometry.of(tensor))
+        return View(self.values[storage_id(tensor)], Geometry.of(tensor))
 
     def cannot(self, why: str) -> Unrecordable:
         """Make the error that ends the recording."""
@@ -228,14 +228,14 @@ class _Recorder(TorchDispatchMode):
 
     def make_others(self, named: Iterable[Tensor]) -> None:
         """Give memory to all tensors that somebody refers to, but for those that are named."""
-        ours = {x.untyped_storage()._cdata for x in named if self.defers(x)}
+        ours = {storage_id(x) for x in named if self.defers(x)}
         if not self._living() - ours:
             return
         gc.collect()
         others: dict[int, list[Tensor]] = {}
         for x in gc.get_objects():
             if issubclass(type(x), Tensor) and self.defers(x):
-                number = x.untyped_storage()._cdata
+                number = storage_id(x)
                 if number not in ours:
                     others.setdefault(number, []).append(x)
         for alike in others.values():
@@ -263,11 +263,9 @@ class _Recorder(TorchDispatchMode):
         return [next(made).clone() if self.defers(x) else x for x in leaves]
 
     def _bare(self, geometry: Geometry, value: StorageValue) -> Tensor:
-        storage: Any = torch._C._construct_storage_from_data_pointer(
-            0, op_schema.CPU, geometry.num_bytes
-        )
-        self.values[storage._cdata] = value
-        self.storages[storage._cdata] = StorageWeakRef(storage)
+        storage = storage_without_memory(geometry.num_bytes, op_schema.CPU)
+        self.values[storage_id(storage)] = value
+        self.storages[storage_id(storage)] = StorageWeakRef(storage)
         return geometry.on(storage)
 
     def _call(
@@ -327,10 +325,10 @@ def _deep_copy(x: Tensor, memo: dict[Any, Any]) -> Tensor:
     if id(x) in memo:
         return memo[id(x)]  # type: ignore[no-any-return]
     storage, copies = x.untyped_storage(), memo.setdefault("torch", {})
-    if storage._cdata not in copies:
+    if storage_id(storage) not in copies:
         whole = Geometry(torch.uint8, (storage.nbytes(),), (1,)).on(storage)
-        copies[storage._cdata] = whole.clone().untyped_storage()
-    made = Geometry.of(x).on(copies[storage._cdata]).requires_grad_(x.requires_grad)
+        copies[storage_id(storage)] = whole.clone().untyped_storage()
+    made = Geometry.of(x).on(copies[storage_id(storage)]).requires_grad_(x.requires_grad)
     made.__dict__ = copy.deepcopy(x.__dict__, memo)
     memo[id(x)] = made
     return made

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
 
+from flowrun.engine.torch_internals import TreeSpec, schema_of, tree_leaves, tree_unflatten
 from flowrun.launcher.model.replay import Geometry
 
 CPU = torch.device("cpu")
@@ -51,7 +51,7 @@ def only_views(op: Any) -> bool:
     """True if it makes other views of a storage, and reads no value."""
     if torch.Tag.inplace_view in op.tags:
         return True
-    aliases = [x.alias_info for x in op._schema.returns]
+    aliases = [x.alias_info for x in schema_of(op).returns]
     return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
 
 
@@ -64,14 +64,14 @@ def draws(op: Any) -> bool:
 @cache
 def makes_tensors(op: Any) -> bool:
     """True if all its results are tensors."""
-    kinds = [str(x.type) for x in op._schema.returns]
+    kinds = [str(x.type) for x in schema_of(op).returns]
     return bool(kinds) and all("Tensor" in kind for kind in kinds)
 
 
 @cache
 def returns_what_it_writes(op: Any) -> bool:
     """True if it makes no tensor of its own."""
-    aliases = [x.alias_info for x in op._schema.returns]
+    aliases = [x.alias_info for x in schema_of(op).returns]
     return all(alias is not None and alias.is_write for alias in aliases)
 
 
@@ -79,7 +79,7 @@ def find_written(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set
     """Return the ids of the tensors that an op writes to, among its `args` and `kwargs`."""
     given = [
         args[k] if k < len(args) else kwargs.get(argument.name)
-        for k, argument in enumerate(op._schema.arguments)
+        for k, argument in enumerate(schema_of(op).arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
     return {id(x) for x in tree_leaves(given) if isinstance(x, Tensor)}
@@ -92,7 +92,7 @@ def run_on_meta(op: Any, leaves: Sequence[Any], spec: TreeSpec) -> Any:
     the result.
     """
     args, kwargs = tree_unflatten(list(map(_without_values, leaves)), spec)
-    if any(x.name == "device" for x in op._schema.arguments):
+    if any(x.name == "device" for x in schema_of(op).arguments):
         kwargs = {**kwargs, "device": torch.device("meta")}
     return op(*args, **kwargs)
 

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
+
+from flowrun.engine.torch_internals import TreeSpec, storage_id, tree_leaves, tree_unflatten
 
 Storages = dict["StorageValue", torch.UntypedStorage]
 
@@ -192,7 +193,7 @@ def _run(
         torch.default_generator.set_state(call.state)
     torch.set_default_dtype(call.dtype)
     results = perform(call.op, leaves, call.spec)
-    taken = {storage._cdata for storage in here.values()}
+    taken = {storage_id(storage) for storage in here.values()}
     for value in made:
         if value.place < 0:
             storages[value] = here[call.leaves[-1 - value.place].value]
@@ -215,9 +216,9 @@ def _own(result: Tensor, geometry: Geometry, taken: set[int]) -> torch.UntypedSt
     """
     storage = result.untyped_storage()
     as_foreseen = Geometry.of(result) == geometry and storage.nbytes() == geometry.num_bytes
-    if not as_foreseen or storage._cdata in taken:
+    if not as_foreseen or storage_id(storage) in taken:
         storage = geometry.empty().copy_(result).untyped_storage()
-    taken.add(storage._cdata)
+    taken.add(storage_id(storage))
     return storage
 
 

@@ -18,6 +18,7 @@ from flowrun.engine.ir.module_path import block_of
 from flowrun.engine.passes.stages.balance_stages import ForwardSequence, balance_cuts
 from flowrun.engine.passes.stages.chosen_stages import read_stages
 from flowrun.engine.strategy import Decided
+from flowrun.engine.torch_internals import set_submodules, submodules_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +54,16 @@ def keep_blocks(model: nn.Module, blocks: RepeatedBlocks, count: int) -> nn.Modu
     """The model with the first `count` of its blocks; it shares all that it keeps."""
     shorter = part = _twin(model)
     for name in blocks.path.split(".") if blocks.path else ():
-        part._modules[name] = part = _twin(part._modules[name])  # type: ignore[arg-type]
-    part._modules = dict(list(part._modules.items())[:count])
+        twin = _twin(part.get_submodule(name))
+        submodules_of(part)[name] = part = twin
+    set_submodules(part, dict(list(submodules_of(part).items())[:count]))
     return shorter
 
 
 def _twin(module: nn.Module) -> nn.Module:
     """A module of its own with the same parameters and parts."""
     twin = copy.copy(module)
-    twin._modules = dict(module._modules)
+    set_submodules(twin, submodules_of(module))
     return twin
 
 

@@ -89,14 +89,14 @@ class TensorFile:
         sync(self.path.parent)
 
     @contextmanager
-    def _open(self) -> Iterator[int]:
+    def open(self) -> Iterator[int]:
         handle = open_again(self.partial)
         try:
             yield handle
         finally:
             os.close(handle)
 
-    def _put(self, handle: int, shard: Shard) -> None:
+    def put(self, handle: int, shard: Shard) -> None:
         """Write a region under each name of its tensor; nothing if the file has none."""
         starts = self.starts.get(shard.name, ())
         if not starts or not shard.value.numel():
@@ -121,10 +121,10 @@ def write(files: Sequence[TensorFile], shards: Iterable[Shard]) -> None:
     have begun.
     """
     with ExitStack() as stack:
-        opened = [(file, stack.enter_context(file._open())) for file in files]
+        opened = [(file, stack.enter_context(file.open())) for file in files]
         for shard in shards:
             for file, handle in opened:
-                file._put(handle, shard)
+                file.put(handle, shard)
             del shard  # before the next is made
 
 

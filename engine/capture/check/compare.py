@@ -29,6 +29,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.ir.user_code import place_of
 from flowrun.engine.ops.traits import is_random, is_view
+from flowrun.engine.torch_internals import FakeTensorMode, gradient_hooks, version_of
 
 MAX_FLOPS = 2e10  # forward and backward of a micro-batch: about a second of one core
 MAX_ELEMENTS = 4e8  # elements that all ops of a micro-batch make
@@ -88,8 +89,6 @@ def _check_state(task: Task, batches: Sequence[Batch], effects: Sequence[Effect]
     """Raise RecipeError for what each of two calls changes in Python; tensors have no numbers."""
     if not effects:
         return
-    from torch._subclasses import FakeTensorMode
-
     program = CapturedModule(task, tuple(batches[0]), {})
     states = [take_snapshot(effects)]
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
@@ -219,12 +218,12 @@ class _CaptureComparison:
         for parameter in trained.values():
             parameter.grad = torch.ones_like(parameter)
         before = {
-            name: (p.grad, p.grad._version) for name, p in trained.items() if p.grad is not None
+            name: (p.grad, version_of(p.grad)) for name, p in trained.items() if p.grad is not None
         }
         try:
             yield
             for name, (gradient, version) in before.items():
-                if trained[name].grad is not gradient or gradient._version != version:
+                if trained[name].grad is not gradient or version_of(gradient) != version:
                     raise RecipeError(
                         "model",
                         f"forward changes the gradient of {name} (zero_grad, or .grad), which holds"
@@ -280,8 +279,8 @@ class _CaptureComparison:
     def _explain_difference(self, name: str, difference: str, call: int) -> tuple[str, str]:
         when = "the second time, after a change of weights" if call else "the first time"
         parameter = self.parameters.get(name)
-        if parameter is not None and parameter._backward_hooks:
-            hook = next(iter(parameter._backward_hooks.values()))
+        if parameter is not None and gradient_hooks(parameter):
+            hook = next(iter(gradient_hooks(parameter).values()))
             return (
                 f"the hook on the gradient of {name} ({place_of_function(hook)}) depends on more"
                 f" than the gradient: {when} {difference}.",

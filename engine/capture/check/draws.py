@@ -13,17 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from flowrun.engine.torch_internals import DispatchMode
 
 _ATEN = torch.ops.aten
 
 
-class Draws(TorchDispatchMode):
+class Draws(DispatchMode):
     """A dispatch mode under which a random op draws from a generator of its own."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

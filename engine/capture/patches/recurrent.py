@@ -2,10 +2,6 @@
 
 The decompositions leave out dropout between layers, and they take oneDNN's LSTM, as for inference,
 if the input needs no gradient.
-
-Relied upon of torch (tests/engine/capture/patches/test_recurrent.py): all of them call
-`_rnn_helper`; up to 2.13 it asks `num_layers < i - 1` before layer i, so that nothing is ever
-dropped; `select_one_layer_lstm_function` returns oneDNN's function or `one_layer_lstm`.
 """
 
 from __future__ import annotations
@@ -15,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from flowrun.engine.capture.patches.substitutes import replace_attribute
+from flowrun.engine.torch_internals import RNN_HELPER, recurrent_decompositions
 
 
 class _LayerCount(int):
@@ -27,9 +24,8 @@ class _LayerCount(int):
 @contextmanager
 def decompose_as_in_training() -> Iterator[None]:
     """Within the block, decompose recurrent layers into what they compute in training."""
-    from torch._decomp import decompositions
-
-    helper: Any = decompositions._rnn_helper
+    decompositions = recurrent_decompositions()
+    helper = vars(decompositions)[RNN_HELPER]
 
     def with_dropout(
         given: Any, hidden: Any, params: Any, has_biases: Any, num_layers: int, *rest: Any
@@ -38,7 +34,7 @@ def decompose_as_in_training() -> Iterator[None]:
 
     select = "select_one_layer_lstm_function"
     with (
-        replace_attribute(decompositions, "_rnn_helper", with_dropout),
+        replace_attribute(decompositions, RNN_HELPER, with_dropout),
         replace_attribute(decompositions, select, lambda *_: decompositions.one_layer_lstm),
     ):
         yield

@@ -25,11 +25,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.modules import transformer
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from flowrun.engine import torch_internals
+from flowrun.engine.torch_internals import CAUSAL_MASK_DETECTOR, BatchNorm, assert_async
 
 _embedding_bag, _ctc_loss, _gaussian = F.embedding_bag, F.ctc_loss, F.gaussian_nll_loss
-_batch_norm = _BatchNorm.forward
+_batch_norm = BatchNorm.forward
 
 
 @contextlib.contextmanager
@@ -50,8 +51,8 @@ def replace_functions() -> Iterator[None]:
         replace_attribute(F, "embedding_bag", embedding_bag),
         replace_attribute(F, "ctc_loss", ctc_loss),
         replace_attribute(F, "gaussian_nll_loss", gaussian_nll_loss),
-        replace_attribute(_BatchNorm, "forward", batch_norm),
-        replace_attribute(transformer, "_detect_is_causal_mask", is_causal),
+        replace_attribute(BatchNorm, "forward", batch_norm),
+        replace_attribute(*CAUSAL_MASK_DETECTOR, is_causal),
     ):
         yield
 
@@ -59,7 +60,7 @@ def replace_functions() -> Iterator[None]:
 # ---- functions that look at values ---------------------------------------------------------------
 
 
-def batch_norm(self: _BatchNorm, input: Tensor) -> Tensor:
+def batch_norm(self: BatchNorm, input: Tensor) -> Tensor:
     """Compute nn.BatchNorm.forward; with momentum=None the running averages are cumulative."""
     count, mean, var = self.num_batches_tracked, self.running_mean, self.running_var
     averages = self.training and self.track_running_stats and self.momentum is None
@@ -98,7 +99,7 @@ def gaussian_nll_loss(
     """
     if not isinstance(var, Tensor):
         return _gaussian(input, target, var, full, eps, reduction)
-    torch._assert_async(~(var < 0).any(), "var has negative entry/entries")
+    assert_async(~(var < 0).any(), "var has negative entry/entries")
     var = var.unsqueeze(-1) if var.shape == input.shape[:-1] else var.clone()
     unlike = sum(a != b for a, b in zip(input.shape, var.shape, strict=False))
     if var.dim() != input.dim() or unlike > 1:
@@ -200,7 +201,7 @@ def _losses(
     zero_infinity: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of each sample, and forward variables with room for the longest target."""
-    loss, alpha = torch.ops.aten._ctc_loss.default(
+    loss, alpha = torch_internals.ctc_loss(
         log_probs, targets, input_lengths.tolist(), target_lengths.tolist(), blank, zero_infinity
     )
     alpha = F.pad(alpha, (0, 2 * targets.shape[1] + 1 - alpha.shape[-1]))
@@ -224,7 +225,7 @@ def _gradient_of_losses(
 ) -> Tensor:
     lengths = (input_lengths.tolist(), target_lengths.tolist())
     used = log_alpha[..., : 2 * int(target_lengths.max()) + 1].contiguous()
-    gradient: Tensor = torch.ops.aten._ctc_loss_backward.default(
+    gradient: Tensor = torch_internals.ctc_loss_backward(
         grad, log_probs, targets, *lengths, loss, used, blank, zero_infinity
     )
     return gradient

@@ -1,8 +1,4 @@
-"""tracing: the state of torch in which a module is captured, restored afterwards.
-
-Relied upon of torch (tests/engine/capture/test_capture.py): the keys of `torch._dynamo.config` and
-the method of Dynamo's OutputGraph that are named below; keys that a release lacks are left out.
-"""
+"""tracing: the state of torch in which a module is captured, restored afterwards."""
 
 from __future__ import annotations
 
@@ -13,12 +9,19 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-import torch.utils._triton
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flowrun.engine.capture.patches.recurrent import decompose_as_in_training
 from flowrun.engine.capture.patches.substitutes import replace_attribute, replace_functions
+from flowrun.engine.torch_internals import (
+    BUFFER_MARK,
+    buffers_of,
+    dynamo_settings,
+    forget_triton,
+    leaf_check,
+    parameters_of,
+)
 
 
 @contextlib.contextmanager
@@ -38,7 +41,7 @@ def prepare_tracing(
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         if low_precision_attention:
             stack.enter_context(_multiply_attention_in_low_precision())
-        stack.enter_context(torch._dynamo.config.patch(_dynamo_settings()))
+        stack.enter_context(dynamo_settings(_settings()))
         stack.enter_context(silence_logs())
         stack.enter_context(_restore_tensors(modules))
         stack.enter_context(_unmark_buffers(modules))
@@ -67,7 +70,7 @@ def _restore_tensors(modules: Iterable[nn.Module]) -> Iterator[None]:
     names.
     """
     held: list[dict[str, Any]] = [
-        each for module in modules for each in (module._parameters, module._buffers)
+        each for module in modules for each in (parameters_of(module), buffers_of(module))
     ]
     before = [dict(each) for each in held]
     try:
@@ -84,16 +87,16 @@ def _unmark_buffers(modules: Iterable[nn.Module]) -> Iterator[None]:
     Dynamo's export cannot read the mark that nn.Buffer sets if forward assigns the buffer anew
     (`self.steps += 1`).
     """
-    held = (tensor for module in modules for tensor in module._buffers.values())
-    marked = [tensor for tensor in held if hasattr(tensor, "_is_buffer")]
+    held = (tensor for module in modules for tensor in buffers_of(module).values())
+    marked = [tensor for tensor in held if hasattr(tensor, BUFFER_MARK)]
     buffers: list[Any] = list({id(tensor): tensor for tensor in marked}.values())
     for buffer in buffers:
-        del buffer._is_buffer
+        delattr(buffer, BUFFER_MARK)
     try:
         yield
     finally:
         for buffer in buffers:
-            buffer._is_buffer = True
+            setattr(buffer, BUFFER_MARK, True)
 
 
 @contextlib.contextmanager
@@ -107,9 +110,7 @@ def _hide_gpus() -> Iterator[None]:
         with replace_attribute(torch.cuda, "is_available", lambda: False):
             yield
     finally:
-        for cached in vars(torch.utils._triton).values():
-            if hasattr(cached, "cache_clear"):
-                cached.cache_clear()
+        forget_triton()
 
 
 @contextlib.contextmanager
@@ -130,28 +131,20 @@ def _allow_leaves_within_forward() -> Iterator[None]:
     Dynamo refuses this because compiled code would return a tensor without that mark; here no
     tensor is returned to Python.
     """
-    owner, name = (
-        torch._dynamo.output_graph.OutputGraph,
-        "_check_requires_grad_intermediate_outputs",
-    )
-    if not hasattr(owner, name):
-        yield
-        return
-    with replace_attribute(owner, name, lambda *_: None):
+    check = leaf_check()
+    with replace_attribute(*check, lambda *_: None) if check else contextlib.nullcontext():
         yield
 
 
-def _dynamo_settings() -> dict[str, Any]:
-    """Return settings that let Dynamo trace recurrent layers and torch.autograd.grad in forward.
-
-    Keys that this release does not know are left out (2.11 lacks `trace_autograd_ops`).
+def _settings() -> dict[str, Any]:
+    """Return settings that let Dynamo trace recurrent layers and torch.autograd.grad in forward
+    (torch 2.11 lacks `trace_autograd_ops`).
     """
-    wanted = {
+    return {
         "ignore_logger_methods": _logging_functions(),
         "allow_rnn": True,
         "trace_autograd_ops": True,
     }
-    return {key: value for key, value in wanted.items() if hasattr(torch._dynamo.config, key)}
 
 
 def _logging_functions() -> set[Callable[..., Any]]:

@@ -20,6 +20,7 @@ import torch
 from flowrun.engine.ir.op_info import OpInfo, Trait
 from flowrun.engine.ir.sbp import S
 from flowrun.engine.ir.signature import OpView, Signature
+from flowrun.engine.torch_internals import assert_async
 
 CHECK = "flow.check_range"
 
@@ -68,7 +69,7 @@ def check_range(
         return ids
     if not ids.is_cpu:
         fine = ~outside(ids, size, ignored, wraps).any()
-        torch._assert_async(fine, f"{what[0]} out of range for {size} {what[1]}: {fields}")
+        assert_async(fine, f"{what[0]} out of range for {size} {what[1]}: {fields}")
         return ids
     low, high = torch.aminmax(ids)
     if low < (-size if wraps else 0) or high >= size:

@@ -19,6 +19,7 @@ from flowrun.engine.ir.graph import refs
 from flowrun.engine.ir.op_info import OpInfo, Trait
 from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ir.signature import OpView, Signature, whole
+from flowrun.engine.torch_internals import fused_adamw, fused_sgd
 
 Tensor = torch.Tensor
 Changed = Tensor | tuple[Tensor, ...]
@@ -102,7 +103,7 @@ def adamw_of_many(
     }
 
     def fused(changed: Sequence[list[Tensor]], gradients: list[Tensor]) -> None:
-        torch._fused_adamw_(  # type: ignore[call-overload]
+        fused_adamw(
             changed[0],
             gradients,
             changed[1],
@@ -163,7 +164,7 @@ def sgd_of_many(
     }
 
     def fused(changed: Sequence[list[Tensor]], gradients: list[Tensor]) -> None:
-        torch._fused_sgd_(
+        fused_sgd(
             changed[0],
             gradients,
             changed[1] if len(changed) > 1 else [],

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrun.engine.torch_internals import cpu_attention, cpu_attention_backward
+
 aten = torch.ops.aten
 
 
@@ -33,7 +35,7 @@ def document_attention(
     documents).  scale: of the scores; None: 1 / sqrt(width).  Raise ValueError for documents that
     do not fill their sample.
     """
-    run = aten._scaled_dot_product_flash_attention_for_cpu.default
+    run = cpu_attention
     found = [*document_spans(documents, query.shape[2])]
     if len(found) == len(query):
         out, logsumexp = run(query, key, value, 0.0, True, scale=scale)
@@ -93,7 +95,7 @@ def document_attention_backward(
     grad: of the output.  query, key, value, documents, scale: as in `document_attention`.  out,
     logsumexp: its results.
     """
-    run = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    run = cpu_attention_backward
     return run_backward(run, grad, query, key, value, out, logsumexp, documents, scale)
 
 

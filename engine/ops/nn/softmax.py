@@ -15,7 +15,15 @@ from flowrun.engine.ir.expansion import Expansion, LaidOutValue
 from flowrun.engine.ir.graph import LogicalTensor, Op
 from flowrun.engine.ir.op_info import Expands, OpInfo, OutVariant, Trait
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, P, S
-from flowrun.engine.ir.signature import OpView, Signature, bind, partial_rows, places, row
+from flowrun.engine.ir.signature import (
+    OpView,
+    Signature,
+    bind,
+    partial_rows,
+    places,
+    row,
+    torch_callable,
+)
 
 aten = torch.ops.aten
 
@@ -108,7 +116,7 @@ OPS: Mapping[str, OpInfo] = {
     LOG_SOFTMAX: OpInfo(
         softmax,
         traits=(Trait.ALLOCATES,),
-        out=OutVariant(aten._log_softmax.out, along_rows=True),
+        out=OutVariant(torch_callable("aten._log_softmax.out"), along_rows=True),
         expands=Expands("self", classes, expand_log_softmax),
     ),
     SAFE_SOFTMAX: OpInfo(safe_softmax, traits=(Trait.ROW_STATISTICS,)),
@@ -120,7 +128,9 @@ OPS: Mapping[str, OpInfo] = {
     LOG_SOFTMAX_BACKWARD: OpInfo(
         softmax_backward,
         traits=(Trait.ALLOCATES,),
-        out=OutVariant(aten._log_softmax_backward_data.out, over=(0, 1), along_rows=True),
+        out=OutVariant(
+            torch_callable("aten._log_softmax_backward_data.out"), over=(0, 1), along_rows=True
+        ),
         expands=Expands("output", classes, expand_log_softmax_backward),
     ),
 }

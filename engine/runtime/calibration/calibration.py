@@ -39,6 +39,7 @@ from flowrun.engine.runtime.calibration.probes import (
 from flowrun.engine.runtime.kernels.overrides import kernel_of
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.engine.runtime.transport.transport import BucketLayout, layout_of
+from flowrun.engine.torch_internals import cpu_attention, cpu_attention_backward
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _COLD_BYTES = 1 << 26  # of operands used in turn, as in a step, so that no cache holds them
@@ -124,8 +125,8 @@ def _attention(device: torch.device, trials: int) -> Iterator[TimedWork]:
     """Time causal attention; op_flops counts 4 (forward) and 10 for each number of a query."""
     heads, length, width = 8, 128, 32
     q, k, v = (torch.randn(4, heads, length, width, device=device) for _ in "qkv")
-    forward = kernel_of(_aten._scaled_dot_product_flash_attention_for_cpu.default)
-    backward = kernel_of(_aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+    forward = kernel_of(cpu_attention)
+    backward = kernel_of(cpu_attention_backward)
 
     def both(_: int) -> None:  # no autograd: it fails in a fork of a process that has used it
         out, logsumexp = forward(q, k, v, 0.0, True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from flowrun.engine.ir.signature import torch_callable
 from flowrun.engine.ops.flow import sparse
 from flowrun.engine.ops.math.reduce import log_sum_exp
 from flowrun.engine.ops.nn.cross_entropy import gradient_of_logits
@@ -20,6 +21,7 @@ from flowrun.engine.runtime.kernels.overrides import kernel_of
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
+BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
 
 ROWS, COLUMNS = 1024, 256
 SAMPLES, CHANNELS, SIDE = 16, 64, 16
@@ -53,21 +55,21 @@ def _row_probes() -> Mapping[str, Probe]:
     def targets() -> tuple[Tensor, ...]:
         return torch.randn(shape), torch.full((ROWS, 1), 6.0), torch.arange(ROWS) % COLUMNS
 
-    def of_two(run: Callable[..., Any]) -> Probe:
-        return Probe(count, two, run)
+    def of_two(target: str, *given: object) -> dict[str, Probe]:
+        run = torch_callable(target)
+        return {target: Probe(count, two, lambda x, y: run(x, *given))}
 
-    fp32 = torch.float32
+    def of_gradient(target: str) -> dict[str, Probe]:
+        run = torch_callable(target)
+        return {target: Probe(count, two, lambda x, y: run(x, y, -1, torch.float32))}
+
     return {
-        "aten._softmax.default": of_two(lambda x, y: aten._softmax.default(x, -1, False)),
-        "aten._safe_softmax.default": of_two(lambda x, y: aten._safe_softmax.default(x, -1)),
-        "aten._softmax_backward_data.default": of_two(
-            lambda x, y: aten._softmax_backward_data.default(x, y, -1, fp32)
-        ),
-        "aten._log_softmax.default": of_two(lambda x, y: aten._log_softmax.default(x, -1, False)),
-        "aten._log_softmax_backward_data.default": of_two(
-            lambda x, y: aten._log_softmax_backward_data.default(x, y, -1, fp32)
-        ),
-        "aten.logsumexp.default": of_two(lambda x, y: log_sum_exp(x, (-1,), True)),
+        **of_two("aten._softmax.default", -1, False),
+        **of_two("aten._safe_softmax.default", -1),
+        **of_gradient("aten._softmax_backward_data.default"),
+        **of_two("aten._log_softmax.default", -1, False),
+        **of_gradient("aten._log_softmax_backward_data.default"),
+        "aten.logsumexp.default": Probe(count, two, lambda x, y: log_sum_exp(x, (-1,), True)),
         "flow.cross_entropy_backward": Probe(
             count,
             targets,
@@ -128,10 +130,10 @@ def _image_probes() -> Mapping[str, Probe]:
         return x, torch.randn_like(made), places
 
     return {
-        "aten._native_batch_norm_legit_functional.default": Probe(
+        BATCH_NORM: Probe(
             count,
             normed,
-            lambda x, y, zeros, ones: aten._native_batch_norm_legit_functional.default(
+            lambda x, y, zeros, ones: torch_callable(BATCH_NORM)(
                 x, ones, zeros, zeros, ones, True, 0.1, 1e-5
             ),
         ),

@@ -158,7 +158,7 @@ class VirtualCluster:
                 happened = True
                 self._act(rank, launched)
             if self.random and self.random.random() < 0.5:
-                happened = happened or bool(scheduler._compute)
+                happened = happened or scheduler.may_compute
                 continue
             if launched := scheduler.next_compute():
                 happened = True

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
-
 from flowrun.engine.ir.graph import Ref, map_refs
 from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ops.traits import has, is_view
 from flowrun.engine.runtime.kernels.program import Program, ProgramCall
+from flowrun.engine.torch_internals import OpOverload
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ def _is_fusible(lines: list[ProgramCall]) -> bool:
     Products call a library in any case, and views do no work.
     """
     functions = [line.call.function for line in lines]
-    if not all(isinstance(function, torch._ops.OpOverload) for function in functions):
+    if not all(isinstance(function, OpOverload) for function in functions):
         return True
     names = map(str, functions)
     return sum(not (has(name, Trait.PRODUCT) or is_view(name)) for name in names) > 1

@@ -1,9 +1,8 @@
 """inductor: programs compiled by torch's Inductor.
 
-This is the only file that knows Inductor's internals
-(tests/engine/runtime/inductor/test_inductor.py names what is relied on).  make_fx traces a program,
-including local programs of flow.* ops, into functional ATen ops, and compile_fx_inner compiles
-these.  The new values of variables that change in place are copied back at the end.
+make_fx traces a program, including local programs of flow.* ops, into functional ATen ops, and
+Inductor builds these (torch_internals.py).  The new values of variables that change in place are
+copied back at the end.
 """
 
 from __future__ import annotations
@@ -16,11 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.kernels.kernels import emit
 from flowrun.engine.runtime.kernels.program import Program
+from flowrun.engine.torch_internals import (
+    FakeTensorMode,
+    build_graph,
+    inductor_cache,
+    inductor_decompositions,
+    inductor_settings,
+    is_dispatched,
+    missing_compiler,
+    onednn_linear,
+)
 
 Boxed = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -72,17 +80,9 @@ def compile_program(program: Program, specs: Sequence[Spec], device: str, thread
 
     specs: of its inputs.  device: "cpu" or "cuda".  threads: compute threads of a rank.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # raised by torch's own imports
-        from torch._guards import TracingContext, tracing
-        from torch._inductor import config
-        from torch._inductor.compile_fx import compile_fx_inner
-        from torch._inductor.decomposition import select_decomp_table
-        from torch._inductor.fx_passes.joint_graph import joint_graph_passes
-        from torch._inductor.virtualized import V
-        from torch.func import functionalize
-        from torch.fx.experimental.proxy_tensor import make_fx
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    from torch.func import functionalize
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     settings = {
         "compile_threads": 1,  # no pool of processes, which a fork would lose
@@ -96,22 +96,15 @@ def compile_program(program: Program, specs: Sequence[Spec], device: str, thread
     with mode:
         examples = _examples(specs, device)
     flat = functionalize(lambda *values: run(list(values)), remove="mutations")
-    table = {**select_decomp_table(), **_products()}
+    table = {**inductor_decompositions(), **_products()}
     trace = make_fx(flat, decomposition_table=table, tracing_mode="fake")
-    with torch.no_grad(), config.patch(settings), _no_monitor(), warnings.catch_warnings():
+    with torch.no_grad(), inductor_settings(settings), _no_monitor(), warnings.catch_warnings():
         # Products of fp32 stay fp32 on purpose.
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores for float32")
         with torch.device(device):  # not around the rest: Inductor makes tensors for itself
             module = trace(*examples)
-        with (
-            V.set_fake_mode(mode),
-            tracing(TracingContext(mode)),  # the cache on disk asks for it
-            TracingContext.report_output_strides() as reported,
-        ):
-            module = joint_graph_passes(module)
-            code: Any = compile_fx_inner(module, examples, is_inference=True)
-    strides = [stride for stride in reported or () if stride is not None]
-    return Code(_report_allocations(code.current_callable), tuple(strides))
+        run, strides = build_graph(module, examples, mode)
+    return Code(_report_allocations(run), strides)
 
 
 # ---- oneDNN's product (products.py) --------------------------------------------------------------
@@ -123,8 +116,7 @@ _OPS.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    made = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], None)
-    return made  # type: ignore[no-any-return]
+    return onednn_linear()(x, weight, bias, "none", [], None)  # type: ignore[no-any-return]
 
 
 def _linear_shape(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -139,7 +131,7 @@ def _products() -> dict[Any, Callable[..., torch.Tensor]]:
     if not torch.backends.mkldnn.is_available():
         return {}
     own = torch.ops.flowrun.linear.default
-    return {torch.ops.mkldnn._linear_pointwise.default: lambda x, w, bias, *how: own(x, w, bias)}
+    return {onednn_linear(): lambda x, w, bias, *how: own(x, w, bias)}
 
 
 # ---- around it -----------------------------------------------------------------------------------
@@ -158,12 +150,7 @@ def _no_monitor() -> Iterator[None]:
 
 def require_compiler() -> None:
     """Raise RecipeError (engine.compiler) if Inductor finds no C++ compiler."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler as error:
+    if error := missing_compiler():
         raise RecipeError(
             "engine.compiler",
             f"inductor needs a C++ compiler, and this host has none: {error}",
@@ -173,9 +160,7 @@ def require_compiler() -> None:
 
 def cache_folder() -> Path:
     """Return the folder of Inductor's cache; TORCHINDUCTOR_CACHE_DIR moves it."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    return Path(cache_dir())
+    return Path(inductor_cache())
 
 
 def _report_allocations(code: Any) -> Boxed:
@@ -187,7 +172,7 @@ def _report_allocations(code: Any) -> Boxed:
     allocate = "empty_strided_cpu"
 
     def run(values: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        if not torch._C._len_torch_dispatch_stack() or allocate not in names:
+        if not is_dispatched() or allocate not in names:
             return code(values)  # type: ignore[no-any-return]
         quick = names[allocate]
         names[allocate] = _allocate

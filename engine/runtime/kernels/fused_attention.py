@@ -6,10 +6,9 @@ choose it (Hopper and Blackwell), else FlashAttention (Dao 2023) from compute ca
 all other cases it is the memory-efficient kernel.  None of them drops anything, as dropout is
 separate ops by then.  They are ops, not functions, so that Inductor calls them unchanged.
 
-Relied upon of torch: `_fused_sdp_choice` returns what scaled_dot_product_attention would choose;
-results of cuDNN's kernel have the strides of FlashAttention's, which computes shapes alone; the
-gradients read `out` as (samples, queries, heads, width) in memory, whatever its strides are (the
-efficient kernel's and cuDNN's, in bf16 and fp16, seen on an H200 with torch 2.11).
+FlashAttention computes the shapes of cuDNN's results too, whose strides are its own.  Gradients
+read `out` as (samples, queries, heads, width) in memory, whatever its strides are (the efficient
+kernel's and cuDNN's, in bf16 and fp16, seen on an H200 with torch 2.11).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-aten = torch.ops.aten
+from flowrun.engine import torch_internals as internals
 
 _MAX_FLASH_WIDTH = 256  # width of a head that FlashAttention supports
 _WIDTH_MULTIPLE = 8  # every kernel needs a head width that is a multiple of it
@@ -50,7 +49,7 @@ def forward(
     """
     how = {"attn_mask": attn_mask, "scale": scale}
     if query.is_cpu:
-        run = aten._scaled_dot_product_flash_attention_for_cpu.default
+        run = internals.cpu_attention
         return run(query, key, value, dropout_p, is_causal, **how)  # type: ignore[no-any-return]
     assert not dropout_p, "capture writes dropout as ops of its own"
     run = torch.ops.flowrun.attention.default
@@ -105,16 +104,16 @@ def _attention(
     width, scale = query.shape[-1], scale or query.shape[-1] ** -0.5
     query, key, value = pad_width(query), pad_width(key), pad_width(value)
     if _is_cudnn(query, key, value, mask, causal):
-        out, logsumexp, *_ = aten._scaled_dot_product_cudnn_attention(
+        out, logsumexp, *_ = internals.cudnn_attention(
             query, key, value, None, True, 0.0, causal, False, scale=scale
         )
         logsumexp = logsumexp.view(query.shape[:3])
     elif is_flash(query, mask):
-        out, logsumexp, *_ = aten._scaled_dot_product_flash_attention(
+        out, logsumexp, *_ = internals.flash_attention(
             query, key, value, 0.0, causal, False, scale=scale
         )
     else:
-        out, logsumexp, *_ = aten._scaled_dot_product_efficient_attention(
+        out, logsumexp, *_ = internals.efficient_attention(
             query, key, value, _bias(query, key, mask), True, 0.0, causal, scale=scale
         )
     return out[..., :width], logsumexp[..., : query.shape[2]]
@@ -139,7 +138,7 @@ def _attention_backward(
     if _is_cudnn(query, key, value, mask, causal):
         seed = torch.empty((), dtype=torch.int64, device=query.device)
         rows = logsumexp.contiguous().view(*logsumexp.shape, *(_cudnn_stats(query.device) or ()))
-        grads = aten._scaled_dot_product_cudnn_attention_backward(
+        grads = internals.cudnn_attention_backward(
             *(grad, query, key, value, out, rows, seed, seed, None),
             *(*sizes, 0.0, causal),
             scale=scale,
@@ -147,7 +146,7 @@ def _attention_backward(
     elif is_flash(query, mask):
         seed = torch.empty(2, dtype=torch.uint64, device=query.device)
         offset = torch.empty((), dtype=torch.uint64, device=query.device)
-        grads = aten._scaled_dot_product_flash_attention_backward(
+        grads = internals.flash_attention_backward(
             *(grad, query, key, value, out, logsumexp),
             *(*sizes, 0.0, causal, seed, offset),
             scale=scale,
@@ -156,7 +155,7 @@ def _attention_backward(
         seed = torch.empty((), dtype=torch.int64, device=query.device)
         rows = F.pad(logsumexp, (0, -logsumexp.shape[-1] % _ROW_MULTIPLE))
         bias, wanted = _bias(query, key, mask), [True, True, True, False]
-        grads = aten._scaled_dot_product_efficient_attention_backward(
+        grads = internals.efficient_attention_backward(
             *(grad, query, key, value, bias, out, rows, seed, seed, 0.0, wanted, causal),
             scale=scale,
         )
@@ -178,7 +177,7 @@ def _is_cudnn(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, ca
         return False
     how = (query.dtype, query.shape, key.shape, value.shape, causal)
     if how not in _cudnn_choices:
-        choice = torch._fused_sdp_choice(query, key, value, None, 0.0, causal)
+        choice = internals.choose_attention(query, key, value, None, 0.0, causal)
         wanted = choice == SDPBackend.CUDNN_ATTENTION.value
         _cudnn_choices[how] = wanted and _cudnn_stats(query.device) is not None
     return _cudnn_choices[how]
@@ -198,15 +197,13 @@ def _cudnn_stats(device: torch.device) -> tuple[int, ...] | None:
     )
     seed = torch.empty((), dtype=torch.int64, device=device)
     try:
-        out, stats, *_ = aten._scaled_dot_product_cudnn_attention(
-            query, key, value, None, True, 0.0, True, False
-        )
-        grads = aten._scaled_dot_product_cudnn_attention_backward(
+        out, stats, *_ = internals.cudnn_attention(query, key, value, None, True, 0.0, True, False)
+        grads = internals.cudnn_attention_backward(
             *(grad, query, key, value, out, stats, seed, seed, None, None, None, 65, 65, 0.0, True)
         )
         found = (out, stats.view(2, 3, 65), *grads)
-        one, lse, *_ = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True)
-        rest = aten._scaled_dot_product_flash_attention_backward(
+        one, lse, *_ = internals.flash_attention(query, key, value, 0.0, True)
+        rest = internals.flash_attention_backward(
             *(grad, query, key, value, one, lse, None, None, 65, 65, 0.0, True),
             *(torch.empty(2, dtype=torch.uint64, device=device), seed.to(torch.uint64)),
         )

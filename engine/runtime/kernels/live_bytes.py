@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from flowrun.engine.torch_internals import DispatchMode, storage_id, tree_leaves
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(DispatchMode):
     """A dispatch mode that counts bytes while it is on.
 
     known: tensors that are alive already.  count: the count of another thread's mode, to add to.
@@ -44,17 +44,12 @@ class LiveBytes(TorchDispatchMode):
         """An upper bound of the bytes that are alive now, as some owners may be gone."""
         return self.count.live
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Answer torch: True would import the compiler in the first op of a rank, for 0.8 s."""
-        return False
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         made = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
         read = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
-        old = {x.untyped_storage()._cdata for x in read}
-        self._add(x for x in made if x.untyped_storage()._cdata not in old)
+        old = {storage_id(x) for x in read}
+        self._add(x for x in made if storage_id(x) not in old)
         return out
 
     def _add(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -93,8 +88,8 @@ class _Count:
         with self.lock:
             for tensor in tensors:
                 storage = tensor.untyped_storage()
-                if storage._cdata not in self.storages:
-                    self.storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+                if storage_id(storage) not in self.storages:
+                    self.storages[storage_id(storage)] = (StorageWeakRef(storage), storage.nbytes())
                     self.live += storage.nbytes()
             self._raise_peak()
 

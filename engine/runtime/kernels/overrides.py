@@ -15,6 +15,7 @@ from flowrun.engine.runtime.kernels import (
 )
 from flowrun.engine.runtime.kernels.cpu import products
 from flowrun.engine.runtime.kernels.cpu.cpu_kernels import cpu_kernel
+from flowrun.engine.torch_internals import cpu_attention, cpu_attention_backward
 
 aten = torch.ops.aten
 
@@ -82,8 +83,8 @@ def _layer_norm_backward(
 
 
 _BY_DEVICE: Mapping[Callable[..., Any], Callable[..., Any]] = {
-    aten._scaled_dot_product_flash_attention_for_cpu.default: fused_attention.forward,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
+    cpu_attention: fused_attention.forward,
+    cpu_attention_backward: _attention_backward,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
 }

@@ -4,9 +4,7 @@ On CUDA all samples are one list of tokens, with the places where documents begi
 of variable length, FlashAttention in bf16 and fp16 and the memory-efficient one else.  The places
 are made on the device, so that nothing waits; a document of no tokens costs nothing but its place.
 
-Relied upon of torch: a kernel that is registered again takes the place of the one before; in a list
-of tokens FlashAttention's logsumexp is (heads, tokens), the efficient kernel's (documents, heads,
-longest document rounded up to 32).
+A kernel that is registered again takes the place of the one before.
 """
 
 from __future__ import annotations
@@ -17,11 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flowrun.engine import torch_internals as internals
 from flowrun.engine.ops.nn import document_op as op
 from flowrun.engine.runtime.kernels.cpu import products
 from flowrun.engine.runtime.kernels.fused_attention import is_flash, pad_width
-
-aten = torch.ops.aten
 
 _ROW_MULTIPLE = 32  # the efficient kernel pads a document's logsumexp to a multiple of it
 _FROM_TOP_LEFT = 1  # its number of a causal mask
@@ -45,12 +42,12 @@ def _forward(
     starts = _starts(documents, length)
     parts = [_as_list(pad_width(x)) for x in (query, key, value)]
     if is_flash(query, None):
-        made, logsumexp, *_ = aten._flash_attention_forward(
+        made, logsumexp, *_ = internals.flash_attention_of_list(
             *parts, starts, starts, length, length, 0.0, True, False, scale=scale
         )
         logsumexp = logsumexp.view(heads, samples, length).transpose(0, 1)
     else:
-        made, found, *_ = aten._efficient_attention_forward(
+        made, found, *_ = internals.efficient_attention_of_list(
             *(x.unsqueeze(0) for x in parts),
             *(None, starts, starts, length, length, 0.0, _FROM_TOP_LEFT, True),
             scale=scale,
@@ -82,7 +79,7 @@ def _backward(
         # seed and offset of dropout: the kernel reads them only if there is some
         seed = torch.empty(2, dtype=torch.uint64, device=query.device)
         offset = torch.empty((), dtype=torch.uint64, device=query.device)
-        grads = aten._flash_attention_backward(
+        grads = internals.flash_attention_of_list_backward(
             *(*parts, rows, starts, starts, length, length, 0.0, True, seed, offset), scale=scale
         )
     else:
@@ -92,7 +89,7 @@ def _backward(
         rows[document, :, place] = logsumexp.transpose(1, 2).reshape(-1, heads)
         seed = torch.empty((), dtype=torch.int64, device=query.device)
         first, *others, out = (x.unsqueeze(0) for x in parts)
-        grads = aten._efficient_attention_backward(
+        grads = internals.efficient_attention_of_list_backward(
             *(first, *others, None, out, starts, starts, length, length, rows, 0.0),
             *(seed, seed, _FROM_TOP_LEFT, False),
             scale=scale,
@@ -106,7 +103,7 @@ def _backward(
 
 def _starts(documents: Tensor, length: int) -> Tensor:
     """Return where each document of all samples begins, and where the last ends: int32."""
-    torch._assert_async(
+    internals.assert_async(
         (documents.sum(1) == length).all() & (documents >= 0).all(),
         "documents do not fill their sample",
     )

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._functorch import config as functorch_config
 from torch.distributed import pipelining
 
+from flowrun.engine.torch_internals import set_donated_buffer
 from flowrun.launcher.bench.peers.setting import PeerBatch, Setting, TrainStep, chosen
 from flowrun.launcher.bench.peers.torch_optimizer import optimizer
 
@@ -64,7 +64,7 @@ class _UnitStage(nn.Module):
         if setting.compiled:
             # zero-bubble schedules go backward twice, for inputs and for weights: torch says that
             # compiled code must then keep its buffers
-            functorch_config.donated_buffer = setting.peer.schedule in ONE_STAGE
+            set_donated_buffer(setting.peer.schedule in ONE_STAGE)
             self.units.compile()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from flowrun.engine.torch_internals import cpu_attention_backward, onednn_linear
+
 Tensor = torch.Tensor
 
 
@@ -97,7 +99,7 @@ def attention_backward(
     a high fixed cost, so short sequences run in fp32.
     """
     given = (grad, query, key, value, out)
-    run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    run = cpu_attention_backward
     found, size = rule(), key.shape[-2] * key.shape[-1]
     if query.dtype != torch.bfloat16 or found is None or size >= found.min_bf16_keys:
         return run(*given, *how, **more)  # type: ignore[no-any-return]
@@ -107,8 +109,7 @@ def attention_backward(
 
 def _linear(first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
     """Call the op that Inductor calls: x, weight (n, k), bias, without a function on the result."""
-    linear = torch.ops.mkldnn._linear_pointwise.default
-    return linear(first, second.t(), bias, "none", [], None)  # type: ignore[no-any-return]
+    return onednn_linear()(first, second.t(), bias, "none", [], None)  # type: ignore[no-any-return]
 
 
 def _is_large(first: Tensor, second: Tensor) -> bool:
