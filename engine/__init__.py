@@ -4,6 +4,7 @@ compile.py has the story on a page; pipeline.py lists the passes.  A folder impo
 above it in this list (tests/test_tree.py):
 
 errors.py files.py  what is wrong and where; how a file is written in a folder that others can touch
+torch_internals.py  each name of torch that is not public and is relied on
 ir/                 words: SBP, placements, the logical graph, module paths
 ops/ hardware/      one OpInfo for each op; a device and its links as numbers
 boxing/ strategy.py from one layout to another; what a recipe asks for

@@ -9,7 +9,7 @@ and the transport keep for themselves does not count.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from flowrun.engine.actors.plan import (
@@ -59,30 +59,34 @@ class Footprint:
         self.kind_bytes: dict[str, int] = {}  # parameter, buffer, state
         self.source: dict[str, str] = {}  # tensor -> the one whose memory it shares
         self.extra: dict[str, int] = {}  # storage of a message -> its bytes
-        for source in plan.graph.sources:
-            if source.stage == stage:
-                self.layout[source.tensor] = source.nd_sbp
+        sources = (source for source in plan.graph.sources if source.stage == stage)
+        self.layout.update((source.tensor, source.nd_sbp) for source in sources)
         self.always = {v.tensor for v in plan.graph.variables}
         self.updated = {v.new: v.tensor for v in plan.graph.variables if v.new}
         for op in (op for op in plan.graph.ops if op.stage == stage):
-            self._add(op)
+            self._add_op(op)
         for actor in plan.stage_actors(stage):
-            if isinstance(actor.work, PrepareWork):
-                self.layout[actor.work.made] = actor.work.feeds[0].nd_sbp
-            if isinstance(actor.work, RegionWork):
-                self.source.update(actor.work.overwrites)
-            self._add_message(actor)
-        for v in (v for v in plan.graph.variables if v.stage == stage):
+            self._add_actor(actor)
+        self._count_kinds(stage)
+        self._regions: dict[tuple[int, frozenset[str], bool], ActBytes] = {}
+
+    def _count_kinds(self, stage: int) -> None:
+        for v in (v for v in self.plan.graph.variables if v.stage == stage):
             self.kind_bytes[v.kind] = self.kind_bytes.get(v.kind, 0) + self.tensor_bytes(v.tensor)
-        own = {
-            self.storage(made) for actor in plan.stage_actors(stage) for made in self._own(actor)
-        }
+        actors = self.plan.stage_actors(stage)
+        own = {self.storage(made) for actor in actors for made in self._own(actor)}
         if own - self.always:
             self.kind_bytes["message"] = self._sum(own)
             self.always |= own
-        self._regions: dict[tuple[int, frozenset[str], bool], ActBytes] = {}
 
-    def _add(self, op: Op) -> None:
+    def _add_actor(self, actor: Actor) -> None:
+        if isinstance(actor.work, PrepareWork):
+            self.layout[actor.work.made] = actor.work.feeds[0].nd_sbp
+        if isinstance(actor.work, RegionWork):
+            self.source.update(actor.work.overwrites)
+        self._add_message(actor)
+
+    def _add_op(self, op: Op) -> None:
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
             if name is not None:
                 self.layout[name] = nd_sbp
@@ -183,14 +187,9 @@ class Footprint:
         collected = frozenset(work.accumulates) - sums
         shown = collected | (find_reused_addends(self.plan, work) if first else frozenset())
         storage = {n: self._within(n, shown) for op in work.ops for n in (*op.inputs, *op.makes)}
-        last = {storage[n]: k for k, op in enumerate(work.ops) for n in (*op.inputs, *op.makes)}
-        new = [new for _, new in work.updates]
-        kept = {storage[name] for name in (*work.makes, *new)}
-        dies: dict[int, set[str]] = {}
+        kept = {storage[name] for name in (*work.makes, *(new for _, new in work.updates))}
         live = {storage[name] for name in work.reads} - freed
-        for name, k in last.items():
-            if name not in kept and name not in live:
-                dies.setdefault(k, set()).add(name)
+        dies = _last_uses(work, storage, kept | live)
         bytes_ = peak = 0
         made: set[str] = {storage[name] for name in work.reads}
         if not first:
@@ -244,3 +243,15 @@ def memory_of(plan: Plan, stage: int) -> Mapping[str, int]:
                 counted |= new
                 held[kind] += r.slots * sum(map(footprint.storage_bytes, new))
     return held
+
+
+def _last_uses(
+    work: RegionWork, storage: Mapping[str, str], kept: Collection[str]
+) -> dict[int, set[str]]:
+    """Number of an op -> storages that no later op uses, without those that are `kept`."""
+    last = {storage[n]: k for k, op in enumerate(work.ops) for n in (*op.inputs, *op.makes)}
+    dies: dict[int, set[str]] = {}
+    for name, k in last.items():
+        if name not in kept:
+            dies.setdefault(k, set()).add(name)
+    return dies

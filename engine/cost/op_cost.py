@@ -52,26 +52,12 @@ def op_seconds(
     cost = info_of(op).cost
     if cost.seconds is not None:
         return cost.seconds(in_shapes, out_shapes) + hardware.op_s
-    sizes = [tensors[name].dtype.itemsize for name in op.inputs]
-    read = [n * math.prod(shape) for n, shape in zip(sizes, in_shapes, strict=True)]
-    made = [
-        tensors[name].dtype.itemsize * math.prod(shape)
-        for name, shape in zip(op.outputs, out_shapes, strict=True)
-        if name is not None and shape is not None
-    ]
+    read = _num_bytes(op.inputs, in_shapes, tensors)
+    made = _num_bytes(op.outputs, out_shapes, tensors)
     moved = float(cost.moved_bytes(op, read, made) if cost.moved_bytes else sum(read) + sum(made))
     if hardware.device == CPU:
         moved += cost.scratch_bytes * math.prod(out_shapes[0] or ())
-    flop = op_flops(op, in_shapes, out_shapes)
-    dtype = dtype_name(op, tensors)
-    if hardware.device == CPU and cost.product == ProductKind.ATTENTION:
-        dtype = "fp32"  # blocks too small for narrower products: no faster in bf16
-    whole = flop * _whole_tiles(op, out_shapes, hardware.tile)
-    products_s = hardware.products(dtype).seconds(whole) / _share(op, in_shapes, dtype, hardware)
-    if hardware.writes_behind and cost.product in _MATRICES:
-        cube = (flop / 2) ** (2 / 3) * tensors[op.makes[0]].dtype.itemsize  # as many operations
-        more = sum(made) - cube
-        products_s += max(0.0, more) / hardware.memory_bytes_per_s
+    products_s = _products_seconds(op, in_shapes, out_shapes, tensors, sum(made), hardware)
     elements_s = element_seconds(op, in_shapes, out_shapes, hardware)
     bias_s = 0.0
     if cost.adds_bias and hardware.bias_apart:
@@ -82,6 +68,40 @@ def op_seconds(
         assert isinstance(hardware.ops, Factors)
         shapes = measured_shapes(in_shapes, out_shapes)
         seconds *= factor(hardware.ops, op.target, dtype_name(op, tensors), shapes)
+    return seconds
+
+
+def _num_bytes(
+    names: Sequence[str | None],
+    shapes: Sequence[Shape | None],
+    tensors: Mapping[str, LogicalTensor],
+) -> list[int]:
+    """Return the bytes of each tensor that is there, of the shape that the rank holds."""
+    return [
+        tensors[name].dtype.itemsize * math.prod(shape)
+        for name, shape in zip(names, shapes, strict=True)
+        if name is not None and shape is not None
+    ]
+
+
+def _products_seconds(
+    op: Op,
+    in_shapes: Sequence[Shape],
+    out_shapes: Sequence[Shape | None],
+    tensors: Mapping[str, LogicalTensor],
+    made_bytes: int,
+    hardware: Hardware,
+) -> float:
+    """Foresee the seconds of an op's multiply-adds; parameters as of op_seconds."""
+    product, dtype = info_of(op).cost.product, dtype_name(op, tensors)
+    if hardware.device == CPU and product == ProductKind.ATTENTION:
+        dtype = "fp32"  # blocks too small for narrower products: no faster in bf16
+    flop = op_flops(op, in_shapes, out_shapes)
+    whole = flop * _whole_tiles(op, out_shapes, hardware.tile)
+    seconds = hardware.products(dtype).seconds(whole) / _share(op, in_shapes, dtype, hardware)
+    if hardware.writes_behind and product in _MATRICES:
+        cube = (flop / 2) ** (2 / 3) * tensors[op.makes[0]].dtype.itemsize  # as many operations
+        seconds += max(0.0, made_bytes - cube) / hardware.memory_bytes_per_s
     return seconds
 
 

@@ -81,13 +81,12 @@ def set_regions(plan: Plan, regions: Sequence[Region]) -> Plan:
 
     def actor(k: int, region: Region) -> Actor:
         ops, made = region.ops, [name for op in region.ops for name in op.makes]
-        reads = dict.fromkeys(n for op in ops for n in op.inputs if maker.get(n) != k)
-        sums = (name for op in ops if has(op.target, Trait.SUM) for name in op.makes)
+        read = dict.fromkeys(name for op in ops for name in op.inputs)
         work = RegionWork(
             ops=ops,
-            reads=tuple(reads),
+            reads=tuple(n for n in read if maker.get(n) != k),
             makes=tuple(n for n in made if n in wanted and n not in new_of),
-            accumulates=tuple(sums),
+            accumulates=_sums(ops),
             updates=tuple((new_of[n], n) for n in made if n in new_of),
             sent=tuple(n for n in made if _is_only_sent(graph, n)),
         )
@@ -97,6 +96,11 @@ def set_regions(plan: Plan, regions: Sequence[Region]) -> Plan:
         )
 
     return set_actors(plan, (actor(k, region) for k, region in enumerate(regions)))
+
+
+def _sums(ops: Iterable[Op]) -> tuple[str, ...]:
+    """Return the tensors that are sums over micro-batches."""
+    return tuple(name for op in ops if has(op.target, Trait.SUM) for name in op.makes)
 
 
 def _is_only_sent(graph: LogicalGraph, name: str) -> bool:
@@ -209,10 +213,10 @@ def _join_sums(graph: LogicalGraph, places: Mapping[str, Place]) -> dict[str, Pl
     """Return the places of ops that go with the squares of gradients, so that one message takes
     all: those of which nothing but a report learns, as of the loss.
     """
-    told = {tensor for _, tensor in graph.results}
+    reported = {tensor for _, tensor in graph.results}
     for op in reversed(graph.ops):
-        if is_communication(op) and told.issuperset(op.makes):
-            told.update(op.inputs)
+        if is_communication(op) and reported.issuperset(op.makes):
+            reported.update(op.inputs)
     sums = {op.stage: places[op.name] for op in graph.ops if op.target == SUMSQ}
     return {
         op.name: max(sums[op.stage], places[op.name], key=lambda place: place[1])
@@ -221,7 +225,7 @@ def _join_sums(graph: LogicalGraph, places: Mapping[str, Place]) -> dict[str, Pl
         and not is_communication(op)
         and op.stage in sums
         and all(map(is_communication, _readers(graph, op)))
-        and told.issuperset(op.makes)
+        and reported.issuperset(op.makes)
     }
 
 

@@ -16,7 +16,7 @@ before forward.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from graphlib import TopologicalSorter
 
@@ -68,11 +68,7 @@ class _Merging:
     def __init__(self, graph: LogicalGraph, regions: Sequence[Region], micro_batches: int) -> None:
         self.regions = regions
         self.before = _find_inputs(graph, regions)
-        self.readers: dict[Node, list[int]] = {}
-        for node, read in self.before.items():
-            if isinstance(node, int):
-                for other in read:
-                    self.readers.setdefault(other, []).append(node)
+        self.readers = _readers(self.before)
         order = tuple(TopologicalSorter(self.before).static_order())
         self.bit = {node: 1 << k for k, node in enumerate(order)}
         self.ancestors = dict.fromkeys(order, 0)
@@ -85,26 +81,26 @@ class _Merging:
             here = self.boxings[node] | (self.bit[node] if node in moving else 0)
             for other in self.before.get(node, ()):
                 self.boxings[other] |= here
-        self.told = {v.new for v in graph.variables if v.new} | {t for _, t in graph.results}
-        programs = [_program(graph, region) for region in regions]
-        times = Counter(programs)
-        self.equal = {k for k, program in enumerate(programs) if times[program] > 1}
+        self.leaving = {v.new for v in graph.variables if v.new} | {t for _, t in graph.results}
+        self.equal = _equal_regions(graph, regions)
         self.waiting = _stages_that_wait(graph)
         self.may_wait = (WEIGHT_GRAD,) if micro_batches == 1 else (FORWARD, BACKWARD, WEIGHT_GRAD)
 
     def chain(self, first: int, merged: Collection[int]) -> list[int]:
         """Follow a chain from its first region on, without regions that are merged already."""
-        found = [first]
-        while (following := self._follows(found)) is not None and following not in merged:
-            found.append(following)
-        return found
+        chain = [first]
+        while (following := self._follows(chain)) is not None and following not in merged:
+            chain.append(following)
+        return chain
 
     def _follows(self, chain: Sequence[int]) -> int | None:
         """Find the region that joins the end of a chain; None: it ends here."""
         stage, phase = self.regions[chain[0]].key[:2]
         if chain[0] in self.equal or (stage in self.waiting and PHASES[phase] in self.may_wait):
             return None
-        if self.told.intersection(name for op in self.regions[chain[-1]].ops for name in op.makes):
+        if self.leaving.intersection(
+            name for op in self.regions[chain[-1]].ops for name in op.makes
+        ):
             return None
         there = self.ancestors[chain[0]] | sum(self.bit[k] for k in chain)
         waiting = self.boxings[chain[-1]]
@@ -131,6 +127,23 @@ def _find_inputs(graph: LogicalGraph, regions: Sequence[Region]) -> dict[Node, s
         read = {maker[name] for name in op.inputs if name in maker}
         before.setdefault(node, set()).update(read - {node})
     return before
+
+
+def _readers(before: Mapping[Node, Collection[Node]]) -> dict[Node, list[int]]:
+    """Node -> the regions that read what it makes."""
+    readers: dict[Node, list[int]] = {}
+    for node, read in before.items():
+        if isinstance(node, int):
+            for other in read:
+                readers.setdefault(other, []).append(node)
+    return readers
+
+
+def _equal_regions(graph: LogicalGraph, regions: Sequence[Region]) -> set[int]:
+    """Return the regions that are not the only one with their program."""
+    programs = [_program(graph, region) for region in regions]
+    times = Counter(programs)
+    return {k for k, program in enumerate(programs) if times[program] > 1}
 
 
 def _program(graph: LogicalGraph, region: Region) -> tuple[object, ...]:

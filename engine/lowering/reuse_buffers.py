@@ -85,11 +85,20 @@ class _Names:
         self.fixed = {self.memory(name) for name in fixed}  # nothing is written there
         self.readers: dict[str, set[int]] = {}  # memory -> actors, by the registers that hold it
         self.lasting: set[str] = set()  # its registers outlive an act of their reader
+        self._add_registers(plan)
+
+    def _add_registers(self, plan: Plan) -> None:
         for r in plan.registers:
             for memory in map(self.memory, r.tensors):
                 self.readers.setdefault(memory, set()).update(r.readers)
                 if r.initial or any(plan.actors[k].per_step != r.per_step for k in r.readers):
                     self.lasting.add(memory)
+
+    def is_free(self, memory: str, actor: Actor, done: int) -> bool:
+        """Return whether no other actor reads a memory once those of `done` have ended."""
+        others = self.readers.get(memory, set()) - {actor.id}
+        unread = all(done >> k & 1 for k in others)
+        return unread and memory not in self.lasting and memory not in self.fixed
 
     def memory(self, name: str) -> str:
         """Return the name that stands for all names of a piece of memory."""
@@ -115,9 +124,7 @@ def _of_region(
                 continue
             memory = names.memory(ref.name)
             unread = last[memory] == k and reads[memory] == 1 and memory not in kept
-            others = names.readers.get(memory, set()) - {actor.id}
-            ours = all(done >> k & 1 for k in others) and memory not in names.lasting
-            if unread and ours and memory not in names.fixed:
+            if unread and names.is_free(memory, actor, done):
                 yield op.makes[0], ref.name
                 break
 

@@ -6,6 +6,7 @@ pieces of its inputs, and the pieces that read a value which it changes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from flowrun.engine.ir.graph import Ref, map_refs
@@ -80,21 +81,25 @@ def _piece(lines: list[ProgramCall], wanted: set[int], plain: bool) -> GraphPiec
     reads = tuple(dict.fromkeys(k for x in lines for k in x.reads if k not in inside))
     makes = tuple(k for k in made if k in wanted)
     numbers = {k: i for i, k in enumerate((*reads, *made))}
-    rename = lambda ref: Ref(str(numbers[int(ref.name)]))  # noqa: E731
-    renamed = tuple(
-        ProgramCall(
-            replace(
-                line.call,
-                args=map_refs(line.call.args, rename),
-                kwargs=map_refs(line.call.kwargs, rename),
-            ),
-            tuple(None if k is None else numbers[k] for k in line.made),
-            line.single,
-            tuple(numbers[k] for k in line.changes),
-            plain=line.plain,
-            into=None if line.into is None else numbers[line.into],
-        )  # any_stride stays False: the next pieces are compiled for row-major inputs
-        for line in lines
-    )
+    renamed = tuple(_renumber(line, numbers) for line in lines)
     program = Program(len(reads), renamed, tuple(numbers[k] for k in makes))
     return GraphPiece(program, reads, makes, plain)
+
+
+def _renumber(line: ProgramCall, numbers: Mapping[int, int]) -> ProgramCall:
+    """Return the line with other numbers of values; `any_stride` is False, as the next pieces are
+    built for row-major inputs.
+    """
+
+    def rename(ref: Ref) -> Ref:
+        return Ref(str(numbers[int(ref.name)]))
+
+    args, kwargs = (map_refs(given, rename) for given in (line.call.args, line.call.kwargs))
+    return ProgramCall(
+        replace(line.call, args=args, kwargs=kwargs),
+        tuple(None if k is None else numbers[k] for k in line.made),
+        line.single,
+        tuple(numbers[k] for k in line.changes),
+        plain=line.plain,
+        into=None if line.into is None else numbers[line.into],
+    )

@@ -5,7 +5,7 @@ It runs acts, and knows no protocol, no clock and no other rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -118,18 +118,21 @@ class Rank:
         own = [v for v in self.plan.variables.values() if v.stage == self.stage]
         self.variables |= {v.tensor: lent[v.tensor] for v in own if v.tensor in lent}
         new = [v for v in own if v.tensor not in lent]
-        states = [v for v in new if v.kind == "state" and v.start is not None]
-        valued = [v for v in new if v.kind != "state" or v.start is None]
-        to_fill: dict[str, list[tuple[torch.Tensor, Slices]]] = {}  # by initial value
-        for v in valued:
-            value, slices = self._empty(v)
-            to_fill.setdefault(v.of or v.name, []).append((value, slices))
+        self._fill_whole([v for v in new if v.kind != "state" or v.start is None], initial)
+        for v in new:
+            if v.kind == "state" and v.start is not None:
+                self._empty(v)[0].fill_(v.start)
+
+    def _fill_whole(
+        self, variables: Iterable[Variable], initial: Mapping[str, torch.Tensor] | None
+    ) -> None:
+        """Make variables, and fill those of one initial value together."""
+        made: dict[str, list[tuple[torch.Tensor, Slices]]] = {}
+        for v in variables:
+            made.setdefault(v.of or v.name, []).append(self._empty(v))
         if initial is not None:
-            for name, unfilled in to_fill.items():
+            for name, unfilled in made.items():
                 _fill(unfilled, initial[name])
-        for v in states:
-            assert v.start is not None
-            self._empty(v)[0].fill_(v.start)
 
     def _empty(self, variable: Variable) -> tuple[torch.Tensor, Slices]:
         """Make this rank's piece of a variable, without values; return it and its slices."""
