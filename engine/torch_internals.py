@@ -8,6 +8,7 @@ rows are proved.
 
 from __future__ import annotations
 
+import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -93,9 +94,8 @@ def storage_id(of: Tensor | torch.UntypedStorage) -> int:
 
 def storage_without_memory(num_bytes: int, device: torch.device) -> torch.UntypedStorage:
     """Return a storage that has a size and a null pointer: nothing may read it."""
-    storage: torch.UntypedStorage = torch._C._construct_storage_from_data_pointer(  # type: ignore[attr-defined]
-        0, device, num_bytes
-    )
+    make: Any = torch._C._construct_storage_from_data_pointer
+    storage: torch.UntypedStorage = make(0, device, num_bytes)
     return storage
 
 
@@ -199,7 +199,7 @@ def trace_joint(stack: ExitStack, traced: Any, values: Sequence[Tensor]) -> Any:
     """
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
-    return aot_export_joint_with_descriptors(stack, traced, values)
+    return aot_export_joint_with_descriptors(stack, traced, tuple(values))
 
 
 def dynamo_settings(wanted: Mapping[str, Any]) -> AbstractContextManager[None]:
@@ -337,7 +337,7 @@ def set_donated_buffer(donated: bool) -> None:
 # ---- elastic -------------------------------------------------------------------------------------
 
 
-def set_elastic_signals(handle: Callable[..., None], ending: int) -> None:
+def set_elastic_signals(handle: Callable[..., None], ending: signal.Signals) -> None:
     """Let `handle` take the signals that elastic's agent installs a handler for, and end its
     workers by the signal `ending`.
     """
