@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -22,32 +24,51 @@ HARDWARE = Hardware(
     elements_per_s={"aten._softmax.default": 1e8, "flow.update_rows": 1e7},
 )
 START_S = 4e-6
+FP32, BF16 = torch.float32, torch.bfloat16
 
 
 def seconds(
-    target: str, side: int, dtype: torch.dtype, out: torch.dtype, phase: str = FORWARD
+    target: str,
+    *shapes: tuple[int, ...],
+    dtype: torch.dtype = FP32,
+    out: torch.dtype | None = None,
+    phase: str = FORWARD,
+    more: Sequence[Any] = (),
+    **keys: Any,
 ) -> float:
-    """Of an op on one or two square matrices, without its start."""
-    reads = ("x", "y") if target == "aten.mm.default" else ("x",)
-    shape = (side, side)
-    op = Op("z", target, tuple(map(Ref, reads)), (), outputs=("z",), module="net", phase=phase)
-    tensors = {name: LogicalTensor(name, shape, dtype) for name in reads} | {
-        "z": LogicalTensor("z", shape, out)
-    }
-    return op_seconds(op, [shape] * len(reads), [shape], tensors, HARDWARE) - START_S
+    """Of an op without its start: shapes of what it reads, then of what it makes.  more: its other
+    arguments.  keys: of the hardware profile.
+    """
+    reads = [f"x{k}" for k in range(len(shapes) - 1)]
+    tensors = {name: LogicalTensor(name, x, dtype) for name, x in zip(reads, shapes, strict=False)}
+    tensors["z"] = LogicalTensor("z", shapes[-1], out or dtype)
+    args = (*map(Ref, reads), *more)
+    op = Op("z", target, args, (), outputs=("z",), module="net", phase=phase)
+    hardware = replace(HARDWARE, **keys)
+    return op_seconds(op, shapes[:-1], shapes[-1:], tensors, hardware) - START_S
+
+
+def product(side: int, **keys: Any) -> float:
+    """Of two square matrices."""
+    return seconds("aten.mm.default", *[(side, side)] * 3, **keys)
+
+
+def of_one(target: str, **keys: Any) -> float:
+    """Of an op on 100 x 100 numbers."""
+    return seconds(target, (100, 100), (100, 100), **keys)
 
 
 @pytest.mark.parametrize(
     ("dtype", "flops"),
-    [(torch.float32, 1e9), (torch.bfloat16, 4e9), (torch.float16, 1e9)],
+    [(FP32, 1e9), (BF16, 4e9), (torch.float16, 1e9)],
     ids=["fp32", "bf16", "fp16 as fp32"],
 )
 def test_a_product_takes_its_arithmetic_at_the_speed_of_its_dtype(
     dtype: torch.dtype, flops: float
 ) -> None:
-    assert seconds("aten.mm.default", 1000, dtype, dtype) == pytest.approx(2 * 1000**3 / flops)
-    assert seconds("aten.mm.default", 100, dtype, dtype) == pytest.approx(2 * 100**3 / flops / 0.5)
-    assert seconds("aten.mm.default", 50, dtype, dtype) == pytest.approx(2 * 50**3 / flops / 0.5)
+    assert product(1000, dtype=dtype) == pytest.approx(2 * 1000**3 / flops)
+    assert product(100, dtype=dtype) == pytest.approx(2 * 100**3 / flops / 0.5)
+    assert product(50, dtype=dtype) == pytest.approx(2 * 50**3 / flops / 0.5)
 
 
 def test_between_the_points_of_a_curve_the_share_follows_the_logarithm() -> None:
@@ -66,186 +87,101 @@ def test_fp32_products_run_as_tf32_where_the_profile_says_so() -> None:
 
 
 def test_elements_count_where_they_take_longer_than_the_bytes() -> None:
-    fp32 = torch.float32
-    assert seconds("aten._softmax.default", 100, fp32, fp32) == pytest.approx(100**2 / 1e8)
-    assert seconds("aten.exp.default", 100, fp32, fp32) == pytest.approx(8 * 100**2 / 1e9)
+    assert of_one("aten._softmax.default") == pytest.approx(100**2 / 1e8)
+    assert of_one("aten.exp.default") == pytest.approx(8 * 100**2 / 1e9)
 
 
 def test_of_a_table_the_rows_that_are_updated_count() -> None:
-    shapes = {"table": (100_000, 8), "ids": (50,), "sums": (50, 8), "new": (100_000, 8)}
-    tensors = {name: LogicalTensor(name, shape, torch.float32) for name, shape in shapes.items()}
-    args = (Ref("table"), Ref("ids"), Ref("sums"))
-    op = Op("new", "flow.update_rows", args, (), outputs=("new",), module="net")
-    ins = [shapes[arg.name] for arg in args]
-    assert op_seconds(op, ins, [shapes["new"]], tensors, HARDWARE) - START_S == pytest.approx(4e-5)
+    table = (100_000, 8)
+    assert seconds("flow.update_rows", table, (50,), (50, 8), table) == pytest.approx(4e-5)
 
 
 def test_products_of_heads_have_a_speed_of_their_own() -> None:
-    shapes = {"x": (4, 100, 100), "y": (4, 100, 100), "z": (4, 100, 100)}
-    tensors = {name: LogicalTensor(name, shape, torch.float32) for name, shape in shapes.items()}
-    op = Op(
-        "z",
-        "aten.bmm.default",
-        (Ref("x"), Ref("y")),
-        (),
-        outputs=("z",),
-        module="net",
-        phase=BACKWARD,
-    )
     one, slow = (
-        op_seconds(op, [shapes["x"]] * 2, [shapes["z"]], tensors, hardware) - START_S
-        for hardware in (HARDWARE, replace(HARDWARE, batched_share=0.25))
+        seconds("aten.bmm.default", *[(4, 100, 100)] * 3, phase=BACKWARD, **keys)
+        for keys in ({}, {"batched_share": 0.25})
     )
     assert slow / one == pytest.approx(4)
 
 
 @pytest.mark.parametrize(
     ("dtype", "out", "num_bytes"),
-    [
-        (torch.float32, torch.float32, 8),
-        (torch.bfloat16, torch.bfloat16, 4),
-        (torch.float32, torch.bfloat16, 6),
-    ],
+    [(FP32, FP32, 8), (BF16, BF16, 4), (FP32, BF16, 6)],
     ids=["fp32", "bf16", "a cast"],
 )
 def test_an_elementwise_op_takes_the_bytes_that_it_reads_and_writes(
     dtype: torch.dtype, out: torch.dtype, num_bytes: int
 ) -> None:
-    found = seconds("aten.relu.default", 100, dtype, out)
-    assert found == pytest.approx(num_bytes * 100**2 / 1e9)
+    taken = of_one("aten.relu.default", dtype=dtype, out=out)
+    assert taken == pytest.approx(num_bytes * 100**2 / 1e9)
 
 
 def test_a_bias_of_its_own_pass_reads_and_writes_the_product_once_more() -> None:
-    shapes = {"bias": (100,), "x": (50, 1000), "y": (1000, 100), "z": (50, 100)}
-    tensors = {name: LogicalTensor(name, shape, torch.float32) for name, shape in shapes.items()}
-    reads = [Ref(name) for name in ("bias", "x", "y")]
-    op = Op(
-        "z", "aten.addmm.default", tuple(reads), (), outputs=("z",), module="net", phase=FORWARD
-    )
-    ins = [shapes[ref.name] for ref in reads]
     one, apart = (
-        op_seconds(op, ins, [shapes["z"]], tensors, hardware)
-        for hardware in (HARDWARE, replace(HARDWARE, bias_apart=True))
+        seconds("aten.addmm.default", (100,), (50, 1000), (1000, 100), (50, 100), bias_apart=apart)
+        for apart in (False, True)
     )
     assert apart - one == pytest.approx(2 * 4 * 50 * 100 / 1e9 + START_S)
 
 
 def test_what_a_product_writes_beyond_a_cube_is_written_behind_it() -> None:
     """A short inner dim: 8 times the output of the cube of as many multiplications."""
-    shapes = {"x": (256, 8), "y": (8, 256), "z": (256, 256)}
-    tensors = {name: LogicalTensor(name, shape, torch.float32) for name, shape in shapes.items()}
-    op = Op(
-        "z",
-        "aten.mm.default",
-        (Ref("x"), Ref("y")),
-        (),
-        outputs=("z",),
-        module="net",
-        phase=FORWARD,
-    )
     one, behind = (
-        op_seconds(op, [shapes["x"], shapes["y"]], [shapes["z"]], tensors, hardware)
-        for hardware in (HARDWARE, replace(HARDWARE, writes_behind=True))
+        seconds("aten.mm.default", (256, 8), (8, 256), (256, 256), writes_behind=writes)
+        for writes in (False, True)
     )
     cube = round((256 * 8 * 256) ** (2 / 3))
     assert behind - one == pytest.approx(4 * (256**2 - cube) / 1e9)
-
-
-def test_a_cube_writes_what_its_curve_knows() -> None:
-    plain, behind = HARDWARE, replace(HARDWARE, writes_behind=True)
-    tensors = {name: LogicalTensor(name, (100, 100), torch.float32) for name in "xyz"}
-    op = Op(
-        "z",
-        "aten.mm.default",
-        (Ref("x"), Ref("y")),
-        (),
-        outputs=("z",),
-        module="net",
-        phase=FORWARD,
-    )
-    one, other = (
-        op_seconds(op, [(100, 100)] * 2, [(100, 100)], tensors, h) for h in (plain, behind)
-    )
-    assert one == pytest.approx(other)
+    assert product(100, writes_behind=True) == pytest.approx(product(100)), "a cube"
 
 
 def test_a_product_computes_whole_tiles_but_not_of_fewer_columns() -> None:
     """There are kernels with smaller tiles for these."""
-    tiled = replace(HARDWARE, tile=64, memory_bytes_per_s=1e15)
 
     def took(columns: int) -> float:
-        shapes = {"x": (2, 640, 32), "y": (2, 32, columns), "z": (2, 640, columns)}
-        tensors = {
-            name: LogicalTensor(name, shape, torch.float32) for name, shape in shapes.items()
-        }
-        op = Op(
-            "z",
-            "aten.bmm.default",
-            (Ref("x"), Ref("y")),
-            (),
-            outputs=("z",),
-            module="net",
-            phase=FORWARD,
-        )
-        return op_seconds(op, [shapes["x"], shapes["y"]], [shapes["z"]], tensors, tiled)
+        shapes = (2, 640, 32), (2, 32, columns), (2, 640, columns)
+        return seconds("aten.bmm.default", *shapes, tile=64, memory_bytes_per_s=1e15)
 
     assert took(65) == took(96) == took(128) < took(129) == took(192)
     assert took(8) < took(32) < took(64) < took(65)
 
 
 def test_a_view_takes_nothing() -> None:
-    assert seconds("aten.t.default", 100, torch.float32, torch.float32) == -START_S
+    assert of_one("aten.t.default") == -START_S
 
 
 @pytest.mark.parametrize(("phase", "share"), [(BACKWARD, 0.97), (WEIGHT_GRAD, 0.9)])
 def test_a_product_of_backward_is_slower_than_one_of_forward(phase: str, share: float) -> None:
-    fp32 = torch.float32
-    forward = seconds("aten.mm.default", 512, fp32, fp32)
-    gradient = seconds("aten.mm.default", 512, fp32, fp32, phase)
-    assert gradient == pytest.approx(forward / share)
+    assert product(512, phase=phase) == pytest.approx(product(512) / share)
 
 
 @pytest.mark.parametrize(
     ("size", "stride", "dtype", "times"),
     [
-        pytest.param(3, 1, torch.float32, 2.25, id="3 x 3"),
-        pytest.param(1, 1, torch.float32, 1.0, id="1 x 1"),
-        pytest.param(3, 2, torch.float32, 1.0, id="every other place"),
-        pytest.param(3, 1, torch.bfloat16, 1.0, id="narrow"),
+        pytest.param(3, 1, FP32, 2.25, id="3 x 3"),
+        pytest.param(1, 1, FP32, 1.0, id="1 x 1"),
+        pytest.param(3, 2, FP32, 1.0, id="every other place"),
+        pytest.param(3, 1, BF16, 1.0, id="narrow"),
     ],
 )
 def test_small_convolutions_take_fewer_multiplications_than_counted(
     size: int, stride: int, dtype: torch.dtype, times: float
 ) -> None:
     side = 64 // stride
-    shapes = {"x": (8, 64, 64, 64), "w": (64, 64, size, size), "y": (8, 64, side, side)}
-    tensors = {name: LogicalTensor(name, shape, dtype) for name, shape in shapes.items()}
-    pairs = [(stride,) * 2, (size // 2,) * 2, (1, 1)]
-    args = (Ref("x"), Ref("w"), None, *pairs, False, (0, 0), 1)
-    op = Op("y", "aten.convolution.default", args, (), outputs=("y",))
-    taken = [
-        op_seconds(op, [shapes["x"], shapes["w"]], [shapes["y"]], tensors, hardware) - START_S
-        for hardware in (HARDWARE, replace(HARDWARE, winograd=2.25))
-    ]
-    assert taken[0] / taken[1] == pytest.approx(times)
+    shapes = (8, 64, 64, 64), (64, 64, size, size), (8, 64, side, side)
+    more = (None, (stride,) * 2, (size // 2,) * 2, (1, 1), False, (0, 0), 1)
+    plain, small = (
+        seconds("aten.convolution.default", *shapes, dtype=dtype, more=more, winograd=winograd)
+        for winograd in (1.0, 2.25)
+    )
+    assert plain / small == pytest.approx(times)
 
 
 def test_a_hash_of_many_small_ops_takes_its_way_through_memory_on_a_cpu() -> None:
     """120 bytes an element at 1e9 a second, and the byte that is made."""
-    op = Op(
-        "z",
-        "flow.dropout_mask",
-        (Ref("draw"), 0, "z", (1000,), 0.1),
-        (),
-        outputs=("z",),
-        module="net",
-    )
-    tensors = {
-        "draw": LogicalTensor("draw", (), torch.int64),
-        "z": LogicalTensor("z", (1000,), torch.bool),
-    }
+    more = (0, "z", (1000,), 0.1)
     cpu, gpu = (
-        op_seconds(op, [()], [(1000,)], tensors, replace(HARDWARE, device=device)) - START_S
+        seconds("flow.dropout_mask", (), (1000,), out=torch.bool, more=more, device=device)
         for device in ("cpu", "cuda")
     )
     assert cpu == pytest.approx(121e-6, rel=1e-2)
@@ -268,5 +204,4 @@ def test_a_transposed_convolution_multiplies_what_it_reads() -> None:
     """3 channels of 4 x 4 to 5 of 8 x 8, kernels of 2 x 2: each number meets 5 x 4 weights."""
     args = (Ref("x"), Ref("w"), None, (2, 2), (0, 0), (1, 1), True, (0, 0), 1)
     op = Op("y", "aten.convolution.default", args, (), outputs=("y",))
-    found = op_flops(op, [(1, 3, 4, 4), (3, 5, 2, 2)], [(1, 5, 8, 8)])
-    assert found == 2 * 3 * 16 * 5 * 4
+    assert op_flops(op, [(1, 3, 4, 4), (3, 5, 2, 2)], [(1, 5, 8, 8)]) == 2 * 3 * 16 * 5 * 4
