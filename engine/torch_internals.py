@@ -89,7 +89,8 @@ def onednn_linear() -> OpOverload:
 def storage_id(of: Tensor | torch.UntypedStorage) -> int:
     """Return a number that tensors of one storage share, and no two living storages."""
     storage = of.untyped_storage() if isinstance(of, Tensor) else of
-    return storage._cdata
+    number: int = storage._cdata
+    return number
 
 
 def storage_without_memory(num_bytes: int, device: torch.device) -> torch.UntypedStorage:

@@ -59,10 +59,10 @@ class ActorCost:
         hardware = self.strategy.hardware
         if not self.strategy.fusion:
             return sum(self._op_seconds(op, hardware) for op in work.ops)
-        hardware = replace(hardware, bias_apart=False)  # fused into the op behind the product
+        hardware = replace(hardware, bias_apart=False)  # fused into the op after the product
         kept = (*work.makes, *(new for _, new in work.updates))
-        found = kernels(work.ops, kept, self._elements, FUSIONS[self.strategy.fusion])
-        return sum(self._kernel_seconds(kernel, hardware) for kernel in found)
+        fused = kernels(work.ops, kept, self._elements, FUSIONS[self.strategy.fusion])
+        return sum(self._kernel_seconds(kernel, hardware) for kernel in fused)
 
     def _elements(self, op: Op) -> int:
         """Return the number of elements of the largest tensor that the op reads or makes."""

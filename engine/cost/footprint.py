@@ -74,7 +74,7 @@ class Footprint:
         for v in (v for v in self.plan.graph.variables if v.stage == stage):
             self.kind_bytes[v.kind] = self.kind_bytes.get(v.kind, 0) + self.tensor_bytes(v.tensor)
         actors = self.plan.stage_actors(stage)
-        own = {self.storage(made) for actor in actors for made in self._own(actor)}
+        own = {self.storage(name) for actor in actors for name in self._own(actor)}
         if own - self.always:
             self.kind_bytes["message"] = self._sum(own)
             self.always |= own
@@ -101,10 +101,10 @@ class Footprint:
         if isinstance(actor.work, BoxWork) and actor.work.one_copy:
             self.source.update((move.made, move.read) for move in actor.work.moves)
         elif isinstance(actor.work, BoxWork | TransferWork) and actor.kind != "send":
-            made = [move.made for move in actor.work.moves]
-            if made and self._staging(actor).shared:
-                self.extra[made[0]] = sum(map(self.tensor_bytes, made))
-                self.source.update(dict.fromkeys(made[1:], made[0]))
+            outputs = [move.made for move in actor.work.moves]
+            if outputs and self._staging(actor).shared:
+                self.extra[outputs[0]] = sum(map(self.tensor_bytes, outputs))
+                self.source.update(dict.fromkeys(outputs[1:], outputs[0]))
 
     def _own(self, actor: Actor) -> tuple[str, ...]:
         """Return the outputs of a collective that lie in memory used by nothing else."""
@@ -136,8 +136,8 @@ class Footprint:
     def slot(self, register: Register) -> frozenset[str]:
         """Return the storages that one version of a register holds."""
         if register.id not in self._slots:
-            found = frozenset(map(self.storage, register.tensors)) - self.always
-            self._slots[register.id] = found
+            storages = frozenset(map(self.storage, register.tensors)) - self.always
+            self._slots[register.id] = storages
         return self._slots[register.id]
 
     # ------------------------------------------------------------------ acts
@@ -154,11 +154,11 @@ class Footprint:
                 self._regions[key] = self._region(actor.work, freed, first)
             return self._regions[key]
         if isinstance(actor.work, BoxWork | TransferWork):
-            found = self._staging(actor)
-            gone = 0 if found.keeps else self._sum(freed)
-            return ActBytes(found.begin, found.held - gone, found.end - gone, found.written)
-        made = {s for r in actor.outputs for s in self.slot(self.plan.registers[r])}
-        total = sum(map(self.storage_bytes, made))
+            message = self._staging(actor)
+            gone = 0 if message.keeps else self._sum(freed)
+            return ActBytes(message.begin, message.held - gone, message.end - gone, message.written)
+        filled = {s for r in actor.outputs for s in self.slot(self.plan.registers[r])}
+        total = sum(map(self.storage_bytes, filled))
         return ActBytes(total, 0, total)
 
     def _staging(self, actor: Actor) -> staging.Staging:
@@ -191,12 +191,12 @@ class Footprint:
         live = {storage[name] for name in work.reads} - freed
         dies = _last_uses(work, storage, kept | live)
         bytes_ = peak = 0
-        made: set[str] = {storage[name] for name in work.reads}
+        existing: set[str] = {storage[name] for name in work.reads}
         if not first:
-            made |= {storage[name] for name in sums}
+            existing |= {storage[name] for name in sums}
         for k, op in enumerate(work.ops):
-            fresh = {storage[name] for name in op.makes} - made
-            made |= fresh
+            fresh = {storage[name] for name in op.makes} - existing
+            existing |= fresh
             bytes_ += self._sum(fresh)
             peak = max(peak, bytes_ + self._workspace(op))
             bytes_ -= self._sum(dies.get(k, ()))

@@ -33,7 +33,7 @@ class Fusion:
 
 COMPILED = Fusion()
 # Apex and Megatron-LM (arXiv 2104.04473, section 4.2; megatron/fused_kernels): bias and GELU; bias,
-# dropout and sum; scale, mask and softmax, behind which dropout is torch's; Apex's layer norm.
+# dropout and sum; scale, mask and softmax, after which dropout is torch's; Apex's layer norm.
 HANDWRITTEN = Fusion(
     ends=frozenset({SOFTMAX, SAFE_SOFTMAX}),
     begins=frozenset({SOFTMAX_BACKWARD}),
@@ -82,8 +82,8 @@ def kernels(
         if number == len(grouped):
             grouped.append([])
         grouped[number].append(op)
-        behind = (number, depth, size) if joined else (number, depth + 1, -1)
-        made_by.update((name, behind) for name in op.makes)
+        after_it = (number, depth, size) if joined else (number, depth + 1, -1)
+        made_by.update((name, after_it) for name in op.makes)
     return _with_traffic(grouped, source, {source.get(name, name) for name in kept})
 
 
@@ -99,14 +99,14 @@ def _with_traffic(
     grouped: Sequence[Sequence[Op]], source: Mapping[str, str], kept: Set[str]
 ) -> tuple[FusedKernel, ...]:
     """Make kernels: each reads once what enters it, and writes what others or the region need."""
-    made = [{name for op in ops for name in op.makes} for ops in grouped]
+    outputs = [{name for op in ops for name in op.makes} for ops in grouped]
     read = [{source.get(name, name): None for op in ops for name in op.inputs} for ops in grouped]
     entering = [
         tuple(name for name in names if name not in own)
-        for names, own in zip(read, made, strict=True)
+        for names, own in zip(read, outputs, strict=True)
     ]
     wanted = {*kept, *(name for names in entering for name in names)}
     return tuple(
         FusedKernel(tuple(ops), reads, tuple(sorted(own & wanted)))
-        for ops, reads, own in zip(grouped, entering, made, strict=True)
+        for ops, reads, own in zip(grouped, entering, outputs, strict=True)
     )

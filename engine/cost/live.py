@@ -68,11 +68,11 @@ class Live:
 
     def begin(self, actor: int, act: int) -> None:
         """Record that an act starts."""
-        found = self._act(actor, act)
-        self._reach(actor, act, found.begin)
-        self.under_way[actor] = found.held
-        self.held += found.held
-        self.messages.begin(actor, found.written)
+        needed = self._act(actor, act)
+        self._reach(actor, act, needed.begin)
+        self.under_way[actor] = needed.held
+        self.held += needed.held
+        self.messages.begin(actor, needed.written)
 
     def end(self, actor: int, act: int) -> None:
         """Record that an act ends: its outputs are live, and inputs that it was the last to read
@@ -87,13 +87,13 @@ class Live:
         for r, version in fills.versions(act, act):
             self.readers_left.setdefault(r, {})[version] = len(self.plan.registers[r].readers)
             for piece in self._held(r):
-                made, versions = (
+                storage_version, versions = (
                     self._storage_version(r, version, piece),
                     self.holders[piece.storage],
                 )
-                versions[made] = held = versions.get(made, 0) + 1
+                versions[storage_version] = held = versions.get(storage_version, 0) + 1
                 if held == 1:
-                    self._add(piece, made, 1)
+                    self._add(piece, storage_version, 1)
         for r, version in reads.versions(act + 1, act):
             left = self.readers_left.get(r)
             if left and version in left:
@@ -137,14 +137,14 @@ class Live:
 
     def _drop(self, register: int, version: int) -> None:
         for piece in self._held(register):
-            made, versions = (
+            storage_version, versions = (
                 self._storage_version(register, version, piece),
                 self.holders[piece.storage],
             )
-            versions[made] -= 1
-            if not versions[made]:
-                del versions[made]
-                self._add(piece, made, -1)
+            versions[storage_version] -= 1
+            if not versions[storage_version]:
+                del versions[storage_version]
+                self._add(piece, storage_version, -1)
 
     def _storage_version(self, register: int, version: int, piece: _HeldStorage) -> int:
         """Return the version of a storage that a version of a register holds: its own, or the
@@ -170,8 +170,8 @@ class Live:
     def _held(self, register: int) -> tuple[_HeldStorage, ...]:
         if register not in self._pieces:
             size = self.footprint.storage_bytes
-            found = sorted(self.footprint.slot(self.plan.registers[register]))
-            self._pieces[register] = tuple(_HeldStorage(s, size(s), s in self.slots) for s in found)
+            held = sorted(self.footprint.slot(self.plan.registers[register]))
+            self._pieces[register] = tuple(_HeldStorage(s, size(s), s in self.slots) for s in held)
         return self._pieces[register]
 
     def _changes_of(self, actor: int) -> tuple[_Changes, _Changes]:
@@ -204,10 +204,10 @@ class Live:
             if not left or left.get(version) != 1:
                 continue
             for piece in self._held(r):
-                made = self._storage_version(r, version, piece)
-                holders = self.holders[piece.storage][made]
+                storage_version = self._storage_version(r, version, piece)
+                holders = self.holders[piece.storage][storage_version]
                 if holders > 1:
-                    key = (piece.storage, made)
+                    key = (piece.storage, storage_version)
                     shared[key] = shared.get(key, 0) + 1
                     if shared[key] < holders:
                         continue
@@ -236,10 +236,10 @@ class _Changes(NamedTuple):
 
     def versions(self, at: int, act: int) -> list[tuple[int, int]]:
         """Return the (register, version) that change at the act.  at: number of acts until then."""
-        found = [(r, act) for r in self.each]
+        versions = [(r, act) for r in self.each]
         if self.of_step and at % self.acts == 0:
-            found += [(r, act // self.acts) for r in self.of_step]
-        return found
+            versions += [(r, act // self.acts) for r in self.of_step]
+        return versions
 
 
 def _later(

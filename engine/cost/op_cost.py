@@ -53,15 +53,17 @@ def op_seconds(
     if cost.seconds is not None:
         return cost.seconds(in_shapes, out_shapes) + hardware.op_s
     read = _num_bytes(op.inputs, in_shapes, tensors)
-    made = _num_bytes(op.outputs, out_shapes, tensors)
-    moved = float(cost.moved_bytes(op, read, made) if cost.moved_bytes else sum(read) + sum(made))
+    written = _num_bytes(op.outputs, out_shapes, tensors)
+    moved = float(
+        cost.moved_bytes(op, read, written) if cost.moved_bytes else sum(read) + sum(written)
+    )
     if hardware.device == CPU:
         moved += cost.scratch_bytes * math.prod(out_shapes[0] or ())
-    products_s = _products_seconds(op, in_shapes, out_shapes, tensors, sum(made), hardware)
+    products_s = _products_seconds(op, in_shapes, out_shapes, tensors, sum(written), hardware)
     elements_s = element_seconds(op, in_shapes, out_shapes, hardware)
     bias_s = 0.0
     if cost.adds_bias and hardware.bias_apart:
-        bias_s = 2 * sum(made) / hardware.memory_bytes_per_s + hardware.op_s
+        bias_s = 2 * sum(written) / hardware.memory_bytes_per_s + hardware.op_s
     moved_s = moved / hardware.memory_bytes_per_s
     seconds = max(products_s, elements_s, moved_s) + hardware.op_s + bias_s
     if op.target in hardware.ops:

@@ -44,19 +44,19 @@ def collective(kind: str, parts: int, before: Sequence[int], after: Sequence[int
     kind: of boxing.py.  parts: members of the group.  before, after: bytes on this rank of every
     tensor of the bucket, before and after.
     """
-    read, made = sum(before), sum(after)
+    read, result = sum(before), sum(after)
     if kind == EXCHANGE:
         moved = 2 * (parts - 1) * read
-        return Staging(moved, moved, moved + made, shared=True)
+        return Staging(moved, moved, moved + result, shared=True)
     if kind == ALL_REDUCE:
         return Staging(read, read, read, shared=True)
     if kind == ALL_GATHER:
-        return Staging(read + made, read + made, read + 2 * made, shared=False)
+        return Staging(read + result, read + result, read + 2 * result, shared=False)
     others = (parts - 1) / parts
-    arrives = round(others * (made * parts if kind == REDUCE_SCATTER else made))
+    arrives = round(others * (result * parts if kind == REDUCE_SCATTER else result))
     leaves, own = round(others * read), read - round(others * read)
     held = own + leaves + arrives
-    return Staging(max(own + 2 * leaves, held), held, held + made, kind == REDUCE_SCATTER)
+    return Staging(max(own + 2 * leaves, held), held, held + result, kind == REDUCE_SCATTER)
 
 
 def shared_collective(
@@ -70,11 +70,11 @@ def shared_collective(
     member takes one byte more.  All-reduces of up to 64 kB return views of one message; that is
     left out.
     """
-    read, made = sum(before), sum(after)
+    read, result = sum(before), sum(after)
     if kind in (ALL_REDUCE, EXCHANGE, ALL_GATHER):
-        return Staging(0, 0, made, shared=False, written=read)
+        return Staging(0, 0, result, shared=False, written=read)
     written = round((parts - 1) / parts * read) + (parts - 1) * len(before)
-    return Staging(0, 0, made, shared=False, keeps=True, written=written)
+    return Staging(0, 0, result, shared=False, keeps=True, written=written)
 
 
 def send(num_bytes: int, shared_memory: bool = False) -> Staging:

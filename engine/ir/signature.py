@@ -94,11 +94,15 @@ class LocalView:
         return made
 
 
+# A function of torch or of the engine, with arguments of its own kinds.
+Function = Callable[..., Any]
+
+
 @dataclass(frozen=True, slots=True)
 class LocalCall:
     """A rank runs function(*args, **kwargs) in place of the op; Refs stand where tensors go."""
 
-    function: Callable[..., Any]
+    function: Function
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
 
@@ -174,7 +178,7 @@ def row(op: Op, given: Mapping[str, Sbp], *outputs: Sbp, reduced: int = 0) -> Si
     return Signature(inputs, made, reduced)
 
 
-def rebind(op: Op, function: Callable[..., Any] | None = None, **changed: Any) -> LocalCall:
+def rebind(op: Op, function: Function | None = None, **changed: Any) -> LocalCall:
     """Return the torch op as a call with some arguments replaced, by name; function: in place of
     the op.
     """

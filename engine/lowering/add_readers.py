@@ -25,11 +25,14 @@ def add_readers(plan: Plan, strategy: Strategy) -> Plan:
     readers: list[Actor] = []
     for stage in range(strategy.num_stages):
         for per_step in (False, True):
-            found = [f for f in plan.graph.feeds if f.stage == stage and f.per_step == per_step]
-            for feeds in _together(plan, strategy, tuple(found)):
+            here = [f for f in plan.graph.feeds if f.stage == stage and f.per_step == per_step]
+            for feeds in _together(plan, strategy, tuple(here)):
                 chain = list(_chain_of_steps(plan, strategy, feeds))
-                for made, lies, actor in chain:
-                    tensors[made.name], locations[made.name] = made, lies
+                for samples_tensor, lies, actor in chain:
+                    tensors[samples_tensor.name], locations[samples_tensor.name] = (
+                        samples_tensor,
+                        lies,
+                    )
                     readers.append(actor)
                 source = chain[-1][0].name if chain else None
                 readers.append(_reader(strategy, feeds, source))
@@ -85,10 +88,12 @@ def _chain_of_steps(
     samples = tensors[widest.tensor].shape[0]
     source: str | None = None
     for step in strategy.preparation:
-        made = LogicalTensor(f"batch.{step.name}@{stage}", (samples, step.num_bytes), torch.uint8)
-        work = PrepareWork(step.name, source, made.name, feeds)
+        samples_tensor = LogicalTensor(
+            f"batch.{step.name}@{stage}", (samples, step.num_bytes), torch.uint8
+        )
+        work = PrepareWork(step.name, source, samples_tensor.name, feeds)
         actor = Actor(
             0, f"batch.{step.name}", READER, stage, phase=FORWARD, per_step=False, work=work
         )
-        yield made, Location(stage, widest.nd_sbp), actor
-        source = made.name
+        yield samples_tensor, Location(stage, widest.nd_sbp), actor
+        source = samples_tensor.name

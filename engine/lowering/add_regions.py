@@ -4,7 +4,7 @@ A region is a set of ops of one stage and phase with the same (run, depth):
 
     run     a stretch of ops of one block of the model, in topological order: regions end where
             blocks end, so that what crosses links starts early and equal blocks make equal programs
-    depth   the number of moving boxings behind an op: no region waits for communication inside
+    depth   the number of moving boxings before an op: no region waits for communication inside
 
 Both only grow along every edge, so regions form a graph without cycles.  An op that waits for
 nothing but weights, and a view, sinks to the region that first needs it.
@@ -80,15 +80,15 @@ def set_regions(plan: Plan, regions: Sequence[Region]) -> Plan:
     new_of = {v.new: v.tensor for v in graph.variables if v.new}
 
     def actor(k: int, region: Region) -> Actor:
-        ops, made = region.ops, [name for op in region.ops for name in op.makes]
+        ops, makes = region.ops, [name for op in region.ops for name in op.makes]
         read = dict.fromkeys(name for op in ops for name in op.inputs)
         work = RegionWork(
             ops=ops,
             reads=tuple(n for n in read if maker.get(n) != k),
-            makes=tuple(n for n in made if n in wanted and n not in new_of),
+            makes=tuple(n for n in makes if n in wanted and n not in new_of),
             accumulates=_sums(ops),
-            updates=tuple((new_of[n], n) for n in made if n in new_of),
-            sent=tuple(n for n in made if _is_only_sent(graph, n)),
+            updates=tuple((new_of[n], n) for n in makes if n in new_of),
+            sent=tuple(n for n in makes if _is_only_sent(graph, n)),
         )
         stage, phase, *_ = region.key
         return Actor(
@@ -132,11 +132,11 @@ def form_regions(graph: LogicalGraph) -> tuple[Region, ...]:
 
 def tensors_of_counts(graph: LogicalGraph) -> frozenset[str]:
     """Tensors that are made of counts before a step's first forward (passes/count_step.py)."""
-    found: set[str] = set()
+    counts: set[str] = set()
     for op in graph.ops:
-        if op.phase == COUNT or (op.phase == WEIGHTS and not found.isdisjoint(op.inputs)):
-            found.update(op.makes)
-    return frozenset(found)
+        if op.phase == COUNT or (op.phase == WEIGHTS and not counts.isdisjoint(op.inputs)):
+            counts.update(op.makes)
+    return frozenset(counts)
 
 
 def _unit_of_ops(ops: list[Op]) -> str:
@@ -151,26 +151,26 @@ def _number_runs(graph: LogicalGraph) -> dict[str, int]:
     current: dict[tuple[int, str, int], tuple[str, int]] = {}
     count: dict[tuple[int, str], int] = {}
     runs: dict[str, int] = {}
-    made: dict[str, tuple[tuple[int, str], int]] = {}
+    run_of: dict[str, tuple[tuple[int, str], int]] = {}
     for op in graph.ops:
         if is_communication(op):
             continue
         group, chunk = (op.stage, op.phase), (op.stage, op.phase, op.chunk)
         unit, number = current.get(chunk, ("", -1))
         here = unit_of(op.module) if op.module and not _is_squared(graph, op) else unit
-        makers = (made[name] for name in op.inputs if name in made)
-        behind = max((run for where, run in makers if where == group), default=0)
-        if number < behind or (here != unit and unit):
+        makers = (run_of[name] for name in op.inputs if name in run_of)
+        least = max((run for where, run in makers if where == group), default=0)
+        if number < least or (here != unit and unit):
             number = count.get(group, 0)
             count[group] = number + 1
         current[chunk] = (here, number)
         runs[op.name] = number
-        made.update(dict.fromkeys(op.makes, (group, number)))
+        run_of.update(dict.fromkeys(op.makes, (group, number)))
     return runs
 
 
 def _count_depths(graph: LogicalGraph, counts: frozenset[str]) -> dict[str, int]:
-    """Count the moving boxings behind each op.
+    """Count the moving boxings before each op.
 
     Counts of the step are there already for what reads them with every micro-batch.
     """
@@ -178,8 +178,8 @@ def _count_depths(graph: LogicalGraph, counts: frozenset[str]) -> dict[str, int]
     depths: dict[str, int] = {}
     for op in graph.ops:
         early = op.phase in (COUNT, WEIGHTS)
-        behind = (name for name in op.inputs if early or name not in counts)
-        depth = max((depth_of.get(name, 0) for name in behind), default=0)
+        waited = (name for name in op.inputs if early or name not in counts)
+        depth = max((depth_of.get(name, 0) for name in waited), default=0)
         depths[op.name] = depth
         for name in op.makes:
             depth_of[name] = depth + is_communication(op)

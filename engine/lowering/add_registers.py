@@ -53,7 +53,7 @@ class _Connector:
                 inputs[reader].append(register.id)
             if producer is not None:
                 outputs[producer].append(register.id)
-        for before, behind in self.throttle.pairs(self.strategy.register_slots):
+        for before, waiting in self.throttle.pairs(self.strategy.register_slots):
             name, stage = f"after {self.actors[before].name}", self.actors[before].stage
             empty = Register(
                 id=len(registers),
@@ -61,13 +61,13 @@ class _Connector:
                 stage=stage,
                 tensors=(),
                 producer=before,
-                readers=(behind,),
+                readers=(waiting,),
                 slots=1,
                 per_step=False,
             )
             registers.append(empty)
             outputs[before].append(empty.id)
-            inputs[behind].append(empty.id)
+            inputs[waiting].append(empty.id)
         actors = (
             replace(actor, inputs=tuple(inputs[actor.id]), outputs=tuple(outputs[actor.id]))
             for actor in self.actors
@@ -168,13 +168,13 @@ class _Connector:
         """
         if self.strategy.chunks == 1:
             return 0, False
-        found = {self._chunk(k) for k in readers}
+        numbers = {self._chunk(k) for k in readers}
         if producer is not None and self.actors[producer].kind == READER:
             makes = self.actors[producer].makes
-            found = {self._chunk(k) for name in makes for k in self.readers.get(name, ())}
+            numbers = {self._chunk(k) for name in makes for k in self.readers.get(name, ())}
         elif producer is not None:
-            found.add(self._chunk(producer))
-        return min(found), len(found) > 1
+            numbers.add(self._chunk(producer))
+        return min(numbers), len(numbers) > 1
 
     def _chunk(self, k: int) -> int:
         """The chunk of what an actor makes; a message to another stage is of the one it leaves."""

@@ -46,14 +46,14 @@ def _share(graph: LogicalGraph, axis: int, stage: int) -> float:
     state) and of what ops make.
     """
     lasting = [(v.tensor, v.nd_sbp) for v in graph.variables if v.stage == stage]
-    made = [
+    computed = [
         (name, nd_sbp)
         for op in graph.ops
         if op.stage == stage and not is_engine_op(op.target)
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True)
         if name is not None
     ]
-    return max(_split_share(graph, lasting, axis), _split_share(graph, made, axis))
+    return max(_split_share(graph, lasting, axis), _split_share(graph, computed, axis))
 
 
 def _split_share(graph: LogicalGraph, tensors: list[tuple[str, NdSbp]], axis: int) -> float:

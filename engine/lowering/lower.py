@@ -41,11 +41,13 @@ def start_plan(graph: LogicalGraph, strategy: Strategy) -> Plan:
 
 def _locations(graph: LogicalGraph) -> dict[str, Location]:
     """Return the location at which every tensor enters or is made."""
-    found = {source.tensor: Location(source.stage, source.nd_sbp) for source in graph.sources}
+    locations = {source.tensor: Location(source.stage, source.nd_sbp) for source in graph.sources}
     for op in graph.ops:
-        made = zip(op.outputs, op.out_sbp, strict=True)
-        found |= {name: Location(op.stage, nd_sbp) for name, nd_sbp in made if name is not None}
-    return found
+        placed = zip(op.outputs, op.out_sbp, strict=True)
+        locations |= {
+            name: Location(op.stage, nd_sbp) for name, nd_sbp in placed if name is not None
+        }
+    return locations
 
 
 def set_actors(plan: Plan, actors: Iterable[Actor]) -> Plan:

@@ -165,8 +165,8 @@ def _tensors_of_weights(graph: LogicalGraph) -> frozenset[str]:
 
 def _stages_that_wait(graph: LogicalGraph) -> frozenset[int]:
     """Stages that wait for others in a micro-batch: others of its acts go between."""
-    found: set[int] = set()
+    stages: set[int] = set()
     for op in graph.ops:
         if is_communication(op) and not op.per_step:
-            found |= {op.stage, op.args[1]} if op.target == TRANSFER else {op.stage}
-    return frozenset(found)
+            stages |= {op.stage, op.args[1]} if op.target == TRANSFER else {op.stage}
+    return frozenset(stages)

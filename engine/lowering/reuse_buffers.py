@@ -29,15 +29,15 @@ def reuse_buffers(plan: Plan, strategy: Strategy) -> Plan:
 
 def overwrite(plan: Plan) -> Plan:
     """Fills `overwrites` of every region."""
-    found: dict[int, tuple[tuple[str, str], ...]] = {}
+    overwrites: dict[int, tuple[tuple[str, str], ...]] = {}
     before = _actors_before(plan)
     for stage in range(len(plan.placements)):
         names = _Names(plan, stage)
         for actor in plan.stage_actors(stage):
             if isinstance(actor.work, RegionWork):
                 done = before[actor.id]
-                found[actor.id] = tuple(_of_region(plan, actor, actor.work, names, done))
-    return replace(plan, actors=tuple(_with(a, found.get(a.id, ())) for a in plan.actors))
+                overwrites[actor.id] = tuple(_of_region(plan, actor, actor.work, names, done))
+    return replace(plan, actors=tuple(_with(a, overwrites.get(a.id, ())) for a in plan.actors))
 
 
 def _with(actor: Actor, overwrites: tuple[tuple[str, str], ...]) -> Actor:
@@ -62,12 +62,12 @@ def _actors_before(plan: Plan) -> Mapping[int, int]:
 
 def find_ancestors(makers: Mapping[int, Collection[int]]) -> Mapping[int, int]:
     """Number -> a bit for each of those before it on any way.  makers: those right before it."""
-    found: dict[int, int] = {}
+    ancestors: dict[int, int] = {}
     for number in TopologicalSorter(makers).static_order():
-        found[number] = 0
+        ancestors[number] = 0
         for maker in makers[number]:
-            found[number] |= found[maker] | 1 << maker
-    return found
+            ancestors[number] |= ancestors[maker] | 1 << maker
+    return ancestors
 
 
 class _Names:
@@ -105,8 +105,8 @@ class _Names:
         first = self._first.get(name, name)
         if first == name:
             return name
-        found = self._first[name] = self.memory(first)
-        return found
+        last = self._first[name] = self.memory(first)
+        return last
 
 
 def _of_region(
@@ -136,7 +136,7 @@ def _tensors(op: Op) -> Iterable[str]:
 
 def _match_in_layout(plan: Plan, op: Op, name: str) -> bool:
     """Return whether the tensor and the op's result have one shape, dtype and layout."""
-    read, made = plan.graph.tensors[name], plan.graph.tensors[op.makes[0]]
+    read, written = plan.graph.tensors[name], plan.graph.tensors[op.makes[0]]
     layouts = {op.in_sbp[k] for k, other in enumerate(op.inputs) if other == name}
-    same = (read.shape, read.dtype) == (made.shape, made.dtype)
+    same = (read.shape, read.dtype) == (written.shape, written.dtype)
     return same and len(op.makes) == 1 and layouts == {op.out_sbp[0]}

@@ -74,9 +74,9 @@ def mark_shared_gathers(
             for step, move in zip(work.steps, work.moves, strict=True)
         )
 
-    found = {k for k, work in gathers.items() if lies_once(k, work)}
+    shared = {k for k, work in gathers.items() if lies_once(k, work)}
     return [
-        replace(actor, work=replace(gathers[k], one_copy=True)) if k in found else actor
+        replace(actor, work=replace(gathers[k], one_copy=True)) if k in shared else actor
         for k, actor in enumerate(actors)
     ]
 
@@ -91,14 +91,14 @@ def _are_one_stretch(shape: Sequence[int], nd_sbp: NdSbp, axis: int, grid: tuple
 
 def _possible_views(graph: LogicalGraph, name: str) -> set[str]:
     """Tensors that may be views of this one."""
-    found, left = {name}, [name]
+    views, left = {name}, [name]
     while left:
         for op in graph.consumers.get(left.pop(), ()):
             if not has(op.target, Trait.ALLOCATES) and not is_communication(op):
-                new = set(op.makes) - found
-                found |= new
+                new = set(op.makes) - views
+                views |= new
                 left += new
-    return found
+    return views
 
 
 class _ActOrder:

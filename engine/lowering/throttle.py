@@ -72,10 +72,10 @@ class Throttle:
         self, chosen: Callable[[int], bool], region_of: Callable[[int], int | None]
     ) -> Iterable[dict[int, list[int]]]:
         """Yield, for each stage and phase: region -> the chosen boxings that belong to it."""
-        found: dict[tuple[int, str], dict[int, list[int]]] = {}
+        phases: dict[tuple[int, str], dict[int, list[int]]] = {}
         for k, actor in enumerate(self.actors):
             region = region_of(k) if chosen(k) else None
             if region is not None:
-                of_phase = found.setdefault((actor.stage, actor.phase), {})
+                of_phase = phases.setdefault((actor.stage, actor.phase), {})
                 of_phase.setdefault(region, []).append(k)
-        return found.values()
+        return phases.values()

@@ -19,7 +19,7 @@ from flowrun.engine.ir.graph import COUNT
 from flowrun.engine.rehearsal.clock_state import ActTable, ClockState, Event
 from flowrun.engine.rehearsal.period import Period
 
-_AHEAD = 4  # steps of an endless training behind the last that is looked at: for what runs ahead
+_AHEAD = 4  # steps of an endless training after the last that counts: for what runs ahead
 
 
 class Clock:
@@ -71,17 +71,17 @@ class Clock:
             if period.anchor in actors:
                 period.look()
             if whole:
-                found = state.key_of_step()
-                if found == before:
+                key = state.key_of_step()
+                if key == before:
                     return
-                before = found
+                before = key
         if not all(rank.is_finished() for rank in state.ranks):
             raise deadlock(self.plan, state.ranks)
 
     @property
     def step_s(self) -> float:
         """Seconds of a steady step: the second of those that ended, or of two that are alike the
-        last, with a step before it and one behind it.
+        last, with a step before it and one after it.
         """
         state = self.state
         ends = [end for end, left in zip(state.step_ends, state.left, strict=True) if not left]

@@ -6,7 +6,7 @@ import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flowrun.engine.actors.plan import BOX, RECEIVE, SEND, Actor, Plan
 from flowrun.engine.actors.scheduler import Scheduler
@@ -79,7 +79,7 @@ class Snapshot:
     events, collectives, turns: how many were written down so far, and taken on each rank.
     """
 
-    key: tuple[Any, ...]
+    key: tuple[object, ...]
     act: int
     now: float
     events: int
@@ -121,7 +121,7 @@ class ClockState:
         self.num_begun += 1
         heapq.heappush(self.heap, (end, self.num_begun, actors))
 
-    def key(self, act: int, step: int) -> tuple[Any, ...]:
+    def key(self, act: int, step: int) -> tuple[object, ...]:
         """All that decides what follows, seen from now and from micro-batch `act` of `step`."""
         now = self.now
         since = [act if n > 1 else step for n in self.table.acts]
@@ -136,7 +136,7 @@ class ClockState:
             tuple(memory.moment() for memory in self.memory),
         )
 
-    def key_of_step(self) -> tuple[Any, ...]:
+    def key_of_step(self) -> tuple[object, ...]:
         """The key when a step is whole, seen from that step."""
         step = max(k for k, left in enumerate(self.left) if not left)
         turns = tuple(

@@ -3,7 +3,7 @@
 A rank has links at each level of the network (network.py).  Messages between stages go out over one
 and in over another, for bytes a second are those of each direction.  A collective takes both, but
 messages overtake: they have streams of their own, and are what the next stage waits for, while a
-step's gradients are waited for at its end.  The collectives behind them wait as much longer.  What
+step's gradients are waited for at its end.  The collectives after them wait as much longer.  What
 crosses different levels runs side by side.
 """
 

@@ -51,7 +51,7 @@ class Period:
         self.before.append(now)
 
     def _same_turns(self, earlier: Snapshot, later: Snapshot) -> int:
-        """Periods for which the order of collectives, where it is fixed, goes on alike."""
+        """Periods for which the order of collectives, where it is fixed, repeats."""
         length, least = later.act - earlier.act, self.state.plan.micro_batches
         for rank, before, now in zip(self.state.ranks, earlier.turns, later.turns, strict=True):
             for axis, order in rank.order.items():

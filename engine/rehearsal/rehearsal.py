@@ -18,7 +18,7 @@ from flowrun.engine.actors.plan import Actor, Plan
 from flowrun.engine.rehearsal.clock import Clock
 from flowrun.engine.rehearsal.clock_state import Event
 
-STEPS = 4  # at most: from cold to steady, and one behind it
+STEPS = 4  # at most: from cold to steady, and one after it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ def utilisation(plan: Plan, hardware: Hardware, dtype: str, step_s: float) -> fl
 
 def _flops(plan: Plan, op: Op) -> float:
     tensors = plan.graph.tensors
-    made = [None if name is None else tensors[name].shape for name in op.outputs]
-    flops = op_flops(op, [tensors[name].shape for name in op.inputs], made)
+    out_shapes = [None if name is None else tensors[name].shape for name in op.outputs]
+    flops = op_flops(op, [tensors[name].shape for name in op.inputs], out_shapes)
     recomputes = re.search(r"(scaled_dot_product|document)_.*backward\.default$", op.target)
     return flops * (_OWN_SHARE_OF_ATTENTION_BACKWARD if recomputes else 1.0)

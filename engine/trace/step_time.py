@@ -147,13 +147,13 @@ class _RankTrace:
         begin, end = sleep.begin, sleep.end
         following = bisect_left(self.computed, end, key=lambda event: event.begin)
         next_one = self.computed[following] if following < len(self.computed) else sleep
-        found = self.slices.get((next_one.actor, next_one.act))
-        while found is not None and found.done > begin and end > begin:
-            if self._is_asynchronous(found.actor) and found.begin < end:
-                since = max(begin, found.begin)
-                yield from self._split_wait(found, since, end)
+        act_slice = self.slices.get((next_one.actor, next_one.act))
+        while act_slice is not None and act_slice.done > begin and end > begin:
+            if self._is_asynchronous(act_slice.actor) and act_slice.begin < end:
+                since = max(begin, act_slice.begin)
+                yield from self._split_wait(act_slice, since, end)
                 end = since
-            found = self.slices.get(found.waited_for.of) if found.waited_for else None
+            act_slice = self.slices.get(act_slice.waited_for.of) if act_slice.waited_for else None
         if end > begin:
             yield "ranks", "?", end - begin
 
@@ -162,29 +162,29 @@ class _RankTrace:
         described = self.plan.actors[actor]
         return described.runs_in_thread or described.kind in (BOX, SEND, RECEIVE)
 
-    def _split_wait(self, found: Slice, begin: int, end: int) -> Iterator[tuple[str, str, int]]:
+    def _split_wait(self, act_slice: Slice, begin: int, end: int) -> Iterator[tuple[str, str, int]]:
         """Split a wait for one act: first for ranks that had not begun it, then for its bytes."""
-        name = self.plan.actors[found.actor].name
-        if self.plan.actors[found.actor].runs_in_thread:
+        name = self.plan.actors[act_slice.actor].name
+        if self.plan.actors[act_slice.actor].runs_in_thread:
             yield "data", name, end - begin
             return
-        complete = min(end, max(begin, self._last_begin(found)))
+        complete = min(end, max(begin, self._last_begin(act_slice)))
         yield "ranks", name, complete - begin
         yield "communication", name, end - complete
 
-    def _last_begin(self, found: Slice) -> int:
+    def _last_begin(self, act_slice: Slice) -> int:
         """Return when the last rank of a communication began it, in ns, as far as recorded."""
-        actor = self.plan.actors[found.actor]
+        actor = self.plan.actors[act_slice.actor]
         if isinstance(actor.work, BoxWork):
             group = self.plan.placements[actor.stage].group(self.rank, actor.work.step.axis)
-            others = [(rank, actor.id, found.act) for rank in group]
+            others = [(rank, actor.id, act_slice.act) for rank in group]
         else:
             assert isinstance(actor.work, TransferWork)
             channel = actor.work.channel
             others = [
-                (rank, other.id, found.act)
+                (rank, other.id, act_slice.act)
                 for other in self.plan.actors
                 if isinstance(other.work, TransferWork) and other.work.channel == channel
                 for rank in self.plan.placements[other.stage].ranks
             ]
-        return max(self.begun.get(each, found.begin) for each in others)
+        return max(self.begun.get(each, act_slice.begin) for each in others)

@@ -36,11 +36,11 @@ def find_straggler(plan: Plan, waited_s: Mapping[int, float], step_s: float) -> 
     plan: of the ranks.  waited_s: seconds of a step for which ranks wait for others; of any ranks.
     step_s: seconds of a step.
     """
-    found = []
+    losses = []
     for placement in plan.placements:
         here = [rank for rank in placement.ranks if rank in waited_s]
         for rank in here:
             if peers := [waited_s[other] for other in here if other != rank]:
-                found.append((statistics.median(peers) - waited_s[rank], rank))
-    lost_s, rank = max(found, default=(0.0, 0))
+                losses.append((statistics.median(peers) - waited_s[rank], rank))
+    lost_s, rank = max(losses, default=(0.0, 0))
     return Straggler(rank, lost_s, step_s) if lost_s > LEAST_SHARE * step_s > 0 else None

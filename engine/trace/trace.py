@@ -89,10 +89,10 @@ class Needs:
             yield Need(ITSELF, -1, (actor_id, act - 1))
         for register in (self.plan.registers[k] for k in actor.inputs):
             version = act // (acts if register.per_step else 1)
-            made = version + 1 - register.initial  # versions to be made before
-            if register.producer is not None and made > 0:
+            needed = version + 1 - register.initial  # versions to be made before
+            if register.producer is not None and needed > 0:
                 every = self._every(register.producer, register.per_step)
-                yield Need(INPUT, register.id, (register.producer, made * every - 1))
+                yield Need(INPUT, register.id, (register.producer, needed * every - 1))
         for register in (self.plan.registers[k] for k in actor.outputs):
             version = register.initial + act // (acts if register.per_step else 1)
             returned = version + 1 - register.slots
@@ -111,11 +111,11 @@ class Needs:
             return
         axis = self.plan.queue(actor)
         step, within = divmod(act, self.plan.acts_per_step(actor))
-        found = self._before.get((actor.stage, axis, actor.id, within))
-        if found is None or (step == 0 and found.earlier_step):
+        before = self._before.get((actor.stage, axis, actor.id, within))
+        if before is None or (step == 0 and before.earlier_step):
             return
-        acts = self.plan.acts_per_step(self.plan.actors[found.actor])
-        yield Need(TURN, axis, (found.actor, (step - found.earlier_step) * acts + found.act))
+        acts = self.plan.acts_per_step(self.plan.actors[before.actor])
+        yield Need(TURN, axis, (before.actor, (step - before.earlier_step) * acts + before.act))
 
     @cached_property
     def _before(self) -> dict[tuple[int, int, int, int], _Before]:
@@ -194,13 +194,13 @@ def build_slices(plan: Plan, rank: int, events: Iterable[TraceEvent]) -> tuple[S
         if what == TAKE:
             done[actor, act] = end
     needs = Needs(plan)
-    found = []
+    slices = []
     for (actor, act), begin in sorted(begun.items(), key=lambda item: (item[1], item[0])):
         if (actor, act) in ended:
             end = ended[actor, act]
             ready, need = _find_last_need(needs.of(actor, act), begun, ended, done)
             handled = done.get((actor, act), end)
-            found.append(
+            slices.append(
                 Slice(
                     rank=rank,
                     actor=actor,
@@ -212,7 +212,7 @@ def build_slices(plan: Plan, rank: int, events: Iterable[TraceEvent]) -> tuple[S
                     ready=ready,
                 )
             )
-    return tuple(found)
+    return tuple(slices)
 
 
 def _find_last_need(

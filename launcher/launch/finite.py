@@ -158,7 +158,7 @@ def check_numbers(
     again.run(bad + 1, first=bad)
     found: list[Any] = [None] * plan.num_ranks
     with with_peers(trained.rank, "repeating a step"):
-        dist.all_gather_object(found, (search.found, find_broken(trained.body)))
+        dist.all_gather_object(found, (search.origins, find_broken(trained.body)))
     origins = [origin for part, _ in found for origin in part]
     broken = [each for _, part in found for each in part]
     raise explain(job, bad, problem, origins, broken)

@@ -192,7 +192,7 @@ def _repeat(job: Job, training: Rehearsed, cluster: VirtualCluster, step: int) -
     lent = {rank: body.lend_variables(plan, {}) for rank, body in cluster.ranks.items()}
     again = VirtualCluster(plan, job.materials.sampler, None, kernels=search.kernels, lent=lent)
     again.run(step + 1, first=step)
-    return search.found
+    return search.origins
 
 
 def _make_log(cluster: VirtualCluster, training: Rehearsed, record: Record) -> Log:

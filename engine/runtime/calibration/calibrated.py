@@ -91,27 +91,29 @@ def with_device(base: Hardware, timed: Sequence[TimedWork]) -> Hardware:
     for one in timed:
         by_kind.setdefault(one.what, []).append(one)
     products = {
-        what.split()[0]: curve(found) for what, found in by_kind.items() if what.endswith(FORWARD)
+        what.split()[0]: curve(profile)
+        for what, profile in by_kind.items()
+        if what.endswith(FORWARD)
     }
-    found = replace(base, **products)  # type: ignore[arg-type]
+    profile = replace(base, **products)  # type: ignore[arg-type]
     changes = {
-        key: _share(by_kind[kind], found.fp32) for kind, key in _SHARES.items() if kind in by_kind
+        key: _share(by_kind[kind], profile.fp32) for kind, key in _SHARES.items() if kind in by_kind
     }
-    found = replace(found, **changes)  # type: ignore[arg-type]
+    profile = replace(profile, **changes)  # type: ignore[arg-type]
     if CONVOLUTION in by_kind:
         backward = by_kind.get(CONVOLUTION_BACKWARD, ())
-        share = _convolution_share(by_kind[CONVOLUTION], backward, found)
-        found = replace(found, convolution_share=share)
+        share = _convolution_share(by_kind[CONVOLUTION], backward, profile)
+        profile = replace(profile, convolution_share=share)
     if "stream" in by_kind:
-        found = replace(found, memory_bytes_per_s=_speed(by_kind["stream"]))
+        profile = replace(profile, memory_bytes_per_s=_speed(by_kind["stream"]))
     if "op" in by_kind:
-        found = replace(found, op_s=digits(median(t.seconds / t.work for t in by_kind["op"])))
+        profile = replace(profile, op_s=digits(median(t.seconds / t.work for t in by_kind["op"])))
     elements = {
         kind.partition(" ")[2]: _speed(timed)
         for kind, timed in by_kind.items()
         if kind.startswith(ELEMENTS)
     }
-    return replace(found, elements_per_s={**found.elements_per_s, **elements})
+    return replace(profile, elements_per_s={**profile.elements_per_s, **elements})
 
 
 def _convolution_share(

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,6 +37,7 @@ from flowrun.engine.runtime.calibration.probes import (
 )
 from flowrun.engine.runtime.kernels.overrides import kernel_of
 from flowrun.engine.runtime.transport.links import Links
+from flowrun.engine.runtime.transport.pending import Pending
 from flowrun.engine.runtime.transport.transport import BucketLayout, layout_of
 from flowrun.engine.torch_internals import cpu_attention, cpu_attention_backward
 
@@ -111,7 +111,7 @@ def _products(
         for shapes in [((tokens, wide), (out, wide), (tokens, out), (out,))]
         * max(1, min(32, _COLD_BYTES // each))
     ]
-    work: dict[str, Callable[[Sequence[torch.Tensor]], Any]] = {
+    work: dict[str, Callable[[Sequence[torch.Tensor]], object]] = {
         FORWARD: lambda t: addmm(t[3], t[0], t[1].t()),
         BACKWARD: lambda t: mm(t[2], t[1]),
         WEIGHT_GRAD: lambda t: mm(t[2].t(), t[0]),
@@ -172,13 +172,13 @@ def paces(
             run(*tensors)
 
     once()  # libraries create their kernels in the first call
-    found = []
+    measured = []
     for _ in range(rounds):
         meet()
         crowded = _pace(once, seconds)
         meet()
-        found.append((crowded, _pace(once, seconds) if rank < cores else 0.0))
-    return found
+        measured.append((crowded, _pace(once, seconds) if rank < cores else 0.0))
+    return measured
 
 
 def _pace(once: Callable[[], object], seconds: float) -> float:
@@ -271,7 +271,7 @@ def _messages(links: Links, rank: int, sizes: ProbeSizes) -> list[Moved]:
     return moved
 
 
-def _time_between_ops(run: Callable[[int], Any], trials: int) -> tuple[float, float]:
+def _time_between_ops(run: Callable[[int], object], trials: int) -> tuple[float, float]:
     """Return (seconds that a call adds to the ops around it, CPU seconds of this process in it).
 
     As in a step, the ops have replaced its tensors in the caches, and the ranks that it waits for
@@ -311,18 +311,18 @@ def _cold_tensors(shape: tuple[int, ...], column_major: bool = False) -> list[to
     return [v.view(shape[::-1]).t() if column_major else v.view(shape) for v in vectors]
 
 
-def _wait(links: Links, pending: Any) -> list[torch.Tensor]:
+def _wait(links: Links, pending: Pending) -> list[torch.Tensor]:
     """Wait for communication as a rank's loop does, asleep until another rank wakes it."""
     pending.on_done(lambda: links.inbox.put((0, 0)))
     links.inbox.get()
-    return pending.wait()  # type: ignore[no-any-return]
+    return pending.wait()
 
 
-def _seconds(run: Callable[[int], Any], device: torch.device, sizes: ProbeSizes) -> float:
+def _seconds(run: Callable[[int], object], device: torch.device, sizes: ProbeSizes) -> float:
     return _median_seconds(run, device, sizes.trials)
 
 
-def _median_seconds(run: Callable[[int], Any], device: torch.device, trials: int) -> float:
+def _median_seconds(run: Callable[[int], object], device: torch.device, trials: int) -> float:
     """Return the median seconds of a call over `trials` calls that follow two uncounted ones."""
     taken = []
     for k in range(trials + 2):

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import mean
-from typing import Any
 
 import torch
 
@@ -20,6 +19,7 @@ from flowrun.engine.cost.seconds import local_seconds, local_shapes
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.hardware.measured_ops import text_of
 from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.signature import Function
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.runtime.kernels.kernels import Kernel, emit
 from flowrun.engine.runtime.kernels.region_program import region_lines
@@ -37,14 +37,14 @@ class _TimedCalls:
     stage: int
     seconds: list[float] = field(default_factory=list)
 
-    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, function: Function) -> Function:
         """Return the function with a clock."""
 
-        def timed(*args: Any, **kwargs: Any) -> Any:
+        def timed(*args: object, **kwargs: object) -> object:
             begin = time.perf_counter()
-            made = function(*args, **kwargs)
+            result = function(*args, **kwargs)
             self.seconds.append(time.perf_counter() - begin)
-            return made
+            return result
 
         return timed
 
@@ -80,7 +80,7 @@ def measure_op_times(
     for one in timed:
         one.seconds.clear()
     cluster.run(_WARM_STEPS + steps, first=_WARM_STEPS)
-    found: TimeRatios = defaultdict(list)
+    ratios: TimeRatios = defaultdict(list)
     for one in timed:
         grid = plan.placements[one.stage].shape
         foreseen = local_seconds(one.op, plan.tensors, grid, hardware)
@@ -89,8 +89,8 @@ def measure_op_times(
         ins, outs = local_shapes(one.op, plan.tensors, grid)
         dtype = dtype_name(one.op, plan.tensors)
         key = one.op.target, text_of(dtype, measured_shapes(ins, outs))
-        found[key].append(mean(one.seconds) / foreseen)
-    return dict(found)
+        ratios[key].append(mean(one.seconds) / foreseen)
+    return dict(ratios)
 
 
 def _kernel(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -35,14 +34,31 @@ class Probe:
     """
 
     work: float
-    tensors: Callable[[], tuple[Any, ...]]
-    run: Callable[..., Any]
+    tensors: Callable[[], tuple[Tensor, ...]]
+    run: Callable[..., object]
 
 
 def element_probes() -> Mapping[str, Probe]:
     """Return op target -> probe, for ops slower than their bytes (Hardware.elements_per_s)."""
-    made = {**_row_probes(), **_norm_probes(), **_image_probes(), **_table_probes()}
-    return {target: made[target] for target in sorted(made)}
+    probes = {**_row_probes(), **_norm_probes(), **_image_probes(), **_table_probes()}
+    return {target: probes[target] for target in sorted(probes)}
+
+
+# op -> its arguments after a tensor, or after a gradient and a tensor
+_OF_ROWS: Mapping[str, tuple[object, ...]] = {
+    "aten._softmax.default": (-1, False),
+    "aten._safe_softmax.default": (-1,),
+    "aten._log_softmax.default": (-1, False),
+    "aten.gelu.default": (),
+    "aten.silu.default": (),
+    "aten.tanh.default": (),
+}
+_OF_ROWS_BACKWARD: Mapping[str, tuple[object, ...]] = {
+    "aten._softmax_backward_data.default": (-1, torch.float32),
+    "aten._log_softmax_backward_data.default": (-1, torch.float32),
+    "aten.gelu_backward.default": (),
+    "aten.silu_backward.default": (),
+}
 
 
 def _row_probes() -> Mapping[str, Probe]:
@@ -55,20 +71,13 @@ def _row_probes() -> Mapping[str, Probe]:
     def targets() -> tuple[Tensor, ...]:
         return torch.randn(shape), torch.full((ROWS, 1), 6.0), torch.arange(ROWS) % COLUMNS
 
-    def of_two(target: str, *given: object) -> dict[str, Probe]:
+    def probe(target: str, inputs: int, given: tuple[object, ...]) -> Probe:
         run = torch_callable(target)
-        return {target: Probe(count, two, lambda x, y: run(x, *given))}
-
-    def of_gradient(target: str) -> dict[str, Probe]:
-        run = torch_callable(target)
-        return {target: Probe(count, two, lambda x, y: run(x, y, -1, torch.float32))}
+        return Probe(count, two, lambda *tensors: run(*tensors[:inputs], *given))
 
     return {
-        **of_two("aten._softmax.default", -1, False),
-        **of_two("aten._safe_softmax.default", -1),
-        **of_gradient("aten._softmax_backward_data.default"),
-        **of_two("aten._log_softmax.default", -1, False),
-        **of_gradient("aten._log_softmax_backward_data.default"),
+        **{target: probe(target, 1, given) for target, given in _OF_ROWS.items()},
+        **{target: probe(target, 2, given) for target, given in _OF_ROWS_BACKWARD.items()},
         "aten.logsumexp.default": Probe(count, two, lambda x, y: log_sum_exp(x, (-1,), True)),
         "flow.cross_entropy_backward": Probe(
             count,
@@ -77,11 +86,6 @@ def _row_probes() -> Mapping[str, Probe]:
                 torch.ones(()), x, lse, target, None, SUM, -100, None, None, out=x
             ),
         ),
-        "aten.gelu.default": of_two(lambda x, y: aten.gelu.default(x)),
-        "aten.gelu_backward.default": of_two(lambda x, y: aten.gelu_backward.default(x, y)),
-        "aten.silu.default": of_two(lambda x, y: aten.silu.default(x)),
-        "aten.silu_backward.default": of_two(lambda x, y: aten.silu_backward.default(x, y)),
-        "aten.tanh.default": of_two(lambda x, y: aten.tanh.default(x)),
         "aten.clone.default": Probe(  # of heads, side by side
             count,
             lambda: (torch.randn(heads).transpose(1, 2),),
@@ -126,8 +130,8 @@ def _image_probes() -> Mapping[str, Probe]:
 
     def pooled() -> tuple[Tensor, ...]:
         x = torch.randn(shape)
-        made, places = aten.max_pool2d_with_indices.default(x, [3, 3], [2, 2], [1, 1])
-        return x, torch.randn_like(made), places
+        maxima, places = aten.max_pool2d_with_indices.default(x, [3, 3], [2, 2], [1, 1])
+        return x, torch.randn_like(maxima), places
 
     return {
         BATCH_NORM: Probe(
@@ -214,9 +218,9 @@ def convolution_probes() -> Iterator[tuple[Probe, Probe]]:
         def tensors(
             taken: tuple[int, ...] = (SAMPLES, channels, side, side),
             weight: tuple[int, ...] = (out, channels, kernel, kernel),
-            made: tuple[int, ...] = (SAMPLES, out, side // stride, side // stride),
+            result: tuple[int, ...] = (SAMPLES, out, side // stride, side // stride),
         ) -> tuple[Tensor, ...]:
-            return torch.randn(taken), torch.randn(weight), torch.randn(made)
+            return torch.randn(taken), torch.randn(weight), torch.randn(result)
 
         yield (
             Probe(work, tensors, lambda x, w, y, g=given: run(x, w, None, *g)),

@@ -196,8 +196,10 @@ class DistributedRank:
         """Say what this rank could do where it waits for itself."""
         self.pulse.sleep()
         here = {self.rank: self.pulse.state()}
-        found = find_owed(here)
-        return " ".join([describe_owed(owed, here) for owed in found.owed]) or str(found.waits)
+        standstill = find_owed(here)
+        return " ".join([describe_owed(owed, here) for owed in standstill.owed]) or str(
+            standstill.waits
+        )
 
     def _compute(self, actor: Actor, act: int) -> None:
         self.current = actor
@@ -234,8 +236,8 @@ class DistributedRank:
         scheduler.aside(actor.id)
         self._run_in_thread(actor, act, self.pool.submit(self.body.report(actor, act)))
 
-    def _run_in_thread(self, actor: Actor, act: int, future: Future[Any]) -> None:
-        """Keep an act that goes on in a thread, and announce it when it is done."""
+    def _run_in_thread(self, actor: Actor, act: int, future: Future[list[Any] | None]) -> None:
+        """Keep an act that runs in a thread, and announce it when it is done."""
         self.pulse.begin_in_thread(actor.id, act)
         self.under_way[actor.id, act] = ThreadAct(future)
         future.add_done_callback(lambda _: self._announce(actor.id, act))
@@ -254,9 +256,9 @@ class DistributedRank:
         actor = self.plan.actors[actor_id]
         self.current = actor
         self.pulse.take(actor_id)
-        made = self.under_way.pop((actor_id, act)).finish()
+        results = self.under_way.pop((actor_id, act)).finish()
         if actor.kind != SEND:
-            self.body.store(actor, act, made)
+            self.body.store(actor, act, results)
         self.body.acts[actor.id] = act + 1
         self._end(scheduler, actor, act)
 

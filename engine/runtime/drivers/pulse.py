@@ -1,7 +1,7 @@
 """Pulse: what a rank has begun and done, in memory that its launcher reads at any moment.
 
 It costs a few plain stores an act and no system call.  The memory is made before the ranks are
-forked.  What the counts mean when nothing goes on, actors/standstill.py finds.
+forked.  What the counts mean when no act ends, actors/standstill.py finds.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Pulse:
         self.enter(Phase.MEETS)
 
     def enter(self, phase: Phase) -> None:
-        """Begin a phase that is no steps."""
+        """Begin a phase without steps."""
         self._words[_AT] = _ASLEEP
         self._words[_PHASE] = phase
         self._words[_ENTERED] += 1

@@ -50,7 +50,9 @@ class RecordedRank(DistributedRank):
         super().__init__(plan, rank, *arguments, **options)
         self.trace = trace
         self.notes = make_notes(plan, self.body.stage, trace)
-        self.marks: deque[tuple[ActKey, tuple[Any, Any]]] = deque(maxlen=self.notes.maxlen)
+        self.marks: deque[tuple[ActKey, tuple[torch.cuda.Event, torch.cuda.Event]]] = deque(
+            maxlen=self.notes.maxlen
+        )
 
     def run(
         self,
@@ -82,7 +84,7 @@ class RecordedRank(DistributedRank):
         last.synchronize()
         now = perf_counter_ns()
 
-        def at(mark: Any) -> int:
+        def at(mark: torch.cuda.Event) -> int:
             ago_ms: float = mark.elapsed_time(last)
             return now - round(ago_ms * 1e6)
 
@@ -90,17 +92,17 @@ class RecordedRank(DistributedRank):
         return {act: (at(begin), at(end)) for act, (begin, end) in marked}
 
     @staticmethod
-    def _mark() -> Any:
+    def _mark() -> torch.cuda.Event:
         """Record an event on the stream that computes and return it."""
         mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         mark.record()
         return mark
 
     def _compute(self, actor: Actor, act: int) -> None:
-        on_cuda, begin = self.device.type == "cuda", perf_counter_ns()
-        first = self._mark() if on_cuda else None
+        begin = perf_counter_ns()
+        first = self._mark() if self.device.type == "cuda" else None
         super()._compute(actor, act)
-        if on_cuda:
+        if first:
             self.marks.append(((actor.id, act), (first, self._mark())))
         self.notes.append(TraceEvent(COMPUTE, actor.id, act, begin, perf_counter_ns()))
 

@@ -215,12 +215,12 @@ class VirtualCluster:
         assert isinstance(work, BoxWork)
         group = self.ranks[members[0]].placement.group(members[0], work.step.axis)
         if actor.id in self.wholes[group[0]]:
-            made = [self.wholes[rank][actor.id] for rank in group]
+            results = [self.wholes[rank][actor.id] for rank in group]
         else:
             pieces = [self.ranks[rank].inputs(actor, act) for rank in group]
-            made, sent = run_group(work.step, pieces, self.ranks[group[0]].find_layouts(actor))
+            results, sent = run_group(work.step, pieces, self.ranks[group[0]].find_layouts(actor))
             self._count(actor.id, sum(sent))
-        for rank, values in zip(group, made, strict=True):
+        for rank, values in zip(group, results, strict=True):
             self.ranks[rank].store(actor, act, values)
             self.ranks[rank].acts[actor.id] = act + 1
 
@@ -233,7 +233,7 @@ class VirtualCluster:
         }
         source, target = (self.plan.placements[s] for s in (work.source_stage, work.target_stage))
         inputs = {rank: self.ranks[rank].inputs(actor, act) for rank, actor in senders.items()}
-        made: dict[int, list[torch.Tensor]] = {rank: [] for rank in receivers}
+        received: dict[int, list[torch.Tensor]] = {rank: [] for rank in receivers}
         for k, (move, sends) in enumerate(zip(work.moves, self.plan.routes(work), strict=True)):
             pieces = {rank: values[k] for rank, values in inputs.items()}
             out, counts = run_route(
@@ -244,9 +244,9 @@ class VirtualCluster:
             )
             self._count(next(iter(senders.values())).id, sum(counts.values()))
             for rank, value in out.items():
-                made[rank].append(value)
+                received[rank].append(value)
         for rank, actor in receivers.items():
-            self.ranks[rank].store(actor, act, made[rank])
+            self.ranks[rank].store(actor, act, received[rank])
             self.ranks[rank].acts[actor.id] = act + 1
         for rank, actor in senders.items():
             self.ranks[rank].acts[actor.id] = act + 1

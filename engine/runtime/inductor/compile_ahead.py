@@ -10,8 +10,8 @@ import multiprocessing
 import os
 from collections.abc import Iterable
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.inductor.compiled import CompiledPiece, CompiledRegions
@@ -50,7 +50,7 @@ def _compile_in_processes(
 ) -> None:
     fork = multiprocessing.get_context("fork")
     waiting = list(parts)
-    running: list[Any] = []
+    running: list[BaseProcess] = []
     while waiting or running:
         while waiting and len(running) < processes:
             process = fork.Process(target=_compile_quietly, args=(regions, waiting.pop()))

@@ -163,10 +163,10 @@ class CompiledRegions:
             settings = (torch.__version__, self.device, self.threads, reads)
             key = hashlib.sha256(f"{settings}\n{text}".encode()).hexdigest()[:16]
             part = CompiledPiece(piece, reads, "" if piece.plain else key)
-            made = self._made.get((text, reads))
-            if made is None:
-                made = self._made[text, reads] = self._result_specs(part)
-            specs.update(zip(piece.makes, made, strict=True))
+            result_specs = self._made.get((text, reads))
+            if result_specs is None:
+                result_specs = self._made[text, reads] = self._result_specs(part)
+            specs.update(zip(piece.makes, result_specs, strict=True))
             parts.append(part)
         return CompiledRegion(program, tuple(parts)), specs
 
@@ -174,12 +174,12 @@ class CompiledRegions:
         """Return the specs of a piece's results; on CUDA the compiled code decides on them."""
         if not part.piece.makes:
             return ()
-        made = infer_specs(part.piece.program, part.specs, self.device)
+        result_specs = infer_specs(part.piece.program, part.specs, self.device)
         if self.device == "cpu" or not part.key:
-            return made
+            return result_specs
         code = self.kernel(part)
         assert isinstance(code, Code)
-        return tuple(replace(m, stride=s) for m, s in zip(made, code.strides, strict=True))
+        return tuple(replace(m, stride=s) for m, s in zip(result_specs, code.strides, strict=True))
 
 
 def _strides(part: CompiledPiece) -> Strides:

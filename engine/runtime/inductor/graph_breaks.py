@@ -59,28 +59,28 @@ def _is_fusible(lines: list[ProgramCall]) -> bool:
 
 def _places(program: Program) -> list[int]:
     """Return the number of each line's piece; even pieces are compiled."""
-    made = dict.fromkeys(range(program.reads), 0)  # value -> piece that made or last changed it
-    read = dict(made)  # value -> last piece that reads it
+    written = dict.fromkeys(range(program.reads), 0)  # value -> piece that made or last changed it
+    read = dict(written)  # value -> last piece that reads it
     places = []
     for line in program.lines:
-        behind = [made[k] for k in line.reads] + [read[k] for k in line.changes]
-        at = max(behind, default=0)
+        earlier = [written[k] for k in line.reads] + [read[k] for k in line.changes]
+        at = max(earlier, default=0)
         at += (at + line.plain) % 2
         for k in line.reads:
             read[k] = max(read[k], at)
-        for number in (*line.made, *line.changes):
+        for number in (*line.outputs, *line.changes):
             if number is not None:
-                made[number] = read[number] = at
+                written[number] = read[number] = at
         places.append(at)
     return places
 
 
 def _piece(lines: list[ProgramCall], wanted: set[int], plain: bool) -> GraphPiece:
-    made = [k for line in lines for k in line.made if k is not None]
-    inside = set(made)
+    values = [k for line in lines for k in line.outputs if k is not None]
+    inside = set(values)
     reads = tuple(dict.fromkeys(k for x in lines for k in x.reads if k not in inside))
-    makes = tuple(k for k in made if k in wanted)
-    numbers = {k: i for i, k in enumerate((*reads, *made))}
+    makes = tuple(k for k in values if k in wanted)
+    numbers = {k: i for i, k in enumerate((*reads, *values))}
     renamed = tuple(_renumber(line, numbers) for line in lines)
     program = Program(len(reads), renamed, tuple(numbers[k] for k in makes))
     return GraphPiece(program, reads, makes, plain)
@@ -97,7 +97,7 @@ def _renumber(line: ProgramCall, numbers: Mapping[int, int]) -> ProgramCall:
     args, kwargs = (map_refs(given, rename) for given in (line.call.args, line.call.kwargs))
     return ProgramCall(
         replace(line.call, args=args, kwargs=kwargs),
-        tuple(None if k is None else numbers[k] for k in line.made),
+        tuple(None if k is None else numbers[k] for k in line.outputs),
         line.single,
         tuple(numbers[k] for k in line.changes),
         plain=line.plain,

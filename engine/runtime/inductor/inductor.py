@@ -21,6 +21,7 @@ from flowrun.engine.runtime.kernels.kernels import emit
 from flowrun.engine.runtime.kernels.program import Program
 from flowrun.engine.torch_internals import (
     FakeTensorMode,
+    OpOverload,
     build_graph,
     inductor_cache,
     inductor_decompositions,
@@ -103,8 +104,8 @@ def compile_program(program: Program, specs: Sequence[Spec], device: str, thread
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores for float32")
         with torch.device(device):  # not around the rest: Inductor makes tensors for itself
             module = trace(*examples)
-        run, strides = build_graph(module, examples, mode)
-    return Code(_report_allocations(run), strides)
+        built, strides = build_graph(module, examples, mode)
+    return Code(_report_allocations(built), strides)
 
 
 # ---- oneDNN's product (products.py) --------------------------------------------------------------
@@ -127,7 +128,7 @@ _OPS.impl("linear", _linear, "CPU")
 _OPS.impl("linear", _linear_shape, "Meta")
 
 
-def _products() -> dict[Any, Callable[..., torch.Tensor]]:
+def _products() -> dict[OpOverload, Callable[..., torch.Tensor]]:
     if not torch.backends.mkldnn.is_available():
         return {}
     own = torch.ops.flowrun.linear.default
@@ -184,7 +185,7 @@ def _report_allocations(code: Any) -> Boxed:
     return run
 
 
-def _allocate(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+def _allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(size, stride, dtype=dtype)
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -168,7 +167,7 @@ for _name, _run in (("attention", _attention), ("attention_backward", _attention
         _OPS.impl(_name, _run, _where)
 
 
-_cudnn_choices: dict[Any, bool] = {}  # by dtype, shapes and causality
+_cudnn_choices: dict[tuple[object, ...], bool] = {}  # by dtype, shapes and causality
 
 
 def _is_cudnn(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> bool:
@@ -201,16 +200,16 @@ def _cudnn_stats(device: torch.device) -> tuple[int, ...] | None:
         grads = internals.cudnn_attention_backward(
             *(grad, query, key, value, out, stats, seed, seed, None, None, None, 65, 65, 0.0, True)
         )
-        found = (out, stats.view(2, 3, 65), *grads)
+        results = (out, stats.view(2, 3, 65), *grads)
         one, lse, *_ = internals.flash_attention(query, key, value, 0.0, True)
         rest = internals.flash_attention_backward(
             *(grad, query, key, value, one, lse, None, None, 65, 65, 0.0, True),
             *(torch.empty(2, dtype=torch.uint64, device=device), seed.to(torch.uint64)),
         )
-        for made, other in zip(found, (one, lse, *rest), strict=True):
-            if made.stride() != other.stride():
-                raise RuntimeError(f"its strides are {made.stride()}, not {other.stride()}")
-            torch.testing.assert_close(made, other, rtol=2**-4, atol=2**-4)
+        for ours, other in zip(results, (one, lse, *rest), strict=True):
+            if ours.stride() != other.stride():
+                raise RuntimeError(f"its strides are {ours.stride()}, not {other.stride()}")
+            torch.testing.assert_close(ours, other, rtol=2**-4, atol=2**-4)
     except (RuntimeError, AssertionError) as error:
         warnings.warn(f"FlashAttention runs instead of cuDNN's attention: {error}", stacklevel=2)
         return None
@@ -244,7 +243,7 @@ def _as_made(out: Tensor) -> Tensor:
     return by_row.clone(memory_format=torch.contiguous_format).transpose(1, 2)
 
 
-def _bias(query: Tensor, key: Tensor, mask: Tensor | None) -> Any:
+def _bias(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
     """Return what is added to the scores (samples, heads, queries, keys), in the query's dtype."""
     if mask is None:
         return None

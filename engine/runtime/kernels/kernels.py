@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from types import CodeType, NoneType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from flowrun.engine.actors.plan import Plan, RegionWork
 from flowrun.engine.ir.graph import Ref, refs
-from flowrun.engine.ir.signature import LocalCall
+from flowrun.engine.ir.signature import Function, LocalCall
 from flowrun.engine.ops.flow.update import OF_MANY
 from flowrun.engine.runtime.kernels.out_variants import into
 from flowrun.engine.runtime.kernels.overrides import kernel_of
@@ -22,7 +22,7 @@ from flowrun.engine.runtime.kernels.region_program import region_program
 # `reads` -> `makes`, then the new values of `updates` (RegionWork); the list is emptied
 Kernel = Callable[[list[torch.Tensor]], tuple[torch.Tensor, ...]]
 # (number of a line, its function) -> the function that is called instead
-KernelWrapper = Callable[[int, Callable[..., Any]], Callable[..., Any]]
+KernelWrapper = Callable[[int, Function], Function]
 # a plan, a stage, a rank's coordinate and device -> region actor -> kernel
 Kernels = Callable[[Plan, int, tuple[int, ...], torch.device], Mapping[int, Kernel]]
 
@@ -51,16 +51,15 @@ def emit(program: Program, wrap: KernelWrapper | None = None, device: torch.devi
     that it takes, so that a tensor is freed after the op that reads it last.
     """
     lines = program.lines if wrap else batch_updates(program.lines)
-    names: dict[str, Any] = {}  # of functions and of arguments that are no values of the program
+    names: dict[str, object] = {}  # functions, and arguments that the program does not make
     for at, line in enumerate(lines):
         function = _function(line, device)
         names[f"call{at}"] = wrap(at, function) if wrap else function
     exec(_code(_text(program, lines, names)), names)
-    kernel: Kernel = names["kernel"]
-    return kernel
+    return cast(Kernel, names["kernel"])
 
 
-def _function(line: ProgramCall, device: torch.device) -> Callable[..., Any]:
+def _function(line: ProgramCall, device: torch.device) -> Function:
     """Return what a line calls; if it writes into a value, that is the first argument."""
     function = line.call.function
     if line.into is not None:
@@ -77,7 +76,7 @@ def _code(text: str) -> CodeType:
     return compile(text, "<region>", "exec")
 
 
-def _text(program: Program, lines: Sequence[ProgramCall], names: dict[str, Any]) -> str:
+def _text(program: Program, lines: Sequence[ProgramCall], names: dict[str, object]) -> str:
     """Return the source of the function `kernel`; call0 is the function of its first line.
 
     names: receives the arguments that the source refers to by name.
@@ -89,10 +88,10 @@ def _text(program: Program, lines: Sequence[ProgramCall], names: dict[str, Any])
         args = line.call.args if line.into is None else (Ref(str(line.into)), *line.call.args)
         given = [_source(x, names) for x in args]
         given += [f"{name}={_source(x, names)}" for name, x in line.call.kwargs]
-        made = [(k, number) for k, number in enumerate(line.made) if number is not None]
+        used = [(k, number) for k, number in enumerate(line.outputs) if number is not None]
         text.append(f" made = call{at}({', '.join(given)})")
         text += [
-            f" {_value(n)} = made" if line.single else f" {_value(n)} = made[{k}]" for k, n in made
+            f" {_value(n)} = made" if line.single else f" {_value(n)} = made[{k}]" for k, n in used
         ]
         text.append(f" {''.join(f'{_value(k)} = ' for k in unread[at])}made = None")
     return "\n".join([*text, f" return ({''.join(f'{_value(k)}, ' for k in program.results)})"])
@@ -102,7 +101,7 @@ def _value(number: int | str) -> str:
     return f"v{number}"
 
 
-def _source(argument: Any, names: dict[str, Any]) -> str:
+def _source(argument: object, names: dict[str, object]) -> str:
     """Return the source of an argument."""
     if isinstance(argument, Ref):
         return _value(argument.name)
@@ -120,7 +119,7 @@ def _last_reads(program: Program, lines: Sequence[ProgramCall]) -> list[list[int
     last = {k: 0 for k in range(program.reads)}
     for at, line in enumerate(lines):
         read = [*line.reads, *(() if line.into is None else (line.into,))]
-        last |= dict.fromkeys([*read, *(k for k in line.made if k is not None)], at)
+        last |= dict.fromkeys([*read, *(k for k in line.outputs if k is not None)], at)
     out: list[list[int]] = [[] for _ in lines]
     for number, at in last.items():
         if number not in program.results and lines:
@@ -128,13 +127,13 @@ def _last_reads(program: Program, lines: Sequence[ProgramCall]) -> list[list[int
     return out
 
 
-def run_on_device(device: torch.device, function: Callable[..., Any]) -> Callable[..., Any]:
+def run_on_device(device: torch.device, function: Function) -> Function:
     """Return the function with a default device.
 
     A default device for the whole run would cost a microsecond in each call of torch.
     """
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         with device:
             return function(*args, **kwargs)
 
@@ -159,7 +158,7 @@ def batch_updates(lines: Sequence[ProgramCall]) -> list[ProgramCall]:
     return out
 
 
-def _update_key(line: ProgramCall) -> tuple[Callable[..., Any] | None, Any, int]:
+def _update_key(line: ProgramCall) -> tuple[Function | None, tuple[tuple[str, Any], ...], int]:
     """Return a key that is equal for updates that can be merged, and unique for other lines."""
     if line.call.function in OF_MANY:
         return line.call.function, line.call.kwargs, 0

@@ -11,16 +11,15 @@ that is the process's anonymous memory less this count.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
 
 import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from flowrun.engine.torch_internals import DispatchMode, storage_id, tree_leaves
+from flowrun.engine.torch_internals import DispatchMode, OpOverload, storage_id, tree_leaves
 
 
 class LiveBytes(DispatchMode):
@@ -44,29 +43,37 @@ class LiveBytes(DispatchMode):
         """An upper bound of the bytes that are alive now, as some owners may be gone."""
         return self.count.live
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         out = func(*args, **(kwargs or {}))
-        made = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+        results = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
         read = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
         old = {storage_id(x) for x in read}
-        self._add(x for x in made if storage_id(x) not in old)
+        self._add(x for x in results if storage_id(x) not in old)
         return out
 
     def _add(self, tensors: Iterable[torch.Tensor]) -> None:
         self.count.add(tensors)
 
-    def read(self, supply: Callable[..., list[Any]], *args: Any) -> list[Any]:
+    def read(self, supply: Callable[..., list[object]], *args: object) -> list[object]:
         """Call supply(*args) in its own thread; count its tensors and lists of samples."""
         with LiveBytes(count=self.count):
-            made = [_ByteSamples(x) if isinstance(x, list) else x for x in supply(*args)]
-        leaves = tree_leaves([list(x) if isinstance(x, _ByteSamples) else x for x in made])
+            results: list[object] = [
+                _ByteSamples(x) if isinstance(x, list) else x for x in supply(*args)
+            ]
+        leaves = tree_leaves([list(x) if isinstance(x, _ByteSamples) else x for x in results])
         self._add(x for x in leaves if isinstance(x, torch.Tensor))
-        for samples in (x for x in made if isinstance(x, _ByteSamples)):
+        for samples in (x for x in results if isinstance(x, _ByteSamples)):
             self.count.add_samples(samples)
-        return made
+        return results
 
 
-class _ByteSamples(list[Any]):
+class _ByteSamples(list[object]):
     """A list of the samples of a micro-batch that, unlike a plain list, has weak references."""
 
 
@@ -116,8 +123,8 @@ class _Count:
         self.samples = [held for held in self.samples if held[0]() is not None]
 
 
-def _held_bytes(value: Any) -> int:
-    """Return the bytes of an item of a sample that is no tensor."""
+def _held_bytes(value: object) -> int:
+    """Return the bytes of an item of a sample, other than a tensor."""
     if isinstance(value, np.ndarray):
         return int(value.nbytes)
     return len(value) if isinstance(value, bytes | bytearray) else 0

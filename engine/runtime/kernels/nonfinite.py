@@ -6,10 +6,9 @@ They serve to repeat one step after the fact; no other step pays for them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
 
 import torch
 
@@ -24,6 +23,7 @@ from flowrun.engine.ir.graph import (
     Op,
 )
 from flowrun.engine.ir.op_info import Trait
+from flowrun.engine.ir.signature import Function
 from flowrun.engine.ops.traits import has
 from flowrun.engine.runtime.kernels.kernels import Kernel, emit
 from flowrun.engine.runtime.kernels.region_program import region_lines
@@ -50,7 +50,7 @@ class Origin:
         return f"{self.op.target} {where}{line}, {self.op.phase}{part}, rank {self.rank}"
 
 
-def first_origin(found: Sequence[Origin]) -> Origin | None:
+def first_origin(origins: Sequence[Origin]) -> Origin | None:
     """Return the origin that comes first in a step; of several ranks the first."""
     order = (COUNT, WEIGHTS, FORWARD, BACKWARD, WEIGHT_GRAD, UPDATE)
 
@@ -58,18 +58,18 @@ def first_origin(found: Sequence[Origin]) -> Origin | None:
         phase = order.index(origin.op.phase)
         return phase, origin.micro_batch or 0, origin.place, origin.rank
 
-    return min(found, key=moment, default=None)
+    return min(origins, key=moment, default=None)
 
 
 class OriginSearch:
     """Makes the kernels of a step that is repeated, and keeps the origins that they find.
 
-    What is infinite by intention, such as a mask of -inf, is made of an infinite argument, and is
-    no origin.
+    What is infinite by intention, such as a mask of -inf, is made of an infinite argument: that is
+    not an origin.
     """
 
     def __init__(self) -> None:
-        self.found: list[Origin] = []
+        self.origins: list[Origin] = []
 
     def kernels(
         self, plan: Plan, stage: int, coordinate: tuple[int, ...], device: torch.device
@@ -98,23 +98,23 @@ class OriginSearch:
         program, ops = region_lines(plan, work, plan.stage_of(rank), coordinate)
         acts = 0
 
-        def watch(at: int, function: Callable[..., Any]) -> Callable[..., Any]:
+        def watch(at: int, function: Function) -> Function:
             op, written = ops[at], program.lines[at].into is not None
             if has(op.target, Trait.IN_PLACE):
                 return function
 
             @wraps(function)
-            def watched(*args: Any, **kwargs: Any) -> Any:
+            def watched(*args: object, **kwargs: object) -> object:
                 clean = not any(map(_name_value, _numbers((args[written:], kwargs))))
-                made = function(*args, **kwargs)
-                value = next(filter(None, map(_name_value, _numbers(made))), "") if clean else ""
+                result = function(*args, **kwargs)
+                value = next(filter(None, map(_name_value, _numbers(result))), "") if clean else ""
                 if value:
                     micro_batch = None if op.per_step else acts % plan.micro_batches
                     place = places.get(op.name, len(places))
-                    self.found.append(
+                    self.origins.append(
                         Origin(op=op, rank=rank, micro_batch=micro_batch, place=place, value=value)
                     )
-                return made
+                return result
 
             return watched
 
@@ -122,14 +122,14 @@ class OriginSearch:
 
         def counted(values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
             nonlocal acts
-            made = kernel(values)
+            results = kernel(values)
             acts += 1
-            return made
+            return results
 
         return counted
 
 
-def _numbers(value: Any) -> Iterator[torch.Tensor | float]:
+def _numbers(value: object) -> Iterator[torch.Tensor | float]:
     """Yield the tensors and the numbers that arguments or results consist of."""
     if isinstance(value, Mapping):
         value = tuple(value.values())

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from flowrun.engine.ir.op_info import OutVariant
+from flowrun.engine.ir.signature import Function
 from flowrun.engine.ops.registry import OPS, whole_function
 from flowrun.engine.runtime.kernels.overrides import kernel_of
 
 Tensor = torch.Tensor
 
 
-def into(function: Callable[..., Any]) -> Callable[..., Tensor]:
+def into(function: Function) -> Callable[..., Tensor]:
     """Return the function as one that takes a tensor before its arguments, fills and returns it.
 
     If that tensor is not contiguous and has other strides than the result would have, it is left
@@ -31,38 +32,40 @@ def into(function: Callable[..., Any]) -> Callable[..., Tensor]:
     variant = _variants()[function]
     overload = kernel_of(variant.overload)
 
-    def write(made: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if not made.is_contiguous() and not _has_strides_of_result(made, variant, args):
+    def write(target: Tensor, *args: object, **kwargs: object) -> Tensor:
+        if not target.is_contiguous() and not _has_strides_of_result(target, variant, args):
             return function(*args, **kwargs)  # type: ignore[no-any-return]
-        if variant.along_rows and not _is_along_rows(made, *args):
-            return made.copy_(function(*args, **kwargs))
-        return overload(*args, **kwargs, **{variant.name: made})  # type: ignore[no-any-return]
+        if variant.along_rows and not _is_along_rows(target, *args):
+            return target.copy_(function(*args, **kwargs))
+        return overload(*args, **kwargs, **{variant.name: target})  # type: ignore[no-any-return]
 
     return write
 
 
-def can_write(function: Callable[..., Any]) -> bool:
+def can_write(function: Function) -> bool:
     """Return whether the function can write into a given tensor without memory of its own."""
     return function in _variants()
 
 
 @cache
-def _variants() -> Mapping[Callable[..., Any], OutVariant]:
+def _variants() -> Mapping[Function, OutVariant]:
     return {whole_function(target): known.out for target, known in OPS.items() if known.out}
 
 
-def _has_strides_of_result(made: Tensor, variant: OutVariant, args: tuple[Any, ...]) -> bool:
-    """Return whether an elementwise function would give its result the strides of `made`."""
+def _has_strides_of_result(target: Tensor, variant: OutVariant, args: tuple[object, ...]) -> bool:
+    """Return whether an elementwise function would give its result the strides of `target`."""
     if variant.along_rows:  # its result may be contiguous though an argument is not
         return False
-    alike = (x for x in args if isinstance(x, Tensor) and x.shape == made.shape)
-    return all(_strides(x) == _strides(made) for x in alike) and _is_dense(made)
+    alike = (x for x in args if isinstance(x, Tensor) and x.shape == target.shape)
+    return all(_strides(x) == _strides(target) for x in alike) and _is_dense(target)
 
 
-def _is_along_rows(made: Tensor, *args: Any) -> bool:
+def _is_along_rows(target: Tensor, *args: Any) -> bool:
     """Return whether an op works along the last dim of contiguous tensors; args: (…, dim, flag)."""
     *read, dim, _ = args
-    return dim % made.dim() == made.dim() - 1 and all(x.is_contiguous() for x in (made, *read))
+    return dim % target.dim() == target.dim() - 1 and all(
+        x.is_contiguous() for x in (target, *read)
+    )
 
 
 def _strides(x: Tensor) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrun.engine.ir.signature import Function
 from flowrun.engine.ops.shapes import create
 from flowrun.engine.runtime.kernels import (
     fused_attention,
@@ -20,7 +21,7 @@ from flowrun.engine.torch_internals import cpu_attention, cpu_attention_backward
 aten = torch.ops.aten
 
 
-def kernel_of(function: Callable[..., Any], any_stride: bool = False) -> Callable[..., Any]:
+def kernel_of(function: Function, any_stride: bool = False) -> Function:
     """Return what runs for a function of torch or of the engine, mostly that function itself.
 
     any_stride: its result may have any strides.
@@ -36,12 +37,12 @@ def cache_constant() -> Callable[..., Tensor]:
     A copy from the host makes a step wait.  Each call returns a tensor of its own, which its reader
     may overwrite.
     """
-    made: list[Tensor] = []
+    kept: list[Tensor] = []
 
     def constant(*given: Any, **how: Any) -> Tensor:
-        if not made:
-            made.append(create.constant(*given, **how))
-        return made[0].clone()
+        if not kept:
+            kept.append(create.constant(*given, **how))
+        return kept[0].clone()
 
     return constant
 
@@ -61,8 +62,8 @@ def _layer_norm(
     run = aten.native_layer_norm.default
     if x.is_cpu or weight is None or weight.dtype == x.dtype:
         return run(x, shape, weight, bias, eps)  # type: ignore[no-any-return]
-    made, mean, rstd = run(x.to(weight.dtype), shape, weight, bias, eps)
-    return made.to(x.dtype), mean, rstd
+    normed, mean, rstd = run(x.to(weight.dtype), shape, weight, bias, eps)
+    return normed.to(x.dtype), mean, rstd
 
 
 def _layer_norm_backward(
@@ -72,7 +73,7 @@ def _layer_norm_backward(
     mean: Tensor,
     rstd: Tensor,
     weight: Tensor | None,
-    *given: Any,
+    *given: object,
 ) -> tuple[Tensor | None, ...]:
     run = aten.native_layer_norm_backward.default
     if x.is_cpu or weight is None or weight.dtype == x.dtype:
@@ -82,7 +83,7 @@ def _layer_norm_backward(
     return (None if of_x is None else of_x.to(x.dtype), *others)
 
 
-_BY_DEVICE: Mapping[Callable[..., Any], Callable[..., Any]] = {
+_BY_DEVICE: Mapping[Function, Function] = {
     cpu_attention: fused_attention.forward,
     cpu_attention_backward: _attention_backward,
     aten.native_layer_norm.default: _layer_norm,

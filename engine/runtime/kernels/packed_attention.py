@@ -25,7 +25,7 @@ _FROM_TOP_LEFT = 1  # its number of a causal mask
 
 
 @op.document_attention_backward.register_kernel("cpu")
-def _backward_on_cpu(grad: Tensor, *given: Any) -> Any:
+def _backward_on_cpu(grad: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradient of each document by the kernel that suits it.
 
     grad: of the output.  given: further arguments of the op.
@@ -42,20 +42,20 @@ def _forward(
     starts = _starts(documents, length)
     parts = [_as_list(pad_width(x)) for x in (query, key, value)]
     if is_flash(query, None):
-        made, logsumexp, *_ = internals.flash_attention_of_list(
+        tokens, logsumexp, *_ = internals.flash_attention_of_list(
             *parts, starts, starts, length, length, 0.0, True, False, scale=scale
         )
         logsumexp = logsumexp.view(heads, samples, length).transpose(0, 1)
     else:
-        made, found, *_ = internals.efficient_attention_of_list(
+        tokens, statistics, *_ = internals.efficient_attention_of_list(
             *(x.unsqueeze(0) for x in parts),
             *(None, starts, starts, length, length, 0.0, _FROM_TOP_LEFT, True),
             scale=scale,
         )
         document, place = _places(starts, samples * length)
-        rows = found[document, :, place]  # (tokens, heads)
+        rows = statistics[document, :, place]  # (tokens, heads)
         logsumexp = rows.view(samples, length, heads).transpose(1, 2)
-    out = made.view(samples, length, heads, -1).transpose(1, 2)[..., :width]
+    out = tokens.view(samples, length, heads, -1).transpose(1, 2)[..., :width]
     return op.by_token(out), logsumexp.contiguous()
 
 

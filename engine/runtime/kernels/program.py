@@ -11,7 +11,6 @@ import functools
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
 
 import torch
 
@@ -21,10 +20,10 @@ from flowrun.engine.ir.signature import LocalCall
 
 @dataclass(frozen=True, slots=True)
 class ProgramCall:
-    """A line of a program: made = function(*args, **kwargs).
+    """A line of a program: outputs = function(*args, **kwargs).
 
     call: its Refs are numbers of values; "0" is the first that the program reads.
-    made: the number of each output; None if it is not used, or is a value changed in place.
+    outputs: the number of each output; None if it is not used, or is a value changed in place.
     single: the function returns one tensor, not a tuple.
     changes: the values that it changes in place.
     plain: the line is never compiled (Trait.PLAIN).
@@ -33,7 +32,7 @@ class ProgramCall:
     """
 
     call: LocalCall
-    made: tuple[int | None, ...]
+    outputs: tuple[int | None, ...]
     single: bool
     changes: tuple[int, ...] = ()
     _: KW_ONLY
@@ -44,9 +43,9 @@ class ProgramCall:
     @property
     def reads(self) -> tuple[int, ...]:
         """The values among the arguments, in order."""
-        found: list[int] = []
-        map_refs((self.call.args, self.call.kwargs), lambda ref: found.append(int(ref.name)))
-        return tuple(found)
+        numbers: list[int] = []
+        map_refs((self.call.args, self.call.kwargs), lambda ref: numbers.append(int(ref.name)))
+        return tuple(numbers)
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Program:
         Functions appear by name, closures with what they hold.
         """
         rows = [
-            f"{x.made}{x.single}{x.changes}{x.into}{x.any_stride} = {describe(x.call)}"
+            f"{x.outputs}{x.single}{x.changes}{x.into}{x.any_stride} = {describe(x.call)}"
             for x in self.lines
         ]
         return "\n".join([str(self.reads), *rows, str(self.results)])
@@ -75,7 +74,7 @@ class Program:
 # ---- text ----------------------------------------------------------------------------------------
 
 
-def describe(value: Any) -> str:
+def describe(value: object) -> str:
     """Return a text that is equal for equal parts of a call.
 
     An object whose content is not known appears by its identity, and equals nothing else.

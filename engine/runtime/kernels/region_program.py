@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -13,7 +12,8 @@ from flowrun.engine.actors.sums import find_reused_addends, find_unordered_resul
 from flowrun.engine.ir.graph import Op, Ref, map_refs
 from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.placement import Shape, Slices, local_slices
-from flowrun.engine.ir.signature import LocalCall, LocalView
+from flowrun.engine.ir.sbp import NdSbp
+from flowrun.engine.ir.signature import Function, LocalCall, LocalView
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.ranges import CHECK
 from flowrun.engine.ops.flow.structure import BOX
@@ -100,24 +100,24 @@ class _Writer:
         lookup = lambda ref: Ref(str(self.numbers[ref.name]))  # noqa: E731
         kwargs = tuple((k, map_refs(v, lookup)) for k, v in call.kwargs)
         call = LocalCall(call.function, map_refs(call.args, lookup), kwargs)
-        made: list[int | None] = []
+        outputs: list[int | None] = []
         changes: list[int] = []
         for name in op.outputs:
             if name is None:
-                made.append(None)
+                outputs.append(None)
             elif has(op.target, Trait.IN_PLACE):
                 self.numbers[name] = self.numbers[self.before[name]]
                 changes.append(self.numbers[name])
-                made.append(None)
+                outputs.append(None)
             else:
-                made.append(self._new(name))
+                outputs.append(self._new(name))
         single = len(op.outputs) == 1 and not makes_list(op.target)
         plain = has(op.target, Trait.PLAIN)
         any_stride = op.name in self.any_stride
         self.lines.append(
             ProgramCall(
                 call,
-                tuple(made),
+                tuple(outputs),
                 single,
                 tuple(changes),
                 plain=plain,
@@ -166,9 +166,7 @@ def _localize(
     return registry.localize(view)
 
 
-def _boxing(
-    op: Op, shape: Shape, grid: tuple[int, ...], coordinate: tuple[int, ...]
-) -> Callable[..., Any]:
+def _boxing(op: Op, shape: Shape, grid: tuple[int, ...], coordinate: tuple[int, ...]) -> Function:
     """Return the local step of a boxing op as a function of one tensor.
 
     FX prints arguments as constants, which a BoxingStep is not.
@@ -182,6 +180,6 @@ def _boxing(
 
 
 def _slices(
-    plan: Plan, name: str, nd_sbp: Any, grid: tuple[int, ...], coordinate: tuple[int, ...]
+    plan: Plan, name: str, nd_sbp: NdSbp, grid: tuple[int, ...], coordinate: tuple[int, ...]
 ) -> Slices:
     return local_slices(plan.tensors[name].shape, nd_sbp, grid, coordinate)

@@ -107,14 +107,14 @@ class ProcessOutputs:
                     ready.register(reader, selectors.EVENT_READ, (log, screen))
             ready.register(self._end[0], selectors.EVENT_READ)
             while True:
-                found = [key for key, _ in ready.select() if key.data]
-                for key in found:
+                printed = [key for key, _ in ready.select() if key.data]
+                for key in printed:
                     log, screen = key.data
                     text = os.read(key.fd, _CHUNK)
                     log.write(text)
                     if screen:
                         screen.write(text)
-                if not found:
+                if not printed:
                     return
 
 

@@ -49,8 +49,8 @@ def measure_work(process: int) -> ProcessWork:
 
 def list_children(process: int) -> list[int]:
     """Return the processes that one has forked and that have not ended."""
-    found = (_read(f"{process}/task/{thread}", "children") for thread in _threads(process))
-    return sorted(int(child) for text in found for child in text.split())
+    listed = (_read(f"{process}/task/{thread}", "children") for thread in _threads(process))
+    return sorted(int(child) for text in listed for child in text.split())
 
 
 def catches(process: int, number: int) -> bool:

@@ -73,15 +73,15 @@ def lay_out(plan: Plan, rank: int, lent: Mapping[str, int]) -> tuple[list[Piece]
 
     plan, rank: whose.  lent: tensors that are not there.
     """
-    found, start = [], 0
+    pieces, start = [], 0
     for v, (tensor, slices) in find_regions(plan, rank).items():
         if tensor not in lent:
             dtype = plan.tensors[v.tensor].dtype
             shape = tuple(length for _, length in slices)
             num_bytes = torch.Size(shape).numel() * dtype.itemsize
-            found.append(Piece(tensor, start, num_bytes, shape, dtype))
+            pieces.append(Piece(tensor, start, num_bytes, shape, dtype))
             start += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-    return found, start
+    return pieces, start
 
 
 def count_copied_bytes(plan: Plan, hosts: int) -> list[int]:
@@ -92,8 +92,8 @@ def count_copied_bytes(plan: Plan, hosts: int) -> list[int]:
     local = plan.num_ranks // hosts
     ranks = [range(host * local, (host + 1) * local) for host in range(hosts)]
     nexts = [*ranks[1:], ranks[0]]
-    found = []
+    copied = []
     for here, after in zip(ranks, nexts, strict=True):
         lent = find_lent(plan, here, after) if hosts > 1 else {}
-        found.append(sum(count_bytes(plan, rank, lent[rank]) for rank in here) if lent else 0)
-    return found
+        copied.append(sum(count_bytes(plan, rank, lent[rank]) for rank in here) if lent else 0)
+    return copied

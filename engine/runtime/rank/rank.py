@@ -127,11 +127,11 @@ class Rank:
         self, variables: Iterable[Variable], initial: Mapping[str, torch.Tensor] | None
     ) -> None:
         """Make variables, and fill those of one initial value together."""
-        made: dict[str, list[tuple[torch.Tensor, Slices]]] = {}
+        pieces: dict[str, list[tuple[torch.Tensor, Slices]]] = {}
         for v in variables:
-            made.setdefault(v.of or v.name, []).append(self._empty(v))
+            pieces.setdefault(v.of or v.name, []).append(self._empty(v))
         if initial is not None:
-            for name, unfilled in made.items():
+            for name, unfilled in pieces.items():
                 _fill(unfilled, initial[name])
 
     def _empty(self, variable: Variable) -> tuple[torch.Tensor, Slices]:
@@ -207,18 +207,18 @@ class Rank:
         ]
         self.give_up(actor, act)
         try:
-            made = self.kernels[actor.id](inputs)
+            results = self.kernels[actor.id](inputs)
         except OutOfRange as error:
-            found = self.readers.locate(error, act) or str(error)
+            problem = self.readers.locate(error, act) or str(error)
             where = f"rank {self.rank}, actor {actor.name}"
-            raise RunError(where, found, _OUT_OF_RANGE) from None  # our traceback would not help
+            raise RunError(where, problem, _OUT_OF_RANGE) from None  # our traceback would not help
         if work.updates:
-            for (variable, _), new in zip(work.updates, made[len(work.makes) :], strict=True):
+            for (variable, _), new in zip(work.updates, results[len(work.makes) :], strict=True):
                 if new is not self.variables[variable]:
                     self.variables[variable].copy_(new)
             if self.on_update is not None:
                 self.on_update(actor, act)
-        self.store(actor, act, made)
+        self.store(actor, act, results)
 
     def give_up(self, actor: Actor, act: int) -> None:
         """Empty the slots that no other act will read.
@@ -229,14 +229,14 @@ class Rank:
             if (act + 1) % every == 0 and ring.left[act // every] == 1:
                 ring.versions[act // every] = []
 
-    def store(self, actor: Actor, act: int, made: Sequence[torch.Tensor]) -> None:
+    def store(self, actor: Actor, act: int, results: Sequence[torch.Tensor]) -> None:
         """Put the tensors of an act into the slots of its registers.
 
-        actor, act: the act.  made: its tensors, in the order of its work.
+        actor, act: the act.  results: its tensors, in the order of its work.
         """
         for binding in self.filled[actor.id]:
             versions, every = binding.ring.versions, binding.every
-            values = [made[k] for k in binding.positions]
+            values = [results[k] for k in binding.positions]
             version, part = divmod(act, every)
             if every > 1:
                 before = versions.get(version, [None] * len(values))
@@ -265,12 +265,12 @@ class Rank:
 
     def find_layouts(self, actor: Actor) -> BucketLayout:
         """Return how the tensors of a collective lie on this rank's group."""
-        found = self._layouts.get(actor.id)
-        if found is None:
+        layouts = self._layouts.get(actor.id)
+        if layouts is None:
             assert isinstance(actor.work, BoxWork)
-            found = bucket_layout(actor.work, self.grid, self.coordinate)
-            self._layouts[actor.id] = found
-        return found
+            layouts = bucket_layout(actor.work, self.grid, self.coordinate)
+            self._layouts[actor.id] = layouts
+        return layouts
 
 
 def _join_rows(

@@ -34,7 +34,7 @@ class HostReadback:
 
     def __init__(self, values: Iterable[Tensor]) -> None:
         self._values: Sequence[Tensor] = list(values)
-        self._event: Any = None
+        self._event: torch.cuda.Event | None = None
         if any(value.is_cuda for value in self._values):
             self._values = [_copy_to_host(value) for value in self._values]
             self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]

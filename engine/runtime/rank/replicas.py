@@ -38,13 +38,13 @@ def digest(value: torch.Tensor) -> int:
 
     It is a sum of words, each times an odd number of its place, modulo 2^64.
     """
-    found = value.detach().reshape(-1).contiguous().view(torch.uint8)
-    words = torch.zeros(-(-len(found) // 8), dtype=torch.int64, device=found.device)
-    words.view(torch.uint8)[: len(found)] = found
-    total = torch.zeros((), dtype=torch.int64, device=found.device)
+    raw_bytes = value.detach().reshape(-1).contiguous().view(torch.uint8)
+    words = torch.zeros(-(-len(raw_bytes) // 8), dtype=torch.int64, device=raw_bytes.device)
+    words.view(torch.uint8)[: len(raw_bytes)] = raw_bytes
+    total = torch.zeros((), dtype=torch.int64, device=raw_bytes.device)
     for start in range(0, len(words), _CHUNK):
         piece = words[start : start + _CHUNK]
-        places = torch.arange(start, start + len(piece), device=found.device)
+        places = torch.arange(start, start + len(piece), device=raw_bytes.device)
         total += (piece * (2 * places + 1)).sum()
     return int(total)
 
@@ -58,14 +58,14 @@ def digests_of(plan: Plan, variables: Mapping[str, torch.Tensor]) -> dict[str, i
     }
 
 
-def compare(plan: Plan, found: Mapping[int, Digests]) -> list[ReplicaDifference]:
-    """Return the variables whose copies differ, in the order of the plan.  found: by rank."""
+def compare(plan: Plan, digests: Mapping[int, Digests]) -> list[ReplicaDifference]:
+    """Return the variables whose copies differ, in the order of the plan.  digests: by rank."""
     return [
         difference
         for v in plan.variables.values()
         if not v.own
         for ranks in _replicas(plan, v)
-        if (difference := _differ(v.name, {rank: found[rank][v.tensor] for rank in ranks}))
+        if (difference := _differ(v.name, {rank: digests[rank][v.tensor] for rank in ranks}))
     ]
 
 
@@ -86,5 +86,5 @@ def _differ(name: str, digests: Mapping[int, int]) -> ReplicaDifference | None:
     if not others:
         return None
     known = 2 * count > len(digests)
-    guilty = tuple(r for r, found in digests.items() if not known or found != most)
+    guilty = tuple(r for r, held in digests.items() if not known or held != most)
     return ReplicaDifference(name, guilty, tuple(r for r in digests if r not in guilty))

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from flowrun.engine.errors import RunError
@@ -87,11 +87,11 @@ def write_shards(file: Path, shards: Sequence[Shard], metadata: Mapping[str, str
 
 def compute_checksum(file: Path) -> int:
     """Return the CRC-32 of a file, which finds the faults of a disk, not forgery."""
-    found = 0
+    crc = 0
     with file.open("rb") as opened:
         while piece := opened.read(_CHUNK):
-            found = zlib.crc32(piece, found)
-    return found
+            crc = zlib.crc32(piece, crc)
+    return crc
 
 
 def bytes_of(value: Tensor) -> memoryview:
@@ -102,7 +102,7 @@ def bytes_of(value: Tensor) -> memoryview:
 
 def _make_header(shards: Sequence[Shard], given: Mapping[str, str]) -> bytes:
     metadata = dict(given)
-    entries: dict[str, Any] = {"__metadata__": metadata}
+    entries: dict[str, object] = {"__metadata__": metadata}
     end = 0
     for shard in shards:
         value = shard.value
@@ -128,7 +128,7 @@ def _make_header(shards: Sequence[Shard], given: Mapping[str, str]) -> bytes:
 class ShardFile:
     """An open file of shards.  metadata: strings of the header.  shards: what it holds."""
 
-    def __init__(self, opened: Any) -> None:
+    def __init__(self, opened: safe_open) -> None:
         self._opened = opened
         self.metadata: Mapping[str, str] = opened.metadata() or {}
         self.shards = [
@@ -152,7 +152,7 @@ def open_shards(file: Path) -> Iterator[ShardFile]:
         opened = safe_open(file, "pt")
     except FileNotFoundError:
         raise RunError(str(file), "it is missing.") from None
-    except Exception as error:  # safetensors has one of its own
+    except (SafetensorError, OSError) as error:
         raise RunError(str(file), f"it is damaged: {type(error).__name__}: {error}.") from error
     with opened:
         yield ShardFile(opened)

@@ -1,7 +1,7 @@
 """The transport of torch.distributed: every collective and message of it is here.
 
 Nothing here blocks but `Pending.wait`.  "Done" means that the bytes are there:
-on CUDA a thread of the group, or of the channel, sleeps on an event behind the communication.  If
+on CUDA a thread of the group, or of the channel, sleeps on an event after the communication.  If
 the stream that computes waited for it instead, nothing would be computed at that time, and a
 receive that is posted early would hold up the very act whose answer it is.
 
@@ -51,8 +51,9 @@ from flowrun.engine.runtime.transport.transport import (
     unpack_incoming,
 )
 
+Group = dist.ProcessGroup | None  # None: of all ranks
 # Process group, the other rank, tag, True for sends; of a collective (group, -1, 0, True).
-Channel = tuple[Any, int, int, bool]
+Channel = tuple[Group, int, int, bool]
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -82,7 +83,7 @@ class TorchPending:
 
     def __init__(
         self,
-        work: Any,
+        work: dist.Work | None,
         finish: Callable[[], list[Tensor]],
         sent_bytes: int = 0,
         channel: Channel | None = None,
@@ -133,7 +134,9 @@ class TorchPending:
             self._watched = threading.Event()
             _watcher(self._channel).inbox.put((self, self._watched, callback))
 
-    def settle(self, make_stream: Callable[[torch.device], Any] | None = None) -> None:
+    def settle(
+        self, make_stream: Callable[[torch.device], torch.cuda.Stream] | None = None
+    ) -> None:
         """Wait for torch's handle; an error is kept for `wait`.
 
         make_stream: of CUDA, which waits in the place of the current one, and the host for it.
@@ -169,8 +172,8 @@ class TorchTransport:
         self._rank = rank
         self._device = device
         self._group_per_channel = group_per_channel
-        self._groups: dict[Ranks, Any] = {}
-        self._channels: dict[tuple[int, Ranks], Any] = {}  # (tag, source and target)
+        self._groups: dict[Ranks, Group] = {}
+        self._channels: dict[tuple[int, Ranks], Group] = {}  # (tag, source and target)
 
     def reaches(self, ranks: Ranks) -> bool:
         """True: of any ranks."""
@@ -190,8 +193,8 @@ class TorchTransport:
             for channel in sorted(set(wanted) - self._channels.keys()):
                 self._channels[channel] = self._new_group(channel[1])
 
-    def _new_group(self, ranks: Ranks) -> Any:
-        group = dist.new_group(sorted(ranks))
+    def _new_group(self, ranks: Ranks) -> Group:
+        group: Group = dist.new_group(sorted(ranks))
         if self._group_per_channel and self._rank in ranks:
             connect(group, self._device)
         return group
@@ -252,7 +255,7 @@ class TorchTransport:
         close_channels()
 
 
-def connect(group: Any, device: torch.device) -> None:
+def connect(group: Group, device: torch.device) -> None:
     """Have each member of a group, which this rank is one of, send a byte to each other, and wait.
 
     NCCL connects two ranks when the first of them sends to the other or receives, and holds its
@@ -270,11 +273,11 @@ def connect(group: Any, device: torch.device) -> None:
 # ---- collectives ---------------------------------------------------------------------------------
 
 # Torch's handle, what unpacks when it is done, and what must stay until then.
-Begun = tuple[Any, Callable[[], list[Tensor]], Sequence[Tensor]]
+Begun = tuple[dist.Work, Callable[[], list[Tensor]], Sequence[Tensor]]
 
 
 def _begin_all_reduce(
-    step: BoxingStep, bucket: Sequence[Tensor], layouts: BucketLayout, group: Any, index: int
+    step: BoxingStep, bucket: Sequence[Tensor], layouts: BucketLayout, group: Group, index: int
 ) -> Begun:
     if step.reduce not in _OPS:  # statistics, a number a row: libraries know no such sum
         return _begin_exchange(step, bucket, layouts, group, index)
@@ -287,7 +290,7 @@ def _begin_all_reduce(
 
 
 def _begin_exchange(
-    step: BoxingStep, bucket: Sequence[Tensor], layouts: BucketLayout, group: Any, index: int
+    step: BoxingStep, bucket: Sequence[Tensor], layouts: BucketLayout, group: Group, index: int
 ) -> Begun:
     """An all-reduce: each member gets what all have, and reduces it itself."""
     others = layouts.parts - 1
@@ -307,7 +310,7 @@ def _begin_exchange(
 
 
 def _begin_all_gather(
-    step: BoxingStep, bucket: Sequence[Tensor], layouts: BucketLayout, group: Any, index: int
+    step: BoxingStep, bucket: Sequence[Tensor], layouts: BucketLayout, group: Group, index: int
 ) -> Begun:
     sizes = [layouts.size(k, index) for k in range(layouts.parts)]
     if len(set(sizes)) > 1:
@@ -320,7 +323,7 @@ def _begin_all_gather(
 
 
 def _begin_reduce_scatter(
-    step: BoxingStep, bucket: Sequence[Tensor], layouts: BucketLayout, group: Any, index: int
+    step: BoxingStep, bucket: Sequence[Tensor], layouts: BucketLayout, group: Group, index: int
 ) -> Begun:
     members = range(layouts.parts)
     sizes = [layouts.size(index, k) for k in members]
@@ -336,7 +339,7 @@ def _begin_reduce_scatter(
 
 
 def _begin_all_to_all(
-    step: BoxingStep, bucket: Sequence[Tensor], layouts: BucketLayout, group: Any, index: int
+    step: BoxingStep, bucket: Sequence[Tensor], layouts: BucketLayout, group: Group, index: int
 ) -> Begun:
     """Each message straight to who wants it, of any size; what a rank sends itself stays here."""
     members = range(layouts.parts)
@@ -379,7 +382,7 @@ class _Watcher:
         self.inbox: SimpleQueue[tuple[TorchPending, threading.Event, Callback] | None] = (
             SimpleQueue()
         )
-        self.stream: Any = None
+        self.stream: torch.cuda.Stream | None = None
         self.thread = threading.Thread(
             target=self._run, name=f"message {way} rank {other} tag {tag}", daemon=True
         )
@@ -393,7 +396,7 @@ class _Watcher:
             callback()
             del entry, pending, watched, callback  # and what they hold, while this sleeps
 
-    def _stream_of(self, device: torch.device) -> Any:
+    def _stream_of(self, device: torch.device) -> torch.cuda.Stream:
         """This thread's own, on CUDA."""
         if self.stream is None:
             torch.cuda.set_device(device)  # of this thread; else it opens the first

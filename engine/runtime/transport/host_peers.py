@@ -40,7 +40,7 @@ AVAILABLE = sys.platform == "linux"
 class HostPeers:
     """The other ranks of a rank's host: sockets to them, and their arenas."""
 
-    def __init__(self, inbox: Inbox[Any]) -> None:
+    def __init__(self, inbox: Inbox[tuple[int, int]]) -> None:
         """inbox: of the rank's loop; it handles what comes."""
         self.inbox = inbox
         self.arena: OwnArena | None = None
@@ -176,7 +176,7 @@ class _PeerSocket:
         rank: int,
         link: socket.socket,
         arena: Arena,
-        inbox: Inbox[Any],
+        inbox: Inbox[tuple[int, int]],
         read: Callable[[int], None],
     ) -> None:
         self.rank = rank

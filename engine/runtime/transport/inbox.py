@@ -42,7 +42,7 @@ class Inbox(Generic[T]):
     def put(self, item: T) -> None:
         """Add an item, from any thread."""
         self._items.append(item)
-        if self._asleep:  # looked at behind the append: the sleeper looks at the items behind it
+        if self._asleep:  # read after the append: the sleeper reads the items after it has set this
             self._waker.send(b"!")
 
     def get(self) -> T:
@@ -52,7 +52,7 @@ class Inbox(Generic[T]):
         return self._items.popleft()
 
     def empty(self) -> bool:
-        """Handle what the descriptors bring; True if there is no item then."""
+        """Handle what the descriptors bring; True if no item is there then."""
         if not self._items:
             self._handle(0)
         return not self._items

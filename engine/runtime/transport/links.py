@@ -24,12 +24,12 @@ from flowrun.engine.runtime.transport.transport import BucketLayout
 
 def channels_of(plan: Plan) -> set[tuple[int, Ranks]]:
     """(channel, (source, target)) of all messages between grids."""
-    found: set[tuple[int, Ranks]] = set()
+    channels: set[tuple[int, Ranks]] = set()
     for actor in plan.actors:
         if isinstance(actor.work, TransferWork) and actor.kind == SEND:
             for sends in plan.routes(actor.work):
-                found.update((actor.work.channel, (one.source, one.target)) for one in sends)
-    return found
+                channels.update((actor.work.channel, (one.source, one.target)) for one in sends)
+    return channels
 
 
 class Links:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -119,7 +118,7 @@ class SharedMemoryTransport:
     weights that a group holds once, and the end of a run.
     """
 
-    def __init__(self, rank: int, inbox: Inbox[Any], host: str, used: bool) -> None:
+    def __init__(self, rank: int, inbox: Inbox[tuple[int, int]], host: str, used: bool) -> None:
         """rank: this one.  inbox: of its loop.  host: as of Links.  used: False reaches nobody."""
         self._rank = rank
         self._peers = HostPeers(inbox)
@@ -280,7 +279,7 @@ class _Member:
         self, step: BoxingStep, bucket: Sequence[Tensor]
     ) -> Callable[[Starts], list[Tensor]]:
         """Write a message for each of the others.  Pieces that lie by columns and are to be summed
-        are sent so, for who sums them turns the sum alone; behind the tensors, a byte for each says
+        are sent so, for who sums them turns the sum alone; after the tensors, a byte for each says
         which.
         """
         dtype, layouts, peers = bucket[0].dtype, self.layouts, self.peers

@@ -19,7 +19,7 @@ class SharedMemory(Protocol):
     """Memory that a group of ranks shares."""
 
     def tensor(self, start: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a flat view, whose storage is no larger, of `count` elements of a dtype from byte
+        """Return a flat view, whose storage is as large, of `count` elements of a dtype from byte
         `start`.
         """
 
@@ -51,7 +51,7 @@ def side_by_side(plan: Plan, rank: int, share: Share) -> dict[str, Weight]:
     # the largest first: the members of a group, which all count alike, shall have as much each
     sizes = {name: math.prod(layout.shape) for name, (layout, _) in lying.items()}
     held: Counter[tuple[tuple[int, ...], int]] = Counter()  # (group, member) -> bytes
-    found: dict[str, Weight] = {}
+    weights: dict[str, Weight] = {}
     for name in sorted(lying, key=lambda name: -sizes[name]):
         (layout, axis), dtype = lying[name], plan.tensors[name].dtype
         group = placement.group(rank, axis)
@@ -61,12 +61,12 @@ def side_by_side(plan: Plan, rank: int, share: Share) -> dict[str, Weight]:
         if memory is not None:
             index = coordinate[axis]
             before = sum(math.prod(layout.before(k)) for k in range(index))
-            found[name] = Weight(
+            weights[name] = Weight(
                 axis,
                 _view(memory, 0, layout.shape, dtype),
                 _view(memory, before, layout.before(index), dtype),
             )
-    return found
+    return weights
 
 
 def wholes(plan: Plan, there: Mapping[str, Weight]) -> dict[int, list[torch.Tensor]]:
@@ -86,13 +86,13 @@ def _lying(plan: Plan, rank: int) -> dict[str, tuple[GroupLayout, int]]:
     """Variables of a rank's stage to lie so: how, and over which axis."""
     stage = plan.stage_of(rank)
     placement, coordinate = plan.placements[stage], plan.placements[stage].coordinate(rank)
-    found: dict[str, tuple[GroupLayout, int]] = {}
+    layouts_of: dict[str, tuple[GroupLayout, int]] = {}
     for actor in plan.stage_actors(stage):
         if isinstance(actor.work, BoxWork) and actor.work.one_copy:
             layouts = bucket_layout(actor.work, placement.shape, coordinate).each
             for step, move, layout in zip(actor.work.steps, actor.work.moves, layouts, strict=True):
-                found[move.read] = layout, step.axis
-    return found
+                layouts_of[move.read] = layout, step.axis
+    return layouts_of
 
 
 def _view(

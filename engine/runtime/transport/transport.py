@@ -115,11 +115,11 @@ class BucketLayout:
 
     def message(self, sender: int, receiver: int) -> list[Shape]:
         """Shapes of the pieces in the message from one member to another."""
-        found = self._shapes.get((sender, receiver))
-        if found is None:
-            found = [layout.message(sender, receiver) for layout in self.each]
-            self._shapes[sender, receiver] = found
-        return found
+        shapes = self._shapes.get((sender, receiver))
+        if shapes is None:
+            shapes = [layout.message(sender, receiver) for layout in self.each]
+            self._shapes[sender, receiver] = shapes
+        return shapes
 
     def size(self, sender: int, receiver: int) -> int:
         """Elements in that message."""
@@ -288,7 +288,7 @@ def reduce_messages(messages: Sequence[Tensor], reduce: str) -> Tensor:
     """Reduce the messages of all members (two or more), in order of the members; the result is
     new, contiguous memory.
     """
-    if all(map(lies_by_columns, messages)):  # turned once, behind the sum
+    if all(map(lies_by_columns, messages)):  # turned once, after the sum
         rows = messages[0].new_empty(messages[0].shape)
         for to, *some in zip(rows.split(_ROWS), *(m.split(_ROWS) for m in messages), strict=True):
             to.copy_(_reduce([each.t() for each in some], reduce).t())
@@ -305,12 +305,12 @@ def _reduce(messages: Sequence[Tensor], reduce: str) -> Tensor:
 
 
 def lies_by_columns(piece: Tensor) -> bool:
-    """True of a matrix whose columns lie one behind the other, as gradients of weights may."""
+    """True of a matrix whose columns lie one after the other, as gradients of weights may."""
     return piece.dim() == 2 and piece.stride(0) == 1 and not piece.is_contiguous()
 
 
 def _by_rows(piece: Tensor) -> Tensor:
-    """The piece, or a copy where its columns lie one behind the other: to add such a one to rows
+    """The piece, or a copy where its columns lie one after the other: to add such a one to rows
     takes longer.
     """
     if piece.is_contiguous() or piece.stride(-1) == 1:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 
+from flowrun.engine.ir.signature import Function
 from flowrun.engine.ops.math import reduce
 from flowrun.engine.ops.nn import cross_entropy
 from flowrun.engine.runtime.kernels.cpu import pixel_convolutions, products, row_chunks
 
 aten = torch.ops.aten
-Function = Callable[..., Any]
 
 
 def cpu_kernel(function: Function, any_stride: bool) -> Function:

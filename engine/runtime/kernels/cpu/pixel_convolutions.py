@@ -48,8 +48,8 @@ def convolution_backward(
             down, right = given[0]
             of_weight = products.mm(_rows(grad).t(), _rows(x[:, :, ::down, ::right]))
             wanted = (wanted[0], False, wanted[2])
-    made = aten.convolution_backward.default(grad, x, weight, bias_sizes, *given, wanted)
-    return made if of_weight is None else (made[0], of_weight.view(weight.shape), made[2])
+    grads = aten.convolution_backward.default(grad, x, weight, bias_sizes, *given, wanted)
+    return grads if of_weight is None else (grads[0], of_weight.view(weight.shape), grads[2])
 
 
 def _is_product(x: Tensor, weight: Tensor, given: Sequence[Any]) -> bool:

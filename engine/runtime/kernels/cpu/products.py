@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -79,7 +78,7 @@ def mm_any_stride(first: Tensor, second: Tensor) -> Tensor:
     return torch.ops.aten.mm.default(first, second)  # type: ignore[no-any-return]
 
 
-def addmm(bias: Tensor, first: Tensor, second: Tensor, **factors: Any) -> Tensor:
+def addmm(bias: Tensor, first: Tensor, second: Tensor, **factors: float) -> Tensor:
     """Compute aten.addmm: bias (n) + first (m, k) x second (k, n).
 
     factors: alpha and beta.  With these, or another shape of bias, torch's own kernel runs.
@@ -91,7 +90,13 @@ def addmm(bias: Tensor, first: Tensor, second: Tensor, **factors: Any) -> Tensor
 
 
 def attention_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, *how: Any, **more: Any
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    *how: object,
+    **more: object,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of query, key and value (samples, heads, …, width) of fused attention.
 
@@ -100,8 +105,8 @@ def attention_backward(
     """
     given = (grad, query, key, value, out)
     run = cpu_attention_backward
-    found, size = rule(), key.shape[-2] * key.shape[-1]
-    if query.dtype != torch.bfloat16 or found is None or size >= found.min_bf16_keys:
+    known, size = rule(), key.shape[-2] * key.shape[-1]
+    if query.dtype != torch.bfloat16 or known is None or size >= known.min_bf16_keys:
         return run(*given, *how, **more)  # type: ignore[no-any-return]
     one, two, three = run(*(x.float() for x in given), *how, **more)
     return one.to(query.dtype), two.to(query.dtype), three.to(query.dtype)
@@ -113,14 +118,14 @@ def _linear(first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _is_large(first: Tensor, second: Tensor) -> bool:
-    found, flop = rule(), 2 * first.shape[0] * second.shape[0] * second.shape[1]
+    known, flop = rule(), 2 * first.shape[0] * second.shape[0] * second.shape[1]
     fits = first.dtype == torch.float32 and first.is_cpu
-    return fits and found is not None and flop >= found.min_flop
+    return fits and known is not None and flop >= known.min_flop
 
 
 def _has_aspect(rows: int, columns: int) -> bool:
-    found = rule()
-    return found is not None and max(rows, columns) >= found.min_aspect * min(rows, columns)
+    known = rule()
+    return known is not None and max(rows, columns) >= known.min_aspect * min(rows, columns)
 
 
 def _read_cpuinfo(name: str) -> str:

@@ -27,8 +27,8 @@ def log_sum_exp(x: Tensor, dims: tuple[int, ...], keepdim: bool = False) -> Tens
     keepdim: keep the reduced dims with size 1.
     """
     count = _num_chunks(x) if x.dim() == 2 and dims in ((1,), (-1,)) else 1
-    made = [reduce.log_sum_exp(rows, dims, keepdim) for rows in x.tensor_split(count)]
-    return torch.cat(made) if count > 1 else made[0]
+    parts = [reduce.log_sum_exp(rows, dims, keepdim) for rows in x.tensor_split(count)]
+    return torch.cat(parts) if count > 1 else parts[0]
 
 
 def gradient_of_logits(
@@ -52,13 +52,13 @@ def gradient_of_logits(
         return cross_entropy.gradient_of_logits(
             grad, x, lse, target, weight, reduction, *given, out=out
         )
-    made = torch.empty_like(x, dtype=lse.dtype) if out is None else out
-    chunks = zip(*(t.tensor_split(count) for t in (x, lse, target, made)), strict=True)
+    whole = torch.empty_like(x, dtype=lse.dtype) if out is None else out
+    chunks = zip(*(t.tensor_split(count) for t in (x, lse, target, whole)), strict=True)
     for rows, row_lse, classes, part in chunks:
         cross_entropy.gradient_of_logits(
             grad, rows, row_lse, classes, weight, reduction, *given, out=part
         )
-    return made
+    return whole
 
 
 def _num_chunks(x: Tensor) -> int:

@@ -103,5 +103,5 @@ def test_updates_that_follow_one_another_by_the_same_numbers_are_one_line() -> N
     assert first.call == LocalCall(
         update.adamw_of_many, (((Ref("0"),), (Ref("1"),)),), (("lr", 0.1),)
     )
-    assert (first.made, first.changes, first.reads) == ((), (0, 1), (0, 1))
+    assert (first.outputs, first.changes, first.reads) == ((), (0, 1), (0, 1))
     assert last.changes == (3, 4)
