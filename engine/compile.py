@@ -1,7 +1,7 @@
 """compile: a task and a strategy -> the training plan and the evaluation plan, both rehearsed.
 
 `Compilation` is the story that a run goes through; launcher/job/job_plans.py says which process
-tells which part.  The functions below it are its parts, for those who have a graph already.
+makes which part.  The functions after it are its parts, for those who have a graph already.
 """
 
 from __future__ import annotations

@@ -197,6 +197,8 @@ def trace_forward(program: nn.Module, values: Sequence[Tensor]) -> Any:
 def trace_joint(stack: ExitStack, traced: Any, values: Sequence[Tensor]) -> Any:
     """Return one functional ATen graph (`graph_module`) of forward and backward, whose placeholders
     and outputs carry descriptors.
+
+    stack: closed when the graph has been read.  traced: of trace_forward.  values: its inputs.
     """
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
@@ -290,7 +292,7 @@ def build_graph(
     """Build a functional ATen graph; return a function that takes a list and empties it, and the
     strides of its results, which Inductor pads on CUDA.
 
-    examples: fake inputs.  mode: theirs, with a ShapeEnv.
+    module: the graph.  examples: fake inputs.  mode: theirs, with a ShapeEnv.
     """
     with _quiet_imports():
         from torch._guards import TracingContext, tracing

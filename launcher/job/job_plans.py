@@ -1,5 +1,5 @@
 """JobPlans: the plans of training and evaluation.  The story is engine/compile.py's; here stands
-which process tells which part of it, what is kept on disk, and the check of what was captured.
+which process makes which part of it, what is kept on disk, and the check of what was captured.
 """
 
 from __future__ import annotations
