@@ -29,10 +29,10 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 80_250,
-    "engine": 750,
+    "engine": 1_270,
     "engine/actors": 1_500,
     "engine/boxing": 550,
-    "engine/capture": 4_500,
+    "engine/capture": 4_450,
     "engine/cost": 1_300,
     "engine/hardware": 550,
     "engine/ir": 1_600,
@@ -40,11 +40,11 @@ BUDGETS = {
     "engine/ops": 4_200,
     "engine/passes": 7_250,
     "engine/proof": 1_400,
-    "engine/rehearsal": 850,
-    "engine/runtime": 8_200,
+    "engine/rehearsal": 810,
+    "engine/runtime": 8_300,
     "engine/trace": 550,
     "engine/verify": 850,
-    "launcher": 600,
+    "launcher": 560,
     "launcher/bench": 3_000,
     "launcher/command_line": 1_200,
     "launcher/commands": 3_450,
@@ -53,9 +53,9 @@ BUDGETS = {
     "launcher/launch": 5_950,
     "launcher/listeners": 500,
     "launcher/model": 2_600,
-    "launcher/place": 2_050,
+    "launcher/place": 2_010,
     "launcher/recipe": 3_250,
-    "launcher/report": 2_750,
+    "launcher/report": 2_540,
     "launcher/store": 700,
     "launcher/supervise": 4_400,
     "launcher/terminal": 250,
@@ -74,10 +74,9 @@ BUDGETS = {
     "tests/testing": 150,
 }
 SUMS = {"source": 73_700, "tests": 53_250, "docs": 80_250}
-# Findings of ruff's rules that are not on for all files yet: unused arguments, blind handlers, and
-# names of others that begin with an underscore.
-RULES = {"ARG": 90, "BLE": 32, "SLF": 135}
-OPEN = {"Any": 904, "except Exception": 64, "functions above complexity 15": 66}
+# Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
+RULES = {"ARG": 90, "BLE": 32}
+OPEN = {"Any": 835, "except Exception": 64, "functions above complexity 15": 66}
 
 
 @cache
