@@ -22,7 +22,6 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.model.build import describe_model, instantiate_model
 from flowrun.launcher.model.deferred import LEAST_BYTES, Unrecordable, defer
 from flowrun.launcher.model.initial import initial_of, named_tensors
-from flowrun.launcher.model.replay import Geometry
 from flowrun.launcher.recipe.compose import load
 from support.nets.architectures import ARCHITECTURES
 from support.samples.constructors import MODULES, FromArrays, Tables
@@ -357,15 +356,6 @@ def test_every_op_that_takes_a_generator_is_tagged_as_one_that_draws() -> None:
             if torch.Tag.nondeterministic_seeded not in op.tags:
                 untagged.append(str(op))
     assert untagged == []
-
-
-def test_a_storage_may_have_a_size_and_no_memory() -> None:
-    storage = torch._C._construct_storage_from_data_pointer(0, CPU, 4000)
-    tensor = Geometry(torch.float32, (10, 100), (100, 1)).on(storage)
-    assert tensor[3:5, ::2].shape == (2, 50)
-    assert nn.Parameter(tensor).data.untyped_storage()._cdata == storage._cdata
-    with pytest.raises(RuntimeError, match="unallocated"):
-        tensor.tolist()
 
 
 def test_initial_values_are_made_anew() -> None:

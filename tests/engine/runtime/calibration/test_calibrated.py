@@ -56,33 +56,14 @@ def test_of_several_rounds_each_figure_is_its_median() -> None:
 
 
 def test_a_level_has_the_latency_of_transfers_between_ops() -> None:
-    between = [
-        Moved(
-            kind="all_to_all",
-            members=2,
-            message_bytes=1000,
-            sent_bytes=5e2,
-            seconds=late,
-            between_ops=True,
-        )
-        for late in (5e-4, 6e-4, 9e-4)
-    ]
+    between = [replace(BETWEEN, seconds=late) for late in (5e-4, 6e-4, 9e-4)]
     assert level_of([*ALONE, *between], Level()) == Level(latency_s=6e-4, bytes_per_s=2e9)
 
 
 def test_a_core_is_busy_for_a_part_of_the_latency_at_most() -> None:
-    between = Moved(
-        kind="all_to_all",
-        members=2,
-        message_bytes=1000,
-        sent_bytes=5e2,
-        seconds=6e-4,
-        between_ops=True,
-        busy_s=2e-4,
-    )
-    rounds = [replace(between, busy_s=busy_s) for busy_s in (1e-4, 2e-4, 9e-4)]
+    rounds = [replace(BETWEEN, busy_s=busy_s) for busy_s in (1e-4, 2e-4, 9e-4)]
     (usual,) = typical([[one] for one in rounds])
-    assert usual == between
+    assert usual == replace(BETWEEN, busy_s=2e-4)
     for one, busy_s in zip(rounds, (1e-4, 2e-4, 6e-4), strict=True):
         assert level_of([*ALONE, one], Level()).busy_s == busy_s
 
@@ -119,7 +100,7 @@ def test_a_level_is_fitted_to_the_way_that_it_uses() -> None:
 
 ALONE = [
     Moved(
-        kind="all_reduce",
+        kind="all_to_all",
         members=2,
         message_bytes=work,
         sent_bytes=float(work),
@@ -127,6 +108,7 @@ ALONE = [
     )
     for work in (10**3, 10**5, 10**7)
 ]
+BETWEEN = replace(ALONE[0], sent_bytes=5e2, seconds=6e-4, between_ops=True)
 AROUND_S = (1e-3, 3e-4, 3e-3, 2e-2)
 
 
