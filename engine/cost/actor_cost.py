@@ -55,7 +55,7 @@ class ActorCost:
         return local_seconds(op, self.plan.tensors, grid, hardware)
 
     def _region_seconds(self, work: RegionWork) -> float:
-        """Return the sum over ops, or over kernels if the region is compiled."""
+        """Return the sum over ops, or over kernels if Inductor builds the region."""
         hardware = self.strategy.hardware
         if not self.strategy.fusion:
             return sum(self._op_seconds(op, hardware) for op in work.ops)

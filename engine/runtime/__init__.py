@@ -3,7 +3,7 @@
 process/      the heap and the core of a process
 transport/    messages and collectives between ranks
 kernels/      a region of ops as one Python function
-inductor/     a region compiled by torch
+inductor/     a region built by torch
 rank/         one rank: registers, readers, variables, what its ops are called with
 drivers/      who turns the crank: real processes, one process for all ranks, with a recorder
 calibration/  a profile measured on this machine

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.runtime.inductor.compiled import CompiledRegions
+from flowrun.engine.runtime.inductor.built import BuiltRegions
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.device import device_type
@@ -39,36 +39,36 @@ def kernels_of(job: Job, training: Rehearsed, say: Callable[[str], None]) -> Ker
     """Return the kernels of training's regions, as engine.compiler asks.
 
     job, training: the job and its training plan.  say: shows one line to the person who waits.  On
-    CUDA every rank compiles for itself: this process must not touch the device.  Raises RecipeError
+    CUDA every rank builds for itself: this process must not touch the device.  Raises RecipeError
     if there is no compiler, RunError if it refuses a region.
     """
     if job.recipe.engine.compiler == EAGER:
         return eager_kernels
-    regions = compiled_regions(job, training)
+    regions = built_regions(job, training)
     if job.device_type == "cpu":
-        _compile(regions, say)
+        _build(regions, say)
     return regions
 
 
-def _compile(regions: CompiledRegions, say: Callable[[str], None]) -> None:
+def _build(regions: BuiltRegions, say: Callable[[str], None]) -> None:
     """Here, for all ranks of this host."""
-    from flowrun.engine.runtime.inductor.compile_ahead import compile_ahead, list_new_pieces
+    from flowrun.engine.runtime.inductor.build_ahead import build_ahead, list_new_pieces
     from flowrun.engine.runtime.inductor.inductor import require_compiler
 
     require_compiler()
     start = time.perf_counter()
     new = len(list_new_pieces(regions))
     if new:
-        say(f"compiling {summary(regions)}, {new} of them new to this host")
-    compile_ahead(regions)
-    say(f"compiled in {time.perf_counter() - start:.1f} s")
+        say(f"building {summary(regions)}, {new} of them new to this host")
+    build_ahead(regions)
+    say(f"built in {time.perf_counter() - start:.1f} s")
 
 
-def compiled_regions(job: Job, training: Rehearsed) -> CompiledRegions:
-    """Collect the regions to compile, without compiling them."""
-    return CompiledRegions(training.plan, job.device_type, job.recipe.launch.threads)
+def built_regions(job: Job, training: Rehearsed) -> BuiltRegions:
+    """Collect the regions to build, without building them."""
+    return BuiltRegions(training.plan, job.device_type, job.recipe.launch.threads)
 
 
-def summary(regions: CompiledRegions) -> str:
+def summary(regions: BuiltRegions) -> str:
     """Count regions for a person: "20 regions, 11 different"."""
     return f"{regions.count} regions, {len(regions.different)} different"

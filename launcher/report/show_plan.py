@@ -16,7 +16,7 @@ from flowrun.engine.cost.footprint import memory_of
 from flowrun.engine.ir.graph import BACKWARD, COUNT, FORWARD, PHASES, UPDATE, WEIGHT_GRAD, WEIGHTS
 from flowrun.engine.ir.placement import largest_shape
 from flowrun.engine.ops.traits import is_engine_op
-from flowrun.launcher.job.compiling import compiled_regions, summary
+from flowrun.launcher.job.compiling import built_regions, summary
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.schema import INDUCTOR
 from flowrun.launcher.report.group_equal import FEW, alike, extent, one_of_each, some, spans
@@ -246,7 +246,7 @@ def compiler(job: Job, training: Rehearsed) -> list[RenderableType]:
     """Say how many programs Inductor gets, if the recipe asks for it."""
     if job.recipe.engine.compiler != INDUCTOR:
         return []
-    return [Text(f"inductor compiles {summary(compiled_regions(job, training))}")]
+    return [Text(f"inductor builds {summary(built_regions(job, training))}")]
 
 
 def timeline(training: Rehearsed, width: int = 100) -> Group:

@@ -1,4 +1,4 @@
-"""graph_breaks: a program cut into pieces, at lines that are not compiled.
+"""graph_breaks: a program cut into pieces, at lines that are not built.
 
 Compiled and plain pieces alternate.  A line goes to the first piece of its kind that follows the
 pieces of its inputs, and the pieces that read a value which it changes.
@@ -22,7 +22,7 @@ class GraphPiece:
 
     program: the piece as a program with its own numbers.
     reads, makes: numbers, in the whole program, of its inputs and results.
-    plain: the piece is not compiled.
+    plain: the piece is not built.
     """
 
     program: Program
@@ -58,7 +58,7 @@ def _is_fusible(lines: list[ProgramCall]) -> bool:
 
 
 def _places(program: Program) -> list[int]:
-    """Return the number of each line's piece; even pieces are compiled."""
+    """Return the number of each line's piece; even pieces are built."""
     written = dict.fromkeys(range(program.reads), 0)  # value -> piece that made or last changed it
     read = dict(written)  # value -> last piece that reads it
     places = []

@@ -1,4 +1,4 @@
-"""inductor: programs compiled by torch's Inductor.
+"""inductor: programs built by torch's Inductor.
 
 make_fx traces a program, including local programs of flow.* ops, into functional ATen ops, and
 Inductor builds these (torch_internals.py).  The new values of variables that change in place are
@@ -64,7 +64,7 @@ def infer_specs(program: Program, specs: Sequence[Spec], device: str) -> tuple[S
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A compiled program, which takes a list and empties it.
+    """A built program, which takes a list and empties it.
 
     strides: of the results; on CUDA Inductor pads rows that are not aligned.
     """
@@ -76,8 +76,8 @@ class Code:
         return self.run(values)
 
 
-def compile_program(program: Program, specs: Sequence[Spec], device: str, threads: int) -> Code:
-    """Compile a program.
+def build_program(program: Program, specs: Sequence[Spec], device: str, threads: int) -> Code:
+    """Build a program.
 
     specs: of its inputs.  device: "cpu" or "cuda".  threads: compute threads of a rank.
     """
@@ -110,7 +110,7 @@ def compile_program(program: Program, specs: Sequence[Spec], device: str, thread
 
 # ---- oneDNN's product (products.py) --------------------------------------------------------------
 
-# Inductor compiles torch's own op for it with constant weights only; an op that it does not know is
+# Inductor builds torch's own op for it with constant weights only; an op that it does not know is
 # called unchanged.
 _OPS = torch.library.Library("flowrun", "FRAGMENT")
 _OPS.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")

@@ -2,7 +2,7 @@
 
 A program has no names of the logical graph, so that equal blocks of a model, and ranks that hold
 equal parts, have equal programs.  region_program.py writes programs, kernels.py runs them op after
-op, inductor.py compiles them.
+op, inductor.py builds them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ProgramCall:
     outputs: the number of each output; None if it is not used, or is a value changed in place.
     single: the function returns one tensor, not a tuple.
     changes: the values that it changes in place.
-    plain: the line is never compiled (Trait.PLAIN).
+    plain: the line is never built (Trait.PLAIN).
     into: the value in whose memory the result is written (reuse_buffers.py).
     any_stride: the result may have any strides, as it is only added to others, or sent.
     """

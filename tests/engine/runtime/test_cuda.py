@@ -18,7 +18,7 @@ from torch import Tensor
 
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.drivers.recorder import RecordedRank
-from flowrun.engine.runtime.inductor.compiled import CompiledRegions
+from flowrun.engine.runtime.inductor.built import BuiltRegions
 from flowrun.engine.runtime.kernels import fused_attention as attention
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.kernels.overrides import kernel_of
@@ -64,7 +64,7 @@ def whole_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
 def a_rank(training: Training, compiler: str = "eager") -> Iterator[DistributedRank]:
     training = replace(training, batches=4 * training.batches)  # tests run more steps
     plan, device = compiled(training, Layout()).plan, torch.device("cuda", 0)
-    kernels: Kernels = CompiledRegions(plan, "cuda", 1) if compiler == "inductor" else eager_kernels
+    kernels: Kernels = BuiltRegions(plan, "cuda", 1) if compiler == "inductor" else eager_kernels
     with closing(Links(0, device)) as links:
         values = initial(training)
         yield DistributedRank(plan, 0, training.rows, values, device, links, kernels=kernels)

@@ -16,7 +16,7 @@ MLP = ["recipe=mlp_data_parallel"]
 
 def test_a_plan_says_how_many_programs_inductor_gets() -> None:
     found = re.search(
-        r"inductor compiles (\d+) regions, (\d+) different",
+        r"inductor builds (\d+) regions, (\d+) different",
         str(plan(load([*MLP, "engine.compiler=inductor"]))),
     )
     assert found and int(found[1]) > int(found[2]) > 0

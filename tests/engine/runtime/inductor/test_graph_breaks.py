@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flowrun.engine.ir.graph import Ref
 from flowrun.engine.ir.signature import LocalCall
-from flowrun.engine.runtime.inductor.compiled import Chain
+from flowrun.engine.runtime.inductor.built import Chain
 from flowrun.engine.runtime.inductor.graph_breaks import split
 from flowrun.engine.runtime.kernels.kernels import emit
 from flowrun.engine.runtime.kernels.program import Program, ProgramCall

@@ -16,7 +16,7 @@ from flowrun.engine.ops.flow.random import dropout_mask
 from flowrun.engine.runtime.inductor.inductor import (
     Code,
     Spec,
-    compile_program,
+    build_program,
     infer_specs,
     require_compiler,
 )
@@ -53,7 +53,7 @@ PROGRAM = Program(
 
 @pytest.fixture(scope="module")
 def code() -> Code:
-    return compile_program(PROGRAM, SPECS, "cpu", 1)
+    return build_program(PROGRAM, SPECS, "cpu", 1)
 
 
 def test_random_numbers_are_the_same_bits() -> None:
@@ -61,7 +61,7 @@ def test_random_numbers_are_the_same_bits() -> None:
     draw = Ref("0")
     arguments = (draw, 7, "stream", (9, 37), 0.3)
     program = Program(1, (ProgramCall(LocalCall(dropout_mask, arguments), (1,), True),), (1,))
-    code = compile_program(program, (Spec.row_major((), torch.int64),), "cpu", 1)
+    code = build_program(program, (Spec.row_major((), torch.int64),), "cpu", 1)
     for step in (0, 5, 10**9):
         (found,) = code([torch.tensor(step)])
         expected = dropout_mask(torch.tensor(step), *arguments[1:])
@@ -78,7 +78,7 @@ def test_products_of_onednn_are_called_as_they_are() -> None:
         ProgramCall(LocalCall(aten.tanh.default, (Ref("4"),)), (5,), True),
     )
     x, weight = torch.randn(8, 5), torch.randn(5, 3)
-    code = compile_program(Program(2, lines, (5,)), (Spec.of(x), Spec.of(weight)), "cpu", 1)
+    code = build_program(Program(2, lines, (5,)), (Spec.of(x), Spec.of(weight)), "cpu", 1)
     torch.testing.assert_close(code([x, weight])[0], (x.tanh() @ weight).tanh())
 
 
@@ -134,6 +134,6 @@ def test_equal_results_have_memory_of_their_own() -> None:
         ProgramCall(LocalCall(aten.sum.dim_IntList, (Ref("2"), (0,))), (5,), True),
     )
     x, y = torch.randn(8, 5), torch.randn(5, 3)
-    code = compile_program(Program(2, lines, (2, 3, 4, 5)), (Spec.of(x), Spec.of(y)), "cpu", 1)
+    code = build_program(Program(2, lines, (2, 3, 4, 5)), (Spec.of(x), Spec.of(y)), "cpu", 1)
     made = code([x, y])
     assert len({one.untyped_storage().data_ptr() for one in made}) == len(made)

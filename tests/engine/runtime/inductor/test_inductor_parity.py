@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from flowrun.engine.runtime.inductor.compiled import CompiledRegions
+from flowrun.engine.runtime.inductor.built import BuiltRegions
 from flowrun.models.gpt import GPT
 from support.layouts.grids import CLIP, Layout, compiled, run_plan
 from support.layouts.plain_loop import (
@@ -42,6 +42,6 @@ CASES = (
 )
 def test_compiled_regions_train_as_plain_torch(training: Training, layout: Layout) -> None:
     plan, plain = compiled(training, layout).plan, plain_loop(training, layout.clip_norm)
-    found = run_plan(training, plan, STEPS, kernels=CompiledRegions(plan, "cpu", 1))
+    found = run_plan(training, plan, STEPS, kernels=BuiltRegions(plan, "cpu", 1))
     assert loss_difference(found.losses, plain) <= LOSS_TOLERANCE
     assert weight_difference(found.weights, plain) <= WEIGHT_TOLERANCE[training.optimizer.name]

@@ -11,7 +11,7 @@ from flowrun.engine.ir.graph import Ref
 from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.ir.signature import LocalCall
 from flowrun.engine.ops.flow import update
-from flowrun.engine.runtime.inductor.compiled import CompiledRegions
+from flowrun.engine.runtime.inductor.built import BuiltRegions
 from flowrun.engine.runtime.kernels.kernels import batch_updates
 from flowrun.engine.runtime.kernels.program import ProgramCall, describe
 from support.layouts.grids import Layout, compiled
@@ -20,8 +20,8 @@ from support.layouts.plain_loop import gpt
 GPT = gpt(blocks=3, width=16)
 
 
-def regions(layout: Layout) -> CompiledRegions:
-    return CompiledRegions(compiled(GPT, layout).plan, "cpu", 1)
+def regions(layout: Layout) -> BuiltRegions:
+    return BuiltRegions(compiled(GPT, layout).plan, "cpu", 1)
 
 
 def scaled(factor: float) -> Any:
@@ -33,8 +33,7 @@ def scaled(factor: float) -> Any:
 
 def test_equal_blocks_are_compiled_once() -> None:
     two, three = (
-        len(CompiledRegions(compiled(gpt(n, 16), Layout()).plan, "cpu", 1).different)
-        for n in (2, 3)
+        len(BuiltRegions(compiled(gpt(n, 16), Layout()).plan, "cpu", 1).different) for n in (2, 3)
     )
     assert two == three
 
@@ -59,7 +58,7 @@ def test_text_is_the_same_in_the_next_process() -> None:
 
 def test_a_program_is_another_on_another_device_or_with_more_threads() -> None:
     plan = compiled(GPT, Layout()).plan
-    keys = [set(CompiledRegions(plan, "cpu", threads).different) for threads in (1, 2)]
+    keys = [set(BuiltRegions(plan, "cpu", threads).different) for threads in (1, 2)]
     assert not keys[0] & keys[1]
 
 

@@ -1,6 +1,6 @@
-"""compile_ahead: compile a plan's regions on all cores before ranks are forked.
+"""build_ahead: build a plan's regions on all cores before ranks are forked.
 
-Each program is compiled in a process of its own, which leaves the code in Inductor's cache on disk;
+Each program is built in a process of its own, which leaves the code in Inductor's cache on disk;
 this process then loads it.  So this process starts no thread or pool, which a fork would lose.
 """
 
@@ -14,24 +14,24 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from flowrun.engine.errors import RunError
-from flowrun.engine.runtime.inductor.compiled import CompiledPiece, CompiledRegions
+from flowrun.engine.runtime.inductor.built import BuiltPiece, BuiltRegions
 from flowrun.engine.runtime.inductor.inductor import cache_folder
 
 
-def list_new_pieces(regions: CompiledRegions) -> tuple[CompiledPiece, ...]:
-    """Return the pieces that no run on this host has compiled."""
+def list_new_pieces(regions: BuiltRegions) -> tuple[BuiltPiece, ...]:
+    """Return the pieces that no run on this host has built."""
     folder = _marker_folder()
     return tuple(part for key, part in regions.different.items() if not (folder / key).exists())
 
 
-def compile_ahead(regions: CompiledRegions, processes: int = os.cpu_count() or 1) -> None:
+def build_ahead(regions: BuiltRegions, processes: int = os.cpu_count() or 1) -> None:
     """Compile what is new in `processes` processes at a time, then load all code.
 
-    Raise RunError for the first program that Inductor does not compile.
+    Raise RunError for the first program that Inductor does not build.
     """
     new = list_new_pieces(regions)
     if len(new) > 1 and processes > 1:
-        _compile_in_processes(regions, new, processes)
+        _build_in_processes(regions, new, processes)
     folder = _marker_folder()
     for key, part in regions.different.items():
         regions.kernel(part)
@@ -45,22 +45,20 @@ def _marker_folder() -> Path:
     return folder
 
 
-def _compile_in_processes(
-    regions: CompiledRegions, parts: Iterable[CompiledPiece], processes: int
-) -> None:
+def _build_in_processes(regions: BuiltRegions, parts: Iterable[BuiltPiece], processes: int) -> None:
     fork = multiprocessing.get_context("fork")
     waiting = list(parts)
     running: list[BaseProcess] = []
     while waiting or running:
         while waiting and len(running) < processes:
-            process = fork.Process(target=_compile_quietly, args=(regions, waiting.pop()))
+            process = fork.Process(target=_build_quietly, args=(regions, waiting.pop()))
             process.start()
             running.append(process)
         wait([process.sentinel for process in running])
         running = [process for process in running if process.is_alive()]
 
 
-def _compile_quietly(regions: CompiledRegions, part: CompiledPiece) -> None:
+def _build_quietly(regions: BuiltRegions, part: BuiltPiece) -> None:
     """Compile a piece; exit quietly on failure, which the parent meets again and reports."""
     try:
         regions.kernel(part)

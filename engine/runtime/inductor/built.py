@@ -1,6 +1,6 @@
-"""CompiledRegions: the regions of a plan as compiled programs.
+"""BuiltRegions: the regions of a plan as built programs.
 
-Equal pieces are compiled once for all ranks of a host, before ranks are forked, which inherit the
+Equal pieces are built once for all ranks of a host, before ranks are forked, which inherit the
 code.  The key of a piece is a hash of its program's text, at the shapes that a rank holds, and of
 its inputs' shapes and strides.
 """
@@ -22,7 +22,7 @@ from flowrun.engine.runtime.inductor.inductor import (
     Boxed,
     Code,
     Spec,
-    compile_program,
+    build_program,
     infer_specs,
 )
 from flowrun.engine.runtime.kernels.kernels import Kernel, emit
@@ -34,10 +34,10 @@ Strides = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class CompiledPiece:
+class BuiltPiece:
     """A piece of a region on one rank.
 
-    specs: of its inputs.  key: equal for equal code; "" for a piece that is not compiled.
+    specs: of its inputs.  key: equal for equal code; "" for a piece that is not built.
     """
 
     piece: GraphPiece
@@ -46,18 +46,18 @@ class CompiledPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class CompiledRegion:
+class BuiltRegion:
     """A region on one rank, in pieces."""
 
     program: Program
-    parts: tuple[CompiledPiece, ...]
+    parts: tuple[BuiltPiece, ...]
 
 
-class CompiledRegions:
-    """Kernels (kernels.py) whose regions are compiled.
+class BuiltRegions:
+    """Kernels (kernels.py) whose regions are built.
 
     plan: holds the regions.  device: "cpu" or "cuda".  threads: compute threads of a rank.
-    code: key -> compiled code.
+    code: key -> built code.
     """
 
     def __init__(self, plan: Plan, device: str, threads: int) -> None:
@@ -66,13 +66,13 @@ class CompiledRegions:
         self.threads = threads
         self.code: dict[str, Boxed] = {}
         self._made: dict[tuple[str, tuple[Spec, ...]], tuple[Spec, ...]] = {}
-        self._regions: dict[tuple[int, Coordinate], Mapping[int, CompiledRegion]] = {}
+        self._regions: dict[tuple[int, Coordinate], Mapping[int, BuiltRegion]] = {}
 
     def __call__(
         self, plan: Plan, stage: int, coordinate: Coordinate, device: torch.device
     ) -> Mapping[int, Kernel]:
-        """Return region actor -> kernel; compile what is not compiled yet."""
-        assert plan is self.plan, "compiled for another plan"
+        """Return region actor -> kernel; build what is not built yet."""
+        assert plan is self.plan, "built for another plan"
         return {
             actor: Chain(
                 region.program,
@@ -87,8 +87,8 @@ class CompiledRegions:
         return sum(isinstance(actor.work, RegionWork) for actor in self.plan.actors)
 
     @property
-    def different(self) -> Mapping[str, CompiledPiece]:
-        """Key -> a piece with that key, over all ranks: the pieces to compile."""
+    def different(self) -> Mapping[str, BuiltPiece]:
+        """Key -> a piece with that key, over all ranks: the pieces to build."""
         return {
             part.key: part
             for stage, placement in enumerate(self.plan.placements)
@@ -98,19 +98,17 @@ class CompiledRegions:
             if part.key
         }
 
-    def kernel(self, part: CompiledPiece) -> Boxed:
-        """Return the code of a piece, compiled now or loaded from Inductor's cache on disk.
+    def kernel(self, part: BuiltPiece) -> Boxed:
+        """Return the code of a piece, built now or loaded from Inductor's cache on disk.
 
-        Raise RunError if Inductor does not compile it.
+        Raise RunError if Inductor does not build it.
         """
         if not part.key:
             return emit(part.piece.program)
         if part.key not in self.code:
             program = part.piece.program
             try:
-                self.code[part.key] = compile_program(
-                    program, part.specs, self.device, self.threads
-                )
+                self.code[part.key] = build_program(program, part.specs, self.device, self.threads)
             except Exception as error:
                 raise RunError(
                     "engine.compiler",
@@ -121,13 +119,13 @@ class CompiledRegions:
 
     # ------------------------------------------------------------------ what a rank runs
 
-    def of_rank(self, stage: int, coordinate: Coordinate) -> Mapping[int, CompiledRegion]:
+    def of_rank(self, stage: int, coordinate: Coordinate) -> Mapping[int, BuiltRegion]:
         """Return region actor -> region.  On CUDA only ranks call this, as it opens the device."""
         if (stage, coordinate) not in self._regions:
             self._regions[stage, coordinate] = self._of_rank(stage, coordinate)
         return self._regions[stage, coordinate]
 
-    def _of_rank(self, stage: int, coordinate: Coordinate) -> dict[int, CompiledRegion]:
+    def _of_rank(self, stage: int, coordinate: Coordinate) -> dict[int, BuiltRegion]:
         """Derive strides region after region; inputs that no region makes are row-major."""
         known: dict[str, Spec] = {}
         regions = {}
@@ -153,7 +151,7 @@ class CompiledRegions:
 
     def _region(
         self, program: Program, given: Sequence[Spec]
-    ) -> tuple[CompiledRegion, dict[int, Spec]]:
+    ) -> tuple[BuiltRegion, dict[int, Spec]]:
         """Return a region whose inputs have the specs `given`, and the specs of all its values."""
         specs = dict(enumerate(given))
         parts = []
@@ -162,16 +160,16 @@ class CompiledRegions:
             text = str(piece.program)
             settings = (torch.__version__, self.device, self.threads, reads)
             key = hashlib.sha256(f"{settings}\n{text}".encode()).hexdigest()[:16]
-            part = CompiledPiece(piece, reads, "" if piece.plain else key)
+            part = BuiltPiece(piece, reads, "" if piece.plain else key)
             result_specs = self._made.get((text, reads))
             if result_specs is None:
                 result_specs = self._made[text, reads] = self._result_specs(part)
             specs.update(zip(piece.makes, result_specs, strict=True))
             parts.append(part)
-        return CompiledRegion(program, tuple(parts)), specs
+        return BuiltRegion(program, tuple(parts)), specs
 
-    def _result_specs(self, part: CompiledPiece) -> tuple[Spec, ...]:
-        """Return the specs of a piece's results; on CUDA the compiled code decides on them."""
+    def _result_specs(self, part: BuiltPiece) -> tuple[Spec, ...]:
+        """Return the specs of a piece's results; on CUDA the built code decides on them."""
         if not part.piece.makes:
             return ()
         result_specs = infer_specs(part.piece.program, part.specs, self.device)
@@ -182,8 +180,8 @@ class CompiledRegions:
         return tuple(replace(m, stride=s) for m, s in zip(result_specs, code.strides, strict=True))
 
 
-def _strides(part: CompiledPiece) -> Strides:
-    """Return the strides that compiled code requires of its inputs; () if it is not compiled."""
+def _strides(part: BuiltPiece) -> Strides:
+    """Return the strides that built code requires of its inputs; () if it is not built."""
     return tuple(spec.stride for spec in part.specs) if part.key else ()
 
 
@@ -221,7 +219,7 @@ class Chain:
 
 
 def _copy_with_strides(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """Copy an input to the strides for which the code was compiled.
+    """Copy an input to the strides for which the code was built.
 
     This is never a variable, which code changes in place: these are always row-major (Rank).
     """
