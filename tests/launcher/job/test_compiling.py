@@ -20,7 +20,7 @@ def test_a_plan_says_how_many_programs_inductor_gets() -> None:
         str(plan(load([*MLP, "engine.compiler=inductor"]))),
     )
     assert found and int(found[1]) > int(found[2]) > 0
-    assert "compiles" not in str(plan(load(MLP)))
+    assert "builds" not in str(plan(load(MLP)))
 
 
 @pytest.mark.processes
@@ -31,5 +31,5 @@ def test_forked_ranks_run_what_the_launcher_compiled(tmp_path: Path) -> None:
         place, "recipe=small", "engine.compiler=inductor", run_folder(place / "compiled")
     ).end()
     assert (eager.status, told.status, told.err) == (0, 0, "")
-    assert "compiled in" in told.out  # how many are new, the host's cache decides
+    assert "built in" in told.out  # how many are new, the host's cache decides
     assert losses(place / "compiled") == pytest.approx(losses(place / "eager"), rel=1e-5)
