@@ -57,7 +57,7 @@ class VirtualCluster:
         memory = _VirtualSharedMemory()
         self.ranks: dict[int, Rank] = {}
         for rank in ranks:
-            lying = None if rank in lent_to else side_by_side(plan, rank, memory.make_share(rank))
+            lying = None if rank in lent_to else side_by_side(plan, rank, memory.make_share())
             self.ranks[rank] = Rank(
                 plan, rank, batches, initial, device, kernels, lent_to.get(rank), lying
             )
@@ -261,7 +261,7 @@ class _VirtualSharedMemory:
     def __init__(self) -> None:
         self._made: dict[tuple[tuple[int, ...], int], _VirtualMemory] = {}
 
-    def make_share(self, rank: int) -> Share:
+    def make_share(self) -> Share:
         """Return the function by which a rank asks for shared memory; requests count in order."""
         asked: Counter[tuple[int, ...]] = Counter()
 

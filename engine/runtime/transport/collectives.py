@@ -101,7 +101,7 @@ class TorchPending:
         self._finish: Callable[[], list[Tensor]] | None = finish
         self._channel = channel
         self._watched: threading.Event | None = None
-        self._error: BaseException | None = None
+        self._error: RuntimeError | None = None
         self._result: list[Tensor] = []
 
     def wait(self) -> list[Tensor]:
@@ -152,7 +152,7 @@ class TorchPending:
                     reached = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
                     reached.record(stream)
                     reached.synchronize()
-        except BaseException as error:
+        except RuntimeError as error:  # all that torch says of ranks and devices
             self._error = error
 
     @property
