@@ -146,10 +146,10 @@ class _DrawWriter:
 
 # ---- one function a kind of random op ------------------------------------------------------------
 
-Given = Mapping[str, Any]
+NamedArguments = Mapping[str, Any]
 
 
-def _dropout(w: _DrawWriter, op: Op, given: Given) -> None:
+def _dropout(w: _DrawWriter, op: Op, given: NamedArguments) -> None:
     """Compute x * mask / (1 - p); nothing if nothing is dropped."""
     p = float(given["p"])
     if p == 0.0 or given["train"] is False:
@@ -167,18 +167,18 @@ def _dtype(w: _DrawWriter, op: Op) -> torch.dtype:
     return w.tensors[op.makes[0]].dtype
 
 
-def _uniform(w: _DrawWriter, op: Op, given: Given) -> None:
+def _uniform(w: _DrawWriter, op: Op, given: NamedArguments) -> None:
     low, high = float(given.get("from") or 0.0), float(given.get("to", 1.0))
     made = w.draw(op, "uniform", dtype=_dtype(w, op))
     w.finish(op, w.scale(op, made, high - low, low))
 
 
-def _normal(w: _DrawWriter, op: Op, given: Given) -> None:
+def _normal(w: _DrawWriter, op: Op, given: NamedArguments) -> None:
     made = w.draw(op, "normal", dtype=_dtype(w, op))
     w.finish(op, w.scale(op, made, float(given.get("std", 1.0)), float(given.get("mean", 0.0))))
 
 
-def _bernoulli(w: _DrawWriter, op: Op, given: Given) -> None:
+def _bernoulli(w: _DrawWriter, op: Op, given: NamedArguments) -> None:
     """Write 1 where a uniform number is below the probability, a number or a tensor."""
     made = w.draw(op, "uniform", dtype=torch.float32)
     p = given.get("p", Ref(op.inputs[0]))
@@ -187,7 +187,7 @@ def _bernoulli(w: _DrawWriter, op: Op, given: Given) -> None:
     w.finish(op, w.then(op, "out", "_to_copy.default", below, dtype=_dtype(w, op)))
 
 
-def _exponential(w: _DrawWriter, op: Op, given: Given) -> None:
+def _exponential(w: _DrawWriter, op: Op, given: NamedArguments) -> None:
     """Compute -log(1 - u) / lambda."""
     made = w.draw(op, "uniform", dtype=_dtype(w, op))
     negative = w.then(op, "negative", "neg.default", made)
@@ -195,16 +195,16 @@ def _exponential(w: _DrawWriter, op: Op, given: Given) -> None:
     w.finish(op, w.then(op, "out", "mul.Scalar", log, -1.0 / float(given["lambd"])))
 
 
-def _integers(w: _DrawWriter, op: Op, given: Given) -> None:
+def _integers(w: _DrawWriter, op: Op, given: NamedArguments) -> None:
     low, high = int(given.get("low", 0)), int(given["high"])
     w.finish(op, w.draw(op, "integers", low, high, dtype=_dtype(w, op)))
 
 
-def _permutation(w: _DrawWriter, op: Op, given: Given) -> None:
+def _permutation(w: _DrawWriter, op: Op, given: NamedArguments) -> None:
     w.finish(op, w.draw(op, "permutation", dtype=_dtype(w, op)))
 
 
-_WRITE: Mapping[str, Callable[[_DrawWriter, Op, Given], None]] = {
+_WRITE: Mapping[str, Callable[[_DrawWriter, Op, NamedArguments], None]] = {
     "aten.native_dropout.default": _dropout,
     "aten.rand.default": _uniform,
     "aten.rand_like.default": _uniform,
