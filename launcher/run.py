@@ -308,6 +308,7 @@ def plan(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None = None
 
     overrides: what the recipe was composed from.  save: where to write the placed recipe.
     """
+    make_listeners(recipe)  # a run would refuse them, too
     recipe = with_steps(recipe)
     terminal, width = sys.stdout.isatty(), output_width()
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False)

@@ -7,7 +7,7 @@ import inspect
 import re
 from functools import cache
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import BooleanNode, DictConfig, OmegaConf, ValidationError
 
 from flowrun.launcher.recipe.schema import RecipeSchema
 
@@ -15,9 +15,23 @@ from flowrun.launcher.recipe.schema import RecipeSchema
 @cache
 def schema() -> DictConfig:
     """RecipeSchema as a config that recipes can be merged into: OmegaConf makes frozen dataclasses
-    read-only, which is undone.
+    read-only, which is undone, and takes any number for true, which it does not here.
     """
     return _thaw(OmegaConf.structured(RecipeSchema))
+
+
+class TrueOrFalse(BooleanNode):
+    """A key that is true or false, and no number."""
+
+    def _validate_and_convert_impl(self, value: object) -> bool:
+        if isinstance(value, int) and not isinstance(value, bool):
+            raise ValidationError("Value '$VALUE' is not a valid bool (type $VALUE_TYPE)")
+        return super()._validate_and_convert_impl(value)  # type: ignore[no-any-return]
+
+    def __deepcopy__(self, memo: dict[int, object]) -> TrueOrFalse:
+        copied = TrueOrFalse()
+        self._deepcopy_impl(copied, memo)
+        return copied
 
 
 def _thaw(node: DictConfig) -> DictConfig:
@@ -26,6 +40,8 @@ def _thaw(node: DictConfig) -> DictConfig:
         child = node._get_node(key)
         if isinstance(child, DictConfig):
             _thaw(child)
+        elif type(child) is BooleanNode:
+            child.__class__ = TrueOrFalse
     return node
 
 

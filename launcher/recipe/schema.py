@@ -41,6 +41,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "precision.accumulate_dtype": ("fp32", "null"),
     "precision.param_dtype": (FP32, BF16, KEEP_DTYPE),
     "precision.state_dtype": (FP32, BF16),
+    "hardware.device": ("cpu", "cuda"),
     "launch.name": ("local", "virtual", "slurm"),
     "launch.device": ("auto", "cpu", "cuda"),
     "launch.transport": ("auto", "shared", "gloo"),

@@ -27,14 +27,17 @@ MOST_RANKS = 2**20
 class Range:
     """Numbers between two ends, written as mathematics does: "[0, 1)" has 0 and not 1.
 
-    instead: a sentence that says what to write.
+    instead: a sentence that says what to write.  or_zero: 0 is in range, too.
     """
 
     interval: str
     instead: str = ""
+    or_zero: bool = False
 
     def problem(self, value: float) -> str:
         """Say what a number must be, such as "at least 1"; empty if it is in range."""
+        if self.or_zero and value == 0:
+            return ""
         begin, low, high, end = ends_of(self.interval)
         if not value >= low or (value == low and begin == "("):
             return f"over {low:g}" if begin == "(" else f"at least {low:g}" if low else "0 or more"
@@ -57,6 +60,9 @@ def _number(text: str) -> float:
 
 
 POSITIVE = Range("(0, inf)")
+_FP32 = "Ranks compute in fp32, which ends at 3.4e38."
+FP32 = Range("(0, 1e38]", _FP32)
+FP32_OR_OFF = Range("[0, 1e38]", f"0 is off.  {_FP32}")
 COUNT = Range(f"[1, {MOST_RANKS}]")
 FRACTION = Range("[0, 1)", "0 is off.")
 OFF_OR_MORE = Range("[0, inf)", "0 is off.")
@@ -75,28 +81,32 @@ RANGES: Mapping[str, Range] = {
     "train.seed": INTEGER,
     "eval.fraction": Range("[0, 1)"),
     "adapters.rank": Range("[1, 65536]", "Usual are 8 to 64."),
-    "adapters.alpha": POSITIVE,
+    "adapters.alpha": FP32,
     "adapters.dropout": FRACTION,
-    "optim.lr": Range("(0, 1e38]", "Ranks compute in fp32, which ends at 3.4e38."),
-    "optim.eps": POSITIVE,
+    "optim.lr": FP32,
+    "optim.eps": FP32,
     "optim.betas.*": Range("[0, 1)", "Usual are [0.9, 0.95] and [0.9, 0.999]."),
     "optim.beta1": Range("[0, 1)"),
     "optim.beta2": Range("[0, 1)"),
     "optim.momentum": FRACTION,
     "optim.ema": FRACTION,
-    "optim.weight_decay": OFF_OR_MORE,
-    "optim.clip_norm": OFF_OR_MORE,
-    "optim.clip_value": OFF_OR_MORE,
+    "optim.weight_decay": FP32_OR_OFF,
+    "optim.clip_norm": FP32_OR_OFF,
+    "optim.clip_value": FP32_OR_OFF,
     "zero.stage": Range("[0, 3]", "0 is off."),
     "auto.computation_cost_ratio": Range("[0, inf)", "1 counts compute as foreseen."),
     "auto.wait_time": Range("[0, inf)", "null stands for two acts, 2 x hardware.act_s."),
     "engine.trace": Range("[0, inf)", "Write true, false or a number of steps."),
     "auto.ranks": COUNT,
     "auto.plans": COUNT,
-    "precision.loss_scale": Range("(0, inf)", "Usual are dynamic, and powers of two such as 1024."),
+    "precision.loss_scale": Range(
+        "(0, 1e38]", "Usual are dynamic, and powers of two such as 1024."
+    ),
     "launch.nnodes": COUNT,
     "launch.min_ranks": COUNT,
-    "launch.hang_s": Range("[0, inf)", "0 is never; null is 60 s or 20 foreseen steps."),
+    "launch.hang_s": Range(
+        "[0.1, inf)", "0 is never; null is 60 s or 20 foreseen steps.", or_zero=True
+    ),
     "launch.join_s": POSITIVE,
     "launch.threads": Range("[1, 4096]"),
     "launch.data_workers": Range("[0, 4096]"),

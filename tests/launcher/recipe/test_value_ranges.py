@@ -23,6 +23,7 @@ from flowrun.launcher.recipe.compose import compose, load, to_recipe
 from flowrun.launcher.recipe.key_schema import schema
 from flowrun.launcher.recipe.recipe_errors import PlacedError, explain
 from flowrun.launcher.recipe.value_ranges import ANY, INTEGER, RANGES, Range
+from flowrun.launcher.run import plan
 
 RECIPES = ("gpt_hybrid", "gpt_zero", "insightface_hybrid", "mlp_pipeline", "wide_mlp")
 
@@ -47,7 +48,7 @@ WRONG = {
     "recipe=mlp_hybrid engine.cuda_graphs=true": ("engine.cuda_graphs", "were removed"),
     "recipe=mlp_hybrid optim.lr=inf": ("optim.lr", "at most 1e+38"),
     "recipe=mlp_hybrid optim.lr=1e40": ("optim.lr", "at most 1e+38"),
-    "recipe=gpt_tp optim.clip_norm=inf": ("optim.clip_norm", "a finite number"),
+    "recipe=gpt_tp optim.clip_norm=inf": ("optim.clip_norm", "at most 1e+38"),
     "recipe=mlp_hybrid hardware.cores=-1": ("hardware.cores", "over 0"),
     "recipe=gpt_tp 'sbp={head.weight: {data: {tensor: S0}}}'": (
         "sbp.head.weight.data.tensor",
@@ -203,3 +204,32 @@ def test_any_file_loads_or_is_refused(tree: dict[str, Any], tmp_path_factory: An
     file.write_text(yaml.safe_dump({"defaults": ["/model: mlp", "/data: digits"]} | tree))
     arguments = [f"recipe={file}"]
     assert_loads_or_is_refused(lambda: compose(arguments), arguments)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "launch.hang_s=1e-9",
+        "engine.check_capture=1000000007",
+        "auto.enabled=7",
+        "train.save=1",
+        "hardware.device=fp8",
+        "optim.weight_decay=1e39",
+        "optim.eps=1e39",
+    ],
+)
+def test_what_a_run_could_not_mean_is_refused(override: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        load(["recipe=mlp_hybrid", override])
+    assert refused.value.where == override.partition("=")[0]
+
+
+@pytest.mark.parametrize("override", ["launch.hang_s=0", "train.save=off", "engine.trace=7"])
+def test_what_it_could_mean_is_taken(override: str) -> None:
+    load(["recipe=mlp_hybrid", override])
+
+
+@pytest.mark.parametrize("override", ["log=[nope]", "log=[{}]", "callbacks=[[a]]"])
+def test_a_plan_refuses_listeners_that_a_run_refuses(override: str) -> None:
+    with pytest.raises(RecipeError):
+        plan(load(["recipe=mlp_hybrid", override]))
