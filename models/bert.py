@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flowrun.models.causal_attention import as_autocast
+from flowrun.models.gpt import Attention, FeedForward
 
 
 class Embed(nn.Module):
@@ -29,43 +30,12 @@ class Embed(nn.Module):
         return self.dropout(self.norm(x_BTD))
 
 
-class Attention(nn.Module):
-    """Self-attention over all tokens.  Rows of `qkv` are ordered (heads, 3, head width)."""
-
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.heads = heads
-        self.share = dropout
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        B, T, D = x_BTD.shape
-        qkv_BTH3C = self.qkv(x_BTD).view(B, T, self.heads, 3, D // self.heads)
-        q_BHTC, k_BHTC, v_BHTC = (part.transpose(1, 2) for part in qkv_BTH3C.unbind(dim=3))
-        share = self.share if self.training else 0.0
-        y_BHTC = F.scaled_dot_product_attention(q_BHTC, k_BHTC, v_BHTC, dropout_p=share)
-        return self.proj(y_BHTC.transpose(1, 2).reshape(B, T, D))
-
-
-class FeedForward(nn.Module):
-    """Two linear layers with a GELU between them, 4 times as wide inside."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, 4 * width)
-        self.fc2 = nn.Linear(4 * width, width)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x_BTD)))
-
-
 class Block(nn.Module):
     """Attention, then feed-forward; each is added back, then normalised."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.attn = Attention(width, heads, dropout)
+        self.attn = Attention(width, heads, dropout=dropout, causal=False)
         self.ln1 = nn.LayerNorm(width, eps=1e-12)
         self.mlp = FeedForward(width)
         self.ln2 = nn.LayerNorm(width, eps=1e-12)

@@ -27,19 +27,26 @@ class Embed(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention.
+    """Self-attention; causal: a token sees no later one.
 
     Rows of `qkv` are ordered (heads, 3, head width): consecutive pieces of them are whole heads,
-    with their q, k and v.  separate_qkv: q, k and v are layers of their own instead.
+    with their q, k and v.  separate_qkv: q, k and v are layers of their own instead.  The number of
+    heads follows from the width of these layers, so a rank with a part of their columns computes
+    its own heads.
     """
 
     def __init__(
-        self, width: int, heads: int, bias: bool, dropout: float, separate_qkv: bool = False
+        self,
+        width: int,
+        heads: int,
+        bias: bool = True,
+        dropout: float = 0.0,
+        separate_qkv: bool = False,
+        causal: bool = True,
     ) -> None:
         super().__init__()
-        self.heads = heads
-        self.share = dropout
-        self.separate_qkv = separate_qkv
+        self.heads, self.head_width = heads, width // heads
+        self.share, self.separate_qkv, self.causal = dropout, separate_qkv, causal
         if separate_qkv:
             self.q, self.k, self.v = (nn.Linear(width, width, bias=bias) for _ in range(3))
         else:
@@ -47,21 +54,24 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width, bias=bias)
 
     def forward(self, x_BTD: Tensor, documents_BN: Tensor | None = None) -> Tensor:
-        B, T, D = x_BTD.shape
+        C = self.head_width
         if self.separate_qkv:
-            parts = (f(x_BTD).view(B, T, self.heads, -1) for f in (self.q, self.k, self.v))
+            parts = (f(x_BTD).unflatten(-1, (-1, C)) for f in (self.q, self.k, self.v))
         else:
-            parts = self.qkv(x_BTD).view(B, T, self.heads, 3, D // self.heads).unbind(dim=3)
+            parts = self.qkv(x_BTD).unflatten(-1, (-1, 3, C)).unbind(dim=3)
         q_BHTC, k_BHTC, v_BHTC = (part.transpose(1, 2) for part in parts)
         share = self.share if self.training else 0.0
-        y_BHTC = causal_attention(q_BHTC, k_BHTC, v_BHTC, documents_BN, share)
-        return self.proj(y_BHTC.transpose(1, 2).reshape(B, T, D))
+        if self.causal:
+            y_BHTC = causal_attention(q_BHTC, k_BHTC, v_BHTC, documents_BN, share)
+        else:
+            y_BHTC = F.scaled_dot_product_attention(q_BHTC, k_BHTC, v_BHTC, dropout_p=share)
+        return self.proj(y_BHTC.transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):
     """Two linear layers with a GELU between them, 4 times as wide inside."""
 
-    def __init__(self, width: int, bias: bool) -> None:
+    def __init__(self, width: int, bias: bool = True) -> None:
         super().__init__()
         self.fc1 = nn.Linear(width, 4 * width, bias=bias)
         self.fc2 = nn.Linear(4 * width, width, bias=bias)

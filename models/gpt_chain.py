@@ -2,7 +2,7 @@
 layers of their own.
 
 torch's own parallel layouts fit it best: its list of modules can be wrapped, split by columns or
-cut.  Shapes in names: B samples, T tokens, D width, H heads, C width of a head, V vocabulary.
+cut.  Shapes in names: B samples, T tokens, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from flowrun.models.gpt import Attention
 
 
 class Embed(nn.Module):
@@ -25,36 +27,13 @@ class Embed(nn.Module):
         return self.tokens(tokens_BT) + self.positions(places_T)
 
 
-class Attention(nn.Module):
-    """Causal self-attention, whose number of heads follows from the width of its layers.
-
-    So a rank with a part of the columns of q, k and v computes its own heads.
-    """
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.head_width = width // heads
-        self.q = nn.Linear(width, width)
-        self.k = nn.Linear(width, width)
-        self.v = nn.Linear(width, width)
-        self.proj = nn.Linear(width, width)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        q_BHTC, k_BHTC, v_BHTC = (
-            layer(x_BTD).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
-            for layer in (self.q, self.k, self.v)
-        )
-        y_BHTC = F.scaled_dot_product_attention(q_BHTC, k_BHTC, v_BHTC, is_causal=True)
-        return self.proj(y_BHTC.transpose(1, 2).flatten(2))
-
-
 class Block(nn.Module):
     """Attention and two layers with a GELU between, each on a normalised copy and added back."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.ln1 = nn.LayerNorm(width)
-        self.attn = Attention(width, heads)
+        self.attn = Attention(width, heads, separate_qkv=True)
         self.ln2 = nn.LayerNorm(width)
         self.fc1 = nn.Linear(width, 4 * width)
         self.fc2 = nn.Linear(4 * width, width)

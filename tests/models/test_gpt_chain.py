@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from flowrun.models.gpt_chain import Attention, ChainGPT
+from flowrun.models.gpt import Attention
+from flowrun.models.gpt_chain import ChainGPT
 
 TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6]])
 
@@ -31,10 +32,10 @@ def test_it_does_not_look_ahead() -> None:
 
 def test_a_rank_with_half_of_the_columns_computes_half_of_the_heads() -> None:
     """As tensor parallelism splits it: the halves sum to the whole, but for proj's bias twice."""
-    whole, x_BTD = Attention(width=8, heads=2), torch.randn(1, 6, 8)
+    whole, x_BTD = Attention(8, 2, separate_qkv=True), torch.randn(1, 6, 8)
     total = torch.zeros(1, 6, 8)
     for rows in (slice(0, 4), slice(4, 8)):
-        half = Attention(width=8, heads=2)
+        half = Attention(8, 2, separate_qkv=True)
         for ours, given in ((half.q, whole.q), (half.k, whole.k), (half.v, whole.v)):
             ours.weight, ours.bias = (
                 nn.Parameter(given.weight[rows]),
