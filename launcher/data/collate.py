@@ -5,7 +5,8 @@ An error names the field and the item that cannot be stacked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -112,10 +113,21 @@ def _list(numbers: Sequence[int]) -> str:
 
 def item_of(data: Any, number: int) -> Any:
     """Return data[number]; an error gets a note that names the item."""
-    try:
+    with naming_items([number]):
         return data[number]
+
+
+@contextmanager
+def naming_items(numbers: Sequence[int], step: str = "") -> Iterator[None]:
+    """Name the items to which an error of the data set's own code belongs, in a note of it.
+
+    numbers: of the items.  step: of their making, if they are made in steps.
+    """
+    try:
+        yield
     except Exception as error:
-        error.add_note(f"item {number} of the data set")
+        items = f"item {numbers[0]}" if len(numbers) == 1 else _list(numbers)
+        error.add_note(f"{items} of the data set{step and f', in its step {step}'}")
         raise
 
 

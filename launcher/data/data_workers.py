@@ -7,18 +7,16 @@ each batch is the one that the rank would make itself.
 
 from __future__ import annotations
 
-import _thread
 import multiprocessing
 import os
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
-from types import FrameType
-from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -57,6 +55,9 @@ class FailedReading:
     problem: str
 
 
+Made = tuple[BatchReading, Batch | FailedReading]
+
+
 class DataWorkers:
     """The data workers of a rank, which make its batches in `order` and ahead of it.
 
@@ -73,60 +74,38 @@ class DataWorkers:
         rank: int,
         fail: Callable[[RunError], object],
     ) -> None:
-        self._where, self._fail = f"rank {rank}, a data worker", fail
+        self._where, self._fail, self._closed = f"rank {rank}, a data worker", fail, False
         self.training, self.evaluation = (BatchesAhead(self, sampler) for sampler in samplers)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*suggested max number of worker")  # they may wait
-            loader: DataLoader[Any] = DataLoader(
-                _Batches(samplers),
-                sampler=order,
-                batch_size=None,
-                num_workers=number,
-                collate_fn=_keep,
-                worker_init_fn=partial(_begin, os.getpid()),
-                multiprocessing_context="fork",
-                generator=torch.Generator(),  # its seeds are not drawn from the process's numbers
-            )
-            self._made: Iterator[Any] = iter(loader)
+        self._made = _start_loader(samplers, order, number)
         self._processes = multiprocessing.active_children()
-        self._watch()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises wherever this thread is
+        threading.Thread(target=self._watch, name="data workers", daemon=True).start()
 
     def take(self, reading: BatchReading) -> Batch:
         """Return the next batch, which must be that of `reading`.  Raises RunError for a sample
         that could not be made.
         """
         try:
-            found, made = next(self._made)
-        except Exception:  # of what a process left half done
-            raise self._name_the_dead() from None
-        assert found == reading, (found, reading)
+            number, made = next(self._made)
+        except (OSError, EOFError, RuntimeError) as error:  # of what a process left half done
+            raise self._name_the_dead() from error
+        assert number == reading, (number, reading)
         if isinstance(made, FailedReading):
             raise RunError(self._where, made.problem)
-        return made  # type: ignore[no-any-return]
+        return made
 
     def close(self) -> None:
         """End the processes at once, whatever they make."""
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._closed = True
         for process in self._processes:
             process.kill()
         self._made = iter(())
 
     def _watch(self) -> None:
-        """Let the signal of a child that died end the rank.
-
-        torch's handler raises an error, wherever the main thread happens to be; here it is taken
-        to where a rank fails.
-        """
-        look = signal.getsignal(signal.SIGCHLD)
-        assert callable(look)
-
-        def end(number: int, frame: FrameType | None) -> None:
-            try:
-                look(number, frame)
-            except RuntimeError:
-                _thread.start_new_thread(lambda: self._fail(self._name_the_dead()), ())
-
-        signal.signal(signal.SIGCHLD, end)
+        """Wait for a process to end, and let that end the rank."""
+        connection.wait([process.sentinel for process in self._processes])
+        if not self._closed:
+            self._fail(self._name_the_dead())
 
     def _name_the_dead(self) -> RunError:
         dead = connection.wait([process.sentinel for process in self._processes], _ENDS_S)
@@ -136,6 +115,25 @@ class DataWorkers:
             if process.sentinel in dead
         ]
         return RunError(self._where, f"{', '.join(ended) or 'it gave no batch'}.", _DIED)
+
+
+def _start_loader(
+    samplers: tuple[Sampler, Sampler], order: Iterable[BatchReading], number: int
+) -> Iterator[Made]:
+    """Fork `number` processes, which make the batches of `order` in turns."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*suggested max number of worker")  # they may wait
+        loader = DataLoader(
+            _Batches(samplers),
+            sampler=order,
+            batch_size=None,
+            num_workers=number,
+            collate_fn=_keep,
+            worker_init_fn=partial(_begin, os.getpid()),
+            multiprocessing_context="fork",
+            generator=torch.Generator(),  # its seeds are not drawn from the process's numbers
+        )
+        return iter(loader)
 
 
 def _say_how(process: BaseProcess) -> str:
@@ -164,13 +162,13 @@ class BatchesAhead:
         return self._workers.take(BatchReading(evaluation, step, micro_batch, rows))
 
 
-class _Batches(Dataset[tuple[BatchReading, Any]]):
+class _Batches(Dataset[Made]):
     """What a data worker does for a reading: it makes the batch, in shared memory."""
 
     def __init__(self, samplers: tuple[Sampler, Sampler]) -> None:
         self.samplers = samplers
 
-    def __getitem__(self, reading: BatchReading) -> tuple[BatchReading, Batch | FailedReading]:
+    def __getitem__(self, reading: BatchReading) -> Made:
         try:
             sampler = self.samplers[reading.evaluation]
             made = sampler(reading.step, reading.micro_batch, reading.rows)
@@ -194,7 +192,7 @@ def _describe(error: Exception) -> str:
     return "\n".join([*facts, *lines])
 
 
-def _keep(made: Any) -> Any:
+def _keep(made: Made) -> Made:
     return made
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from flowrun.launcher.data.steps import sample_seconds
+
 
 class NamedFields(Dataset[dict[str, Tensor]]):
     """Items of another data set as dicts.
@@ -18,6 +20,7 @@ class NamedFields(Dataset[dict[str, Tensor]]):
 
     def __init__(self, data: Any, names: Sequence[str]) -> None:
         self.data, self.names = data, tuple(names)
+        self.sample_seconds = sample_seconds(data)
 
     def __len__(self) -> int:
         return len(self.data)

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, default_collate
 
 from flowrun.engine.capture.capture import Batch
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.data.collate import ItemError, collate
+from flowrun.launcher.data.collate import ItemError, collate, naming_items
 from flowrun.launcher.data.stacked import batch_of
 from flowrun.launcher.data.steps import apply_step, preparation, unprepared_fields
 
@@ -66,18 +66,13 @@ class Sampler:
         micro_batch, rows: say which samples.  Random choices are functions of the seed and of the
         sample's number in the run alone.
         """
-        if samples is None:
-            samples = self._chosen(step, micro_batch, rows).tolist()
-        first = self._numbers(step, micro_batch, rows).start
+        chosen = self._chosen(step, micro_batch, rows).tolist()
+        numbers = self._numbers(step, micro_batch, rows)
         made = []
-        for k, sample in enumerate(samples):
-            try:
-                seed = None if self.evaluation else (self.seed, first + k)
+        for number, index, sample in zip(numbers, chosen, samples or chosen, strict=True):
+            seed = None if self.evaluation else (self.seed, number)
+            with naming_items([index], name):
                 made.append(apply_step(self.data, name, sample, seed))
-            except Exception as error:
-                item = self._chosen(step, micro_batch, rows)[k]
-                error.add_note(f"item {item} of the data set, in its step {name}")
-                raise
         return made
 
     def read_raw_fields(self, step: int, micro_batch: int, rows: slice) -> Batch:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from flowrun.launcher.data.collate import collate, item_of
+from flowrun.launcher.data.collate import collate, item_of, naming_items
 
 DOCUMENTS, POSITIONS = "documents", "positions"  # fields of a sample that packs several documents
 BYTES = "bytes"  # what ids stand for, in place of the digest of a tokenizer
@@ -76,21 +76,14 @@ def batch_of(data: Dataset[Any], indices: Tensor) -> dict[str, Tensor]:
     chosen = indices.tolist()
     stacked = _method(data, "stacked")
     if stacked:
-        return _name_items(chosen, lambda: stacked(indices))  # type: ignore[no-any-return]
-    many = _method(data, "__getitems__")
-    items = (
-        _name_items(chosen, lambda: many(chosen)) if many else [item_of(data, k) for k in chosen]
-    )
+        with naming_items(chosen):
+            return stacked(indices)  # type: ignore[no-any-return]
+    if many := _method(data, "__getitems__"):
+        with naming_items(chosen):
+            items = many(chosen)
+    else:
+        items = [item_of(data, k) for k in chosen]
     return collate(items, chosen)
-
-
-def _name_items(chosen: list[int], make: Callable[[], Any]) -> Any:
-    try:
-        return make()
-    except Exception as error:
-        shown = ", ".join(map(str, chosen[:3])) + (" …" if len(chosen) > 3 else "")
-        error.add_note(f"items {shown} of the data set")
-        raise
 
 
 def batch_method(data: Dataset[Any]) -> str | None:
