@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor
 
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.stacked import StackedDataset
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 class HuggingFace(StackedDataset):
@@ -24,23 +28,14 @@ class HuggingFace(StackedDataset):
     def __init__(
         self, path: str, split: str | None = None, fields: Mapping[str, str] | None = None
     ) -> None:
-        import datasets
-
-        if not Path(path).expanduser().is_dir():
-            raise ArgumentError("path", f"there is no folder {path}.")
-        found = datasets.load_from_disk(str(Path(path).expanduser()))
-        if isinstance(found, datasets.DatasetDict):
-            if split not in found:
-                splits = ", ".join(found)
-                raise ArgumentError("split", f"it must be one of {splits}, not {split!r}.")
-            found = found[split]
-        known = found.column_names
+        saved = load_saved(path, split)
+        known = saved.column_names
         self.fields = dict(fields or {name: name for name in known})
         missing = [column for column in self.fields.values() if column not in known]
         if missing:
             problem = f"{path} has no column {missing[0]!r}; it has {', '.join(known)}."
             raise ArgumentError("fields", problem)
-        self.rows = found.select_columns(list(dict.fromkeys(self.fields.values())))
+        self.rows = saved.select_columns(list(dict.fromkeys(self.fields.values())))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -49,6 +44,25 @@ class HuggingFace(StackedDataset):
         """Return the items, read in one call of `datasets`, as each call converts columns."""
         rows = self.rows[indices.tolist()]
         return {field: _tensor(rows[column]) for field, column in self.fields.items()}
+
+
+def load_saved(path: str, split: str | None) -> Dataset:
+    """Return a saved data set, or the split of several.  Raise ArgumentError where it is not."""
+    import datasets
+
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise ArgumentError("path", f"there is no folder {path}.")
+    saved = datasets.load_from_disk(str(folder))
+    if isinstance(saved, datasets.DatasetDict):
+        if split not in saved:
+            raise ArgumentError("split", f"it must be one of {', '.join(saved)}, not {split!r}.")
+        return saved[split]
+    if split not in (None, saved.split):
+        one = "has no splits" if saved.split is None else f"holds the split {saved.split} alone"
+        problem = f"{path} {one}, so split={split} cannot be read."
+        raise ArgumentError("split", problem, "Leave out data.split.")
+    return saved
 
 
 def _tensor(values: object) -> Tensor:

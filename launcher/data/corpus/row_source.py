@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,10 +18,13 @@ from typing import Any
 
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.corpus.plain_text import find_visible_files
+from flowrun.launcher.data.huggingface import load_saved
 
 _FORM = 2  # of rows; another one is tokenised anew
 _SAVED = ("dataset_info.json", "dataset_dict.json")  # what save_to_disk leaves
 ALL = "all"  # in place of a split: all files, whatever their names say
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_AT_ONCE = 1000  # rows
 _SHARD = re.compile(r"(?P<split>\w+)-\d{5}-of-\d{5}")  # names that the hub writes
 # word in the name of a file or of its folder -> split, as `datasets` reads them
 _SPLITS = {
@@ -29,6 +32,14 @@ _SPLITS = {
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
+
+
+@dataclass(frozen=True)
+class PlacedRow:
+    """A row.  place: of it, for a person: the file, and a line or a row from 1 on."""
+
+    place: str
+    fields: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -76,29 +87,11 @@ class RowSource:
                 raise ArgumentError("path", f"{file} holds no row.")
 
     def _saved_rows(self) -> Iterator[PlacedRow]:
-        import datasets
-
-        found: Any = datasets.load_from_disk(str(Path(self.path).expanduser()))
-        if isinstance(found, datasets.DatasetDict):
-            if self.split not in found:
-                known = ", ".join(found)
-                raise ArgumentError("split", f"it must be one of {known}, not {self.split!r}.")
-            found = found[self.split]
-        elif self.split not in (None, found.split):
-            one = "has no splits" if found.split is None else f"holds the split {found.split} alone"
-            raise ArgumentError(
-                "split",
-                f"{self.path} {one}, so split={self.split} cannot be read.",
-                "Leave out data.split.",
-            )
-        if not len(found):
+        saved = load_saved(self.path, self.split)
+        if not len(saved):
             raise ArgumentError("path", f"{self.path} holds no row.")
-        number = 0
-        for columns in found.iter(batch_size=1000):
-            for values in zip(*columns.values(), strict=True):
-                number += 1
-                fields = dict(zip(columns, values, strict=True))
-                yield PlacedRow(f"{self.path}, row {number}", fields)
+        for number, fields in enumerate(saved, 1):
+            yield PlacedRow(f"{self.path}, row {number}", fields)
 
     def _is_saved(self) -> bool:
         return any(Path(self.path).expanduser().joinpath(name).exists() for name in _SAVED)
@@ -167,19 +160,6 @@ def _split_of(file: Path) -> str | None:
     return None
 
 
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_AT_ONCE = 1000  # rows of a Parquet file
-_INSTEAD = "; a row is one object on a line of its own"
-
-
-@dataclass(frozen=True)
-class PlacedRow:
-    """A row.  place: of it, for a person: the file, and a line or a row from 1 on."""
-
-    place: str
-    fields: dict[str, Any]
-
-
 def text_of(fields: dict[str, Any], name: str) -> str:
     """Return a field of a row that is text.  Raise ValueError if it is missing, null or no text."""
     return check_text(field_of(fields, name), name)
@@ -206,13 +186,17 @@ def _show(value: Any) -> str:
     return f"{type(value).__name__} {shown if len(shown) <= 40 else shown[:40] + '…'}"
 
 
+# ---- readers: all raise ValueError that names the file and the line or row -----------------------
+
+
 def _read_lines(file: Path) -> Iterator[PlacedRow]:
     """Yield the objects of a file that has one on each line; empty lines are none."""
     with file.open("rb") as stream:
         for number, line in enumerate(stream, 1):
             place = f"{file}, line {number}"
             if text := _decode(line, place).strip():
-                yield PlacedRow(place, _check_object(_parse(text, place, _INSTEAD), place))
+                row = _parse(text, place, "; a row is one object on a line of its own")
+                yield PlacedRow(place, _check_object(row, place))
 
 
 def _read_json(file: Path) -> Iterator[PlacedRow]:
@@ -222,70 +206,67 @@ def _read_json(file: Path) -> Iterator[PlacedRow]:
     if start != b"[":
         yield from _read_lines(file)
         return
-    for number, found in enumerate(_parse(_decode(file.read_bytes(), str(file)), str(file)), 1):
+    for number, row in enumerate(_parse(_decode(file.read_bytes(), str(file)), str(file)), 1):
         place = f"{file}, row {number}"
-        yield PlacedRow(place, _check_object(found, place))
+        yield PlacedRow(place, _check_object(row, place))
 
 
 def _decode(content: bytes, place: str) -> str:
     try:
-        return content.decode().removeprefix("\ufeff")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        byte = content[error.start]
-        raise ValueError(f"{place} is not UTF-8 text: byte {error.start} is {byte:#x}") from None
+        raise ValueError(
+            f"{place} is not UTF-8 text: byte {error.start} is {content[error.start]:#x}"
+        ) from None
 
 
 def _parse(text: str, place: str, instead: str = "") -> Any:
     """Return a value of JSON.  place: of the text.  instead: what to write, for errors."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
+        if _SURROGATE.search(text):  # two make a character, one alone makes no text
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except json.JSONDecodeError as error:
         line = f", line {error.lineno}" if error.lineno > 1 else ""
         raise ValueError(
             f"{place}{line}, column {error.colno} is no JSON: {error.msg}{instead}"
         ) from None
-    if _SURROGATE.search(text):  # two make a character
-        try:
-            json.dumps(found, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            half = ord(error.object[error.start])
-            raise ValueError(f"{place}: \\u{half:x} alone is half of a character") from None
-    return found
+    except UnicodeEncodeError as error:
+        half = ord(error.object[error.start])
+        raise ValueError(f"{place}: \\u{half:x} alone is half of a character") from None
 
 
-def _check_object(found: Any, place: str) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise ValueError(f"{place} is no object {{field: value}}: {_show(found)}")
-    return found
+def _check_object(value: Any, place: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{place} is no object {{field: value}}: {_show(value)}")
+    return value
 
 
 def _read_csv(file: Path) -> Iterator[PlacedRow]:
-    """Yield the rows of a table whose first line names the columns; all cells are text."""
-    csv.field_size_limit(sys.maxsize)  # a cell may be a long document
+    """Yield the rows of a CSV file with a header; all cells are text.
+
+    A row's line is its last one, as a cell may hold several.
+    """
+    csv.field_size_limit(sys.maxsize)
     with file.open(encoding="utf-8-sig", newline="") as stream:
-        cells, line = csv.reader(stream, strict=True), 1
+        rows = csv.DictReader(stream, strict=True)
         try:
-            names = next(cells, [])
+            names = rows.fieldnames or []
             if twice := sorted({name for name in names if names.count(name) > 1}):
                 raise ValueError(f"{file} has more than one column {', '.join(twice)}")
-            line = cells.line_num + 1
-            for row in cells:
-                place, line = f"{file}, line {line}", cells.line_num + 1
-                if row:
-                    yield PlacedRow(place, _name_cells(names, row, place))
+            for row in rows:
+                place = f"{file}, line {rows.line_num}"
+                if None in row or None in row.values():  # too many cells, or too few
+                    raise ValueError(f"{place}: a row has a cell for each of {', '.join(names)}")
+                yield PlacedRow(place, row)
         except csv.Error as error:
-            raise ValueError(f"{file}, line {line} is no CSV: {error}") from None
+            raise ValueError(f"{file}, line {rows.reader.line_num} is no CSV: {error}") from None
         except UnicodeDecodeError as error:
-            byte = error.object[error.start]
+            line, byte = rows.reader.line_num + 1, error.object[error.start]
             raise ValueError(
                 f"{file}, line {line} or later is not UTF-8 text: a byte is {byte:#x}"
             ) from None
-
-
-def _name_cells(names: Sequence[str], cells: Sequence[str], place: str) -> dict[str, Any]:
-    if len(names) != len(cells):
-        raise ValueError(f"{place} has {len(cells)} cells, and there are {len(names)} columns")
-    return dict(zip(names, cells, strict=True))
 
 
 def _read_parquet(file: Path) -> Iterator[PlacedRow]:
@@ -295,17 +276,16 @@ def _read_parquet(file: Path) -> Iterator[PlacedRow]:
 
     number = 0
     try:
-        with parquet.ParquetFile(file) as found:
-            for batch in found.iter_batches(_AT_ONCE):
+        with parquet.ParquetFile(file) as opened:
+            for batch in opened.iter_batches(_AT_ONCE):
                 for fields in batch.to_pylist():
                     number += 1
                     yield PlacedRow(f"{file}, row {number}", fields)
     except pyarrow.ArrowException as error:
-        raise ValueError(f"{file} cannot be read behind row {number}: {error}") from error
+        raise ValueError(f"{file} cannot be read after row {number}: {error}") from error
 
 
-Reader = Callable[[Path], Iterator[PlacedRow]]
-READERS: dict[str, Reader] = {  # suffix -> reader
+READERS: dict[str, Callable[[Path], Iterator[PlacedRow]]] = {  # suffix -> reader
     ".jsonl": _read_lines,
     ".json": _read_json,
     ".parquet": _read_parquet,

@@ -60,7 +60,7 @@ def test_rows_know_their_lines(tmp_path: Path) -> None:
     lines = READERS[".jsonl"](tmp_path / "a.jsonl")
     cells = READERS[".csv"](tmp_path / "a.csv")
     assert [row.place.split(", ")[-1] for row in lines] == ["line 1", "line 4"]
-    assert [row.place.split(", ")[-1] for row in cells] == ["line 2", "line 5"]
+    assert [row.place.split(", ")[-1] for row in cells] == ["line 3", "line 5"]
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_rows_know_their_lines(tmp_path: Path) -> None:
         ("a.jsonl", b'\n{"a": "\xe9"}\n', r"a\.jsonl, line 2 is not UTF-8 text: byte 7 is 0xe9"),
         ("a.jsonl", b'{"a": "\\ud8f0|end|>"}', r"line 1: \\ud8f0 alone is half of a character"),
         ("a.json", b'{\n"a": 1\n}', r"a\.json, line 1, column 2 is no JSON: .* a line of its own"),
-        ("a.csv", b"a,b\n1,2\n3\n", r"a\.csv, line 3 has 1 cells, and there are 2 columns"),
+        ("a.csv", b"a,b\n1,2\n3\n", r"a\.csv, line 3: a row has a cell for each of a, b"),
         ("a.csv", b"a,b,a\n1,2,3\n", r"a\.csv has more than one column a"),
         ("a.csv", b'a,b\n1,2\n3,"4\n', r"a\.csv, line 3 is no CSV: unexpected end of data"),
         ("a.csv", b"a,b\n1,\xe9\n", r"a\.csv, line 1 or later is not UTF-8 text: a byte is 0xe9"),
-        ("a.parquet", b"no", r"a\.parquet cannot be read behind row 0: "),
+        ("a.parquet", b"no", r"a\.parquet cannot be read after row 0: "),
     ],
 )
 def test_what_cannot_be_read_is_named_by_file_and_line(
