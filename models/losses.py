@@ -31,7 +31,7 @@ def part_of(output: Any, part: OutputPart) -> Tensor:
     return found
 
 
-def model_loss(output: Any, batch: Mapping[str, Tensor], part: OutputPart = "loss") -> Tensor:
+def model_loss(output: object, batch: Mapping[str, Tensor], part: OutputPart = "loss") -> Tensor:
     """Return the loss that the model has computed, as a part of its output.
 
     output, part: see part_of.  batch: is not read.
@@ -40,7 +40,7 @@ def model_loss(output: Any, batch: Mapping[str, Tensor], part: OutputPart = "los
 
 
 def cross_entropy(
-    output: Tensor | Any,
+    output: object,
     batch: Mapping[str, Tensor],
     target: str = "targets",
     label_smoothing: float = 0.0,
@@ -62,7 +62,7 @@ def cross_entropy(
 
 
 def binary_cross_entropy(
-    output: Any, batch: Mapping[str, Tensor], target: str = "targets", part: OutputPart = None
+    output: object, batch: Mapping[str, Tensor], target: str = "targets", part: OutputPart = None
 ) -> Tensor:
     """Return the mean binary cross entropy of logits against probabilities.
 
@@ -74,7 +74,7 @@ def binary_cross_entropy(
 
 
 def squared_error(
-    output: Any, batch: Mapping[str, Tensor], target: str = "targets", part: OutputPart = None
+    output: object, batch: Mapping[str, Tensor], target: str = "targets", part: OutputPart = None
 ) -> Tensor:
     """Return the mean squared error.
 

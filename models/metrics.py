@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from flowrun.models.losses import IGNORED, OutputPart, cross_entropy, part_of
 
 
 def accuracy(
-    output: Any, batch: Mapping[str, Tensor], target: str = "targets", part: OutputPart = None
+    output: object, batch: Mapping[str, Tensor], target: str = "targets", part: OutputPart = None
 ) -> Tensor:
     """Return the share of positions whose largest logit is that of the target class.
 
@@ -31,7 +30,7 @@ def accuracy(
 
 
 def binary_accuracy(
-    output: Any, batch: Mapping[str, Tensor], target: str = "targets", part: OutputPart = None
+    output: object, batch: Mapping[str, Tensor], target: str = "targets", part: OutputPart = None
 ) -> Tensor:
     """Return the share of logits with the sign of their target.
 
@@ -50,9 +49,7 @@ def hit_rate(output: Scores, batch: Mapping[str, Tensor]) -> Tensor:
     return (own >= output.logits.amax(-1)).float().mean()
 
 
-def perplexity(
-    output: Tensor | Any, batch: Mapping[str, Tensor], target: str = "targets"
-) -> Tensor:
+def perplexity(output: object, batch: Mapping[str, Tensor], target: str = "targets") -> Tensor:
     """Return the mean cross entropy; exp of its mean over all batches is the perplexity.
 
     output: logits (..., V).  batch: has the class ids (...) in the field `target`.

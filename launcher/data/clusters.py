@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flowrun.launcher.data.stacked import Rows, StackedDataset
@@ -32,7 +33,7 @@ class ImageClusters(StackedDataset):
         self.classes, self.samples, self.size = classes, samples, size
         self.spread, self.seed = spread, seed
         self.sample_seconds = _SAMPLE_S + _VALUE_S * 3 * size**2
-        self.centres: dict[int, np.ndarray[Any, Any]] = {}  # class -> pattern, once used
+        self.centres: dict[int, NDArray[np.float32]] = {}  # class -> pattern, once used
 
     def __len__(self) -> int:
         return self.samples
@@ -58,7 +59,7 @@ class ImageClusters(StackedDataset):
         images = torch.from_numpy(noise).mul_(0.3).add_(own).mul_(self.spread).add_(centres)
         return {"images": images, "labels": labels}
 
-    def _centre(self, label: int) -> np.ndarray[Any, Any]:
+    def _centre(self, label: int) -> NDArray[np.float32]:
         """Return the pattern of a class (3, 6, 6), cached: creating a generator is slow."""
         if label not in self.centres:
             draws = np.random.default_rng((self.seed, 0, label))

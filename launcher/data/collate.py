@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 _STACKED = (Tensor, np.ndarray, np.number, np.bool_, bool, int, float, complex)
-_INSTEAD: Mapping[Any, str] = {
+_INSTEAD: Mapping[type, str] = {
     str: "leave it out of __getitem__",
     bytes: "leave it out of __getitem__",
     type(None): "leave it out of __getitem__, or return a tensor in its place",
@@ -29,7 +29,7 @@ class ItemError(ValueError):
     """Items that cannot be stacked; the text names field and item."""
 
 
-def collate(items: Sequence[Any], numbers: Sequence[int]) -> dict[str, Tensor]:
+def collate(items: Sequence[object], numbers: Sequence[int]) -> dict[str, Tensor]:
     """Stack B items to {field: (B, …)}.
 
     numbers: indices of the items in the data set, for messages.  Raise ItemError if they cannot be
@@ -44,7 +44,7 @@ def collate(items: Sequence[Any], numbers: Sequence[int]) -> dict[str, Tensor]:
     raise ItemError(_find_fault(items, numbers) or f"{_list(numbers)} make no dict of tensors")
 
 
-def _is_batch(value: Any) -> bool:
+def _is_batch(value: object) -> bool:
     return (
         isinstance(value, Mapping)
         and len(value) > 0
@@ -53,7 +53,7 @@ def _is_batch(value: Any) -> bool:
     )
 
 
-def _is_name(field: Any) -> bool:
+def _is_name(field: object) -> bool:
     return isinstance(field, str) and field != "" and not field.startswith("@")
 
 
@@ -75,7 +75,7 @@ def _find_fault(items: Sequence[Any], numbers: Sequence[int]) -> str:
     return ""
 
 
-def _fault_of(item: Any, number: int) -> str:
+def _fault_of(item: object, number: int) -> str:
     if not isinstance(item, Mapping):
         return f"item {number} is {_with_article(item)}: return a dict, {{field: tensor}}"
     if not item:
@@ -94,7 +94,7 @@ def _fault_of(item: Any, number: int) -> str:
     return ""
 
 
-def _with_article(value: Any) -> str:
+def _with_article(value: object) -> str:
     """Return words for a value's type: "None", "a str", "an Image"."""
     if value is None:
         return "None"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -192,7 +193,7 @@ def _describe(error: Exception) -> str:
     return "\n".join([*facts, *lines])
 
 
-def _keep(made: Made) -> Made:
+def _keep(made: Any) -> Any:
     return made
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sized
-from typing import Any
 
 import numpy as np
 import torch
@@ -83,7 +82,7 @@ class DataMixture(StackedDataset):
         return made
 
 
-def find_mixture(data: Any, place: str = "data") -> tuple[str, DataMixture] | None:
+def find_mixture(data: object, place: str = "data") -> tuple[str, DataMixture] | None:
     """Return (place in a recipe, the mixture) whose samples a data set has; None: it has none.
 
     data: the mixture, or a data set that changes its items, as Masked does.  place: of `data`.
@@ -201,7 +200,7 @@ def _spread(numbers: Numbers, size: int, seed: int) -> Numbers:
 
 
 def _shares(
-    sources: Mapping[str, Any], sizes: list[int], weights: Mapping[str, float] | None
+    sources: Mapping[str, object], sizes: list[int], weights: Mapping[str, float] | None
 ) -> list[float]:
     """Return the weights of sources, summing to 1.  Raise ValueError for names that differ, and for
     a weight that is not positive.
@@ -221,7 +220,7 @@ def _shares(
     return [weights[name] / total for name in sources]
 
 
-def _check_alike(sources: Mapping[str, Any], length: int | None) -> None:
+def _check_alike(sources: Mapping[str, object], length: int | None) -> None:
     """Raise ValueError where the items of sources are not alike.
 
     sources: by name.  length: that their fields must have; None: any.
@@ -241,7 +240,7 @@ def _check_alike(sources: Mapping[str, Any], length: int | None) -> None:
         raise ValueError(f"length is {length}, and items are {_show(form)}")
 
 
-def _one_vocabulary(sources: Mapping[str, Any]) -> tuple[int | None, str | None]:
+def _one_vocabulary(sources: Mapping[str, object]) -> tuple[int | None, str | None]:
     """Return the number of ids of sources, and the digest of what they stand for; None: no source
     says it.  Raise ValueError where sources differ in one.
     """
@@ -262,7 +261,7 @@ def _one_vocabulary(sources: Mapping[str, Any]) -> tuple[int | None, str | None]
     return next(iter(sizes.values()), None), next(iter(digests.values()), None)
 
 
-def _form(source: Any) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def _form(source: object) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     item = collate([item_of(source, 0)], (0,))
     return {field: (tuple(item[field].shape[1:]), item[field].dtype) for field in sorted(item)}
 

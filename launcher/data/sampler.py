@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from torch.utils.data import Dataset, default_collate
 from flowrun.engine.capture.capture import Batch
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.data.collate import ItemError, collate, naming_items
-from flowrun.launcher.data.stacked import batch_of
+from flowrun.launcher.data.stacked import Numbers, batch_of
 from flowrun.launcher.data.steps import apply_step, preparation, unprepared_fields
 
 FieldType = tuple[tuple[int, ...], torch.dtype]
@@ -38,7 +37,7 @@ class Sampler:
     have, since the plan was made for them.
     """
 
-    data: Dataset[Any]
+    data: Dataset[object]
     seed: int
     batch_size: int
     micro_batches: int
@@ -47,7 +46,7 @@ class Sampler:
     forms: FieldTypes | None = None
 
     def __call__(self, step: int, micro_batch: int, rows: slice) -> Batch:
-        samples: list[Any] | None = None
+        samples: list[object] | None = None
         for each in preparation(self.data):
             samples = self.prepare(each.name, samples, step, micro_batch, rows)
         if samples is not None:
@@ -58,8 +57,8 @@ class Sampler:
         return {field: values.contiguous() for field, values in made.items()}
 
     def prepare(
-        self, name: str, samples: list[Any] | None, step: int, micro_batch: int, rows: slice
-    ) -> list[Any]:
+        self, name: str, samples: list[object] | None, step: int, micro_batch: int, rows: slice
+    ) -> list[object]:
         """Take samples through one step of their making (launcher/data/steps.py).
 
         name: of the step.  samples: what the step before made; None before the first.  step,
@@ -86,7 +85,7 @@ class Sampler:
             for field, method in unprepared_fields(self.data).items()
         }
 
-    def collate(self, samples: list[Any], step: int, micro_batch: int, rows: slice) -> Batch:
+    def collate(self, samples: list[object], step: int, micro_batch: int, rows: slice) -> Batch:
         """Stack samples into one batch.
 
         samples: the items.  step, micro_batch, rows: say which they are, for an error.
@@ -172,7 +171,7 @@ def _shown(form: FieldType) -> str:
     return f"{str(form[1]).removeprefix('torch.')} of shape {form[0]}"
 
 
-def length(data: Dataset[Any]) -> int:
+def length(data: Dataset[object]) -> int:
     """Return the number of samples of a data set.  Raises RecipeError if it has no length."""
     if not isinstance(data, Sized):
         raise RecipeError(
@@ -209,5 +208,5 @@ def held_out_indices(numbers: range, held_out: int, num_samples: int) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _permutation(seed: int, epoch: int, num_samples: int) -> np.ndarray[Any, Any]:
+def _permutation(seed: int, epoch: int, num_samples: int) -> Numbers:
     return default_rng((seed, epoch)).permutation(num_samples)

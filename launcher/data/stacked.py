@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -18,7 +19,7 @@ from flowrun.launcher.data.collate import collate, item_of, naming_items
 
 DOCUMENTS, POSITIONS = "documents", "positions"  # fields of a sample that packs several documents
 BYTES = "bytes"  # what ids stand for, in place of the digest of a tokenizer
-Numbers = np.ndarray[Any, np.dtype[np.int64]]
+Numbers = NDArray[np.int64]
 
 
 class StackedDataset(Dataset[dict[str, Tensor]], ABC):
@@ -66,7 +67,7 @@ class Rows(StackedDataset):
         return {name: values[indices] for name, values in self.fields.items()}
 
 
-def batch_of(data: Dataset[Any], indices: Tensor) -> dict[str, Tensor]:
+def batch_of(data: Dataset[object], indices: Tensor) -> dict[str, Tensor]:
     """Return items of any map-style data set, stacked: {field: (B, …)}.
 
     The items come from its `stacked`, else from its `__getitems__` (torch's, a list of items), else
@@ -86,12 +87,12 @@ def batch_of(data: Dataset[Any], indices: Tensor) -> dict[str, Tensor]:
     return collate(items, chosen)
 
 
-def batch_method(data: Dataset[Any]) -> str | None:
+def batch_method(data: Dataset[object]) -> str | None:
     """Return the method by which `batch_of` makes a batch in one call; None: one by one."""
     return next((name for name in ("stacked", "__getitems__") if _method(data, name)), None)
 
 
-def _method(data: Dataset[Any], name: str) -> Callable[[Any], Any] | None:
+def _method(data: Dataset[object], name: str) -> Callable[[Any], Any] | None:
     """Return a method of the data set; an attribute that is not callable is none."""
     found = getattr(data, name, None)
     return found if callable(found) else None

@@ -47,18 +47,18 @@ class StepwiseDataset(Dataset[dict[str, Tensor]]):
         return value
 
 
-def preparation(data: Any) -> tuple[Step, ...]:
+def preparation(data: object) -> tuple[Step, ...]:
     """Return the steps of a data set; () for one that makes an item in one call."""
     return tuple(getattr(data, "steps", ()))
 
 
-def unprepared_fields(data: Any) -> Mapping[str, str]:
+def unprepared_fields(data: object) -> Mapping[str, str]:
     """Return field -> method that makes it from the index, without the rest of the sample."""
     found: Mapping[str, str] = getattr(data, "unprepared", {})
     return found
 
 
-def sample_seconds(data: Any) -> float:
+def sample_seconds(data: object) -> float:
     """Return the seconds of a sample on one core, as the data set states; 0 if it does not."""
     return float(getattr(data, "sample_seconds", 0.0))
 

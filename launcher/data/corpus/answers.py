@@ -5,19 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.corpus.documents import LOG, DocumentPart, Documents, keep_documents
 from flowrun.launcher.data.corpus.packed import PackedDocuments
-from flowrun.launcher.data.corpus.row_source import PlacedRow, RowSource
+from flowrun.launcher.data.corpus.row_source import Fields, PlacedRow, RowSource
 from flowrun.launcher.data.corpus.special_tokens import EncodedText, SpecialTokens, TextSpans
 from flowrun.launcher.data.corpus.tokenizer import find_beginning, put_beginning
-from flowrun.launcher.data.stacked import StackedDataset
+from flowrun.launcher.data.stacked import Numbers, StackedDataset
 from flowrun.models.losses import IGNORED
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class AnsweredText:
     letters: TextSpans = ()
 
 
-RowWriter = Callable[[dict[str, Any], SpecialTokens], AnsweredText]
+RowWriter = Callable[[Fields, SpecialTokens], AnsweredText]
 
 
 class AnsweredDocuments(StackedDataset):
@@ -119,14 +120,12 @@ class AnsweredDocuments(StackedDataset):
         }
 
 
-def _have_answers(
-    documents: Documents, first: np.ndarray[Any, Any], end: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
+def _have_answers(documents: Documents, first: Numbers, end: Numbers) -> NDArray[np.bool_]:
     """Return for each document whether an id from `first`, and before `end`, is of an answer."""
     assert documents.answers is not None
     places = np.append(np.flatnonzero(documents.answers), len(documents.answers))
-    found: np.ndarray[Any, Any] = places[np.searchsorted(places, first)] < end
-    return found
+    answered: NDArray[np.bool_] = places[np.searchsorted(places, first)] < end
+    return answered
 
 
 def tokenise_rows(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flowrun.engine.errors import ArgumentError
 from flowrun.engine.runtime.process.apart import bounded
 from flowrun.launcher.data.corpus.answers import AnsweredDocuments, AnsweredText, tokenise_rows
-from flowrun.launcher.data.corpus.row_source import RowSource, check_text, field_of
+from flowrun.launcher.data.corpus.row_source import Fields, RowSource, check_text, field_of
 from flowrun.launcher.data.corpus.special_tokens import SpecialTokens, TextSpans
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Chat(AnsweredDocuments):
     ) -> None:
         source = RowSource(path, split)
 
-        def write(row: dict[str, Any], special: SpecialTokens) -> AnsweredText:
+        def write(row: Fields, special: SpecialTokens) -> AnsweredText:
             said = _read_messages(row, messages)
             try:
                 with bounded(f"the chat template of {tokenizer}"):
@@ -85,7 +85,7 @@ class Instructions(AnsweredDocuments):
         source = RowSource(path, split)
         names = [_fields_of("prompt", prompt), _fields_of("answer", answer)]
 
-        def write(row: dict[str, Any], special: SpecialTokens) -> AnsweredText:
+        def write(row: Fields, special: SpecialTokens) -> AnsweredText:
             end = special.tokenizer.eos_token
             if end is None:
                 raise ArgumentError(
@@ -120,7 +120,7 @@ def _fields_of(key: str, form: str) -> list[tuple[str, bool]]:
     return [(name, conversion == "s") for _, name, _, conversion in parts if name is not None]
 
 
-def _check_field(row: dict[str, Any], name: str, as_text: bool) -> None:
+def _check_field(row: Fields, name: str, as_text: bool) -> None:
     """Raise ValueError unless a row has the field of a form as text.
 
     name: field, or place in one, as {meta[title]} has it.  as_text: numbers are made text.
@@ -141,7 +141,7 @@ def _check_field(row: dict[str, Any], name: str, as_text: bool) -> None:
         raise ValueError(f"{error}; {{{name}!s}} writes a number as text") from None
 
 
-def _read_messages(row: dict[str, Any], name: str) -> list[dict[str, Any]]:
+def _read_messages(row: Fields, name: str) -> list[Fields]:
     """Return the conversation in a field of a row.  Raise ValueError for what is none."""
     if name not in row:
         raise ValueError(
@@ -156,7 +156,7 @@ def _read_messages(row: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return found
 
 
-def _check_message(message: Any, place: str) -> None:
+def _check_message(message: object, place: str) -> None:
     """Raise ValueError unless a message says who speaks, and what, or calls tools."""
     if not isinstance(message, dict):
         raise ValueError(f"{place} is no {{role, content}}: {str(message)[:40]!r}")
@@ -175,9 +175,7 @@ def _check_message(message: Any, place: str) -> None:
         )
 
 
-def render_chat(
-    messages: Sequence[dict[str, Any]], special: SpecialTokens, name: str
-) -> AnsweredText:
+def render_chat(messages: Sequence[Fields], special: SpecialTokens, name: str) -> AnsweredText:
     """Return a conversation as the tokenizer's template writes it, with the places of answers.
 
     messages: {role, content} of each.  special: of the loaded tokenizer; what messages hold of them
@@ -191,7 +189,7 @@ def render_chat(
 
 
 def _write(
-    messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerFast, name: str
+    messages: list[Fields], tokenizer: PreTrainedTokenizerFast, name: str
 ) -> tuple[str, TextSpans]:
     """Return a conversation as text, and the places of answers."""
     template = _template_of(tokenizer, name)
@@ -244,14 +242,12 @@ def _template_of(tokenizer: PreTrainedTokenizerFast, name: str) -> str:
 
 def _prompt(tokenizer: PreTrainedTokenizerFast) -> str:
     """Return what a template writes in front of an answer alone."""
-    before = [{"role": "user", "content": ""}]
+    before: list[Fields] = [{"role": "user", "content": ""}]
     return _render(tokenizer, before, prompt=True).removeprefix(_render(tokenizer, before))
 
 
 def _render(
-    tokenizer: PreTrainedTokenizerFast, messages: Sequence[dict[str, Any]], prompt: bool = False
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Fields], prompt: bool = False
 ) -> str:
-    found = tokenizer.apply_chat_template(
-        list(messages), tokenize=False, add_generation_prompt=prompt
-    )
-    return str(found)
+    given: Any = list(messages)  # typed as if a message held text alone
+    return str(tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=prompt))

@@ -34,12 +34,15 @@ _SPLITS = {
 }
 
 
+Fields = dict[str, object]  # of a row, as JSON has them
+
+
 @dataclass(frozen=True)
 class PlacedRow:
     """A row.  place: of it, for a person: the file, and a line or a row from 1 on."""
 
     place: str
-    fields: dict[str, Any]
+    fields: Fields
 
 
 @dataclass(frozen=True)
@@ -160,12 +163,12 @@ def _split_of(file: Path) -> str | None:
     return None
 
 
-def text_of(fields: dict[str, Any], name: str) -> str:
+def text_of(fields: Fields, name: str) -> str:
     """Return a field of a row that is text.  Raise ValueError if it is missing, null or no text."""
     return check_text(field_of(fields, name), name)
 
 
-def field_of(fields: dict[str, Any], name: str) -> Any:
+def field_of(fields: Fields, name: str) -> object:
     """Return a field of a row.  Raise ValueError if it is missing or null."""
     if name not in fields:
         raise ValueError(f"there is no {name!r} in it; it has {', '.join(fields) or 'no field'}")
@@ -174,14 +177,14 @@ def field_of(fields: dict[str, Any], name: str) -> Any:
     return fields[name]
 
 
-def check_text(value: Any, name: str) -> str:
+def check_text(value: object, name: str) -> str:
     """Return a value that is text.  Raise ValueError for another one of the field `name`."""
     if not isinstance(value, str):
         raise ValueError(f"{name!r} is no text: {_show(value)}")
     return value
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     shown = repr(value)
     return f"{type(value).__name__} {shown if len(shown) <= 40 else shown[:40] + '…'}"
 
@@ -237,7 +240,7 @@ def _parse(text: str, place: str, instead: str = "") -> Any:
         raise ValueError(f"{place}: \\u{half:x} alone is half of a character") from None
 
 
-def _check_object(value: Any, place: str) -> dict[str, Any]:
+def _check_object(value: object, place: str) -> Fields:
     if not isinstance(value, dict):
         raise ValueError(f"{place} is no object {{field: value}}: {_show(value)}")
     return value

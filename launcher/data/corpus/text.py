@@ -7,9 +7,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.corpus.plain_text import find_text_files, tokenise_files
@@ -40,7 +40,7 @@ class Text(Windows):
         self.notes = _note_cut(path, files, max_bytes)
         if tokenizer is None:
             stream = b"".join(_read_bytes(files, sys.maxsize if max_bytes is None else max_bytes))
-            self.stream: np.ndarray[Any, Any] = np.frombuffer(stream, dtype=np.uint8)
+            self.stream: NDArray[np.integer] = np.frombuffer(stream, dtype=np.uint8)
             self.vocabulary, self.ids_digest = 256, BYTES
         else:
             name = "the standard library" if path is None else path

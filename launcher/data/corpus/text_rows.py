@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.corpus.answers import AnsweredText, tokenise_rows
 from flowrun.launcher.data.corpus.packed import PackedDocuments, cut_documents
-from flowrun.launcher.data.corpus.row_source import RowSource, text_of
+from flowrun.launcher.data.corpus.row_source import Fields, RowSource, text_of
 from flowrun.launcher.data.corpus.special_tokens import SpecialTokens
 from flowrun.launcher.data.corpus.windows import Windows
 from flowrun.launcher.data.stacked import StackedDataset
@@ -39,7 +37,7 @@ class TextRows(StackedDataset):
     ) -> None:
         source = RowSource(path, split)
 
-        def write(row: dict[str, Any], special: SpecialTokens) -> AnsweredText:
+        def write(row: Fields, special: SpecialTokens) -> AnsweredText:
             return AnsweredText(text_of(row, field) + (special.tokenizer.eos_token or ""), None)
 
         found = tokenise_rows(source, tokenizer, f"text {field}", write)

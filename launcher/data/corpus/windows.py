@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flowrun.launcher.data.stacked import StackedDataset
@@ -17,7 +16,7 @@ class Windows(StackedDataset):
     stream: ids (N,) of any integer dtype, in memory or mapped, more than `length`, which is T.
     """
 
-    def __init__(self, stream: np.ndarray[Any, Any], length: int) -> None:
+    def __init__(self, stream: NDArray[np.integer], length: int) -> None:
         every = np.lib.stride_tricks.sliding_window_view(stream, length + 1)
         self.windows = every[::length]  # a view: nothing is read
 
