@@ -37,7 +37,7 @@ from flowrun.engine.runtime.calibration.probes import (
 )
 from flowrun.engine.runtime.kernels.overrides import kernel_of
 from flowrun.engine.runtime.transport.links import Links
-from flowrun.engine.runtime.transport.pending import Pending
+from flowrun.engine.runtime.transport.pending import Collective, Pending
 from flowrun.engine.runtime.transport.transport import BucketLayout, layout_of
 from flowrun.engine.torch_internals import cpu_attention, cpu_attention_backward
 
@@ -211,10 +211,10 @@ def link_times(
         rows = shape[0] // parts if step.source == S(0) else shape[0]
         pieces = _cold_tensors((rows, shape[1]), column_major=step.source == P)
 
-        def collective(k: int, step=step, pieces=pieces, layouts=layouts) -> None:  # type: ignore[no-untyped-def]
-            piece = [pieces[k % len(pieces)]]
-            pending = links.start(step, piece, layouts, group, group.index(rank))
-            _wait(links, pending)
+        member = Collective(step, layouts, group, group.index(rank))
+
+        def collective(k: int, member=member, pieces=pieces) -> None:  # type: ignore[no-untyped-def]
+            _wait(links, links.start(member, [pieces[k % len(pieces)]]))
 
         total = 4 * math.prod(shape)
         sent = step_bytes(step, (step.source,), (parts,), total) / parts

@@ -13,7 +13,7 @@ from flowrun.engine.boxing.crossing import slices_of_ranks
 from flowrun.engine.ir.placement import Slices
 from flowrun.engine.runtime.rank.rank import Rank
 from flowrun.engine.runtime.transport.links import Links
-from flowrun.engine.runtime.transport.pending import Pending
+from flowrun.engine.runtime.transport.pending import Collective, Pending
 from flowrun.engine.runtime.transport.shared_weight_memory import wholes
 from flowrun.engine.runtime.transport.transport import cut, join
 
@@ -110,9 +110,9 @@ class Communication:
         ranks = self._members[axis]
         if actor.id in self._wholes:
             return InFlightAct([self.links.meet(ranks)], lambda: self._wholes[actor.id])
-        inputs, layouts = self.body.inputs(actor, act), self.body.find_layouts(actor)
-        index = self.body.coordinate[axis]
-        pending = self.links.start(work.step, inputs, layouts, ranks, index)
+        layouts, index = self.body.find_layouts(actor), self.body.coordinate[axis]
+        collective = Collective(work.step, layouts, ranks, index)
+        pending = self.links.start(collective, self.body.inputs(actor, act))
         return InFlightAct([pending], pending.wait)
 
     def _send(self, actor: Actor, work: TransferWork, act: int) -> InFlightAct:

@@ -28,11 +28,11 @@ from flowrun.engine.boxing.boxing import (
     ALL_REDUCE,
     EXCHANGE,
     REDUCE_SCATTER,
-    BoxingStep,
 )
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.runtime.transport.pending import (
     Callback,
+    Collective,
     PeerGone,
     Pending,
     Ranks,
@@ -42,7 +42,6 @@ from flowrun.engine.runtime.transport.pending import (
     tensors_in,
 )
 from flowrun.engine.runtime.transport.transport import (
-    BucketLayout,
     pack,
     pack_outgoing,
     reduce_messages,
@@ -199,22 +198,16 @@ class TorchTransport:
             connect(group, self._device)
         return group
 
-    def start(
-        self,
-        step: BoxingStep,
-        bucket: Sequence[Tensor],
-        layouts: BucketLayout,
-        ranks: Ranks,
-        index: int,
-    ) -> Pending:
+    def start(self, collective: Collective, bucket: Sequence[Tensor]) -> Pending:
         """Begin a step.  See Transport.start.  The bucket is only read; results are new memory."""
+        step, layouts, ranks = collective.step, collective.layouts, collective.ranks
         assert step.moves and layouts.parts == len(ranks), f"{step}, {len(ranks)} ranks"
         if layouts.empty:
-            return Settled([bucket[0].new_empty(shape) for shape in layouts.after(index)])
+            return Settled([bucket[0].new_empty(shape) for shape in collective.after])
         group = self._groups[ranks]
-        sent_bytes = sent_elements(step, layouts, index) * bucket[0].element_size()
+        sent_bytes = sent_elements(step, layouts, collective.index) * bucket[0].element_size()
         begin = _BEGIN.get(step.kind, _begin_all_to_all)
-        work, finish, holds = begin(step, bucket, layouts, group, index)
+        work, finish, holds = begin(collective, bucket, group)
         channel = (group, -1, 0, True) if bucket[0].is_cuda else None
         return TorchPending(work, finish, sent_bytes, channel, holds)
 
@@ -276,24 +269,20 @@ def connect(group: Group, device: torch.device) -> None:
 Begun = tuple[dist.Work, Callable[[], list[Tensor]], Sequence[Tensor]]
 
 
-def _begin_all_reduce(
-    step: BoxingStep, bucket: Sequence[Tensor], layouts: BucketLayout, group: Group, index: int
-) -> Begun:
+def _begin_all_reduce(collective: Collective, bucket: Sequence[Tensor], group: Group) -> Begun:
+    step, shapes = collective.step, collective.after
     if step.reduce not in _OPS:  # statistics, a number a row: libraries know no such sum
-        return _begin_exchange(step, bucket, layouts, group, index)
+        return _begin_exchange(collective, bucket, group)
     message = pack(bucket)
     reduce = "max" if message.dtype == torch.bool and step.reduce == "sum" else step.reduce
-    shapes = layouts.after(index)
     with _others():
         work = dist.all_reduce(message, op=_OPS[reduce], group=group, async_op=True)
     return work, lambda: unpack(message, shapes), (message,)
 
 
-def _begin_exchange(
-    step: BoxingStep, bucket: Sequence[Tensor], layouts: BucketLayout, group: Group, index: int
-) -> Begun:
+def _begin_exchange(collective: Collective, bucket: Sequence[Tensor], group: Group) -> Begun:
     """An all-reduce: each member gets what all have, and reduces it itself."""
-    others = layouts.parts - 1
+    others, index = len(collective.ranks) - 1, collective.index
     outbox = pack([*bucket] * others)
     size = len(outbox) // others
     sizes = [0 if k == index else size for k in range(others + 1)]
@@ -304,17 +293,16 @@ def _begin_exchange(
     def finish() -> list[Tensor]:
         messages = list(inbox.split(sizes))
         messages[index] = outbox[:size]
-        return unpack(reduce_messages(messages, step.reduce), layouts.after(index))
+        return unpack(reduce_messages(messages, collective.step.reduce), collective.after)
 
     return work, finish, (inbox, outbox)
 
 
-def _begin_all_gather(
-    step: BoxingStep, bucket: Sequence[Tensor], layouts: BucketLayout, group: Group, index: int
-) -> Begun:
+def _begin_all_gather(collective: Collective, bucket: Sequence[Tensor], group: Group) -> Begun:
+    layouts, index = collective.layouts, collective.index
     sizes = [layouts.size(k, index) for k in range(layouts.parts)]
     if len(set(sizes)) > 1:
-        return _begin_all_to_all(step, bucket, layouts, group, index)
+        return _begin_all_to_all(collective, bucket, group)
     message = pack(bucket)
     whole = message.new_empty(sum(sizes))
     with _others():
@@ -322,26 +310,23 @@ def _begin_all_gather(
     return work, lambda: unpack_incoming(whole.split(sizes), layouts, index), (whole, message)
 
 
-def _begin_reduce_scatter(
-    step: BoxingStep, bucket: Sequence[Tensor], layouts: BucketLayout, group: Group, index: int
-) -> Begun:
+def _begin_reduce_scatter(collective: Collective, bucket: Sequence[Tensor], group: Group) -> Begun:
+    step, layouts, index = collective.step, collective.layouts, collective.index
     members = range(layouts.parts)
     sizes = [layouts.size(index, k) for k in members]
     plain = step.reduce in _OPS and bucket[0].dtype != torch.bool
     if not bucket[0].is_cuda or len(set(sizes)) > 1 or not plain:
-        return _begin_all_to_all(step, bucket, layouts, group, index)
+        return _begin_all_to_all(collective, bucket, group)
     messages = torch.cat([pack_outgoing(bucket, layouts, k) for k in members])
     shard = messages.new_empty(sizes[index])
     with _others():
         work = _reduce_scatter(shard, messages, op=_OPS[step.reduce], group=group, async_op=True)
-    shapes = layouts.after(index)
-    return work, lambda: unpack(shard, shapes), (shard, messages)
+    return work, lambda: unpack(shard, collective.after), (shard, messages)
 
 
-def _begin_all_to_all(
-    step: BoxingStep, bucket: Sequence[Tensor], layouts: BucketLayout, group: Group, index: int
-) -> Begun:
+def _begin_all_to_all(collective: Collective, bucket: Sequence[Tensor], group: Group) -> Begun:
     """Each message straight to who wants it, of any size; what a rank sends itself stays here."""
+    step, layouts, index = collective.step, collective.layouts, collective.index
     members = range(layouts.parts)
     own = pack_outgoing(bucket, layouts, index)
     there = [layouts.size(index, k) if k != index else 0 for k in members]
@@ -356,7 +341,7 @@ def _begin_all_to_all(
         messages[index] = own
         if step.kind == REDUCE_SCATTER:
             total = reduce_messages(messages, step.reduce)
-            return unpack(total, layouts.after(index))
+            return unpack(total, collective.after)
         return unpack_incoming(messages, layouts, index)
 
     return work, finish, (inbox, outbox)

@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 
 from flowrun.engine.actors.plan import SEND, BoxWork, Plan, TransferWork
-from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.runtime.transport.collectives import TorchTransport
 from flowrun.engine.runtime.transport.inbox import Inbox
-from flowrun.engine.runtime.transport.pending import Pending, Ranks, Transport
+from flowrun.engine.runtime.transport.pending import Collective, Pending, Ranks, Transport
 from flowrun.engine.runtime.transport.shared_memory import ArenaPiece, SharedMemoryTransport
-from flowrun.engine.runtime.transport.transport import BucketLayout
 
 
 def channels_of(plan: Plan) -> set[tuple[int, Ranks]]:
@@ -87,16 +85,9 @@ class Links:
             self._carriers[ranks] = self._shared if self._shared.reaches(ranks) else self._torch
         return self._carriers[ranks]
 
-    def start(
-        self,
-        step: BoxingStep,
-        bucket: Sequence[Tensor],
-        layouts: BucketLayout,
-        ranks: Ranks,
-        index: int,
-    ) -> Pending:
+    def start(self, collective: Collective, bucket: Sequence[Tensor]) -> Pending:
         """Begin a collective.  See Transport.start."""
-        return self._carrier(ranks).start(step, bucket, layouts, ranks, index)
+        return self._carrier(collective.ranks).start(collective, bucket)
 
     def share(self, ranks: Ranks, owner: int, num_bytes: int) -> ArenaPiece | None:
         """Return `num_bytes` of memory in the arena of rank `owner` that all `ranks` map; None if

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -15,6 +16,25 @@ from flowrun.engine.runtime.transport.transport import BucketLayout
 
 Callback = Callable[[], None]
 Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A step that moves bytes, as a member of its group takes part in it.
+
+    layouts: one for each tensor of a bucket (transport.layout_of).  ranks: the group, in order of
+    their coordinate on the axis.  index: this rank's.
+    """
+
+    step: BoxingStep
+    layouts: BucketLayout
+    ranks: Ranks
+    index: int
+
+    @property
+    def after(self) -> list[Shape]:
+        """Shapes of what this member holds after the step."""
+        return self.layouts.after(self.index)
 
 
 class PeerGone(RuntimeError):
@@ -53,19 +73,10 @@ class Transport(Protocol):
     def has_group(self, ranks: Ranks) -> bool:
         """Return whether `join` has made the group."""
 
-    def start(
-        self,
-        step: BoxingStep,
-        bucket: Sequence[Tensor],
-        layouts: BucketLayout,
-        ranks: Ranks,
-        index: int,
-    ) -> Pending:
-        """Begin a step that moves bytes, for a bucket of tensors of one dtype and kind of step.
+    def start(self, collective: Collective, bucket: Sequence[Tensor]) -> Pending:
+        """Begin a step for a bucket of tensors of one dtype and kind of step.
 
-        layouts: one for each tensor (transport.layout_of).  ranks: the group, in order of their
-        coordinate on the axis.  index: this rank's.  All members begin the steps of a group in one
-        order.
+        All members begin the steps of a group in one order.
         """
 
     def send(self, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:

@@ -22,13 +22,13 @@ from flowrun.engine.boxing.boxing import (
     ALL_REDUCE,
     EXCHANGE,
     REDUCE_SCATTER,
-    BoxingStep,
 )
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.runtime.transport.host_peers import AVAILABLE, POSTED, WRITTEN, HostPeers
 from flowrun.engine.runtime.transport.inbox import Inbox
 from flowrun.engine.runtime.transport.pending import (
     Callback,
+    Collective,
     PeerGone,
     Pending,
     Ranks,
@@ -38,7 +38,6 @@ from flowrun.engine.runtime.transport.pending import (
     tensors_in,
 )
 from flowrun.engine.runtime.transport.transport import (
-    BucketLayout,
     join_pieces,
     lies_by_columns,
     put,
@@ -138,34 +137,19 @@ class SharedMemoryTransport:
         """Return whether `join` has made the group."""
         return ranks in self._streams
 
-    def start(
-        self,
-        step: BoxingStep,
-        bucket: Sequence[Tensor],
-        layouts: BucketLayout,
-        ranks: Ranks,
-        index: int,
-    ) -> Pending:
+    def start(self, collective: Collective, bucket: Sequence[Tensor]) -> Pending:
         """Begin a step.  See Transport.start.  The bucket must not change before it is done, unless
         its owner lets go of it; the result is new memory.
         """
-        dtype = bucket[0].dtype
+        step, layouts, index = collective.step, collective.layouts, collective.index
         if layouts.empty:
-            return Settled([bucket[0].new_empty(shape) for shape in layouts.after(index)])
-        others = {rank: k for k, rank in enumerate(ranks) if k != index}
-        member = _Member(
-            peers=self._peers,
-            stream=self._streams[ranks],
-            others=others,
-            index=index,
-            layouts=layouts,
-        )
+            return Settled([bucket[0].new_empty(shape) for shape in collective.after])
+        member = _Member(self._peers, self._streams[collective.ranks], collective)
         for_all = step.kind in (ALL_REDUCE, EXCHANGE, ALL_GATHER)  # all want the same message
-        finish = (member.one_for_all if for_all else member.one_for_each)(step, bucket)
-        sent_bytes = sent_elements(step, layouts, index) * dtype.itemsize
-        return PendingMessage(
-            self._peers, (WRITTEN, member.stream), list(others), finish, sent_bytes
-        )
+        finish = member.one_for_all(bucket) if for_all else member.one_for_each(bucket)
+        sent_bytes = sent_elements(step, layouts, index) * bucket[0].dtype.itemsize
+        wanted = WRITTEN, member.stream
+        return PendingMessage(self._peers, wanted, list(member.others), finish, sent_bytes)
 
     def meet(self, ranks: Ranks) -> Pending:
         """Begin a meeting of a group that moves nothing: it is done when all have come to it."""
@@ -237,21 +221,19 @@ class SharedMemoryTransport:
         self._peers.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Member:
     """This rank in its group, for one step of a bucket.  others: rank -> its index."""
 
-    peers: HostPeers
-    stream: int
-    others: Mapping[int, int]
-    index: int
-    layouts: BucketLayout
+    def __init__(self, peers: HostPeers, stream: int, collective: Collective) -> None:
+        self.peers = peers
+        self.stream = stream
+        self.step, self.layouts = collective.step, collective.layouts
+        self.index = collective.index
+        self.others = {rank: k for k, rank in enumerate(collective.ranks) if k != self.index}
 
-    def one_for_all(
-        self, step: BoxingStep, bucket: Sequence[Tensor]
-    ) -> Callable[[Starts], list[Tensor]]:
+    def one_for_all(self, bucket: Sequence[Tensor]) -> Callable[[Starts], list[Tensor]]:
         """Write a message that this rank reads as the others do: the bucket may go."""
-        dtype, layouts, peers = bucket[0].dtype, self.layouts, self.peers
+        dtype, layouts, peers, step = bucket[0].dtype, self.layouts, self.peers, self.step
         sizes = [layouts.size(k, self.index) for k in range(layouts.parts)]
         size = sizes[self.index]
         begin = peers.write(size * dtype.itemsize, len(sizes))
@@ -275,15 +257,13 @@ class _Member:
 
         return finish
 
-    def one_for_each(
-        self, step: BoxingStep, bucket: Sequence[Tensor]
-    ) -> Callable[[Starts], list[Tensor]]:
+    def one_for_each(self, bucket: Sequence[Tensor]) -> Callable[[Starts], list[Tensor]]:
         """Write a message for each of the others.  Pieces that lie by columns and are to be summed
         are sent so, for who sums them turns the sum alone; after the tensors, a byte for each says
         which.
         """
         dtype, layouts, peers = bucket[0].dtype, self.layouts, self.peers
-        own, summed = layouts.pieces_for(bucket, self.index), step.kind == REDUCE_SCATTER
+        own, summed = layouts.pieces_for(bucket, self.index), self.step.kind == REDUCE_SCATTER
         for rank, k in self.others.items():
             pieces = layouts.pieces_for(bucket, k)
             turned = [summed and lies_by_columns(piece) for piece in pieces]
@@ -302,7 +282,7 @@ class _Member:
                 turned = peers.get_bytes(rank, start + size * dtype.itemsize, len(own))
                 columns[k] = unpack(message, layouts.message(k, self.index), turned)
             out = (
-                [reduce_messages(parts, step.reduce) for parts in zip(*columns, strict=True)]
+                [reduce_messages(parts, self.step.reduce) for parts in zip(*columns, strict=True)]
                 if summed
                 else join_pieces(columns, layouts)
             )

@@ -20,7 +20,7 @@ from flowrun.engine.boxing.boxing import BoxingStep, step_bytes
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, S
 from flowrun.engine.runtime.transport import collectives
 from flowrun.engine.runtime.transport.links import Links
-from flowrun.engine.runtime.transport.pending import PeerGone
+from flowrun.engine.runtime.transport.pending import Collective, PeerGone
 from flowrun.engine.runtime.transport.transport import (
     BucketLayout,
     GroupLayout,
@@ -134,7 +134,8 @@ def _rank(rank: int, parts: int, shared: bool, folder: str) -> None:
     for name, (steps, _, _) in CASES.items():
         pieces, layouts = _bucket(name, parts)
         done = threading.Event()
-        pending = links.start(steps[0], pieces[rank], layouts, tuple(range(parts)), rank)
+        member = Collective(steps[0], layouts, tuple(range(parts)), rank)
+        pending = links.start(member, pieces[rank])
         pending.on_done(done.set)
         _await(links, done, name)
         out[name] = ([tensor.clone() for tensor in pending.wait()], pending.sent_bytes)
@@ -142,7 +143,8 @@ def _rank(rank: int, parts: int, shared: bool, folder: str) -> None:
         assert all(map(torch.equal, pieces[rank], untouched[rank])), f"{name} wrote to its input"
     layouts = BucketLayout((GroupLayout((1,), parts, P, B),))
     mine = [torch.tensor([UNORDERED[rank]])]
-    out["unordered"] = links.start(EXCHANGED, mine, layouts, tuple(range(parts)), rank).wait()[0]
+    member = Collective(EXCHANGED, layouts, tuple(range(parts)), rank)
+    out["unordered"] = links.start(member, mine).wait()[0]
     out["messages"] = _messages(links, rank, parts)
     torch.save(out, f"{folder}/{rank}.pt")
     dist.barrier()

@@ -16,7 +16,7 @@ from flowrun.engine.ir.sbp import B, P
 from flowrun.engine.runtime.transport.host_peers import HostPeers
 from flowrun.engine.runtime.transport.inbox import Inbox
 from flowrun.engine.runtime.transport.links import Links
-from flowrun.engine.runtime.transport.pending import PeerGone
+from flowrun.engine.runtime.transport.pending import Collective, PeerGone
 from flowrun.engine.runtime.transport.transport import BucketLayout, GroupLayout
 from support.layouts.gloo import start_ranks
 
@@ -46,8 +46,9 @@ def _rank(rank: int, folder: str) -> None:
     peers.close()
     links = Links(rank, CPU)
     links.join_groups([ALL])
-    step, layouts = BoxingStep(0, P, B), BucketLayout((GroupLayout((5,), RANKS, P, B),))
-    many = [links.start(step, [torch.full((5,), 1.0)], layouts, ALL, rank) for _ in range(1000)]
+    layouts = BucketLayout((GroupLayout((5,), RANKS, P, B),))
+    member = Collective(BoxingStep(0, P, B), layouts, ALL, rank)
+    many = [links.start(member, [torch.full((5,), 1.0)]) for _ in range(1000)]
     last = [pending.wait() for pending in many][-1]
     said["sum"] = last[0].tolist()
     links.rest(range(RANKS))  # sockets are still full of the thousand; the barrier hears of none
@@ -55,7 +56,7 @@ def _rank(rank: int, folder: str) -> None:
     if rank == 3:
         links.send([torch.tensor([3.0])], 0, 7)
         os._exit(0)
-    late = links.start(step, [torch.ones(5)], layouts, ALL, rank)
+    late = links.start(member, [torch.ones(5)])
     with pytest.raises(PeerGone, match="rank 3 has ended"):
         late.wait()
     if rank == 0:
