@@ -6,6 +6,6 @@ job.py               read this first; materials.py what plans are made of; job_p
 recipe_strategy.py optimizer.py lr_schedule.py   what the recipe asks of the compiler
 segments.py          pieces of a run between events
 compiling.py         the kernels of regions: op after op, or compiled
-plan_cache.py digest.py  plans on disk, found by the content that they were made from
+plan_cache.py        plans on disk, found by the content that they were made from
 forked.py garbage.py   work in a forked process, and what a fork must mind
 """

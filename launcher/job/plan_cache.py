@@ -1,8 +1,8 @@
 """Plans that were made before: everything behind capture is kept.
 
-Capture runs each time.  The key of a plan is what the compiler is given: the captured graph, the
-strategy with the hardware, flowrun's own engine, torch and Python, all by their content
-(digest.py), so that a plan can only be found by what it was made of.  The folder,
+Capture runs each time.  The key of a plan is what the compiler is given, as it prints: the captured
+graph, the strategy with the hardware, and which engine, torch and Python read them.  A plan of what
+prints no content, such as a function, is not kept.  The folder,
 $XDG_CACHE_HOME/flowrun or ~/.cache/flowrun, and its files must be the user's own and unbroken
 (engine/ir/own_files.py): a pickle runs what its writer likes.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,10 +28,11 @@ from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.ir.own_files import Unusable, cache_folder, own_folder, read_own, write_own
 from flowrun.engine.passes.find_rows import find_rows
 from flowrun.engine.strategy import Strategy
-from flowrun.launcher.job.digest import Undigested, digest
 
 MOST_FILES, MOST_BYTES = 100, 1 << 29  # what the folder may hold; the longest unused goes first
 _SUFFIX = ".plan"
+# what prints where a value is, or its name, and not what it holds
+HIDES = re.compile(r"<\w[^\n]{0,80}? at 0x[0-9a-f]+>|<(class|function|built-in) [^>]*>|tensor\(")
 _ENGINE = Path(__file__).resolve().parents[2] / "engine"
 
 
@@ -46,16 +48,18 @@ class PlanCache:
     def get(self, kind: str, made_of: tuple[Any, ...], make: Callable[[], Rehearsed]) -> Rehearsed:
         """The plan of a kind ("training", "evaluation"), from disk or made, and then kept.
 
-        made_of: all that `make` reads, as values.
+        made_of: all that `make` reads, as values whose repr is all of them (dataclasses, numbers,
+        text).
         """
         if not self.used:
             return make()
-        try:
-            key = digest(kind, made_of, _made_by())
-            file = own_folder(cache_folder()) / f"{kind}-{key[:32]}{_SUFFIX}"
-        except Undigested as error:
-            self._note(f"no plan is kept: a {error} does not show what it is made of")
+        text = repr((kind, made_of, _made_by()))
+        if hides := HIDES.search(text):
+            self._note(f"no plan is kept: {hides[0]} does not print what it is made of")
             return make()
+        try:
+            key = hashlib.sha256(text.encode()).hexdigest()
+            file = own_folder(cache_folder()) / f"{kind}-{key[:32]}{_SUFFIX}"
         except (Unusable, OSError, RuntimeError) as error:
             self._note(f"no plan is kept: {_reason(error)}")
             return make()
