@@ -116,7 +116,7 @@ def find_named(path: str) -> Any:
 
 
 def call_maker(maker: Any, path: str, given: Mapping[str, Any]) -> Any:
-    """Return what `maker`, of the dotted path, makes of the arguments given.  Raises RecipeError."""
+    """Return what `maker`, of this dotted path, makes of some arguments.  Raises RecipeError."""
     try:
         return maker(**{name: _make_argument(name, value) for name, value in given.items()})
     except Exception as error:
