@@ -26,6 +26,7 @@ from flowrun.launcher.bench.results import FinishedRun, ResultLine, key_of, line
 from flowrun.launcher.bench.runs import round_of
 from flowrun.launcher.bench.show_results import table
 from flowrun.launcher.bench.suite import Suite
+from flowrun.launcher.bench.sweep import swept
 from flowrun.launcher.recipe.compose import compose
 from flowrun.launcher.report.report import strict
 from flowrun.launcher.terminal.console import NO_PLOT
@@ -45,10 +46,13 @@ def bench(
     """
     for name in suite.rows:
         compose(suite.recipe_of(suite.experiments[name]), config_dir)
+    if suite.sweep:
+        console.print("choosing placements …", style="dim")
+        suite = swept(suite, config_dir)
     folder.mkdir(parents=True, exist_ok=True)
     records: list[FinishedRun] = []
     try:
-        with sigterm_as_ctrl_c():
+        with _sigterm_as_ctrl_c():
             _rounds(suite, folder, console, config_dir, records)
     finally:
         found = lines(suite, records)
@@ -64,7 +68,7 @@ def bench(
 
 
 @contextmanager
-def sigterm_as_ctrl_c() -> Iterator[None]:
+def _sigterm_as_ctrl_c() -> Iterator[None]:
     """Both end what runs, and show what is done."""
 
     def interrupt(number: int, frame: Any) -> None:
@@ -118,14 +122,14 @@ def _write(suite: Suite, records: Sequence[FinishedRun], file: Path) -> None:
     """All that was measured, and what it comes to."""
     text = {
         "suite": asdict(suite),
-        "machine": machine(),
+        "machine": _machine(),
         "lines": [asdict(line) for line in lines(suite, records)],
         "records": [asdict(record) for record in records],
     }
     file.write_text(json.dumps(strict(text), indent=1) + "\n")
 
 
-def machine() -> dict[str, Any]:
+def _machine() -> dict[str, Any]:
     """Describe the machine that measured."""
     return {
         "cores": os.cpu_count(),

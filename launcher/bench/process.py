@@ -38,7 +38,7 @@ class Sample:
     process that took most, without what it had before training began.  sent_bytes: of all ranks, a
     step; None where nothing counts them.  work: units of a step, such as "tokens".
     at_peak_s: what the model's products take at the peak of all ranks' devices, if that is known;
-    both of flowrun alone.
+    foreseen_s: of a step, by the plan.  All three of flowrun alone.
     problem: why there is none of it; empty if there is.
     """
 
@@ -49,6 +49,7 @@ class Sample:
     work: float | None = None
     unit: str = ""
     at_peak_s: float | None = None
+    foreseen_s: float | None = None
     problem: str = ""
 
 
@@ -99,6 +100,7 @@ def _read_sample(folder: Path) -> Sample:
         work=round(steps[-1]["tokens_per_s"] * steps[-1]["step_s"]),
         unit=report["unit"],
         at_peak_s=None if share is None else share * measured["step_s"],
+        foreseen_s=report["foreseen"]["step_s"],
     )
 
 

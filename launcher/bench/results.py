@@ -35,7 +35,8 @@ class ResultLine:
     bound.
     peak_bytes: of the process that took most.  sent_bytes: of all ranks, a step; per_s: units of
     work a second, by the median.  utilisation: of the peak of the ranks' devices, what the model's
-    products come to (engine/trace/model_flops.py); of flowrun alone, all three.
+    products come to (engine/trace/model_flops.py).  foreseen_s: of a step, by the plan.  These four
+    of flowrun alone.
     losses_apart: largest relative difference between the peer's and flowrun's.
     agree: whether that is within the suite's tolerance; None where there is nothing to compare.
     """
@@ -57,6 +58,7 @@ class ResultLine:
     per_s: float | None = None
     unit: str = ""
     utilisation: float | None = None
+    foreseen_s: float | None = None
     losses_apart: float | None = None
     agree: bool | None = None
     problem: str = ""
@@ -121,6 +123,7 @@ def _times(suite: Suite, samples: Sequence[Sample]) -> dict[str, Any]:
         "per_s": last.work / median_s if last.work is not None else None,
         "unit": last.unit,
         "utilisation": None if last.at_peak_s is None else last.at_peak_s / median_s,
+        "foreseen_s": last.foreseen_s,
     }
 
 

@@ -15,7 +15,15 @@ from flowrun.launcher.bench.runs import FLOWRUN
 from flowrun.launcher.bench.suite import MODES, Suite
 
 # A ratio and an efficiency share a column, and so do their bounds.
-COLUMNS = (("ms", 6), ("least", 6), ("share", 5), ("bound", 11), ("MB", 5), ("sent MB", 7))
+COLUMNS = (
+    ("ms", 6),
+    ("least", 6),
+    ("plan", 6),
+    ("share", 5),
+    ("bound", 11),
+    ("MB", 5),
+    ("sent MB", 7),
+)
 APART = ("losses", 6)
 
 
@@ -45,7 +53,8 @@ def legend(suite: Suite) -> str:
     runs = f"{suite.rounds} run{'s' * (suite.rounds != 1)}"
     return (
         f"ms: of a step, the median of {runs}, each without its first {suite.warmup}; "
-        "least: of all. share: flowrun's part of the peer's time, the median of the rounds' own; "
+        "least: of all; plan: what flowrun's plan foresees. share: flowrun's part of the peer's "
+        "time, the median of the rounds' own; "
         "of flowrun, its efficiency: one rank / (ranks x time). MB: of the rank that takes most, "
         "without what it had before training. sent MB: of all ranks in a step. losses: how far the "
         f"peer's are off in any step, relative; allowed is {suite.loss_tolerance:.0e}."
@@ -85,6 +94,7 @@ def _cells(line: ResultLine) -> list[RenderableType]:
         name,
         Text(_short(line.median_s * 1e3), bold),
         _short(line.min_s * 1e3),
+        _short(line.foreseen_s * 1e3) if line.foreseen_s is not None else "",
         Text(share, {True: "green", False: "red", None: ""}[line.holds]),
         _bound(line),
         _short((line.peak_bytes or 0) / 1e6),

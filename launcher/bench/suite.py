@@ -95,23 +95,13 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Layouts that are measured next to the one that auto.placement picks (sweep.py): all grids of
+    """Layouts that are measured beside the one that auto.placement picks (sweep.py): all grids of
     these numbers of ranks, with these numbers of micro-batches and stages of ZeRO.
-
-    calibrate: first measure the machine, and the ops of each model before its runs, and foresee
-    with that; a --config-dir or a profile that the command names stays.
-    finals: rounds more, behind those of all, of what took no more than `near` longer than the
-    fastest of its model and ranks, and of the pick; each run of them takes `final_s` seconds of
-    steps if that is more than suite.steps.
     """
 
     ranks: tuple[int, ...] = (2, 4)
     micro_batches: tuple[int, ...] = (1, 4)
     zero: tuple[int, ...] = (0, 2)
-    calibrate: bool = False
-    finals: int = 0
-    final_s: float = 0.0
-    near: float = 0.15
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,7 @@ from flowrun.launcher.command_line.app import (
     load_recipe,
     show_errors,
 )
-from flowrun.launcher.command_line.help_texts import (
-    BENCH_HELP,
-    CALIBRATE_HELP,
-)
+from flowrun.launcher.command_line.help_texts import BENCH_HELP, CALIBRATE_HELP
 
 
 @app.command(help=BENCH_HELP)
@@ -45,13 +42,6 @@ def bench(
         suite, folder = load_suite(given, config_dir)
         if not isinstance(suite, Suite):
             if any(line.problem for line in foresee(suite, folder, wide_console(), config_dir)):
-                raise typer.Exit(RUN_FAILED)
-            return
-        if suite.sweep:
-            from flowrun.launcher.bench.sweep import sweep
-
-            rows = sweep(suite, folder, wide_console(), config_dir)
-            if any(row.problem for row in rows):
                 raise typer.Exit(RUN_FAILED)
             return
         found = run_suite(suite, folder, wide_console(), config_dir)

@@ -14,14 +14,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 from rich.console import Console
+from torch import nn
 
 from flowrun.launcher.commands.start.inspect_model import (
     FirstItem,
+    Maker,
     NoLoss,
+    Value,
     arguments_of_forward,
     call_maker,
     describe_field,
@@ -133,10 +135,12 @@ def write_recipe(
     return WrittenRecipe(file=file, missing=_missing_of(text), notes=draft.notes)
 
 
-Given = Mapping[str, dict[str, Any]]  # section -> argument -> value, of `model` and `data`
+InitArguments = Mapping[
+    str, dict[str, object]
+]  # section -> argument -> value, of `model` and `data`
 
 
-def _read_word(word: str) -> tuple[str, str, Any]:
+def _read_word(word: str) -> tuple[str, str, object]:
     """Read model.KEY=VALUE or data.KEY=VALUE."""
     name, equals, value = word.partition("=")
     section, _, key = name.partition(".")
@@ -149,7 +153,7 @@ def _read_word(word: str) -> tuple[str, str, Any]:
     return section, key, yaml.safe_load(value)
 
 
-def _read_filled(file: Path, text: str) -> Given:
+def _read_filled(file: Path, text: str) -> InitArguments:
     """Read the arguments that a user has filled in.  Raises RecipeError for a complete recipe."""
     try:
         tree = yaml.safe_load(text)
@@ -245,10 +249,13 @@ def _add_comment(text: str, comment: str) -> str:
     return f"{text:<{_COMMENT_AT}}  # {comment}"
 
 
-def _own_model(path: str, maker: Any, module: str, data: str | None, given: Given) -> Draft:
+def _own_model(
+    path: str, maker: Maker, module: str, data: str | None, given: InitArguments
+) -> Draft:
     """Draft the recipe of a class or function that makes a model.  module: that it is in."""
     model_lines, whole = _target_lines(path, maker, "model", given)
-    model = call_maker(maker, path, given["model"]) if whole else None
+    made = call_maker(maker, path, given["model"]) if whole else None
+    model = made if isinstance(made, nn.Module) else None
     data = data.replace(".py:", ".") if data else find_data(module)
     arguments = arguments_of_forward(maker if model is None else model)
     first, notes = None, []
@@ -287,7 +294,9 @@ def _lines_of_items(lines: Sequence[str], first: FirstItem) -> list[str]:
     ]
 
 
-def _task(arguments: Mapping[str, bool], item: Mapping[str, Any] | None, model: Any) -> TaskDraft:
+def _task(
+    arguments: Mapping[str, bool], item: Mapping[str, Value] | None, model: nn.Module | None
+) -> TaskDraft:
     """Draft the task: inputs by equal names, then by what is left; the loss by what the model
     returns for two samples.
 
@@ -313,10 +322,10 @@ def _task(arguments: Mapping[str, bool], item: Mapping[str, Any] | None, model: 
 
 def _target_lines(
     path: str,
-    maker: Any,
+    maker: Maker,
     section: str,
-    given: Given,
-    known: Mapping[str, tuple[Any, str]] | None = None,
+    given: InitArguments,
+    known: Mapping[str, tuple[object, str]] | None = None,
 ) -> tuple[list[str], bool]:
     """Return the YAML lines of a target with its arguments, and whether all that it needs is there.
 
@@ -344,13 +353,13 @@ def _target_lines(
     return [*lines, *(f"{name}: {_as_yaml(value)}" for name, value in values.items())], whole
 
 
-def _as_yaml(value: Any) -> str:
+def _as_yaml(value: object) -> str:
     """Return a value in a line of YAML."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10_000)
     return str(text).removesuffix("\n").removesuffix("\n...")
 
 
-def _hugging_face(folder: Path, data: str | None, given: Given) -> Draft:
+def _hugging_face(folder: Path, data: str | None, given: InitArguments) -> Draft:
     """Draft the recipe of a folder of Hugging Face: its model, and text by its tokenizer."""
     config = folder / "config.json"
     try:
@@ -408,7 +417,7 @@ def _hugging_face(folder: Path, data: str | None, given: Given) -> Draft:
     )
 
 
-def _fields_of(data: str, maker: Any, whole: bool, given: Given) -> Sequence[str]:
+def _fields_of(data: str, maker: Maker, whole: bool, given: InitArguments) -> Sequence[str]:
     """Return the fields of items of a data set; none where they cannot be known.
 
     data, maker: its name, and what it names.  whole: its arguments are known.

@@ -10,16 +10,23 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.user_code import place_of
 from flowrun.launcher.model.targets import find, make_object
 from flowrun.launcher.recipe.locate import COMMAND_LINE
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
+
+Maker = Callable[..., object]  # a class, or a function that makes a model or a data set
+Value = Tensor | float | int  # of a field of an item
+Part = str | int | None  # the name of a tensor that a model returns; None: all that it returns
 
 _TARGETS = ("targets", "target", "labels", "label", "y")  # arguments of models with a loss
 _METRICS = {"cross_entropy": "accuracy", "binary_cross_entropy": "binary_accuracy"}
@@ -31,8 +38,6 @@ def find_model(target: str) -> tuple[str, str]:
     target: a module or a file with one model, or the model: module.Name, file.py:Name.  A module
     without a class of a model may have one function, which makes it.
     """
-    from torch import nn
-
     file, _, name = target.partition(":")
     dotted = file.removesuffix(".py").strip("./").replace("/", ".") if ".py" in file else file
     dotted = f"{dotted}.{name}" if name else dotted
@@ -67,7 +72,7 @@ def find_model(target: str) -> tuple[str, str]:
     return f"{dotted}.{whole[0]}", dotted
 
 
-def _is_held(module: Any, name: str, own: Sequence[str]) -> bool:
+def _is_held(module: ModuleType, name: str, own: Sequence[str]) -> bool:
     """True if another model of the module makes this one in its source: a part of it."""
     for other in own:
         if other != name:
@@ -91,7 +96,7 @@ def find_data(module: str) -> str | None:
     return f"{module}.{sets[0]}" if len(sets) == 1 else None
 
 
-def _import(dotted: str) -> Any:
+def _import(dotted: str) -> ModuleType | None:
     """Return the module of this name; None if it is no module, but maybe something in one."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -107,15 +112,16 @@ def _import(dotted: str) -> Any:
         raise CommandLineError(dotted, f"importing it failed: {why}.") from error
 
 
-def find_named(path: str) -> Any:
+def find_named(path: str) -> Maker:
     """Return the class or function of a dotted path.  Raises RecipeError."""
     try:
-        return find(path, COMMAND_LINE)
+        found: Maker = find(path, COMMAND_LINE)
+        return found
     except RecipeError as error:
         raise CommandLineError(path, error.problem, error.instead) from error
 
 
-def call_maker(maker: Any, path: str, given: Mapping[str, Any]) -> Any:
+def call_maker(maker: Maker, path: str, given: Mapping[str, object]) -> object:
     """Return what `maker`, of this dotted path, makes of some arguments.  Raises RecipeError."""
     try:
         return maker(**{name: _make_argument(name, value) for name, value in given.items()})
@@ -124,7 +130,7 @@ def call_maker(maker: Any, path: str, given: Mapping[str, Any]) -> Any:
         raise CommandLineError(path, f"{path}() failed: {why}") from error
 
 
-def _make_argument(name: str, value: Any) -> Any:
+def _make_argument(name: str, value: object) -> object:
     """Return an argument as a recipe gives it: what its target makes, if it has one."""
     has_target = isinstance(value, Mapping) and "_target_" in value
     return make_object(value, name) if has_target else value
@@ -137,13 +143,13 @@ class FirstItem:
     number: of all items.  names: that its values were given; (): it has its own.
     """
 
-    fields: Mapping[str, Any]
+    fields: Mapping[str, Value]
     number: int
     names: Sequence[str]
 
 
 def read_first_item(
-    maker: Any, path: str, arguments: Mapping[str, bool], given: Mapping[str, Any]
+    maker: Maker, path: str, arguments: Mapping[str, bool], given: Mapping[str, object]
 ) -> FirstItem:
     """Return the first item of a data set.  Raises RecipeError.
 
@@ -182,16 +188,14 @@ def name_values(count: int, arguments: Mapping[str, bool]) -> tuple[str, ...]:
     return (*needed, *[*targets, *more][:left])
 
 
-def describe_field(value: Any) -> str:
+def describe_field(value: Value) -> str:
     """Return the dtype and the shape of a field: "float32 3 x 32 x 32"."""
-    import torch
-
     tensor = torch.as_tensor(value)
     shape = " x ".join(map(str, tensor.shape)) or "scalar"
     return f"{str(tensor.dtype).removeprefix('torch.')} {shape}"
 
 
-def arguments_of_forward(model: Any) -> dict[str, bool]:
+def arguments_of_forward(model: object) -> dict[str, bool]:
     """Return the arguments of forward, of a model or its class, and whether each must be given."""
     forward = getattr(model, "forward", None)
     if forward is None:  # a function makes the model, and it could not be called
@@ -219,15 +223,16 @@ class LossDraft:
 
 
 def find_loss(
-    model: Any, item: Mapping[str, Any], inputs: Mapping[str, str], left: Sequence[str]
+    model: nn.Module | None,
+    item: Mapping[str, Value],
+    inputs: Mapping[str, str],
+    left: Sequence[str],
 ) -> LossDraft:
     """Return a loss by what the model returns for two samples; none where it returns one itself.
 
     model: None: it could not be made.  item: of the data set.  inputs: argument of forward ->
     field.  left: fields that no argument takes.  Raises NoLoss.
     """
-    import torch
-
     if model is None:
         raise NoLoss("the model could not be tried, as its arguments are missing")
     batch = {name: torch.stack([torch.as_tensor(value)] * 2) for name, value in item.items()}
@@ -256,14 +261,12 @@ def find_loss(
     raise NoLoss(f"no loss of flowrun fits the output{shown}: write loss(output, batch) -> scalar")
 
 
-def _parts_of(output: Any) -> dict[Any, Any]:
+def _parts_of(output: object) -> dict[Part, Tensor]:
     """Return the tensors that an output holds, by number or name; None is the name of it whole."""
-    from torch import Tensor
-
     if isinstance(output, Tensor):
         return {None: output}
     if isinstance(output, tuple | list):
-        found: Iterable[tuple[Any, Any]] = enumerate(output)
+        found: Iterable[tuple[Part, object]] = enumerate(output)
     elif isinstance(output, Mapping):
         found = output.items()
     else:
@@ -272,7 +275,7 @@ def _parts_of(output: Any) -> dict[Any, Any]:
 
 
 def _compare(
-    parts: Mapping[Any, Any], batch: Mapping[str, Any], targets: Sequence[str]
+    parts: Mapping[Part, Tensor], batch: Mapping[str, Tensor], targets: Sequence[str]
 ) -> LossDraft:
     """Return the loss that compares a part of an output with a field; an empty one if none does.
 
@@ -296,17 +299,15 @@ def _compare(
     return LossDraft()
 
 
-def _target(name: str, module: str = "losses", **arguments: Any) -> str:
+def _target(name: str, module: str = "losses", **arguments: Part) -> str:
     """Return the YAML of a loss or a metric of flowrun's, without what is the default."""
     known = (("target", "targets"), ("part", None), ("part", "logits"))
-    told = [f", {key}: {value}" for key, value in arguments.items() if (key, value) not in known]
-    return f"{{_target_: flowrun.models.{module}.{name}{''.join(told)}}}"
+    shown = [f", {key}: {value}" for key, value in arguments.items() if (key, value) not in known]
+    return f"{{_target_: flowrun.models.{module}.{name}{''.join(shown)}}}"
 
 
-def _kind(logits: Any, target: Any) -> str:
+def _kind(logits: Tensor, target: Tensor) -> str:
     """Return the loss that fits an output and a field; empty if none does."""
-    import torch
-
     numbers = not target.dtype.is_floating_point and target.dtype != torch.bool
     classes = numbers and logits.dtype.is_floating_point
     if classes and logits.shape[:-1] == target.shape and logits.shape[-1] > int(target.max()):
