@@ -47,7 +47,7 @@ BUDGETS = {
     "launcher": 560,
     "launcher/bench": 2_600,
     "launcher/command_line": 1_200,
-    "launcher/commands": 3_550,
+    "launcher/commands": 3_650,
     "launcher/data": 3_550,
     "launcher/job": 1_550,
     "launcher/launch": 5_950,

@@ -21,7 +21,7 @@ from torch import nn
 
 from flowrun.launcher.commands.start.inspect_model import (
     FirstItem,
-    Maker,
+    MakerFunction,
     NoLoss,
     Value,
     arguments_of_forward,
@@ -250,7 +250,7 @@ def _add_comment(text: str, comment: str) -> str:
 
 
 def _own_model(
-    path: str, maker: Maker, module: str, data: str | None, given: InitArguments
+    path: str, maker: MakerFunction, module: str, data: str | None, given: InitArguments
 ) -> Draft:
     """Draft the recipe of a class or function that makes a model.  module: that it is in."""
     model_lines, whole = _target_lines(path, maker, "model", given)
@@ -322,7 +322,7 @@ def _task(
 
 def _target_lines(
     path: str,
-    maker: Maker,
+    maker: MakerFunction,
     section: str,
     given: InitArguments,
     known: Mapping[str, tuple[object, str]] | None = None,
@@ -417,7 +417,7 @@ def _hugging_face(folder: Path, data: str | None, given: InitArguments) -> Draft
     )
 
 
-def _fields_of(data: str, maker: Maker, whole: bool, given: InitArguments) -> Sequence[str]:
+def _fields_of(data: str, maker: MakerFunction, whole: bool, given: InitArguments) -> Sequence[str]:
     """Return the fields of items of a data set; none where they cannot be known.
 
     data, maker: its name, and what it names.  whole: its arguments are known.

@@ -24,9 +24,9 @@ from flowrun.launcher.model.targets import find, make_object
 from flowrun.launcher.recipe.locate import COMMAND_LINE
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 
-Maker = Callable[..., object]  # a class, or a function that makes a model or a data set
+MakerFunction = Callable[..., object]  # a class, or a function that makes a model or a data set
 Value = Tensor | float | int  # of a field of an item
-Part = str | int | None  # the name of a tensor that a model returns; None: all that it returns
+OutputName = str | int | None  # of a tensor that a model returns; None: all that it returns
 
 _TARGETS = ("targets", "target", "labels", "label", "y")  # arguments of models with a loss
 _METRICS = {"cross_entropy": "accuracy", "binary_cross_entropy": "binary_accuracy"}
@@ -112,16 +112,16 @@ def _import(dotted: str) -> ModuleType | None:
         raise CommandLineError(dotted, f"importing it failed: {why}.") from error
 
 
-def find_named(path: str) -> Maker:
+def find_named(path: str) -> MakerFunction:
     """Return the class or function of a dotted path.  Raises RecipeError."""
     try:
-        found: Maker = find(path, COMMAND_LINE)
+        found: MakerFunction = find(path, COMMAND_LINE)
         return found
     except RecipeError as error:
         raise CommandLineError(path, error.problem, error.instead) from error
 
 
-def call_maker(maker: Maker, path: str, given: Mapping[str, object]) -> object:
+def call_maker(maker: MakerFunction, path: str, given: Mapping[str, object]) -> object:
     """Return what `maker`, of this dotted path, makes of some arguments.  Raises RecipeError."""
     try:
         return maker(**{name: _make_argument(name, value) for name, value in given.items()})
@@ -149,7 +149,7 @@ class FirstItem:
 
 
 def read_first_item(
-    maker: Maker, path: str, arguments: Mapping[str, bool], given: Mapping[str, object]
+    maker: MakerFunction, path: str, arguments: Mapping[str, bool], given: Mapping[str, object]
 ) -> FirstItem:
     """Return the first item of a data set.  Raises RecipeError.
 
@@ -261,12 +261,12 @@ def find_loss(
     raise NoLoss(f"no loss of flowrun fits the output{shown}: write loss(output, batch) -> scalar")
 
 
-def _parts_of(output: object) -> dict[Part, Tensor]:
+def _parts_of(output: object) -> dict[OutputName, Tensor]:
     """Return the tensors that an output holds, by number or name; None is the name of it whole."""
     if isinstance(output, Tensor):
         return {None: output}
     if isinstance(output, tuple | list):
-        found: Iterable[tuple[Part, object]] = enumerate(output)
+        found: Iterable[tuple[OutputName, object]] = enumerate(output)
     elif isinstance(output, Mapping):
         found = output.items()
     else:
@@ -275,7 +275,7 @@ def _parts_of(output: object) -> dict[Part, Tensor]:
 
 
 def _compare(
-    parts: Mapping[Part, Tensor], batch: Mapping[str, Tensor], targets: Sequence[str]
+    parts: Mapping[OutputName, Tensor], batch: Mapping[str, Tensor], targets: Sequence[str]
 ) -> LossDraft:
     """Return the loss that compares a part of an output with a field; an empty one if none does.
 
@@ -299,7 +299,7 @@ def _compare(
     return LossDraft()
 
 
-def _target(name: str, module: str = "losses", **arguments: Part) -> str:
+def _target(name: str, module: str = "losses", **arguments: OutputName) -> str:
     """Return the YAML of a loss or a metric of flowrun's, without what is the default."""
     known = (("target", "targets"), ("part", None), ("part", "logits"))
     shown = [f", {key}: {value}" for key, value in arguments.items() if (key, value) not in known]
