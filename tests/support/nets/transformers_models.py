@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (rows of a table)
 """Architectures of `transformers`, tiny: each as its authors wrote it, with random weights and no
 dropout.  Each is called with labels and gives its own loss, unless a loss is named.
 """
@@ -19,8 +20,6 @@ from support.nets.vision import make_importable
 VOCABULARY, LENGTH, WIDTH, HEADS, CLASSES = 32, 6, 16, 4, 8
 SIDE = 16  # of an image, in pixels
 IMAGE = VOCABULARY - 1  # the token that stands for a patch
-
-Arguments = Callable[[int], dict[str, Any]]  # of a configuration, for a number of layers
 
 
 # ---- what they are fed ---------------------------------------------------------------------------
@@ -195,307 +194,58 @@ def paired(output: Any, batch: Batch) -> Tensor:
 
 # ---- configurations ------------------------------------------------------------------------------
 
-
-def _gpt2(layers: int) -> dict[str, Any]:
-    return {
-        "vocab_size": VOCABULARY,
-        "n_positions": LENGTH,
-        "n_embd": WIDTH,
-        "n_layer": layers,
-        "n_head": HEADS,
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-        "use_cache": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-
-
-def _decoder(layers: int, **more: Any) -> dict[str, Any]:
-    """Of the Llama family: rotary positions, grouped queries, gated MLP."""
-    return {
-        "vocab_size": VOCABULARY,
-        "hidden_size": WIDTH,
-        "intermediate_size": 24,
-        "num_hidden_layers": layers,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 16,
-        "attention_dropout": 0.0,
-        "use_cache": False,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        **more,
-    }
-
-
-def _encoder(layers: int, **more: Any) -> dict[str, Any]:
-    """Of the BERT family."""
-    return {
-        "vocab_size": VOCABULARY,
-        "hidden_size": WIDTH,
-        "intermediate_size": 24,
-        "num_hidden_layers": layers,
-        "num_attention_heads": HEADS,
-        "max_position_embeddings": 16,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        **more,
-    }
+# Numbers by which configurations call what makes a model small; each takes those that it knows.
+_SIZES = {
+    16: "hidden_size d_model n_embd dim word_embed_proj_dim image_size max_position_embeddings",
+    24: "intermediate_size ffn_dim hidden_dim d_ff d_inner encoder_ffn_dim decoder_ffn_dim",
+    HEADS: "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads d_kv",
+    VOCABULARY: "vocab_size",
+    LENGTH: "n_positions",
+    8: "patch_size",
+    2: "num_key_value_heads eos_token_id",
+    1: "bos_token_id",
+    0: "pad_token_id use_cache",
+}
+TINY = {name: size for size, names in _SIZES.items() for name in names.split()}
+TINY["use_cache"] = False
+LAYERS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "encoder_layers",
+    "decoder_layers",
+)
+_WAVE = {
+    "conv_dim": (8, 8),
+    "conv_stride": (5, 2),
+    "conv_kernel": (10, 3),
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "classifier_proj_size": 8,
+    "apply_spec_augment": False,
+}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+_LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 
-def _distilbert(layers: int) -> dict[str, Any]:
-    return {
-        "vocab_size": VOCABULARY,
-        "dim": WIDTH,
-        "hidden_dim": 24,
-        "n_layers": layers,
-        "n_heads": HEADS,
-        "max_position_embeddings": 16,
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-    }
-
-
-def _vit(layers: int, **more: Any) -> dict[str, Any]:
-    return {
-        "image_size": 16,
-        "patch_size": 8,
-        "hidden_size": WIDTH,
-        "intermediate_size": 24,
-        "num_hidden_layers": layers,
-        "num_attention_heads": HEADS,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "num_labels": CLASSES,
-        **more,
-    }
-
-
-def _convnext(layers: int) -> dict[str, Any]:
-    return {
-        "patch_size": 2,
-        "num_stages": 2,
-        "hidden_sizes": [8, 16],
-        "depths": [layers, 1],
-        "num_labels": CLASSES,
-    }
-
-
-def _resnet(layers: int) -> dict[str, Any]:
-    return {
-        "embedding_size": 8,
-        "hidden_sizes": [8, 16],
-        "depths": [layers, 1],
-        "layer_type": "basic",
-        "num_labels": CLASSES,
-    }
-
-
-def _t5(layers: int) -> dict[str, Any]:
-    return {
-        "vocab_size": VOCABULARY,
-        "d_model": WIDTH,
-        "d_kv": 4,
-        "d_ff": 24,
-        "num_layers": layers,
-        "num_heads": HEADS,
-        "dropout_rate": 0.0,
-        "decoder_start_token_id": 0,
-        "use_cache": False,
-    }
-
-
-def _bart(layers: int) -> dict[str, Any]:
-    return {
-        "vocab_size": VOCABULARY,
-        "d_model": WIDTH,
-        "encoder_layers": layers,
-        "decoder_layers": layers,
-        "encoder_attention_heads": HEADS,
-        "decoder_attention_heads": HEADS,
-        "encoder_ffn_dim": 24,
-        "decoder_ffn_dim": 24,
-        "max_position_embeddings": 16,
-        "dropout": 0.0,
-        "use_cache": False,
-    }
-
-
-def _opt(layers: int) -> dict[str, Any]:
-    return {
-        "vocab_size": VOCABULARY,
-        "hidden_size": WIDTH,
-        "ffn_dim": 24,
-        "word_embed_proj_dim": WIDTH,
-        "num_hidden_layers": layers,
-        "num_attention_heads": HEADS,
-        "max_position_embeddings": 16,
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-        "layerdrop": 0.0,
-        "use_cache": False,
-    }
-
-
-def _neox(layers: int) -> dict[str, Any]:
-    return {
-        "vocab_size": VOCABULARY,
-        "hidden_size": WIDTH,
-        "intermediate_size": 24,
-        "num_hidden_layers": layers,
-        "num_attention_heads": HEADS,
-        "max_position_embeddings": 16,
-        "hidden_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "use_cache": False,
-    }
-
-
-def _mixtral(layers: int) -> dict[str, Any]:
-    return _decoder(layers, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)
-
-
-def _qwen_moe(layers: int) -> dict[str, Any]:
-    return _decoder(
-        layers,
-        moe_intermediate_size=8,
-        shared_expert_intermediate_size=8,
-        num_experts=4,
-        num_experts_per_tok=2,
-    )
-
-
-def _of_images(**more: Any) -> Arguments:
-    """Of a configuration that says its layers itself."""
-    return lambda layers: {"num_labels": CLASSES, **more}
-
-
-def _wave(layers: int, **more: Any) -> dict[str, Any]:
-    """Of the wav2vec 2.0 family: convolutions over the wave, then an encoder."""
-    return {
-        "vocab_size": VOCABULARY,
-        "hidden_size": WIDTH,
-        "intermediate_size": 24,
-        "num_hidden_layers": layers,
-        "num_attention_heads": HEADS,
-        "conv_dim": (8, 8),
-        "conv_stride": (5, 2),
-        "conv_kernel": (10, 3),
-        "num_conv_pos_embeddings": 4,
-        "num_conv_pos_embedding_groups": 2,
-        "classifier_proj_size": 8,
-        "hidden_dropout": 0.0,
-        "activation_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "feat_proj_dropout": 0.0,
-        "final_dropout": 0.0,
-        "layerdrop": 0.0,
-        "apply_spec_augment": False,
-        "num_labels": CLASSES,
-        **more,
-    }
-
-
-def _whisper(layers: int) -> dict[str, Any]:
-    return {
-        **_bart(layers),
-        "num_mel_bins": 8,
-        "max_source_positions": 8,
-        "max_target_positions": 8,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 1,
-        "suppress_tokens": None,
-        "begin_suppress_tokens": None,
-    }
-
-
-def _seen_and_read(layers: int) -> dict[str, Any]:
-    """Of a model of images and text: a configuration for each."""
-    text = _encoder(layers, projection_dim=8, pad_token_id=0, bos_token_id=1, eos_token_id=2)
-    return {
-        "text_config": text,
-        "vision_config": {**_vit(layers), "projection_dim": 8},
-        "projection_dim": 8,
-    }
-
-
-def _llava(layers: int) -> dict[str, Any]:
-    return {
-        "text_config": {"model_type": "llama", **_decoder(layers)},
-        "vision_config": {"model_type": "clip_vision_model", **_vit(layers)},
-        "image_token_index": IMAGE,
-        "image_seq_length": 4,
-        "vision_feature_layer": -1,
-    }
-
-
-def _deepseek(layers: int) -> dict[str, Any]:
-    """The first layer is dense, the others have experts in two groups."""
-    return _decoder(
-        layers + 1,
-        num_key_value_heads=HEADS,
-        moe_intermediate_size=8,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_group=2,
-        topk_group=1,
-        first_k_dense_replace=1,
-        q_lora_rank=8,
-        kv_lora_rank=8,
-        qk_rope_head_dim=4,
-        qk_nope_head_dim=4,
-        v_head_dim=4,
-    )
-
-
-def _mamba(layers: int, **more: Any) -> dict[str, Any]:
-    return {
-        "vocab_size": VOCABULARY,
-        "hidden_size": WIDTH,
-        "num_hidden_layers": layers,
-        "state_size": 4,
-        "use_cache": False,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        **more,
-    }
-
-
-def _jamba(layers: int) -> dict[str, Any]:
-    """State space and attention in turn; every second layer has experts."""
-    return _decoder(
-        2 * layers,
-        num_experts=4,
-        attn_layer_period=2,
-        attn_layer_offset=1,
-        mamba_d_state=4,
-        mamba_dt_rank=4,
-        use_mamba_kernels=False,
-    )
-
-
-def _patchtst(layers: int) -> dict[str, Any]:
-    return {
-        "num_input_channels": 2,
-        "context_length": 16,
-        "patch_length": 4,
-        "patch_stride": 4,
-        "num_hidden_layers": layers,
-        "d_model": WIDTH,
-        "num_attention_heads": HEADS,
-        "ffn_dim": 24,
-        "prediction_length": 4,
-        "attention_dropout": 0.0,
-        "path_dropout": 0.0,
-        "ff_dropout": 0.0,
-        "head_dropout": 0.0,
-    }
+def tiny(config: Any, layers: int, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a configuration's class: TINY, no dropout, a number of layers, and `more`, of
+    which a function is given the layers.  Configurations inside are made tiny too.
+    """
+    given: dict[str, Any] = {"num_labels": CLASSES}
+    for name, value in config.to_dict().items():
+        if name in ("text_config", "vision_config"):
+            inner = getattr(config, name)
+            given[name] = {"model_type": inner.model_type, **tiny(inner, layers, {})}
+            given[name] |= {"projection_dim": 8} if hasattr(inner, "projection_dim") else {}
+        elif name in LAYERS:
+            given[name] = layers
+        elif name in TINY:
+            given[name] = TINY[name]
+        elif isinstance(value, float) and "drop" in name:
+            given[name] = 0.0
+    return given | {n: v(layers) if callable(v) else v for n, v in more.items()}
 
 
 # ---- Megatron's layouts --------------------------------------------------------------------------
@@ -541,28 +291,29 @@ _VIT = {
     "*.fc2.weight": 1,
 }
 
+_NEOX = {"*.dense_h_to_4h.*": 0, "*.dense_4h_to_h.weight": 1}
+_MLP = {"*.fc1.*": 0, "*.fc2.weight": 1}
+_BERT_MLP = {"*.intermediate.dense.*": 0, "*.layer.*.output.dense.weight": 1}
 OUTPUTS = {"*.weight": 0}  # where no layout is customary: every weight along its first dim
 
 
 def published(
     name: str,
-    config: str,
-    arguments: Arguments,
     batch: Callable[[torch.Generator, int], Batch],
     split: Mapping[str, int] = OUTPUTS,
     micro_batches: int = MICRO_BATCHES,
     loss: Measure = own_loss,
+    **more: Any,
 ) -> Architecture:
-    """A class of transformers; its configuration class, and that one's arguments for a number of
-    layers.
-    """
+    """A class of transformers; what its configuration has beside what is TINY."""
 
     def make(layers: int) -> nn.Module:
         make_importable()
         import transformers
 
-        configuration = getattr(transformers, config)(**arguments(layers))
-        model: nn.Module = getattr(transformers, name)(configuration)
+        model_class = getattr(transformers, name)
+        config = model_class.config_class
+        model: nn.Module = model_class(config(**tiny(config(), layers, more)))
         return model
 
     return Architecture(name, make, batch, split, loss=loss, micro_batches=micro_batches)
@@ -570,14 +321,13 @@ def published(
 
 def spoken_to(
     name: str,
-    config: str,
     batch: Callable[[torch.Generator, int], Batch],
     loss: Measure = own_loss,
 ) -> Architecture:
     """A class of the wav2vec 2.0 family, fine-tuned: its convolutions stay as they are.  Where a
     loss is named, labels are for it alone: the model would look at their values.
     """
-    whole = published(name, config, _wave, batch, _SPEECH, loss=loss)
+    whole = published(name, batch, _SPEECH, loss=loss, **_WAVE)
 
     def make(layers: int) -> nn.Module:
         model: Any = whole.make(layers)
@@ -588,408 +338,66 @@ def spoken_to(
     return replace(whole, make=make, inputs=inputs)
 
 
+# fmt: off
 TRANSFORMERS: Mapping[str, Architecture] = {
-    "gpt2": published(
-        "GPT2LMHeadModel",
-        "GPT2Config",
-        _gpt2,
-        tokens,
-        {"*.mlp.c_fc.weight": 1, "*.mlp.c_fc.bias": 0, "*.mlp.c_proj.weight": 0},
-    ),
-    "llama": published("LlamaForCausalLM", "LlamaConfig", _decoder, padded_tokens, _LLAMA),
-    "qwen2": published("Qwen2ForCausalLM", "Qwen2Config", _decoder, tokens, _LLAMA),
-    "mistral": published("MistralForCausalLM", "MistralConfig", _decoder, tokens, _LLAMA),
-    "gemma": published(
-        "GemmaForCausalLM", "GemmaConfig", partial(_decoder, head_dim=4), tokens, _LLAMA
-    ),
-    "neox": published(
-        "GPTNeoXForCausalLM",
-        "GPTNeoXConfig",
-        _neox,
-        tokens,
-        {"*.dense_h_to_4h.*": 0, "*.dense_4h_to_h.weight": 1},
-    ),
-    "opt": published("OPTForCausalLM", "OPTConfig", _opt, padded_tokens, _OPT),
-    "mixtral": published("MixtralForCausalLM", "MixtralConfig", _mixtral, tokens, _LLAMA_EXPERTS),
-    "qwen2_moe": published(
-        "Qwen2MoeForCausalLM", "Qwen2MoeConfig", _qwen_moe, tokens, _LLAMA_EXPERTS
-    ),
-    "bert": published("BertForMaskedLM", "BertConfig", _encoder, masked_tokens, _BERT),
-    "roberta": published(
-        "RobertaForMaskedLM",
-        "RobertaConfig",
-        partial(_encoder, pad_token_id=1),
-        masked_tokens,
-        _BERT,
-    ),
-    "distilbert": published(
-        "DistilBertForMaskedLM",
-        "DistilBertConfig",
-        _distilbert,
-        masked_tokens,
-        {
-            "*.q_lin.*": 0,
-            "*.k_lin.*": 0,
-            "*.v_lin.*": 0,
-            "*.out_lin.weight": 1,
-            "*.lin1.*": 0,
-            "*.lin2.weight": 1,
-        },
-    ),
-    "t5": published(
-        "T5ForConditionalGeneration",
-        "T5Config",
-        _t5,
-        pairs,
-        {
-            "*.q.weight": 0,
-            "*.k.weight": 0,
-            "*.v.weight": 0,
-            "*.o.weight": 1,
-            "*.wi.weight": 0,
-            "*.wo.weight": 1,
-        },
-    ),
-    "bart": published("BartForConditionalGeneration", "BartConfig", _bart, pairs, _OPT),
-    "vit": published("ViTForImageClassification", "ViTConfig", _vit, images, _VIT),
-    "convnext": published(
-        "ConvNextForImageClassification",
-        "ConvNextConfig",
-        _convnext,
-        images,
-        {"*.pwconv1.*": 0, "*.pwconv2.weight": 1},
-    ),
-    "resnet": published(
-        "ResNetForImageClassification",
-        "ResNetConfig",
-        _resnet,
-        images,
-        {"classifier.1.*": 0},
-        micro_batches=1,
-    ),
-    # ---- text ----
-    "bloom": published(
-        "BloomForCausalLM",
-        "BloomConfig",
-        lambda layers: {
-            "vocab_size": VOCABULARY,
-            "hidden_size": WIDTH,
-            "n_layer": layers,
-            "n_head": HEADS,
-            "use_cache": False,
-        },
-        tokens,
-        {"*.dense_h_to_4h.*": 0, "*.dense_4h_to_h.weight": 1},
-    ),
-    "falcon": published(
-        "FalconForCausalLM",
-        "FalconConfig",
-        partial(_decoder, multi_query=True),
-        tokens,
-        {"*.dense_h_to_4h.weight": 0, "*.dense_4h_to_h.weight": 1},
-    ),
-    "phi": published(
-        "PhiForCausalLM",
-        "PhiConfig",
-        _decoder,
-        tokens,
-        {
-            "*.q_proj.*": 0,
-            "*.k_proj.*": 0,
-            "*.v_proj.*": 0,
-            "*.dense.weight": 1,
-            "*.fc1.*": 0,
-            "*.fc2.weight": 1,
-        },
-    ),
-    "qwen3": published(
-        "Qwen3ForCausalLM", "Qwen3Config", partial(_decoder, head_dim=4), tokens, _LLAMA
-    ),
-    "gemma2": published(
-        "Gemma2ForCausalLM",
-        "Gemma2Config",
-        partial(_decoder, head_dim=4, query_pre_attn_scalar=4, sliding_window=4),
-        tokens,
-        _LLAMA,
-    ),
-    "gemma3": published(
-        "Gemma3ForCausalLM",
-        "Gemma3TextConfig",
-        partial(_decoder, head_dim=4, query_pre_attn_scalar=4, sliding_window=4),
-        padded_tokens,
-        _LLAMA,
-    ),
-    "electra": published(
-        "ElectraForMaskedLM",
-        "ElectraConfig",
-        partial(_encoder, embedding_size=8),
-        masked_tokens,
-        _BERT,
-    ),
-    "albert": published(
-        "AlbertForMaskedLM",
-        "AlbertConfig",
-        partial(_encoder, embedding_size=8, classifier_dropout_prob=0.0),
-        masked_tokens,
-        {
-            "*.query.*": 0,
-            "*.key.*": 0,
-            "*.value.*": 0,
-            "*.attention.dense.weight": 1,
-            "*.ffn.*": 0,
-            "*.ffn_output.weight": 1,
-        },
-    ),
-    "deberta_v2": published(
-        "DebertaV2ForMaskedLM",
-        "DebertaV2Config",
-        partial(
-            _encoder,
-            relative_attention=True,
-            position_buckets=4,
-            pos_att_type=["p2c", "c2p"],
-            share_att_key=True,
-            norm_rel_ebd="layer_norm",
-            position_biased_input=False,
-        ),
-        masked_tokens,
-        {"*.intermediate.dense.*": 0, "*.layer.*.output.dense.weight": 1},
-    ),
-    "fnet": published(
-        "FNetForMaskedLM",
-        "FNetConfig",
-        partial(_encoder, pad_token_id=0),
-        unmasked_tokens,
-        {"*.intermediate.dense.*": 0, "*.layer.*.output.dense.weight": 1},
-    ),
-    "modernbert": published(
-        "ModernBertForMaskedLM",
-        "ModernBertConfig",
-        partial(
-            _encoder,
-            pad_token_id=0,
-            bos_token_id=1,
-            eos_token_id=2,
-            cls_token_id=1,
-            sep_token_id=2,
-            local_attention=4,
-            layer_types=None,
-        ),
-        masked_tokens,
-        {"*.Wi.weight": 0, "*.Wo.weight": 1},
-    ),
-    "xlnet": published(
-        "XLNetLMHeadModel",
-        "XLNetConfig",
-        lambda layers: {
-            "vocab_size": VOCABULARY,
-            "d_model": WIDTH,
-            "n_layer": layers,
-            "n_head": HEADS,
-            "d_inner": 24,
-            "dropout": 0.0,
-            "mem_len": None,
-        },
-        tokens,
-        {"*.layer_1.*": 0, "*.layer_2.weight": 1},
-    ),
-    "pegasus": published("PegasusForConditionalGeneration", "PegasusConfig", _bart, pairs, _OPT),
-    "mbart": published(
-        "MBartForConditionalGeneration",
-        "MBartConfig",
-        lambda layers: {**_bart(layers), "decoder_start_token_id": 2},
-        pairs,
-        _OPT,
-    ),
-    # ---- mixture of experts, state space ----
-    "olmoe": published(
-        "OlmoeForCausalLM",
-        "OlmoeConfig",
-        partial(_decoder, num_experts=4, num_experts_per_tok=2),
-        tokens,
-        _LLAMA_EXPERTS,
-    ),
-    "gpt_oss": published(
-        "GptOssForCausalLM",
-        "GptOssConfig",
-        partial(_decoder, head_dim=4, num_local_experts=4, num_experts_per_tok=2, sliding_window=4),
-        tokens,
-        _LLAMA_EXPERTS,
-    ),
-    "granite_moe": published(
-        "GraniteMoeForCausalLM",
-        "GraniteMoeConfig",
-        partial(_decoder, num_local_experts=4, num_experts_per_tok=2),
-        tokens,
-        _LLAMA_EXPERTS,
-    ),
-    "deepseek_v3": published("DeepseekV3ForCausalLM", "DeepseekV3Config", _deepseek, tokens),
-    "mamba": published(
-        "MambaForCausalLM",
-        "MambaConfig",
-        partial(_mamba, time_step_rank=4),
-        tokens,
-    ),
-    "mamba2": published(
-        "Mamba2ForCausalLM",
-        "Mamba2Config",
-        partial(_mamba, num_heads=4, head_dim=8, n_groups=2, chunk_size=4),
-        tokens,
-    ),
-    "rwkv": published(
-        "RwkvForCausalLM",
-        "RwkvConfig",
-        lambda layers: {
-            "vocab_size": VOCABULARY,
-            "hidden_size": WIDTH,
-            "num_hidden_layers": layers + 1,  # it divides by one less
-            "context_length": 8,
-            "use_cache": False,
-        },
-        tokens,
-    ),
-    "recurrent_gemma": published(
-        "RecurrentGemmaForCausalLM",
-        "RecurrentGemmaConfig",
-        lambda layers: _decoder(
-            layers,
-            lru_width=WIDTH,
-            attention_window_size=8,
-            num_key_value_heads=1,
-            block_types=("recurrent", "attention"),
-        ),
-        tokens,
-    ),
-    "jamba": published("JambaForCausalLM", "JambaConfig", _jamba, tokens),
-    # ---- sound ----
-    "wav2vec2": spoken_to("Wav2Vec2ForCTC", "Wav2Vec2Config", spoken, connected),
-    "hubert": spoken_to("HubertForSequenceClassification", "HubertConfig", sounds),
-    "wavlm": spoken_to("WavLMForSequenceClassification", "WavLMConfig", sounds),
-    "sew": spoken_to("SEWForSequenceClassification", "SEWConfig", sounds),
-    "whisper": published(
-        "WhisperForConditionalGeneration", "WhisperConfig", _whisper, transcribed, _OPT
-    ),
-    "ast": published(
-        "ASTForAudioClassification",
-        "ASTConfig",
-        partial(
-            _vit, patch_size=4, frequency_stride=4, time_stride=4, max_length=16, num_mel_bins=8
-        ),
-        spectra,
-        _VIT,
-    ),
-    # ---- images ----
-    "deit": published("DeiTForImageClassification", "DeiTConfig", _vit, images, _VIT),
-    "swin": published(
-        "SwinForImageClassification",
-        "SwinConfig",
-        lambda layers: {
-            "image_size": SIDE,
-            "patch_size": 2,
-            "embed_dim": 8,
-            "depths": [2, layers],
-            "num_heads": [2, 2],
-            "window_size": 2,
-            "drop_path_rate": 0.0,
-            "num_labels": CLASSES,
-        },
-        images,
-        {"*.fc1.*": 0, "*.fc2.weight": 1},
-    ),
-    "beit": published(
-        "BeitForImageClassification",
-        "BeitConfig",
-        partial(_vit, use_relative_position_bias=True, drop_path_rate=0.0),
-        images,
-        {"*.fc1.*": 0, "*.fc2.weight": 1},
-    ),
-    "dinov2": published(
-        "Dinov2ForImageClassification",
-        "Dinov2Config",
-        _vit,
-        images,
-        {"*.fc1.*": 0, "*.fc2.weight": 1},
-    ),
-    "segformer": published(
-        "SegformerForSemanticSegmentation",
-        "SegformerConfig",
-        lambda layers: {
-            "num_encoder_blocks": 2,
-            "depths": [layers, 1],
-            "sr_ratios": [2, 1],
-            "hidden_sizes": [8, 16],
-            "patch_sizes": [7, 3],
-            "strides": [4, 2],
-            "num_attention_heads": [1, 2],
-            "mlp_ratios": [2, 2],
-            "decoder_hidden_size": 8,
-            "classifier_dropout_prob": 0.0,
-            "drop_path_rate": 0.0,
-            "num_labels": CLASSES,
-        },
-        segmented,
-        micro_batches=1,
-    ),
-    "poolformer": published(
-        "PoolFormerForImageClassification",
-        "PoolFormerConfig",
-        lambda layers: {
-            "num_encoder_blocks": 2,
-            "depths": [layers, 1],
-            "hidden_sizes": [8, 16],
-            "patch_sizes": [7, 3],
-            "strides": [4, 2],
-            "padding": [2, 1],
-            "num_labels": CLASSES,
-        },
-        images,
-    ),
-    "mobilevit": published(
-        "MobileViTForImageClassification",
-        "MobileViTConfig",
-        _of_images(
-            image_size=32,
-            hidden_sizes=[8, 8, 8],
-            neck_hidden_sizes=[4, 8, 8, 8, 8, 8, 16],
-            num_attention_heads=2,
-            expand_ratio=1.0,
-            hidden_dropout_prob=0.0,
-            classifier_dropout_prob=0.0,
-        ),
-        partial(images, side=2 * SIDE),
-        micro_batches=1,
-    ),
-    "regnet": published(
-        "RegNetForImageClassification",
-        "RegNetConfig",
-        lambda layers: {
-            "embedding_size": 8,
-            "hidden_sizes": [8, 16],
-            "depths": [layers, 1],
-            "groups_width": 4,
-            "num_labels": CLASSES,
-        },
-        images,
-        micro_batches=1,
-    ),
-    # ---- images and text; series ----
-    "clip": published("CLIPModel", "CLIPConfig", _seen_and_read, captions, _OPT, 1, matched),
-    "siglip": published("SiglipModel", "SiglipConfig", _seen_and_read, captions, _OPT, 1, paired),
-    "blip": published("BlipForConditionalGeneration", "BlipConfig", _seen_and_read, told_images),
-    "vilt": published(
-        "ViltForQuestionAnswering",
-        "ViltConfig",
-        partial(_vit, vocab_size=VOCABULARY, max_position_embeddings=8),
-        asked_images,
-    ),
-    "llava": published(
-        "LlavaForConditionalGeneration", "LlavaConfig", _llava, shown_images, _LLAMA
-    ),
-    "patchtst": published(
-        "PatchTSTForPrediction",
-        "PatchTSTConfig",
-        _patchtst,
-        series,
-        micro_batches=1,
-    ),
+    "gpt2": published("GPT2LMHeadModel", tokens, split={"*.mlp.c_fc.weight": 1, "*.mlp.c_fc.bias": 0, "*.mlp.c_proj.weight": 0}),
+    "llama": published("LlamaForCausalLM", padded_tokens, split=_LLAMA),
+    "qwen2": published("Qwen2ForCausalLM", tokens, split=_LLAMA),
+    "mistral": published("MistralForCausalLM", tokens, split=_LLAMA),
+    "gemma": published("GemmaForCausalLM", tokens, split=_LLAMA, head_dim=4),
+    "neox": published("GPTNeoXForCausalLM", tokens, split=_NEOX),
+    "opt": published("OPTForCausalLM", padded_tokens, split=_OPT, pad_token_id=1),
+    "mixtral": published("MixtralForCausalLM", tokens, split=_LLAMA_EXPERTS, **_LOCAL, sliding_window=None),
+    "qwen2_moe": published("Qwen2MoeForCausalLM", tokens, split=_LLAMA_EXPERTS, moe_intermediate_size=8, shared_expert_intermediate_size=8, **_EXPERTS),
+    "bert": published("BertForMaskedLM", masked_tokens, split=_BERT),
+    "roberta": published("RobertaForMaskedLM", masked_tokens, split=_BERT, pad_token_id=1),
+    "distilbert": published("DistilBertForMaskedLM", masked_tokens, split={"*.q_lin.*": 0, "*.k_lin.*": 0, "*.v_lin.*": 0, "*.out_lin.weight": 1, "*.lin1.*": 0, "*.lin2.weight": 1}),
+    "t5": published("T5ForConditionalGeneration", pairs, split={"*.q.weight": 0, "*.k.weight": 0, "*.v.weight": 0, "*.o.weight": 1, "*.wi.weight": 0, "*.wo.weight": 1}, decoder_start_token_id=0),
+    "bart": published("BartForConditionalGeneration", pairs, split=_OPT, pad_token_id=1),
+    "vit": published("ViTForImageClassification", images, split=_VIT),
+    "convnext": published("ConvNextForImageClassification", images, split={"*.pwconv1.*": 0, "*.pwconv2.weight": 1}, patch_size=2, num_stages=2, hidden_sizes=[8, 16], depths=lambda n: [n, 1]),
+    "resnet": published("ResNetForImageClassification", images, split={"classifier.1.*": 0}, micro_batches=1, embedding_size=8, hidden_sizes=[8, 16], depths=lambda n: [n, 1], layer_type="basic"),
+    "bloom": published("BloomForCausalLM", tokens, split=_NEOX),
+    "falcon": published("FalconForCausalLM", tokens, split={"*.dense_h_to_4h.weight": 0, "*.dense_4h_to_h.weight": 1}, intermediate_size=24, num_key_value_heads=2, multi_query=True),
+    "phi": published("PhiForCausalLM", tokens, split={"*.q_proj.*": 0, "*.k_proj.*": 0, "*.v_proj.*": 0, "*.dense.weight": 1, "*.fc1.*": 0, "*.fc2.weight": 1}),
+    "qwen3": published("Qwen3ForCausalLM", tokens, split=_LLAMA, head_dim=4),
+    "gemma2": published("Gemma2ForCausalLM", tokens, split=_LLAMA, head_dim=4, query_pre_attn_scalar=4, sliding_window=4),
+    "gemma3": published("Gemma3ForCausalLM", padded_tokens, split=_LLAMA, head_dim=4, query_pre_attn_scalar=4, sliding_window=4),
+    "electra": published("ElectraForMaskedLM", masked_tokens, split=_BERT, embedding_size=8),
+    "albert": published("AlbertForMaskedLM", masked_tokens, split={"*.query.*": 0, "*.key.*": 0, "*.value.*": 0, "*.attention.dense.weight": 1, "*.ffn.*": 0, "*.ffn_output.weight": 1}, embedding_size=8),
+    "deberta_v2": published("DebertaV2ForMaskedLM", masked_tokens, split=_BERT_MLP, relative_attention=True, position_buckets=4, pos_att_type=["p2c", "c2p"], share_att_key=True, norm_rel_ebd="layer_norm", position_biased_input=False),
+    "fnet": published("FNetForMaskedLM", unmasked_tokens, split=_BERT_MLP, num_attention_heads=4),
+    "modernbert": published("ModernBertForMaskedLM", masked_tokens, split={"*.Wi.weight": 0, "*.Wo.weight": 1}, cls_token_id=1, sep_token_id=2, local_attention=4, layer_types=None),
+    "xlnet": published("XLNetLMHeadModel", tokens, split={"*.layer_1.*": 0, "*.layer_2.weight": 1}, mem_len=None),
+    "pegasus": published("PegasusForConditionalGeneration", pairs, split=_OPT),
+    "mbart": published("MBartForConditionalGeneration", pairs, split=_OPT, decoder_start_token_id=2, pad_token_id=1),
+    "olmoe": published("OlmoeForCausalLM", tokens, split=_LLAMA_EXPERTS, **_EXPERTS),
+    "gpt_oss": published("GptOssForCausalLM", tokens, split=_LLAMA_EXPERTS, head_dim=4, **_LOCAL, sliding_window=4),
+    "granite_moe": published("GraniteMoeForCausalLM", tokens, split=_LLAMA_EXPERTS, **_LOCAL),
+    "deepseek_v3": published("DeepseekV3ForCausalLM", tokens, num_hidden_layers=lambda n: n + 1, num_key_value_heads=4, moe_intermediate_size=8, n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1, first_k_dense_replace=1, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=4),
+    "mamba": published("MambaForCausalLM", tokens, state_size=4, time_step_rank=4, intermediate_size=32),
+    "mamba2": published("Mamba2ForCausalLM", tokens, state_size=4, head_dim=8, n_groups=2, chunk_size=4),
+    "rwkv": published("RwkvForCausalLM", tokens, num_hidden_layers=lambda n: n + 1, context_length=8, intermediate_size=64),
+    "recurrent_gemma": published("RecurrentGemmaForCausalLM", tokens, num_key_value_heads=1, max_position_embeddings=16, lru_width=16, attention_window_size=8, block_types=("recurrent", "attention")),
+    "jamba": published("JambaForCausalLM", tokens, num_hidden_layers=lambda n: 2 * n, num_experts=4, attn_layer_period=2, attn_layer_offset=1, mamba_d_state=4, mamba_dt_rank=4, use_mamba_kernels=False),
+    "wav2vec2": spoken_to("Wav2Vec2ForCTC", spoken, loss=connected),
+    "hubert": spoken_to("HubertForSequenceClassification", sounds),
+    "wavlm": spoken_to("WavLMForSequenceClassification", sounds),
+    "sew": spoken_to("SEWForSequenceClassification", sounds),
+    "whisper": published("WhisperForConditionalGeneration", transcribed, split=_OPT, max_position_embeddings=16, num_mel_bins=8, max_source_positions=8, max_target_positions=8, decoder_start_token_id=1, suppress_tokens=None, begin_suppress_tokens=None),
+    "ast": published("ASTForAudioClassification", spectra, split=_VIT, image_size=16, patch_size=4, frequency_stride=4, time_stride=4, max_length=16, num_mel_bins=8),
+    "deit": published("DeiTForImageClassification", images, split=_VIT),
+    "swin": published("SwinForImageClassification", images, split=_MLP, patch_size=2, embed_dim=8, num_layers=2, depths=lambda n: [2, n], num_heads=[2, 2], window_size=2),
+    "beit": published("BeitForImageClassification", images, split=_MLP, use_relative_position_bias=True),
+    "dinov2": published("Dinov2ForImageClassification", images, split=_MLP, intermediate_size=24),
+    "segformer": published("SegformerForSemanticSegmentation", segmented, micro_batches=1, num_encoder_blocks=2, depths=lambda n: [n, 1], sr_ratios=[2, 1], hidden_sizes=[8, 16], patch_sizes=[7, 3], strides=[4, 2], num_attention_heads=[1, 2], mlp_ratios=[2, 2], decoder_hidden_size=8),
+    "poolformer": published("PoolFormerForImageClassification", images, num_encoder_blocks=2, depths=lambda n: [n, 1], hidden_sizes=[8, 16], patch_sizes=[7, 3], strides=[4, 2], padding=[2, 1]),
+    "mobilevit": published("MobileViTForImageClassification", partial(images, side=2 * SIDE), micro_batches=1, image_size=32, patch_size=2, hidden_sizes=[8, 8, 8], neck_hidden_sizes=[4, 8, 8, 8, 8, 8, 16], num_attention_heads=2, expand_ratio=1.0),
+    "regnet": published("RegNetForImageClassification", images, micro_batches=1, embedding_size=8, hidden_sizes=[8, 16], depths=lambda n: [n, 1], groups_width=4),
+    "clip": published("CLIPModel", captions, split=_OPT, micro_batches=1, loss=matched, projection_dim=8),
+    "siglip": published("SiglipModel", captions, split=_OPT, micro_batches=1, loss=paired, projection_dim=8),
+    "blip": published("BlipForConditionalGeneration", told_images, projection_dim=8),
+    "vilt": published("ViltForQuestionAnswering", asked_images, max_position_embeddings=8),
+    "llava": published("LlavaForConditionalGeneration", shown_images, split=_LLAMA, image_token_index=IMAGE, image_seq_length=4, vision_feature_layer=-1),
+    "patchtst": published("PatchTSTForPrediction", series, micro_batches=1, num_input_channels=2, context_length=16, patch_length=4, patch_stride=4, prediction_length=4),
 }
