@@ -71,7 +71,13 @@ def test_values_are_those_of_plain_torch_bit_by_bit(name: str) -> None:
     assert_as_plain_torch(MODULES[name])
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.thorough if k % 4 else ())
+        for k, name in enumerate(ARCHITECTURES)
+    ],
+)
 def test_so_are_those_of_published_architectures(name: str) -> None:
     assert_as_plain_torch(lambda: ARCHITECTURES[name].make(2))
 
