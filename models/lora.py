@@ -131,5 +131,5 @@ class AdaptedWeights:
 
 def tensors_of(name: str, linear: Lora) -> LoraTensors:
     """Describe the adapter of a linear, whose name in the model is `name`."""
-    names = (f"{name}.{part}" for part in ("weight", A, B))
-    return LoraTensors(*names, lora_scale(linear), is_conv1d(linear))
+    weight, a, b = (f"{name}.{part}" for part in ("weight", A, B))
+    return LoraTensors(weight, a, b, lora_scale(linear), is_conv1d(linear))

@@ -41,10 +41,11 @@ class StepwiseDataset(Dataset[dict[str, Tensor]]):
     unprepared: ClassVar[Mapping[str, str]] = {}
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        value: Any = index
+        value: object = index
         for step in self.steps:
             value = apply_step(self, step.name, value, None)
-        return value
+        item: dict[str, Tensor] = value  # type: ignore[assignment]
+        return item
 
 
 def preparation(data: object) -> tuple[Step, ...]:

@@ -79,7 +79,8 @@ def transform(image: Any, transforms: Sequence[Transform]) -> Tensor:
     if isinstance(image, Tensor) and image.is_floating_point():
         return image.as_subclass(Tensor)
     pixels = functional.to_dtype(functional.to_image(image), torch.float32, scale=True)
-    return functional.normalize(pixels, [*MEAN], [*STD]).as_subclass(Tensor)
+    made: Tensor = functional.normalize(pixels, [*MEAN], [*STD]).as_subclass(Tensor)
+    return made
 
 
 def default_transforms(size: int) -> tuple[list[Transform], list[Transform]]:

@@ -93,8 +93,9 @@ def _of_peft(model: nn.Module) -> tuple[tuple[LoraTensors, ...], str]:
             if not plain or each.lora_variant or each.lora_bias["default"]:
                 unlike = unlike or name
                 continue
-            names = (f"{name}.{part}.weight" for part in _PARTS)
-            found.append(LoraTensors(*names, each.scaling["default"], each.fan_in_fan_out))
+            weight, a, b = (f"{name}.{part}.weight" for part in _PARTS)
+            transposed = each.fan_in_fan_out  # type: ignore[attr-defined]
+            found.append(LoraTensors(weight, a, b, each.scaling["default"], transposed))
     return tuple(found), unlike
 
 
