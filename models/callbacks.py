@@ -12,7 +12,7 @@ class EarlyStopping:
 
     metric: name of a validation result; the lowest is the best; -NAME: the highest.  patience:
     evaluations in a row that may be no better, 1 or more.  least: what counts as better, in units
-    of metric.  A run that is resumed counts anew.
+    of metric.  A run that is resumed counts from zero.
     """
 
     def __init__(self, metric: str = "loss", patience: int = 3, least: float = 0.0) -> None:
@@ -23,17 +23,17 @@ class EarlyStopping:
 
     def check(self, recipe: Mapping[str, Any]) -> Mapping[str, str]:
         """Return what is wrong of a run with these keys, by argument or by key of the recipe."""
-        found, known = {}, ["loss", *recipe["task"]["metrics"]]
+        wrong, known = {}, ["loss", *recipe["task"]["metrics"]]
         if self.metric not in known:
-            found["metric"] = f"{self.metric} is no result of an evaluation: {', '.join(known)}."
+            wrong["metric"] = f"{self.metric} is not a result of an evaluation: {', '.join(known)}."
         if self.patience < 1:
-            found["patience"] = f"{self.patience} is not 1 or more: no evaluation would be awaited."
+            wrong["patience"] = f"{self.patience} is not 1 or more: no evaluation would be awaited."
         held, train = recipe["eval"], recipe["train"]
         if not (held["batches"] and held["fraction"]):
-            found["eval.batches"] = "EarlyStopping compares evaluations; no samples are held out."
+            wrong["eval.batches"] = "EarlyStopping compares evaluations; no samples are held out."
         if not held["every"] and not (train["keep_best"] and train["save_every"]):
-            found["eval.every"] = "EarlyStopping needs evaluations before the end of the run."
-        return found
+            wrong["eval.every"] = "EarlyStopping needs evaluations before the end of the run."
+        return wrong
 
     def on_evaluation(self, step: int, values: Mapping[str, float]) -> str | None:
         """Compare an evaluation, after `step`, with the best so far."""

@@ -27,7 +27,7 @@ def causal_attention(
     """Return scaled dot product attention (B, H, T, C) in which a token sees no later one.
 
     query, key, value: (B, H, T, C); value may be narrower.  documents: lengths (B, N) of the
-    documents that fill each sample, 0 behind the last; a token sees those of its own document
+    documents that fill each sample, 0 after the last; a token sees those of its own document
     alone.  None: a sample is one.
     dropout: of the attention weights.  scale: of the scores; None: 1 / sqrt(C).  Raise ValueError
     for dropout within documents.

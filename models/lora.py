@@ -64,20 +64,20 @@ def add_lora(linear: nn.Module, rank: int, alpha: float, dropout: float) -> None
     rank: rows of A.  alpha: B A counts alpha / rank.  dropout: share of the adapter's inputs that
     are zeroed in training.  A and B are of the weight's dtype, or fp32 where that is narrower.
     """
-    made: Any = linear
-    weight: Tensor = made.weight
+    adapted: Any = linear
+    weight: Tensor = adapted.weight
     num_out, num_in = reversed(weight.shape) if is_conv1d(linear) else iter(weight.shape)
     like: dict[str, Any] = {
         "device": weight.device,
         "dtype": torch.promote_types(weight.dtype, torch.float32),
     }
     cls: Any = type(linear)
-    made.__class__ = _with_lora(cls)
-    made.lora_A = nn.Linear(num_in, rank, bias=False, **like)
-    made.lora_B = nn.Linear(rank, num_out, bias=False, **like)
-    made.lora_dropout = nn.Dropout(dropout) if dropout else nn.Identity()
-    made.lora_alpha = alpha
-    nn.init.zeros_(made.lora_B.weight)
+    adapted.__class__ = _with_lora(cls)
+    adapted.lora_A = nn.Linear(num_in, rank, bias=False, **like)
+    adapted.lora_B = nn.Linear(rank, num_out, bias=False, **like)
+    adapted.lora_dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+    adapted.lora_alpha = alpha
+    nn.init.zeros_(adapted.lora_B.weight)
 
 
 @cache
@@ -123,10 +123,10 @@ class AdaptedWeights:
     unlike: str = ""
 
     @staticmethod
-    def of_json(found: Mapping[str, Any]) -> AdaptedWeights:
+    def of_json(given: Mapping[str, Any]) -> AdaptedWeights:
         """Return what dataclasses.asdict made a mapping of."""
-        loras = tuple(LoraTensors(**each) for each in found["loras"])
-        return AdaptedWeights(loras, tuple(found["others"]), found["unlike"])
+        loras = tuple(LoraTensors(**each) for each in given["loras"])
+        return AdaptedWeights(loras, tuple(given["others"]), given["unlike"])
 
 
 def tensors_of(name: str, linear: Lora) -> LoraTensors:

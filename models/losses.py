@@ -27,8 +27,8 @@ def part_of(output: Any, part: OutputPart) -> Tensor:
     name: int | str = "logits" if part is None else part
     if isinstance(name, int) or isinstance(output, Mapping):
         return output[name]  # type: ignore[no-any-return]
-    found: Tensor = getattr(output, name)
-    return found
+    attribute: Tensor = getattr(output, name)
+    return attribute
 
 
 def model_loss(output: object, batch: Mapping[str, Tensor], part: OutputPart = "loss") -> Tensor:

@@ -39,11 +39,11 @@ class ClickLog(Rows):
             raise ValueError(f"{ids} ids are too few for {len(categories)} categories")
         columns = _columns(Path(path).expanduser(), categories, [click, *numbers])
         rows = ids // max(len(categories), 1)
-        found = [_rows(columns[name], rows) + k * rows for k, name in enumerate(categories)]
+        coded = [_rows(columns[name], rows) + k * rows for k, name in enumerate(categories)]
         clicks = _numbers(columns[click])
         logs = [_log_of_positive(_numbers(columns[name])) for name in numbers]
         super().__init__(
-            ids=torch.stack(found, 1),
+            ids=torch.stack(coded, 1),
             numbers=torch.stack(logs, 1) if numbers else torch.empty(len(clicks), 0),
             clicks=clicks,
         )
@@ -59,12 +59,12 @@ def _columns(file: Path, categories: Sequence[str], numbers: Sequence[str]) -> A
     cells = csv.ConvertOptions(column_types=types, null_values=[""])
     is_csv = file.suffix != ".parquet"
     kind = dataset.CsvFileFormat(convert_options=cells) if is_csv else "parquet"
-    found = dataset.dataset(file, format=kind)
-    missing = [name for name in types if name not in found.schema.names]
+    table = dataset.dataset(file, format=kind)
+    missing = [name for name in types if name not in table.schema.names]
     if missing:
-        known = ", ".join(found.schema.names)
+        known = ", ".join(table.schema.names)
         raise ValueError(f"{file} has no column {missing[0]!r}; it has {known}")
-    return found.to_table(columns=[*types])
+    return table.to_table(columns=[*types])
 
 
 def _rows(column: Any, rows: int) -> Tensor:
@@ -109,12 +109,12 @@ class Clicks(Rows):
         random = np.random.default_rng(seed)
         rows = ids // fields
         ranks = zipf_ranks(random.random((samples, fields)), rows, exponent)
-        found = ranks + np.arange(fields) * rows
+        chosen = ranks + np.arange(fields) * rows
         measured = random.standard_normal((samples, numbers))
-        score = np.sin(found * 12.9898).sum(1) + measured.sum(1) / 2
+        score = np.sin(chosen * 12.9898).sum(1) + measured.sum(1) / 2
         clicked = random.random(samples) < 1 / (1 + np.exp(-score))
         super().__init__(
-            ids=torch.from_numpy(found),
+            ids=torch.from_numpy(chosen),
             numbers=torch.from_numpy(measured.astype(np.float32)),
             clicks=torch.from_numpy(clicked.astype(np.float32)),
         )

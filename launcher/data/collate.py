@@ -82,7 +82,7 @@ def _fault_of(item: object, number: int) -> str:
         return f"item {number} has no fields"
     for field, value in item.items():
         if not _is_name(field):
-            return f"field {field!r} of item {number} is no name: write a str without @ in front"
+            return f"field {field!r} of item {number} is not a name: write a str without @ in front"
         if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
             what = f"an array of dtype {value.dtype}: leave it out of __getitem__"
         elif isinstance(value, _STACKED):

@@ -87,13 +87,13 @@ class DataWorkers:
         that could not be made.
         """
         try:
-            number, made = next(self._made)
+            number, batch = next(self._made)
         except (OSError, EOFError, RuntimeError) as error:  # of what a process left half done
             raise self._name_the_dead() from error
         assert number == reading, (number, reading)
-        if isinstance(made, FailedReading):
-            raise RunError(self._where, made.problem)
-        return made
+        if isinstance(batch, FailedReading):
+            raise RunError(self._where, batch.problem)
+        return batch
 
     def close(self) -> None:
         """End the processes at once, whatever they make."""
@@ -172,8 +172,8 @@ class _Batches(Dataset[Made]):
     def __getitem__(self, reading: BatchReading) -> Made:
         try:
             sampler = self.samplers[reading.evaluation]
-            made = sampler(reading.step, reading.micro_batch, reading.rows)
-            return reading, {field: _share(value) for field, value in made.items()}
+            batch = sampler(reading.step, reading.micro_batch, reading.rows)
+            return reading, {field: _share(value) for field, value in batch.items()}
         except Exception as error:
             return reading, FailedReading(_describe(error))
 
@@ -193,8 +193,8 @@ def _describe(error: Exception) -> str:
     return "\n".join([*facts, *lines])
 
 
-def _keep(made: Any) -> Any:
-    return made
+def _keep(batch: Any) -> Any:
+    return batch
 
 
 def _begin(parent: int, _: int) -> None:

@@ -19,8 +19,8 @@ class Digits(Rows):
     """
 
     def __init__(self) -> None:
-        found = np.loadtxt(find_sklearn_data() / "data" / "digits.csv.gz", delimiter=",")
-        pixels, labels = found[:, :-1], found[:, -1]
+        rows = np.loadtxt(find_sklearn_data() / "data" / "digits.csv.gz", delimiter=",")
+        pixels, labels = rows[:, :-1], rows[:, -1]
         order = np.random.default_rng(_ORDER).permutation(len(labels))
         super().__init__(
             images=torch.from_numpy((pixels[order] / 16).astype(np.float32)),
@@ -34,7 +34,7 @@ def find_sklearn_data() -> Path:
     The package itself is not imported: that takes a second and a half.  Raise ModuleNotFoundError
     where there is none.
     """
-    found = find_spec("sklearn")
-    if found is None or not found.submodule_search_locations:
+    package = find_spec("sklearn")
+    if package is None or not package.submodule_search_locations:
         raise ModuleNotFoundError("No module named 'sklearn': pip install 'flowrun[digits]'")
-    return Path(found.submodule_search_locations[0]) / "datasets"
+    return Path(package.submodule_search_locations[0]) / "datasets"

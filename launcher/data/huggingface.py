@@ -67,5 +67,5 @@ def load_saved(path: str, split: str | None) -> Dataset:
 
 def _tensor(values: object) -> Tensor:
     """Return numbers as a tensor, floating-point ones as float32."""
-    made = torch.from_numpy(np.asarray(values))
-    return made.float() if made.is_floating_point() else made
+    tensor = torch.from_numpy(np.asarray(values))
+    return tensor.float() if tensor.is_floating_point() else tensor

@@ -59,20 +59,25 @@ class ImageFolder(StepwiseDataset):
             raise ArgumentError("path", f"there is no folder {path}.")
         if (transforms is None) != (eval_transforms is None):
             raise ValueError("give both transforms and eval_transforms, [] where there are none")
-        found = Files(Path(path).expanduser())
-        self.classes = found.classes
-        order = np.random.default_rng(0).permutation(len(found.samples))
-        self.files = [found.samples[k] for k in order]
+        listed = Files(Path(path).expanduser())
+        self.classes = listed.classes
+        order = np.random.default_rng(0).permutation(len(listed.samples))
+        self.files = [listed.samples[k] for k in order]
         in_training, in_evaluation = default_transforms(size)
         self.transforms = in_training if transforms is None else [*transforms]
         self.eval_transforms = in_evaluation if eval_transforms is None else [*eval_transforms]
         with Image.open(self.files[0][0]) as image:
             values = 3 * image.width * image.height
-            made = transform(image.convert("RGB"), self.eval_transforms)
+            transformed = transform(image.convert("RGB"), self.eval_transforms)
         self.steps = (
             Step("read", 50e-6, Path(self.files[0][0]).stat().st_size),
             Step("decode", _DECODE_S * values, values),
-            Step("augment", _TRANSFORM_S * max(values, made.numel()), made.nbytes, random=True),
+            Step(
+                "augment",
+                _TRANSFORM_S * max(values, transformed.numel()),
+                transformed.nbytes,
+                random=True,
+            ),
         )
 
     def __len__(self) -> int:
@@ -101,11 +106,11 @@ class ImageFolder(StepwiseDataset):
         """Return the transformed image as the item's tensors."""
         image, label = sample
         if draws is None:
-            made = transform(image, self.eval_transforms)
+            transformed = transform(image, self.eval_transforms)
         else:
             with seed_draws(int(draws.integers(2**63))):
-                made = transform(image, self.transforms)
-        return {"images": made, "labels": torch.tensor(label)}
+                transformed = transform(image, self.transforms)
+        return {"images": transformed, "labels": torch.tensor(label)}
 
 
 class Photographs(StepwiseDataset):

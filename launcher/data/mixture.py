@@ -72,14 +72,14 @@ class DataMixture(StackedDataset):
     def stacked(self, indices: Tensor) -> dict[str, Tensor]:
         """Return the items, made by one call of each source."""
         source, index = self.order.find(indices.numpy())
-        made: dict[str, Tensor] = {}
+        items: dict[str, Tensor] = {}
         for k in np.unique(source):
             rows = torch.from_numpy(np.flatnonzero(source == k))
             batch = batch_of(self.sources[k], torch.from_numpy(index[source == k]))
             for field, values in batch.items():
-                whole = made.setdefault(field, values.new_empty(len(indices), *values.shape[1:]))
+                whole = items.setdefault(field, values.new_empty(len(indices), *values.shape[1:]))
                 whole[rows] = values
-        return made
+        return items
 
 
 def find_mixture(data: object, place: str = "data") -> tuple[str, DataMixture] | None:
@@ -195,8 +195,8 @@ def _spread(numbers: Numbers, size: int, seed: int) -> Numbers:
     while math.gcd(step, size) != 1:
         step += 1
     start = int(np.random.default_rng((seed, size)).integers(size))
-    found: Numbers = (numbers * step + start) % size
-    return found
+    spread: Numbers = (numbers * step + start) % size
+    return spread
 
 
 def _shares(
@@ -227,9 +227,9 @@ def _check_alike(sources: Mapping[str, object], length: int | None) -> None:
     """
     if len(sources) < 1:
         raise ArgumentError("sources", "a mixture has sources: {name: {_target_: a data set}}.")
-    found = {name: _form(source) for name, source in sources.items()}
-    first, form = next(iter(found.items()))
-    for name, other in found.items():
+    forms = {name: _form(source) for name, source in sources.items()}
+    first, form = next(iter(forms.items()))
+    for name, other in forms.items():
         if other != form:
             unlike = {each for each in {*form} & {*other} if form[each] != other[each]}
             more = "; give all one most_documents" if unlike == {DOCUMENTS} else ""
@@ -245,15 +245,15 @@ def _one_vocabulary(sources: Mapping[str, object]) -> tuple[int | None, str | No
     says it.  Raise ValueError where sources differ in one.
     """
     sizes, digests = (
-        {name: found for name, each in sources.items() if (found := getattr(each, key, None))}
+        {name: value for name, each in sources.items() if (value := getattr(each, key, None))}
         for key in ("vocabulary", "ids_digest")
     )
     if len({*sizes.values()}) > 1:
         raise ValueError(f"sources have unlike numbers of ids, {sizes}: give all one tokenizer")
     if len({*digests.values()}) > 1:
         kinds = ", ".join(
-            f"{name}: {found if found == BYTES else f'of a tokenizer, digest {found[:8]}'}"
-            for name, found in digests.items()
+            f"{name}: {value if value == BYTES else f'of a tokenizer, digest {value[:8]}'}"
+            for name, value in digests.items()
         )
         raise ValueError(
             f"the same id stands for unlike text in the sources ({kinds}): give all one tokenizer"

@@ -2,8 +2,8 @@
 
 A file that the data set opened before the fork is one open file for all ranks: each read or seek of
 one moves the others.  Here each descriptor gets an open file of its own, at the same place, under
-the same number, so that whatever object holds it (a file, a zip archive, an HDF5 library) goes on
-unaware.  Linux alone; elsewhere nothing changes.
+the same number, so that whatever object holds it (a file, a zip archive, an HDF5 library) notices
+nothing.  Linux alone; elsewhere nothing changes.
 """
 
 from __future__ import annotations

@@ -52,9 +52,9 @@ class Sampler:
         if samples is not None:
             return self.collate(samples, step, micro_batch, rows)
         chosen = self._chosen(step, micro_batch, rows)
-        made = batch_of(self.data, chosen)
-        self._check(made, chosen)
-        return {field: values.contiguous() for field, values in made.items()}
+        batch = batch_of(self.data, chosen)
+        self._check(batch, chosen)
+        return {field: values.contiguous() for field, values in batch.items()}
 
     def prepare(
         self, name: str, samples: list[object] | None, step: int, micro_batch: int, rows: slice
@@ -67,12 +67,12 @@ class Sampler:
         """
         chosen = self._chosen(step, micro_batch, rows).tolist()
         numbers = self._numbers(step, micro_batch, rows)
-        made = []
+        prepared = []
         for number, index, sample in zip(numbers, chosen, samples or chosen, strict=True):
             seed = None if self.evaluation else (self.seed, number)
             with naming_items([index], name):
-                made.append(apply_step(self.data, name, sample, seed))
-        return made
+                prepared.append(apply_step(self.data, name, sample, seed))
+        return prepared
 
     def read_raw_fields(self, step: int, micro_batch: int, rows: slice) -> Batch:
         """Make the fields that need no other part of their samples.
@@ -91,14 +91,14 @@ class Sampler:
         samples: the items.  step, micro_batch, rows: say which they are, for an error.
         """
         chosen = self._chosen(step, micro_batch, rows)
-        made = collate(samples, chosen.tolist())
-        self._check(made, chosen)
-        return made
+        batch = collate(samples, chosen.tolist())
+        self._check(batch, chosen)
+        return batch
 
-    def _check(self, made: Batch, chosen: torch.Tensor) -> None:
+    def _check(self, batch: Batch, chosen: torch.Tensor) -> None:
         """Raises ItemError for a batch that has not the fields, shapes and types of the first."""
         for field, form in (self.forms or {}).items():
-            if field not in made or _form(made[field]) != form:
+            if field not in batch or _form(batch[field]) != form:
                 raise ItemError(self._unlike(field, form, chosen.tolist()))
 
     def _unlike(self, field: str, form: FieldType, chosen: list[int]) -> str:
@@ -107,8 +107,8 @@ class Sampler:
             batch = batch_of(self.data, torch.tensor([index]))
             if field not in batch:
                 return f"item {index} has no field {field!r}, which the first items have"
-            if (found := _form(batch[field])) != form:
-                return f"field {field!r} of item {index} is {_shown(found)}; so far {_shown(form)}"
+            if (other := _form(batch[field])) != form:
+                return f"field {field!r} of item {index} is {_shown(other)}; so far {_shown(form)}"
         return f"field {field!r} of items {chosen} is not {_shown(form)}, as it was so far"
 
     def _numbers(self, step: int, micro_batch: int, rows: slice) -> range:
@@ -203,8 +203,8 @@ def held_out_indices(numbers: range, held_out: int, num_samples: int) -> Tensor:
 
     They run through the last `held_out` of `num_samples` samples in order, again and again.
     """
-    found = num_samples - held_out + np.arange(numbers.start, numbers.stop) % held_out
-    return torch.from_numpy(found)
+    indices = num_samples - held_out + np.arange(numbers.start, numbers.stop) % held_out
+    return torch.from_numpy(indices)
 
 
 @lru_cache(maxsize=4)

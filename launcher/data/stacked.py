@@ -94,5 +94,5 @@ def batch_method(data: Dataset[object]) -> str | None:
 
 def _method(data: Dataset[object], name: str) -> Callable[[Any], Any] | None:
     """Return a method of the data set; an attribute that is not callable is none."""
-    found = getattr(data, name, None)
-    return found if callable(found) else None
+    method = getattr(data, name, None)
+    return method if callable(method) else None

@@ -55,8 +55,8 @@ def preparation(data: object) -> tuple[Step, ...]:
 
 def unprepared_fields(data: object) -> Mapping[str, str]:
     """Return field -> method that makes it from the index, without the rest of the sample."""
-    found: Mapping[str, str] = getattr(data, "unprepared", {})
-    return found
+    methods: Mapping[str, str] = getattr(data, "unprepared", {})
+    return methods
 
 
 def sample_seconds(data: object) -> float:

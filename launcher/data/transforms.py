@@ -70,7 +70,7 @@ def seed_draws(seed: int) -> Iterator[None]:
 def transform(image: Any, transforms: Sequence[Transform]) -> Tensor:
     """Take an image of PIL through transforms; return (3, height, width) float32.
 
-    What is no float tensor then is scaled to 0..1 and normalised as ImageNet's images are.
+    What is then not a float tensor is scaled to 0..1 and normalised as ImageNet's images are.
     """
     from torchvision.transforms.v2 import functional
 
@@ -79,8 +79,8 @@ def transform(image: Any, transforms: Sequence[Transform]) -> Tensor:
     if isinstance(image, Tensor) and image.is_floating_point():
         return image.as_subclass(Tensor)
     pixels = functional.to_dtype(functional.to_image(image), torch.float32, scale=True)
-    made: Tensor = functional.normalize(pixels, [*MEAN], [*STD]).as_subclass(Tensor)
-    return made
+    normalised: Tensor = functional.normalize(pixels, [*MEAN], [*STD]).as_subclass(Tensor)
+    return normalised
 
 
 def default_transforms(size: int) -> tuple[list[Transform], list[Transform]]:

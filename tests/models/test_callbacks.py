@@ -40,7 +40,7 @@ def recipe(**train: Any) -> dict[str, Any]:
 def test_what_can_never_stop_a_run_is_said_before_the_start() -> None:
     best = recipe(keep_best="loss", save_every=5)
     found = EarlyStopping("acc").check(best)
-    assert found == {"metric": "acc is no result of an evaluation: loss, accuracy."}
+    assert found == {"metric": "acc is not a result of an evaluation: loss, accuracy."}
     assert [*EarlyStopping("-accuracy").check(recipe())] == ["eval.every"]
     assert [*EarlyStopping(patience=0).check(best)] == ["patience"]
     nothing = {**best, "eval": {"every": 1, "batches": 0, "fraction": 0.1}}

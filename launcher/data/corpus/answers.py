@@ -48,7 +48,7 @@ class AnsweredDocuments(StackedDataset):
     """A document a sample: {tokens (T,), targets (T,)}, int64, targets one id ahead; or, packed,
     several, with positions and documents (packed.py).
 
-    Targets are -100 where the next id holds no character of an answer, and behind the end.
+    Targets are -100 where the next id holds no character of an answer, and after the end.
     documents: with their answers.  length: T; shorter ones are padded.
     long: what becomes of longer ones: cut or drop; None: they are refused.
     pack: several documents make a sample.  most_documents: of a packed sample; see PackedDocuments.
@@ -188,9 +188,9 @@ def _encode_texts(
         for row, text in zip(rows, texts, strict=True):
             try:
                 special.encode([text.text], [text.letters])
-            except ValueError as found:
-                raise ArgumentError("path", f"{row.place}: {found}.") from found
-        raise ArgumentError("path", f"{rows[0].place} and those behind it: {error}.") from error
+            except ValueError as own:
+                raise ArgumentError("path", f"{row.place}: {own}.") from own
+        raise ArgumentError("path", f"{rows[0].place} and those after it: {error}.") from error
 
 
 def _mark(places: list[tuple[int, int]], spans: TextSpans) -> list[bool]:

@@ -56,8 +56,10 @@ class Chat(AnsweredDocuments):
                     f"the chat template of {tokenizer} cannot write it: {error}"
                 ) from error
 
-        made = tokenise_rows(source, tokenizer, f"chat, quoted: {messages}", write, begin=False)
-        super().__init__(made, length, long, pack, most_documents)
+        documents = tokenise_rows(
+            source, tokenizer, f"chat, quoted: {messages}", write, begin=False
+        )
+        super().__init__(documents, length, long, pack, most_documents)
 
 
 class Instructions(AnsweredDocuments):
@@ -100,8 +102,8 @@ class Instructions(AnsweredDocuments):
             return AnsweredText(text, ((len(asked), len(text)),), letters)
 
         settings = f"instructions, quoted: {prompt!r} {answer!r}"
-        made = tokenise_rows(source, tokenizer, settings, write)
-        super().__init__(made, length, long, pack, most_documents)
+        documents = tokenise_rows(source, tokenizer, settings, write)
+        super().__init__(documents, length, long, pack, most_documents)
 
 
 def _fields_of(key: str, form: str) -> list[tuple[str, bool]]:
@@ -148,18 +150,18 @@ def _read_messages(row: Fields, name: str) -> list[Fields]:
             f"there is no {name!r} in it; it has {', '.join(row)}: name the field of the "
             "conversation by data.messages"
         )
-    found = field_of(row, name)
-    if not isinstance(found, list) or not found:
-        raise ValueError(f"{name!r} must be a list of {{role, content}}, not {str(found)[:40]!r}")
-    for number, message in enumerate(found, 1):
+    said = field_of(row, name)
+    if not isinstance(said, list) or not said:
+        raise ValueError(f"{name!r} must be a list of {{role, content}}, not {str(said)[:40]!r}")
+    for number, message in enumerate(said, 1):
         _check_message(message, f"message {number} of {name!r}")
-    return found
+    return said
 
 
 def _check_message(message: object, place: str) -> None:
     """Raise ValueError unless a message says who speaks, and what, or calls tools."""
     if not isinstance(message, dict):
-        raise ValueError(f"{place} is no {{role, content}}: {str(message)[:40]!r}")
+        raise ValueError(f"{place} is not a {{role, content}}: {str(message)[:40]!r}")
     for key in ("role", "content"):
         value = message.get(key)
         if isinstance(value, str):
@@ -170,9 +172,8 @@ def _check_message(message: object, place: str) -> None:
         instead = ""
         if {"from", "value"} <= message.keys():
             instead = ": write from as role (user, assistant or system), and value as content"
-        raise ValueError(
-            f"{place}: {key} {said if value is None else f'is no text: {str(value)[:40]}'}{instead}"
-        )
+        why = said if value is None else f"is not text: {str(value)[:40]}"
+        raise ValueError(f"{place}: {key} {why}{instead}")
 
 
 def render_chat(messages: Sequence[Fields], special: SpecialTokens, name: str) -> AnsweredText:
@@ -204,7 +205,7 @@ def _write(
             **tokenizer.special_tokens_map,
         )
         return texts[0], tuple((start, end) for start, end in spans[0])
-    whole, found = _render(tokenizer, messages), []
+    whole, answers = _render(tokenizer, messages), []
     for k, message in enumerate(messages):
         if message["role"] == ASSISTANT:
             asked = _render(tokenizer, messages[:k], prompt=True) if k else _prompt(tokenizer)
@@ -217,8 +218,8 @@ def _write(
                     "Mark in it what the assistant says by {% generation %} and "
                     "{% endgeneration %}.",
                 )
-            found.append((len(asked), len(said)))
-    return whole, tuple(found)
+            answers.append((len(asked), len(said)))
+    return whole, tuple(answers)
 
 
 def _template_of(tokenizer: PreTrainedTokenizerFast, name: str) -> str:

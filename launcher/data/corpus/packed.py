@@ -21,7 +21,7 @@ class PackedDocuments(StackedDataset):
     one token less, as its last id is only a target.  length: T.
     most: N, the most pieces of a sample; None: as many as the fullest sample has.
 
-    `documents` of a sample has the tokens of each piece, in order, and 0 behind the last; what they
+    `documents` of a sample has the tokens of each piece, in order, and 0 after the last; what they
     leave is padding, and counts to the last one.  Positions count from 0 in each piece.  Targets
     are -100 where an id is of no answer, and on padding; none is the id of another piece.
 
@@ -92,9 +92,9 @@ def _fill(sizes: list[int], length: int, most: int | None) -> list[list[int]]:
     packed: list[list[int]] = []
     open_samples: list[tuple[int, int]] = []  # (room left, number), sorted
     for piece, size in enumerate(sizes):
-        found = bisect_left(open_samples, (size, 0))
-        if found < len(open_samples):
-            room, sample = open_samples.pop(found)
+        fitting = bisect_left(open_samples, (size, 0))
+        if fitting < len(open_samples):
+            room, sample = open_samples.pop(fitting)
         else:
             room, sample = length, len(packed)
             packed.append([])

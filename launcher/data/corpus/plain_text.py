@@ -76,8 +76,8 @@ def _encode(
     pieces = (piece for file, num_bytes in shares for piece in _pieces(file, num_bytes, errors))
     while some := [*islice(pieces, _AT_ONCE)]:
         LOG.info("tokenising %s: %.1f of %.1f MB", name, read / 1e6, total / 1e6)
-        found = backend.encode_batch_fast([text for text, *_ in some], add_special_tokens=False)
-        for encoding, (_, last, num_bytes) in zip(found, some, strict=True):
+        encodings = backend.encode_batch_fast([text for text, *_ in some], add_special_tokens=False)
+        for encoding, (_, last, num_bytes) in zip(encodings, some, strict=True):
             tail = [end] if last and end is not None else []
             ids = put_beginning(beginning, encoding.ids) if begins else encoding.ids
             yield DocumentPart(ids=[*ids, *tail], last=last)

@@ -20,7 +20,7 @@ from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.corpus.plain_text import find_visible_files
 from flowrun.launcher.data.huggingface import load_saved
 
-_FORM = 2  # of rows; another one is tokenised anew
+_FORM = 2  # of rows; another one is tokenised again
 _SAVED = ("dataset_info.json", "dataset_dict.json")  # what save_to_disk leaves
 ALL = "all"  # in place of a split: all files, whatever their names say
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -139,15 +139,15 @@ class RowSource:
                 )
             return [*splits]
         wanted = (self.split, _SPLITS.get(self.split, self.split))
-        found = [file for file, split in splits.items() if split in wanted]
-        if not found:
+        chosen = [file for file, split in splits.items() if split in wanted]
+        if not chosen:
             said = f"say {', '.join(known)}" if known else "say none"
             raise ArgumentError(
                 "split",
                 f"{self.path}: there is no split {self.split!r}; names of files {said}.",
                 f"Write data.split={'|'.join((*known, ALL))}, or leave it out.",
             )
-        return found
+        return chosen
 
 
 def _split_of(file: Path) -> str | None:
@@ -180,7 +180,7 @@ def field_of(fields: Fields, name: str) -> object:
 def check_text(value: object, name: str) -> str:
     """Return a value that is text.  Raise ValueError for another one of the field `name`."""
     if not isinstance(value, str):
-        raise ValueError(f"{name!r} is no text: {_show(value)}")
+        raise ValueError(f"{name!r} is not text: {_show(value)}")
     return value
 
 
@@ -233,7 +233,7 @@ def _parse(text: str, place: str, instead: str = "") -> Any:
     except json.JSONDecodeError as error:
         line = f", line {error.lineno}" if error.lineno > 1 else ""
         raise ValueError(
-            f"{place}{line}, column {error.colno} is no JSON: {error.msg}{instead}"
+            f"{place}{line}, column {error.colno} is not JSON: {error.msg}{instead}"
         ) from None
     except UnicodeEncodeError as error:
         half = ord(error.object[error.start])
@@ -242,7 +242,7 @@ def _parse(text: str, place: str, instead: str = "") -> Any:
 
 def _check_object(value: object, place: str) -> Fields:
     if not isinstance(value, dict):
-        raise ValueError(f"{place} is no object {{field: value}}: {_show(value)}")
+        raise ValueError(f"{place} is not an object {{field: value}}: {_show(value)}")
     return value
 
 
@@ -264,7 +264,7 @@ def _read_csv(file: Path) -> Iterator[PlacedRow]:
                     raise ValueError(f"{place}: a row has a cell for each of {', '.join(names)}")
                 yield PlacedRow(place, row)
         except csv.Error as error:
-            raise ValueError(f"{file}, line {rows.reader.line_num} is no CSV: {error}") from None
+            raise ValueError(f"{file}, line {rows.reader.line_num} is not CSV: {error}") from None
         except UnicodeDecodeError as error:
             line, byte = rows.reader.line_num + 1, error.object[error.start]
             raise ValueError(

@@ -48,7 +48,7 @@ class SpecialTokens:
     def quote(self, value: Any) -> Any:
         """Return a value of JSON whose text has special tokens quoted."""
         if isinstance(value, str):
-            return self._pattern.sub(lambda found: self._sign(_QUOTES, found[0]), value)
+            return self._pattern.sub(lambda match: self._sign(_QUOTES, match[0]), value)
         if isinstance(value, Mapping):
             return {key: self.quote(each) for key, each in value.items()}
         return [self.quote(each) for each in value] if isinstance(value, list) else value
@@ -60,8 +60,8 @@ class SpecialTokens:
             quote = chr(_QUOTES + k)
             places += [place for place, letter in enumerate(text) if letter == quote]
             text = text.replace(quote, first)
-        found = (self._pattern.match(text, place) for place in sorted(places))
-        return text, tuple(each.span() for each in found if each)
+        matches = (self._pattern.match(text, place) for place in sorted(places))
+        return text, tuple(each.span() for each in matches if each)
 
     def encode(self, texts: Sequence[str], letters: Sequence[TextSpans]) -> list[EncodedText]:
         """Return the ids of texts, in which all special tokens count but those at `letters`.
@@ -69,29 +69,29 @@ class SpecialTokens:
         Raise ValueError for a tokenizer that has no other ids for such letters.
         """
         if not any(letters):
-            found = self.backend.encode_batch(list(texts), add_special_tokens=False)
-            return [EncodedText(each.ids, each.offsets) for each in found]
+            encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
+            return [EncodedText(each.ids, each.offsets) for each in encodings]
         marked = [self._mark(text, spans) for text, spans in zip(texts, letters, strict=True)]
         if self._marking is None:
             self._marking = self._make_marking()
-        found = self._marking.encode_batch(marked, add_special_tokens=False)
+        encodings = self._marking.encode_batch(marked, add_special_tokens=False)
         ids = {
             self._marking.token_to_id(self._sign(_MARKS, token.content)): k
             for k, token in self.tokens.items()
         }
-        for text, spans, each in zip(texts, letters, found, strict=True):
+        for text, spans, each in zip(texts, letters, encodings, strict=True):
             self._check(text, spans, each)
-        return [EncodedText([ids.get(k, k) for k in each.ids], each.offsets) for each in found]
+        return [EncodedText([ids.get(k, k) for k in each.ids], each.offsets) for each in encodings]
 
     def _mark(self, text: str, letters: TextSpans) -> str:
         """Mark the special tokens of a text, except those at `letters`."""
         for k in range(len(self._firsts)):
             if chr(_MARKS + k) in text:
-                raise ValueError(f"the text holds U+{_MARKS + k:X}, which is no character")
+                raise ValueError(f"the text holds U+{_MARKS + k:X}, which is not a character")
         starts = {start for start, _ in letters}
 
-        def sign(found: re.Match[str]) -> str:
-            return found[0] if found.start() in starts else self._sign(_MARKS, found[0])
+        def sign(match: re.Match[str]) -> str:
+            return match[0] if match.start() in starts else self._sign(_MARKS, match[0])
 
         return self._pattern.sub(sign, text)
 
@@ -102,10 +102,10 @@ class SpecialTokens:
         """Make a tokenizer to which special tokens are letters, and marked ones are tokens."""
         from tokenizers import AddedToken, Tokenizer
 
-        made: Any = Tokenizer.from_str(self.backend.to_str())
-        made.post_processor = None
-        made.encode_special_tokens = True
-        made.add_tokens(
+        marking: Any = Tokenizer.from_str(self.backend.to_str())
+        marking.post_processor = None
+        marking.encode_special_tokens = True
+        marking.add_tokens(
             [
                 AddedToken(
                     self._sign(_MARKS, token.content),
@@ -117,7 +117,7 @@ class SpecialTokens:
                 for token in self.tokens.values()
             ]
         )
-        return made  # type: ignore[no-any-return]
+        return marking  # type: ignore[no-any-return]
 
     def _check(self, text: str, letters: TextSpans, encoding: Any) -> None:
         """Raise ValueError if letters became the special token after all."""

@@ -44,10 +44,10 @@ class Text(Windows):
             self.vocabulary, self.ids_digest = 256, BYTES
         else:
             name = "the standard library" if path is None else path
-            found = tokenise_files(name, files, max_bytes, tokenizer, strict=path is not None)
-            self.stream, self.vocabulary = found.ids, found.vocabulary
-            self.ids_digest = found.ids_digest
-            self.notes += found.notes
+            documents = tokenise_files(name, files, max_bytes, tokenizer, strict=path is not None)
+            self.stream, self.vocabulary = documents.ids, documents.vocabulary
+            self.ids_digest = documents.ids_digest
+            self.notes += documents.notes
         if len(self.stream) <= length:
             unit = "bytes" if tokenizer is None else "tokens"
             raise ArgumentError(

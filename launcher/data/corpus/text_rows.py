@@ -40,19 +40,19 @@ class TextRows(StackedDataset):
         def write(row: Fields, special: SpecialTokens) -> AnsweredText:
             return AnsweredText(text_of(row, field) + (special.tokenizer.eos_token or ""), None)
 
-        found = tokenise_rows(source, tokenizer, f"text {field}", write)
-        self.vocabulary, self.notes = found.vocabulary, found.notes
-        self.ids_digest = found.ids_digest
+        documents = tokenise_rows(source, tokenizer, f"text {field}", write)
+        self.vocabulary, self.notes = documents.vocabulary, documents.notes
+        self.ids_digest = documents.ids_digest
         self.samples: StackedDataset
         if pack:
-            pieces = cut_documents(found, length)
-            self.samples = packed = PackedDocuments(found, *pieces, length, most_documents)
+            pieces = cut_documents(documents, length)
+            self.samples = packed = PackedDocuments(documents, *pieces, length, most_documents)
             self.notes += packed.notes
-        elif len(found.ids) <= length:
-            problem = f"{len(found.ids)} ids of {path} do not fill a window of {length} + 1."
+        elif len(documents.ids) <= length:
+            problem = f"{len(documents.ids)} ids of {path} do not fill a window of {length} + 1."
             raise ArgumentError("length", problem)
         else:
-            self.samples = Windows(found.ids, length)
+            self.samples = Windows(documents.ids, length)
 
     def __len__(self) -> int:
         return len(self.samples)

@@ -27,20 +27,20 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     where = _existing(path)
-    found: Any
+    loaded: Any
     if file := _lone_file(where):
-        found = PreTrainedTokenizerFast(tokenizer_file=str(file))
+        loaded = PreTrainedTokenizerFast(tokenizer_file=str(file))
     else:
-        found = AutoTokenizer.from_pretrained(
+        loaded = AutoTokenizer.from_pretrained(
             str(where), local_files_only=True, trust_remote_code=False
         )
-    if not found.is_fast:
+    if not loaded.is_fast:
         raise ArgumentError(
-            "tokenizer", f"{path}: a {type(found).__name__} has no fast form ({TOKENIZER})."
+            "tokenizer", f"{path}: a {type(loaded).__name__} has no fast form ({TOKENIZER})."
         )
-    found.backend_tokenizer.no_truncation()
-    found.backend_tokenizer.no_padding()
-    return found  # type: ignore[no-any-return]
+    loaded.backend_tokenizer.no_truncation()
+    loaded.backend_tokenizer.no_padding()
+    return loaded  # type: ignore[no-any-return]
 
 
 def digest_tokenizer(path: str) -> str:
@@ -70,7 +70,7 @@ def copy_tokenizer(path: str, to: Path) -> None:
 
 
 def digest_ids(path: str) -> str:
-    """Return a digest of what the ids of a tokenizer stand for; its chat template is no part of it.
+    """Return a digest of what the ids of a tokenizer stand for; its chat template does not count.
 
     path: a folder or a file.
     """

@@ -27,7 +27,7 @@ class Tokens(Windows):
         if not file.is_file():
             raise ArgumentError("path", f"there is no file {path}.")
         if file.stat().st_size % np.dtype(dtype).itemsize:
-            problem = f"{file.stat().st_size} bytes of {path} are no whole number of {dtype}."
+            problem = f"{file.stat().st_size} bytes of {path} are not a whole number of {dtype}."
             raise ArgumentError("dtype", problem)
         count = file.stat().st_size // np.dtype(dtype).itemsize
         if count <= length:

@@ -13,7 +13,7 @@ END, USER, ASSISTANT, SYSTEM = "<|end|>", "<|user|>", "<|assistant|>", "<|system
 SPECIAL = (END, USER, ASSISTANT, SYSTEM)
 LEAST_VOCABULARY = 256 + len(SPECIAL)  # every byte is a token
 MOST_VOCABULARY = 1 << 20  # the largest in use have a quarter of it
-# What a message is, and which of it the assistant answers: its text and the end behind it.
+# What a message is, and which of it the assistant answers: its text and the end after it.
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {{- '<|' + message['role'] + '|>' -}}
@@ -34,32 +34,34 @@ def train_tokenizer(files: Sequence[Path], vocabulary: int, folder: Path) -> int
     included, at most MOST_VOCABULARY; less are made where the text has not as many words.
     folder: is made, whole or not at all.  Raises ChildProcessError if the library ends its process.
     """
-    with making_folder(folder) as made:
-        return work_apart(lambda: _train(files, vocabulary, made), "training a tokenizer", LOG)
+    with making_folder(folder) as unfinished:
+        return work_apart(
+            lambda: _train(files, vocabulary, unfinished), "training a tokenizer", LOG
+        )
 
 
 def _train(files: Sequence[Path], vocabulary: int, folder: Path) -> int:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.post_processor = processors.ByteLevel(trim_offsets=False)
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = decoders.ByteLevel()
+    trained.post_processor = processors.ByteLevel(trim_offsets=False)
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator(_read(files), trainer)
+    trained.train_from_iterator(_read(files), trainer)
     LOG.info("writing %s", folder)
-    found = PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token=END, pad_token=END, clean_up_tokenization_spaces=False
+    saved = PreTrainedTokenizerFast(
+        tokenizer_object=trained, eos_token=END, pad_token=END, clean_up_tokenization_spaces=False
     )
-    found.chat_template = CHAT_TEMPLATE
-    found.save_pretrained(str(folder))
-    return made.get_vocab_size()
+    saved.chat_template = CHAT_TEMPLATE
+    saved.save_pretrained(str(folder))
+    return trained.get_vocab_size()
 
 
 def _read(files: Sequence[Path]) -> Iterator[str]:

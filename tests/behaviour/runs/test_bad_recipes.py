@@ -410,7 +410,7 @@ FILES = {
         MLP + "data: {_target_: flowrun.launcher.data.corpus.tokens.Tokens, path: bad.yaml,"
         " dtype: uint32}\n",
         'bad.yaml:2:85  data.dtype = "uint32"',
-        "bytes of bad.yaml are no whole number of uint32.",
+        "bytes of bad.yaml are not a whole number of uint32.",
     ),
     "input field": (
         MLP + "task: {inputs: {x_BI: image}}\n",

@@ -73,8 +73,8 @@ AT_ONCE: dict[str, tuple[Callable[[int], Any], str]] = {
     "a tensor": (lambda i: X[i], "item 0 is a Tensor: return a dict"),
     "nothing": (lambda i: None, "item 0 is None: return a dict"),
     "no fields": (lambda i: {}, "item 0 has no fields."),
-    "a number as a name": (lambda i: {0: X[i]}, "field 0 of item 0 is no name"),
-    "a name of ours": (lambda i: {"@step": X[i]}, "field '@step' of item 0 is no name"),
+    "a number as a name": (lambda i: {0: X[i]}, "field 0 of item 0 is not a name"),
+    "a name of ours": (lambda i: {"@step": X[i]}, "field '@step' of item 0 is not a name"),
     "another field": (
         lambda i: {"x" if i else "y": X[i]},
         "item 1 has no field 'y', which item 0 has.",

@@ -39,7 +39,7 @@ def test_an_id_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 def test_files_that_are_no_token_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "odd").write_bytes(b"abc")
-    with pytest.raises(ValueError, match=r"3 bytes of .* are no whole number of uint16"):
+    with pytest.raises(ValueError, match=r"3 bytes of .* are not a whole number of uint16"):
         Tokens(str(tmp_path / "odd"))
     with pytest.raises(ValueError, match="one of uint16, uint32, not 'int8'"):
         Tokens(str(tmp_path / "odd"), dtype="int8")

@@ -185,8 +185,8 @@ def test_instructions_end_with_the_end_of_text(tmp_path: Path, bpe: str) -> None
     [
         ({"q": "x"}, r"rows\.jsonl, line 2: there is no 'a' in it; it has q"),
         ({"q": "x", "a": None}, r"line 2: 'a' is null"),
-        ({"q": "x", "a": 7}, r"line 2: 'a' is no text: int 7; \{a!s\} writes a number as text"),
-        ({"q": "x", "a": ["y"]}, r"line 2: 'a' is no text: list \['y'\]"),
+        ({"q": "x", "a": 7}, r"line 2: 'a' is not text: int 7; \{a!s\} writes a number as text"),
+        ({"q": "x", "a": ["y"]}, r"line 2: 'a' is not text: list \['y'\]"),
     ],
 )
 def test_a_field_of_a_form_that_is_no_text_is_refused(
@@ -229,10 +229,10 @@ SHARED = {"from": "human", "value": "x"}
         ({"messages": [SHARED]}, "message 1 of 'messages': role is missing; it has from, value: w"),
         ({"messages": "hi"}, r"'messages' must be a list of \{role, content\}, not 'hi'"),
         ({"messages": []}, r"'messages' must be a list of \{role, content\}, not '\[\]'"),
-        ({"messages": ["hi"]}, r"message 1 of 'messages' is no \{role, content\}: 'hi'"),
+        ({"messages": ["hi"]}, r"message 1 of 'messages' is not a \{role, content\}: 'hi'"),
         ({"messages": [TALK[0], {"content": "x"}]}, "message 2 of 'messages': role is missing; it"),
         ({"messages": [{"role": "user", "content": None}]}, "of 'messages': content is null"),
-        ({"messages": [{"role": "user", "content": 3}]}, "of 'messages': content is no text: 3"),
+        ({"messages": [{"role": "user", "content": 3}]}, "of 'messages': content is not text: 3"),
     ],
 )
 def test_what_is_no_conversation_is_refused_in_plain_words(

@@ -44,7 +44,7 @@ def test_a_json_file_may_be_a_list(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('\ufeff\n [{"a": "1"},\n {"a": null}]', encoding="utf-8")
     assert read(tmp_path / "a.json") == [{"a": "1"}, {"a": None}]
     (tmp_path / "a.json").write_text('[{"a": "1"},\n {"a" null}]')
-    with pytest.raises(ValueError, match=r"a\.json, line 2, column 7 is no JSON: Expecting ':' d"):
+    with pytest.raises(ValueError, match=r"a\.json, line 2, column 7 is not JSON: Expecting ':' d"):
         read(tmp_path / "a.json")
 
 
@@ -69,15 +69,15 @@ def test_rows_know_their_lines(tmp_path: Path) -> None:
         (
             "a.jsonl",
             b'{"a": 1}\n{"a" 1}\n',
-            r"a\.jsonl, line 2, column 6 is no JSON: Expecting ':'",
+            r"a\.jsonl, line 2, column 6 is not JSON: Expecting ':'",
         ),
-        ("a.jsonl", b'{"a": 1}\n[1]\n', r"a\.jsonl, line 2 is no object .*: list \[1\]"),
+        ("a.jsonl", b'{"a": 1}\n[1]\n', r"a\.jsonl, line 2 is not an object .*: list \[1\]"),
         ("a.jsonl", b'\n{"a": "\xe9"}\n', r"a\.jsonl, line 2 is not UTF-8 text: byte 7 is 0xe9"),
         ("a.jsonl", b'{"a": "\\ud8f0|end|>"}', r"line 1: \\ud8f0 alone is half of a character"),
-        ("a.json", b'{\n"a": 1\n}', r"a\.json, line 1, column 2 is no JSON: .* a line of its own"),
+        ("a.json", b'{\n"a": 1\n}', r"a\.json, line 1, column 2 is not JSON: .* a line of its own"),
         ("a.csv", b"a,b\n1,2\n3\n", r"a\.csv, line 3: a row has a cell for each of a, b"),
         ("a.csv", b"a,b,a\n1,2,3\n", r"a\.csv has more than one column a"),
-        ("a.csv", b'a,b\n1,2\n3,"4\n', r"a\.csv, line 3 is no CSV: unexpected end of data"),
+        ("a.csv", b'a,b\n1,2\n3,"4\n', r"a\.csv, line 3 is not CSV: unexpected end of data"),
         ("a.csv", b"a,b\n1,\xe9\n", r"a\.csv, line 1 or later is not UTF-8 text: a byte is 0xe9"),
         ("a.parquet", b"no", r"a\.parquet cannot be read after row 0: "),
     ],

@@ -167,7 +167,7 @@ def test_a_row_without_the_field_is_named(tmp_path: Path, bpe: str) -> None:
 
 
 def test_a_field_that_is_no_text_is_refused(tmp_path: Path, bpe: str) -> None:
-    with pytest.raises(ValueError, match=r"a\.parquet, row 1: 'n' is no text: int 0"):
+    with pytest.raises(ValueError, match=r"a\.parquet, row 1: 'n' is not text: int 0"):
         TextRows(write(tmp_path, "parquet"), bpe, field="n")
     (tmp_path / "b.jsonl").write_text('{"text": "a"}\n{"text": null}\n')
     with pytest.raises(ValueError, match=r"b\.jsonl, line 2: 'text' is null"):

@@ -83,7 +83,7 @@ def test_letters_that_can_be_nothing_else_are_refused() -> None:
 def test_what_marks_a_token_cannot_be_forged(bpe: str) -> None:
     special = _bytes(bpe)
     text, letters = special.unquote(special.quote("<|end|>\ufdd0|end|>"))
-    with pytest.raises(ValueError, match=r"U\+FDD0, which is no character"):
+    with pytest.raises(ValueError, match=r"U\+FDD0, which is not a character"):
         special.encode([text], [letters])
 
 

@@ -28,7 +28,7 @@ BEGIN = "<|system|>"  # any special token
 
 @pytest.fixture(scope="module")
 def begun(bpe: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a tokenizer that puts BEGIN in front of a text, and the end behind it."""
+    """The folder of a tokenizer that puts BEGIN in front of a text, and the end after it."""
     folder = tmp_path_factory.mktemp("begun")
     tokenizer = AutoTokenizer.from_pretrained(bpe)
     ids = [(name, tokenizer.convert_tokens_to_ids(name)) for name in (BEGIN, "<|end|>")]
