@@ -6,5 +6,4 @@ resnet.py convnet.py insightface.py mlp.py wide_deep.py   images, faces, click r
 losses.py metrics.py   functions of (output, batch) -> the mean over the batch
 lora.py          adapters for the linears of any model
 optimizers.py    functions of tensors: (param, grad, states, …) -> (new param, new states)
-callbacks.py     called during a run, which they may end
 """

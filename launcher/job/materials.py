@@ -87,6 +87,7 @@ def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
         notes=(
             *described.notes,
             *note_moved(recipe.data, "data"),
+            *note_moved(list(recipe.callbacks), "callbacks"),
             *notes_of(data),
             *_notes_of_plan(described.model, recipe),
         ),

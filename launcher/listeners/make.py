@@ -102,7 +102,8 @@ def _make_own(entry: Any, where: str, may_end: bool) -> NamedListener:
         raise RecipeError(
             where,
             f"{entry!r} does not say what to make.",
-            "Write {_target_: flowrun.models.callbacks.EarlyStopping, patience: 3}.",
+            "Write {_target_: flowrun.launcher.listeners.early_stopping.EarlyStopping, "
+            "patience: 3}.",
         )
     made = make_object(dict(entry), where)
     if not any(callable(getattr(made, event, None)) for event in EVENTS):

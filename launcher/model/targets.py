@@ -37,6 +37,7 @@ MOVED = {
     "flowrun.models.data.click_log.": "flowrun.launcher.data.clicks.",
     "flowrun.models.data.": "flowrun.launcher.data.",
     "flowrun.models.clicks.": "flowrun.launcher.data.clicks.",
+    "flowrun.models.callbacks.": "flowrun.launcher.listeners.early_stopping.",
 }
 _FULL_KEY = re.compile(r"^full_key: (.+)$", re.MULTILINE)  # in Hydra's error
 

@@ -453,7 +453,8 @@ class RecipeSchema:
     train: length, batch, checkpoints.
     launch: processes and hosts.
     callbacks: objects that are called while the run goes on and may end it, such as {_target_:
-        flowrun.models.callbacks.EarlyStopping, patience: 3} (docs/how_to/follow.md).
+        flowrun.launcher.listeners.early_stopping.EarlyStopping, patience: 3}
+        (docs/how_to/follow.md).
     log: loggers, by name (tensorboard, wandb, mlflow, trackio), with options ({name: wandb,
         project: mine}), or of your own ({_target_: my_module.MyLogger}) (docs/how_to/follow.md).
     engine: plan and execution.

@@ -100,7 +100,8 @@ def test_every_logger_and_every_tag_stands_on_the_page() -> None:
 def test_a_callback_that_does_not_fit_the_recipe_is_refused_at_its_key(
     arguments: str, changes: list[str], where: str
 ) -> None:
-    stopping = f"callbacks=[{{_target_: flowrun.models.callbacks.EarlyStopping, {arguments}}}]"
+    name = "flowrun.launcher.listeners.early_stopping.EarlyStopping"
+    stopping = f"callbacks=[{{_target_: {name}, {arguments}}}]"
     with pytest.raises(RecipeError) as refused:
         make_listeners(load(["recipe=gpt_dp", stopping, *changes]))
     assert refused.value.where == where

@@ -12,6 +12,7 @@ from flowrun.launcher.data.corpus.masked import Masked
 from flowrun.launcher.data.corpus.text import Text
 from flowrun.launcher.data.digits import Digits
 from flowrun.launcher.data.images import Photographs
+from flowrun.launcher.listeners.early_stopping import EarlyStopping
 from flowrun.launcher.model.targets import find, make_object, note_moved
 from flowrun.launcher.text.codec import is_bytes
 
@@ -25,6 +26,7 @@ OLD_TEXT = "flowrun.models.data.text.Text"
         ("flowrun.models.data.digits.Digits", Digits),
         ("flowrun.models.data.photographs.Photographs", Photographs),
         ("flowrun.models.clicks.Clicks", Clicks),
+        ("flowrun.models.callbacks.EarlyStopping", EarlyStopping),
     ],
 )
 def test_a_name_that_has_moved_is_found(old: str, kind: type) -> None:

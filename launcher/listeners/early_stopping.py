@@ -1,4 +1,4 @@
-"""Callbacks of a run (docs/how_to/follow.md): called in its launcher, they may return "stop"."""
+"""A callback (docs/how_to/follow.md) that ends a run whose evaluations get no better."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flowrun.models.callbacks import EarlyStopping
+from flowrun.launcher.listeners.early_stopping import EarlyStopping
 
 
 def asked(stopping: EarlyStopping, name: str, values: list[float]) -> list[int]:
