@@ -10,9 +10,8 @@ import torch
 
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import Sbp, Split
-from flowrun.engine.ir.signature import Local, OpView, Signature, torch_callable
+from flowrun.engine.ir.signature import Local, NdSignature, OpView, Signature, torch_callable
 from flowrun.engine.ir.table import GivenTable, RowsOf
-from flowrun.engine.proof.judge import on_one_axis
 from flowrun.engine.proof.simulated_ranks import OpSample, row_failure, sample
 from flowrun.engine.torch_internals import OpOverload, schema_of
 
@@ -59,7 +58,7 @@ def prove(
             for row in table.rows(_view(each, parts)):
                 fits = _fits(row, each, parts)
                 tried[row] = tried.get(row, False) or fits
-                if fits and (failure := row_failure(each, on_one_axis(row), (parts,))):
+                if fits and (failure := row_failure(each, NdSignature.of([row]), (parts,))):
                     raise RowError(
                         f"{each.label} on {parts} ranks: {row} does not hold.\n{failure}"
                     )

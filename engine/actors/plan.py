@@ -319,6 +319,11 @@ class Plan:
             for move in work.moves
         )
 
+    def channel_ends(self, channel: int) -> tuple[int, ...]:
+        """Return the actors that send and receive over a channel."""
+        works = ((actor.id, actor.work) for actor in self.actors)
+        return tuple(k for k, w in works if isinstance(w, TransferWork) and w.channel == channel)
+
     def tensor_bytes(self, name: str) -> int:
         """Return the bytes of a tensor on the rank with its largest shard."""
         stage, nd_sbp = self.locations[name]
@@ -351,19 +356,21 @@ class Plan:
                 own = ", each rank's own" if variable.own else ""
                 yield f"  {variable.kind} {variable.name} {shape} {sbp}{own}"
             for actor in self.stage_actors(stage):
-                rate = "step" if actor.per_step else "micro-batch"
-                yield f"  actor {actor.id} {actor.kind} {actor.name} [{actor.phase}, each {rate}]"
-                for r in (self.registers[i] for i in actor.inputs):
-                    maker = "-" if r.producer is None else r.producer
-                    yield f"    reads register {r.id} from {maker}"
-                yield from self._work_lines(actor)
-                for r in (self.registers[i] for i in actor.outputs):
-                    readers = ", ".join(map(str, r.readers)) or "-"
-                    kind, tensors = "stash " if r.stash else "", ", ".join(r.tensors)
-                    filled = f"{kind}register {r.id} x{r.slots} {r.num_bytes} bytes"
-                    yield f"    fills {filled} -> {readers}: {tensors}"
+                yield from self._actor_lines(actor)
         for note in self.notes:
             yield f"note: {note}"
+
+    def _actor_lines(self, actor: Actor) -> Iterator[str]:
+        rate = "step" if actor.per_step else "micro-batch"
+        yield f"  actor {actor.id} {actor.kind} {actor.name} [{actor.phase}, each {rate}]"
+        for r in (self.registers[i] for i in actor.inputs):
+            yield f"    reads register {r.id} from {'-' if r.producer is None else r.producer}"
+        yield from self._work_lines(actor)
+        for r in (self.registers[i] for i in actor.outputs):
+            readers = ", ".join(map(str, r.readers)) or "-"
+            kind, tensors = "stash " if r.stash else "", ", ".join(r.tensors)
+            filled = f"{kind}register {r.id} x{r.slots} {r.num_bytes} bytes"
+            yield f"    fills {filled} -> {readers}: {tensors}"
 
     def _work_lines(self, actor: Actor) -> Iterator[str]:
         match actor.work:

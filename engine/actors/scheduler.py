@@ -15,7 +15,7 @@ its ranks, and its ranks may compute until they come to it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -69,9 +69,7 @@ class Scheduler:
         self._axes = {k: plan.queue(actor) for k, actor in self.actors.items()}
         self._blocking = {k for k, actor in self.actors.items() if plan.blocks(actor)}
         self._blocked: set[int] = set()  # under way: acts of compute and what takes turns with it
-        self._priority = {
-            k: PRIORITY[actor.phase] for k, actor in self.actors.items() if actor.computes
-        }
+        self._priority = _priorities(self.actors.values())
         self._turns: dict[int, Callable[[int], int]] = {}
         if plan.chunks > 1:
             self._take_turns(Turns(len(plan.placements), stage, plan.chunks, plan.micro_batches))
@@ -276,6 +274,10 @@ class Scheduler:
             self._communicate.append(actor)
         else:
             self._supply.append(actor)
+
+
+def _priorities(actors: Iterable[Actor]) -> dict[int, int]:
+    return {actor.id: PRIORITY[actor.phase] for actor in actors if actor.computes}
 
 
 def _first_missing(

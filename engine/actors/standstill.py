@@ -20,6 +20,16 @@ from flowrun.engine.actors.scheduler import Scheduler
 # why a rank owes an act
 RUNS, AFTER, READS, HALTED = "runs", "after", "reads", "halted"
 SKIPS, MESSAGE, ABSENT, ELSEWHERE = "skips", "message", "absent", "elsewhere"
+_SENTENCES = {
+    RUNS: "rank {rank} has begun {what} and has not ended it.",
+    AFTER: "rank {rank} has ended {what} and does nothing since.",
+    READS: "a reader of rank {rank} has begun {what} and has not ended it.",
+    HALTED: "rank {rank} {halted}.",
+    SKIPS: "rank {rank} could begin {what} and does not.",
+    MESSAGE: "the message of {what} from rank {rank} has not come to rank {peer}.",
+    ABSENT: "rank {rank}, of {host}, {late}.",
+    ELSEWHERE: "rank {rank} {phase}.",
+}
 _WORST_FIRST = (HALTED, RUNS, READS, AFTER, ELSEWHERE, SKIPS, MESSAGE, ABSENT)
 
 
@@ -101,23 +111,15 @@ def describe_owed(
     plan = next((s.plan for s in (state, *ranks.values()) if s and s.plan), None)
     what = _name_act(plan, actor, act) if plan and actor is not None else ""
     halted = state.halted if state else ""
-    match why:
-        case "runs":
-            return f"rank {rank} has begun {what} and has not ended it."
-        case "after":
-            return f"rank {rank} has ended {what} and does nothing since."
-        case "reads":
-            return f"a reader of rank {rank} has begun {what} and has not ended it."
-        case "halted":
-            return f"rank {rank} {halted}{f'; it owes {what}' if what else ''}."
-        case "skips":
-            return f"rank {rank} could begin {what} and does not."
-        case "message":
-            return f"the message of {what} from rank {rank} has not come to rank {peer}."
-        case "absent":
-            late = f"has not begun {what}" if what else "has not come to the others"
-            return f"rank {rank}, of {host_of(rank)}, {late}."
-    return f"rank {rank} {state.phase if state else 'is elsewhere'}."
+    return _SENTENCES[why].format(
+        rank=rank,
+        what=what,
+        peer=peer,
+        halted=halted + (f"; it owes {what}" if what else ""),
+        host=host_of(rank) if why == ABSENT else "",
+        late=f"has not begun {what}" if what else "has not come to the others",
+        phase=state.phase if state else "is elsewhere",
+    )
 
 
 def _name_act(plan: Plan, actor: int, act: int) -> str:
@@ -191,19 +193,19 @@ class _WaitWalk:
         return self._follow_registers(rank, state, actor)
 
     def _owe_own(self, rank: int, state: RankState, actor: int) -> tuple[Waiter, ...]:
-        """Note that a rank owes the act that its loop is in, or the one behind the last."""
+        """Note that a rank owes the act that its loop is in, or was in last."""
         ended = state.begun[actor] == state.done[actor]
         why = HALTED if state.halted else AFTER if ended else RUNS
         return self._owe(rank, actor, state.done[actor] - ended, why)
 
     def _follow_phase(self, rank: int, state: RankState) -> Sequence[Waiter]:
         """Return the ranks that have not come as far as one that is not in its steps."""
-        behind = [k for k, other in self.ranks.items() if other.entered < state.entered]
-        if state.halted or not behind:
+        late = [k for k, other in self.ranks.items() if other.entered < state.entered]
+        if state.halted or not late:
             return self._owe(rank, None, 0, HALTED if state.halted else ELSEWHERE)
-        names = ", ".join(map(str, sorted(behind)))
+        names = ", ".join(map(str, sorted(late)))
         self.lines[rank].append(f"rank {rank} {state.phase}; not so far: rank {names}")
-        return [(k, None) for k in behind]
+        return [(k, None) for k in late]
 
     def _follow_message(
         self, rank: int, state: RankState, plan: Plan, actor: int
@@ -213,14 +215,19 @@ class _WaitWalk:
         if not ends:
             why = READS if plan.actors[actor].runs_in_thread else RUNS
             return self._owe(rank, actor, act, why)
-        late = [end for end in ends if self._count(state, *end, begun=True) <= act]
-        if late:
+        if late := [end for end in ends if self._count(state, *end, begun=True) <= act]:
             who = ", ".join(f"rank {other}" for other, _ in late)
             what = _name_act(plan, actor, act)
             self.lines[rank].append(f"rank {rank} waits in {what} for {who} to come to it")
             return [self._find_node(state, *end) for end in late]
-        if awake := [other for other, _ in ends if self._is_awake(other)]:
-            return [(other, None) for other in awake]
+        if awake := [(other, None) for other, _ in ends if self._is_awake(other)]:
+            return awake
+        return self._owe_message(rank, state, act, ends)
+
+    def _owe_message(
+        self, rank: int, state: RankState, act: int, ends: Sequence[tuple[int, int]]
+    ) -> tuple[Waiter, ...]:
+        """Note that the other ends owe the message: those that are past it, else all."""
         past = [end for end in ends if self._count(state, *end, begun=False) > act]
         for other, end in past or ends:
             self._owe(other, end, act, MESSAGE, rank)
@@ -268,14 +275,8 @@ def other_ends(plan: Plan, rank: int, actor: int) -> list[tuple[int, int]]:
             return [(other, actor) for other in group if other != rank]
         case TransferWork() as work:
             sends = described.kind == SEND
-            there = next(
-                a.id
-                for a in plan.actors
-                if isinstance(a.work, TransferWork)
-                and a.work.channel == work.channel
-                and a.id != actor
-            )
+            there = next(other for other in plan.channel_ends(work.channel) if other != actor)
             routes = {(one.source, one.target) for route in plan.routes(work) for one in route}
-            ranks = {t if sends else s for s, t in routes if (s if sends else t) == rank}
-            return [(other, there) for other in sorted(ranks)]
+            ends = routes if sends else {(target, source) for source, target in routes}
+            return [(other, there) for here, other in sorted(ends) if here == rank]
     return []

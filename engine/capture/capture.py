@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
@@ -317,14 +317,18 @@ def _trace_forward(
         rest = tuple(effect for effect in effects if id(effect.owner) not in assigned)
         if written or not return_writes or not assigned:
             break
-        written = tuple(
-            prefix + ".".join(part for part in (path, name) if part)
-            for prefix, module in task.modules.items()
-            for path, each in module.named_modules()
-            for name, tensor in buffers_of(each).items()
-            if id(buffers_of(each)) in assigned and tensor is not None
-        )
+        written = tuple(_buffers_in(task, assigned))
     return traced, rest, written
+
+
+def _buffers_in(task: Task, owners: Collection[int]) -> Iterator[str]:
+    """Yield the names of the buffers of modules whose dict of buffers has one of these ids."""
+    for prefix, module in task.modules.items():
+        for path, each in module.named_modules():
+            if id(buffers_of(each)) in owners:
+                for name, tensor in buffers_of(each).items():
+                    if tensor is not None:
+                        yield prefix + ".".join(part for part in (path, name) if part)
 
 
 def _require_gradients(graph: LogicalGraph, task: Task) -> LogicalGraph:

@@ -45,6 +45,14 @@ class NdSignature:
     inputs: tuple[NdSbp, ...]
     outputs: tuple[NdSbp, ...]
 
+    @classmethod
+    def of(cls, axes: Sequence[Signature]) -> NdSignature:
+        """Return the row that has these rows on the axes, outermost first."""
+        return cls(
+            tuple(zip(*(row.inputs for row in axes), strict=True)),
+            tuple(zip(*(row.outputs for row in axes), strict=True)),
+        )
+
     def __str__(self) -> str:
         left, right = (", ".join(map(format_nd_sbp, side)) for side in (self.inputs, self.outputs))
         return f"{left} -> {right}"

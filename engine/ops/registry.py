@@ -8,7 +8,7 @@ CUDA kernels that it names as unproved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flowrun.engine.ir.expansion import Expansion
@@ -19,7 +19,6 @@ from flowrun.engine.ir.sbp import B, Sbp, Split
 from flowrun.engine.ir.signature import (
     LocalCall,
     LocalView,
-    NdSignature,
     OpView,
     Signature,
     bind,
@@ -173,32 +172,36 @@ def _fits(sbp: Sbp, shape: Shape | None, parts: int) -> bool:
     return sbp.dim < len(shape) and shape[sbp.dim] >= parts
 
 
-def lift(
-    op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None], grid: Sequence[int]
-) -> tuple[NdSignature, ...]:
-    """Return rows for all axes of a grid: the product of rows, axis after axis, on the shapes left
-    over.
+RowsOn = Callable[[int, Sequence[Shape], Sequence[Shape | None]], Iterable[Signature]]
 
-    op, in_shapes, out_shapes: as of `signatures`.
-    grid: sizes of the axes, outermost first.
+
+def lift(
+    rows_on: RowsOn,
+    in_shapes: Sequence[Shape],
+    out_shapes: Sequence[Shape | None],
+    grid: Sequence[int],
+    axis: int = 0,
+) -> Iterator[tuple[Signature, ...]]:
+    """Yield rows of an op for all axes of a grid, a Signature each, outermost first: the product of
+    its rows, axis after axis, on the shapes left over.
+
+    rows_on: (axis, shapes of inputs, shapes of outputs) -> rows on the axis.
+    in_shapes, out_shapes: as of `signatures`.
+    grid: sizes of the axes.
+    axis: the first.
     """
-    if not grid:
-        return (NdSignature(((),) * len(op.inputs), ((),) * len(op.outputs)),)
-    lifted = []
-    for row in signatures(op, in_shapes, out_shapes, grid[0]):
-        left_in = [left_over(s, (sbp,), grid) for s, sbp in zip(in_shapes, row.inputs, strict=True)]
-        left_out = [
-            None if s is None else left_over(s, (sbp,), grid)
+    if axis == len(grid):
+        yield ()
+        return
+    parts = (grid[axis],)
+    for row in rows_on(axis, in_shapes, out_shapes):
+        ins = [left_over(s, (sbp,), parts) for s, sbp in zip(in_shapes, row.inputs, strict=True)]
+        outs = [
+            None if s is None else left_over(s, (sbp,), parts)
             for s, sbp in zip(out_shapes, row.outputs, strict=True)
         ]
-        for rest in lift(op, left_in, left_out, grid[1:]):
-            lifted.append(
-                NdSignature(
-                    tuple((sbp, *nd) for sbp, nd in zip(row.inputs, rest.inputs, strict=True)),
-                    tuple((sbp, *nd) for sbp, nd in zip(row.outputs, rest.outputs, strict=True)),
-                )
-            )
-    return tuple(lifted)
+        for rest in lift(rows_on, ins, outs, grid, axis + 1):
+            yield (row, *rest)
 
 
 # ---- what runs in place of an op -----------------------------------------------------------------

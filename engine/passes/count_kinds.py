@@ -6,7 +6,7 @@ separate or sums them is read from the tables of signatures (S(0) -> S(d), S(0) 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph, Op, Ref
@@ -51,6 +51,8 @@ _COMPARISONS = name_targets("""
     ge.Tensor lt.Tensor le.Tensor logical_not.default logical_and.default logical_or.default
     bitwise_not.default
 """)
+_POWERS = {"aten.reciprocal.default": -1.0, "aten.sqrt.default": 0.5, "aten.rsqrt.default": -0.5}
+_FACTORS = {"aten.mul.Tensor": 1, "aten.div.Tensor": -1}  # -> power of the second factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,24 +158,27 @@ def _is_constant(op: Op) -> bool:
 
 def _degree(op: Op, states: list[Known]) -> float | None:
     """Return the degree of an op's output, made of counts and constants; None if it has none."""
-    degrees = {state.degree for state in states if state.kind != CONSTANT}
     if op.target in _COMPARISONS:
         return 0.0
     if op.target in _SAME_DEGREE or is_view(op.target):
         return states[0].degree
     if op.target in _EQUAL_DEGREES:  # a constant added to a sum is the step's: clamp(min=1), + eps
-        return degrees.pop() if len(degrees) == 1 else None
+        return _common_degree(states, otherwise=None)
     if op.target == "aten.where.self":
-        values = {state.degree for state in states[1:] if state.kind != CONSTANT}
-        return values.pop() if len(values) == 1 else None if values else 0.0
-    if op.target == "aten.reciprocal.default":
-        return -states[0].degree
-    if op.target in ("aten.sqrt.default", "aten.rsqrt.default"):
-        return states[0].degree * (0.5 if op.target == "aten.sqrt.default" else -0.5)
-    if op.target in ("aten.mul.Tensor", "aten.div.Tensor"):
-        sign = 1 if op.target == "aten.mul.Tensor" else -1
+        return _common_degree(states[1:], otherwise=0.0)
+    if op.target in _POWERS:
+        return _POWERS[op.target] * states[0].degree
+    if op.target in _FACTORS:
         parts = [s.degree if s.kind != CONSTANT else 0.0 for s in states]
-        if len(parts) == 2:
-            return parts[0] + sign * parts[1]
-        return parts[0] if isinstance(op.args[0], Ref) else sign * parts[0]
+        if len(parts) == 1:  # by a number, or a number by it
+            parts = [*parts, 0.0] if isinstance(op.args[0], Ref) else [0.0, *parts]
+        return parts[0] + _FACTORS[op.target] * parts[1]
     return None
+
+
+def _common_degree(states: Iterable[Known], otherwise: float | None) -> float | None:
+    """Return the one degree of all that is not constant; `otherwise` where all is."""
+    degrees = {state.degree for state in states if state.kind != CONSTANT}
+    if not degrees:
+        return otherwise
+    return degrees.pop() if len(degrees) == 1 else None

@@ -7,6 +7,7 @@ has two ranks.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from flowrun.engine.ir.graph import LogicalGraph, Op
@@ -14,7 +15,7 @@ from flowrun.engine.ops import registry
 from flowrun.engine.ops.traits import is_engine_op
 from flowrun.engine.proof.call_form import MOST_READINGS, CallForm, call_forms
 from flowrun.engine.proof.experiment import is_tried
-from flowrun.engine.proof.kept_rows import TORCH, kept_rows, shipped_rows
+from flowrun.engine.proof.kept_rows import TORCH, KeptRows, kept_rows, shipped_rows
 from flowrun.engine.strategy import Strategy
 
 MIN_NOTED_S = 1.0  # experiments that take longer get a note
@@ -32,21 +33,29 @@ def find_rows(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         for op in graph.ops
         if _name(op.target) not in given and _is_unknown(op)
     }
-    for level in range(MOST_READINGS):
-        kept.learn(
-            forms[level]
-            for forms in readings.values()
-            if len(forms) > level and not any(map(kept.decides, forms[:level]))
-        )
+    _learn(kept, list(readings.values()))
     tables = {name: kept.table(forms) for name, forms in readings.items()}
     ops = tuple(
         replace(op, table=given.get(_name(op.target)) or tables.get(op.name) or op.table)
         for op in graph.ops
     )
-    took = kept.seconds - before
-    why = "" if shipped_rows() else f", as no found rows ship for {TORCH}"
-    notes = (f"trying ops without a table took {took:.1f} s{why}",) if took > MIN_NOTED_S else ()
-    return replace(graph, ops=ops, notes=(*graph.notes, *notes))
+    return replace(graph, ops=ops, notes=(*graph.notes, *_note(kept.seconds - before)))
+
+
+def _learn(kept: KeptRows, readings: Sequence[Sequence[CallForm]]) -> None:
+    """Try the first reading of every call, then the next of those that it leaves undecided."""
+    for level in range(MOST_READINGS):
+        kept.learn(
+            forms[level]
+            for forms in readings
+            if len(forms) > level and not any(map(kept.decides, forms[:level]))
+        )
+
+
+def _note(seconds: float) -> Iterator[str]:
+    if seconds > MIN_NOTED_S:
+        why = "" if shipped_rows() else f", as no found rows ship for {TORCH}"
+        yield f"trying ops without a table took {seconds:.1f} s{why}"
 
 
 def _is_unknown(op: Op) -> bool:

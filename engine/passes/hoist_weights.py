@@ -198,30 +198,42 @@ class _Hoister:
         """
         ins: list[NdSbp] = [() for _ in op.inputs]
         outs: list[NdSbp] = [() for _ in op.outputs]
-        grid = self.strategy.placements[op.stage].shape
-        for axis, parts in enumerate(grid):
+        for axis in range(len(self.strategy.axes)):
             now = Signature(_column(op.in_sbp, axis), _column(op.out_sbp, axis))
-            rows = registry.signatures(
-                op,
-                [self._left_over(name, nd, grid) for name, nd in zip(op.inputs, ins, strict=True)],
-                [
-                    None if name is None else self._left_over(name, nd, grid)
-                    for name, nd in zip(op.outputs, outs, strict=True)
-                ],
-                parts,
+            wanted = (
+                None if inputs is None else _column(inputs, axis),
+                None if outputs is None else _column(outputs, axis),
             )
-            fitting = [
-                row
-                for row in sorted(rows, key=lambda row: row != now)
-                if (inputs is None or row.inputs == _column(inputs, axis))
-                and (outputs is None or row.outputs == _column(outputs, axis))
-                and (row == now or partial or not _reduces(row))
-            ]
-            if not fitting:
+            row = next(
+                (
+                    row
+                    for row in sorted(self._rows(op, ins, outs, axis), key=lambda row: row != now)
+                    if wanted[0] in (None, row.inputs)
+                    and wanted[1] in (None, row.outputs)
+                    and (row == now or partial or not _reduces(row))
+                ),
+                None,
+            )
+            if row is None:
                 return None
-            ins = [(*nd, sbp) for nd, sbp in zip(ins, fitting[0].inputs, strict=True)]
-            outs = [(*nd, sbp) for nd, sbp in zip(outs, fitting[0].outputs, strict=True)]
+            ins = [(*nd, sbp) for nd, sbp in zip(ins, row.inputs, strict=True)]
+            outs = [(*nd, sbp) for nd, sbp in zip(outs, row.outputs, strict=True)]
         return replace(op, in_sbp=tuple(ins), out_sbp=tuple(outs))
+
+    def _rows(
+        self, op: Op, ins: Sequence[NdSbp], outs: Sequence[NdSbp], axis: int
+    ) -> tuple[Signature, ...]:
+        """Return the rows of an op on an axis, on the shapes that `ins` and `outs` leave."""
+        grid = self.strategy.placements[op.stage].shape
+        return registry.signatures(
+            op,
+            [self._left_over(name, nd, grid) for name, nd in zip(op.inputs, ins, strict=True)],
+            [
+                None if name is None else self._left_over(name, nd, grid)
+                for name, nd in zip(op.outputs, outs, strict=True)
+            ],
+            grid[axis],
+        )
 
     def _left_over(self, name: str, nd_sbp: NdSbp, grid: Sequence[int]) -> Shape:
         return left_over(self.tensors[name].shape, nd_sbp, grid)

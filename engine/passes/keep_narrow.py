@@ -8,12 +8,12 @@ and its result is widened.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import torch
 
-from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor, Op, Ref, Variable, rename_inputs
+from flowrun.engine.ir.graph import LogicalGraph, Op, Ref, Variable, rename_inputs
 from flowrun.engine.ops.flow.rounding import NARROW
 from flowrun.engine.ops.math.pointwise import CAST
 from flowrun.engine.strategy import Strategy
@@ -24,57 +24,65 @@ _TO_NARROW = (("dtype", NARROW),)
 
 def keep_narrow(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """Make the weights bf16, and widen them where they are read."""
-    found = [v for v in graph.variables if _is_kept_narrow(graph, v, strategy)]
-    if not found:
+    narrowed = {v.tensor for v in graph.variables if _is_kept_narrow(graph, v, strategy)}
+    if not narrowed:
         return graph
-    tensors = dict(graph.tensors)
-    tensors.update((v.tensor, replace(tensors[v.tensor], dtype=NARROW)) for v in found)
-    weights = {v.tensor for v in found}
-    wide: dict[tuple[str, int], str] = {}  # (weight, stage) -> what its readers read there
-    same: dict[str, str] = {}  # a cast that falls away -> the weight
-    ops: list[Op] = []
-    for old in graph.ops:
-        op = rename_inputs(old, same)
-        read = [name for name in dict.fromkeys(old.inputs) if name in weights]
+    widener = _Widener(graph, narrowed)
+    ops = tuple(new for op in graph.ops for new in widener.rewrite(op))
+    results = tuple((key, widener.same.get(name, name)) for key, name in graph.results)
+    return replace(graph, ops=ops, tensors=widener.tensors, results=results)
+
+
+class _Widener:
+    """The tensors as weights become narrow.
+
+    wide: (weight, stage) -> what its readers read there.  same: a cast that falls away -> the
+    weight.
+    """
+
+    def __init__(self, graph: LogicalGraph, weights: Collection[str]) -> None:
+        self.weights = weights
+        self.tensors = dict(graph.tensors)
+        self.tensors.update((n, replace(self.tensors[n], dtype=NARROW)) for n in weights)
+        self.wide: dict[tuple[str, int], str] = {}
+        self.same: dict[str, str] = {}
+
+    def rewrite(self, old: Op) -> Iterator[Op]:
+        """Yield the op on wide weights, after the casts that it is the first to need."""
+        op = rename_inputs(old, self.same)
+        read = [name for name in dict.fromkeys(old.inputs) if name in self.weights]
         if read and op.target == CAST and op.kwargs == _TO_NARROW:
-            same[op.makes[0]] = read[0]
-            del tensors[op.makes[0]]
-            continue
-        if read and op.target == _LOOK_UP:
-            ops.extend(_widen_after(op, tensors))
-            continue
-        names = {}
-        for name in read:
-            key = name, op.stage
-            if key not in wide:
-                wide[key] = _widen(name, op, tensors, ops)
-            names[name] = wide[key]
-        ops.append(rename_inputs(op, names))
-    results = tuple((key, same.get(name, name)) for key, name in graph.results)
-    return replace(graph, ops=tuple(ops), tensors=tensors, results=results)
+            self.same[op.makes[0]] = read[0]
+            del self.tensors[op.makes[0]]
+        elif read and op.target == _LOOK_UP:
+            yield from self._widen_after(op)
+        else:
+            for name in read:
+                if (name, op.stage) not in self.wide:
+                    yield self._widen(name, op)
+            yield rename_inputs(op, {name: self.wide[name, op.stage] for name in read})
+
+    def _widen(self, name: str, reader: Op) -> Op:
+        """Return a cast for the readers on a stage."""
+        first = f"{name}/wide"
+        made = first if first not in self.tensors else f"{first}@{reader.stage}"
+        self.tensors[made] = replace(self.tensors[name], name=made, dtype=torch.float32)
+        self.wide[name, reader.stage] = made
+        return _cast(reader, name, made)
+
+    def _widen_after(self, op: Op) -> Iterator[Op]:
+        """Look up in the narrow table, then widen the rows."""
+        (rows,) = op.makes
+        narrow = f"{rows}/narrow"
+        self.tensors[narrow] = replace(self.tensors[rows], name=narrow, dtype=NARROW)
+        yield replace(op, name=narrow, outputs=(narrow,))
+        yield _cast(op, narrow, rows)
 
 
 def _is_kept_narrow(graph: LogicalGraph, variable: Variable, strategy: Strategy) -> bool:
     is_weight = variable.kind == "parameter" and strategy.kept.weights
     plain = graph.tensors[variable.tensor].dtype == torch.float32
     return is_weight and plain and strategy.kept.narrows(variable.name)
-
-
-def _widen(name: str, reader: Op, tensors: dict[str, LogicalTensor], ops: list[Op]) -> str:
-    """Add a cast in front of the first reader on a stage; return what it makes."""
-    made = f"{name}/wide" if f"{name}/wide" not in tensors else f"{name}/wide@{reader.stage}"
-    tensors[made] = replace(tensors[name], name=made, dtype=torch.float32)
-    ops.append(_cast(reader, name, made))
-    return made
-
-
-def _widen_after(op: Op, tensors: dict[str, LogicalTensor]) -> Iterator[Op]:
-    """Look up in the narrow table, then widen what was found."""
-    (found,) = op.makes
-    narrow = f"{found}/narrow"
-    tensors[narrow] = replace(tensors[found], name=narrow, dtype=NARROW)
-    yield replace(op, name=narrow, outputs=(narrow,))
-    yield _cast(op, narrow, found)
 
 
 def _cast(like: Op, read: str, made: str) -> Op:

@@ -325,31 +325,30 @@ Fit = tuple[Sbp, bool]  # of an output: its SBP; whether it is multiplied by the
 
 def _rows_of(form: CallForm, candidate: InputLayout, trials: Sequence[OpTrial]) -> list[FoundRow]:
     """Rows with these inputs: the layouts of outputs that every trial leaves."""
+    divisions = [(trial, parts) for trial in trials for parts in _parts(candidate, trial)]
     fits: list[list[Fit]] | None = None
-    is_uneven = False
-    for trial in trials:
-        for parts in _parts(candidate, trial):
-            fits = _fits(candidate, trial, parts, fits)
-            if fits is None or not all(
-                each or not used for each, used in zip(fits, form.used, strict=True)
-            ):
-                return []
-            is_uneven |= any(n % parts for n in _lengths(candidate, trial))
-    splits = any(isinstance(sbp, Split) for sbp in candidate.inputs)
-    if fits is None or (splits and not is_uneven):
+    for trial, parts in divisions:
+        fits = _fits(candidate, trial, parts, fits)
+        if fits is None or not _fit_where_used(fits, form):
+            return []
+    split = [n % parts for trial, parts in divisions for n in _lengths(candidate, trial)]
+    if fits is None or (split and not any(split)):  # an even split alone proves too little
         return []
-    unused: list[Fit] = [(B, False)]
     options = [
-        each if used else (each or unused)[:1] for each, used in zip(fits, form.used, strict=True)
+        each if used else (each or [(B, False)])[:1]
+        for each, used in zip(fits, form.used, strict=True)
     ]
-    return [
-        FoundRow(
-            Signature(candidate.inputs, tuple(sbp for sbp, _ in outputs)),
-            candidate.sizes,
-            tuple(k for k, (_, mean) in enumerate(outputs) if mean),
-        )
-        for outputs in itertools.product(*options)
-    ]
+    return [_found_row(candidate, outputs) for outputs in itertools.product(*options)]
+
+
+def _found_row(candidate: InputLayout, outputs: Sequence[Fit]) -> FoundRow:
+    signature = Signature(candidate.inputs, tuple(sbp for sbp, _ in outputs))
+    means = tuple(k for k, (_, mean) in enumerate(outputs) if mean)
+    return FoundRow(signature, candidate.sizes, means)
+
+
+def _fit_where_used(fits: Sequence[Sequence[Fit]], form: CallForm) -> bool:
+    return all(each or not used for each, used in zip(fits, form.used, strict=True))
 
 
 def _lengths(candidate: InputLayout, trial: OpTrial) -> list[int]:
@@ -418,13 +417,13 @@ def _output_fits(
     before: list[Fit] | None,
 ) -> list[Fit]:
     """Return layouts of an output as it is, or else multiplied by the share."""
-    among = [[sbp for sbp, mean in before if mean == way] for way in (0, 1)] if before else None
+    among = [sbp for sbp, _ in before] if before else None
     parts = len(pieces)
-    if among is None or among[0]:
-        plain = layouts_of(whole, list(pieces), parts, among[0] if among else None)
-        if plain or among:
+    if not before or not before[0][1]:
+        plain = layouts_of(whole, list(pieces), parts, among)
+        if plain or before:
             return [(sbp, False) for sbp in plain]
     if not shares or whole is None or not whole.is_floating_point():
         return []
     scaled = [None if p is None else p * s for p, s in zip(pieces, shares, strict=True)]
-    return [(sbp, True) for sbp in layouts_of(whole, scaled, parts, among[1] if among else None)]
+    return [(sbp, True) for sbp in layouts_of(whole, scaled, parts, among)]

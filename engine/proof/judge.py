@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, Partial, Sbp, Split
-from flowrun.engine.ir.signature import NdSignature, Signature
 from flowrun.engine.proof.simulated_ranks import Pieces, alike, put_together
 
 OTHER_PARTIALS: tuple[Partial, ...] = (P_MAX, P_MIN, P_LOGSUMEXP)
@@ -50,8 +49,3 @@ def splits_of(value: torch.Tensor, parts: int) -> list[Split]:
 
 def _sbps_of(value: torch.Tensor, parts: int) -> list[Sbp]:
     return [B, *([] if value.dtype == torch.bool else [P]), *splits_of(value, parts)]
-
-
-def on_one_axis(row: Signature) -> NdSignature:
-    """The row as one for a grid of one axis."""
-    return NdSignature(tuple((sbp,) for sbp in row.inputs), tuple((sbp,) for sbp in row.outputs))

@@ -2,7 +2,7 @@
 
 `found_rows.json` in this folder ships with the project, for one minor release of torch; what it
 lacks is tried once and kept in a file of the user's own, for one build of torch and this prover.
-With others, ops are tried anew.  Only rows of torch's own ops are kept: the code of others may
+With others, ops are tried again.  Only rows of torch's own ops are kept: the code of others may
 change from run to run.
 """
 
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from flowrun.engine.ir import table
 from flowrun.engine.ir.own_files import Unusable, own_folder, read_own, write_own
 from flowrun.engine.ir.sbp import Split
 from flowrun.engine.ir.signature import Signature
@@ -72,7 +73,7 @@ def rows_text(entries: Entries, holds_for: str = TORCH) -> str:
 def _prover() -> str:
     """The build of torch and the files by which rows are found."""
     hashed = hashlib.sha256()
-    for file in (*sorted(SHIPPED.parent.glob("*.py")), SHIPPED.parents[1] / "ops" / "table.py"):
+    for file in (*sorted(SHIPPED.parent.glob("*.py")), Path(table.__file__)):
         hashed.update(file.read_bytes())
     return f"torch {torch.__version__}, prover {hashed.hexdigest()}"
 
@@ -97,10 +98,11 @@ class KeptRows:
 
     def __post_init__(self) -> None:
         if self.file is not None:
+            prover = _prover()
             try:
-                self.own.update(read_rows(read_own(self.file).decode(), _prover()))
+                self.own.update(read_rows(read_own(self.file).decode(), prover))
             except (Unusable, ValueError, KeyError, OSError):
-                self.own.clear()  # written anew with the next experiment
+                self.own.clear()  # written again with the next experiment
 
     def learn(self, forms: Iterable[CallForm]) -> None:
         """Try those that are not known."""
@@ -135,9 +137,10 @@ class KeptRows:
 
     def _write(self) -> None:
         if self.file is not None:
+            content = rows_text(self.own, _prover()).encode()
             try:
                 own_folder(self.file.parent)
-                write_own(self.file, rows_text(self.own, _prover()).encode())
+                write_own(self.file, content)
             except (Unusable, OSError):
                 self.file = None  # no place to keep them: the next run tries again
 

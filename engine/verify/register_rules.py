@@ -8,7 +8,6 @@ from graphlib import CycleError, TopologicalSorter
 from flowrun.engine.actors.plan import (
     RECEIVE,
     REGISTERS,
-    SEND,
     Actor,
     Plan,
     RegionWork,
@@ -101,28 +100,29 @@ def _find_empty_cycle(plan: Plan) -> Iterator[Fault]:
     A cycle of waits in which no token is there at the start never begins (Commoner et al. 1971,
     marked graphs); that the others end is what the rehearsal proves.
     """
-    waits: dict[int, set[int]] = {actor.id: set() for actor in plan.actors}
-    sends: dict[int, int] = {}
-    for actor in plan.actors:
-        if isinstance(actor.work, TransferWork) and actor.kind == SEND:
-            sends[actor.work.channel] = actor.id
-    for actor in plan.actors:
-        if isinstance(actor.work, TransferWork) and actor.kind == RECEIVE:
-            waits[actor.id].add(sends[actor.work.channel])
-    for register in plan.registers:
-        if register.producer is None:
-            continue
-        for reader in register.readers:
-            if register.initial == 0:
-                waits[reader].add(register.producer)
-            if register.initial == register.slots:
-                waits[register.producer].add(reader)
     try:
-        TopologicalSorter(waits).prepare()
+        TopologicalSorter(_waits_at_start(plan)).prepare()
     except CycleError as error:
         around = [plan.actors[k] for k in error.args[1]]
         chain = " <- ".join(f"{actor.id} {actor.name}" for actor in around)
         yield Fault(name_of(around[0]), f"it waits for itself: {chain}.")
+
+
+def _waits_at_start(plan: Plan) -> dict[int, set[int]]:
+    """Return actor -> the actors that must act before it first can."""
+    waits: dict[int, set[int]] = {actor.id: set() for actor in plan.actors}
+    for actor in plan.actors:
+        if isinstance(actor.work, TransferWork) and actor.kind == RECEIVE:
+            waits[actor.id].update(set(plan.channel_ends(actor.work.channel)) - {actor.id})
+    for register in plan.registers:
+        if (producer := register.producer) is None:
+            continue
+        for reader in register.readers:
+            if register.initial == 0:
+                waits[reader].add(producer)
+            if register.initial == register.slots:
+                waits[producer].add(reader)
+    return waits
 
 
 REGISTER_RULES: tuple[Promise[Plan], ...] = (

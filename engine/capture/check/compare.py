@@ -26,7 +26,7 @@ from flowrun.engine.capture.module_checks import place_of_function
 from flowrun.engine.capture.side_effects import Effect
 from flowrun.engine.cost.op_cost import op_flops
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.ir.graph import LogicalGraph, Op
 from flowrun.engine.ir.user_code import place_of
 from flowrun.engine.ops.traits import is_random, is_view
 from flowrun.engine.torch_internals import FakeTensorMode, gradient_hooks, version_of
@@ -45,14 +45,11 @@ _WEIGHT_FACTOR = 1.01  # weights are multiplied by it between the calls, in the 
 
 def explain_size_limit(graph: LogicalGraph) -> str:
     """Return why a graph is too large to be run here; "" if it is not."""
-    flops = elements = num_bytes = 0.0
-    for op in graph.ops:
-        if not is_view(op.target):
-            read = [graph.tensors[name].shape for name in op.inputs]
-            made = [name and graph.tensors[name] for name in op.outputs]
-            flops += op_flops(op, read, [tensor.shape if tensor else None for tensor in made])
-            elements += sum(tensor.num_elements for tensor in made if tensor)
-            num_bytes += sum(tensor.num_bytes for tensor in made if tensor)
+    ops = [op for op in graph.ops if not is_view(op.target)]
+    made = [graph.tensors[name] for op in ops for name in op.makes]
+    elements = sum(tensor.num_elements for tensor in made)
+    num_bytes = sum(tensor.num_bytes for tensor in made)
+    flops = sum(_flops(op, graph) for op in ops)
     held = sum(graph.tensors[v.tensor].num_bytes for v in graph.variables)
     if flops > MAX_FLOPS or elements > MAX_ELEMENTS:
         return f"a micro-batch takes {flops / 1e9:,.0f} Gflop, more than a second here"
@@ -60,6 +57,12 @@ def explain_size_limit(graph: LogicalGraph) -> str:
     if 3 * held + 2 * num_bytes > MAX_MEMORY_SHARE * free:
         return f"it takes {(3 * held + 2 * num_bytes) / 1e9:,.1f} GB"
     return ""
+
+
+def _flops(op: Op, graph: LogicalGraph) -> float:
+    shapes = {name: graph.tensors[name].shape for name in (*op.inputs, *op.makes)}
+    read = [shapes[name] for name in op.inputs]
+    return op_flops(op, read, [None if name is None else shapes[name] for name in op.outputs])
 
 
 def check_capture(

@@ -57,16 +57,7 @@ class _Loss:
         if len(shape) != 2 or op.args[1] % 2 != 1 or casts or reported:
             return None
         forward = tuple(r for r in readers if _reads(r, NLL, "self", log_p))
-        backward = tuple(
-            (nll, after)
-            for nll in readers
-            if _reads(nll, NLL_BACKWARD, "self", log_p)
-            for after in graph.consumers.get(nll.makes[0], ())
-            if _reads(after, LOG_SOFTMAX_BACKWARD, "grad_output", nll.makes[0])
-            and _reads(after, LOG_SOFTMAX_BACKWARD, "output", log_p)
-            and graph.consumers[nll.makes[0]] == (after,)
-            and graph.tensors[after.makes[0]].dtype == graph.tensors[log_p].dtype
-        )
+        backward = tuple(_backward_pairs(graph, log_p))
         known = {r.name for r in forward} | {r.name for pair in backward for r in pair}
         if not forward or not known.issuperset(r.name for r in readers):
             return None
@@ -99,6 +90,22 @@ class _Loss:
         given = bind(nll)
         others = (given[name] for name in ("target", "weight", "reduction", "ignore_index"))
         return (Ref(self.logits), Ref(self.lse), *others)
+
+
+def _backward_pairs(graph: LogicalGraph, log_p: str) -> Iterator[tuple[Op, Op]]:
+    """Yield (nll, log_softmax) of backward where only the latter reads what the former makes."""
+    for nll in graph.consumers.get(log_p, ()):
+        if not _reads(nll, NLL_BACKWARD, "self", log_p):
+            continue
+        (made,) = nll.makes
+        for after in graph.consumers.get(made, ()):
+            if (
+                graph.consumers[made] == (after,)
+                and _reads(after, LOG_SOFTMAX_BACKWARD, "grad_output", made)
+                and _reads(after, LOG_SOFTMAX_BACKWARD, "output", log_p)
+                and graph.tensors[after.makes[0]].dtype == graph.tensors[log_p].dtype
+            ):
+                yield nll, after
 
 
 def _reads(op: Op, target: str, argument: str, name: str) -> bool:

@@ -44,15 +44,10 @@ def _rewrite(graph: torch.fx.Graph, node: Any) -> None:
         _replace(graph, node, VIEW, given)
         return
     order = sorted(range(value.dim()), key=lambda dim: -value.stride(dim))
-    reach = offset - first + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-    gapless = walk([value.shape[d] for d in order], [value.stride(d) for d in order])
     turned = order != sorted(order)
-    if (
-        gapless not in ([], [(value.numel(), 1)])
-        or not first <= offset
-        or reach >= value.numel()
-        or (turned and written)
-    ):
+    reach = offset - first + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    inside = first <= offset and reach < value.numel()
+    if not inside or not _is_gapless(value, order) or (turned and written):
         raise RecipeError(
             "model",
             f"as_strided to {tuple(size)} by strides {tuple(stride)} does not fit the memory of its"
@@ -65,6 +60,12 @@ def _rewrite(graph: torch.fx.Graph, node: Any) -> None:
         turn.meta = {**node.meta, "val": value.permute(order)}
         whole = turn
     node.args = (whole, *written, size, stride, offset - first)
+
+
+def _is_gapless(value: torch.Tensor, order: Sequence[int]) -> bool:
+    """True if the elements lie one after the other when dims are read in this order."""
+    read = walk([value.shape[d] for d in order], [value.stride(d) for d in order])
+    return read in ([], [(value.numel(), 1)])
 
 
 def _replace(graph: torch.fx.Graph, node: Any, target: Any, args: tuple[Any, ...]) -> None:

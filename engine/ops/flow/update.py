@@ -221,33 +221,46 @@ def _in_place(
     optimizers run by default: of narrow weights on a CPU, where torch's fused kernel of SGD is
     wrong, and that of Adam rounds less often.  A complex number is updated as its two parts.
     """
-    each = [[*map(_real, tensors)] for tensors in each]
-    narrow = [tensors for tensors in each if _is_narrow(tensors[0])]
-    if narrow and (skip is None or not skip):  # on a device nobody asks for its value
-        for param, grad, *states in narrow:
-            plain((param, *states), _scale(grad, coefficient, param))
-    each = [tensors for tensors in each if not _is_narrow(tensors[0])]
-    few: list[tuple[tuple[Tensor, ...], Tensor]] = []
-    many: list[tuple[tuple[Tensor, ...], Tensor]] = []
-    for param, grad, *states in each:
-        shapes = {x.shape for x in (param, grad, *states)}
+    together: list[list[Tensor]] = []
+    apart: list[list[Tensor]] = []
+    for tensors in ([*map(_real, tensors)] for tensors in each):
+        shapes = {x.shape for x in tensors}
         assert len(shapes) == 1, (
             f"fused kernels check no shapes: those of weight, states and gradient differ, {shapes}"
         )
-        changed = (param, *states)
-        as_it_lies = coefficient is None and grad.dtype == param.dtype
-        as_it_lies = as_it_lies and all(x.is_contiguous() for x in (*changed, grad))
-        small = param.is_cuda or param.numel() < FEW_ELEMENTS
-        (few if small and as_it_lies else many).append((changed, grad))
-    if few:
-        changes = zip(*(changed for changed, _ in few), strict=True)
-        fused([*map(list, changes)], [grad for _, grad in few])
-    for changed, grad in many:
-        dense = [x.contiguous() for x in changed]
-        fused([[x] for x in dense], [_scale(grad, coefficient, changed[0])])
-        for x, new in zip(changed, dense, strict=True):
-            if not x.is_contiguous():
-                x.copy_(new)
+        if not _is_narrow(tensors[0]):
+            fits = coefficient is None and _lies_for_one_kernel(tensors)
+            (together if fits else apart).append(tensors)
+        elif skip is None or not skip:  # on a device nobody asks for its value
+            param, grad, *states = tensors
+            plain((param, *states), _scale(grad, coefficient, param))
+    if together:
+        params, grads, *states_of = map(list, zip(*together, strict=True))
+        fused([params, *states_of], grads)
+    for tensors in apart:
+        _update_copies(fused, tensors, coefficient)
+
+
+def _update_copies(
+    fused: Callable[[Sequence[list[Tensor]], list[Tensor]], None],
+    tensors: Sequence[Tensor],
+    coefficient: Tensor | None,
+) -> None:
+    """Update one weight and its states in copies where they are strided."""
+    param, grad, *states = tensors
+    changed = (param, *states)
+    dense = [x.contiguous() for x in changed]
+    fused([[x] for x in dense], [_scale(grad, coefficient, param)])
+    for x, new in zip(changed, dense, strict=True):
+        if not x.is_contiguous():
+            x.copy_(new)
+
+
+def _lies_for_one_kernel(tensors: Sequence[Tensor]) -> bool:
+    """True if (weight, gradient, states) can be updated with others in one call, as they lie."""
+    param, grad, *_ = tensors
+    small = param.is_cuda or param.numel() < FEW_ELEMENTS
+    return small and grad.dtype == param.dtype and all(x.is_contiguous() for x in tensors)
 
 
 def one_or_all(changed: Sequence[Tensor]) -> Changed:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.ir.graph import LogicalGraph, Op
 from flowrun.engine.ir.placement import Shape, left_over
 from flowrun.engine.ir.sbp import NdSbp
+from flowrun.engine.ir.signature import Signature
 
 
 class Layout:
@@ -39,6 +40,14 @@ class Layout:
             variables=tuple(replace(v, nd_sbp=self.homes[v.tensor]) for v in graph.variables),
             feeds=tuple(replace(f, nd_sbp=self.homes[f.tensor]) for f in graph.feeds),
         )
+
+    def append(self, op: Op, row: Signature) -> None:
+        """Write down the row of an op on the next axis."""
+        for known, added in (
+            (self.in_sbp[op.name], row.inputs),
+            (self.out_sbp[op.name], row.outputs),
+        ):
+            known[:] = [(*nd, sbp) for nd, sbp in zip(known, added, strict=True)]
 
     def shape(self, name: str, nd_sbp: NdSbp, axis: int, grid: Sequence[int]) -> Shape:
         """Return the shape that the axes before `axis` leave of a tensor.

@@ -1,4 +1,4 @@
-"""Homes of sources on one axis: the SBPs that a batch field or a variable may have there.
+"""What may be chosen on one axis: the rows of an op, and the homes of a batch field or variable.
 
 These conventions need no words in a recipe.  On an axis of the batch (BATCH_AXES, or the ZeRO axis)
 a batch field enters split along dim 0, on any other axis whole.  A weight that no pin names is
@@ -7,10 +7,15 @@ free, and B on axes of the batch; a buffer that never changes is B.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import Feed, Variable
+from flowrun.engine.ir.graph import Feed, Op, Variable
 from flowrun.engine.ir.placement import BATCH_AXES, Shape
-from flowrun.engine.ir.sbp import B, S, Sbp
+from flowrun.engine.ir.sbp import B, P, S, Sbp, parse_sbp
+from flowrun.engine.ir.signature import Signature
+from flowrun.engine.ops import registry
+from flowrun.engine.ops.flow.structure import PIN
 from flowrun.engine.passes.layout.pin_activations import matches_variable, names_field
 from flowrun.engine.strategy import Strategy
 
@@ -38,11 +43,18 @@ def feed_home(strategy: Strategy, axis: int, feed: Feed, shape: Shape) -> Sbp:
     return S(0)
 
 
-def variable_homes(strategy: Strategy, axis: int, variable: Variable, shape: Shape) -> list[Sbp]:
-    """Return the SBPs that the search may choose from as the home of a variable, on one axis.
+def variable_homes(
+    strategy: Strategy,
+    axis: int,
+    variable: Variable,
+    shape: Shape,
+    *,
+    on_batch_axes: bool = False,
+) -> list[Sbp]:
+    """Return the SBPs that may be chosen as the home of a variable, on one axis.
 
     strategy: has the pins.  axis: its index.  variable: a parameter, buffer or state.  shape: what
-    the axes before left of it.
+    the axes before left of it.  on_batch_axes: a weight may be split there, too.
     """
     name, parts = strategy.axes[axis], strategy.parts(variable.stage, axis)
     if parts == 1:
@@ -51,6 +63,29 @@ def variable_homes(strategy: Strategy, axis: int, variable: Variable, shape: Sha
         if pin.axis == name and matches_variable(pin, variable):
             return [pin.sbp]
     constant = variable.kind == "buffer" and variable.new is None
-    if name in BATCH_AXES or constant:
+    if constant or (name in BATCH_AXES and not on_batch_axes):
         return [B]
     return [B, *(S(i) for i, size in enumerate(shape) if size >= parts)]
+
+
+def rows_on_axis(
+    strategy: Strategy,
+    op: Op,
+    axis: int,
+    in_shapes: Sequence[Shape],
+    out_shapes: Sequence[Shape | None],
+) -> Sequence[Signature]:
+    """Return the legal rows of an op on one axis.
+
+    strategy: has the ranks.  op: any.  axis: its index.  in_shapes, out_shapes: what the axes
+    before left of the op's inputs and outputs.
+    """
+    parts = strategy.parts(op.stage, axis)
+    if op.target == PIN and parts > 1:
+        wanted = dict(op.args[1]).get(strategy.axes[axis])
+        splits = (S(i) for i, size in enumerate(in_shapes[0]) if size >= parts)
+        options: list[Sbp] = [parse_sbp(wanted)] if wanted else [B, P, *splits]
+        return [Signature((sbp,), (sbp,)) for sbp in options]
+    if relabels := registry.info(op.target).relabels:
+        return (relabels,)
+    return registry.signatures(op, in_shapes, out_shapes, parts)

@@ -28,8 +28,7 @@ from flowrun.engine.ir.graph import (
     Variable,
 )
 from flowrun.engine.ir.op_info import Trait
-from flowrun.engine.ir.placement import Shape
-from flowrun.engine.ir.sbp import B, P, S, Sbp, parse_sbp
+from flowrun.engine.ir.sbp import B
 from flowrun.engine.ir.signature import Signature
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.sparse import COLLECT
@@ -49,7 +48,7 @@ from flowrun.engine.passes.layout.axis_search import (
     solve,
 )
 from flowrun.engine.passes.layout.costs import Costs
-from flowrun.engine.passes.layout.homes import feed_home, variable_homes
+from flowrun.engine.passes.layout.homes import feed_home, rows_on_axis, variable_homes
 from flowrun.engine.passes.mirrored_view import own_ops
 from flowrun.engine.strategy import Strategy
 
@@ -150,10 +149,9 @@ class _Axis:
 
     def decide(self, ops: list[Op]) -> Solution:
         """Solve one chunk and write the rows into the layout."""
-        made = {name for op in ops for name in op.makes}
-        read = {name for op in ops for name in op.inputs}
-        known = {name: self.forms[name] for name in read if name in self.forms and name not in made}
-        homes = {n: self._possible_homes(n) for n in read if n not in made and n not in known}
+        read = {n for op in ops for n in op.inputs} - {n for op in ops for n in op.makes}
+        known = {name: self.forms[name] for name in read & self.forms.keys()}
+        homes = {name: self._possible_homes(name) for name in read - known.keys()}
         self.whole |= {n for n, options in homes.items() if all(f[1] == B for f, _ in options)}
         rows = [self._rows(op) for op in ops]
         solution = solve(
@@ -167,18 +165,13 @@ class _Axis:
                 intent=self._intent,
             )
         )
-        for op, row in zip(ops, solution.rows, strict=True):
-            ins, outs = self.layout.in_sbp[op.name], self.layout.out_sbp[op.name]
-            for i, sbp in enumerate(row.inputs):
-                ins[i] = (*ins[i], sbp)
-            for j, sbp in enumerate(row.outputs):
-                outs[j] = (*outs[j], sbp)
         self.homes.update(solution.homes)
         self.forms.update(solution.forms)
         for op, row in zip(ops, solution.rows, strict=True):
+            self.layout.append(op, row)
             for name, sbp in zip(op.outputs, row.outputs, strict=True):
-                if name is not None and name not in self.forms:
-                    self.forms[name] = frozenset(((op.stage, sbp),))
+                if name is not None:
+                    self.forms.setdefault(name, frozenset(((op.stage, sbp),)))
         return solution
 
     def settle(self, ops: list[Op]) -> None:
@@ -229,7 +222,6 @@ class _Axis:
         weights) are made whole: from B every other SBP is a local step.  This costs no boxing, and
         otherwise each such tensor would multiply the states of the search.
         """
-        parts = self.strategy.parts(op.stage, self.axis)
         grid = self.strategy.placements[op.stage].shape
         in_shapes = [
             self.layout.shape(n, nd, self.axis, grid)
@@ -239,14 +231,9 @@ class _Axis:
             None if n is None else self.layout.shape(n, nd, self.axis, grid)
             for n, nd in zip(op.outputs, self.layout.out_sbp[op.name], strict=True)
         ]
-        legal: Iterable[Signature]
-        if op.target == PIN:
-            legal = self._pin_rows(op, in_shapes[0], parts)
-        elif relabels := registry.info(op.target).relabels:
-            legal = (relabels,)
-        else:
-            legal = registry.signatures(op, in_shapes, out_shapes, parts)
-            legal = legal[:1] if op.name in self.own else legal
+        legal = rows_on_axis(self.strategy, op, self.axis, in_shapes, out_shapes)
+        if op.name in self.own and op.target != PIN:
+            legal = legal[:1]
         if op.phase == UPDATE or op.target == ASSIGN:
             legal = self._rows_at_home(op, legal)
         elif _is_plain(op) and self.whole.issuperset(op.inputs):
@@ -260,17 +247,6 @@ class _Axis:
                 "Change the pins of this module's weights, or pin its input or output.",
             )
         return rows
-
-    def _pin_rows(self, op: Op, shape: Shape, parts: int) -> list[Signature]:
-        wanted = dict(op.args[1]).get(self.name)
-        if parts == 1:
-            return [Signature((B,), (B,))]
-        options: list[Sbp] = (
-            [parse_sbp(wanted)]
-            if wanted
-            else [B, P, *(S(i) for i, n in enumerate(shape) if n >= parts)]
-        )
-        return [Signature((sbp,), (sbp,)) for sbp in options]
 
     def _rows_at_home(self, op: Op, legal: Iterable[Signature]) -> list[Signature]:
         """Return the rows that read every variable at its home and leave it there."""

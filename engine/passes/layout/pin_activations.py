@@ -10,7 +10,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import FORWARD, Feed, LogicalGraph, Op, Ref, Variable, rename_inputs
+from flowrun.engine.ir.graph import (
+    FORWARD,
+    Feed,
+    LogicalGraph,
+    LogicalTensor,
+    Op,
+    Ref,
+    Variable,
+    rename_inputs,
+)
 from flowrun.engine.ir.sbp import Partial, Split
 from flowrun.engine.ops.flow.ranges import CHECK
 from flowrun.engine.ops.flow.structure import PIN
@@ -100,65 +109,87 @@ def matches_variable(pin: Pin, variable: Variable) -> bool:
 
 
 def names_field(pin: Pin, feed: Feed) -> bool:
-    """Return whether the pin names the field of the batch; the engine's own numbers are no
-    fields.
-    """
+    """Return whether the pin names a field of the batch, which a number of the engine's is not."""
     return pin.where == "variable" and not feed.is_own and pin.matches(f"batch.{feed.field}")
 
 
 def _check(graph: LogicalGraph, pin: Pin, strategy: Strategy) -> None:
-    variables = [v for v in graph.variables if v.kind != "state" and matches_variable(pin, v)]
-    feeds = [feed for feed in graph.feeds if names_field(pin, feed)]
-    modules = {op.module for op in graph.ops if op.module not in ("", "loss")}
-    named = [m for m in modules if pin.where != "variable" and _owner(pin, m) is not None]
-    if not (variables or feeds or named):
-        kind = "parameter" if pin.where == "variable" else "module"
-        used = "reads" if pin.where == "variable" else "calls"
-        known = (
-            [v.name for v in graph.variables if v.kind == "parameter"]
-            if pin.where == "variable"
-            else sorted(modules)
-        )
-        raise RecipeError(
-            f"sbp.{pin.pattern}",
-            f"{pin.pattern!r} matches no {kind} of this model that forward {used}.",
-            _nearest(pin.pattern, known),
-        )
+    """Raise RecipeError for a pin that names nothing, or an SBP that its tensors cannot have."""
+    sources = _named_sources(graph, pin)
+    modules = sorted({op.module for op in graph.ops} - {"", "loss"})
+    named = pin.where != "variable" and any(_owner(pin, m) is not None for m in modules)
+    if not (sources or named):
+        raise _unmatched(graph, pin, modules)
     crossing = _crossing(graph, pin) if named else []
     if named and not crossing:
-        raise RecipeError(
-            pin.key,
-            f"no tensor {'leaves' if pin.where == 'out' else 'enters'} {pin.pattern!r} in forward.",
-            "Pin a module whose "
-            + ("output another module reads." if pin.where == "out" else "input is no weight."),
-        )
-    if isinstance(pin.sbp, Partial) and (variables or feeds):
+        raise _uncrossed(pin)
+    if sources and isinstance(pin.sbp, Partial):
         raise RecipeError(
             pin.key,
             "P means that the values on the ranks add up to the tensor; a weight or a field of the"
             " batch is whole on each rank, or split.",
             "Write B or S(i).",
         )
-    if not isinstance(pin.sbp, Split):
-        return
-    for name in [*(v.tensor for v in variables), *(f.tensor for f in feeds), *crossing]:
-        shape = graph.tensors[name].shape
-        if pin.sbp.dim >= len(shape):
-            dims = " and ".join(f"S({i})" for i in range(len(shape))) or "no split"
-            raise RecipeError(
-                pin.key,
-                f"Split dim {pin.sbp.dim} does not exist: {name} has shape {shape}, "
-                f"so {dims} are possible.",
-            )
-        if pin.axis in strategy.axes:
-            parts = max(p.shape[strategy.axes.index(pin.axis)] for p in strategy.placements)
-            if shape[pin.sbp.dim] < parts:
-                raise RecipeError(
-                    pin.key,
-                    f"dim {pin.sbp.dim} of {name} {shape} is shorter than "
-                    f"the {parts} ranks of {pin.axis!r}.",
-                    "Split another dim, or use fewer ranks on this axis.",
-                )
+    if isinstance(pin.sbp, Split):
+        for name in (*sources, *crossing):
+            _check_split(pin, pin.sbp.dim, graph.tensors[name], strategy)
+
+
+def _named_sources(graph: LogicalGraph, pin: Pin) -> list[str]:
+    """Return the tensors of variables and fields that the pin names."""
+    return [
+        source.tensor
+        for source in graph.sources
+        if (
+            names_field(pin, source)
+            if isinstance(source, Feed)
+            else source.kind != "state" and matches_variable(pin, source)
+        )
+    ]
+
+
+def _check_split(pin: Pin, dim: int, tensor: LogicalTensor, strategy: Strategy) -> None:
+    name, shape = tensor.name, tensor.shape
+    if dim >= len(shape):
+        dims = " and ".join(f"S({i})" for i in range(len(shape))) or "no split"
+        raise RecipeError(
+            pin.key,
+            f"Split dim {dim} does not exist: {name} has shape {shape}, so {dims} are possible.",
+        )
+    axis = strategy.axes.index(pin.axis) if pin.axis in strategy.axes else None
+    parts = 1 if axis is None else max(p.shape[axis] for p in strategy.placements)
+    if parts > 1 and shape[dim] < parts:
+        raise RecipeError(
+            pin.key,
+            f"dim {dim} of {name} {shape} is shorter than the {parts} ranks of {pin.axis!r}.",
+            "Split another dim, or use fewer ranks on this axis.",
+        )
+
+
+def _unmatched(graph: LogicalGraph, pin: Pin, modules: list[str]) -> RecipeError:
+    kind, used, known = (
+        ("parameter", "reads", [v.name for v in graph.variables if v.kind == "parameter"])
+        if pin.where == "variable"
+        else ("module", "calls", modules)
+    )
+    return RecipeError(
+        f"sbp.{pin.pattern}",
+        f"{pin.pattern!r} matches no {kind} of this model that forward {used}.",
+        _nearest(pin.pattern, known),
+    )
+
+
+def _uncrossed(pin: Pin) -> RecipeError:
+    verb, wanted = (
+        ("leaves", "output another module reads.")
+        if pin.where == "out"
+        else ("enters", "input is not a weight.")
+    )
+    return RecipeError(
+        pin.key,
+        f"no tensor {verb} {pin.pattern!r} in forward.",
+        f"Pin a module whose {wanted}",
+    )
 
 
 def _nearest(pattern: str, known: list[str]) -> str:

@@ -67,27 +67,32 @@ class Boxings:
     def _table(
         self, name: str, made: Sequence[Locations], wanted: Sequence[Locations], ways: Locations
     ) -> tuple[Array, Held]:
-        have_at = {forms: k for k, forms in enumerate(dict.fromkeys(made))}
-        want_at = {forms: k for k, forms in enumerate(dict.fromkeys(wanted))}
-        every = list(dict.fromkeys(f for forms in (*have_at, *want_at, ways) for f in forms))
+        have, want = list(dict.fromkeys(made)), list(dict.fromkeys(wanted))
+        seconds, held = self._distinct(name, have, want, ways)
+        at = np.ix_([have.index(f) for f in made], [want.index(f) for f in wanted])
+        return seconds[at], {stage: each[at] for stage, each in held.items()}
+
+    def _distinct(
+        self, name: str, made: Sequence[Locations], wanted: Sequence[Locations], ways: Locations
+    ) -> tuple[Array, Held]:
+        """Return the table over forms and sets that occur once."""
+        every = list(dict.fromkeys(f for forms in (*made, *wanted, ways) for f in forms))
         place = {form: k for k, form in enumerate(every)}
         into = self._prices(name, every, [place[way] for way in ways]).T.tolist()
         copies = [self.objective.copy_bytes(name, form) for form in every]
         times = self.objective.box_times(name)
-        seconds = np.zeros((len(have_at), len(want_at)))
+        seconds = np.zeros((len(made), len(wanted)))
         held = {stage: np.zeros_like(seconds) for stage in dict.fromkeys(f.stage for f in every)}
         known: dict[tuple[LocationNumbers, LocationNumbers], float] = {}
-        asked = [sorted(place[form] for form in forms) for forms in want_at]
-        for have, i in have_at.items():
-            existing = tuple(sorted(place[form] for form in have))
-            for j, places in enumerate(asked):
+        numbers = {f: tuple(sorted(map(place.__getitem__, f))) for f in (*made, *wanted)}
+        for i, existing in enumerate(map(numbers.__getitem__, made)):
+            for j, places in enumerate(map(numbers.__getitem__, wanted)):
                 missing = tuple(k for k in places if k not in existing)
                 self.complete &= len(missing) <= MAX_ORDERED_FORMS
                 seconds[i, j] = times * _least(into, existing, missing, known)
                 for k in missing:
                     held[every[k].stage][i, j] += copies[k]
-        at = np.ix_([have_at[f] for f in made], [want_at[f] for f in wanted])
-        return seconds[at], {stage: each[at] for stage, each in held.items()}
+        return seconds, held
 
     def _prices(self, name: str, every: Sequence[Location], ways: Sequence[int]) -> Array:
         """Return the seconds from each form to each, possibly through one of `ways`."""

@@ -158,36 +158,46 @@ class _Maker:
                 self._forbid((home, v), self._known[key])
 
     def _box(self, name: str, maker: Choices, readers: list[Choices]) -> None:
-        if self.relaxed or not self.objective.auto.sbp_collector:
-            share = len(readers) if self.objective.auto.sbp_collector else 1
-            ways: Locations = frozenset()
-            if share > 1:
-                ways = ways.union(*(f for r in readers for f in r.forms))
-            for reader in readers:
-                self._pay(name, maker, reader, 1 / share, ways)
-            return
+        if not self.objective.auto.sbp_collector:
+            self._pay_shares(name, maker, readers, 1, frozenset())
+        elif self.relaxed:
+            several = readers if len(readers) > 1 else []
+            ways: Locations = frozenset().union(*(f for r in several for f in r.forms))
+            self._pay_shares(name, maker, readers, len(readers), ways)
+        else:
+            self._pay_once(name, maker, readers)
+
+    def _pay_shares(
+        self, name: str, maker: Choices, readers: list[Choices], shares: int, ways: Locations
+    ) -> None:
+        for reader in readers:
+            self._pay(name, maker, reader, 1 / shares, ways)
+
+    def _pay_once(self, name: str, maker: Choices, readers: list[Choices]) -> None:
+        """Add the cost of the set of forms that all readers together ask for."""
         choosing = [reader for reader in readers if self.forms.is_choice(reader.forms)]
         certain: Locations = frozenset().union(
             *(reader.forms[0] for reader in readers if not self.forms.is_choice(reader.forms))
         )
         if not choosing:
             self._pay(name, maker, Choices(None, (certain,)))
-        elif len(choosing) == 1 and not certain:
+            return
+        if len(choosing) == 1 and not certain:
             self._pay(name, maker, choosing[0])
-        else:
-            key = ("sets", certain, *(id(reader.forms) for reader in choosing))
-            if key not in self._unions:
-                self._unions[key] = unions(certain, choosing)
-            sets, complete = self._unions[key]
-            if not complete:
-                sets = tuple(dict.fromkeys((*sets, *self._sets_of_starts(certain, choosing))))
-                self.complete = False
-            form_set = Choices(len(self.sizes), sets)
-            self.sets.append((form_set, tuple(choosing)))
-            self.sizes.append(len(sets))
-            self._pay(name, maker, form_set)
-            for reader in choosing:
-                self._ask(form_set, reader)
+            return
+        key = ("sets", certain, *(id(reader.forms) for reader in choosing))
+        if key not in self._unions:
+            self._unions[key] = unions(certain, choosing)
+        sets, complete = self._unions[key]
+        if not complete:
+            sets = tuple(dict.fromkeys((*sets, *self._sets_of_starts(certain, choosing))))
+            self.complete = False
+        form_set = Choices(len(self.sizes), sets)
+        self.sets.append((form_set, tuple(choosing)))
+        self.sizes.append(len(sets))
+        self._pay(name, maker, form_set)
+        for reader in choosing:
+            self._ask(form_set, reader)
 
     def _sets_of_starts(
         self, certain: Locations, choosing: Sequence[Choices]

@@ -8,17 +8,17 @@ too.  Only names of axes say more: on axes of the batch (BATCH_AXES) fields are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from flowrun.engine.boxing.boxing import fits
 from flowrun.engine.ir.graph import Feed, LogicalGraph, Op, Variable, map_refs
 from flowrun.engine.ir.placement import Shape, left_over
-from flowrun.engine.ir.sbp import B, NdSbp, P, S, Sbp, parse_sbp
+from flowrun.engine.ir.sbp import B, NdSbp, S, Sbp
 from flowrun.engine.ir.signature import Signature
-from flowrun.engine.ops import registry
-from flowrun.engine.ops.flow.structure import PIN
-from flowrun.engine.passes.layout.homes import feed_home
-from flowrun.engine.passes.layout.pin_activations import matches_variable, names_field
+from flowrun.engine.ops.registry import lift
+from flowrun.engine.passes.layout.homes import feed_home, rows_on_axis, variable_homes
+from flowrun.engine.passes.layout.pin_activations import names_field
 from flowrun.engine.strategy import Strategy
 
 AxisSignatures = tuple[Signature, ...]  # one signature an axis
@@ -26,12 +26,12 @@ AxisSignatures = tuple[Signature, ...]  # one signature an axis
 
 def inputs_of(row: AxisSignatures) -> tuple[NdSbp, ...]:
     """Return the nd-SBP of every input."""
-    return tuple(zip(*(s.inputs for s in row), strict=True)) if row[0].inputs else ()
+    return tuple(zip(*(s.inputs for s in row), strict=True))
 
 
 def outputs_of(row: AxisSignatures) -> tuple[NdSbp, ...]:
     """Return the nd-SBP of every output."""
-    return tuple(zip(*(s.outputs for s in row), strict=True)) if row[0].outputs else ()
+    return tuple(zip(*(s.outputs for s in row), strict=True))
 
 
 class RowTables:
@@ -52,41 +52,11 @@ class RowTables:
         key = (op.target, map_refs((op.args, op.kwargs), _nameless), ins, outs, grid)
         if key not in self._known:
             self._known[key] = tuple(
-                row for row in self._lift(op, ins, outs, 0) if _fit(row, ins, outs, grid)
+                row
+                for row in lift(partial(rows_on_axis, self.strategy, op), ins, outs, grid)
+                if _fit(row, ins, outs, grid)
             )
         return self._known[key]
-
-    def _lift(
-        self, op: Op, ins: Iterable[Shape], outs: Iterable[Shape | None], axis: int
-    ) -> Iterator[AxisSignatures]:
-        grid = self.strategy.placements[op.stage].shape
-        if axis == len(grid):
-            yield ()
-            return
-        ins, outs, parts = tuple(ins), tuple(outs), grid[axis]
-        for first in self._on_axis(op, ins, outs, axis):
-            left = [
-                left_over(s, (sbp,), (parts,)) for s, sbp in zip(ins, first.inputs, strict=True)
-            ]
-            made = [
-                None if s is None else left_over(s, (sbp,), (parts,))
-                for s, sbp in zip(outs, first.outputs, strict=True)
-            ]
-            for rest in self._lift(op, left, made, axis + 1):
-                yield (first, *rest)
-
-    def _on_axis(
-        self, op: Op, ins: tuple[Shape, ...], outs: tuple[Shape | None, ...], axis: int
-    ) -> Iterable[Signature]:
-        parts = self.strategy.parts(op.stage, axis)
-        if op.target == PIN and parts > 1:
-            wanted = dict(op.args[1]).get(self.strategy.axes[axis])
-            splits = [S(i) for i, size in enumerate(ins[0]) if size >= parts]
-            options: list[Sbp] = [parse_sbp(wanted)] if wanted else [B, P, *splits]
-            return [Signature((sbp,), (sbp,)) for sbp in options]
-        if relabels := registry.info(op.target).relabels:
-            return (relabels,)
-        return registry.signatures(op, ins, outs, parts)
 
     # ------------------------------------------------------------------ what enters
 
@@ -107,25 +77,19 @@ class RowTables:
                 yield (sbp, *rest)
 
     def _homes_on(self, source: Variable | Feed, shape: Shape, axis: int) -> Iterator[Sbp]:
-        name, parts = self.strategy.axes[axis], self.strategy.parts(source.stage, axis)
+        parts = self.strategy.parts(source.stage, axis)
         if isinstance(source, Feed):
             home = feed_home(self.strategy, axis, source, shape)
             yield home
-            free = home == B and not source.per_step and not self._is_pinned(source, name)
+            free = home == B and not source.per_step and not self._is_pinned(source, axis)
             if free and shape and parts > 1 and not shape[0] % parts:
                 yield S(0)
-            return
-        pins = (p for p in reversed(self.strategy.pins) if p.axis == name)
-        pin = next((pin for pin in pins if matches_variable(pin, source)), None)
-        if pin is not None and parts > 1:
-            yield pin.sbp
-            return
-        yield B
-        if parts > 1 and not (source.kind == "buffer" and source.new is None):
-            yield from (S(i) for i, size in enumerate(shape) if size >= parts)
+        else:
+            yield from variable_homes(self.strategy, axis, source, shape, on_batch_axes=True)
 
-    def _is_pinned(self, feed: Feed, axis: str) -> bool:
-        return any(p.axis == axis and names_field(p, feed) for p in self.strategy.pins)
+    def _is_pinned(self, feed: Feed, axis: int) -> bool:
+        pins = (pin for pin in self.strategy.pins if pin.axis == self.strategy.axes[axis])
+        return any(names_field(pin, feed) for pin in pins)
 
 
 def _nameless(_: object) -> None:

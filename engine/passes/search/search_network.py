@@ -10,7 +10,7 @@ choice.  A lower bound says how large the remaining gap is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,21 +106,33 @@ def _least(
     leads = [v for v, values in around.free.items() if len(values) > 1 and v not in around.follows]
     place = {v: k for k, v in enumerate(leads)}
     place |= {v: place[lead] for v, lead in around.follows.items() if lead in place}
-    sums: dict[tuple[int, ...], Values] = {}
-    for table in {id(t): t for v in place for t in touching[v]}.values():
-        at = [around.free.get(v, (best[v],)) for v in table.over]
-        places = tuple(place.get(v, -1) for v in table.over)
-        over, part = _follow(places, table.values[np.ix_(*at)])
-        sums[over] = sums[over] + part if over in sums else part
+    touched = {id(t): t for v in place for t in touching[v]}.values()
+    sums = _sum_tables(touched, best, around, place)
     choice = list(best)
     for v, values in around.free.items():
         if len(values) == 1:
             choice[v] = values[0]
     lengths = [len(around.free[v]) for v in leads]
-    found = minimise(lengths, map(CostTable, sums, sums.values()), around.max_entries).choice
+    least = minimise(lengths, map(CostTable, sums, sums.values()), around.max_entries).choice
     for v, k in place.items():
-        choice[v] = around.free[v][found[k]]
+        choice[v] = around.free[v][least[k]]
     return tuple(choice)
+
+
+def _sum_tables(
+    tables: Iterable[CostTable], best: Choice, around: Neighbourhood, place: Mapping[int, int]
+) -> dict[tuple[int, ...], Values]:
+    """Return places of leads -> sum of all tables over them, on what a neighbourhood leaves free.
+
+    place: a free variable -> the lead that it follows, by number.
+    """
+    sums: dict[tuple[int, ...], Values] = {}
+    for table in tables:
+        at = [around.free.get(v, (best[v],)) for v in table.over]
+        places = tuple(place.get(v, -1) for v in table.over)
+        over, part = _follow(places, table.values[np.ix_(*at)])
+        sums[over] = sums[over] + part if over in sums else part
+    return sums
 
 
 def _follow(places: tuple[int, ...], values: Values) -> tuple[tuple[int, ...], Values]:

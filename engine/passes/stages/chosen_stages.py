@@ -27,14 +27,7 @@ def stages_from_list(
     """
     modules = dict.fromkeys(op.module for op in graph.ops if op.phase == FORWARD)
     paths = [path for path in modules if path not in ("", "loss")]
-    home: dict[str, int] = {}
-    for stage, patterns in enumerate(lists):
-        for pattern in patterns:
-            covered = [path for path in paths if _covers(pattern, path)]
-            for path in covered:
-                home.setdefault(path, stage)
-            if all(home[path] < stage for path in covered):
-                raise _idle(pattern, stage, covered, home, paths)
+    home = _homes(paths, lists)
     if lost := [path for path in paths if path not in home]:
         raise RecipeError(
             "placement.stages",
@@ -43,6 +36,19 @@ def stages_from_list(
         )
     home["loss"] = len(lists) - 1
     return _fill_unknown(line, [home.get(op.module) for op in line])
+
+
+def _homes(paths: list[str], lists: Sequence[Sequence[str]]) -> dict[str, int]:
+    """Return module -> the first stage that lists it."""
+    home: dict[str, int] = {}
+    for stage, patterns in enumerate(lists):
+        for pattern in patterns:
+            covered = [path for path in paths if _covers(pattern, path)]
+            for path in covered:
+                home.setdefault(path, stage)
+            if all(home[path] < stage for path in covered):
+                raise _idle(pattern, stage, covered, home, paths)
+    return home
 
 
 def _covers(pattern: str, path: str) -> bool:

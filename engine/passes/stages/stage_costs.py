@@ -14,11 +14,11 @@ candidates which differ by them can share a layout.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from flowrun.engine.cost.seconds import boxing_seconds, local_seconds
-from flowrun.engine.ir.graph import UPDATE, LogicalGraph, Variable
+from flowrun.engine.ir.graph import UPDATE, LogicalGraph
 from flowrun.engine.ir.placement import Placement, largest_shape
 from flowrun.engine.passes.layout.infer_sbp import infer_sbp
 from flowrun.engine.passes.layout.pin_activations import pin_activations
@@ -44,8 +44,8 @@ def weigh_line(
     seconds = [0.0] * length
     made: dict[str, int] = {}  # tensor -> the op of the line
     for op in (op for op in graph.ops if op.phase != UPDATE):
-        behind = (made[name] for name in op.inputs if name in made)
-        at = places[op.name] if op.name in places else next(behind, 0)
+        sources = (made[name] for name in op.inputs if name in made)
+        at = places[op.name] if op.name in places else next(sources, 0)
         made.update(dict.fromkeys(op.makes, at))
         each = local_seconds(op, graph.tensors, strategy.placements[0].shape, hardware)
         once = graph.of_weights.issuperset(op.makes)
@@ -53,12 +53,10 @@ def weigh_line(
     for maker, each in boxing_seconds(graph, strategy.placements, hardware):
         once = graph.of_weights.issuperset(maker.makes)
         seconds[made[maker.makes[0]]] += each / micro_batches if once else each
-    for v in (v for v in graph.variables if v.kind == "parameter"):
-        homes = [
-            made[name] for op in graph.consumers[v.tensor] for name in op.makes if name in made
-        ]
+    for variable, bytes_each in _updated_bytes(graph, strategy):
+        homes = [made[n] for op in graph.consumers[variable] for n in op.makes if n in made]
         if homes:
-            moved = TENSORS_PER_UPDATE * _updated_bytes(v, graph, strategy) / micro_batches
+            moved = TENSORS_PER_UPDATE * bytes_each / micro_batches
             seconds[min(homes)] += moved / hardware.memory_bytes_per_s
     return seconds
 
@@ -85,11 +83,14 @@ def _add_accumulators(
     return replace(graph, ops=tuple(replace(op, stage=0) for op in graph.ops))
 
 
-def _updated_bytes(v: Variable, graph: LogicalGraph, strategy: Strategy) -> float:
-    """Return the bytes of a weight that one rank updates without ZeRO, on the rank with the largest
-    shard.
+def _updated_bytes(graph: LogicalGraph, strategy: Strategy) -> Iterator[tuple[str, float]]:
+    """Yield (tensor of a parameter, bytes of it on the rank with its largest shard).
 
     ZeRO is left out: candidates of auto.placement that differ by it share their cut.
     """
-    tensor, grid = graph.tensors[v.tensor], strategy.placements[0].shape
-    return math.prod(largest_shape(tensor.shape, v.nd_sbp, grid)) * tensor.dtype.itemsize
+    grid = strategy.placements[0].shape
+    for v in graph.variables:
+        if v.kind == "parameter":
+            tensor = graph.tensors[v.tensor]
+            shape = largest_shape(tensor.shape, v.nd_sbp, grid)
+            yield v.tensor, math.prod(shape) * tensor.dtype.itemsize

@@ -120,16 +120,18 @@ class GraphBuilder:
 
     def graph(self, results: tuple[tuple[str, str], ...]) -> LogicalGraph:
         """Return the new graph: forward, backward with its accumulators, update."""
+        made = self.base.producer.keys()
         kept = [op for op in self.base.ops if op.name not in self.dropped]
-        forward = [op for op in kept if op.phase == FORWARD]
-        backward = [op for op in kept if op.phase == BACKWARD]
-        micro = [op for op in self.added if op.phase != UPDATE]
-        first = [op for op in micro if not any(name in self.base.producer for name in op.inputs)]
-        sums = [op for op in micro if op not in first]
-        after = [op for op in self.added if op.phase == UPDATE]
+        first: list[Op] = []
+        sums: list[Op] = []
+        after: list[Op] = []
+        for op in self.added:
+            before = first if made.isdisjoint(op.inputs) else sums
+            (after if op.phase == UPDATE else before).append(op)
+        forward, backward = ([op for op in kept if op.phase == p] for p in (FORWARD, BACKWARD))
         return replace(
             self.base,
-            ops=(*_sums_behind([*forward, *first, *backward], sums), *after),
+            ops=(*_sums_after([*forward, *first, *backward], sums), *after),
             tensors=self.tensors,
             variables=tuple(self.variables.values()),
             feeds=tuple(self.feeds.values()),
@@ -138,22 +140,22 @@ class GraphBuilder:
         )
 
 
-def _sums_behind(ops: list[Op], sums: list[Op]) -> list[Op]:
-    """Put accumulators directly behind the op whose output they sum.
+def _sums_after(ops: list[Op], sums: list[Op]) -> list[Op]:
+    """Put accumulators directly after the op whose output they sum.
 
     Those of feeds, and those that backward needs of forward's values, go to the end.
     """
-    behind: dict[str, list[Op]] = {}
+    after: dict[str, list[Op]] = {}
     late = {name for op in ops if op.phase == FORWARD for name in op.makes}
     made = {name for op in ops for name in op.makes}
     last: list[Op] = []
     for op in sums:
         source = op.inputs[0]
         elsewhere = source not in made or (op.phase != FORWARD and source in late)
-        (last if elsewhere else behind.setdefault(source, [])).append(op)
+        (last if elsewhere else after.setdefault(source, [])).append(op)
     out: list[Op] = []
     for op in ops:
         out.append(op)
         for name in op.makes:
-            out.extend(behind.get(name, ()))
+            out.extend(after.get(name, ()))
     return out + last

@@ -16,6 +16,7 @@ step would have to gather the whole table; a pin splits it.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from flowrun.engine.boxing.boxing import replace_axis
@@ -33,33 +34,42 @@ def shard_optimizer(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     if not strategy.zero.axis or strategy.zero.stage == 0:
         return graph
     axis = strategy.axes.index(strategy.zero.axis)
-    homes: dict[str, NdSbp] = {}
-    kept: list[str] = []
-    tables = sparse_tables(graph)
-    for v in graph.variables:
-        if v.kind != "parameter" or (v.new is None and strategy.zero.stage < 3):
-            continue
-        if v.tensor in tables:
-            continue
-        home = _shard(v, graph.tensors[v.tensor], axis, strategy)
-        if home is None:
-            kept.append(v.name)
-        else:
-            homes[v.name] = home
+    moved = _new_homes(graph, axis, strategy)
+    homes = {v.name: home for v, home in moved.items() if home is not None}
+    kept = [v.name for v, home in moved.items() if home is None]
     variables = tuple(
         replace(v, nd_sbp=homes.get(v.of or v.name, v.nd_sbp)) for v in graph.variables
     )
-    note = f"ZeRO {strategy.zero.stage} on {strategy.zero.axis}: {len(homes)} parameters sharded"
+    ops = graph.ops
+    if strategy.zero.stage >= 2:
+        of_tensors = {v.tensor: home for v, home in moved.items() if home is not None}
+        ops = tuple(_shard_accumulator(op, of_tensors, axis) for op in ops)
+    note = f"ZeRO {strategy.zero.stage} on {strategy.zero.axis}: " + _describe(
+        homes, kept, sparse_tables(graph)
+    )
+    return replace(graph, ops=ops, variables=variables, notes=(*graph.notes, note))
+
+
+def _describe(homes: Collection[str], kept: Sequence[str], tables: Collection[str]) -> str:
+    note = f"{len(homes)} parameters sharded"
     if kept:
         names = ", ".join(kept[:4]) + (" …" if len(kept) > 4 else "")
         note += f", {len(kept)} stay B (small, or no dim divides): {names}"
     if tables:
         note += f", {len(tables)} tables are not sharded because they are updated by rows"
-    ops = graph.ops
-    if strategy.zero.stage >= 2:
-        of_tensors = {v.tensor: homes[v.name] for v in graph.variables if v.name in homes}
-        ops = tuple(_shard_accumulator(op, of_tensors, axis) for op in ops)
-    return replace(graph, ops=ops, variables=variables, notes=(*graph.notes, note))
+    return note
+
+
+def _new_homes(graph: LogicalGraph, axis: int, strategy: Strategy) -> dict[Variable, NdSbp | None]:
+    """Return the home of each weight that ZeRO shards; None if it stays B."""
+    tables = sparse_tables(graph)
+    return {
+        v: _shard(v, graph.tensors[v.tensor], axis, strategy)
+        for v in graph.variables
+        if v.kind == "parameter"
+        and v.tensor not in tables
+        and (v.new is not None or strategy.zero.stage >= 3)
+    }
 
 
 def _shard(

@@ -44,14 +44,20 @@ def lookups_of(graph: LogicalGraph, variable: Variable, parts: Sequence[str]) ->
         readers = sum(len(graph.consumers.get(name, ())) for name in op.makes)
         if readers > (0 if op.makes[0] in parts else 1):
             return ()
-        added = op.target == "aten.add.Tensor" and len(op.inputs) == 2 and not op.kwargs
-        if added or (op.target == CAST and [key for key, _ in op.kwargs] == ["dtype"]):
+        if _keeps_terms(op):
             pending += op.inputs  # the model casts the table, then looks up rows
         elif op.target == EMBEDDING_BACKWARD and not bind(op)["scale_grad_by_freq"]:
             found.append(op)
         else:
             return ()
     return tuple(reversed(found))
+
+
+def _keeps_terms(op: Op) -> bool:
+    """True for the sum of two tensors, and for a change of dtype alone."""
+    if op.target == CAST:
+        return [key for key, _ in op.kwargs] == ["dtype"]
+    return op.target == "aten.add.Tensor" and len(op.inputs) == 2 and not op.kwargs
 
 
 def choose_row_updates(

@@ -60,58 +60,71 @@ from flowrun.engine.strategy import Strategy
 def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """Add accumulators, clipping, updates, optimizer states, and the step's mean loss."""
     builder = GraphBuilder(graph)
-    optimizer = strategy.optimizer
     gradients: dict[str, list[str]] = {}  # parameter -> its gradient, in parts if tied over stages
     for name, tensor in graph.results:
         if name.startswith("grad/"):
             gradients.setdefault(name.removeprefix("grad/"), []).append(tensor)
     trained = [v for v in graph.variables if v.name in gradients]
     _check_patterns(strategy, [v for v in graph.variables if v.kind == "parameter"])
-    scales = _make_tangent(builder, strategy)
+    is_scaled = _make_tangent(builder, strategy) and trained
     summed: dict[str, str] = {}
     ids: dict[str, str] = {}  # table that is updated by rows -> its ids
     for v in trained:
-        lookups = lookups_of(graph, v, gradients[v.name])
-        sparse, note = choose_row_updates(graph, v, lookups, strategy)
-        narrow = is_kept_narrow(builder, v, strategy.kept)
-        sparse = sparse and not narrow
-        builder.notes += [note] if note and not narrow else []
-        if sparse:
-            ids[v.name], summed[v.name] = collect_rows(builder, v, lookups, strategy.micro_batches)
-        elif not narrow and is_made_of_rows(graph, v, lookups, strategy):
-            summed[v.name] = densify_rows(builder, v, lookups[0], strategy.micro_batches)
-        else:
-            summed[v.name] = _accumulate(builder, gradients[v.name], v, strategy)
-    if scales and trained and strategy.loss_scale:
-        scalars = _check_scaled_gradients(builder, trained, summed, strategy)
-    else:
-        scalars = _check_gradients(builder, trained, summed, strategy)
+        rows, summed[v.name] = _sum_gradient(builder, v, gradients[v.name], strategy)
+        if rows is not None:
+            ids[v.name] = rows
+    check = _check_scaled_gradients if is_scaled else _check_gradients
+    scalars = check(builder, trained, summed, strategy)
     for v in trained:
-        gradient, rows = summed[v.name], ids.get(v.name)
-        coefficient, skip = scalars.coefficients.get(v.stage), scalars.skips.get(v.stage)
+        skip = scalars.skips.get(v.stage)
         update(
             builder,
-            optimizer,
+            strategy.optimizer,
             v,
-            gradient,
-            coefficient,
+            summed[v.name],
+            scalars.coefficients.get(v.stage),
             skip,
             scalars.step,
-            rows,
+            ids.get(v.name),
             kept=strategy.kept,
         )
-        if optimizer.ema:
-            average(builder, v, optimizer.ema, skip)
-    results = [
-        (name, _mean(builder, name, t, strategy.micro_batches))
-        for name, t in graph.results
+        if strategy.optimizer.ema:
+            average(builder, v, strategy.optimizer.ema, skip)
+    means = [
+        (name, _mean(builder, name, tensor, strategy.micro_batches))
+        for name, tensor in graph.results
         if not name.startswith("grad/")
     ]
-    if scalars.squares:
-        stage = next(graph.producer[t].stage for name, t in graph.results if name == "loss")
-        norm = builder.one("grad_norm", "aten.sqrt.default", (Ref(scalars.squares),), stage=stage)
-        results.append(("grad_norm", norm))
-    return builder.graph((*results, *scalars.results))
+    return builder.graph((*means, *_gradient_norm(builder, scalars), *scalars.results))
+
+
+def _sum_gradient(
+    builder: GraphBuilder, v: Variable, parts: list[str], strategy: Strategy
+) -> tuple[str | None, str]:
+    """Return (ids of the rows of a table that is updated by rows, else None; the summed
+    gradient).
+    """
+    graph = builder.base
+    lookups = lookups_of(graph, v, parts)
+    by_rows, note = choose_row_updates(graph, v, lookups, strategy)
+    if is_kept_narrow(builder, v, strategy.kept):
+        return None, _accumulate(builder, parts, v, strategy)
+    builder.notes += [note] if note else []
+    if by_rows:
+        return collect_rows(builder, v, lookups, strategy.micro_batches)
+    if is_made_of_rows(graph, v, lookups, strategy):
+        return None, densify_rows(builder, v, lookups[0], strategy.micro_batches)
+    return None, _accumulate(builder, parts, v, strategy)
+
+
+def _gradient_norm(builder: GraphBuilder, scalars: _Scalars) -> list[tuple[str, str]]:
+    """Return the result `grad_norm`, on the stage of the loss, if a sum of squares exists."""
+    if not scalars.squares:
+        return []
+    graph = builder.base
+    stage = graph.producer[dict(graph.results)["loss"]].stage
+    norm = builder.one("grad_norm", "aten.sqrt.default", (Ref(scalars.squares),), stage=stage)
+    return [("grad_norm", norm)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

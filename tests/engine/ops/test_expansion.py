@@ -10,6 +10,7 @@ import torch
 from flowrun.engine.ir.graph import BACKWARD, LogicalTensor, Op, Ref
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, B, NdSbp, P, S
 from flowrun.engine.ops import registry
+from support.samples.table_verdict import nd_rows
 
 CLASSES: NdSbp = (S(0), S(1))
 SPLIT = Op(
@@ -85,9 +86,7 @@ def test_every_expanded_op_is_signed_with_a_row_of_its_table() -> None:
     ops, made = registry.expand(SPLIT, tensors())
     shapes = {t.name: t.shape for t in (*tensors().values(), *made)}
     for op in ops:
-        lifted = registry.lift(
-            op, [shapes[n] for n in op.inputs], [shapes[n] for n in op.makes], (2, 2)
-        )
+        lifted = nd_rows(op, [shapes[n] for n in op.inputs], [shapes[n] for n in op.makes], (2, 2))
         assert (op.in_sbp, op.out_sbp) in {(row.inputs, row.outputs) for row in lifted}, op.name
 
 

@@ -21,7 +21,7 @@ from flowrun.engine.ops import registry
 from flowrun.engine.proof.simulated_ranks import OpSample, lay_out, sample
 from support.samples.op_samples import all_samples
 from support.samples.sample_values import T
-from support.samples.table_verdict import missing_rows, row_holds, wrong_rows
+from support.samples.table_verdict import missing_rows, nd_rows, row_holds, wrong_rows
 
 SAMPLES = all_samples()
 BY_SAMPLE = pytest.mark.parametrize("given", SAMPLES, ids=[s.label for s in SAMPLES])
@@ -331,11 +331,11 @@ def test_matmul_has_the_rows_of_the_paper_on_two_axes(
     x: tuple[Sbp, ...], w: tuple[Sbp, ...], y: tuple[Sbp, ...]
 ) -> None:
     """OneFlow, arXiv 2110.15032, table 3."""
-    assert NdSignature((x, w), (y,)) in registry.lift(*mm(), (2, 2))
+    assert NdSignature((x, w), (y,)) in nd_rows(*mm(), (2, 2))
 
 
 def test_one_dim_can_be_split_by_both_axes() -> None:
-    lifted = registry.lift(*mm(), (2, 2))
+    lifted = nd_rows(*mm(), (2, 2))
     assert NdSignature(((S(0), S(0)), (B, B)), ((S(0), S(0)),)) in lifted
 
 
@@ -378,7 +378,7 @@ def test_lifted_rows_hold_on_a_grid(given: OpSample) -> None:
     grid = (2, 2)
     wrong = [
         str(row)
-        for row in registry.lift(given.op, given.in_shapes, given.out_shapes, grid)
+        for row in nd_rows(given.op, given.in_shapes, given.out_shapes, grid)
         if not _has_empty_piece(given, row, grid) and not row_holds(given, row, grid)
     ]
     assert wrong == []

@@ -13,7 +13,7 @@ from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, Sbp, Split
 from flowrun.engine.ir.signature import LocalCall, NdSignature, Signature
 from flowrun.engine.ops import registry
-from flowrun.engine.proof.judge import layouts_of, on_one_axis, splits_of
+from flowrun.engine.proof.judge import layouts_of, splits_of
 from flowrun.engine.proof.simulated_ranks import (
     FAILURES,
     Grid,
@@ -31,9 +31,20 @@ def row_holds(given: OpSample, row: NdSignature, grid: Grid) -> bool:
     return not row_failure(given, row, grid)
 
 
+def nd_rows(
+    op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None], grid: Grid
+) -> list[NdSignature]:
+    """Return the rows of an op on all axes of a grid."""
+
+    def on(axis: int, ins: Sequence[Shape], outs: Sequence[Shape | None]) -> tuple[Signature, ...]:
+        return registry.signatures(op, ins, outs, grid[axis])
+
+    return list(map(NdSignature.of, registry.lift(on, in_shapes, out_shapes, grid)))
+
+
 def wrong_rows(given: OpSample, listed: Sequence[Signature], parts: int) -> list[Signature]:
     """Return rows that are `listed` for the sample `given` and do not hold on `parts` ranks."""
-    return [row for row in listed if not row_holds(given, on_one_axis(row), (parts,))]
+    return [row for row in listed if not row_holds(given, NdSignature.of([row]), (parts,))]
 
 
 def missing_rows(given: OpSample, listed: Sequence[Signature], parts: int) -> list[Signature]:
@@ -108,7 +119,7 @@ def _programs(
     found: dict[tuple[LocalCall, ...], list[tuple[Sbp | None, ...]]] = {}
     tensors = given.tensors
     for outs in itertools.product(*cuts):
-        nd = on_one_axis(Signature(ins, outs))
+        nd = NdSignature.of([Signature(ins, outs)])
         signed = replace(op, in_sbp=nd.inputs, out_sbp=nd.outputs)
         try:
             calls = tuple(
