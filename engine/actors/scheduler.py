@@ -135,7 +135,7 @@ class Scheduler:
             self.states[actor] = begin(self.states[actor])
 
     def _grant(self) -> None:
-        """Let the actors that are held back go on, by one step or as far as they may."""
+        """Let the actors that are held back continue, by one step or as far as they may."""
         if self.granted == self.last:
             return
         resting, self._resting = self._resting, []
@@ -153,7 +153,7 @@ class Scheduler:
                 self._queue(actor)
 
     def aside(self, actor: int) -> None:
-        """Free the compute: the rest of this act goes on while others compute."""
+        """Free the compute: others may compute during the rest of this act."""
         self._blocked.discard(actor)
 
     def next_compute(self) -> LaunchAct | None:

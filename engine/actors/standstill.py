@@ -1,4 +1,4 @@
-"""standstill: which act is owed, by which rank, when nothing goes on; from counts of acts alone.
+"""standstill: which act is owed, and by which rank, at a standstill; from counts of acts alone.
 
 Each rank counts the acts that it has begun and done (runtime/drivers/pulse.py).  Plan and counts
 say what each of them waits for: a register of its own, its turn, or another rank that has not begun

@@ -198,7 +198,7 @@ def path_seconds(
 def exchange_if_small(step: BoxingStep, num_bytes: float, link: Link) -> BoxingStep:
     """Return an all-reduce step as an exchange if its message is small enough for the link.
 
-    step: returned unchanged if it is no all-reduce.  num_bytes: bytes of the message on one rank.
+    step: any; only an all-reduce changes.  num_bytes: bytes of the message on one rank.
     """
     exchanged = step.kind == ALL_REDUCE and 0 < num_bytes <= link.exchange_bytes
     return replace(step, exchanged=True) if exchanged else step

@@ -77,7 +77,7 @@ class JointGraph:
         """Return the logical graph of torch's joint graph.
 
         Raise RecipeError for what no logical graph can hold: another kind of input or result, a
-        large constant, an op that is no op of tensors, a write into a trained parameter.
+        large constant, a call that is not an op of tensors, a write into a trained parameter.
         """
         drop_tokens(module.graph)
         self.backward = backward_of(module.graph)

@@ -132,7 +132,7 @@ def makes_tensors(node: fx.Node) -> bool:
 
 
 def check_readable(node: fx.Node) -> None:
-    """Raise RecipeError for a call that is no op of tensors."""
+    """Raise RecipeError for a call that is not an op of tensors."""
     if not isinstance(node.target, HigherOrderOperator):
         return
     name = str(node.target).removesuffix("_backward")

@@ -128,9 +128,9 @@ class _Unfolding:
         _, part = self.parts.of.get(op.name, (op.phase, -1))
         place = self.parts.place.get(name)
         if op.name not in self.pair.modes:
-            behind = part > self.at if part >= 0 else op.phase == BACKWARD
+            is_later = part > self.at if part >= 0 else op.phase == BACKWARD
             near = place is not None and place.part in (self.at, self.at + 1)
-            if place and near and behind != (place.part > self.at):
+            if place and near and is_later != (place.part > self.at):
                 raise UnlikeError(f"{op} reads a tensor that any of the equal blocks may make")
             return self._tensor(name)
         own, made = self.pair.modes[op.name][k]
@@ -144,13 +144,13 @@ class _Unfolding:
     def _moment(self, op: Op, copy: int) -> int:
         """Return an op's moment: autograd counts through forward, and backward has its numbers."""
         _, part = self.parts.of.get(op.name, (op.phase, -1))
-        behind = part > self.at if part >= 0 else op.phase == BACKWARD
+        is_later = part > self.at if part >= 0 else op.phase == BACKWARD
         if op.moment < 0 or op.name in self.pair.undated:
             parts = 0
         elif op.name in self.pair.modes:
-            parts = copy or self.fold.cut * behind
+            parts = copy or self.fold.cut * is_later
         else:
-            parts = self.fold.cut * (behind and op.moment >= self.pair.moment)
+            parts = self.fold.cut * (is_later and op.moment >= self.pair.moment)
         return op.moment + parts * self.pair.moments
 
     def _results(self) -> tuple[tuple[str, str], ...]:

@@ -1,10 +1,10 @@
-"""names: what the tensors of a graph are called, so that no two are called alike.
+"""names: what the tensors of a graph are called, so that no two have one name.
 
 A model calls its parameters, buffers and fields as it likes ("mean", "grad/a", "x'"), torch calls
-its nodes by words and numbers ("mean_1"), and passes put something behind or before a name ("x'",
+its nodes by words and numbers ("mean_1"), and passes put something before or after a name ("x'",
 "x:S(1)", "x/before", "mm_sum", "mm.0", "grad/a.weight").  So
 
-    a variable    its name, as a rule: two dots or more, or one with a word behind it.  Any other
+    a variable    its name, as a rule: two dots or more, or one with a word after it.  Any other
                   has a dot in front, and so has what is in a module called "batch"
     a field       "batch." and a name without a dot
     a node        torch's name, without a dot; with ~ in front if a pass has that word for itself
@@ -19,7 +19,7 @@ import re
 _PLAIN = re.compile(r"[^.]+\.(?:[^.\d][^.]*|[^.]*\..*)", re.DOTALL)
 _SIGN = re.compile(r"[^\w.-]")
 _BATCH = "batch."
-# tensors that passes make by these names alone, or with more behind them
+# tensors that passes make by these names alone, or with more after them
 _TAKEN = frozenset(
     (
         *("tangent", "loss", "batch", "grad", "skip", "unscale", "update", "coefficient"),

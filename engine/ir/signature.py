@@ -143,7 +143,7 @@ def _sbps(text: str) -> tuple[Sbp, ...]:
 
 @cache
 def torch_callable(target: str) -> Any:
-    """The torch operator behind a target: "aten.mm.default" -> torch.ops.aten.mm.default."""
+    """Return the torch operator of a target: "aten.mm.default" -> torch.ops.aten.mm.default."""
     found: Any = torch.ops
     for part in target.split("."):
         found = getattr(found, part)

@@ -195,7 +195,7 @@ class GivenTable:
         return f"given by {self.name}"
 
     def rows(self, view: OpView) -> tuple[Signature, ...]:
-        """Return the rows of the user's rule.  Raises SbpError if one is no row of this op."""
+        """Return the rows of the user's rule.  Raises SbpError if one does not fit this op."""
         given = self.rule(view)
         return tuple(self._row(each, view) for each in given)
 
@@ -204,7 +204,7 @@ class GivenTable:
         try:
             row = rows(given)[0] if isinstance(given, str) else given
         except ValueError as error:
-            raise SbpError(self.name, f"{given!r} is no row: {error}") from None
+            raise SbpError(self.name, f"{given!r} is not a row: {error}") from None
         if (len(row.inputs), len(row.outputs)) != (len(op.inputs), len(op.outputs)):
             raise SbpError(
                 self.name,

@@ -116,20 +116,20 @@ class _Mirror:
         """Return the graph with all of these ops."""
         ops = [op for feed in self.base.feeds for op in self._enter(feed.field, feed.tensor)]
         results: list[tuple[str, str]] = []
-        behind: dict[str, list[Op]] = {}  # op -> the ops that lead its outputs out
+        exits: dict[str, list[Op]] = {}  # op -> the ops that lead its outputs out
         last: list[Op] = []
         for name, tensor in self.base.results:
             maker = self.base.producer[tensor]
             if name.startswith("grad/"):
                 shared = self._op(f"{name}/shared", SHARE, tensor, maker.module, BACKWARD)
-                behind.setdefault(maker.name, []).append(shared)
+                exits.setdefault(maker.name, []).append(shared)
                 results.append((name, shared.name))
             else:
                 listed = self._by_rank(name, tensor)
                 last += listed
                 results += [(name, listed[1].name), (f"{name}{LIST_SUFFIX}", listed[0].name)]
         for op in self.base.ops:
-            ops += [rename_inputs(op, self.entered), *behind.get(op.name, ())]
+            ops += [rename_inputs(op, self.entered), *exits.get(op.name, ())]
         return replace(
             self.base,
             ops=(*ops, *last),

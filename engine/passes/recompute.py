@@ -262,7 +262,7 @@ def _group_by_module(graph: LogicalGraph, patterns: tuple[str, ...]) -> dict[str
 
 
 def _sort_by_inputs(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-    """Put every op behind the makers of its inputs; copies go right before their first reader."""
+    """Put every op after the makers of its inputs; copies go right before their first reader."""
     maker = {name: op for op in ops for name in op.makes}
     done: set[str] = set()
     waiting: set[str] = set()

@@ -19,7 +19,7 @@ from flowrun.engine.ir.signature import argument_names, torch_callable
 from flowrun.engine.torch_internals import schema_of
 
 MOST_READINGS = 3  # of one op: see call_forms
-# Arguments whose integers are no sizes, though they may equal some.
+# Arguments whose integers are not sizes, though they may equal some.
 _NO_SIZES = ("dim", "stride", "dilation", "kernel", "pad", "shift", "group", "axis", "correction")
 
 

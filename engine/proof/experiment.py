@@ -73,10 +73,10 @@ def is_tried(target: str) -> bool:
     return not schema_of(operator).is_mutable and not tags & never
 
 
-def experiment(form: CallForm, behind: int = 0) -> Iterator[int | FoundRow]:
-    """The number of each candidate before it is tried, and the rows that hold behind it.
+def experiment(form: CallForm, tried: int = 0) -> Iterator[int | FoundRow]:
+    """The number of each candidate before it is tried, then the rows that hold.
 
-    behind: candidates that were tried before; number 0 is the op whole.
+    tried: candidates that were tried before; number 0 is the op whole.
     """
     if not form.shapes or len(form.shapes) > MOST_TENSORS or not is_tried(form.target):
         return
@@ -84,12 +84,12 @@ def experiment(form: CallForm, behind: int = 0) -> Iterator[int | FoundRow]:
         warnings.simplefilter("ignore")
         yield 0
         trials = list(_trials(form))
-        told = [trial.draw.below > 1 for trial in trials]
-        if not any(told) if form.has_positions else not told:
+        distinguishes = [trial.draw.below > 1 for trial in trials]
+        if not any(distinguishes) if form.has_positions else not distinguishes:
             return  # positions that are all 0 prove nothing
         candidates = enumerate(itertools.islice(_candidates(form), MOST_CANDIDATES), start=1)
         for number, candidate in candidates:
-            if number >= behind:
+            if number >= tried:
                 yield number
                 yield from _rows_of(form, candidate, trials)
 
@@ -130,7 +130,7 @@ class OpTrial:
         return tuple(value if isinstance(value, torch.Tensor) else None for value in made)
 
     def _again(self) -> Outputs:
-        """Made of the same numbers anew; some ops take no other order in memory."""
+        """Return the outputs for the same numbers once more, in another order in memory."""
         call = rebind(self.op)
         if self.op.target.startswith("aten."):
             return self.call(call, self.inputs)

@@ -1,7 +1,7 @@
 """in_child: run experiments in a child process: a kernel that does not check its arguments may
 read out of bounds and crash.
 
-A candidate that ends the child is refuted; the next child goes on behind it.
+A candidate that ends the child is refuted; the next child continues after it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _SIZE = struct.Struct("<I")
 
 @dataclass
 class _FormProgress:
-    """A form has come so far.
+    """The state of a form's experiment.
 
-    behind: candidates that were tried.  rows: those that held.
+    tried: candidates that were tried.  rows: those that held.
     """
 
-    behind: int = 0
+    tried: int = 0
     rows: list[FoundRow] = field(default_factory=list)
     crashes: int = 0
     done: bool = False
@@ -48,11 +48,11 @@ def experiments(forms: Sequence[CallForm]) -> list[tuple[FoundRow, ...]]:
     while left := [k for k, each in enumerate(progress) if not each.done]:
         first = progress[left[0]]
         ended = False
-        for k, event in _child([(k, forms[k], progress[k].behind) for k in left]):
+        for k, event in _child([(k, forms[k], progress[k].tried) for k in left]):
             each = progress[k]
             match event:
                 case int():
-                    each.behind = event + 1
+                    each.tried = event + 1
                 case FoundRow():
                     each.rows.append(event)
                 case None:
@@ -61,7 +61,7 @@ def experiments(forms: Sequence[CallForm]) -> list[tuple[FoundRow, ...]]:
         if not ended:
             crashed = next((e for e in progress if not e.done), first)
             crashed.crashes += 1
-            crashed.behind = max(crashed.behind, 1)
+            crashed.tried = max(crashed.tried, 1)
             crashed.done = crashed.crashes >= MOST_CRASHES
     return [tuple(each.rows) for each in progress]
 
@@ -92,8 +92,8 @@ def _try_all(work: Sequence[tuple[int, CallForm, int]], writes: int) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         torch.set_num_threads(1)  # a fork has none of the pool's threads
-        for k, form, behind in work:
-            for event in experiment(form, behind):
+        for k, form, tried in work:
+            for event in experiment(form, tried):
                 _send(writes, (k, event))
             _send(writes, (k, None))
     finally:

@@ -161,7 +161,7 @@ def _fingerprint(whole: torch.Tensor) -> int:
 def put_together(pieces: Pieces, nd_sbp: NdSbp, grid: Grid, shape: Shape) -> torch.Tensor | None:
     """Join pieces of the layout `nd_sbp` on a `grid` to the logical tensor of this `shape`.
 
-    Returns None if the pieces are no such layout of one (wrong shapes, unequal copies of B).
+    Returns None if the pieces are not such a layout (wrong shapes, unequal copies of B).
     """
     if not grid:
         (piece,) = pieces.values()
@@ -202,8 +202,8 @@ _REDUCE: Mapping[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 
 def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal but for rounding: 1e-9 of the largest number in float64, 1e-5 in float32, some units of
-    the last place in narrower ones; exactly in integers.  What is no number, or infinite, stands in
-    the same places.
+    the last place in narrower ones; exactly in integers.  What is not finite stands in the
+    same places.
     """
     if a.shape != b.shape:
         return False

@@ -1,7 +1,7 @@
 """Numbers for experiments are such that no wrong row survives them by luck.
 
 Each kind is a function of a dtype and a shape.  Floats are float64 wherever the op takes it, so
-that a difference is no rounding.
+that a difference is more than rounding.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def _find_bad_variables(subject: Subject) -> Iterator[Fault]:
         if v.kind not in KINDS:
             yield Fault(where, f"its kind is {v.kind!r}.")
         if v.kind == "state" and v.of and v.of not in names:
-            yield Fault(where, f"it is the state of {v.of}, which is no variable.")
+            yield Fault(where, f"it is the state of {v.of}, which is not a variable.")
         if v.new is None:
             continue
         if v.new not in graph.producer:
@@ -180,7 +180,7 @@ GRAPH_RULES: tuple[Promise[Subject], ...] = (
         STAGED, "a field of the batch enters at every stage that reads it.", _find_feeds_of_others
     ),
     Promise(
-        TRAINED, "gradients are accumulated, and are no results any more.", _find_loose_gradients
+        TRAINED, "gradients are accumulated, and are not results any more.", _find_loose_gradients
     ),
     Promise(TRAINED, "what runs once a step reads variables and sums alone.", _find_mixed_rates),
     *LAYOUT_RULES,

@@ -58,7 +58,7 @@ def refuse_faults(
 
 
 def find_repeated(names: Iterable[str]) -> Iterator[str]:
-    """Every name that came before, once for each time that it comes again."""
+    """Yield every name that came before, once for each repetition."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

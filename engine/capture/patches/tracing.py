@@ -84,7 +84,7 @@ def _restore_tensors(modules: Iterable[nn.Module]) -> Iterator[None]:
 def _unmark_buffers(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Within the block, an `nn.Buffer` is a buffer only because a module holds it as one.
 
-    Dynamo's export cannot read the mark that nn.Buffer sets if forward assigns the buffer anew
+    Dynamo's export cannot read the mark that nn.Buffer sets if forward assigns the buffer
     (`self.steps += 1`).
     """
     held = (tensor for module in modules for tensor in buffers_of(module).values())

@@ -3,5 +3,5 @@
 lookups.py strided_views.py masked_writes.py   torch's ops as others
 batched.py kept_logits.py   one product for several; what a loss keeps for backward
 check_ranges.py  ids and labels are checked before they are looked up
-simplify.py      read this first: what is no work goes
+simplify.py      read this first: ops without work go
 """

@@ -49,7 +49,7 @@ class _Loss:
 
     @staticmethod
     def at(graph: LogicalGraph, op: Op) -> _Loss | None:
-        """Return the loss at a log_softmax; None if it has other readers or is no matrix."""
+        """Return the loss at a log_softmax; None if it has other readers or is not a matrix."""
         (log_p,), shape = op.makes, graph.tensors[op.makes[0]].shape
         readers = graph.consumers.get(log_p, ())
         casts = graph.tensors[op.inputs[0]].dtype != graph.tensors[log_p].dtype

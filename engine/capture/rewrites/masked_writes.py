@@ -56,16 +56,16 @@ def _choice(op: Op, tensors: dict[str, LogicalTensor]) -> _MaskedChoice | None:
         return None
     ((at, index),) = named
     mask = tensors[index.name]
-    behind = len(x.shape) - at - len(mask.shape)
+    trailing = len(x.shape) - at - len(mask.shape)
     ones = (1,) * len(mask.shape)
     shown = value.shape
-    if len(shown) > behind:  # a dim of the value stands for the positions under the mask
-        place = len(shown) - behind - 1
+    if len(shown) > trailing:  # a dim of the value stands for the positions under the mask
+        place = len(shown) - trailing - 1
         if shown[place] != 1:
             return None
         shown = (*shown[:place], *ones, *shown[place + 1 :])
     made = _MaskedChoice([], [])
-    chosen = _add_view(op, made, mask, (*mask.shape, *(1,) * behind), "mask")
+    chosen = _add_view(op, made, mask, (*mask.shape, *(1,) * trailing), "mask")
     new = _add_view(op, made, value, shown, "value")
     if given["accumulate"]:
         made.tensors.append(replace(x, name=f"{op.name}_sum"))

@@ -185,7 +185,7 @@ def _wide(draw: Tensor, seed: int, stream: str, shape: Shape, slices: Slices | N
 
 
 def rows_of_draw(view: OpView) -> tuple[Signature, ...]:
-    """Any dim can be made split.  Not "B -> P": a sum of draws is no draw."""
+    """Any dim can be made split.  Not "B -> P": a sum of draws is not a draw."""
     return tuple(Signature((B,), (S(d),)) for d in range(len(view.out_shapes[0] or ())))
 
 

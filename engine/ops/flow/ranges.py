@@ -80,7 +80,7 @@ def check_range(
 
 
 def rows_of_ids(view: OpView) -> tuple[Signature, ...]:
-    """Any dim can be split; a sum of parts is no id."""
+    """Any dim can be split; a sum of parts is not an id."""
     return tuple(Signature((S(d),), (S(d),)) for d in range(len(view.in_shapes[0])))
 
 

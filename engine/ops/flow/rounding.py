@@ -104,7 +104,7 @@ def _pieces(x: Tensor) -> Iterator[tuple[int, int]]:
 
 
 def rows_of_round(view: OpView) -> tuple[Signature, ...]:
-    """(x, draw): any dim may be split.  Not P: the rounded parts of a sum are no rounded sum."""
+    """(x, draw): any dim may be split.  Not P: rounded parts do not add up to the rounded sum."""
     return tuple(Signature((S(d), B), (S(d),)) for d in range(len(view.in_shapes[0])))
 
 

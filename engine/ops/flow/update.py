@@ -328,7 +328,7 @@ OPS: Mapping[str, OpInfo] = {
     ),
     ADD_N: OpInfo(together, function=add_n),
     SUMSQ: OpInfo(squares, function=sumsq),
-    CLIP_SCALE: OpInfo(whole, function=clip_scale),  # a root of a sum is no sum of roots
+    CLIP_SCALE: OpInfo(whole, function=clip_scale),  # the root of a sum is not the sum of roots
     ADAMW: OpInfo(update, function=adamw, traits=_OPTIMIZER),
     SGD: OpInfo(update, function=sgd, traits=_OPTIMIZER),
     ASSIGN: OpInfo(update, function=assign, traits=(Trait.IN_PLACE,)),

@@ -4,7 +4,7 @@ Several documents stand one after the other in a sample; a token sees itself and
 its own document alone.
 
 Tensors are (samples, heads, length, head width).  `documents` (samples, most documents) says how
-long each document of a sample is, in order, and 0 behind the last; the lengths of a sample sum to
+long each document of a sample is, in order, and 0 after the last; the lengths of a sample sum to
 its tokens.  So documents cannot overlap or recur, their largest number is a shape, known before
 anything runs, and where they begin is found on a device without a wait.
 

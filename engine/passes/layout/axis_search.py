@@ -1,4 +1,4 @@
-"""The minimiser behind infer_sbp: it chooses one signature for each op on one axis, such that
+"""The minimiser of infer_sbp: it chooses one signature for each op on one axis, such that
 boxing costs the fewest seconds.
 
 The choices are a row of every op and a home of every source.  The costs are those of each row

@@ -2,7 +2,7 @@
 
 Ops run in the order of the graph.  A boxing can start when its tensor is made and must end before
 the first op that reads it.  The ops in between (the *trunk*) hide it.  A link does one thing at a
-time, so the tensors in flight behind an op share its seconds, by bytes.  A tensor of the trunk
+time, so the tensors in flight after an op share its seconds, by bytes.  A tensor of the trunk
 itself is read by the very next op, and nothing hides it; the gradient of a weight is read only by
 the update, and the rest of backward hides it.
 

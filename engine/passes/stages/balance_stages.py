@@ -28,7 +28,7 @@ class ForwardSequence:
     All seconds are sums over the ranks of a stage.
     work_s: of each piece, forward and backward.
     entering_s, returning_s: of messages for a cut before that piece: activations that enter the
-        stage behind it, gradients that return to the stage before it; the first of each is 0.
+        stage after it, gradients that return to the stage before it; the first of each is 0.
     """
 
     work_s: tuple[float, ...]
@@ -192,14 +192,14 @@ def _cut_points(
     is kept.
     """
     starts = [0]
-    behind = 0.0  # seconds since the last possible cut
+    since_cut_s = 0.0
     for k in range(1, len(line_ops)):
-        behind += seconds[k - 1]
+        since_cut_s += seconds[k - 1]
         if line_ops[k - 1].module == "loss":
             break
-        if behind > 0.0:
+        if since_cut_s > 0.0:
             starts.append(k)
-            behind = 0.0
+            since_cut_s = 0.0
         elif starts[-1] and crossing_s[k] < crossing_s[starts[-1]]:
             starts[-1] = k
     return starts

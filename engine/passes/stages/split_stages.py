@@ -99,15 +99,17 @@ def _free(graph: LogicalGraph) -> frozenset[str]:
 
     They are made of weights alone, or of the batch, constants and draws alone.
     """
-    behind: dict[str, frozenset[str]] = {feed.tensor: frozenset(("batch",)) for feed in graph.feeds}
+    sources_of: dict[str, frozenset[str]] = {
+        feed.tensor: frozenset(("batch",)) for feed in graph.feeds
+    }
     for v in graph.variables:
-        behind[v.tensor] = frozenset(("weight",)) if v.kind == "parameter" else frozenset()
+        sources_of[v.tensor] = frozenset(("weight",)) if v.kind == "parameter" else frozenset()
     free: set[str] = set()
     for op in graph.ops:
-        sources = frozenset().union(*(behind[name] for name in op.inputs))
+        sources = frozenset().union(*(sources_of[name] for name in op.inputs))
         if len(sources) < 2:
             free.add(op.name)
-        behind.update(dict.fromkeys(op.makes, sources))
+        sources_of.update(dict.fromkeys(op.makes, sources))
     return frozenset(free)
 
 

@@ -82,7 +82,7 @@ def check_gradients(
     squares = sum_over_gradients(builder, SUMSQ, "scaled_sumsq", variables, gradients, stage)
     dynamic = loss_scale.dynamic
     new = tuple(f"{tensor}'" for tensor in (scale.tensor, good, skipped))
-    reported = tuple(builder.tensor(f"{tensor}/told") for tensor in (scale.tensor, skipped))
+    reported = tuple(builder.tensor(f"{tensor}/reported") for tensor in (scale.tensor, skipped))
     skip = builder.tensor("skip", LogicalTensor("skip", (), torch.bool))
     builder.op(
         "next_scale",

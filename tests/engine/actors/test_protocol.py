@@ -164,8 +164,8 @@ def test_a_state_beyond_the_protocol_is_a_violation() -> None:
         violations(spec, state_of(0, [0]), running=True),
         violations(spec, state_of(1, [-1]), running=False),
     ]
-    told = (f"actor 7: {n} tokens of 1 for register 2" for n in (2, 0, -1))
-    assert found == [(fact,) for fact in told]
+    wanted = (f"actor 7: {n} tokens of 1 for register 2" for n in (2, 0, -1))
+    assert found == [(fact,) for fact in wanted]
     assert violations(spec, state_of(1, [0]), running=False) == ()
 
 

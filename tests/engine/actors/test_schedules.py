@@ -94,7 +94,7 @@ def test_what_a_reader_supplies_to_the_last_chunk_does_not_hold_up_the_first() -
 
 
 def test_what_chunks_hold_is_what_their_turns_need() -> None:
-    """Of 2 stages and 2 chunks: forwards 0 1 | 0 1 | 2 3 | ..., one backward for each behind the
+    """Of 2 stages and 2 chunks: forwards 0 1 | 0 1 | 2 3 | ..., one backward for each after the
     first 4 and 2.
     """
     held = [

@@ -42,7 +42,7 @@ class Inner(nn.Module):
 
 
 class Net(nn.Module):
-    """A module in a list, a layer behind it, and a loss of its own."""
+    """A module in a list, a layer after it, and a loss of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -574,4 +574,4 @@ def test_capture_opens_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert capture(task(TINY_GPT), example(TINY_GPT)).ops
     assert torch.cuda.is_available()
     asked = torch.utils._triton.has_triton.cache_info()
-    assert not asked.currsize, "torch keeps what it was told meanwhile"
+    assert not asked.currsize, "torch keeps what it was given meanwhile"

@@ -63,7 +63,7 @@ class Remembering(Stack):
 
 
 class Turning(Stack):
-    """The code of its loop counts: one layer of many is told another number."""
+    """The code of its loop counts: one layer of many has another number."""
 
     def forward(self, x_BT: Tensor) -> Tensor:
         x_BTD = self.embed(x_BT)

@@ -165,7 +165,7 @@ def test_a_chain_on_a_weight_is_hoisted_and_its_reader_is_not() -> None:
 
 
 def test_a_view_stays_with_its_reader_and_asks_its_layout_of_the_weight() -> None:
-    """The boxing before the view is done once a step; behind it, with each micro-batch."""
+    """The boxing before the view is done once a step; after it, with each micro-batch."""
     graph = by_hand(
         S(0),
         op("t", "aten.t.default", "w", S(0), S(1), FORWARD),

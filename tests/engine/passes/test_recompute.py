@@ -71,7 +71,7 @@ def test_nor_does_one_where_all_of_a_block_runs_again(layout: Layout) -> None:
 
 
 def test_a_whole_block_runs_again_but_for_the_sum_that_the_next_one_stores() -> None:
-    """Backward reads no result of fc2, nor of what is added behind it."""
+    """Backward reads no result of fc2, nor of what is added to it."""
 
     def products(found: Layout) -> list[str]:
         return sorted(
@@ -161,7 +161,7 @@ def ops_of(layout: Layout) -> tuple[Op, ...]:
 
 
 def test_a_tensor_parallel_block_repeats_one_of_its_two_sums() -> None:
-    """The sum behind attention: nothing recomputed reads the sum behind the feed-forward part."""
+    """The sum after attention: nothing recomputed reads the sum after the feed-forward part."""
     plain, again = Layout(tensor=2), checkpointed(Layout(tensor=2))
     repeated = compiled(GPT, again).rehearsal.sent_bytes - compiled(GPT, plain).rehearsal.sent_bytes
     blocks, samples, tokens, width = 2, 16, 16, 16
@@ -182,7 +182,7 @@ NET = TWO_LAYERS.replace(" a stage", " net.a stage").replace(" act stage", " net
 
 
 def test_the_activation_is_made_again_from_what_entered_its_module() -> None:
-    """%r is read by the layer behind, in backward too: it is stored, and nothing else."""
+    """%r is read by the layer after it, in backward too: it is stored, and nothing else."""
     strategy = one_rank_stages(1, recompute=Recompute(("net",)))
     graph = rewritten((*through(assign_sbp), recompute), strategy, graph_of(NET))
     plain = [replace(op, in_sbp=(), out_sbp=()) for op in graph.ops if op.phase == BACKWARD]

@@ -1,4 +1,4 @@
-"""The rows that ship are proved again, a wrong one is told, and what is kept is a user's own."""
+"""The rows that ship are proved again, a wrong one is found, and what is kept is a user's own."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_sample_of_the_rows_that_ship_holds() -> None:
 
 
 @pytest.mark.skipif(not SAMPLE, reason=f"rows for {TORCH} do not ship")
-def test_a_row_planted_in_the_file_that_ships_is_told() -> None:
+def test_a_wrong_row_planted_in_the_file_that_ships_is_reported() -> None:
     key = next(key for key in SAMPLE if len(shipped_rows()[key].rows) > 1)
     good = shipped_rows()[key]
     first = good.rows[0]

@@ -41,7 +41,7 @@ def changed(graph: LogicalGraph, op_name: str, **fields: Any) -> LogicalGraph:
 
 
 def moved_last(graph: LogicalGraph, name: str) -> LogicalGraph:
-    """The graph with one op behind all others."""
+    """The graph with one op after all others."""
     last = [op for op in graph.ops if op.name == name]
     return replace(graph, ops=(*(op for op in graph.ops if op.name != name), *last))
 

@@ -306,7 +306,7 @@ def test_a_forward_that_changes_gradients_of_earlier_micro_batches_is_refused(
 
 
 def test_a_graph_that_is_kept_from_call_to_call_is_refused_in_torchs_words() -> None:
-    """torch 2.12 refuses the tensor itself, as it is no buffer."""
+    """torch 2.12 refuses the tensor itself, as it is not a buffer."""
 
     def keeps(net: Any, x: Tensor) -> Tensor:
         y = net.a(x) + net.last
@@ -449,5 +449,5 @@ def test_what_the_loss_cannot_do_is_refused_at_its_key() -> None:
 def test_what_another_device_may_do_is_told_alone() -> None:
     task, found = traced(lambda net, x: narrow_distances(net.a, x))
     values = {name: tensor.detach().clone() for name, tensor in task.tensors.items()}
-    told = check_capture(task, BATCHES, found, values, on_cpu=False)
-    assert told.startswith("plain torch fails in a call of the model: NotImplementedError")
+    why = check_capture(task, BATCHES, found, values, on_cpu=False)
+    assert why.startswith("plain torch fails in a call of the model: NotImplementedError")

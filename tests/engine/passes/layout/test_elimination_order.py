@@ -1,4 +1,4 @@
-"""The order in which variables leave, kept up to date, beside one that counts all anew."""
+"""The order in which variables leave, kept up to date, beside one that counts all again."""
 
 from __future__ import annotations
 

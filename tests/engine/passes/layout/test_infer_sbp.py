@@ -119,7 +119,7 @@ def test_a_weight_that_a_pin_splits_against_its_use_is_read_where_it_is() -> Non
     boxed = insert_boxing(graph, one_axis("tensor", pins=pins))
     moved = {op.inputs[0] for op in boxed.ops if op.target == "flow.box" and op.args[1].moves}
     assert "a.weight" not in moved
-    assert "h" in moved, "a relu of parts is no part of a relu"
+    assert "h" in moved, "the relu of a part is not a part of the relu"
 
 
 def test_samples_that_do_not_divide_are_refused() -> None:
