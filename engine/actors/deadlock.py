@@ -57,10 +57,7 @@ def _awaited_actor(
 
 
 def awaited_on_rank(rank: Scheduler, actor: int, why: str, what: int) -> int | None:
-    """Return the actor of the same rank that one waits for.
-
-    rank: its scheduler.  actor: waits.  why, what: as Scheduler.waits says.
-    """
+    """Return the actor of the same rank that one waits for."""
     match why:
         case "input":
             return rank.plan.registers[what].producer
@@ -82,10 +79,7 @@ def _holder(rank: Scheduler, register: int) -> int:
 
 
 def describe_wait(scheduler: Scheduler, rank: int, actor: int, why: str, what: int) -> str:
-    """Describe what one actor waits for.
-
-    scheduler: of its rank.  rank: its number.  actor: waits.  why, what: see Wait.
-    """
+    """Describe what one actor waits for."""
     plan = scheduler.plan
     place = f"{name_actor(plan, actor)} on rank {rank} (stage {plan.actors[actor].stage})"
     match why:

@@ -114,7 +114,7 @@ class ActorSpec:
 def wire(acts: Mapping[int, int], rings: Iterable[Ring], steps: int) -> dict[int, ActorSpec]:
     """Connect the actors of a rank by its registers.
 
-    acts: of each actor, in a step.  rings: the registers.  steps: in all.
+    acts: of each actor, in a step.
 
     Registers between the same two actors whose tokens would always move together share the tokens
     of the one with the fewest slots.
@@ -170,7 +170,7 @@ def counted_state(
 ) -> int:
     """Return the state of an actor that follows from what all actors of the rank have done.
 
-    specs: of the rank.  acts: finished ones, by actor.  running: an act of the actor is under way.
+    acts: finished ones, by actor.  running: an act of the actor is under way.
     """
     spec = specs[actor]
 
@@ -223,7 +223,7 @@ def go_on(state: int) -> int:
 def end(spec: ActorSpec, state: int, acts: int) -> tuple[int, tuple[Token, ...]]:
     """Return the state after an act has ended, and the messages to other actors.
 
-    spec: the actor.  state: before.  acts: finished so far, this one included.
+    acts: finished so far, this one included.
     """
     gone, sent = spec.passed[acts % len(spec.passed)]
     return state - gone + (_OWN if acts < spec.limit else 0), sent
@@ -232,7 +232,7 @@ def end(spec: ActorSpec, state: int, acts: int) -> tuple[int, tuple[Token, ...]]
 def violations(spec: ActorSpec, state: int, *, running: bool) -> tuple[str, ...]:
     """Return the invariants that a state breaks: none for every state that the protocol reaches.
 
-    spec: the actor.  running: an act is under way.
+    running: an act is under way.
     """
     return tuple(
         f"actor {spec.actor}: {tokens} tokens of {port.slots} for register {port.register}"

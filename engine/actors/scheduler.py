@@ -91,7 +91,7 @@ class Scheduler:
         """Return the scheduler of a rank as its counts of acts say that it stands; it can say what
         waits, not what comes next.
 
-        plan, stage, steps: see Scheduler.  begun, done: acts by actor.
+        begun, done: acts by actor.
         """
         made = cls(plan, stage, steps)
         made.acts = {k: done[k] for k in made.actors}

@@ -104,7 +104,7 @@ def describe_owed(
 ) -> str:
     """Describe what a rank owes in a sentence.
 
-    owed: the act.  ranks: as for find_owed.  host_of: names the host of a rank for a person.
+    host_of: names the host of a rank for a person.
     """
     rank, actor, act, why, peer = owed
     state = ranks.get(rank)
@@ -264,10 +264,7 @@ class _WaitWalk:
 
 
 def other_ends(plan: Plan, rank: int, actor: int) -> list[tuple[int, int]]:
-    """Return the (rank, actor) that take part in the acts of an actor; none if it needs no other.
-
-    plan: of the ranks.  rank, actor: whose acts.
-    """
+    """Return the (rank, actor) that take part in the acts of an actor; none if it acts alone."""
     described = plan.actors[actor]
     match described.work:
         case BoxWork() as work:

@@ -200,10 +200,10 @@ class Traced:
 def capture(task: Task, batch: Batch) -> LogicalGraph:
     """Return the training graph of one micro-batch.
 
-    task: the module to train.  batch: example tensors, dim 0 = samples of one micro-batch; only
-    shapes and dtypes are used.  The result lists the gradient of each parameter in `results` as
-    ("grad/<parameter>", tensor); the gradient of the loss is a feed named "@tangent".  Raise
-    RecipeError if the module cannot be captured.
+    batch: example tensors, dim 0 = samples of one micro-batch; only shapes and dtypes are used.
+    The result lists the gradient of each parameter in `results` as ("grad/<parameter>", tensor);
+    the gradient of the loss is a feed named "@tangent".  Raise RecipeError if the module cannot be
+    captured.
     """
     return rewrite_trace(trace(task, batch), task)
 

@@ -71,8 +71,7 @@ def explain_failure(
 ) -> RecipeError:
     """Return the error to raise for a failed capture.
 
-    error: what capture raised.  program: model and loss as one module, called with `values`.
-    name: class of the model.
+    program: model and loss as one module, called with `values`.  name: class of the model.
     """
     try:
         _call(program, values)

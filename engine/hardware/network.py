@@ -235,8 +235,8 @@ def axis_links(levels: tuple[Level, ...], placement: Placement) -> tuple[Link, .
 def message_link(levels: tuple[Level, ...], source: Placement, target: Placement) -> Link:
     """Return the link of messages from each rank of a grid to another grid, all at once.
 
-    levels: of the network.  source, target: the grids; rank k of the larger grid talks to the rank
-    at the same fraction of the smaller one.
+    source, target: the grids; rank k of the larger grid talks to the rank at the same fraction of
+    the smaller one.
     """
     sources, targets = source.ranks, target.ranks
     most = max(len(sources), len(targets))

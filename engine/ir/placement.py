@@ -97,7 +97,7 @@ def local_slices(
 ) -> Slices:
     """Return (start, length) along every dim of what the rank at `coordinate` holds.
 
-    shape: logical.  nd_sbp: of the tensor.  grid: sizes of the placement's axes.
+    shape: logical.
     """
     slices = [(0, size) for size in shape]
     for sbp, parts, index in zip(nd_sbp, grid, coordinate, strict=True):

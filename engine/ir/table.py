@@ -82,8 +82,7 @@ def local_call(
 ) -> LocalCall:
     """Return the call that a rank runs: the op on its pieces, as the row of each axis says.
 
-    op: whole.  found: of each axis the row, the shapes of the inputs, and those of the rank's
-        pieces.
+    found: of each axis the row, the shapes of the inputs, and those of the rank's pieces.
     """
     changed: dict[str, Any] = {}
     by_dim: dict[tuple[int, int, int], float] = {}  # output, input, dim: several axes may split it

@@ -185,10 +185,7 @@ def lift(
     """Yield rows of an op for all axes of a grid, a Signature each, outermost first: the product of
     its rows, axis after axis, on the shapes left over.
 
-    rows_on: (axis, shapes of inputs, shapes of outputs) -> rows on the axis.
     in_shapes, out_shapes: as of `signatures`.
-    grid: sizes of the axes.
-    axis: the first.
     """
     if axis == len(grid):
         yield ()
@@ -236,7 +233,7 @@ def expand(
     """Return (ordinary ops in order, the tensors they make in between).  The last ones make
     op.outputs.
 
-    op: one that needs an expansion.  tensors: by name.
+    op: one that needs an expansion.
     """
     known = info(op.target).expands
     assert known is not None, f"{op.target} has no expansion"

@@ -125,10 +125,7 @@ class _Boxer:
                     self.weights.add(name)
 
     def box(self, name: str, wanted: Location, reader: _BoxReader) -> str:
-        """Return the name of the tensor in the wanted layout; append the boxing if there is none.
-
-        name: of the tensor as it was made.  wanted: (stage, nd-SBP).  reader: who reads it.
-        """
+        """Return the name of the tensor in the wanted layout; append the boxing if need be."""
         phase = reader.phase
         forms = self.forms[name]
         for scope in ("", _scope(phase)):

@@ -112,10 +112,7 @@ def coordinates(grid: Grid) -> list[tuple[int, ...]]:
 
 
 def lay_out(whole: torch.Tensor, nd_sbp: NdSbp, grid: Grid) -> Pieces:
-    """Cut a tensor into what each rank of a grid holds in the layout `nd_sbp`, outer axis first.
-
-    whole: the logical tensor.  grid: sizes of the axes.
-    """
+    """Cut a tensor into what each rank of a grid holds in the layout `nd_sbp`, outer axis first."""
     if not grid:
         return {(): whole}
     parts = _cut(whole, nd_sbp[0], grid[0])

@@ -29,10 +29,7 @@ KINDS = ("parameter", "buffer", "state")
 
 
 def verify(graph: LogicalGraph, strategy: Strategy, made_by: str = "") -> None:
-    """Raise PlanError if the graph breaks a promise of its level; it names the op and the pass.
-
-    strategy: what the graph is compiled for.  made_by: the name of the pass that returned it.
-    """
+    """Raise PlanError if the graph breaks a promise of its level; it names the op and the pass."""
     reached = LEVELS.index(graph.level)
     rules = (rule for rule in GRAPH_RULES if LEVELS.index(rule.since) <= reached)
     refuse_faults(rules, Subject(graph, strategy), graph.level, made_by)

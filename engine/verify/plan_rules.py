@@ -26,7 +26,7 @@ from flowrun.engine.verify.rules import Fault, Promise, name_of, refuse_faults
 def validate(plan: Plan, level: str = ORDER, made_by: str = "") -> None:
     """Raise PlanError if the plan breaks a promise; it names the actor or register, and the pass.
 
-    level: of the plan, one of PLAN_LEVELS.  made_by: the name of the pass that returned it.
+    level: of the plan, one of PLAN_LEVELS.
     """
     reached = PLAN_LEVELS.index(level)
     rules = (rule for rule in PLAN_RULES if PLAN_LEVELS.index(rule.since) <= reached)

@@ -76,9 +76,9 @@ def check_capture(
     """Compare the captured graph with the module; return "", or why they could not be compared.
 
     task: the module, which is changed: call this in a process of its own.  batches: two
-    micro-batches.  traced: the captured graph.  values: name -> value of every parameter and
-    buffer.  on_cpu: the model trains on the CPU, where it is called here.  Raise RecipeError if
-    loss, gradients or buffers differ, or if each call changes an object in Python.
+    micro-batches.  values: name -> value of every parameter and buffer.  on_cpu: the model trains
+    on the CPU, where it is called here.  Raise RecipeError if loss, gradients or buffers differ, or
+    if each call changes an object in Python.
     """
     if why := explain_size_limit(traced.graph):
         _check_state(task, batches, traced.effects)

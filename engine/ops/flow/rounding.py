@@ -37,8 +37,7 @@ def round_at_random(
 ) -> Tensor:
     """Round fp32 to bf16, up or down at random.
 
-    x: the slices of the logical tensor.  draw: scalar, the number of the step.
-    seed, stream, shape, slices: see words.
+    draw: scalar, the number of the step.  seed, stream, shape, slices: see words.
     """
     low = words(draw, seed, stream, shape, slices).bitwise_and_(_LOWER_HALF)
     bits = low.add_(x.contiguous().view(torch.int32)).bitwise_and_(~_LOWER_HALF)

@@ -58,7 +58,6 @@ def coalesce(
 ) -> tuple[Tensor, Tensor]:
     """Sum the rows of equal ids of several look-ups: ids (K,), sums (K, D).
 
-    ids, grads: of each look-up.
     paddings: of each look-up, an id whose rows count for nothing (-1: none).
 
     Each id comes once, in rising order; positions left over have the id -1 and sum 0.  The shapes

@@ -76,8 +76,6 @@ def attention_flops(
 ) -> float:
     """Return the operations of two products of forward, or five of backward, each of queries with
     all keys.
-
-    op: attention, within documents too.  in_shapes, out_shapes: of its tensors.
     """
     query, key = in_shapes[1:3] if backward else in_shapes[:2]
     return (10.0 if backward else 4.0) * math.prod(query) * key[-2]

@@ -111,7 +111,7 @@ def weights_of(
 ) -> torch.Tensor:
     """Return the weight of each target's class, 0 where the target is ignored.
 
-    like: has the dtype of the result.  weight: of the classes (C,); None: all 1.
+    weight: of the classes (C,); None: all 1.
     """
     counted = target != ignored
     if weight is None:
@@ -124,7 +124,7 @@ def weight_of_targets(
 ) -> torch.Tensor:
     """Sum weights_of: how many targets count, where classes have no weight.
 
-    target, weight, ignored: as there.  dtype: of the sum.
+    target, weight, ignored: as there.
     """
     return weights_of(target.new_empty(0, dtype=dtype), target, weight, ignored).sum()
 

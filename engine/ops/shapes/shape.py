@@ -75,7 +75,7 @@ def local_view(view: LocalView) -> LocalCall:
 def move_dims(in_labels: Labels, out_labels: Labels, view: OpView) -> tuple[Signature, ...]:
     """Return rows of an op of one tensor whose dims keep their meaning, and P -> P.
 
-    in_labels, out_labels: of the dims, as of labelled_rows.  view: of the op.
+    in_labels, out_labels: of the dims, as of labelled_rows.
     """
     count = len(view.op.outputs)
     return (*labelled_rows([in_labels], [out_labels] * count), Signature((P,), (P,) * count))

@@ -52,7 +52,7 @@ class Layout:
     def shape(self, name: str, nd_sbp: NdSbp, axis: int, grid: Sequence[int]) -> Shape:
         """Return the shape that the axes before `axis` leave of a tensor.
 
-        name: of the tensor.  nd_sbp: its layout.  grid: sizes of the axes of its stage.
+        grid: sizes of the axes of its stage.
         """
         return left_over(self.base.tensors[name].shape, nd_sbp[:axis], grid)
 

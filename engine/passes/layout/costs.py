@@ -66,8 +66,7 @@ class Costs:
     ) -> float:
         """Return the seconds of a row of an op.
 
-        op: of the graph.  row: one of its signatures.  in_shapes, out_shapes: what the axes before
-        left of its tensors.
+        in_shapes, out_shapes: what the axes before left of its tensors.
         """
         cost, parts = 0.0, self.strategy.parts(op.stage, self.axis)
         if self.divides_batch and parts > 1:
@@ -156,8 +155,6 @@ class Costs:
     def box(self, name: str, have: AxisLocation, wanted: AxisLocation) -> float:
         """Return the seconds of boxing a tensor from one form to another, on a stage or between
         two.
-
-        name: of the tensor.  have, wanted: the forms.
         """
         if have == wanted:
             return 0.0

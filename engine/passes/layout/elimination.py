@@ -55,9 +55,9 @@ def minimise(
 ) -> Least:
     """Return values of variables (0 .. sizes[v] - 1) for which the sum of the tables is least.
 
-    sizes: number of values of each variable.  tables: the costs.  max_entries: if eliminating a
-    variable would make a larger table, its neighbours with most neighbours are fixed at the value
-    that looks best for each alone; the result is then not proved least.
+    sizes: number of values of each variable.  max_entries: if eliminating a variable would make a
+    larger table, its neighbours with most neighbours are fixed at the value that looks best for
+    each alone; the result is then not proved least.
     """
     network = _OpenTables(sizes, tables)
     # (variable, its best value for each choice of its neighbours)

@@ -23,8 +23,8 @@ from flowrun.engine.strategy import Strategy
 def feed_home(strategy: Strategy, axis: int, feed: Feed, shape: Shape) -> Sbp:
     """Return the SBP in which a batch field enters, on one axis.
 
-    strategy: has the pins.  axis: its index.  feed: the field.  shape: what the axes before left of
-    it.  Raises RecipeError if the samples do not divide over the ranks.
+    shape: what the axes before left of it.  Raises RecipeError if the samples do not divide over
+    the ranks.
     """
     name, parts = strategy.axes[axis], strategy.parts(feed.stage, axis)
     for pin in reversed(strategy.pins):
@@ -53,8 +53,7 @@ def variable_homes(
 ) -> list[Sbp]:
     """Return the SBPs that may be chosen as the home of a variable, on one axis.
 
-    strategy: has the pins.  axis: its index.  variable: a parameter, buffer or state.  shape: what
-    the axes before left of it.  on_batch_axes: a weight may be split there, too.
+    shape: what the axes before left of it.  on_batch_axes: a weight may be split there, too.
     """
     name, parts = strategy.axes[axis], strategy.parts(variable.stage, axis)
     if parts == 1:
@@ -77,8 +76,7 @@ def rows_on_axis(
 ) -> Sequence[Signature]:
     """Return the legal rows of an op on one axis.
 
-    strategy: has the ranks.  op: any.  axis: its index.  in_shapes, out_shapes: what the axes
-    before left of the op's inputs and outputs.
+    in_shapes, out_shapes: what the axes before left of the op's inputs and outputs.
     """
     parts = strategy.parts(op.stage, axis)
     if op.target == PIN and parts > 1:

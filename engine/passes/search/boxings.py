@@ -47,8 +47,8 @@ class Boxings:
         """Return (seconds, bytes) for each form in which a tensor is made and each set of wanted
         forms.
 
-        name: of the tensor.  made: forms at its maker.  wanted: sets of forms.  ways: forms through
-        which a boxing may go though no reader needs them.
+        made: forms at its maker.  wanted: sets of forms.  ways: forms through which a boxing may go
+        though no reader needs them.
         """
         objective, tensor = self.objective, self.objective.graph.tensors[name]
         keeps = objective.copy_bytes(name, next(iter(made[0]))) > 0

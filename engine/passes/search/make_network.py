@@ -36,11 +36,9 @@ def make_network(
 ) -> Network:
     """Return the network of all ops of a graph.
 
-    graph: to lay out.  options: rows and homes to choose from.  objective: seconds and bytes.
     starts: rows and homes whose sets are in the network, even if it cannot have all sets.  relaxed:
-    build a
-    network that costs no more and has no sets: of a tensor with k readers each pays 1/k of what it
-    would pay alone, which together is at most what the most expensive of them pays.
+    build a network that costs no more and has no sets: of a tensor with k readers each pays 1/k of
+    what it would pay alone, which together is at most what the most expensive of them pays.
     """
     return _Maker(graph, options, objective, tuple(starts), relaxed).make()
 

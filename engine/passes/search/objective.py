@@ -175,10 +175,7 @@ class Objective:
         return self._local_bytes(name, form) if held else 0.0
 
     def box_seconds(self, name: str, have: Location, wanted: Location) -> float:
-        """Return the seconds of one boxing of a tensor, with its acts, before any are hidden.
-
-        name: of the tensor.  have, wanted: its forms.
-        """
+        """Return the seconds of one boxing of a tensor, with its acts, before any are hidden."""
         if have == wanted:
             return 0.0
         tensor = self.graph.tensors[name]

@@ -50,8 +50,8 @@ def search(
 ) -> SearchResult:
     """Return the cheapest choice that can be found.
 
-    network: to search.  relaxed: makes another network that costs no more, for the bound.  byte_s:
-    price of a held byte.  starts: choices that the result is not above.
+    relaxed: makes another network that costs no more, for the bound.  byte_s: price of a held
+    byte.  starts: choices that the result is not above.
     """
     tables = network.tables(byte_s)
     whole = minimise(network.sizes, tables, EXACT_MAX_ENTRIES)
@@ -74,8 +74,8 @@ def improve(
 ) -> tuple[Choice, float]:
     """Improve a choice until no neighbourhood has a better one; return it with its cost.
 
-    network: of the choice.  tables: those of the network, with held bytes priced in.  best, cost:
-    the choice to begin with, and its cost.
+    tables: those of the network, with held bytes priced in.  best, cost: the choice to begin with,
+    and its cost.
     """
     touching: list[list[CostTable]] = [[] for _ in network.sizes]
     for table in tables:

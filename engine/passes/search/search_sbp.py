@@ -75,10 +75,7 @@ def search_layout(graph: LogicalGraph, strategy: Strategy) -> LayoutSearch:
 
 
 def write_layout(graph: LogicalGraph, strategy: Strategy, result: LayoutSearch) -> LogicalGraph:
-    """Return the graph with the layout of a search, and a note of how good it is.
-
-    graph: that was searched.  strategy: of the search.  result: of the search.
-    """
+    """Return the graph with the layout of a search, and a note of how good it is."""
     net, choice = result.network, result.found.choice
     late = strategy.zero.stage > 0
     ops = tuple(

@@ -56,8 +56,7 @@ def with_sets(network: Network, chosen: Choice) -> Choice:
 def greedy(graph: LogicalGraph, options: Options, objective: Objective) -> Choice:
     """Choose, op after op, the row that is cheapest with the boxings of its inputs.
 
-    graph: to lay out.  options: rows and homes to choose from.  objective: seconds.  The first
-    reader of a weight decides its home.
+    The first reader of a weight decides its home.
     """
     walk = _Walk(graph, options, objective)
     rows = tuple(map(walk.pass_by, options.ops, options.rows))

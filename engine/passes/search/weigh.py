@@ -30,9 +30,9 @@ def search_by_memory(
 ) -> tuple[SearchResult, float]:
     """Return (the result, the seconds that a held byte costs in it).
 
-    search: to run.  network: that it searches.  strategy: has `auto.memory` and the memory of a
-    rank.  With adaptive the price is the least of TRIED_WEIGHTS for which the memory suffices, by
-    the search's own account; if none does, only bytes count.
+    strategy: has `auto.memory` and the memory of a rank.  With adaptive the price is the least of
+    TRIED_WEIGHTS for which the memory suffices, by the search's own account; if none does, only
+    bytes count.
     """
     read_s, limit = 1 / strategy.hardware.memory_bytes_per_s, strategy.hardware.tensor_bytes
     if strategy.auto.memory != "adaptive":

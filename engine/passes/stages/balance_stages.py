@@ -44,10 +44,10 @@ class ForwardSequence:
 def balance_cuts(line: ForwardSequence, ranks: Sequence[int], chunks: int = 1) -> tuple[int, ...]:
     """Return the pieces at which stages 1, 2, … begin; exact.
 
-    line: the pieces.  ranks: number of each stage's ranks, which share its work evenly.  chunks: of
-    each stage; each counts as a stage here.  Among cuts whose slowest stage is within
-    WORK_TOLERANCE of the fastest possible, those with the least to send win; among those, the
-    fastest.  Raises RecipeError if there are more stages than pieces.
+    ranks: number of each stage's ranks, which share its work evenly.  chunks: of each stage; each
+    counts as a stage here.  Among cuts whose slowest stage is within WORK_TOLERANCE of the fastest
+    possible, those with the least to send win; among those, the fastest.  Raises RecipeError if
+    there are more stages than pieces.
     """
     if len(line.work_s) < len(ranks) * chunks:
         raise _too_many(len(line.work_s), len(ranks), chunks)
@@ -141,9 +141,8 @@ def make_line(
 ) -> tuple[list[int], ForwardSequence]:
     """Return (where each piece begins, the line) of the forward ops to be divided among stages.
 
-    graph: has the ops.  line_ops: the forward ops, in order.  seconds: of each, with all that
-    follows it.  link: between stages.  act_s: of one act.  Seconds are sums over the ranks of a
-    stage.
+    line_ops: the forward ops, in order.  seconds: of each, with all that follows it.  Seconds are
+    sums over the ranks of a stage.
     """
     entering, returning = _crossing_seconds(graph, line_ops, link, act_s)
     starts = _cut_points(

@@ -20,10 +20,10 @@ def stages_from_list(
 ) -> list[int]:
     """Return the stage of each op of the line, by a list of module patterns for each stage.
 
-    graph: has the modules.  line: the forward ops.  lists: patterns by stage; a pattern covers the
-    modules inside of those that it names, and of several stages that name a module the first has
-    it.  The loss is on the last stage.  Raises RecipeError at `placement.stages` if a module is on
-    no stage, and at a list of it with a pattern that puts nothing there.
+    lists: patterns by stage; a pattern covers the modules inside of those that it names, and of
+    several stages that name a module the first has it.  The loss is on the last stage.  Raises
+    RecipeError at `placement.stages` if a module is on no stage, and at a list of it with a pattern
+    that puts nothing there.
     """
     modules = dict.fromkeys(op.module for op in graph.ops if op.phase == FORWARD)
     paths = [path for path in modules if path not in ("", "loss")]
@@ -86,8 +86,8 @@ def read_stages(graph: LogicalGraph) -> Decided:
 def stages_from_graph(line: Sequence[Op], stages: Decided, last: int) -> list[int]:
     """Return the stage of each op of the line, as in another graph of the same model.
 
-    line: the forward ops.  stages: of the other graph.  last: the stage of a loss that the other
-    graph has not.  An op that it has not goes to the stage of its module's last op there.
+    stages: of the other graph.  last: the stage of a loss that the other graph has not.  An op that
+    it has not goes to the stage of its module's last op there.
     """
     known = dict(stages.ops)
     of_module: dict[str, int] = {"loss": last}
@@ -110,8 +110,8 @@ def _keys(ops: Sequence[Op]) -> list[tuple[str, str, int]]:
 def pieces_from_stages(stages: Sequence[int], num_stages: int, chunks: int) -> list[int]:
     """Return the piece of each op of a line that goes around the stages several times.
 
-    stages: of each op.  num_stages: of the placement.  chunks: how often the line goes around.
-    Raises RecipeError at `placement.chunks` if it goes around another number of times.
+    chunks: how often the line goes around.  Raises RecipeError at `placement.chunks` if it goes
+    around another number of times.
     """
     out: list[int] = []
     piece = 0

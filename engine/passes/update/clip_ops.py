@@ -14,8 +14,7 @@ def clip_by_value(
 ) -> None:
     """Clamp every element of the gradients to [-limit, limit] (torch.nn.utils.clip_grad_value_).
 
-    builder: collects the ops.  variables: the parameters.  gradients: parameter -> tensor;
-        replaced.
+    gradients: parameter -> tensor; replaced.
     """
     for v in variables:
         gradients[v.name] = builder.one(
@@ -29,10 +28,7 @@ def clip_by_value(
 
 
 def clip_scale(builder: GraphBuilder, squares: str, max_norm: float, stage: int = 0) -> str:
-    """Return the coefficient min(1, max_norm / norm) of the global norm of the gradients.
-
-    builder: collects the ops.  squares: the sum of their squares.  stage: where it is made.
-    """
+    """Return the coefficient min(1, max_norm / norm) of the global norm of the gradients."""
     name = f"clip_scale@{stage}" if stage else "clip_scale"
     return builder.one(name, CLIP_SCALE, (Ref(squares), max_norm), stage=stage)
 
@@ -48,8 +44,7 @@ def sum_over_gradients(
     """Return the sum over all gradients of a scalar of each: first over a stage, then over the
     stages.
 
-    builder: collects the ops.  target: the op that makes the scalar.  name: of the sum.  variables:
-    the parameters.  gradients: parameter -> tensor.  stage: where the sum is made.
+    target: the op that makes the scalar.
     """
     totals = sum_over_stages(builder, target, name, variables, gradients)
     if len(totals) == 1:
@@ -64,10 +59,7 @@ def sum_over_stages(
     variables: list[Variable],
     gradients: Mapping[str, str],
 ) -> dict[int, str]:
-    """Return stage -> the sum over its gradients of a scalar of each, in the order of stages.
-
-    builder, target, name, variables, gradients: as for sum_over_gradients.
-    """
+    """Return stage -> the sum over its gradients of a scalar of each, in the order of stages."""
     totals: dict[int, str] = {}
     for at in sorted({v.stage for v in variables}):
         parts = [
@@ -88,8 +80,7 @@ def sum_over_stages(
 def add_up_stages(builder: GraphBuilder, name: str, totals: Mapping[int, str]) -> dict[int, str]:
     """Return stage -> the sum over it and all stages before it.
 
-    builder: collects the ops.  name: of the sums.  totals: stage -> its own, in the order of
-    stages.  No stage waits for a later one.
+    totals: stage -> its own, in the order of stages.  No stage waits for a later one.
     """
     sums: dict[int, str] = {}
     before: str | None = None

@@ -57,10 +57,7 @@ class GraphBuilder:
         phase: str = UPDATE,
         stage: int = 0,
     ) -> None:
-        """Append an op whose outputs exist already, in the chunk of its inputs.
-
-        name, target, args, kwargs, outputs, module, phase, stage: as of `Op`.
-        """
+        """Append an op whose outputs exist already, in the chunk of its inputs."""
         op = Op(
             name, target, args, kwargs, outputs=outputs, module=module, phase=phase, stage=stage
         )
@@ -92,8 +89,7 @@ class GraphBuilder:
     def number(self, field: str, stage: int, values: tuple[float, ...] = ()) -> str:
         """Return a scalar that the stage's reader supplies once a step.
 
-        field: its name, such as "@lr".  stage: its stage.  values: its value at each step, if they
-            are known.
+        field: its name, such as "@lr".  values: its value at each step, if they are known.
         """
         name = f"{field}@{stage}"
         if name not in self.feeds:

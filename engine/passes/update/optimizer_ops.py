@@ -38,11 +38,10 @@ def update(
 ) -> None:
     """Append the ops that change one parameter and its states.
 
-    builder: collects the ops.  optimizer: its kind and settings.  variable: the parameter.
-    gradient: its tensor.  coefficient: scalar that multiplies the gradient first.  skip: scalar
-    bool; if it is true, the parameter and its states stay.  step: scalar number of this update;
-    None: of the training step.  ids: rows of the table that the gradient consists of; None: all.
-    kept: whether weights and states are kept in bf16.
+    coefficient: scalar that multiplies the gradient first.  skip: scalar bool; if it is true, the
+    parameter and its states stay.  step: scalar number of this update; None: of the training step.
+    ids: rows of the table that the gradient consists of; None: all.  kept: whether weights and
+    states are kept in bf16.
     """
     settings = optimizer.settings(variable.name)
     rate = _rate(builder, optimizer, float(settings.pop("lr")), variable.stage)
@@ -86,8 +85,7 @@ def average(
 ) -> None:
     """Append the moving average of a weight that has just been updated.
 
-    builder: collects the ops.  variable: the weight.  decay: of the average.  skip: scalar bool; if
-    it is true, the average stays.
+    skip: scalar bool; if it is true, the average stays.
     """
     state = _state(builder, variable, "ema", None, builder.tensors[variable.tensor].dtype)
     builder.op(
@@ -124,10 +122,7 @@ def _rate(builder: GraphBuilder, optimizer: Optimizer, lr: float, stage: int) ->
 
 
 def is_kept_narrow(builder: GraphBuilder, variable: Variable, kept: Kept) -> bool:
-    """Return whether a parameter or its states are kept in bf16, and so updated in fp32.
-
-    builder: has the dtypes.  variable: the parameter.  kept: what the recipe asks for.
-    """
+    """Return whether a parameter or its states are kept in bf16, and so updated in fp32."""
     dtype = builder.tensors[variable.tensor].dtype
     asked = kept.narrows(variable.name) and dtype in (torch.float32, NARROW)
     return asked and (kept.states or (kept.weights and dtype == NARROW))

@@ -44,8 +44,8 @@ class ScaledGradients:
 def scale_tangent(builder: GraphBuilder, feeds: list[Feed], start: float, share: float) -> bool:
     """Set the tangents to the state "loss_scale" times a micro-batch's share in the loss.
 
-    builder: collects the ops.  feeds: of the tangent, on each stage.  start: initial scale.  share:
-    1 / micro_batches.  Returns False if there are no tangents, as in evaluation.
+    feeds: of the tangent, on each stage.  start: initial scale.  share: 1 / micro_batches.  Returns
+    False if there are no tangents, as in evaluation.
     """
     if not feeds:
         return False
@@ -71,9 +71,6 @@ def check_gradients(
 ) -> ScaledGradients:
     """Append the check that all scaled gradients are finite; return the scalars that follow from
     it.
-
-    builder: collects the ops.  variables: the parameters.  gradients: parameter -> tensor.
-    loss_scale: its settings.
     """
     scale = builder.variables[builder.free_name("loss_scale")]
     stage = scale.stage
@@ -117,11 +114,7 @@ def unscale_squares(builder: GraphBuilder, scaled: ScaledGradients) -> str:
 
 
 def multiply(builder: GraphBuilder, name: str, one: str, other: str, stage: int) -> str:
-    """Append the product of two scalars, and return it.
-
-    builder: collects the ops.  name: of the product.  one, other: the scalars.  stage: where it is
-        made.
-    """
+    """Append the product of two scalars, and return it."""
     return builder.one(name, "aten.mul.Tensor", (Ref(one), Ref(other)), stage=stage)
 
 
@@ -130,9 +123,7 @@ def unscale(
 ) -> None:
     """Divide every gradient by the scale.
 
-    builder: collects the ops.  variables: the parameters.  gradients: parameter -> tensor;
-        replaced.
-    inverse: 1 / scale.
+    gradients: parameter -> tensor; replaced.  inverse: 1 / scale.
     """
     for v in variables:
         gradients[v.name] = builder.one(

@@ -33,7 +33,7 @@ def lookups_of(graph: LogicalGraph, variable: Variable, parts: Sequence[str]) ->
     """Return the look-ups whose gradients sum up to a parameter's; empty if the sum has other
     terms.
 
-    graph: staged.  variable: the parameter.  parts: tensors of its gradient, one for each stage.
+    parts: tensors of its gradient, one for each stage.
     """
     found: list[Op] = []
     pending = list(parts)
@@ -65,8 +65,8 @@ def choose_row_updates(
 ) -> tuple[bool, str]:
     """Return (whether the table is updated by rows, a note for the plan).
 
-    graph: staged.  variable: the table.  lookups: as of `lookups_of`.  strategy: has the optimizer.
-    Raises RecipeError for optim.sparse=lazy with an optimizer that mixes rows.
+    lookups: as of `lookups_of`.  Raises RecipeError for optim.sparse=lazy with an optimizer that
+    mixes rows.
     """
     if not lookups:
         return False, ""
@@ -100,9 +100,8 @@ def is_made_of_rows(
     """Return whether the dense gradient of a table is made once a step, of the rows of its one
     look-up.
 
-    graph: staged.  variable: the table.  lookups: as of `lookups_of`.  strategy: has the placement.
-    Rows are split by samples and not as the table is.  So there must be fewer rows than a rank may
-    hold of the table.
+    lookups: as of `lookups_of`.  Rows are split by samples and not as the table is.  So there must
+    be fewer rows than a rank may hold of the table.
     """
     if len(lookups) != 1:
         return False
@@ -162,8 +161,7 @@ def collect_rows(
 ) -> tuple[str, str]:
     """Replace the dense gradient's ops by ops that make (ids, sums of their rows), each id once.
 
-    builder: collects the ops.  variable: the table.  lookups: as of `lookups_of`.  micro_batches:
-    of a step.
+    lookups: as of `lookups_of`.
     """
     table = builder.tensors[variable.tensor]
     ids: list[str] = []
@@ -195,8 +193,7 @@ def densify_rows(builder: GraphBuilder, variable: Variable, lookup: Op, micro_ba
     """Append ops that make the dense gradient of a table of the rows of all micro-batches; return
     it.
 
-    builder: collects the ops.  variable: the table.  lookup: its only one.  micro_batches: of a
-        step.
+    lookup: its only one.
     """
     table = builder.tensors[variable.tensor]
     ids, rows = _collect(builder, lookup, f"/{variable.tensor}", table.dtype, micro_batches)
