@@ -93,15 +93,17 @@ class Scheduler:
 
         begun, done: acts by actor.
         """
-        made = cls(plan, stage, steps)
-        made.acts = {k: done[k] for k in made.actors}
-        busy = {k for k in made.actors if begun[k] > done[k]}
-        for k in made.actors:
-            made.states[k] = counted_state(made.specs, made.acts, k, running=k in busy)
-        for axis, order in made.order.items():
-            made.issued[axis] = _first_missing(order, begun, made.per_step)
-        made._blocked = busy & (made._priority.keys() | made._blocking)
-        return made
+        scheduler = cls(plan, stage, steps)
+        scheduler.acts = {k: done[k] for k in scheduler.actors}
+        busy = {k for k in scheduler.actors if begun[k] > done[k]}
+        for k in scheduler.actors:
+            scheduler.states[k] = counted_state(
+                scheduler.specs, scheduler.acts, k, running=k in busy
+            )
+        for axis, order in scheduler.order.items():
+            scheduler.issued[axis] = _first_missing(order, begun, scheduler.per_step)
+        scheduler._blocked = busy & (scheduler._priority.keys() | scheduler._blocking)
+        return scheduler
 
     def done(self, actor: int) -> None:
         """An act has ended: take all messages that follow from it on this rank.

@@ -28,35 +28,35 @@ def sums_of(plan: Plan, work: RegionWork) -> tuple[str, ...]:
 
 def find_reused_addends(plan: Plan, work: RegionWork) -> frozenset[str]:
     """Return the sums whose first addend is memory of its own that nothing else reads or keeps."""
-    made = {name: op for op in work.ops for name in op.makes}
+    maker = {name: op for op in work.ops for name in op.makes}
     readers = _count_readers(work)
     written_over = {new for new, _ in work.overwrites}
 
     def is_own(name: str) -> bool:
-        op = made.get(name)
+        op = maker.get(name)
         if op is None or name in work.makes or readers[name] > 1:
             return False
         fresh = has(op.target, Trait.ALLOCATES) and name not in written_over
         return fresh or (has(op.target, Trait.ALIASES) and is_own(op.inputs[0]))
 
-    return frozenset(n for n in sums_of(plan, work) if is_own(made[n].inputs[0]))
+    return frozenset(n for n in sums_of(plan, work) if is_own(maker[n].inputs[0]))
 
 
 def find_unordered_results(plan: Plan, work: RegionWork) -> frozenset[str]:
     """Return the ops whose one result may lie in any order: it is only sent, or only added up in
     the same region.
     """
-    made = {op.makes[0]: op for op in work.ops if len(op.makes) == 1}
+    maker = {op.makes[0]: op for op in work.ops if len(op.makes) == 1}
     added = sums_of(plan, work)
-    sent = made.keys() & work.sent
+    sent = maker.keys() & work.sent
     addends = {
         op.inputs[0]
-        for name, op in made.items()
+        for name, op in maker.items()
         if name in added or (op.target == ACCUMULATE and name in sent)
     }
     readers = _count_readers(work)
     alone = {name for name in addends if readers[name] == 1 and name not in work.makes}
-    return frozenset(made[name].name for name in (sent | alone) & made.keys())
+    return frozenset(maker[name].name for name in (sent | alone) & maker.keys())
 
 
 def _count_readers(work: RegionWork) -> Counter[str]:

@@ -40,16 +40,16 @@ def assign_buffers(graph: LogicalGraph) -> LogicalGraph:
     before = {variables[name].tensor: f"{variables[name].tensor}/before" for name in changed}
     copies: list[Op] = []
     assigns: dict[str | None, list[Op]] = {}  # tensor -> ops that follow its producer
-    for name, made in changed.items():
+    for name, written in changed.items():
         old = variables[name]
         module = _module(graph, old)
         copy, new = before[old.tensor], f"{old.tensor}'"
         tensors |= {n: replace(tensors[old.tensor], name=n) for n in (copy, new)}
         read = (Ref(old.tensor),)
         copies.append(Op(copy, SNAPSHOT, read, (), outputs=(copy,), module=module, phase=FORWARD))
-        args = (read, (Ref(before.get(made, made)),))
+        args = (read, (Ref(before.get(written, written)),))
         write = Op(new, ASSIGN, args, (), outputs=(new,), module=module, phase=FORWARD)
-        assigns.setdefault(made if made in graph.producer else None, []).append(write)
+        assigns.setdefault(written if written in graph.producer else None, []).append(write)
         variables[name] = replace(old, new=new)
     ops = [*copies, *assigns.get(None, ())]
     for op in graph.ops:
@@ -75,10 +75,10 @@ def with_buffers(graph: LogicalGraph, assigned: Mapping[str, torch.Tensor]) -> L
     variables = {v.name: v for v in graph.variables}
     tensors = dict(graph.tensors)
     writes: dict[str, str] = {}
-    for key, made in graph.results:
+    for key, result in graph.results:
         name = key.removeprefix(WRITES)
-        if key == name or not _is_copy(graph, made, variables.get(name)):
-            writes.setdefault(key, made)
+        if key == name or not _is_copy(graph, result, variables.get(name)):
+            writes.setdefault(key, result)
     for name, old in assigned.items():
         now = tensors.get(writes.get(f"{WRITES}{name}", ""))
         if now is not None and (now.shape, now.dtype) != (tuple(old.shape), old.dtype):
@@ -100,13 +100,13 @@ def with_buffers(graph: LogicalGraph, assigned: Mapping[str, torch.Tensor]) -> L
     )
 
 
-def _is_copy(graph: LogicalGraph, made: str, buffer: Variable | None) -> bool:
+def _is_copy(graph: LogicalGraph, tensor: str, buffer: Variable | None) -> bool:
     """Return whether a tensor is the buffer or a copy of it."""
-    op = graph.producer.get(made)
+    op = graph.producer.get(tensor)
     while op is not None and op.target == "aten.clone.default":
-        made = op.inputs[0]
-        op = graph.producer.get(made)
-    return buffer is not None and made == buffer.tensor
+        tensor = op.inputs[0]
+        op = graph.producer.get(tensor)
+    return buffer is not None and tensor == buffer.tensor
 
 
 def _module(graph: LogicalGraph, buffer: Variable) -> str:

@@ -39,16 +39,16 @@ def fold(graph: fx.Graph, entering: Mapping[fx.Node, str]) -> tuple[Fold, ...]:
 
     entering: placeholder of a weight or buffer -> its name.
     """
-    found: list[Fold] = []
+    folds: list[Fold] = []
     paths = {node: module_of(node) for node in graph.nodes if node.op not in _ENDS}
     for blocks in _list_paths(paths.values()):
-        if not any(f"{blocks}.".startswith(f"{other.blocks}.") for other in found):
+        if not any(f"{blocks}.".startswith(f"{other.blocks}.") for other in folds):
             sequence = _BlockSequence(paths, entering, blocks)
             first, end = sequence.find_longest()
             cut = end - first - KEPT_BLOCKS
             if end - first >= MIN_BLOCKS and sequence.remove(graph, first + KEPT_BLOCKS, end):
-                found.append(Fold(blocks, sequence.numbers[first], cut))
-    return tuple(found)
+                folds.append(Fold(blocks, sequence.numbers[first], cut))
+    return tuple(folds)
 
 
 _ENDS = ("placeholder", "output")
@@ -59,13 +59,13 @@ def _list_paths(paths: Iterable[str]) -> list[str]:
 
     A model that is a list itself is left out, as unfold.py needs a path to find blocks.
     """
-    found: dict[str, None] = {}
+    listed: dict[str, None] = {}
     for path in dict.fromkeys(paths):
         parts = path.split(".")
         for k, part in enumerate(parts):
             if k and part.isdigit():
-                found[".".join(parts[:k])] = None
-    return sorted(found, key=lambda path: path.count("."))
+                listed[".".join(parts[:k])] = None
+    return sorted(listed, key=lambda path: path.count("."))
 
 
 class _BlockSequence:

@@ -31,11 +31,11 @@ def apply_hooks(graph: LogicalGraph, tensors: Mapping[str, Tensor]) -> LogicalGr
     tensors: name -> parameter or buffer.  Raise RecipeError for a hook that torch cannot trace, or
     that changes the shape or dtype of the gradient.
     """
-    for key, made in graph.results:
+    for key, tensor in graph.results:
         kind, _, name = key.partition("/")
         hooks = gradient_hooks(tensors[name]) if kind == "grad" and name in tensors else None
         if hooks:
-            graph = _HookedGradient(name, made, tuple(hooks.values()), tensors).apply(graph)
+            graph = _HookedGradient(name, tensor, tuple(hooks.values()), tensors).apply(graph)
     return graph
 
 
@@ -80,7 +80,7 @@ class _HookedGradient:
             ops=tuple(reader.ops),
             tensors=reader.tensors,
             variables=tuple(variables.values()),
-            results=tuple((k, result if k == key else made) for k, made in graph.results),
+            results=tuple((k, result if k == key else tensor) for k, tensor in graph.results),
         )
 
     def _trace(self, like: LogicalTensor) -> torch.fx.GraphModule:
@@ -89,8 +89,8 @@ class _HookedGradient:
         def run_hooks(gradient: Tensor) -> Tensor:
             gradient = gradient.clone()  # a hook may write into it
             for hook in self.hooks:
-                made = hook(gradient)
-                gradient = gradient if made is None else made
+                result = hook(gradient)
+                gradient = gradient if result is None else result
             return gradient
 
         try:
@@ -133,10 +133,10 @@ class _HookedGradient:
                 f" {MOST_NUMBERS:,}. Register it as a buffer of the module."
             )
 
-    def _check_result(self, made: LogicalTensor, gradient: LogicalTensor) -> None:
-        if (made.shape, made.dtype) != (gradient.shape, gradient.dtype):
+    def _check_result(self, result: LogicalTensor, gradient: LogicalTensor) -> None:
+        if (result.shape, result.dtype) != (gradient.shape, gradient.dtype):
             raise self._refusal(
-                f"it returns {made.dtype} of shape {made.shape} for a gradient that is"
+                f"it returns {result.dtype} of shape {result.shape} for a gradient that is"
                 f" {gradient.dtype} of shape {gradient.shape}."
             )
 

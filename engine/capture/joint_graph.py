@@ -178,7 +178,7 @@ class JointGraph:
             self.reader.ops.append(
                 Op(name, AFTER, refs, outputs=(name,), module="loss", phase=FORWARD)
             )
-            self.results = [(k, name if k == "loss" else made) for k, made in self.results]
+            self.results = [(k, name if k == "loss" else each) for k, each in self.results]
 
     def _phase(self, node: torch.fx.Node) -> str:
         return BACKWARD if node in self.backward else FORWARD
@@ -239,11 +239,11 @@ class JointGraph:
             self.results.append((f"{WRITES}{name}", self.reader.names[node]))
 
 
-def _check_scalar(name: str, made: LogicalTensor) -> None:
-    if made.shape != () or not made.dtype.is_floating_point:
+def _check_scalar(name: str, tensor: LogicalTensor) -> None:
+    if tensor.shape != () or not tensor.dtype.is_floating_point:
         raise RecipeError(
             "task.loss" if name == "loss" else f"task.metrics.{name}",
-            f"it returns {made.dtype} of shape {made.shape} instead of one number, the mean over"
+            f"it returns {tensor.dtype} of shape {tensor.shape} instead of one number, the mean over"
             " the batch.",
             "Name a function called with (output, batch) that returns a floating-point scalar.",
         )

@@ -54,7 +54,7 @@ def backward_of(graph: fx.Graph) -> frozenset[fx.Node]:
     belong to forward, even if torch.autograd.grad in forward made them.
     """
     forward = _ancestors_of_forward(graph)
-    found: set[fx.Node] = set()
+    backward: set[fx.Node] = set()
     begun = False
     for node in graph.nodes:
         begun = begun or any(
@@ -62,8 +62,8 @@ def backward_of(graph: fx.Graph) -> frozenset[fx.Node]:
             for read in node.all_input_nodes
         )
         if node not in forward and (begun or is_tagged_backward(node)):
-            found.add(node)
-    return frozenset(found)
+            backward.add(node)
+    return frozenset(backward)
 
 
 def _ancestors_of_forward(graph: fx.Graph) -> set[fx.Node]:
@@ -73,13 +73,13 @@ def _ancestors_of_forward(graph: fx.Graph) -> set[fx.Node]:
     pairs = zip(values, output.meta["desc"], strict=True)
     forward = ("PlainAOTOutput", "InputMutationAOTOutput")
     left = [value for value, desc in pairs if value and type(desc).__name__ in forward]
-    found = {output}
+    ancestors = {output}
     while left:
         node = left.pop()
-        if node not in found:
-            found.add(node)
+        if node not in ancestors:
+            ancestors.add(node)
             left.extend(node.all_input_nodes)
-    return found
+    return ancestors
 
 
 def drop_tokens(graph: fx.Graph) -> None:
@@ -108,11 +108,11 @@ def _is_token(desc: Any) -> bool:
 def _drop_token(graph: fx.Graph, node: fx.Node) -> None:
     token, target, *args = node.args
     assert isinstance(target, OpOverload)
-    made = node.meta["val"][1:]
+    values = node.meta["val"][1:]
     single = len(schema_of(target).returns) < 2
     with graph.inserting_before(node):
         op = graph.call_function(target, tuple(args), node.kwargs)
-    op.meta = {**node.meta, "val": made[0] if single else made}
+    op.meta = {**node.meta, "val": values[0] if single else values}
     for user in list(node.users):
         place: Any = user.args[1]
         if place == 0:

@@ -84,11 +84,11 @@ class NodeReader:
         value, name = node.meta["val"], self.name_of(node)
         if isinstance(value, torch.Tensor):
             return (self.add_tensor(node, name, value),)
-        made: list[str | None] = [None] * len(value)
+        outputs: list[str | None] = [None] * len(value)
         for user in node.users:
             index: Any = user.args[1]
-            if made[index] is not None:
-                self.names[user] = str(made[index])
+            if outputs[index] is not None:
+                self.names[user] = str(outputs[index])
             elif user.users:
-                made[index] = self.add_tensor(user, f"{name}.{index}", value[index])
-        return tuple(made)
+                outputs[index] = self.add_tensor(user, f"{name}.{index}", value[index])
+        return tuple(outputs)

@@ -122,13 +122,13 @@ class Pair:
 
     def _describe(self, op: Op, part: int) -> tuple[Any, ...]:
         """Return what must be equal for an op of the repeated part and its counterpart."""
-        made = [n and self.base.tensors[n] for n in op.outputs]
+        outputs = [n and self.base.tensors[n] for n in op.outputs]
         return (
             split_number(op.name)[0],
             op.target,
             map_refs(op.args, lambda _: Ref("")),
             map_refs(op.kwargs, lambda _: Ref("")),
-            [(t.shape, t.dtype) if t else None for t in made],
+            [(t.shape, t.dtype) if t else None for t in outputs],
             self._inside(op.module, part),
         )
 
@@ -158,5 +158,5 @@ _NUMBERED = re.compile(r"(.+?)_([1-9]\d*)")
 
 def split_number(name: str) -> tuple[str, int]:
     """Split torch's name of a node into a word and the number of the node with that word."""
-    found = _NUMBERED.fullmatch(name)
-    return (found[1], int(found[2])) if found else (name, 0)
+    match = _NUMBERED.fullmatch(name)
+    return (match[1], int(match[2])) if match else (name, 0)

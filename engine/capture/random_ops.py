@@ -130,18 +130,18 @@ class _DrawWriter:
         )
         return name
 
-    def finish(self, op: Op, made: str, at: int = 0) -> None:
-        """Let the tensor `made` be output `at` of the op."""
+    def finish(self, op: Op, tensor: str, at: int = 0) -> None:
+        """Let the tensor be output `at` of the op."""
         output = op.outputs[at]
         if output is not None:
-            assert self.tensors[output].dtype == self.tensors[made].dtype, (op, made)
-            self.names[output] = made
+            assert self.tensors[output].dtype == self.tensors[tensor].dtype, (op, tensor)
+            self.names[output] = tensor
 
-    def scale(self, op: Op, made: str, factor: float, offset: float) -> str:
+    def scale(self, op: Op, tensor: str, factor: float, offset: float) -> str:
         """Append ops that compute factor * made + offset for a draw of `op`; return the result."""
         if factor != 1:
-            made = self.then(op, "scaled", "mul.Scalar", made, factor)
-        return self.then(op, "moved", "add.Scalar", made, offset) if offset != 0 else made
+            tensor = self.then(op, "scaled", "mul.Scalar", tensor, factor)
+        return self.then(op, "moved", "add.Scalar", tensor, offset) if offset != 0 else tensor
 
 
 # ---- one function a kind of random op ------------------------------------------------------------
@@ -169,28 +169,28 @@ def _dtype(w: _DrawWriter, op: Op) -> torch.dtype:
 
 def _uniform(w: _DrawWriter, op: Op, given: NamedArguments) -> None:
     low, high = float(given.get("from") or 0.0), float(given.get("to", 1.0))
-    made = w.draw(op, "uniform", dtype=_dtype(w, op))
-    w.finish(op, w.scale(op, made, high - low, low))
+    drawn = w.draw(op, "uniform", dtype=_dtype(w, op))
+    w.finish(op, w.scale(op, drawn, high - low, low))
 
 
 def _normal(w: _DrawWriter, op: Op, given: NamedArguments) -> None:
-    made = w.draw(op, "normal", dtype=_dtype(w, op))
-    w.finish(op, w.scale(op, made, float(given.get("std", 1.0)), float(given.get("mean", 0.0))))
+    drawn = w.draw(op, "normal", dtype=_dtype(w, op))
+    w.finish(op, w.scale(op, drawn, float(given.get("std", 1.0)), float(given.get("mean", 0.0))))
 
 
 def _bernoulli(w: _DrawWriter, op: Op, given: NamedArguments) -> None:
     """Write 1 where a uniform number is below the probability, a number or a tensor."""
-    made = w.draw(op, "uniform", dtype=torch.float32)
+    drawn = w.draw(op, "uniform", dtype=torch.float32)
     p = given.get("p", Ref(op.inputs[0]))
     kind, p = ("Tensor", p.name) if isinstance(p, Ref) else ("Scalar", p)
-    below = w.then(op, "below", f"lt.{kind}", made, p, dtype=torch.bool)
+    below = w.then(op, "below", f"lt.{kind}", drawn, p, dtype=torch.bool)
     w.finish(op, w.then(op, "out", "_to_copy.default", below, dtype=_dtype(w, op)))
 
 
 def _exponential(w: _DrawWriter, op: Op, given: NamedArguments) -> None:
     """Compute -log(1 - u) / lambda."""
-    made = w.draw(op, "uniform", dtype=_dtype(w, op))
-    negative = w.then(op, "negative", "neg.default", made)
+    drawn = w.draw(op, "uniform", dtype=_dtype(w, op))
+    negative = w.then(op, "negative", "neg.default", drawn)
     log = w.then(op, "log", "log1p.default", negative)
     w.finish(op, w.then(op, "out", "mul.Scalar", log, -1.0 / float(given["lambd"])))
 

@@ -74,16 +74,16 @@ def _path(source: str) -> str:
 @contextmanager
 def record_effects() -> Iterator[list[Effect]]:
     """Yield a list that is filled with the effects of forward when Dynamo has traced it."""
-    found: list[Effect] = []
+    effects: list[Effect] = []
     owner = side_effects()
     original = owner.codegen_update_mutated
 
     def record(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found[:] = _effects(self)
+        effects[:] = _effects(self)
         return original(self, *args, **kwargs)
 
     with replace_attribute(owner, "codegen_update_mutated", record):
-        yield found
+        yield effects
 
 
 def _effects(dynamos: Any) -> Iterator[Effect]:

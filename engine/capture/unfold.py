@@ -112,13 +112,13 @@ class _Unfolding:
     def _copy_op(self, op: Op, copy: int) -> Op:
         """Return an op of the whole graph."""
         names = [self._read(op, k, name, copy) for k, name in enumerate(op.inputs)]
-        made = {name: self._tensor(name, copy) for name in op.makes}
-        for old, new in made.items():
+        copies = {name: self._tensor(name, copy) for name in op.makes}
+        for old, new in copies.items():
             self.tensors[new] = replace(self.base.tensors[old], name=new)
         return replace(
             replace_inputs(op, names),
             name=self._name(op, copy),
-            outputs=tuple(name and made[name] for name in op.outputs),
+            outputs=tuple(name and copies[name] for name in op.outputs),
             module=self._path(op.module, copy),
             moment=self._moment(op, copy),
         )
@@ -133,13 +133,13 @@ class _Unfolding:
             if place and near and is_later != (place.part > self.at):
                 raise UnlikeError(f"{op} reads a tensor that any of the equal blocks may make")
             return self._tensor(name)
-        own, made = self.pair.modes[op.name][k]
+        own, maker = self.pair.modes[op.name][k]
         if not own:
             return self._tensor(name)
-        if made is None:
+        if maker is None:
             return self._path(name, copy)
         here = part + (copy or (self.fold.cut if part > self.at else 0))
-        return self._made_at(made, here + made.part - self.at)
+        return self._made_at(maker, here + maker.part - self.at)
 
     def _moment(self, op: Op, copy: int) -> int:
         """Return an op's moment: autograd counts through forward, and backward has its numbers."""
@@ -169,6 +169,6 @@ class _Unfolding:
                 raise UnlikeError(f"{key} is not made within its block")
             for copy in (0, *copies):
                 new = self._path(variable, copy)
-                made = self._tensor(name, copy)
-                kinds.setdefault(kind, []).append((order[new], f"{kind}/{new}", made))
+                tensor = self._tensor(name, copy)
+                kinds.setdefault(kind, []).append((order[new], f"{kind}/{new}", tensor))
         return tuple((key, name) for kind in kinds.values() for _, key, name in sorted(kind))

@@ -68,15 +68,15 @@ def step_scalars_of(function: UpdateFunction) -> tuple[str, ...]:
 
 
 def _parameters(function: UpdateFunction) -> Sequence[inspect.Parameter]:
-    found = list(inspect.signature(function).parameters.values())
-    plain = [p for p in found if p.kind is p.POSITIONAL_OR_KEYWORD]
-    if len(plain) < 2 or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found):
+    parameters = list(inspect.signature(function).parameters.values())
+    plain = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(plain) < 2 or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         raise _refusal(
             function,
             f"its arguments are {inspect.signature(function)}.",
             "Write (param, grad, one name for each state, *, lr, other numbers).",
         )
-    return found
+    return parameters
 
 
 @lru_cache(maxsize=1024)
@@ -220,7 +220,7 @@ def _check_call(node: torch.fx.Node, function: UpdateFunction) -> None:
 
 def _check_results(
     results: Sequence[str],
-    made: Mapping[str, LogicalTensor],
+    outputs: Mapping[str, LogicalTensor],
     function: UpdateFunction,
     param: LogicalTensor,
 ) -> None:
@@ -232,11 +232,11 @@ def _check_results(
             f"Return the new parameter{''.join(f', the new {name}' for name in states)}.",
         )
     for name, result in zip(("param", *states), results, strict=True):
-        found = made.get(result, param)
-        if result in FED or (found.shape, found.dtype) != (param.shape, param.dtype):
+        tensor = outputs.get(result, param)
+        if result in FED or (tensor.shape, tensor.dtype) != (param.shape, param.dtype):
             raise _refusal(
                 function,
-                f"the new {name} is {found.dtype} of shape {found.shape}, but the old one is "
+                f"the new {name} is {tensor.dtype} of shape {tensor.shape}, but the old one is "
                 f"{param.dtype} of shape {param.shape}.",
             )
 

@@ -151,8 +151,8 @@ class Hardware:
         Dtypes that the profile does not know, and those of speed 0, count as "fp32".
         """
         fp32 = self.tf32 if self.uses_tf32 and self.tf32.flops else self.fp32
-        found = {"bf16": self.bf16, "fp16": self.fp16}.get(dtype, fp32)
-        return found if found.flops else fp32
+        narrow = {"bf16": self.bf16, "fp16": self.fp16}.get(dtype, fp32)
+        return narrow if narrow.flops else fp32
 
     def slow_down(self, share: float) -> Hardware:
         """Return the hardware of a rank that has only a `share` of its core.

@@ -61,12 +61,12 @@ def _group_by_dims(
     known: Factors, target: str, dtype: str
 ) -> Mapping[tuple[int, ...], list[tuple[Shapes, float]]]:
     """Return numbers of dims -> the measured shapes that have these, with their factors."""
-    found: dict[tuple[int, ...], list[tuple[Shapes, float]]] = {}
+    groups: dict[tuple[int, ...], list[tuple[Shapes, float]]] = {}
     for text, value in known.get(target, {}).items():
         of, shapes = shapes_of(text)
         if of == dtype:
-            found.setdefault(tuple(map(len, shapes)), []).append((shapes, value))
-    return found
+            groups.setdefault(tuple(map(len, shapes)), []).append((shapes, value))
+    return groups
 
 
 def _distance(one: Shapes, other: Shapes, least: float) -> float:

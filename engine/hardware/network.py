@@ -248,16 +248,16 @@ def message_link(levels: tuple[Level, ...], source: Placement, target: Placement
 
 def worst(links: Iterable[Link]) -> Link:
     """Return a link that is as slow as the slowest of `links` in every respect."""
-    found = list(dict.fromkeys(links))
+    distinct = list(dict.fromkeys(links))
     return Link(
-        max((link.latency_s for link in found), default=0.0),
-        min((link.bytes_per_s for link in found), default=math.inf),
-        max((link.ring_s for link in found), default=0.0),
-        max((link.tree_s for link in found), default=0.0),
-        spread_bytes_per_s=min((link.spread_bytes_per_s for link in found), default=math.inf),
-        level=max((link.level for link in found), default=-1),
-        peers_s=max((link.peers_s for link in found), default=0.0),
-        exchange_bytes=min((link.exchange_bytes for link in found), default=0),
-        busy_s=max((link.busy_s for link in found), default=0.0),
-        crowding_s=min((link.crowding_s for link in found), default=0.0),
+        max((link.latency_s for link in distinct), default=0.0),
+        min((link.bytes_per_s for link in distinct), default=math.inf),
+        max((link.ring_s for link in distinct), default=0.0),
+        max((link.tree_s for link in distinct), default=0.0),
+        spread_bytes_per_s=min((link.spread_bytes_per_s for link in distinct), default=math.inf),
+        level=max((link.level for link in distinct), default=-1),
+        peers_s=max((link.peers_s for link in distinct), default=0.0),
+        exchange_bytes=min((link.exchange_bytes for link in distinct), default=0),
+        busy_s=max((link.busy_s for link in distinct), default=0.0),
+        crowding_s=min((link.crowding_s for link in distinct), default=0.0),
     )

@@ -61,11 +61,13 @@ class Expansion:
         target: the reduction, called (tensor, dims, True).
         """
         splits = {Split(d) for d in self.dims}
-        made = tuple(over if sbp in splits else sbp for sbp in value.nd_sbp)
+        output_sbp = tuple(over if sbp in splits else sbp for sbp in value.nd_sbp)
         whole = tuple(B if sbp in splits else sbp for sbp in value.nd_sbp)
         shape = tuple(1 if d in self.dims else n for d, n in enumerate(value.tensor.shape))
         args = (Ref(value.tensor.name), self.dims, True)
-        return replace(self._append(suffix, target, args, (value,), shape, made), nd_sbp=whole)
+        return replace(
+            self._append(suffix, target, args, (value,), shape, output_sbp), nd_sbp=whole
+        )
 
     def pointwise(
         self, suffix: str, target: str, *operands: LaidOutValue | float, **kwargs: Any
@@ -101,8 +103,8 @@ class Expansion:
         for op in reversed(self.ops):
             if wanted.intersection(op.makes):
                 wanted.update(op.inputs)
-                made = tuple(self.outputs.get(name or "", name) for name in op.outputs)
-                kept.append(replace(rename_inputs(op, self.outputs), outputs=made))
+                outputs = tuple(self.outputs.get(name or "", name) for name in op.outputs)
+                kept.append(replace(rename_inputs(op, self.outputs), outputs=outputs))
         between = (t for t in self.made if t.name in wanted and t.name not in self.outputs)
         return tuple(reversed(kept)), tuple(between)
 
@@ -121,8 +123,8 @@ class Expansion:
         **kwargs: Any,
     ) -> LaidOutValue:
         name = f"{self.op.name}_{suffix}"
-        made = LogicalTensor(name, shape, kwargs.get("dtype", reads[0].tensor.dtype))
-        self.made.append(made)
+        output = LogicalTensor(name, shape, kwargs.get("dtype", reads[0].tensor.dtype))
+        self.made.append(output)
         self.ops.append(
             replace(
                 self.op,
@@ -135,4 +137,4 @@ class Expansion:
                 out_sbp=(nd_sbp,),
             )
         )
-        return LaidOutValue(made, nd_sbp)
+        return LaidOutValue(output, nd_sbp)

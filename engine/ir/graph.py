@@ -132,9 +132,9 @@ class Op:
         return self.out_sbp[self.outputs.index(output)]
 
     def __str__(self) -> str:
-        made = ", ".join("_" if name is None else f"%{name}" for name in self.outputs)
+        outputs = ", ".join("_" if name is None else f"%{name}" for name in self.outputs)
         args = [_show(a) for a in self.args] + [f"{k}={_show(v)}" for k, v in self.kwargs]
-        text = f"{made} = {self.target}({', '.join(args)})"
+        text = f"{outputs} = {self.target}({', '.join(args)})"
         if self.out_sbp:
             signature = (
                 ", ".join(map(format_nd_sbp, self.in_sbp))
@@ -247,12 +247,12 @@ class LogicalGraph:
     @cached_property
     def of_weights(self) -> frozenset[str]:
         """Variables that last a step, and what a step makes of them alone, before its update."""
-        found = set(self.variable_of) - self.running
+        weights = set(self.variable_of) - self.running
         for op in self.ops:
-            known = op.inputs and found.issuperset(op.inputs)
+            known = op.inputs and weights.issuperset(op.inputs)
             if known and op.phase != UPDATE:
-                found.update(op.makes)
-        return frozenset(found)
+                weights.update(op.makes)
+        return frozenset(weights)
 
     @cached_property
     def running(self) -> frozenset[str]:

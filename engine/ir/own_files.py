@@ -34,11 +34,11 @@ def own_folder(where: Path) -> Path:
     return where
 
 
-def _check_own(path: Path, found: os.stat_result) -> None:
-    if found.st_uid != os.geteuid():
-        raise Unusable(f"{path} belongs to another user (uid {found.st_uid})")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise Unusable(f"others may write to {path} (mode {stat.S_IMODE(found.st_mode):o})")
+def _check_own(path: Path, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise Unusable(f"{path} belongs to another user (uid {status.st_uid})")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Unusable(f"others may write to {path} (mode {stat.S_IMODE(status.st_mode):o})")
 
 
 def read_own(file: Path) -> bytes:

@@ -144,10 +144,10 @@ def _sbps(text: str) -> tuple[Sbp, ...]:
 @cache
 def torch_callable(target: str) -> Any:
     """Return the torch operator of a target: "aten.mm.default" -> torch.ops.aten.mm.default."""
-    found: Any = torch.ops
+    operator: Any = torch.ops
     for part in target.split("."):
-        found = getattr(found, part)
-    return found
+        operator = getattr(operator, part)
+    return operator
 
 
 @cache
@@ -182,8 +182,8 @@ def row(op: Op, given: Mapping[str, Sbp], *outputs: Sbp, reduced: int = 0) -> Si
     reduced: see Signature.
     """
     inputs = tuple(given.get(name, B) for name in places(op))
-    made = outputs * len(op.outputs) if len(outputs) == 1 else outputs
-    return Signature(inputs, made, reduced)
+    out_sbps = outputs * len(op.outputs) if len(outputs) == 1 else outputs
+    return Signature(inputs, out_sbps, reduced)
 
 
 def rebind(op: Op, function: Function | None = None, **changed: Any) -> LocalCall:
@@ -224,15 +224,15 @@ def labelled_rows(
     becomes `contracted[label]`; a label that is neither in all outputs nor contracted gives no row.
     """
     missing = contracted or {}
-    made = []
+    legal = []
     for label in dict.fromkeys(
         label for labels in (*ins, *outs) for label in labels if label is not None
     ):
         outputs = tuple(_at(label, labels, missing.get(label)) for labels in outs)
         if all(sbp is not None for sbp in outputs):
             inputs = tuple(_at(label, labels, B) for labels in ins)
-            made.append(Signature(inputs, outputs))  # type: ignore[arg-type]
-    return tuple(made)
+            legal.append(Signature(inputs, outputs))  # type: ignore[arg-type]
+    return tuple(legal)
 
 
 def _at(label: int | str, labels: Labels, otherwise: Sbp | None) -> Sbp | None:

@@ -78,15 +78,15 @@ def parse_found_row(text: str) -> FoundRow:
 
 
 def local_call(
-    op: Op, found: Sequence[tuple[FoundRow, Sequence[Shape], Sequence[Shape]]]
+    op: Op, by_axis: Sequence[tuple[FoundRow, Sequence[Shape], Sequence[Shape]]]
 ) -> LocalCall:
     """Return the call that a rank runs: the op on its pieces, as the row of each axis says.
 
-    found: of each axis the row, the shapes of the inputs, and those of the rank's pieces.
+    by_axis: of each axis the row, the shapes of the inputs, and those of the rank's pieces.
     """
     changed: dict[str, Any] = {}
     by_dim: dict[tuple[int, int, int], float] = {}  # output, input, dim: several axes may split it
-    for row, shapes, pieces in found:
+    for row, shapes, pieces in by_axis:
         if not (row.sizes or row.means):
             continue
         tensor, dim = row.anchor
@@ -108,11 +108,11 @@ def times_shares(
     target: str, shares: tuple[tuple[int, float], ...], *args: object, **kwargs: object
 ) -> object:
     """Return the outputs of the op `target`, some multiplied: `shares` has (output, factor)."""
-    made = torch_callable(target)(*args, **kwargs)
-    if isinstance(made, torch.Tensor):
-        return made * shares[0][1]
+    outputs = torch_callable(target)(*args, **kwargs)
+    if isinstance(outputs, torch.Tensor):
+        return outputs * shares[0][1]
     by_output = dict(shares)
-    return tuple(v * by_output[k] if k in by_output else v for k, v in enumerate(made))
+    return tuple(v * by_output[k] if k in by_output else v for k, v in enumerate(outputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +150,11 @@ def _axes(
 ) -> list[tuple[tuple[Sbp, ...], tuple[Sbp, ...]]]:
     """The row of every axis, outermost first; axes where all is B change nothing."""
     num_axes = len(next(iter((*in_sbp, *out_sbp)), ()))
-    found = [
+    axes = [
         (tuple(nd[axis] for nd in in_sbp), tuple(nd[axis] for nd in out_sbp))
         for axis in range(num_axes)
     ]
-    return [row for row in found if not all(isinstance(sbp, Broadcast) for sbp in row[0])]
+    return [row for row in axes if not all(isinstance(sbp, Broadcast) for sbp in row[0])]
 
 
 def _replace_item(value: object, at: int, length: int) -> object:

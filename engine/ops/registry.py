@@ -140,11 +140,11 @@ def signatures(
         tuple(out_shapes),
         parts,
     )
-    found = _cache.get(key)
-    if found is None:
+    legal = _cache.get(key)
+    if legal is None:
         view = OpView(op, tuple(in_shapes), tuple(out_shapes), parts)
-        found = _cache[key] = tuple(dict.fromkeys(_rows(view)))
-    return found
+        legal = _cache[key] = tuple(dict.fromkeys(_rows(view)))
+    return legal
 
 
 def _nameless(_: Ref) -> Ref:

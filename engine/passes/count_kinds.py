@@ -87,8 +87,8 @@ def learn_kinds(graph: LogicalGraph) -> dict[str, Known]:
             known[feed.tensor] = Known(SAMPLES if of_samples else UNKNOWN)
     for op in graph.ops:
         if op.phase in (FORWARD, BACKWARD) and _is_made_of_known(op, known):
-            found = _classify(graph, op, [known[name] for name in op.inputs])
-            known.update(dict.fromkeys(op.makes, found))
+            kind = _classify(graph, op, [known[name] for name in op.inputs])
+            known.update(dict.fromkeys(op.makes, kind))
     return known
 
 
@@ -123,11 +123,11 @@ def _follow_row(graph: LogicalGraph, op: Op, states: list[Known]) -> Known:
         for name, state in zip(op.inputs, states, strict=True)
     ]
     read = tuple(S(state.dim) if state.kind == SAMPLES else B for state in states)
-    made = op.makes[0]
-    for dim in range(len(graph.tensors[made].shape)):
-        if _has_row(op, ins, _twice(graph, made, dim), read, S(dim)):
+    output = op.makes[0]
+    for dim in range(len(graph.tensors[output].shape)):
+        if _has_row(op, ins, _twice(graph, output, dim), read, S(dim)):
             return Known(SAMPLES, dim)
-    if op.target in _SUMS and _has_row(op, ins, _twice(graph, made, None), read, P):
+    if op.target in _SUMS and _has_row(op, ins, _twice(graph, output, None), read, P):
         return Known(COUNTED, degree=_SUMS[op.target])
     return Known(UNKNOWN)
 
@@ -143,13 +143,13 @@ def _has_row(
     ins: list[tuple[int, ...]],
     out: tuple[int, ...],
     read: tuple[Sbp, ...],
-    made: Sbp,
+    output_sbp: Sbp,
 ) -> bool:
     try:
         rows = registry.signatures(op, ins, [out], 2)
     except (AssertionError, IndexError, RuntimeError, ValueError):
         return False  # shapes that do not fit one another
-    return any(row.inputs == read and row.outputs == (made,) for row in rows)
+    return any(row.inputs == read and row.outputs == (output_sbp,) for row in rows)
 
 
 def _is_constant(op: Op) -> bool:

@@ -89,14 +89,14 @@ def _split_off_counts(graph: LogicalGraph) -> LogicalGraph:
     """Count the weight of a loss's targets by an op of its own, which reads no logits."""
     ops: list[Op] = []
     for op in graph.ops:
-        found = registry.info(op.target).looks_up
-        labels = found if found and found.words == LABELS and op.phase == FORWARD else None
+        look_up = registry.info(op.target).looks_up
+        labels = look_up if look_up and look_up.words == LABELS and op.phase == FORWARD else None
         if labels and (count := op.outputs[1]) is not None:
             given = registry.arguments_of(op)
             target, ignored = given[labels.ids], given[labels.ignored]
             if given["weight"] is None and isinstance(target, Ref):  # nothing is looked up
-                made = graph.producer.get(target.name)
-                target = made.args[0] if made and made.target == ranges.CHECK else target
+                maker = graph.producer.get(target.name)
+                target = maker.args[0] if maker and maker.target == ranges.CHECK else target
             ops.append(
                 replace(
                     op,
@@ -267,13 +267,13 @@ class _Rewriting:
         """Return the dtype that readers compute with an integer: the share must not widen what
         it divides.
         """
-        made = {
+        outputs = {
             self.tensors[out].dtype
             for op in self.base.consumers[name]
             if not self._is_known_once(op)
             for out in op.makes
         }
-        return made.pop() if len(made) == 1 else torch.float32
+        return outputs.pop() if len(outputs) == 1 else torch.float32
 
     def _step(self, name: str) -> str:
         """Return the tensor that holds the value of the step."""
@@ -290,24 +290,24 @@ class _Rewriting:
     def _copy(self, name: str, maker: Op) -> str:
         """Repeat the op that makes a value, on values of the step."""
         read = {each: self._step(each) for each in maker.inputs}
-        made = f"{name}/step"
-        self.tensors[made] = replace(self.tensors[name], name=made)
+        output = f"{name}/step"
+        self.tensors[output] = replace(self.tensors[name], name=output)
         op = rename_inputs(maker, read)
-        self.step_ops.append(replace(op, name=made, phase=WEIGHTS, outputs=(made,)))
-        return made
+        self.step_ops.append(replace(op, name=output, phase=WEIGHTS, outputs=(output,)))
+        return output
 
     def _sum(self, name: str, maker: Op) -> str:
         """Sum a count over the micro-batches of the step."""
-        made, like = f"{name}/step", self.tensors[name]
-        self.tensors[made] = replace(like, name=made)
+        output, like = f"{name}/step", self.tensors[name]
+        self.tensors[output] = replace(like, name=output)
         counted = Ref(self._count(name))
         target, table = ACCUMULATE, None
-        op = replace(maker, name=made, target=target, phase=COUNT, outputs=(made,), table=table)
+        op = replace(maker, name=output, target=target, phase=COUNT, outputs=(output,), table=table)
         self.count_ops.append(replace(op, args=(counted,), kwargs=()))
         if self.known[name].degree:
-            return made
-        share = (Ref(made), 1.0 / self.micro_batches)
-        return self._add_step_op(maker, f"{made}/mean", "aten.mul.Tensor", share, like.dtype)
+            return output
+        share = (Ref(output), 1.0 / self.micro_batches)
+        return self._add_step_op(maker, f"{output}/mean", "aten.mul.Tensor", share, like.dtype)
 
     def _count(self, name: str) -> str:
         """Return the copy, in phase count, of a tensor that is made of the batch."""
@@ -316,18 +316,18 @@ class _Rewriting:
             return name
         if name not in self.count_copies:
             op = rename_inputs(maker, {each: self._count(each) for each in maker.inputs})
-            made = tuple(each and f"{each}/counted" for each in maker.outputs)
+            outputs = tuple(each and f"{each}/counted" for each in maker.outputs)
             for each in maker.makes:
                 copy = self.count_copies[each] = f"{each}/counted"
                 self.tensors[copy] = replace(self.tensors[each], name=copy)
-            new = replace(op, name=f"{maker.name}/counted", phase=COUNT, outputs=made)
+            new = replace(op, name=f"{maker.name}/counted", phase=COUNT, outputs=outputs)
             self.count_ops.append(new)
         return self.count_copies[name]
 
     def _add_step_op(
         self,
         maker: Op,
-        made: str,
+        output: str,
         target: str,
         args: tuple[object, ...],
         dtype: torch.dtype,
@@ -336,7 +336,9 @@ class _Rewriting:
         """Append an op of the step with the stage and shape of `maker`'s output; return what it
         makes.
         """
-        self.tensors[made] = LogicalTensor(made, self.tensors[maker.makes[0]].shape, dtype)
-        op = replace(maker, name=made, target=target, phase=WEIGHTS, outputs=(made,), table=None)
+        self.tensors[output] = LogicalTensor(output, self.tensors[maker.makes[0]].shape, dtype)
+        op = replace(
+            maker, name=output, target=target, phase=WEIGHTS, outputs=(output,), table=None
+        )
         self.step_ops.append(replace(op, args=args, kwargs=kwargs))
-        return made
+        return output

@@ -65,9 +65,9 @@ def _is_unknown(op: Op) -> bool:
 
 def _readings(op: Op, graph: LogicalGraph) -> list[CallForm]:
     tensors = graph.tensors
-    made = [None if name is None else tensors[name].shape for name in op.outputs]
+    out_shapes = [None if name is None else tensors[name].shape for name in op.outputs]
     read = [tensors[name] for name in op.inputs]
-    return list(call_forms(op, [t.shape for t in read], [t.dtype for t in read], made))
+    return list(call_forms(op, [t.shape for t in read], [t.dtype for t in read], out_shapes))
 
 
 def _name(target: str) -> str:

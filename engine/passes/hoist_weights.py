@@ -120,9 +120,9 @@ class _Hoister:
             self.ops[op.name] = self._cast_before_sum(op)
             return
         wanted: dict[tuple[tuple[NdSbp, ...], str], list[str]] = {}
-        for made in op.makes:
-            for reader in dict.fromkeys(self.readers.get(made, ())):
-                wanted.setdefault(self._layout_for(op, made, self.ops[reader]), []).append(reader)
+        for output in op.makes:
+            for reader in dict.fromkeys(self.readers.get(output, ())):
+                wanted.setdefault(self._layout_for(op, output, self.ops[reader]), []).append(reader)
         for (outputs, phase), readers in wanted.items():
             if len(wanted) == 1:
                 signed = self._sign(op, outputs=outputs) or op
@@ -134,23 +134,23 @@ class _Hoister:
         """Return whether the op casts a gradient to the wider dtype of its accumulator."""
         if op.target != CAST or op.phase in (COUNT, FORWARD, UPDATE, WEIGHTS):
             return False
-        (source,), (made,) = op.inputs, op.makes
-        wider = self.tensors[made].dtype.itemsize > self.tensors[source].dtype.itemsize
-        readers = [self.ops[name] for name in self.readers.get(made, ())]
+        (source,), (output,) = op.inputs, op.makes
+        wider = self.tensors[output].dtype.itemsize > self.tensors[source].dtype.itemsize
+        readers = [self.ops[name] for name in self.readers.get(output, ())]
         return wider and all(has(reader.target, Trait.SUM) for reader in readers)
 
     def _cast_before_sum(self, op: Op) -> Op:
         """Return the cast of a gradient in the layout in which the gradient is made."""
         maker = self.ops[self.base.producer[op.inputs[0]].name]
-        made = maker.sbp_of(op.inputs[0])
-        return self._sign(op, inputs=(made,), partial=True) or op
+        nd_sbp = maker.sbp_of(op.inputs[0])
+        return self._sign(op, inputs=(nd_sbp,), partial=True) or op
 
-    def _layout_for(self, op: Op, made: str, reader: Op) -> tuple[tuple[NdSbp, ...], str]:
-        """Return (SBPs of the outputs, phase) of the twin of an op that suits a reader of `made`
+    def _layout_for(self, op: Op, output: str, reader: Op) -> tuple[tuple[NdSbp, ...], str]:
+        """Return (SBPs of the outputs, phase) of the twin of an op that suits a reader of `output`
         best.
         """
         phase = WEIGHTS if reader.phase == WEIGHTS else op.phase
-        forms = {nd for n, nd in zip(reader.inputs, reader.in_sbp, strict=True) if n == made}
+        forms = {nd for n, nd in zip(reader.inputs, reader.in_sbp, strict=True) if n == output}
         if len(op.outputs) == 1 and len(forms) == 1 and reader.stage == op.stage:
             (form,) = forms
             if self._sign(op, outputs=(form,)) is not None:

@@ -132,8 +132,8 @@ class _Boxer:
             if (wanted, scope) in forms:
                 return forms[wanted, scope]
         ways = {
-            place: (made, list(self._steps(name, place, wanted)))
-            for (place, scope), made in forms.items()
+            place: (form, list(self._steps(name, place, wanted)))
+            for (place, scope), form in forms.items()
             if scope in ("", _scope(phase))
         }
         # steps that run once a step must start from a form that exists once a step
@@ -141,11 +141,11 @@ class _Boxer:
             (p for p in ways if (p, "") in forms or not self._once_a_step(name, ways[p][1], phase)),
             key=lambda place: self._seconds(name, place, wanted),
         )
-        made, steps = ways[start]
+        form, steps = ways[start]
         for k, (step, place) in enumerate(steps):
             hoisted = k < self._once_a_step(name, steps, phase)
-            made = self._append(name, made, step, place, reader, hoisted)
-        return made
+            form = self._append(name, form, step, place, reader, hoisted)
+        return form
 
     def _once_a_step(
         self, name: str, steps: list[tuple[BoxingStep | None, Location]], phase: str
@@ -201,7 +201,7 @@ class _Boxer:
     def _append(
         self,
         name: str,
-        made: str,
+        output: str,
         step: BoxingStep | None,
         place: Location,
         reader: _BoxReader,
@@ -218,14 +218,14 @@ class _Boxer:
         new += f"/{scope}" if scope else ""
         while new in self.tensors:
             new += "'"
-        before = next(p for (p, _), n in forms.items() if n == made)
+        before = next(p for (p, _), n in forms.items() if n == output)
         self.tensors[new] = replace(self.tensors[name], name=new)
         target, argument = (TRANSFER, before.stage) if step is None else (BOX, step)
         self.ops.append(
             Op(
                 new,
                 target,
-                (Ref(made), argument),
+                (Ref(output), argument),
                 (),
                 outputs=(new,),
                 module=reader.module,

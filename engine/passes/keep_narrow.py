@@ -65,10 +65,10 @@ class _Widener:
     def _widen(self, name: str, reader: Op) -> Op:
         """Return a cast for the readers on a stage."""
         first = f"{name}/wide"
-        made = first if first not in self.tensors else f"{first}@{reader.stage}"
-        self.tensors[made] = replace(self.tensors[name], name=made, dtype=torch.float32)
-        self.wide[name, reader.stage] = made
-        return _cast(reader, name, made)
+        output = first if first not in self.tensors else f"{first}@{reader.stage}"
+        self.tensors[output] = replace(self.tensors[name], name=output, dtype=torch.float32)
+        self.wide[name, reader.stage] = output
+        return _cast(reader, name, output)
 
     def _widen_after(self, op: Op) -> Iterator[Op]:
         """Look up in the narrow table, then widen the rows."""
@@ -85,8 +85,14 @@ def _is_kept_narrow(graph: LogicalGraph, variable: Variable, strategy: Strategy)
     return is_weight and plain and strategy.kept.narrows(variable.name)
 
 
-def _cast(like: Op, read: str, made: str) -> Op:
+def _cast(like: Op, read: str, output: str) -> Op:
     kwargs = (("dtype", torch.float32),)
     return replace(
-        like, name=made, target=CAST, args=(Ref(read),), kwargs=kwargs, outputs=(made,), table=None
+        like,
+        name=output,
+        target=CAST,
+        args=(Ref(read),),
+        kwargs=kwargs,
+        outputs=(output,),
+        table=None,
     )

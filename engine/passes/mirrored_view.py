@@ -140,7 +140,7 @@ class _Mirror:
 
     def _op(
         self,
-        made: str,
+        output: str,
         target: str,
         read: str,
         module: str,
@@ -149,26 +149,30 @@ class _Mirror:
         shape: tuple[int, ...] | None = None,
     ) -> Op:
         like = self.tensors[read]
-        self.tensors[made] = LogicalTensor(made, like.shape if shape is None else shape, like.dtype)
-        return Op(made, target, (Ref(read), *rest), (), outputs=(made,), module=module, phase=phase)
+        self.tensors[output] = LogicalTensor(
+            output, like.shape if shape is None else shape, like.dtype
+        )
+        return Op(
+            output, target, (Ref(read), *rest), (), outputs=(output,), module=module, phase=phase
+        )
 
     def _enter(self, field: str, tensor: str) -> list[Op]:
-        made = self.entered[tensor] = f"{tensor}/own"
+        output = self.entered[tensor] = f"{tensor}/own"
         if field == DRAW:
-            return self._own_draw(tensor, made)
+            return self._own_draw(tensor, output)
         if field == TANGENT:
             share = 1.0 / self.ranks
-            return [self._op(made, "aten.mul.Scalar", tensor, "loss", BACKWARD, share)]
+            return [self._op(output, "aten.mul.Scalar", tensor, "loss", BACKWARD, share)]
         here = self.tensors[tensor]
         if not here.shape:
             del self.entered[tensor]
             return []
-        op = self._op(made, OWN, tensor, "", FORWARD)
+        op = self._op(output, OWN, tensor, "", FORWARD)
         rows, *rest = here.shape
         self.tensors[tensor] = replace(here, shape=(rows * self.ranks, *rest))
         return [op]
 
-    def _own_draw(self, tensor: str, made: str) -> list[Op]:
+    def _own_draw(self, tensor: str, output: str) -> list[Op]:
         """Give each rank its own random draws: its samples are its own."""
         counted = f"{tensor}/ranks"
         self.tensors[counted] = LogicalTensor(counted, (self.ranks,), torch.int64)
@@ -180,7 +184,7 @@ class _Mirror:
         )
         first = self._op(f"{tensor}/first", "aten.mul.Scalar", tensor, "", FORWARD, self.ranks)
         added = replace(
-            self._op(made, "aten.add.Tensor", first.name, "", FORWARD),
+            self._op(output, "aten.add.Tensor", first.name, "", FORWARD),
             args=(Ref(first.name), Ref(flat.name)),
         )
         return [count, index, flat, first, added]

@@ -60,8 +60,8 @@ def recompute(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     again = _Again(graph, strategy)
     copies = again.copies()
     ops = _sort_by_inputs((*again.readers(), *copies))
-    made = replace(graph, ops=ops, tensors=again.tensors)
-    return replace(made, notes=(*graph.notes, *_notes(graph, made, strategy, copies)))
+    result = replace(graph, ops=ops, tensors=again.tensors)
+    return replace(result, notes=(*graph.notes, *_notes(graph, result, strategy, copies)))
 
 
 class _Again:
@@ -149,7 +149,7 @@ class _Again:
         """Return a copy of every op that makes a tensor to recompute, and the flow.after ops
         they read.
         """
-        made: list[Op] = []
+        copied: list[Op] = []
         for op in self.graph.ops:
             if op.phase == FORWARD and self.wanted.intersection(op.makes):
                 read = zip(op.inputs, op.in_sbp, strict=True)
@@ -159,8 +159,8 @@ class _Again:
                 outputs = tuple(
                     self._copy_name(n) if n in self.wanted else None for n in op.outputs
                 )
-                made.append(replace(copy, name=op.name + AGAIN, outputs=outputs, phase=BACKWARD))
-        return [*self.held.values(), *made]
+                copied.append(replace(copy, name=op.name + AGAIN, outputs=outputs, phase=BACKWARD))
+        return [*self.held.values(), *copied]
 
     def readers(self) -> Iterator[Op]:
         """Yield all ops of the graph; those of backward read copies."""
@@ -191,9 +191,9 @@ class _Again:
 
     def _copy_name(self, name: str | None) -> str:
         assert name is not None
-        made = name + AGAIN
-        self.tensors[made] = replace(self.tensors[name], name=made)
-        return made
+        copy = name + AGAIN
+        self.tensors[copy] = replace(self.tensors[name], name=copy)
+        return copy
 
     def _copy_input(self, op: Op, name: str, nd_sbp: NdSbp) -> str:
         """Return the tensor that a copy reads in place of an input of its original."""
@@ -211,16 +211,16 @@ class _Again:
 
     def _after(self, op: Op, name: str, group: ModuleOnStage, nd_sbp: NdSbp) -> Op:
         gradient, read_as = self.gates[group]
-        made = f"{name}/after/{group[0]}"
-        while made in self.tensors:
-            made += "'"
-        self.tensors[made] = replace(self.tensors[name], name=made)
+        output = f"{name}/after/{group[0]}"
+        while output in self.tensors:
+            output += "'"
+        self.tensors[output] = replace(self.tensors[name], name=output)
         return Op(
-            made,
+            output,
             AFTER,
             (Ref(name), Ref(gradient)),
             (),
-            outputs=(made,),
+            outputs=(output,),
             module=op.module,
             phase=BACKWARD,
             stage=op.stage,

@@ -71,12 +71,12 @@ class _Splitter:
         if len(by_stage) < 2:
             return [gradient]
         self.gone.update(op.name for op in (*sums, *tail))
-        made: list[Op] = []
+        ops: list[Op] = []
         parts = [
-            self._part(gradient, stage, by_stage[stage], sums[0], tail, made)
+            self._part(gradient, stage, by_stage[stage], sums[0], tail, ops)
             for stage in sorted(by_stage)
         ]
-        self.instead[(tail or sums)[0].name] = made
+        self.instead[(tail or sums)[0].name] = ops
         return parts
 
     def _part(
@@ -86,7 +86,7 @@ class _Splitter:
         addends: list[str],
         like: Op,
         tail: list[Op],
-        made: list[Op],
+        ops: list[Op],
     ) -> str:
         """Append ops that sum the addends of one stage and apply the ops that follow the whole
         sum.
@@ -94,7 +94,7 @@ class _Splitter:
         here, *others = addends
         for k, other in enumerate(others):
             name = self._add_tensor(f"{like.name}@{stage}.{k}", like.makes[0])
-            made.append(
+            ops.append(
                 replace(like, name=name, args=(Ref(here), Ref(other)), outputs=(name,), stage=stage)
             )
             here = name
@@ -102,7 +102,7 @@ class _Splitter:
             name = self._add_tensor(f"{op.name}@{stage}", op.makes[0])
             op = rename_inputs(op, {op.inputs[0]: here})
             module = self.graph.producer[addends[0]].module
-            made.append(replace(op, name=name, outputs=(name,), stage=stage, module=module))
+            ops.append(replace(op, name=name, outputs=(name,), stage=stage, module=module))
             here = name
         return here
 

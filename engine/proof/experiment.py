@@ -126,8 +126,8 @@ class OpTrial:
 
     def call(self, call: LocalCall, inputs: Sequence[torch.Tensor]) -> Outputs:
         """Outputs of a call."""
-        made = run(call, dict(zip(self.op.inputs, inputs, strict=True)))
-        return tuple(value if isinstance(value, torch.Tensor) else None for value in made)
+        outputs = run(call, dict(zip(self.op.inputs, inputs, strict=True)))
+        return tuple(value if isinstance(value, torch.Tensor) else None for value in outputs)
 
     def _again(self) -> Outputs:
         """Return the outputs for the same numbers once more, in another order in memory."""
@@ -204,8 +204,8 @@ def _telling(form: CallForm, sizes: Sizes, draws: Sequence[Draw]) -> list[OpTria
     """
     for wide in (True, False):
         trials = [OpTrial(form, sizes, replace(draw, wide=wide)) for draw in draws]
-        if found := [trial for trial in trials if trial.tells]:
-            return found
+        if telling := [trial for trial in trials if trial.tells]:
+            return telling
     definite = OpTrial(form, sizes, Draw(floats="definite", below=draws[0].below))
     return [definite] if definite.tells else []
 
@@ -384,16 +384,16 @@ def _fits(
         for value, sbp in zip(trial.inputs, candidate.inputs, strict=True)
     ]
     shapes = [tuple(value.shape) for value in trial.inputs]
-    made: list[Outputs] = []
+    by_rank: list[Outputs] = []
     try:
         for rank in range(parts):
             inputs = [pieces[rank,] for pieces in laid]
             local = local_call(trial.op, [(row, shapes, [tuple(x.shape) for x in inputs])])
-            made.append(trial.call(local, inputs))
+            by_rank.append(trial.call(local, inputs))
         shares = _shares(row, shapes, parts)
         return [
             _output_fits(
-                whole, [outputs[k] for outputs in made], shares, before[k] if before else None
+                whole, [outputs[k] for outputs in by_rank], shares, before[k] if before else None
             )
             for k, whole in enumerate(trial.made)
         ]

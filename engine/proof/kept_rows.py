@@ -108,8 +108,8 @@ class KeptRows:
         if not new:
             return
         began = time.perf_counter()
-        found = experiments(list(new.values()))
-        for (key, form), rows in zip(new.items(), found, strict=True):
+        held = experiments(list(new.values()))
+        for (key, form), rows in zip(new.items(), held, strict=True):
             unique = {row.signature: row for row in reversed(rows)}
             self.own[key] = KeptRow(dict(form.sizes), tuple(reversed(unique.values())))
         self.seconds += time.perf_counter() - began

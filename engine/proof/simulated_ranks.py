@@ -59,11 +59,12 @@ class OpSample:
     @property
     def tensors(self) -> dict[str, LogicalTensor]:
         """Logical tensors of inputs and outputs."""
-        made = {
+        outputs = {
             n: v for n, v in zip(self.op.outputs, self.made, strict=True) if n and v is not None
         }
         return {
-            n: LogicalTensor(n, tuple(v.shape), v.dtype) for n, v in {**self.values, **made}.items()
+            n: LogicalTensor(n, tuple(v.shape), v.dtype)
+            for n, v in {**self.values, **outputs}.items()
         }
 
 
@@ -82,8 +83,8 @@ def sample(
         return value
 
     op = Op("op", target, named(args), tuple((k, named(v)) for k, v in kwargs.items()))
-    made = run(LocalCall(registry.whole_function(target), op.args, op.kwargs), values)
-    names = tuple(None if value is None else f"y{k}" for k, value in enumerate(made))
+    outputs = run(LocalCall(registry.whole_function(target), op.args, op.kwargs), values)
+    names = tuple(None if value is None else f"y{k}" for k, value in enumerate(outputs))
     shapes = "; ".join("x".join(map(str, v.shape)) or "scalar" for v in values.values())
     rest = [a for a in op.args if not isinstance(a, Ref | tuple)] + list(kwargs.values())
     label = (
@@ -91,7 +92,7 @@ def sample(
     )
     op = Op("op", target, op.args, op.kwargs, outputs=names)
     return OpSample(
-        label=label, op=op, values=values, made=made, sound=sound or (lambda shapes: True)
+        label=label, op=op, values=values, made=outputs, sound=sound or (lambda shapes: True)
     )
 
 
@@ -99,8 +100,8 @@ def run(call: LocalCall, values: Mapping[str, torch.Tensor]) -> tuple[torch.Tens
     """Outputs of a call, run on copies, for update ops write in place."""
     lookup = lambda ref: values[ref.name].clone()  # noqa: E731
     args, kwargs = map_refs(call.args, lookup), map_refs(call.kwargs, lookup)
-    made = call.function(*args, **dict(kwargs))
-    return (made,) if isinstance(made, torch.Tensor) else tuple(made)
+    outputs = call.function(*args, **dict(kwargs))
+    return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
 
 
 # ---- laying out and putting together -------------------------------------------------------------
@@ -227,8 +228,8 @@ def row_failure(given: OpSample, row: NdSignature, grid: Grid) -> str:
     tensors = given.tensors
     ops: tuple[Op, ...] = (signed,)
     if registry.needs_expansion(signed, tensors):
-        ops, made = registry.expand(signed, tensors)
-        tensors.update({tensor.name: tensor for tensor in made})
+        ops, between = registry.expand(signed, tensors)
+        tensors.update({tensor.name: tensor for tensor in between})
     try:
         pieces = run_ops(ops, tensors, given.values, grid)
     except FAILURES as error:
@@ -260,7 +261,7 @@ def run_ops(
     ops: in order.  tensors: shapes by name.  values: of what no op makes.
     """
     wholes = dict(values)
-    made: dict[str, Pieces] = {}
+    results: dict[str, Pieces] = {}
     for op in ops:
         laid = [lay_out(wholes[n], nd, grid) for n, nd in zip(op.inputs, op.in_sbp, strict=True)]
         for coordinate in coordinates(grid):
@@ -268,18 +269,18 @@ def run_ops(
             here = {n: pieces[coordinate] for n, pieces in zip(op.inputs, laid, strict=True)}
             for name, piece in zip(op.outputs, run(call, here), strict=True):
                 if name is not None and piece is not None:
-                    made.setdefault(name, {})[coordinate] = piece
+                    results.setdefault(name, {})[coordinate] = piece
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
             if name is not None:
-                whole = put_together(made[name], nd_sbp, grid, tensors[name].shape)
+                whole = put_together(results[name], nd_sbp, grid, tensors[name].shape)
                 if whole is None:
-                    held = ", ".join(str(tuple(piece.shape)) for piece in made[name].values())
+                    held = ", ".join(str(tuple(piece.shape)) for piece in results[name].values())
                     raise ValueError(
                         f"output {name} is not {format_nd_sbp(nd_sbp)}: pieces {held} differ "
                         f"from each other, or do not make up {tensors[name].shape}"
                     )
                 wholes[name] = whole
-    return made
+    return results
 
 
 def local_view(

@@ -88,11 +88,11 @@ class Draw:
 
     def value(self, shape: Shape, dtype: torch.dtype, seed: int) -> torch.Tensor:
         """Draw one input of this shape and dtype; seed: another for each input."""
-        made = self._draw_value(shape, dtype, seed)
+        numbers = self._draw_value(shape, dtype, seed)
         if self.mark is None or not _has(dtype, self.mark):
-            return made
+            return numbers
         random = torch.Generator().manual_seed(1000 + seed)
-        return made.masked_fill_(torch.rand(shape, generator=random) < 1 / 3, self.mark)
+        return numbers.masked_fill_(torch.rand(shape, generator=random) < 1 / 3, self.mark)
 
     def _draw_value(self, shape: Shape, dtype: torch.dtype, seed: int) -> torch.Tensor:
         random = torch.Generator().manual_seed(1 + seed)
@@ -100,8 +100,8 @@ class Draw:
         if dtype.is_floating_point:
             return make(shape, random).to(torch.float64 if self.wide else dtype)
         if dtype.is_complex:
-            made = torch.complex(make(shape, random), _normal(shape, random))
-            return made.to(torch.complex128 if self.wide else dtype)
+            numbers = torch.complex(make(shape, random), _normal(shape, random))
+            return numbers.to(torch.complex128 if self.wide else dtype)
         if dtype == torch.bool:
             return torch.rand(shape, generator=random) < 0.5
         # LAPACK counts rows that it swaps from 1, in 32 bits

@@ -61,13 +61,13 @@ def _find_unknown_tensors(subject: Subject) -> Iterator[Fault]:
 
 
 def _find_late_inputs(subject: Subject) -> Iterator[Fault]:
-    made = {source.tensor for source in subject.graph.sources}
+    there = {source.tensor for source in subject.graph.sources}
     for op in subject.graph.ops:
         for name in op.inputs:
-            if name not in made:
+            if name not in there:
                 later = "a later op makes it" if name in subject.graph.producer else "nothing does"
                 yield Fault(name_of(op), f"it reads %{name}, which no op before makes: {later}.")
-        made.update(op.makes)
+        there.update(op.makes)
 
 
 def _find_later_phases(subject: Subject) -> Iterator[Fault]:
@@ -79,8 +79,8 @@ def _find_later_phases(subject: Subject) -> Iterator[Fault]:
         for name in op.inputs:
             maker = subject.graph.producer.get(name)
             if maker and rank[maker.phase] > rank[op.phase]:
-                found = f"phase {op.phase} reads %{name}, which phase {maker.phase} makes."
-                yield Fault(name_of(op), found)
+                fact = f"phase {op.phase} reads %{name}, which phase {maker.phase} makes."
+                yield Fault(name_of(op), fact)
 
 
 def _find_wrong_phases(subject: Subject) -> Iterator[Fault]:
@@ -131,8 +131,8 @@ def _find_feeds_of_others(subject: Subject) -> Iterator[Fault]:
     for feed in graph.feeds:
         for op in graph.consumers.get(feed.tensor, ()):
             if op.stage != feed.stage and op.target != TRANSFER:
-                found = f"stage {op.stage} reads %{feed.tensor}, which enters at {feed.stage}."
-                yield Fault(name_of(op), found)
+                fact = f"stage {op.stage} reads %{feed.tensor}, which enters at {feed.stage}."
+                yield Fault(name_of(op), fact)
 
 
 def _find_mixed_rates(subject: Subject) -> Iterator[Fault]:

@@ -28,8 +28,8 @@ def _find_missing_sbps(subject: Subject) -> Iterator[Fault]:
     for op in _ops_with_sbps(subject):
         given, needed = (len(op.in_sbp), len(op.out_sbp)), (len(op.inputs), len(op.outputs))
         if given != needed:
-            found = f"it has {given[0]} + {given[1]} nd-SBPs for {needed[0]} + {needed[1]} tensors."
-            yield Fault(name_of(op), found)
+            fact = f"it has {given[0]} + {given[1]} nd-SBPs for {needed[0]} + {needed[1]} tensors."
+            yield Fault(name_of(op), fact)
 
 
 def _find_misfits(subject: Subject) -> Iterator[Fault]:
@@ -57,8 +57,8 @@ def _find_unlike_layouts(subject: Subject) -> Iterator[Fault]:
             reads = op.args[1] if op.target == TRANSFER else op.stage
             grid = subject.grid(stage)
             if stage != reads or _on_wide_axes(nd_sbp, grid) != _on_wide_axes(wanted, grid):
-                found = f"it reads %{name} as {_at(reads, wanted)}; that is {_at(stage, nd_sbp)}."
-                yield Fault(name_of(op), found)
+                fact = f"it reads %{name} as {_at(reads, wanted)}; that is {_at(stage, nd_sbp)}."
+                yield Fault(name_of(op), fact)
 
 
 def _find_wrong_steps(subject: Subject) -> Iterator[Fault]:
@@ -94,8 +94,8 @@ def _find_moving_variables(subject: Subject) -> Iterator[Fault]:
         stage, nd_sbp = subject.locations[v.new]
         grid = subject.grid(v.stage)
         if stage != v.stage or _on_wide_axes(nd_sbp, grid) != _on_wide_axes(v.nd_sbp, grid):
-            found = f"it lives as {_at(v.stage, v.nd_sbp)}, its new value is {_at(stage, nd_sbp)}."
-            yield Fault(f"variable {v.name}", found)
+            fact = f"it lives as {_at(v.stage, v.nd_sbp)}, its new value is {_at(stage, nd_sbp)}."
+            yield Fault(f"variable {v.name}", fact)
 
 
 LAYOUT_RULES: tuple[Promise[Subject], ...] = (

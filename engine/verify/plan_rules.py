@@ -66,16 +66,16 @@ def _find_mixed_regions(plan: Plan) -> Iterator[Fault]:
 
 def _find_disordered_regions(plan: Plan) -> Iterator[Fault]:
     for actor, work in _regions(plan):
-        made = {name for op in work.ops for name in op.makes}
+        inside = {name for op in work.ops for name in op.makes}
         there = set(work.reads)
         for op in work.ops:
             for name in op.inputs:
                 if name not in there:
-                    later = "a later op of it makes" if name in made else "it does not read"
+                    later = "a later op of it makes" if name in inside else "it does not read"
                     yield Fault(name_of(actor), f"op {op.name} reads %{name}, which {later}.")
             there.update(op.makes)
         for name in (*work.makes, *work.accumulates, *(new for _, new in work.updates)):
-            if name not in made:
+            if name not in inside:
                 yield Fault(name_of(actor), f"none of its ops makes %{name}.")
 
 
@@ -87,8 +87,8 @@ def _find_unmatched_sends(plan: Plan) -> Iterator[Fault]:
     for channel, end in ends.items():
         sends, receives = end[SEND], end[RECEIVE]
         if len(sends) != 1 or len(receives) != 1:
-            found = f"it has {len(sends)} sends and {len(receives)} receives."
-            yield Fault(f"channel {channel}", found)
+            fact = f"it has {len(sends)} sends and {len(receives)} receives."
+            yield Fault(f"channel {channel}", fact)
             continue
         (send,), (receive,) = sends, receives
         work = send.work
@@ -96,8 +96,8 @@ def _find_unmatched_sends(plan: Plan) -> Iterator[Fault]:
         if work != receive.work or send.per_step != receive.per_step:
             yield Fault(f"channel {channel}", f"{name_of(send)} and {name_of(receive)} differ.")
         if (send.stage, receive.stage) != (work.source_stage, work.target_stage):
-            found = f"it goes from stage {send.stage} to stage {receive.stage}."
-            yield Fault(f"channel {channel}", found)
+            fact = f"it goes from stage {send.stage} to stage {receive.stage}."
+            yield Fault(f"channel {channel}", fact)
 
 
 def _find_mixed_boxings(plan: Plan) -> Iterator[Fault]:
@@ -124,27 +124,27 @@ def _find_wrong_moves(plan: Plan) -> Iterator[Fault]:
                 if (tensor.shape, tensor.dtype) != (move.shape, move.dtype):
                     yield Fault(name_of(actor), f"it moves {tensor} as {move.dtype}{move.shape}.")
                 if location != plan.locations[name]:
-                    found = f"%{name} lies as {plan.locations[name]}, and moves as {location}."
-                    yield Fault(name_of(actor), found)
+                    fact = f"%{name} lies as {plan.locations[name]}, and moves as {location}."
+                    yield Fault(name_of(actor), fact)
 
 
 def _find_bad_overwrites(plan: Plan) -> Iterator[Fault]:
     tensors = plan.tensors
     for actor, work in _regions(plan):
         maker = {name: (k, op) for k, op in enumerate(work.ops) for name in op.makes}
-        for made, over in work.overwrites:
-            k, op = maker.get(made, (0, None))
+        for result, over in work.overwrites:
+            k, op = maker.get(result, (0, None))
             if op is None or over not in op.inputs:
-                yield Fault(name_of(actor), f"no op of it reads %{over} and makes %{made}.")
+                yield Fault(name_of(actor), f"no op of it reads %{over} and makes %{result}.")
                 continue
-            if (tensors[made].shape, tensors[made].dtype) != (
+            if (tensors[result].shape, tensors[result].dtype) != (
                 tensors[over].shape,
                 tensors[over].dtype,
             ):
-                yield Fault(name_of(actor), f"{tensors[made]} is written over {tensors[over]}.")
+                yield Fault(name_of(actor), f"{tensors[result]} is written over {tensors[over]}.")
             if reader := _later_reader(work.ops[k + 1 :], over):
-                found = f"%{made} is written over %{over}, which op {reader} reads later."
-                yield Fault(name_of(actor), found)
+                fact = f"%{result} is written over %{over}, which op {reader} reads later."
+                yield Fault(name_of(actor), fact)
 
 
 def _later_reader(ops: Sequence[Op], name: str) -> str:
@@ -153,15 +153,15 @@ def _later_reader(ops: Sequence[Op], name: str) -> str:
 
 def _find_wrong_orders(plan: Plan) -> Iterator[Fault]:
     """Ranks of a group issue by this one list, so that it has to have every collective once."""
-    found: dict[tuple[int, int], Counter[tuple[int, int]]] = {}
+    orders: dict[tuple[int, int], Counter[tuple[int, int]]] = {}
     for actor in plan.actors:
         queue = plan.queue(actor)
         if queue >= 0:
             acts = ((actor.id, act) for act in range(plan.acts_per_step(actor)))
-            found.setdefault((actor.stage, queue), Counter()).update(acts)
+            orders.setdefault((actor.stage, queue), Counter()).update(acts)
     given = {group: Counter(acts) for group, acts in plan.order}
-    for stage, axis in dict.fromkeys((*found, *given)):
-        wanted, listed = found.get((stage, axis), Counter()), given.get((stage, axis), Counter())
+    for stage, axis in dict.fromkeys((*orders, *given)):
+        wanted, listed = orders.get((stage, axis), Counter()), given.get((stage, axis), Counter())
         if wanted != listed:
             first = next(iter((wanted - listed) + (listed - wanted)))
             where = name_of(plan.actors[first[0]])

@@ -42,15 +42,15 @@ def _find_one_sided(plan: Plan) -> Iterator[Fault]:
         other = (
             "the register does not name it" if (actor, register, reads) in said else "it does not"
         )
-        found = f"{does} register {register} by one end alone: {other}."
-        yield Fault(name_of(plan.actors[actor]), found)
+        fact = f"{does} register {register} by one end alone: {other}."
+        yield Fault(name_of(plan.actors[actor]), fact)
 
 
 def _find_bad_slots(plan: Plan) -> Iterator[Fault]:
     for register in plan.registers:
         if not (register.slots >= 1 and 0 <= register.initial <= register.slots):
-            found = f"it has {register.slots} slots, {register.initial} of them full at the start."
-            yield Fault(name_of(register), found)
+            fact = f"it has {register.slots} slots, {register.initial} of them full at the start."
+            yield Fault(name_of(register), fact)
 
 
 def _find_mixed_speeds(plan: Plan) -> Iterator[Fault]:
@@ -61,8 +61,8 @@ def _find_mixed_speeds(plan: Plan) -> Iterator[Fault]:
         slow = [k for k in register.readers if plan.actors[k].per_step]
         if slow and not register.per_step:
             reader = plan.actors[slow[0]].name
-            found = f"it is filled with every micro-batch; {reader} reads it once a step."
-            yield Fault(name_of(register), found)
+            fact = f"it is filled with every micro-batch; {reader} reads it once a step."
+            yield Fault(name_of(register), fact)
 
 
 def _find_wrong_contents(plan: Plan) -> Iterator[Fault]:
@@ -70,11 +70,11 @@ def _find_wrong_contents(plan: Plan) -> Iterator[Fault]:
         if register.producer is None:
             continue
         producer = plan.actors[register.producer]
-        made = {*producer.makes, *_variables_in_place(producer)}
+        makes = {*producer.makes, *_variables_in_place(producer)}
         for name in register.tensors:
-            if name not in made:
-                found = f"it holds %{name}, which {name_of(producer)} does not make."
-                yield Fault(name_of(register), found)
+            if name not in makes:
+                fact = f"it holds %{name}, which {name_of(producer)} does not make."
+                yield Fault(name_of(register), fact)
 
 
 def _find_lost_reads(plan: Plan) -> Iterator[Fault]:
@@ -90,8 +90,8 @@ def _find_wrong_bytes(plan: Plan) -> Iterator[Fault]:
     for register in plan.registers:
         needed = sum(map(plan.tensor_bytes, register.tensors))
         if needed != register.num_bytes:
-            found = f"it has {register.num_bytes} bytes; its tensors need {needed} on a rank."
-            yield Fault(name_of(register), found)
+            fact = f"it has {register.num_bytes} bytes; its tensors need {needed} on a rank."
+            yield Fault(name_of(register), fact)
 
 
 def _find_empty_cycle(plan: Plan) -> Iterator[Fault]:

@@ -24,9 +24,9 @@ class Subject:
     @cached_property
     def locations(self) -> dict[str, tuple[int, NdSbp]]:
         """Tensor -> the stage and nd-SBP in which it enters or is made."""
-        found = {source.tensor: (source.stage, source.nd_sbp) for source in self.graph.sources}
+        places = {source.tensor: (source.stage, source.nd_sbp) for source in self.graph.sources}
         for op in self.graph.ops:
             for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=False):
                 if name is not None:
-                    found[name] = (op.stage, nd_sbp)
-        return found
+                    places[name] = (op.stage, nd_sbp)
+        return places

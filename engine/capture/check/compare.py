@@ -46,9 +46,9 @@ _WEIGHT_FACTOR = 1.01  # weights are multiplied by it between the calls, in the 
 def explain_size_limit(graph: LogicalGraph) -> str:
     """Return why a graph is too large to be run here; "" if it is not."""
     ops = [op for op in graph.ops if not is_view(op.target)]
-    made = [graph.tensors[name] for op in ops for name in op.makes]
-    elements = sum(tensor.num_elements for tensor in made)
-    num_bytes = sum(tensor.num_bytes for tensor in made)
+    outputs = [graph.tensors[name] for op in ops for name in op.makes]
+    elements = sum(tensor.num_elements for tensor in outputs)
+    num_bytes = sum(tensor.num_bytes for tensor in outputs)
     flops = sum(_flops(op, graph) for op in ops)
     held = sum(graph.tensors[v.tensor].num_bytes for v in graph.variables)
     if flops > MAX_FLOPS or elements > MAX_ELEMENTS:
@@ -239,14 +239,16 @@ class _CaptureComparison:
 
     def _call_graph(self, batch: Batch) -> _StepResult:
         with self._draw_alike():
-            made = interpret(self.graph, {**self.parameters, **self.buffers}, batch)
+            results = interpret(self.graph, {**self.parameters, **self.buffers}, batch)
         for name in self.buffers:
-            if f"{WRITES}{name}" in made:
-                self.buffers[name].copy_(made[f"{WRITES}{name}"])
+            if f"{WRITES}{name}" in results:
+                self.buffers[name].copy_(results[f"{WRITES}{name}"])
         gradients = {
-            key.removeprefix("grad/"): value for key, value in made.items() if key[:5] == "grad/"
+            key.removeprefix("grad/"): value for key, value in results.items() if key[:5] == "grad/"
         }
-        return _StepResult(made["loss"], gradients, {n: b.clone() for n, b in self.buffers.items()})
+        return _StepResult(
+            results["loss"], gradients, {n: b.clone() for n, b in self.buffers.items()}
+        )
 
     def _draw_alike(self) -> contextlib.AbstractContextManager[object]:
         return Draws() if self.draws else contextlib.nullcontext()

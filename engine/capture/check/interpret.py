@@ -32,8 +32,8 @@ def interpret(
     kept = {tensor for _, tensor in graph.results}
     with torch.no_grad():
         for k, op in enumerate(graph.ops):
-            made = _run(op, graph, values)
-            values.update(made)
+            outputs = _run(op, graph, values)
+            values.update(outputs)
             for name in {*op.inputs, *op.makes}:
                 if last[name] == k and name not in kept:
                     del values[name]
@@ -50,8 +50,8 @@ def _run(op: Op, graph: LogicalGraph, values: Mapping[str, Tensor]) -> dict[str,
         return {str(op.outputs[0]): values[op.inputs[0]]}
     call = localize(_whole(op, graph))
     args, kwargs = map_refs(call.args, value), {k: map_refs(v, value) for k, v in call.kwargs}
-    made = call.function(*args, **kwargs)
-    outputs = made if isinstance(made, (tuple, list)) else (made,)
+    returned = call.function(*args, **kwargs)
+    outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
     pairs = zip(op.outputs, outputs, strict=True)
     return {name: tensor for name, tensor in pairs if name is not None}
 
@@ -59,7 +59,7 @@ def _run(op: Op, graph: LogicalGraph, values: Mapping[str, Tensor]) -> dict[str,
 def _whole(op: Op, graph: LogicalGraph) -> LocalView:
     """Return the op as seen by a rank that holds all of every tensor."""
     read = tuple(graph.tensors[name].shape for name in op.inputs)
-    made = tuple(None if name is None else graph.tensors[name].shape for name in op.outputs)
+    out_shapes = tuple(None if name is None else graph.tensors[name].shape for name in op.outputs)
     slices = tuple(tuple((0, n) for n in shape) for shape in read)
-    out = tuple(None if shape is None else tuple((0, n) for n in shape) for shape in made)
-    return LocalView(op=op, in_shapes=read, out_shapes=made, in_slices=slices, out_slices=out)
+    out = tuple(None if shape is None else tuple((0, n) for n in shape) for shape in out_shapes)
+    return LocalView(op=op, in_shapes=read, out_shapes=out_shapes, in_slices=slices, out_slices=out)

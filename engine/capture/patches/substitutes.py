@@ -180,10 +180,10 @@ def ctc_loss(
     lengths, labels = (
         torch.as_tensor(each, dtype=torch.int64) for each in (input_lengths, target_lengths)
     )
-    made = torch.ops.flowrun.ctc_loss(
+    losses = torch.ops.flowrun.ctc_loss(
         log_probs, targets.long(), lengths, labels, blank, zero_infinity
     )
-    loss: Tensor = made[0]
+    loss: Tensor = losses[0]
     if zero_infinity:
         loss = torch.where(loss == torch.inf, 0, loss)
     if reduction == "mean":
@@ -249,8 +249,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    made = torch.ops.flowrun.ctc_loss_backward(grad, *ctx.saved_tensors, ctx.blank, ctx.zero)
-    return made, None, None, None, None, None
+    gradients = torch.ops.flowrun.ctc_loss_backward(grad, *ctx.saved_tensors, ctx.blank, ctx.zero)
+    return gradients, None, None, None, None, None
 
 
 _losses.register_autograd(_backward, setup_context=_save)

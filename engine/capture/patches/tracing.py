@@ -154,5 +154,5 @@ def _logging_functions() -> set[Callable[..., Any]]:
     """
     words = ("debug", "info", "warn", "error", "exception", "critical", "fatal", "log")
     methods = vars(logging.Logger).items()
-    found = {method for name, method in methods if name.startswith(words) and callable(method)}
-    return found | {print, warnings.warn}
+    functions = {method for name, method in methods if name.startswith(words) and callable(method)}
+    return functions | {print, warnings.warn}

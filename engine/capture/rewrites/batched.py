@@ -48,23 +48,23 @@ class _UnmergedWriter:
             op = replace(op, target="aten.view.default", args=(Ref(whole), shape))
         self.ops.append(op)
 
-    def _merges(self, source: str, made: str) -> bool:
-        whole, merged = self.tensors[source].shape, self.tensors[made].shape
+    def _merges(self, source: str, output: str) -> bool:
+        whole, merged = self.tensors[source].shape, self.tensors[output].shape
         return len(whole) == 4 and merged == (whole[0] * whole[1], *whole[2:])
 
     def _same_batches(self, *names: str) -> bool:
         """Return whether all tensors merge dims of the same sizes."""
         wholes = [self.unmerged.get(name) for name in names]
-        found = {self.tensors[whole].shape[:2] if whole else () for whole in wholes}
-        return len(found) == 1 and () not in found
+        batches = {self.tensors[whole].shape[:2] if whole else () for whole in wholes}
+        return len(batches) == 1 and () not in batches
 
     def _add_on_unmerged_dims(self, op: Op, target: str, *args: Ref | int) -> str:
         """Append an op on unmerged dims; return what it makes."""
-        made = op.makes[0]
-        whole = f"{made}_apart"
+        output = op.makes[0]
+        whole = f"{output}_apart"
         read = next(arg.name for arg in args if isinstance(arg, Ref))
-        shape = (*self.tensors[read].shape[:2], *self.tensors[made].shape[1:])
-        self.tensors[whole] = replace(self.tensors[made], name=whole, shape=shape)
+        shape = (*self.tensors[read].shape[:2], *self.tensors[output].shape[1:])
+        self.tensors[whole] = replace(self.tensors[output], name=whole, shape=shape)
         self.ops.append(replace(op, name=whole, target=target, args=args, outputs=(whole,)))
-        self.unmerged[made] = whole
+        self.unmerged[output] = whole
         return whole

@@ -26,13 +26,13 @@ def check_ranges(graph: LogicalGraph) -> LogicalGraph:
             key = (ids, *rest)
             if key not in checked:
                 checked[key] = _new(f"{ids}/checked", tensors)
-                made = checked[key]
-                tensors[made] = replace(tensors[ids], name=made)
+                output = checked[key]
+                tensors[output] = replace(tensors[ids], name=output)
                 check = Op(
-                    made,
+                    output,
                     CHECK,
                     (Ref(ids), *rest),
-                    outputs=(made,),
+                    outputs=(output,),
                     module=op.module,
                     phase=op.phase,
                     moment=op.moment,
@@ -67,12 +67,12 @@ def _needed_checks(
 
 def _fields(graph: LogicalGraph) -> dict[str, frozenset[str]]:
     """Return tensor -> fields, for tensors computed from nothing but the batch and constants."""
-    found = {f.tensor: frozenset((f.field,)) for f in graph.feeds if not f.is_own}
+    fields_of = {f.tensor: frozenset((f.field,)) for f in graph.feeds if not f.is_own}
     for op in graph.ops:
-        if all(name in found for name in op.inputs):
-            fields = frozenset().union(*(found[name] for name in op.inputs))
-            found.update(dict.fromkeys(op.makes, fields))
-    return found
+        if all(name in fields_of for name in op.inputs):
+            fields = frozenset().union(*(fields_of[name] for name in op.inputs))
+            fields_of.update(dict.fromkeys(op.makes, fields))
+    return fields_of
 
 
 def _new(name: str, taken: Mapping[str, object]) -> str:

@@ -23,12 +23,12 @@ def make_loss_of_logits(graph: LogicalGraph) -> LogicalGraph:
     tensors = dict(graph.tensors)
     written: dict[str, tuple[Op, ...]] = {}  # name of an op -> the ops in its place
     for op in graph.ops:
-        found = _Loss.at(graph, op) if op.target == LOG_SOFTMAX else None
-        if found is not None:
-            tensors[found.lse] = replace(
-                tensors[op.makes[0]], name=found.lse, shape=(*tensors[op.makes[0]].shape[:1], 1)
+        loss = _Loss.at(graph, op) if op.target == LOG_SOFTMAX else None
+        if loss is not None:
+            tensors[loss.lse] = replace(
+                tensors[op.makes[0]], name=loss.lse, shape=(*tensors[op.makes[0]].shape[:1], 1)
             )
-            written |= dict(found.replacements())
+            written |= dict(loss.replacements())
     ops = tuple(new for op in graph.ops for new in written.get(op.name, (op,)))
     return replace(graph, ops=ops, tensors=tensors)
 
@@ -97,11 +97,11 @@ def _backward_pairs(graph: LogicalGraph, log_p: str) -> Iterator[tuple[Op, Op]]:
     for nll in graph.consumers.get(log_p, ()):
         if not _reads(nll, NLL_BACKWARD, "self", log_p):
             continue
-        (made,) = nll.makes
-        for after in graph.consumers.get(made, ()):
+        (grad,) = nll.makes
+        for after in graph.consumers.get(grad, ()):
             if (
-                graph.consumers[made] == (after,)
-                and _reads(after, LOG_SOFTMAX_BACKWARD, "grad_output", made)
+                graph.consumers[grad] == (after,)
+                and _reads(after, LOG_SOFTMAX_BACKWARD, "grad_output", grad)
                 and _reads(after, LOG_SOFTMAX_BACKWARD, "output", log_p)
                 and graph.tensors[after.makes[0]].dtype == graph.tensors[log_p].dtype
             ):
@@ -115,10 +115,10 @@ def _reads(op: Op, target: str, argument: str, name: str) -> bool:
 
 def _before_cast(graph: LogicalGraph, name: str) -> str:
     """Return the tensor that another is a cast of to a wider dtype, else that tensor."""
-    made = graph.producer.get(name)
-    if made is None or made.target != CAST:
+    maker = graph.producer.get(name)
+    if maker is None or maker.target != CAST:
         return name
-    (read,) = made.inputs
+    (read,) = maker.inputs
     before, after = graph.tensors[read].dtype, graph.tensors[name].dtype
     wider = before.is_floating_point and before.itemsize < after.itemsize
-    return read if wider and [k for k, _ in made.kwargs] == ["dtype"] else name
+    return read if wider and [k for k, _ in maker.kwargs] == ["dtype"] else name

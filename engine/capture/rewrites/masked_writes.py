@@ -64,27 +64,27 @@ def _choice(op: Op, tensors: dict[str, LogicalTensor]) -> _MaskedChoice | None:
         if shown[place] != 1:
             return None
         shown = (*shown[:place], *ones, *shown[place + 1 :])
-    made = _MaskedChoice([], [])
-    chosen = _add_view(op, made, mask, (*mask.shape, *(1,) * trailing), "mask")
-    new = _add_view(op, made, value, shown, "value")
+    choice = _MaskedChoice([], [])
+    chosen = _add_view(op, choice, mask, (*mask.shape, *(1,) * trailing), "mask")
+    new = _add_view(op, choice, value, shown, "value")
     if given["accumulate"]:
-        made.tensors.append(replace(x, name=f"{op.name}_sum"))
-        new = _add(op, made, "sum", "aten.add.Tensor", (Ref(x.name), Ref(new)))
+        choice.tensors.append(replace(x, name=f"{op.name}_sum"))
+        new = _add(op, choice, "sum", "aten.add.Tensor", (Ref(x.name), Ref(new)))
     args = (Ref(chosen), Ref(new), Ref(x.name))
-    made.ops.append(replace(op, target="aten.where.self", args=args, kwargs=()))
-    return made
+    choice.ops.append(replace(op, target="aten.where.self", args=args, kwargs=()))
+    return choice
 
 
 def _add_view(
-    op: Op, made: _MaskedChoice, tensor: LogicalTensor, shape: tuple[int, ...], word: str
+    op: Op, choice: _MaskedChoice, tensor: LogicalTensor, shape: tuple[int, ...], word: str
 ) -> str:
     if shape == tensor.shape:
         return tensor.name
-    made.tensors.append(LogicalTensor(f"{op.name}_{word}", shape, tensor.dtype))
-    return _add(op, made, word, "aten.view.default", (Ref(tensor.name), shape))
+    choice.tensors.append(LogicalTensor(f"{op.name}_{word}", shape, tensor.dtype))
+    return _add(op, choice, word, "aten.view.default", (Ref(tensor.name), shape))
 
 
-def _add(op: Op, made: _MaskedChoice, word: str, target: str, args: tuple[object, ...]) -> str:
+def _add(op: Op, choice: _MaskedChoice, word: str, target: str, args: tuple[object, ...]) -> str:
     name = f"{op.name}_{word}"
-    made.ops.append(replace(op, name=name, target=target, args=args, kwargs=(), outputs=(name,)))
+    choice.ops.append(replace(op, name=name, target=target, args=args, kwargs=(), outputs=(name,)))
     return name

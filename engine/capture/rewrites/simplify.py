@@ -94,9 +94,9 @@ def _fill_by_views(graph: LogicalGraph) -> LogicalGraph:
     ops: list[Op] = []
     for op in graph.ops:
         if op.target in ("aten.copy.default", "aten.fill.Tensor"):
-            made, source = graph.tensors[op.makes[0]], graph.tensors[op.inputs[1]]
-            if made.dtype == source.dtype:
-                args = (Ref(source.name), made.shape)
+            output, source = graph.tensors[op.makes[0]], graph.tensors[op.inputs[1]]
+            if output.dtype == source.dtype:
+                args = (Ref(source.name), output.shape)
                 op = replace(op, target="aten.expand.default", args=args, kwargs=())
         elif op.target in _INSTEAD:
             op = replace(op, target=_INSTEAD[op.target])
@@ -143,12 +143,15 @@ def _fold_transposes(graph: LogicalGraph) -> LogicalGraph:
                 continue
             source[op.makes[0]] = inner
         elif has(op.target, Trait.RESHAPE):
-            inner, made = viewed.get((op.module, op.phase, op.inputs[0]), op.inputs[0]), op.makes[0]
-            if graph.tensors[inner].shape == graph.tensors[made].shape:
-                names[made] = inner
+            inner, output = (
+                viewed.get((op.module, op.phase, op.inputs[0]), op.inputs[0]),
+                op.makes[0],
+            )
+            if graph.tensors[inner].shape == graph.tensors[output].shape:
+                names[output] = inner
                 continue
-            viewed[op.module, op.phase, made] = inner
-            shape = graph.tensors[made].shape
+            viewed[op.module, op.phase, output] = inner
+            shape = graph.tensors[output].shape
             op = replace(op, target="aten.view.default", args=(Ref(inner), shape))
         ops.append(op)
     return _with_ops(graph, ops, names)
@@ -188,9 +191,9 @@ def _unbatch_indices(graph: LogicalGraph) -> LogicalGraph:
         if len(which) != 2 or None in which or not _is_count(graph, *op.inputs[:2]):
             ops.append(op)
             continue
-        at, made = which[1], graph.tensors[op.makes[0]].shape
+        at, whole = which[1], graph.tensors[op.makes[0]].shape
         shape = graph.tensors[at.name].shape
-        if len(shape) != len(made) or shape[0] != 1:
+        if len(shape) != len(whole) or shape[0] != 1:
             ops.append(op)
             continue
         flat = f"{op.name}_at"
@@ -206,10 +209,10 @@ def _is_count(graph: LogicalGraph, indexed: str, index: str) -> bool:
     length, shape = graph.tensors[indexed].shape[:1], graph.tensors[index].shape
     if shape != (*length, *(1,) * (len(shape) - 1)):
         return False
-    made = graph.producer.get(index)
-    while made is not None and made.target == "aten.unsqueeze.default":
-        made = graph.producer.get(made.inputs[0])
-    return made is not None and made.target == "aten.arange.default"
+    maker = graph.producer.get(index)
+    while maker is not None and maker.target == "aten.unsqueeze.default":
+        maker = graph.producer.get(maker.inputs[0])
+    return maker is not None and maker.target == "aten.arange.default"
 
 
 def _drop_dead(graph: LogicalGraph) -> LogicalGraph:

@@ -48,8 +48,8 @@ def outside(ids: torch.Tensor, size: int, ignored: int | None, wraps: bool = Fal
     ignored: an id that counts for nothing; None: there is none.  wraps: negative ids count from the
         end.
     """
-    found = (ids < (-size if wraps else 0)) | (ids >= size)
-    return found if ignored is None else found & (ids != ignored)
+    is_outside = (ids < (-size if wraps else 0)) | (ids >= size)
+    return is_outside if ignored is None else is_outside & (ids != ignored)
 
 
 def check_range(

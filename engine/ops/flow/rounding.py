@@ -119,7 +119,7 @@ def local_update(view: LocalView) -> LocalCall:
     return LocalCall(update_narrow, view.op.args, (*view.op.kwargs, ("slices", view.in_slices[0])))
 
 
-def _count_bytes(op: Any, read: Sequence[int], made: Sequence[int]) -> float:
+def _count_bytes(op: Any, read: Sequence[int], written: Sequence[int]) -> float:
     return 2.0 * sum(read)
 
 

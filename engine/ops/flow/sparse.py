@@ -162,9 +162,9 @@ def rows_of_update(view: OpView) -> tuple[Signature, ...]:
     """
     states = sum(1 for _ in refs(view.op.args)) - 3
     scalars = (B,) * (len(view.in_shapes) - 3 - states)
-    made = 1 + states
+    num_outputs = 1 + states
     return tuple(
-        Signature((home, B, sums, *(home,) * states, *scalars), (home,) * made)
+        Signature((home, B, sums, *(home,) * states, *scalars), (home,) * num_outputs)
         for home, sums in ((S(0), B), (S(1), S(1)))
     )
 

@@ -78,10 +78,10 @@ def product(
     offs: where the tokens of each expert end.
     expert, token: numbers of the first expert and the first token that are here.
     """
-    made = x.new_zeros(len(x), weight.shape[2])
+    out = x.new_zeros(len(x), weight.shape[2])
     for k, tokens in _groups(offs, expert, len(weight), token, len(x)):
-        made[tokens] = x[tokens] @ weight[k]
-    return made
+        out[tokens] = x[tokens] @ weight[k]
+    return out
 
 
 def gradients(

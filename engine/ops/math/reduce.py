@@ -128,9 +128,9 @@ def log_sum_exp(x: torch.Tensor, dims: tuple[int, ...], keepdim: bool = False) -
     most = wide.amax(dims, True)
     most = most.masked_fill_(most.abs() == math.inf, 0)  # a difference of two would be no number
     powers = torch.sub(wide, most).mul_(LOG2_E).exp2_()
-    made = powers.sum(dims, True).log_().add_(most)
-    made = made.to(x.dtype) if x.is_floating_point() else made
-    return made if keepdim else made.squeeze(dims)
+    total = powers.sum(dims, True).log_().add_(most)
+    total = total.to(x.dtype) if x.is_floating_point() else total
+    return total if keepdim else total.squeeze(dims)
 
 
 def local_log_sum_exp(view: LocalView) -> LocalCall:

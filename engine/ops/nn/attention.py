@@ -47,12 +47,15 @@ def backward(view: OpView) -> tuple[Signature, ...]:
 
 
 def _rows(
-    view: OpView, made: int, lengthwise: tuple[Signature, ...], partial: tuple[Signature, ...]
+    view: OpView,
+    num_outputs: int,
+    lengthwise: tuple[Signature, ...],
+    partial: tuple[Signature, ...],
 ) -> tuple[Signature, ...]:
     given = bind(view.op)
     if given["dropout_p"] != 0:
         return ()
-    each = [_split(view, d, (*_QUERY, *_KEYS), *(S(d),) * made) for d in (0, 1)]
+    each = [_split(view, d, (*_QUERY, *_KEYS), *(S(d),) * num_outputs) for d in (0, 1)]
     return (*each, *(() if given["is_causal"] else lengthwise), *partial)
 
 

@@ -83,11 +83,11 @@ def expand_forward(p: Expansion) -> None:
     var = p.reduce("var", "aten.mean.dim", squares, P)
     safe = p.pointwise("safe", "aten.add.Scalar", var, float(given["eps"]))
     invstd = p.pointwise("invstd", "aten.rsqrt.default", safe)
-    made = p.pointwise("normed", "aten.mul.Tensor", centred, invstd)
+    normed = p.pointwise("normed", "aten.mul.Tensor", centred, invstd)
     for name, target in (("weight", "aten.mul.Tensor"), ("bias", "aten.add.Tensor")):
         if p.has(name):
-            made = p.pointwise(f"with_{name}", target, made, _along_channels(p, name, x))
-    p.output(0, made)
+            normed = p.pointwise(f"with_{name}", target, normed, _along_channels(p, name, x))
+    p.output(0, normed)
     mean, var = _of_channels(p, "save_mean", mean), _of_channels(p, "save_var", var)
     p.output(1, mean)
     p.output(2, _of_channels(p, "save_invstd", invstd))

@@ -55,9 +55,9 @@ def rows_of_backward(view: OpView) -> tuple[Signature, ...]:
     """
     each = given(view.op)["reduction"] == NONE
     of_rows = {"grad": S(0) if each else B, "x": S(0), "lse": S(0), "target": S(0)}
-    found = (({"x": S(1)}, S(1)), (of_rows, S(0)), ({"grad": P}, P))
+    cases = (({"x": S(1)}, S(1)), (of_rows, S(0)), ({"grad": P}, P))
     return tuple(
-        _row(view.op, {**sbps, "loss": loss}, made) for sbps, made in found for loss in (B, P)
+        _row(view.op, {**sbps, "loss": loss}, output) for sbps, output in cases for loss in (B, P)
     )
 
 
@@ -122,9 +122,9 @@ def gradient_of_logits(
     each = each if total is None else each / divisor(total)
     if out is None and not x.is_cpu:
         return compare_with_target(x, lse, here, mine, each)
-    made = torch.sub(x.to(lse.dtype), lse, out=out)
-    made.mul_(LOG2_E).exp2_().mul_(each)
-    return made.scatter_add_(1, here.unsqueeze(1), -each * mine.unsqueeze(1))
+    result = torch.sub(x.to(lse.dtype), lse, out=out)
+    result.mul_(LOG2_E).exp2_().mul_(each)
+    return result.scatter_add_(1, here.unsqueeze(1), -each * mine.unsqueeze(1))
 
 
 def compare_with_target(x: Tensor, lse: Tensor, here: Tensor, mine: Tensor, each: Tensor) -> Tensor:

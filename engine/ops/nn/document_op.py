@@ -36,15 +36,15 @@ def document_attention(
     do not fill their sample.
     """
     run = cpu_attention
-    found = [*document_spans(documents, query.shape[2])]
-    if len(found) == len(query):
+    spans = [*document_spans(documents, query.shape[2])]
+    if len(spans) == len(query):
         out, logsumexp = run(query, key, value, 0.0, True, scale=scale)
         return by_token(out), logsumexp.clone(memory_format=torch.contiguous_format)
     out, logsumexp = _empty_output(query)
-    for sample, inside in found:
+    for sample, inside in spans:
         parts = (x[sample, :, inside] for x in (query, key, value))
-        made = run(*(x.unsqueeze(0) for x in parts), 0.0, True, scale=scale)
-        out[sample, :, inside], logsumexp[sample, :, inside] = made[0][0], made[1][0]
+        results = run(*(x.unsqueeze(0) for x in parts), 0.0, True, scale=scale)
+        out[sample, :, inside], logsumexp[sample, :, inside] = results[0][0], results[1][0]
     return out, logsumexp
 
 
@@ -65,12 +65,12 @@ def run_backward(
     query, key, value, documents, scale: as in `document_attention`.  out, logsumexp: its results.
     """
     given = (grad, query, key, value, out, logsumexp)
-    found = [*document_spans(documents, query.shape[2])]
-    if len(found) == len(query):
+    spans = [*document_spans(documents, query.shape[2])]
+    if len(spans) == len(query):
         one, two, three = map(by_token, run(*given, 0.0, True, scale=scale))
         return one, two, three
     grads = _empty_gradients(query, key, value)
-    for sample, inside in found:
+    for sample, inside in spans:
         parts = (x[sample, :, inside].unsqueeze(0) for x in given)
         for whole, part in zip(grads, run(*parts, 0.0, True, scale=scale), strict=True):
             whole[sample, :, inside] = part[0]
@@ -152,8 +152,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    made = torch.ops.flowrun.document_attention_backward(grad, *ctx.saved_tensors, ctx.scale)
-    return *made, None, None
+    gradients = torch.ops.flowrun.document_attention_backward(grad, *ctx.saved_tensors, ctx.scale)
+    return *gradients, None, None
 
 
 document_attention.register_autograd(_backward, setup_context=_save)

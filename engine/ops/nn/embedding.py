@@ -65,8 +65,8 @@ def look_up_rows(weight: torch.Tensor, indices: torch.Tensor, start: int) -> tor
     """
     here = indices - start
     outside = (here < 0) | (here >= weight.shape[0])
-    found = torch.ops.aten.embedding.default(weight, here.masked_fill_(outside, 0))
-    return found.masked_fill_(outside.unsqueeze(-1), 0)  # type: ignore[no-any-return]
+    looked_up = torch.ops.aten.embedding.default(weight, here.masked_fill_(outside, 0))
+    return looked_up.masked_fill_(outside.unsqueeze(-1), 0)  # type: ignore[no-any-return]
 
 
 def rows_gradient(
@@ -80,10 +80,10 @@ def rows_gradient(
     here = indices - start
     here = here.masked_fill_((here < 0) | (here >= rows), rows)
     own_padding = padding - start if start <= padding < start + rows else rows
-    made = torch.ops.aten.embedding_dense_backward.default(
+    result = torch.ops.aten.embedding_dense_backward.default(
         grad, here, rows + 1, own_padding, by_freq
     )
-    return made[:rows]  # type: ignore[no-any-return]
+    return result[:rows]  # type: ignore[no-any-return]
 
 
 def local_embedding(view: LocalView) -> LocalCall:
@@ -97,11 +97,11 @@ def local_embedding(view: LocalView) -> LocalCall:
 
 def local_embedding_backward(view: LocalView) -> LocalCall:
     """The op itself where all rows are made here."""
-    op, made = view.op, view.out_slices[0]
+    op, held = view.op, view.out_slices[0]
     given = bind(op)
-    if made is None or made[0][1] == given["num_weights"]:
+    if held is None or held[0][1] == given["num_weights"]:
         return rebind(op)
-    start, rows = made[0]
+    start, rows = held[0]
     return LocalCall(
         rows_gradient,
         (op.args[0], op.args[1], start, rows, given["padding_idx"], given["scale_grad_by_freq"]),

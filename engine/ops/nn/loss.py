@@ -78,7 +78,7 @@ def nll_2d(view: OpView) -> tuple[Signature, ...]:
     if reduction == SUM:
         rows += [row(op, given, P, P) for given, _ in split]
     if reduction == NONE:
-        rows += [row(op, given, made, B) for given, made in split]
+        rows += [row(op, given, output, B) for given, output in split]
     return tuple(rows)
 
 
@@ -251,8 +251,8 @@ def part_of_mse(x: torch.Tensor, y: torch.Tensor, total: int) -> torch.Tensor:
     A sum of 16-bit numbers leaves what fp16 can hold.
     """
     dtype, wide = x.dtype, torch.promote_types(x.dtype, torch.float32)
-    made = torch.ops.aten.mse_loss.default(x.to(wide), y.to(wide), SUM)
-    return made.div_(total).to(dtype)  # type: ignore[no-any-return]
+    squares = torch.ops.aten.mse_loss.default(x.to(wide), y.to(wide), SUM)
+    return squares.div_(total).to(dtype)  # type: ignore[no-any-return]
 
 
 def part_of_mse_gradient(

@@ -39,11 +39,11 @@ def forward(view: OpView) -> tuple[Signature, ...]:
 def backward(view: OpView) -> tuple[Signature, ...]:
     """Gradients of input, weight and bias.  All are linear in the output's gradient."""
     op = view.op
-    made = [
+    outputs = [
         row(op, dict.fromkeys(_ROWWISE, S(d)), S(d), *(P,) * (len(op.outputs) - 1))
         for d in _independent_dims(view)
     ]
-    return (*made, row(op, {"grad_out": P}, P))
+    return (*outputs, row(op, {"grad_out": P}, P))
 
 
 def local_group_norm(view: LocalView) -> LocalCall:

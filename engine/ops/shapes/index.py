@@ -54,8 +54,8 @@ def scatter_add(view: OpView) -> tuple[Signature, ...]:
     own: Labels = tuple(
         d if d != at and shape[d] == index[d] == source[d] else None for d in range(len(shape))
     )
-    made = (*labelled_rows([own] * 3, [own]), Signature((P, B, P), (P,)))
-    return (*made, Signature((P, S(at), S(at)), (P,))) if index[at] == source[at] else made
+    legal = (*labelled_rows([own] * 3, [own]), Signature((P, B, P), (P,)))
+    return (*legal, Signature((P, S(at), S(at)), (P,))) if index[at] == source[at] else legal
 
 
 def index_add(view: OpView) -> tuple[Signature, ...]:
@@ -129,9 +129,9 @@ def index_put(view: OpView) -> tuple[Signature, ...]:
     rows = [*labelled_rows([own, *[()] * len(indices), put], [own])]
     rows = [r for r in rows if isinstance(r.inputs[0], Split)]
     if bind(op)["accumulate"]:
-        for made in labelled_rows([own, *inner, put], [own], dict.fromkeys(names, P)):
-            if made.outputs == (P,):
-                rows.append(Signature((P, *made.inputs[1:]), (P,)))
+        for each in labelled_rows([own, *inner, put], [own], dict.fromkeys(names, P)):
+            if each.outputs == (P,):
+                rows.append(Signature((P, *each.inputs[1:]), (P,)))
     return (*rows, row(op, {"self": P, "values": P}, P))
 
 

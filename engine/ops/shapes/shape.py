@@ -53,13 +53,13 @@ def regroup(view: OpView) -> tuple[Signature, ...]:
     divided, both first dims must divide by the parts, else the pieces end inside a row.
     """
     source, target, parts = view.in_shapes[0], view.made, view.parts
-    made = [Signature((P,), (P,))]
+    legal = [Signature((P,), (P,))]
     for left, right in dim_groups(source, target):
         a, b = left[0], right[0]
         alone = len(left) == len(right) == 1
         if alone or (source[a] % parts == 0 and target[b] % parts == 0):
-            made.append(Signature((S(a),), (S(b),)))
-    return tuple(made)
+            legal.append(Signature((S(a),), (S(b),)))
+    return tuple(legal)
 
 
 def local_view(view: LocalView) -> LocalCall:

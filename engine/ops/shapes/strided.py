@@ -28,8 +28,8 @@ from flowrun.engine.ir.signature import (
 
 def read(view: OpView) -> tuple[Signature, ...]:
     """as_strided splits samples that it reads each by itself."""
-    made = view.made
-    each = view.in_shapes[0][:1] == made[:1] and _by_samples(view, made, view.in_shapes[0][0])
+    slices = view.made
+    each = view.in_shapes[0][:1] == slices[:1] and _by_samples(view, slices, view.in_shapes[0][0])
     return rows("P -> P", *(["S0 -> S0"] if each else []))
 
 
@@ -43,15 +43,15 @@ def write(view: OpView) -> tuple[Signature, ...]:
     return rows("P,P -> P", *(["S0,S0 -> S0"] if each else []))
 
 
-def _by_samples(view: OpView, made: Shape, samples: int) -> bool:
-    """True if dim 0 of `made` takes each sample of the input by itself."""
+def _by_samples(view: OpView, output: Shape, samples: int) -> bool:
+    """True if dim 0 of `output` takes each sample of the input by itself."""
     given = bind(view.op)
     steps: Sequence[int] = given["stride"]
-    if not samples or not made or math.prod(view.in_shapes[0]) % samples:
+    if not samples or not output or math.prod(view.in_shapes[0]) % samples:
         return False
     each = math.prod(view.in_shapes[0]) // samples
     offset = given["storage_offset"] or 0
-    reach = offset + sum((n - 1) * s for n, s in zip(made[1:], steps[1:], strict=True))
+    reach = offset + sum((n - 1) * s for n, s in zip(output[1:], steps[1:], strict=True))
     return steps[0] == each and reach < each
 
 
@@ -87,9 +87,9 @@ def over_in_order(
 
     size, stride, storage_offset: as of torch.as_strided, in elements.
     """
-    made = x.clone(memory_format=torch.contiguous_format)
-    made.as_strided(size, stride, storage_offset or 0).copy_(src)
-    return made
+    result = x.clone(memory_format=torch.contiguous_format)
+    result.as_strided(size, stride, storage_offset or 0).copy_(src)
+    return result
 
 
 OPS: Mapping[str, OpInfo] = {

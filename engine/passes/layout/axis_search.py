@@ -107,14 +107,14 @@ def solve(problem: Problem) -> Solution:
     If they are not proved least, return the cheaper of two solutions: one over all rows, one over
     the few rows that split only the first dim.
     """
-    found = _solve(problem)
-    if found.exact:
-        return found
+    first = _solve(problem)
+    if first.exact:
+        return first
     fewer = [[row for row in rows if not _splits_another(row[0])] for rows in problem.rows]
     if not all(fewer):
-        return found
+        return first
     other = replace(_solve(replace(problem, rows=fewer)), exact=False)
-    return min((found, other), key=lambda solution: solution.cost)
+    return min((first, other), key=lambda solution: solution.cost)
 
 
 def _splits_another(row: Signature) -> bool:
@@ -128,9 +128,9 @@ def _solve(problem: Problem) -> Solution:
     own = [[cost for _, cost in choices] for choices in problem.rows]
     own += [[cost for _, cost in problem.homes[name]] for name in sources]
     tables = [CostTable((v,), np.array(costs)) for v, costs in enumerate(own)]
-    made = _maker_forms(problem, sources)
+    makers = _maker_forms(problem, sources)
     for name, readers in asked.items():
-        tables += _boxings(problem, name, made[name], readers, sizes)
+        tables += _boxings(problem, name, makers[name], readers, sizes)
     least = minimise(sizes, tables)
     rows = tuple(legal[at][0] for legal, at in zip(problem.rows, least.choice, strict=False))
     chosen = least.choice[len(problem.ops) :]
@@ -161,15 +161,17 @@ def _reader_forms(problem: Problem) -> dict[str, list[_TensorChoice]]:
 
 def _maker_forms(problem: Problem, sources: Sequence[str]) -> dict[str, _TensorChoice]:
     """Return the forms in which every tensor is made, or exists from before."""
-    made = {name: _TensorChoice(None, (forms,)) for name, forms in problem.known.items()}
+    makers = {name: _TensorChoice(None, (forms,)) for name, forms in problem.known.items()}
     for v, name in enumerate(sources, start=len(problem.ops)):
-        made[name] = _TensorChoice(v, tuple(frozenset((home,)) for home, _ in problem.homes[name]))
+        makers[name] = _TensorChoice(
+            v, tuple(frozenset((home,)) for home, _ in problem.homes[name])
+        )
     for k, (op, rows) in enumerate(zip(problem.ops, problem.rows, strict=True)):
         for j, output in enumerate(op.outputs):
             if output is not None:
                 forms = tuple(frozenset(((op.stage, row.outputs[j]),)) for row, _ in rows)
-                made[output] = _TensorChoice(k, forms)
-    return made
+                makers[output] = _TensorChoice(k, forms)
+    return makers
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,7 @@ class _Fan:
 def _boxings(
     problem: Problem,
     name: str,
-    made: _TensorChoice,
+    maker: _TensorChoice,
     readers: Sequence[_TensorChoice],
     sizes: list[int],
 ) -> list[CostTable]:
@@ -197,7 +199,7 @@ def _boxings(
     Readers with a choice share one more variable: the set of forms in which the tensor exists.
     Each requires that the set contains its own form.
     """
-    fan = _fan_of(problem, name, made.forms, tuple(reader.forms for reader in readers))
+    fan = _fan_of(problem, name, maker.forms, tuple(reader.forms for reader in readers))
     choosing = [reader.variable for reader in readers if len(set(reader.forms)) > 1]
     form_set = len(sizes) if choosing else None
     if choosing:
@@ -205,25 +207,28 @@ def _boxings(
     tables = [
         _table((form_set, v), allowed) for v, allowed in zip(choosing, fan.allowed, strict=True)
     ]
-    return [*tables, _table((made.variable, form_set), fan.paid)]
+    return [*tables, _table((maker.variable, form_set), fan.paid)]
 
 
 def _fan_of(
     problem: Problem,
     name: str,
-    made: tuple[AxisLocations, ...],
+    maker_forms: tuple[AxisLocations, ...],
     asked: tuple[tuple[AxisLocations, ...], ...],
 ) -> _Fan:
     """Return the fan of a tensor.
 
-    made: the forms in which it may be made.  asked: for each reader, the forms that it may ask for.
+    maker_forms: those in which it may be made.  asked: for each reader, those that it may ask for.
     """
-    stages = {form[0] for forms in (made, *asked) for each in forms for form in each}
+    stages = {form[0] for forms in (maker_forms, *asked) for each in forms for form in each}
     intent = problem.intent(name)
     if len(stages) > 1:
-        return _fan(partial(problem.box, name), intent, made, asked)
-    like, (made, *readers) = problem.like(name, *stages), map(_on_a_stage, (made, *asked))
-    return _fan_on_a_stage(like, intent, made, tuple(readers))
+        return _fan(partial(problem.box, name), intent, maker_forms, asked)
+    like, (maker_forms, *readers) = (
+        problem.like(name, *stages),
+        map(_on_a_stage, (maker_forms, *asked)),
+    )
+    return _fan_on_a_stage(like, intent, maker_forms, tuple(readers))
 
 
 def _on_a_stage(forms: tuple[AxisLocations, ...]) -> tuple[AxisLocations, ...]:
@@ -234,7 +239,7 @@ def _on_a_stage(forms: tuple[AxisLocations, ...]) -> tuple[AxisLocations, ...]:
 def _fan_on_a_stage(
     like: BoxingKey,
     intent: Intent,
-    made: tuple[AxisLocations, ...],
+    maker_forms: tuple[AxisLocations, ...],
     asked: tuple[tuple[AxisLocations, ...], ...],
 ) -> _Fan:
     """Return the fan shared by all tensors with an equal key, as in repeated blocks; the stage
@@ -244,13 +249,13 @@ def _fan_on_a_stage(
     def box(have: AxisLocation, wanted: AxisLocation) -> float:
         return like.seconds(have[1], wanted[1])
 
-    return _fan(box, intent, made, asked)
+    return _fan(box, intent, maker_forms, asked)
 
 
 def _fan(
     box: Box,
     intent: Intent,
-    made: Sequence[AxisLocations],
+    maker_forms: Sequence[AxisLocations],
     asked: Sequence[Sequence[AxisLocations]],
 ) -> _Fan:
     """Return the fan, with seconds of boxings by `box`; see _fan_of."""
@@ -260,7 +265,7 @@ def _fan(
     choosing = [forms for forms in asked if len(set(forms)) > 1]
     sets = _unions(certain, choosing)
     allowed = tuple(
-        np.where([[each <= found for each in forms] for found in sets], 0.0, math.inf)
+        np.where([[each <= asked_for for each in forms] for asked_for in sets], 0.0, math.inf)
         for forms in choosing
     )
 
@@ -269,10 +274,10 @@ def _fan(
         return box(have, wanted) + _intent_seconds(have, wanted, intent)
 
     paid = {
-        have: [_all_seconds(price, have, found - have) for found in sets]
-        for have in dict.fromkeys(made)
+        have: [_all_seconds(price, have, asked_for - have) for asked_for in sets]
+        for have in dict.fromkeys(maker_forms)
     }
-    return _Fan(allowed, np.array([paid[have] for have in made]))
+    return _Fan(allowed, np.array([paid[have] for have in maker_forms]))
 
 
 def _unions(
@@ -329,7 +334,7 @@ def _forms(
     for op, row in zip(problem.ops, rows, strict=True):
         for name, sbp in zip(op.inputs, row.inputs, strict=True):
             forms.setdefault(name, set(problem.known.get(name, ()))).add((op.stage, sbp))
-        for made, sbp in zip(op.outputs, row.outputs, strict=True):
-            if made is not None:
-                forms[made] = {(op.stage, sbp)}
-    return {name: frozenset(found) for name, found in forms.items()}
+        for output, sbp in zip(op.outputs, row.outputs, strict=True):
+            if output is not None:
+                forms[output] = {(op.stage, sbp)}
+    return {name: frozenset(each) for name, each in forms.items()}

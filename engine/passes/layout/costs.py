@@ -174,11 +174,11 @@ class Costs:
 
 def _trained_tensors(graph: LogicalGraph) -> frozenset[str]:
     """Return parameters that have a gradient, and tensors that a step makes of them alone."""
-    found = {v.tensor for v in graph.variables if v.kind == "parameter" and v.new}
+    trained = {v.tensor for v in graph.variables if v.kind == "parameter" and v.new}
     for op in graph.ops:
-        if op.phase != UPDATE and op.inputs and found.issuperset(op.inputs):
-            found.update(op.makes)
-    return frozenset(found)
+        if op.phase != UPDATE and op.inputs and trained.issuperset(op.inputs):
+            trained.update(op.makes)
+    return frozenset(trained)
 
 
 def _part(shape: Shape, sbp: Sbp, parts: int) -> Shape:

@@ -165,17 +165,17 @@ class _OpenTables:
         place = {u: k for k, u in enumerate(axes)}
         whose = sorted((id(t.values), tuple(place[u] for u in t.over)) for t in tables)
         key = (self.sizes[v], *whose)
-        found = self._left.get(key)
-        if found is None:
+        leaving = self._left.get(key)
+        if leaving is None:
             least, lowest, best = _least(
                 [_align(table, axes) for table in tables], self._shape(axes)
             )
-            found = _Remainder(tuple(tables), self._one(least), lowest, best)
+            leaving = _Remainder(tuple(tables), self._one(least), lowest, best)
             if math.prod(self._shape(axes)) <= LARGE_TABLE_ENTRIES:
-                self._left[key] = found
-        self.constant += found.lowest
-        self.add(CostTable(near, found.least))
-        return found.best
+                self._left[key] = leaving
+        self.constant += leaving.lowest
+        self.add(CostTable(near, leaving.least))
+        return leaving.best
 
     def _shape(self, axes: Iterable[int]) -> tuple[int, ...]:
         return tuple(self.sizes[v] for v in axes)

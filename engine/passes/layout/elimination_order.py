@@ -44,9 +44,9 @@ def _order_by(
     queue = [state(v) for v in left.near]
     heapq.heapify(queue)
     while queue:
-        found = heapq.heappop(queue)
-        v = found[1]
-        if v in left.near and state(v) == found:
+        entry = heapq.heappop(queue)
+        v = entry[1]
+        if v in left.near and state(v) == entry:
             order.append((v, left.entries[v]))
             for u in left.take_out(v):
                 heapq.heappush(queue, state(u))

@@ -54,10 +54,10 @@ def with_pins(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
 
     def pin_made(name: str, like: Op) -> None:
         if name in pinned:
-            made = names[name] = f"{name}/pinned"
-            tensors[made] = replace(tensors[name], name=made)
+            output = names[name] = f"{name}/pinned"
+            tensors[output] = replace(tensors[name], name=output)
             args = (Ref(name), tuple(pinned[name].items()))
-            pin = replace(like, name=made, target=PIN, args=args, kwargs=(), outputs=(made,))
+            pin = replace(like, name=output, target=PIN, args=args, kwargs=(), outputs=(output,))
             ops.append(pin)
 
     for feed in graph.feeds:

@@ -40,22 +40,22 @@ class Boxings:
     def table(
         self,
         name: str,
-        made: tuple[Locations, ...],
+        maker_forms: tuple[Locations, ...],
         wanted: tuple[Locations, ...],
         ways: Locations = frozenset(),
     ) -> tuple[Array, Held]:
         """Return (seconds, bytes) for each form in which a tensor is made and each set of wanted
         forms.
 
-        made: forms at its maker.  wanted: sets of forms.  ways: forms through which a boxing may go
-        though no reader needs them.
+        maker_forms: forms at its maker.  wanted: sets of forms.  ways: forms through which a boxing
+        may go though no reader needs them.
         """
         objective, tensor = self.objective, self.objective.graph.tensors[name]
-        keeps = objective.copy_bytes(name, next(iter(made[0]))) > 0
+        keeps = objective.copy_bytes(name, next(iter(maker_forms[0]))) > 0
         times = objective.box_times(name)
-        key = (tensor.shape, tensor.dtype, times, keeps, made, wanted, ways)
+        key = (tensor.shape, tensor.dtype, times, keeps, maker_forms, wanted, ways)
         if key not in self._tables:
-            self._tables[key] = self._table(name, made, wanted, ways)
+            self._tables[key] = self._table(name, maker_forms, wanted, ways)
         seconds, held = self._tables[key]
         hidden = objective.hidden.get(name, 0.0)
         if not hidden:
@@ -65,27 +65,35 @@ class Boxings:
         return self._shown[id(seconds), hidden], held
 
     def _table(
-        self, name: str, made: Sequence[Locations], wanted: Sequence[Locations], ways: Locations
+        self,
+        name: str,
+        maker_forms: Sequence[Locations],
+        wanted: Sequence[Locations],
+        ways: Locations,
     ) -> tuple[Array, Held]:
-        have, want = list(dict.fromkeys(made)), list(dict.fromkeys(wanted))
+        have, want = list(dict.fromkeys(maker_forms)), list(dict.fromkeys(wanted))
         seconds, held = self._distinct(name, have, want, ways)
-        at = np.ix_([have.index(f) for f in made], [want.index(f) for f in wanted])
+        at = np.ix_([have.index(f) for f in maker_forms], [want.index(f) for f in wanted])
         return seconds[at], {stage: each[at] for stage, each in held.items()}
 
     def _distinct(
-        self, name: str, made: Sequence[Locations], wanted: Sequence[Locations], ways: Locations
+        self,
+        name: str,
+        maker_forms: Sequence[Locations],
+        wanted: Sequence[Locations],
+        ways: Locations,
     ) -> tuple[Array, Held]:
         """Return the table over forms and sets that occur once."""
-        every = list(dict.fromkeys(f for forms in (*made, *wanted, ways) for f in forms))
+        every = list(dict.fromkeys(f for forms in (*maker_forms, *wanted, ways) for f in forms))
         place = {form: k for k, form in enumerate(every)}
         into = self._prices(name, every, [place[way] for way in ways]).T.tolist()
         copies = [self.objective.copy_bytes(name, form) for form in every]
         times = self.objective.box_times(name)
-        seconds = np.zeros((len(made), len(wanted)))
+        seconds = np.zeros((len(maker_forms), len(wanted)))
         held = {stage: np.zeros_like(seconds) for stage in dict.fromkeys(f.stage for f in every)}
         known: dict[tuple[LocationNumbers, LocationNumbers], float] = {}
-        numbers = {f: tuple(sorted(map(place.__getitem__, f))) for f in (*made, *wanted)}
-        for i, existing in enumerate(map(numbers.__getitem__, made)):
+        numbers = {f: tuple(sorted(map(place.__getitem__, f))) for f in (*maker_forms, *wanted)}
+        for i, existing in enumerate(map(numbers.__getitem__, maker_forms)):
             for j, places in enumerate(map(numbers.__getitem__, wanted)):
                 missing = tuple(k for k in places if k not in existing)
                 self.complete &= len(missing) <= MAX_ORDERED_FORMS

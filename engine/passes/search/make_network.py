@@ -258,7 +258,7 @@ def _tensors_on_one_stage(graph: LogicalGraph) -> dict[str, int]:
     for op in graph.ops:
         for name in (*op.inputs, *op.makes):
             stages.setdefault(name, set()).add(op.stage)
-    return {name: min(found) for name, found in stages.items() if len(found) == 1}
+    return {name: min(on) for name, on in stages.items() if len(on) == 1}
 
 
 def _forbid_others(legal: Sequence[Sequence[bool]]) -> Array:

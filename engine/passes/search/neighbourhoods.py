@@ -76,17 +76,17 @@ class OpGroups:
             for one, other in zip(modules, list(modules)[1:], strict=False)
         )
         blocks = self._by_path(_block)
-        found: dict[object, list[Ops]] = {}
+        groups: dict[object, list[Ops]] = {}
         for name, ops in (*blocks.items(), *modules.items(), *pairs):
             kind = re.sub(r"\d+", "*", name), tuple(id(self.network.options.rows[v]) for v in ops)
-            found.setdefault(kind, []).append(ops)
-        yield from found.values()
+            groups.setdefault(kind, []).append(ops)
+        yield from groups.values()
 
     def _by_path(self, part_of: Callable[[list[str]], list[str]]) -> dict[str, Ops]:
-        found: dict[str, list[int]] = {}
+        by_path: dict[str, list[int]] = {}
         for v, op in enumerate(self.network.options.ops):
-            found.setdefault(".".join(part_of(op.module.split("."))), []).append(v)
-        return {name: tuple(ops) for name, ops in found.items()}
+            by_path.setdefault(".".join(part_of(op.module.split("."))), []).append(v)
+        return {name: tuple(ops) for name, ops in by_path.items()}
 
     def free_ops(self, ops: Ops, best: Choice) -> Neighbourhood:
         """Return the neighbourhood of all rows of some ops, and all homes of their inputs."""

@@ -109,8 +109,8 @@ class Objective:
         stage = (self.links[op.stage], self._held(op))
         key = (op.target, op.phase, stage, kinds, held, id(rows))  # rows: kept by Rows
         if key not in self._rows:
-            found = [self._row(op, row, held) for row in rows]
-            self._rows[key] = (np.array([s for s, _ in found]), np.array([b for _, b in found]))
+            costs = [self._row(op, row, held) for row in rows]
+            self._rows[key] = (np.array([s for s, _ in costs]), np.array([b for _, b in costs]))
         return self._rows[key]
 
     def _row(self, op: Op, row: AxisSignatures, held: Sequence[bool]) -> tuple[float, float]:
@@ -182,10 +182,10 @@ class Objective:
         key = (tensor.shape, tensor.dtype.itemsize, have, wanted)
         if key not in self._boxings:
             try:
-                found = self._box_seconds(tensor.shape, tensor.dtype.itemsize, have, wanted)
+                seconds = self._box_seconds(tensor.shape, tensor.dtype.itemsize, have, wanted)
             except SbpError:
-                found = math.inf
-            self._boxings[key] = found
+                seconds = math.inf
+            self._boxings[key] = seconds
         return self._boxings[key]
 
     def _box_seconds(self, shape: Shape, itemsize: int, have: Location, wanted: Location) -> float:
@@ -220,11 +220,11 @@ class Objective:
 
 def _stored_tensors(graph: LogicalGraph) -> frozenset[str]:
     """Return the tensors of forward whose memory backward reads; a view counts as its base."""
-    found = set()
+    stored = set()
     late = (op for op in graph.ops if op.phase not in (FORWARD, UPDATE))
     for name in {name for op in late for name in op.inputs}:
         while (op := graph.producer.get(name)) is not None and is_view(op.target):
             name = op.inputs[0]
         if op is not None and op.phase == FORWARD and name not in graph.of_weights:
-            found.add(name)
-    return frozenset(found)
+            stored.add(name)
+    return frozenset(stored)

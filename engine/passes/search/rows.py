@@ -64,8 +64,8 @@ class RowTables:
         """Return the nd-SBPs in which a variable or a batch field may live."""
         shape = self.graph.tensors[source.tensor].shape
         grid = self.strategy.placements[source.stage].shape
-        found = self._homes(source, shape, 0)
-        return tuple(home for home in found if fits(home, grid, shape))
+        options = self._homes(source, shape, 0)
+        return tuple(home for home in options if fits(home, grid, shape))
 
     def _homes(self, source: Variable | Feed, shape: Shape, axis: int) -> Iterator[NdSbp]:
         if axis == len(self.strategy.axes):
@@ -100,5 +100,5 @@ def _fit(
     row: AxisSignatures, ins: Iterable[Shape], outs: Iterable[Shape | None], grid: tuple[int, ...]
 ) -> bool:
     read = zip(inputs_of(row), ins, strict=True)
-    made = ((nd, s) for nd, s in zip(outputs_of(row), outs, strict=True) if s is not None)
-    return all(fits(nd, grid, shape) for nd, shape in (*read, *made))
+    outputs = ((nd, s) for nd, s in zip(outputs_of(row), outs, strict=True) if s is not None)
+    return all(fits(nd, grid, shape) for nd, shape in (*read, *outputs))

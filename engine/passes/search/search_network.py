@@ -86,9 +86,9 @@ def improve(
         better = False
         for around in neighbourhoods(network, best):
             choice = _least(network.sizes, touching, best, around)
-            found = _cost(tables, choice)
-            if found < cost * (1 - MIN_RELATIVE_GAIN):
-                best, cost, better = choice, found, True
+            price = _cost(tables, choice)
+            if price < cost * (1 - MIN_RELATIVE_GAIN):
+                best, cost, better = choice, price, True
     return best, cost
 
 

@@ -97,9 +97,9 @@ def write_layout(graph: LogicalGraph, strategy: Strategy, result: LayoutSearch) 
 
 def note(result: LayoutSearch) -> str:
     """Return one line that says what was found, and how good it is."""
-    found = result.found
-    proof = "proved least" if found.gap == 0.0 else f"at most {found.gap:.1%} above the least"
-    if found.bound <= 0.0:
+    search = result.found
+    proof = "proved least" if search.gap == 0.0 else f"at most {search.gap:.1%} above the least"
+    if search.bound <= 0.0:
         proof = "not proved least"
     text = f"auto: the layout takes {result.seconds * 1e3:.1f} ms by the search's own estimate, "
     text += f"summed over ops and boxings: {proof}"

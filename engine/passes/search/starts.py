@@ -26,16 +26,16 @@ def choice_of(options: Options, signed: LogicalGraph) -> Choice | None:
             ends = [(inputs_of(row), outputs_of(row)) for row in rows]
             places[id(rows)] = {end: k for k, end in reversed(list(enumerate(ends)))}
     lives = {source.tensor: source.nd_sbp for source in signed.sources}
-    found = [
+    choice = [
         places[id(rows)].get(signatures[op.name])
         for op, rows in zip(options.ops, options.rows, strict=True)
     ]
-    found += [
+    choice += [
         homes.index(lives[name]) if lives[name] in homes else None
         for name, homes in zip(options.sources, options.homes, strict=True)
     ]
-    chosen = tuple(k for k in found if k is not None)
-    return chosen if len(chosen) == len(found) else None
+    chosen = tuple(k for k in choice if k is not None)
+    return chosen if len(chosen) == len(choice) else None
 
 
 def with_sets(network: Network, chosen: Choice) -> Choice:
@@ -90,9 +90,9 @@ class _Walk:
             if name not in self.forms:
                 self._settle(name, nd_sbp)
             self.forms[name] |= {Location(op.stage, nd_sbp)}
-        for made, made_as in zip(op.outputs, outputs_of(rows[chosen]), strict=True):
-            if made is not None:
-                self.forms[made] = frozenset((Location(op.stage, made_as),))
+        for output, made_as in zip(op.outputs, outputs_of(rows[chosen]), strict=True):
+            if output is not None:
+                self.forms[output] = frozenset((Location(op.stage, made_as),))
         return chosen
 
     def _price(self, name: str, form: Location, stays: bool) -> float:

@@ -39,20 +39,20 @@ def search_by_memory(
         byte_s = WEIGHTS[strategy.auto.memory] * read_s
         return search(byte_s), byte_s
 
-    def fits(found: SearchResult) -> bool:
-        return not limit or network.cost(found.choice)[1] <= limit
+    def fits(result: SearchResult) -> bool:
+        return not limit or network.cost(result.choice)[1] <= limit
 
-    found = search(0.0)
-    if fits(found):
-        return found, 0.0
-    last, last_s = search(BYTES_ALONE, found.choice), BYTES_ALONE  # the least known to fit
+    result = search(0.0)
+    if fits(result):
+        return result, 0.0
+    last, last_s = search(BYTES_ALONE, result.choice), BYTES_ALONE  # the least known to fit
     low, high = 0, len(TRIED_WEIGHTS) if fits(last) else 0
     while low < high:
         middle = (low + high) // 2
         byte_s = TRIED_WEIGHTS[middle] * read_s
-        found = search(byte_s, last.choice)
-        if fits(found):
-            last, last_s, high = found, byte_s, middle
+        result = search(byte_s, last.choice)
+        if fits(result):
+            last, last_s, high = result, byte_s, middle
         else:
             low = middle + 1
     return last, last_s

@@ -72,8 +72,8 @@ def balance_cuts(line: ForwardSequence, ranks: Sequence[int], chunks: int = 1) -
                 if start in best and seconds <= limit:
                     sent, slowest, cuts = best[start]
                     sent += line.entering_s[start] + line.returning_s[start]
-                    found = (sent, max(slowest, seconds), (*cuts, start))
-                    here[end] = min(here.get(end, found), found)
+                    candidate = (sent, max(slowest, seconds), (*cuts, start))
+                    here[end] = min(here.get(end, candidate), candidate)
         best = here
     return best[n][2][1:]
 
@@ -95,11 +95,11 @@ def _least_seconds(line: ForwardSequence, ranks: Sequence[int]) -> float:
 
     They are sought below a limit that grows until it is met: a low limit leaves few ends of stages.
     """
-    limit, found = max(1e-9, sum(line.work_s) / sum(ranks)), math.inf
-    while math.isinf(found):
+    limit, least = max(1e-9, sum(line.work_s) / sum(ranks)), math.inf
+    while math.isinf(least):
         limit *= 1.2
-        found = _least_seconds_below(line, ranks, limit)
-    return found
+        least = _least_seconds_below(line, ranks, limit)
+    return least
 
 
 def _least_seconds_below(line: ForwardSequence, ranks: Sequence[int], limit: float) -> float:

@@ -92,8 +92,8 @@ def stages_from_graph(line: Sequence[Op], stages: Decided, last: int) -> list[in
     known = dict(stages.ops)
     of_module: dict[str, int] = {"loss": last}
     of_module.update({module: stage for (module, _, _), stage in known.items()})
-    found = [known.get(key, of_module.get(key[0])) for key in _keys(line)]
-    return _fill_unknown(line, found)
+    line_stages = [known.get(key, of_module.get(key[0])) for key in _keys(line)]
+    return _fill_unknown(line, line_stages)
 
 
 def _keys(ops: Sequence[Op]) -> list[tuple[str, str, int]]:
@@ -132,10 +132,10 @@ def pieces_from_stages(stages: Sequence[int], num_stages: int, chunks: int) -> l
 
 def _fill_unknown(line: Sequence[Op], stages: Sequence[int | None]) -> list[int]:
     """Return the stages, with an op of unknown stage on the latest stage of its inputs."""
-    made: dict[str, int] = {}
+    stage_of: dict[str, int] = {}
     out: list[int] = []
     for op, known in zip(line, stages, strict=True):
-        stage = max((made.get(n, 0) for n in op.inputs), default=0) if known is None else known
-        made.update(dict.fromkeys(op.makes, stage))
+        stage = max((stage_of.get(n, 0) for n in op.inputs), default=0) if known is None else known
+        stage_of.update(dict.fromkeys(op.makes, stage))
         out.append(stage)
     return out

@@ -122,11 +122,13 @@ def _place_ops(
     forward = [op for op in graph.ops if op.phase == FORWARD]
     _place_at_readers(graph, [op for op in forward if op.name in free], places, None)
     followed = _BackwardPieces(forward, places, last)
-    made: dict[str, int] = {}  # tensor -> piece
+    piece_of: dict[str, int] = {}  # tensor -> piece
     for op in graph.ops:
         if op.phase == BACKWARD and op.name not in free:
-            places[op.name] = (followed.piece(op, [made[n] for n in op.inputs if n in made]),)
-        made.update(dict.fromkeys(op.makes, places.get(op.name, (last,))[0]))
+            places[op.name] = (
+                followed.piece(op, [piece_of[n] for n in op.inputs if n in piece_of]),
+            )
+        piece_of.update(dict.fromkeys(op.makes, places.get(op.name, (last,))[0]))
     _place_at_readers(graph, [op for op in graph.ops if op.name in free], places, last)
     return {**places, **_place_buffer_ops(graph, places)}
 
@@ -136,11 +138,11 @@ def _place_buffer_ops(graph: LogicalGraph, places: OpPieces) -> OpPieces:
 
     It is the first piece that reads the buffer.
     """
-    found: OpPieces = {}
+    placed: OpPieces = {}
     for v in (v for v in graph.variables if v.tensor in graph.running):
         ops = graph.consumers[v.tensor]
-        found.update({op.name: (min(places[ops[0].name]),) for op in ops})
-    return found
+        placed.update({op.name: (min(places[ops[0].name]),) for op in ops})
+    return placed
 
 
 def _place_at_readers(
@@ -151,9 +153,9 @@ def _place_at_readers(
     """
     for op in reversed(free):
         readers = [r.name for name in op.makes for r in graph.consumers.get(name, ())]
-        found = sorted({piece for name in readers for piece in places.get(name, ())})
-        if found:
-            places[op.name] = tuple(found)
+        pieces = sorted({piece for name in readers for piece in places.get(name, ())})
+        if pieces:
+            places[op.name] = tuple(pieces)
         elif unread is not None:
             places[op.name] = (unread,)
 
@@ -203,8 +205,8 @@ def _write_stages(graph: LogicalGraph, places: OpPieces, num_stages: int) -> Log
                 tensors.update({new: replace(tensors[n], name=new) for n, new in names.items()})
                 for n, new in names.items():
                     copies.setdefault(n, {})[piece] = new
-                made = tuple(n and names[n] for n in op.outputs)
-                placed = replace(placed, name=f"{op.name}@{piece}", outputs=made)
+                outputs = tuple(n and names[n] for n in op.outputs)
+                placed = replace(placed, name=f"{op.name}@{piece}", outputs=outputs)
             ops.append(placed)
     results = tuple(
         (name, min(copies[t].items())[1] if t in copies else t) for name, t in graph.results

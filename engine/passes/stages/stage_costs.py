@@ -42,19 +42,19 @@ def weigh_line(
     graph = infer_sbp(pin_activations(graph, strategy), strategy)
     hardware, micro_batches = strategy.hardware, strategy.micro_batches
     seconds = [0.0] * length
-    made: dict[str, int] = {}  # tensor -> the op of the line
+    place_of: dict[str, int] = {}  # tensor -> the op of the line
     for op in (op for op in graph.ops if op.phase != UPDATE):
-        sources = (made[name] for name in op.inputs if name in made)
+        sources = (place_of[name] for name in op.inputs if name in place_of)
         at = places[op.name] if op.name in places else next(sources, 0)
-        made.update(dict.fromkeys(op.makes, at))
+        place_of.update(dict.fromkeys(op.makes, at))
         each = local_seconds(op, graph.tensors, strategy.placements[0].shape, hardware)
         once = graph.of_weights.issuperset(op.makes)
         seconds[at] += each / micro_batches if once else each
     for maker, each in boxing_seconds(graph, strategy.placements, hardware):
         once = graph.of_weights.issuperset(maker.makes)
-        seconds[made[maker.makes[0]]] += each / micro_batches if once else each
+        seconds[place_of[maker.makes[0]]] += each / micro_batches if once else each
     for variable, bytes_each in _updated_bytes(graph, strategy):
-        homes = [made[n] for op in graph.consumers[variable] for n in op.makes if n in made]
+        homes = [place_of[n] for op in graph.consumers[variable] for n in op.makes if n in place_of]
         if homes:
             moved = TENSORS_PER_UPDATE * bytes_each / micro_batches
             seconds[min(homes)] += moved / hardware.memory_bytes_per_s

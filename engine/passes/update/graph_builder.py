@@ -82,9 +82,9 @@ class GraphBuilder:
         name, target, args, kwargs, module, phase, stage: as of `Op`.  like: a tensor with the shape
         and dtype of the output; None: an fp32 scalar.
         """
-        made = self.tensor(name, like)
-        self.op(made, target, args, kwargs, (made,), module=module, phase=phase, stage=stage)
-        return made
+        output = self.tensor(name, like)
+        self.op(output, target, args, kwargs, (output,), module=module, phase=phase, stage=stage)
+        return output
 
     def number(self, field: str, stage: int, values: tuple[float, ...] = ()) -> str:
         """Return a scalar that the stage's reader supplies once a step.
@@ -93,16 +93,16 @@ class GraphBuilder:
         """
         name = f"{field}@{stage}"
         if name not in self.feeds:
-            made = self.tensor(name)
-            self.feeds[name] = Feed(field, made, stage, per_step=True, values=values)
+            tensor = self.tensor(name)
+            self.feeds[name] = Feed(field, tensor, stage, per_step=True, values=values)
         return name
 
     def drop_feed(self, field: str) -> Feed | None:
         """Remove a feed and return it; None if there is none."""
-        found = next((f for f in self.feeds.values() if f.field == field), None)
-        if found is not None:
-            del self.feeds[found.tensor]
-        return found
+        feed = next((f for f in self.feeds.values() if f.field == field), None)
+        if feed is not None:
+            del self.feeds[feed.tensor]
+        return feed
 
     def drop_dead(self, names: Iterable[str]) -> None:
         """Remove ops, and all ops that read their outputs."""
@@ -116,13 +116,13 @@ class GraphBuilder:
 
     def graph(self, results: tuple[tuple[str, str], ...]) -> LogicalGraph:
         """Return the new graph: forward, backward with its accumulators, update."""
-        made = self.base.producer.keys()
+        known = self.base.producer.keys()
         kept = [op for op in self.base.ops if op.name not in self.dropped]
         first: list[Op] = []
         sums: list[Op] = []
         after: list[Op] = []
         for op in self.added:
-            before = first if made.isdisjoint(op.inputs) else sums
+            before = first if known.isdisjoint(op.inputs) else sums
             (after if op.phase == UPDATE else before).append(op)
         forward, backward = ([op for op in kept if op.phase == p] for p in (FORWARD, BACKWARD))
         return replace(
@@ -143,11 +143,11 @@ def _sums_after(ops: list[Op], sums: list[Op]) -> list[Op]:
     """
     after: dict[str, list[Op]] = {}
     late = {name for op in ops if op.phase == FORWARD for name in op.makes}
-    made = {name for op in ops for name in op.makes}
+    tensors = {name for op in ops for name in op.makes}
     last: list[Op] = []
     for op in sums:
         source = op.inputs[0]
-        elsewhere = source not in made or (op.phase != FORWARD and source in late)
+        elsewhere = source not in tensors or (op.phase != FORWARD and source in late)
         (last if elsewhere else after.setdefault(source, [])).append(op)
     out: list[Op] = []
     for op in ops:

@@ -142,9 +142,11 @@ def _state(
     param = replace(builder.tensors[variable.tensor], dtype=dtype)
     tensor = builder.tensor(f"{kind}/{variable.tensor}", param)
     new, name = builder.tensor(f"{tensor}'", param), builder.free_name(f"{kind}/{variable.name}")
-    made = Variable(name, tensor, "state", new, of=variable.name, stage=variable.stage, start=start)
-    builder.variables[name] = made
-    return made
+    state = Variable(
+        name, tensor, "state", new, of=variable.name, stage=variable.stage, start=start
+    )
+    builder.variables[name] = state
+    return state
 
 
 def _add_states(
@@ -154,8 +156,8 @@ def _add_states(
     new = builder.tensor(f"{variable.tensor}'", builder.tensors[variable.tensor])
     builder.variables[variable.name] = replace(variable, new=new)
     dtype = _state_dtype(builder, variable, kept)
-    made = [_state(builder, variable, kind, start, dtype) for kind, start in states]
-    return (variable.tensor, *(s.tensor for s in made)), (new, *(s.new or "" for s in made))
+    added = [_state(builder, variable, kind, start, dtype) for kind, start in states]
+    return (variable.tensor, *(s.tensor for s in added)), (new, *(s.new or "" for s in added))
 
 
 def _add_traced_update(

@@ -138,8 +138,8 @@ def unscale(
 
 def _state(builder: GraphBuilder, name: str, stage: int, start: float) -> str:
     """Add a scalar that the step keeps from step to step; return its tensor."""
-    made = builder.tensor(name)
+    tensor = builder.tensor(name)
     new = builder.tensor(f"{name}'")
     name = builder.free_name(name)
-    builder.variables[name] = Variable(name, made, "state", new, of="", stage=stage, start=start)
-    return made
+    builder.variables[name] = Variable(name, tensor, "state", new, of="", stage=stage, start=start)
+    return tensor

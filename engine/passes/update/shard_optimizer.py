@@ -88,8 +88,8 @@ def _shard(
 
 
 def _shard_accumulator(op: Op, homes: dict[str, NdSbp], axis: int) -> Op:
-    made = op.outputs[0] if op.outputs else None
-    home = homes.get(gradient_of(made or ""))
+    output = op.outputs[0] if op.outputs else None
+    home = homes.get(gradient_of(output or ""))
     if op.target != ACCUMULATE or home is None:
         return op
     nd_sbp = replace_axis(op.in_sbp[0], axis, home[axis])

@@ -35,7 +35,7 @@ def lookups_of(graph: LogicalGraph, variable: Variable, parts: Sequence[str]) ->
 
     parts: tensors of its gradient, one for each stage.
     """
-    found: list[Op] = []
+    lookups: list[Op] = []
     pending = list(parts)
     while pending:
         op = graph.producer.get(pending.pop())
@@ -47,10 +47,10 @@ def lookups_of(graph: LogicalGraph, variable: Variable, parts: Sequence[str]) ->
         if _keeps_terms(op):
             pending += op.inputs  # the model casts the table, then looks up rows
         elif op.target == EMBEDDING_BACKWARD and not bind(op)["scale_grad_by_freq"]:
-            found.append(op)
+            lookups.append(op)
         else:
             return ()
-    return tuple(reversed(found))
+    return tuple(reversed(lookups))
 
 
 def _keeps_terms(op: Op) -> bool:
@@ -167,9 +167,9 @@ def collect_rows(
     ids: list[str] = []
     grads: list[str] = []
     for k, op in enumerate(lookups):
-        made = _collect(builder, op, f"{k}/{variable.tensor}", table.dtype, micro_batches)
-        ids.append(made[0])
-        grads.append(made[1])
+        collected = _collect(builder, op, f"{k}/{variable.tensor}", table.dtype, micro_batches)
+        ids.append(collected[0])
+        grads.append(collected[1])
     builder.drop_dead([op.name for op in lookups])
     total = sum(int(builder.tensors[name].shape[0]) for name in ids)
     dtypes = builder.tensors[ids[0]].dtype, builder.tensors[grads[0]].dtype
