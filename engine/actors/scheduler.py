@@ -17,7 +17,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from flowrun.engine.actors.plan import BOX, RECEIVE, SEND, Actor, Plan, RegionWork
 from flowrun.engine.actors.protocol import (
@@ -208,7 +207,7 @@ class Scheduler:
         first = order[self.issued[self._axes[actor]] % len(order)][0] if order else actor
         return None if first == actor else first
 
-    def moment(self, since: Sequence[int]) -> tuple[Any, ...]:
+    def moment(self, since: Sequence[int]) -> tuple[object, ...]:
         """Return all that decides what comes next, with acts counted from `since`, by actor."""
         return (
             tuple([acts - since[k] for k, acts in self.acts.items()]),

@@ -161,7 +161,7 @@ class CapturedModule(nn.Module):
         return (loss, *(fn(output, batch) for fn in self.metric_fns), *written)
 
 
-def own_loss(output: Any) -> torch.Tensor:
+def own_loss(output: object) -> torch.Tensor:
     """Return the loss that a model computes: its output, or `loss` of that.
 
     Raise RecipeError if the output has none.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -166,7 +165,7 @@ def _summarize(error: Exception) -> str:
     return re.sub("AOTInput|AOTOutput|INTERNAL ASSERT FAILED", "", text)  # torch's internals
 
 
-def missing_loss_error(output: Any) -> RecipeError:
+def missing_loss_error(output: object) -> RecipeError:
     """Return the error for a model whose output has no loss while task.loss names none."""
     kind = type(output).__name__
     keys = f" with {', '.join(map(str, output))}" if isinstance(output, dict) else ""

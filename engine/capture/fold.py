@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx
 
@@ -144,7 +143,7 @@ class _BlockSequence:
                 reads.append(None if a is b else before)
         return None if any(n is not None and n > 1 for n in reads) else tuple(reads)
 
-    def _call(self, node: fx.Node, part: int) -> tuple[tuple[Any, ...], list[fx.Node]]:
+    def _call(self, node: fx.Node, part: int) -> tuple[tuple[object, ...], list[fx.Node]]:
         """Return a call without the tensors that it reads, and these tensors."""
         reads: list[fx.Node] = []
 
@@ -175,7 +174,7 @@ class _BlockSequence:
         return inside, path.removeprefix(own) if inside else path
 
 
-def _weight_form(node: fx.Node) -> tuple[Any, ...]:
+def _weight_form(node: fx.Node) -> tuple[object, ...]:
     """Return all that autograd may know of a weight."""
     value = node.meta["example_value"]
     return value.shape, value.stride(), value.dtype, value.requires_grad, type(value)

@@ -243,8 +243,8 @@ def _check_scalar(name: str, tensor: LogicalTensor) -> None:
     if tensor.shape != () or not tensor.dtype.is_floating_point:
         raise RecipeError(
             "task.loss" if name == "loss" else f"task.metrics.{name}",
-            f"it returns {tensor.dtype} of shape {tensor.shape} instead of one number, the mean over"
-            " the batch.",
+            f"it returns {tensor.dtype} of shape {tensor.shape} instead of one number, the mean"
+            " over the batch.",
             "Name a function called with (output, batch) that returns a floating-point scalar.",
         )
 
@@ -257,7 +257,7 @@ _INSTEAD_OF_RENORM = (
 )
 
 
-def _is_written(described: Any) -> bool:
+def _is_written(described: object) -> bool:
     return type(described).__name__ == "InputMutationAOTOutput"
 
 

@@ -101,7 +101,7 @@ def drop_tokens(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def _is_token(desc: Any) -> bool:
+def _is_token(desc: object) -> bool:
     return "Token" in type(desc).__name__
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,13 +59,13 @@ def _named_modules(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.M
             yield f"{prefix}{path}".rstrip("."), each
 
 
-def _place_of_hook(hooks: Mapping[Any, Any]) -> str:
+def _place_of_hook(hooks: Mapping[int, object]) -> str:
     """Return the place of the first of some hooks as part of a message: " (mod.py:41)"."""
     place = place_of_function(next(iter(hooks.values())))
     return f" ({place})" if place else ""
 
 
-def place_of_function(function: Any) -> str:
+def place_of_function(function: object) -> str:
     """Return where a user's function begins, as "mod.py:41"; "" for other callables."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     if code is None or not is_users(code.co_filename):

@@ -34,7 +34,7 @@ class NodeReader:
         ops: Iterable[Op] = (),
     ) -> None:
         self.name_of = name_of
-        self.names: dict[Any, str] = {}
+        self.names: dict[object, str] = {}
         self.tensors = dict(tensors or {})
         self.ops = list(ops)
 
@@ -67,12 +67,12 @@ class NodeReader:
         kwargs = (("dtype", value.dtype),)
         self.ops.append(Op(name, target, args, kwargs, outputs=(name,), **fields))
 
-    def arguments(self, node: fx.Node) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
+    def arguments(self, node: fx.Node) -> tuple[tuple[object, ...], tuple[tuple[str, object], ...]]:
         """Return (args, kwargs) of a call, with Refs in the place of nodes."""
         kwargs = tuple((key, self._argument(value)) for key, value in node.kwargs.items())
         return tuple(map(self._argument, node.args)), kwargs
 
-    def _argument(self, value: Any) -> Any:
+    def _argument(self, value: object) -> object:
         if isinstance(value, fx.Node):
             return Ref(self.names[value])
         if isinstance(value, (list, tuple)):

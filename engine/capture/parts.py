@@ -7,7 +7,7 @@ the first of them.
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flowrun.engine.capture.fold import KEPT_BLOCKS, Fold
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph, Op, Ref, map_refs
@@ -120,7 +120,7 @@ class Pair:
             if this.moment == that.moment:
                 self.undated |= {this.name, that.name}
 
-    def _describe(self, op: Op, part: int) -> tuple[Any, ...]:
+    def _describe(self, op: Op, part: int) -> tuple[object, ...]:
         """Return what must be equal for an op of the repeated part and its counterpart."""
         outputs = [n and self.base.tensors[n] for n in op.outputs]
         return (

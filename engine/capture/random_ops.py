@@ -82,7 +82,7 @@ class _DrawWriter:
 
     # ------------------------------------------------------------------ writing
 
-    def draw(self, op: Op, target: str, *args: Any, dtype: torch.dtype | None = None) -> str:
+    def draw(self, op: Op, target: str, *args: object, dtype: torch.dtype | None = None) -> str:
         """Append a draw in the shape of the op's first used output; return what it makes.
 
         target: name of the draw, without "flow.".  args: its further arguments.  dtype: of the
@@ -101,7 +101,7 @@ class _DrawWriter:
         )
 
     def then(
-        self, op: Op, suffix: str, target: str, *args: Any, dtype: torch.dtype | None = None
+        self, op: Op, suffix: str, target: str, *args: object, dtype: torch.dtype | None = None
     ) -> str:
         """Append an elementwise torch op; return what it makes.
 
@@ -119,8 +119,8 @@ class _DrawWriter:
         op: Op,
         suffix: str,
         target: str,
-        args: tuple[Any, ...],
-        kwargs: tuple[tuple[str, Any], ...],
+        args: tuple[object, ...],
+        kwargs: tuple[tuple[str, object], ...],
         dtype: torch.dtype,
     ) -> str:
         name = f"{op.name}_{suffix}"

@@ -36,7 +36,7 @@ class Effect:
     place: the user's line, or "".
     """
 
-    owner: Any
+    owner: object
     source: str
     attributes: tuple[str, ...]
     place: str
@@ -78,9 +78,9 @@ def record_effects() -> Iterator[list[Effect]]:
     owner = side_effects()
     original = owner.codegen_update_mutated
 
-    def record(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def record(self: object, *args: object, **kwargs: object) -> None:
         effects[:] = _effects(self)
-        return original(self, *args, **kwargs)
+        original(self, *args, **kwargs)
 
     with replace_attribute(owner, "codegen_update_mutated", record):
         yield effects
@@ -93,7 +93,7 @@ def _effects(dynamos: Any) -> Iterator[Effect]:
         for number, variable in dynamos.id_to_variable.items()
         if number in alive
     }
-    stacks: Mapping[Any, Any] = getattr(dynamos, "mutation_user_stacks", {})
+    stacks: Mapping[object, Any] = getattr(dynamos, "mutation_user_stacks", {})
     for variable in modified_variables(dynamos):
         if id(variable) in owners and variable.source is not None:
             frames = [frame for stack in stacks.get(variable, ()) for frame in stack]

@@ -104,7 +104,7 @@ def trace_update(
     examples = [torch.empty(shape, dtype=dtype) for _ in names[: 2 + len(states)]]
     examples += [torch.empty(()) for _ in fed]
 
-    def positional(*tensors: torch.Tensor) -> Any:
+    def positional(*tensors: torch.Tensor) -> object:
         given = dict(zip(names, tensors, strict=True))
         numbers = {name: given.pop(name) for name in fed}
         return function(*given.values(), **numbers, **dict(settings))
@@ -162,13 +162,13 @@ def ignores_zero_gradient(function: UpdateFunction, settings: Settings) -> bool:
 
 def describe_updates(
     function: UpdateFunction, parameters: Iterable[tuple[LogicalTensor, Mapping[str, float | bool]]]
-) -> tuple[Any, ...]:
+) -> tuple[object, ...]:
     """Return all that a plan takes from an update function, as values that compare by content.
 
     The name of a function says nothing of its body, so a plan cache compares these.
     parameters: (parameter, settings of its update).  Raise RecipeError where trace_update does.
     """
-    described: dict[tuple[Any, ...], Any] = {}
+    described: dict[object, object] = {}
     for tensor, given in parameters:
         settings = tuple((key, value) for key, value in given.items() if key not in FED)
         key = tensor.shape, tensor.dtype, settings

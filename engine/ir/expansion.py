@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
@@ -70,7 +69,11 @@ class Expansion:
         )
 
     def pointwise(
-        self, suffix: str, target: str, *operands: LaidOutValue | float, **kwargs: Any
+        self,
+        suffix: str,
+        target: str,
+        *operands: LaidOutValue | float,
+        dtype: torch.dtype | None = None,
     ) -> LaidOutValue:
         """An elementwise op: on each axis the output lies as an operand that is not B, else B."""
         values = tuple(v for v in operands if isinstance(v, LaidOutValue))
@@ -78,7 +81,7 @@ class Expansion:
         axes = zip(*(v.nd_sbp for v in values), strict=True)
         nd_sbp = tuple(next((sbp for sbp in axis if sbp != B), B) for axis in axes)
         args = tuple(Ref(v.tensor.name) if isinstance(v, LaidOutValue) else v for v in operands)
-        return self._append(suffix, target, args, values, shape, nd_sbp, **kwargs)
+        return self._append(suffix, target, args, values, shape, nd_sbp, dtype)
 
     def view(self, suffix: str, value: LaidOutValue, shape: Shape, nd_sbp: NdSbp) -> LaidOutValue:
         """Append a view of `value` with another `shape` and `nd_sbp`, named by `suffix`."""
@@ -116,14 +119,14 @@ class Expansion:
         self,
         suffix: str,
         target: str,
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         reads: tuple[LaidOutValue, ...],
         shape: Shape,
         nd_sbp: NdSbp,
-        **kwargs: Any,
+        dtype: torch.dtype | None = None,
     ) -> LaidOutValue:
         name = f"{self.op.name}_{suffix}"
-        output = LogicalTensor(name, shape, kwargs.get("dtype", reads[0].tensor.dtype))
+        output = LogicalTensor(name, shape, dtype or reads[0].tensor.dtype)
         self.made.append(output)
         self.ops.append(
             replace(
@@ -131,7 +134,7 @@ class Expansion:
                 name=name,
                 target=target,
                 args=args,
-                kwargs=tuple(kwargs.items()),
+                kwargs=() if dtype is None else (("dtype", dtype),),
                 outputs=(name,),
                 in_sbp=tuple(v.nd_sbp for v in reads),
                 out_sbp=(nd_sbp,),

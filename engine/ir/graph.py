@@ -275,7 +275,7 @@ class LogicalGraph:
         return f"{tensor}  {format_nd_sbp(source.nd_sbp)}" if source.nd_sbp else tensor
 
 
-def refs(value: Any) -> Iterator[Ref]:
+def refs(value: object) -> Iterator[Ref]:
     """Every Ref in nested tuples, in order."""
     if isinstance(value, Ref):
         yield value
@@ -284,7 +284,7 @@ def refs(value: Any) -> Iterator[Ref]:
             yield from refs(item)
 
 
-def _read(values: tuple[Any, ...], into: list[str]) -> None:
+def _read(values: tuple[object, ...], into: list[str]) -> None:
     """Names of all Refs: as `refs` finds them, for ops are made and made again."""
     for value in values:
         if isinstance(value, Ref):
@@ -317,7 +317,7 @@ def rename_inputs(op: Op, names: Mapping[str, str]) -> Op:
     return replace(op, args=map_refs(op.args, swap), kwargs=map_refs(op.kwargs, swap))
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_show, value))}]"
     return str(value)

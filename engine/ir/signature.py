@@ -111,8 +111,8 @@ class LocalCall:
     """A rank runs function(*args, **kwargs) in place of the op; Refs stand where tensors go."""
 
     function: Function
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...] = ()
+    args: tuple[object, ...]
+    kwargs: tuple[tuple[str, object], ...] = ()
 
 
 Rule = Callable[[OpView], "tuple[Signature, ...]"]
@@ -186,7 +186,7 @@ def row(op: Op, given: Mapping[str, Sbp], *outputs: Sbp, reduced: int = 0) -> Si
     return Signature(inputs, out_sbps, reduced)
 
 
-def rebind(op: Op, function: Function | None = None, **changed: Any) -> LocalCall:
+def rebind(op: Op, function: Function | None = None, **changed: object) -> LocalCall:
     """Return the torch op as a call with some arguments replaced, by name; function: in place of
     the op.
     """

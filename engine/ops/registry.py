@@ -120,7 +120,7 @@ def arguments_of(op: Op) -> dict[str, Any]:
 # ---- rows ----------------------------------------------------------------------------------------
 
 _TENSOR = Ref("")
-_cache: dict[Any, tuple[Signature, ...]] = {}
+_cache: dict[object, tuple[Signature, ...]] = {}
 
 
 def signatures(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from flowrun.engine.ir.graph import LogicalGraph, Op, Ref
 from flowrun.engine.ir.sbp import Partial
@@ -64,13 +63,13 @@ def _split_off_count(graph: LogicalGraph, op: Op) -> Iterator[Op]:
     yield replace(op, outputs=(loss, None))
 
 
-def _logits_of(op: Op) -> tuple[Any, ...]:
+def _logits_of(op: Op) -> tuple[object, ...]:
     """Return the logits, and the logsumexp of their rows, that a loss or its gradient reads."""
     given = cross_entropy.given(op)
     return given["x"], given["lse"]
 
 
-def _wait_for_loss(op: Op, losses: Mapping[tuple[Any, ...], Op]) -> Op:
+def _wait_for_loss(op: Op, losses: Mapping[tuple[object, ...], Op]) -> Op:
     """Let the gradient of a mean read the loss, so that it still runs after it: the count came
     from it.
     """

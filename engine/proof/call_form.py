@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeGuard
 
 import torch
 
@@ -47,8 +47,8 @@ class CallForm:
     """
 
     target: str
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
+    args: tuple[object, ...]
+    kwargs: tuple[tuple[str, object], ...]
     shapes: tuple[FormDims, ...]
     dtypes: tuple[torch.dtype, ...]
     used: tuple[bool, ...]
@@ -61,7 +61,7 @@ class CallForm:
         usual = all(self.used) and len(self.used) == num_returns(self.target)
         return f"{self.target}({', '.join(words)})" + ("" if usual else f" -> {unused}")
 
-    def _show(self, value: Any) -> str:
+    def _show(self, value: object) -> str:
         if isinstance(value, Ref):
             at = int(value.name)
             dims = ",".join(map(str, self.shapes[at])) or "()"
@@ -88,7 +88,10 @@ class CallForm:
 
     def shapes_at(self, sizes: Mapping[str, int]) -> list[Shape]:
         """Shapes of the inputs."""
-        return [tuple(fill(dims, sizes)) for dims in self.shapes]
+        return [
+            tuple(sizes[dim.name] if isinstance(dim, Letter) else dim for dim in dims)
+            for dims in self.shapes
+        ]
 
 
 def num_returns(target: str) -> int:
@@ -100,7 +103,7 @@ def _input(ref: Ref) -> Ref:
     return Ref(f"x{ref.name}")
 
 
-def fill(value: Any, sizes: Mapping[str, int]) -> Any:
+def fill(value: object, sizes: Mapping[str, int]) -> object:
     """The same nested tuples with numbers in the place of letters."""
     if isinstance(value, Letter):
         return sizes[value.name]
@@ -174,7 +177,7 @@ class _Reading:
             sizes=tuple((letter.name, size) for size, letter in self.letters.items()),
         )
 
-    def _value(self, value: Any, name: str) -> Any:
+    def _value(self, value: object, name: str) -> object:
         if isinstance(value, Ref):
             at = len(self.shapes)
             self.shapes.append(tuple(map(self._dim, self.in_shapes[at])))
@@ -194,13 +197,13 @@ class _Reading:
         name = _letter(len(self.letters))
         return self.letters.setdefault(size, Letter(name))
 
-    def _is_size_list(self, value: tuple[Any, ...], name: str) -> bool:
+    def _is_size_list(self, value: tuple[object, ...], name: str) -> bool:
         if not self.lists or not value or any(word in name for word in _NO_SIZES):
             return False
         whole = all(type(item) is int for item in value)
         return whole and any(shape[-len(value) :] == value for shape in self.known)
 
-    def _is_size(self, value: Any, name: str) -> bool:
+    def _is_size(self, value: object, name: str) -> TypeGuard[int]:
         if type(value) is not int or any(word in name for word in _NO_SIZES):
             return False
         return value > 1 and any(value in shape for shape in self.known)

@@ -35,7 +35,7 @@ from flowrun.engine.ir.signature import (
 from flowrun.engine.ir.table import FoundRow, local_call
 from flowrun.engine.proof.call_form import CallForm, Letter
 from flowrun.engine.proof.judge import layouts_of
-from flowrun.engine.proof.simulated_ranks import alike, lay_out, run
+from flowrun.engine.proof.simulated_ranks import FAILURES, alike, lay_out, run
 from flowrun.engine.proof.values import FLOATS, Draw
 from flowrun.engine.torch_internals import OpOverload, schema_of
 
@@ -138,7 +138,7 @@ class OpTrial:
             return self.call(
                 call, [x.mT.contiguous().mT if x.dim() > 1 else x for x in self.inputs]
             )
-        except Exception:
+        except FAILURES:
             return self.call(call, self.inputs)
 
     @property
@@ -146,7 +146,7 @@ class OpTrial:
         """True if the op takes the numbers."""
         try:
             return len(self.made) == len(self.form.used)
-        except Exception:
+        except FAILURES:
             return False
 
     @property
@@ -162,7 +162,7 @@ class OpTrial:
             again = self._again()
             pairs = [(a, b) for a, b in zip(self.made, again, strict=True) if a is not None]
             alike_twice = all(b is not None and alike(a, b) for a, b in pairs)
-        except Exception:
+        except FAILURES:
             return False
         return alike_twice and all(map(_mostly_finite, (a for a, _ in pairs)))
 
@@ -258,7 +258,7 @@ def _runs(form: CallForm, sizes: Sizes) -> bool:
             for shape, dtype in zip(shapes, form.dtypes, strict=True)
         ]
         run(rebind(op), dict(zip(op.inputs, inputs, strict=True)))
-    except Exception:
+    except FAILURES:
         return False
     return True
 
@@ -397,7 +397,7 @@ def _fits(
             )
             for k, whole in enumerate(trial.made)
         ]
-    except Exception:
+    except FAILURES:
         return None
 
 

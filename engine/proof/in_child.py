@@ -15,7 +15,6 @@ import struct
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -27,6 +26,7 @@ MOST_SILENT_S = 20.0  # of one candidate
 MOST_CRASHES = 8  # of one form: what crashes more often is not tried on
 
 _SIZE = struct.Struct("<I")
+Event = int | FoundRow | None  # a candidate that is tried now, a row that holds, the end of a form
 
 
 @dataclass
@@ -66,8 +66,8 @@ def experiments(forms: Sequence[CallForm]) -> list[tuple[FoundRow, ...]]:
     return [tuple(each.rows) for each in progress]
 
 
-def _child(work: Sequence[tuple[int, CallForm, int]]) -> Iterator[tuple[int, Any]]:
-    """(number of the form, a candidate that is tried now, a row, or None at the end), in order."""
+def _child(work: Sequence[tuple[int, CallForm, int]]) -> Iterator[tuple[int, Event]]:
+    """Yield (number of the form, event), in order."""
     reads, writes = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of threads: the child uses none
@@ -100,12 +100,12 @@ def _try_all(work: Sequence[tuple[int, CallForm, int]], writes: int) -> None:
         os._exit(0)
 
 
-def _send(writes: int, event: Any) -> None:
+def _send(writes: int, event: tuple[int, Event]) -> None:
     text = pickle.dumps(event)
     os.write(writes, _SIZE.pack(len(text)) + text)
 
 
-def _events(reads: int) -> Iterator[tuple[int, Any]]:
+def _events(reads: int) -> Iterator[tuple[int, Event]]:
     held = b""
     while select.select([reads], [], [], MOST_SILENT_S)[0]:
         got = os.read(reads, 1 << 16)

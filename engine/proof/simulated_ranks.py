@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -24,7 +23,11 @@ from flowrun.engine.ops import registry
 
 Grid = tuple[int, ...]
 Pieces = dict[tuple[int, ...], torch.Tensor]  # coordinate -> what the rank there holds
-FAILURES = (RuntimeError, IndexError, ValueError, TypeError, AssertionError, NotImplementedError)
+# what an op raises at arguments that do not fit it
+FAILURES = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(RuntimeError, TypeError, ValueError),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +72,15 @@ class OpSample:
 
 
 def sample(
-    target: str, *args: Any, sound: Callable[[Sequence[Shape]], bool] | None = None, **kwargs: Any
+    target: str,
+    *args: object,
+    sound: Callable[[Sequence[Shape]], bool] | None = None,
+    **kwargs: object,
 ) -> OpSample:
     """A sample of a target, run on whole tensors; tensors among the arguments become Refs."""
     values: dict[str, torch.Tensor] = {}
 
-    def named(value: Any) -> Any:
+    def named(value: object) -> object:
         if isinstance(value, torch.Tensor):
             values[name := f"x{len(values)}"] = value
             return Ref(name)
@@ -82,7 +88,7 @@ def sample(
             return tuple(named(item) for item in value)
         return value
 
-    op = Op("op", target, named(args), tuple((k, named(v)) for k, v in kwargs.items()))
+    op = Op("op", target, tuple(map(named, args)), tuple((k, named(v)) for k, v in kwargs.items()))
     outputs = run(LocalCall(registry.whole_function(target), op.args, op.kwargs), values)
     names = tuple(None if value is None else f"y{k}" for k, value in enumerate(outputs))
     shapes = "; ".join("x".join(map(str, v.shape)) or "scalar" for v in values.values())

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrun.engine.torch_internals import DispatchMode
+from flowrun.engine.torch_internals import DispatchMode, OpOverload
 
 _ATEN = torch.ops.aten
 
@@ -22,7 +22,9 @@ _ATEN = torch.ops.aten
 class Draws(DispatchMode):
     """A dispatch mode under which a random op draws from a generator of its own."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
@@ -39,29 +41,35 @@ def _below(x: Tensor, p: float | Tensor, generator: torch.Generator) -> Tensor:
     return torch.empty(x.shape).uniform_(generator=generator) < p
 
 
-def _native_dropout(g: torch.Generator, x: Tensor, p: float, train: bool | None) -> Any:
+def _native_dropout(
+    g: torch.Generator, x: Tensor, p: float, train: bool | None
+) -> tuple[Tensor, Tensor]:
     if train is False or p == 0.0:
         return x.clone(), torch.ones(x.shape, dtype=torch.bool)
     mask = _below(x, 1 - p, g)
     return (x * mask).mul_(0.0 if p == 1.0 else 1 / (1 - p)), mask
 
 
-def _bernoulli_(g: torch.Generator, x: Tensor, p: Any = 0.5, generator: Any = None) -> Tensor:
+def _bernoulli_(
+    g: torch.Generator, x: Tensor, p: float | Tensor = 0.5, generator: object = None
+) -> Tensor:
     return x.copy_(_below(x, p, g))
 
 
-def _bernoulli(g: torch.Generator, x: Tensor, p: Any = None, generator: Any = None) -> Tensor:
+def _bernoulli(
+    g: torch.Generator, x: Tensor, p: float | None = None, generator: object = None
+) -> Tensor:
     return _below(x, x if p is None else p, g).to(x.dtype)
 
 
 def _uniform(
-    g: torch.Generator, x: Tensor, low: float = 0, high: float = 1, generator: Any = None
+    g: torch.Generator, x: Tensor, low: float = 0, high: float = 1, generator: object = None
 ) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype).uniform_(low, high, generator=g)
 
 
 def _normal(
-    g: torch.Generator, x: Tensor, mean: float = 0, std: float = 1, generator: Any = None
+    g: torch.Generator, x: Tensor, mean: float = 0, std: float = 1, generator: object = None
 ) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype).normal_(mean, std, generator=g)
 
@@ -70,7 +78,7 @@ def _in_place(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda g, x, *args, **kwargs: x.copy_(draw(g, x, *args, **kwargs))
 
 
-_DRAWS: Mapping[Any, Callable[..., Any]] = {
+_DRAWS: Mapping[object, Callable[..., object]] = {
     _ATEN.native_dropout.default: _native_dropout,
     _ATEN.bernoulli_.float: _bernoulli_,
     _ATEN.bernoulli_.Tensor: _bernoulli_,

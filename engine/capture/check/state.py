@@ -6,7 +6,6 @@ import dataclasses
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from flowrun.engine.capture.side_effects import Effect
 _MAX_PARTS = 10_000  # of one object, that a snapshot looks at
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
-EffectState = Mapping[tuple[int, str], Any]  # (number of the effect, attribute) -> snapshot
+EffectState = Mapping[tuple[int, str], object]  # (number of the effect, attribute) -> snapshot
 
 
 def take_snapshot(effects: Iterable[Effect]) -> EffectState:
@@ -45,17 +44,18 @@ def copy_outside_tensors(
 def has_changed(effects: Sequence[Effect], key: tuple[int, str], before: Tensor) -> bool:
     """Return whether the value at `key` (number of one of `effects`, attribute) is not `before`."""
     now = _read(effects[key[0]].owner, key[1])
-    same = isinstance(now, Tensor) and now.shape == before.shape and now.dtype == before.dtype
-    return not (same and torch.equal(now, before))
+    if not isinstance(now, Tensor) or (now.shape, now.dtype) != (before.shape, before.dtype):
+        return True
+    return not torch.equal(now, before)
 
 
-def _written_values(effects: Iterable[Effect]) -> Iterator[tuple[tuple[int, str], Any]]:
+def _written_values(effects: Iterable[Effect]) -> Iterator[tuple[tuple[int, str], object]]:
     for k, effect in enumerate(effects):
         for attribute in effect.attributes or ("",):
             yield (k, attribute), _read(effect.owner, attribute)
 
 
-def _read(owner: Any, attribute: str) -> Any:
+def _read(owner: object, attribute: str) -> object:
     """Return an attribute, or the owner itself if the name is ""; None if it is not set."""
     if not attribute:
         return owner
@@ -75,7 +75,7 @@ class _ObjectWalk:
     def __init__(self) -> None:
         self.ids: set[int] = set()
 
-    def freeze(self, x: Any) -> Any:
+    def freeze(self, x: object) -> object:
         """Return a value that is equal for equal contents."""
         if isinstance(x, _PLAIN):
             return x
@@ -92,7 +92,7 @@ class _ObjectWalk:
             return ("set", sorted(repr(self.freeze(item)) for item in x))
         return self._freeze_object(x)
 
-    def _freeze_object(self, x: Any) -> Any:
+    def _freeze_object(self, x: object) -> object:
         """Return the fields of an object; of an iterator, what pickle would rebuild it from."""
         if isinstance(x, (type, types.ModuleType, types.FunctionType, nn.Module)):
             return ("named", id(x))

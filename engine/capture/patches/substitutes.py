@@ -34,7 +34,7 @@ _batch_norm = BatchNorm.forward
 
 
 @contextlib.contextmanager
-def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replace_attribute(owner: object, name: str, value: object) -> Iterator[None]:
     """Within the block, attribute `name` of a module or class (`owner`) is `value`."""
     before = getattr(owner, name)
     setattr(owner, name, value)
@@ -232,18 +232,18 @@ def _gradient_of_losses(
 
 
 @_losses.register_fake
-def _fake_losses(log_probs: Tensor, targets: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _fake_losses(log_probs: Tensor, targets: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     time, samples, _classes = log_probs.shape
     alpha = log_probs.new_empty((samples, time, 2 * targets.shape[1] + 1))
     return log_probs.new_empty(samples), alpha
 
 
 @_gradient_of_losses.register_fake
-def _fake_gradient(grad: Tensor, log_probs: Tensor, *_: Any) -> Tensor:
+def _fake_gradient(grad: Tensor, log_probs: Tensor, *_: object) -> Tensor:
     return torch.empty_like(log_probs)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[object, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.blank, ctx.zero = inputs
     ctx.save_for_backward(*tensors, *output)
 

@@ -136,7 +136,7 @@ def _allow_leaves_within_forward() -> Iterator[None]:
         yield
 
 
-def _settings() -> dict[str, Any]:
+def _settings() -> dict[str, object]:
     """Return settings that let Dynamo trace recurrent layers and torch.autograd.grad in forward
     (torch 2.11 lacks `trace_autograd_ops`).
     """
@@ -147,7 +147,7 @@ def _settings() -> dict[str, Any]:
     }
 
 
-def _logging_functions() -> set[Callable[..., Any]]:
+def _logging_functions() -> set[Callable[..., object]]:
     """Return the calls that capture leaves out: print, warn, and a logger's methods.
 
     Libraries add methods of their own to logging.Logger, such as warning_once.

@@ -7,15 +7,14 @@ which starts from dense gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import fx
 
 # a function of torch that looks rows up -> the position of its argument `sparse`
-_LOOKUPS: Mapping[Callable[..., Any], int] = {
+_LOOKUPS: Mapping[object, int] = {
     F.embedding: 6,
     torch.embedding: 4,
     F.embedding_bag: 7,

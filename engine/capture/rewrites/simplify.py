@@ -164,7 +164,7 @@ def _merge_duplicates(graph: LogicalGraph) -> LogicalGraph:
     """
     of_weights = graph.of_weights
     names: dict[str, str] = {}
-    seen: dict[Any, Op] = {}
+    seen: dict[object, Op] = {}
     ops: list[Op] = []
     for old in graph.ops:
         op = rename_inputs(old, names)

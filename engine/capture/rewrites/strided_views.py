@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.torch_internals import OpOverload
 
 READ, WRITE = torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default
 VIEW, PERMUTE = torch.ops.aten.view.default, torch.ops.aten.permute.default
@@ -68,7 +69,9 @@ def _is_gapless(value: torch.Tensor, order: Sequence[int]) -> bool:
     return read in ([], [(value.numel(), 1)])
 
 
-def _replace(graph: torch.fx.Graph, node: Any, target: Any, args: tuple[Any, ...]) -> None:
+def _replace(
+    graph: torch.fx.Graph, node: torch.fx.Node, target: OpOverload, args: tuple[Any, ...]
+) -> None:
     with graph.inserting_before(node):
         other = graph.call_function(target, args)
     other.meta = dict(node.meta)

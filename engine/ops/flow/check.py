@@ -6,7 +6,6 @@ It is there with `engine.check` alone (joint_graph.py).  The loss waits for it, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -20,7 +19,7 @@ from flowrun.engine.ir.signature import (
 
 
 def check(
-    args: tuple[Any, ...], target: str, module: str, line: str, **kwargs: Any
+    args: tuple[object, ...], target: str, module: str, line: str, **kwargs: object
 ) -> torch.Tensor:
     """Run the op `target`; return a number that stands for its success.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.op_info import OpCost, OpInfo, Trait
 from flowrun.engine.ir.placement import Shape, Slices
 from flowrun.engine.ir.sbp import B, S
@@ -119,7 +120,7 @@ def local_update(view: LocalView) -> LocalCall:
     return LocalCall(update_narrow, view.op.args, (*view.op.kwargs, ("slices", view.in_slices[0])))
 
 
-def _count_bytes(op: Any, read: Sequence[int], written: Sequence[int]) -> float:
+def _count_bytes(op: Op, read: Sequence[int], written: Sequence[int]) -> float:
     return 2.0 * sum(read)
 
 

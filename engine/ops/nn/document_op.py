@@ -134,18 +134,18 @@ def _empty_gradients(*tensors: Tensor) -> Any:
 
 
 @document_attention.register_fake
-def _fake_forward(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _fake_forward(query: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return _empty_output(query)
 
 
 @document_attention_backward.register_fake
 def _fake_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _empty_gradients(query, key, value)  # type: ignore[no-any-return]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[object, ...], output: tuple[Tensor, Tensor]) -> None:
     query, key, value, documents, ctx.scale = inputs
     ctx.save_for_backward(query, key, value, *output, documents)
     ctx.mark_non_differentiable(output[1])

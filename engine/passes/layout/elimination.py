@@ -18,16 +18,16 @@ import hashlib
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from flowrun.engine.passes.layout.elimination_order import LARGE_TABLE_ENTRIES, order_variables
 
 MAX_TABLE_ENTRIES = 1 << 23  # larger tables are not made
 _QUANTUM_S = 2.0**-46  # costs are multiples of it: sums below 128 are equal in any order
 
-Values = np.ndarray[Any, np.dtype[Any]]
+Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,8 @@ class _OpenTables:
         value = int(alone.argmin())
         for table in tables:
             over = tuple(u for u in table.over if u != v)
-            self.add(CostTable(over, table.values.take(value, axis=table.over.index(v))))
+            values = np.asarray(table.values.take(value, axis=table.over.index(v)))
+            self.add(CostTable(over, values))
         return CostTable((), np.array(value))
 
     def _without(self, v: int) -> list[CostTable]:

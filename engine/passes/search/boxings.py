@@ -7,7 +7,6 @@ that exists already.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -34,8 +33,8 @@ class Boxings:
         self.complete = True
         self._number: dict[Location, int] = {}
         self._seconds: dict[object, dict[tuple[int, int], float]] = {}
-        self._tables: dict[Any, tuple[Array, Held]] = {}
-        self._shown: dict[Any, Array] = {}
+        self._tables: dict[object, tuple[Array, Held]] = {}
+        self._shown: dict[object, Array] = {}
 
     def table(
         self,

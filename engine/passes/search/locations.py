@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.sbp import B, NdSbp
@@ -31,7 +30,7 @@ class LocationsOfRows:
     """The forms for each row of an op.  Equal answers are one object; RowTables keeps the rows."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, tuple[Locations, ...]] = {}
+        self._known: dict[object, tuple[Locations, ...]] = {}
         self._several: dict[int, bool] = {}
 
     def of_homes(self, homes: tuple[NdSbp, ...], stage: int) -> tuple[Locations, ...]:

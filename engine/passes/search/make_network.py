@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -65,8 +64,8 @@ class _Maker:
         self.forms, self.boxings = LocationsOfRows(), Boxings(objective)
         self.staying = _tensors_on_one_stage(graph)
         self._nothing: dict[tuple[int, ...], Array] = {}
-        self._known: dict[Any, Array] = {}
-        self._unions: dict[Any, tuple[tuple[Locations, ...], bool]] = {}
+        self._known: dict[object, Array] = {}
+        self._unions: dict[object, tuple[tuple[Locations, ...], bool]] = {}
 
     def make(self) -> Network:
         """Return the network."""

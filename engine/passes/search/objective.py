@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from flowrun.engine.actors.schedules import held_micro_batches
 from flowrun.engine.boxing.boxing import path_seconds, start_seconds, states, step_seconds
@@ -36,7 +36,7 @@ from flowrun.engine.passes.search.rows import AxisSignatures, inputs_of, outputs
 from flowrun.engine.passes.search.trunk import hidden_seconds
 from flowrun.engine.strategy import Strategy
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Array = npt.NDArray[np.float64]
 
 HIDDEN_SHARE = 0.05  # seconds that a hidden second counts
 
@@ -62,8 +62,8 @@ class Objective:
             for name in op.makes
         }
         self._once |= {feed.tensor for feed in graph.feeds if feed.per_step}
-        self._rows: dict[Any, tuple[Array, Array]] = {}
-        self._boxings: dict[Any, float] = {}
+        self._rows: dict[object, tuple[Array, Array]] = {}
+        self._boxings: dict[object, float] = {}
 
     def hide(self, least_s: Mapping[str, float]) -> None:
         """Let compute hide boxings, unless all axes block.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
 
 from flowrun.engine.boxing.boxing import fits
 from flowrun.engine.ir.graph import Feed, LogicalGraph, Op, Variable, map_refs
@@ -40,7 +39,7 @@ class RowTables:
     def __init__(self, graph: LogicalGraph, strategy: Strategy) -> None:
         self.graph = graph
         self.strategy = strategy
-        self._known: dict[Any, tuple[AxisSignatures, ...]] = {}
+        self._known: dict[object, tuple[AxisSignatures, ...]] = {}
 
     def of(self, op: Op) -> tuple[AxisSignatures, ...]:
         """Return the legal rows on the grid of the op's stage; the first that is legal for all

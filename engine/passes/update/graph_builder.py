@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -49,8 +48,8 @@ class GraphBuilder:
         self,
         name: str,
         target: str,
-        args: tuple[Any, ...],
-        kwargs: tuple[tuple[str, Any], ...] = (),
+        args: tuple[object, ...],
+        kwargs: tuple[tuple[str, object], ...] = (),
         outputs: tuple[str, ...] = (),
         *,
         module: str = "",
@@ -69,8 +68,8 @@ class GraphBuilder:
         self,
         name: str,
         target: str,
-        args: tuple[Any, ...],
-        kwargs: tuple[tuple[str, Any], ...] = (),
+        args: tuple[object, ...],
+        kwargs: tuple[tuple[str, object], ...] = (),
         *,
         like: LogicalTensor | None = None,
         module: str = "",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypedDict
 
 import torch
 
@@ -59,7 +59,7 @@ def update(
     changed, new = _add_states(builder, variable, states, kept)
     param, *rest = changed
     target, gradients = f"flow.{optimizer.name}", [gradient]
-    by: dict[str, Any] = {}
+    by: dict[str, object] = {}
     if is_kept_narrow(builder, variable, kept):
         target = UPDATE_NARROW
         numbers["draw"] = builder.number("@step", variable.stage)
@@ -174,10 +174,7 @@ def _add_traced_update(
 ) -> None:
     function = optimizer.function
     assert function is not None, optimizer.name
-    where: dict[str, Any] = {
-        "module": variable.name.rpartition(".")[0],
-        "stage": variable.stage,
-    }
+    where = _Where(module=variable.name.rpartition(".")[0], stage=variable.stage)
     settings = tuple(optimizer.settings(variable.name).items())
     param = builder.tensors[variable.tensor]
     narrow = is_kept_narrow(builder, variable, kept)
@@ -216,7 +213,14 @@ def _add_traced_update(
     )
 
 
-def _widen(builder: GraphBuilder, tensor: str, where: dict[str, Any]) -> str:
+class _Where(TypedDict):
+    """The place of an op, as keywords of GraphBuilder."""
+
+    module: str
+    stage: int
+
+
+def _widen(builder: GraphBuilder, tensor: str, where: _Where) -> str:
     """Return a weight or a state in fp32."""
     like = builder.tensors[tensor]
     if like.dtype == torch.float32:
@@ -232,7 +236,7 @@ def _round(
     changed: Sequence[str],
     results: Sequence[str],
     seed: int,
-    where: dict[str, Any],
+    where: _Where,
 ) -> list[str]:
     """Return new values of a weight and its states in the dtypes that they are kept in."""
     draw = Ref(builder.number("@step", variable.stage))
@@ -252,7 +256,7 @@ def _scale_and_cast(
     gradient: str,
     coefficient: str | None,
     param: LogicalTensor,
-    where: dict[str, Any],
+    where: _Where,
 ) -> str:
     """Return the gradient times the coefficient, in the parameter's dtype."""
     if coefficient is not None:
