@@ -82,7 +82,7 @@ class AnyOrder(RuleBasedStateMachine):
     def no_token_is_lost_on_the_way(self) -> None:
         """Between two ends, and under way from one to the other, are as many as there are slots."""
         simulation = self.simulation
-        found = [counts(*pair) for pair in zip(simulation.specs, simulation.states, strict=True)]
+        actual = [counts(*pair) for pair in zip(simulation.specs, simulation.states, strict=True)]
         for spec in simulation.specs:
             for k, port in enumerate(spec.ports):
                 there = simulation.specs[port.other.to]
@@ -90,7 +90,7 @@ class AnyOrder(RuleBasedStateMachine):
                 under_way = map(
                     simulation.messages.count, (port.other, Token(spec.actor, one_at(k)))
                 )
-                assert found[spec.actor][k] + found[there.actor][j] + sum(under_way) == port.slots
+                assert actual[spec.actor][k] + actual[there.actor][j] + sum(under_way) == port.slots
 
     def teardown(self) -> None:
         """Whatever happened so far, the rest ends, with the right values."""
@@ -159,13 +159,13 @@ def test_the_chain_without_a_fault_passes() -> None:
 def test_a_state_beyond_the_protocol_is_a_violation() -> None:
     port = Port(2, fills=True, slots=1, every=1, start=1, other=Token(8, one_at(0)))
     spec = ActorSpec(7, (port,), limit=9)
-    found = [
+    actual = [
         violations(spec, state_of(1, [2]), running=False),
         violations(spec, state_of(0, [0]), running=True),
         violations(spec, state_of(1, [-1]), running=False),
     ]
     wanted = (f"actor 7: {n} tokens of 1 for register 2" for n in (2, 0, -1))
-    assert found == [(fact,) for fact in wanted]
+    assert actual == [(fact,) for fact in wanted]
     assert violations(spec, state_of(1, [0]), running=False) == ()
 
 

@@ -50,10 +50,10 @@ def test_chunks_divide_the_bubble(stages: int, micro_batches: int, chunks: int) 
     """
     plan = unit_plan(stages, micro_batches, "1f1b", chunks)
     best = 3 * (micro_batches * chunks + stages - 1)
-    found = rehearse(plan, unit_seconds).first_step_s
-    assert found == pytest.approx(best, abs=chunks)
+    actual = rehearse(plan, unit_seconds).first_step_s
+    assert actual == pytest.approx(best, abs=chunks)
     joined = 3 * chunks * (micro_batches + stages - 1)
-    assert found < joined
+    assert actual < joined
 
 
 @pytest.mark.parametrize(("stages", "micro_batches", "chunks"), INTERLEAVED)
@@ -121,6 +121,6 @@ def test_a_schedule_is_how_many_micro_batches_a_stage_holds(in_flight: int | str
     assert held_micro_batches(in_flight, 1, 0, 8) == alone
 
 
-def test_what_is_no_schedule_is_refused() -> None:
+def test_an_unknown_schedule_is_refused() -> None:
     with pytest.raises(RecipeError, match="'pipe' is not a schedule"):
         held_micro_batches("pipe", 2, 0, 4)

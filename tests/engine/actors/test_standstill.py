@@ -107,12 +107,12 @@ def test_a_rank_that_a_signal_stopped_while_it_slept_owes_what_is_asked_of_it() 
         halted="is stopped by a signal",
         begun=[n - (k == collective.id) for k, n in enumerate(states[rank].begun)],
     )
-    found = find_owed(states | {rank: asleep})
-    (owed,) = found.owed
+    standstill = find_owed(states | {rank: asleep})
+    (owed,) = standstill.owed
     assert (owed.rank, owed.why) == (rank, "halted")
     said = describe_owed(owed, states | {rank: asleep})
     assert said.startswith(f"rank {rank} is stopped by a signal; it owes actor ")
-    assert any(f"for rank {rank} to come to it" in line for line in found.waits[other])
+    assert any(f"for rank {rank} to come to it" in line for line in standstill.waits[other])
 
 
 def test_a_rank_of_another_host_is_named_where_its_counts_are_not_known() -> None:
@@ -135,9 +135,9 @@ def test_a_rank_that_is_not_in_its_steps_yet_is_named_by_what_it_does() -> None:
 def test_ranks_that_have_ended_their_steps_wait_for_one_that_has_not() -> None:
     fault, states = stopped_in_a_forward("unit-3-5-1f1b-1")
     rests = RankState(phase="waits for the other ranks", entered=2)
-    found = find_owed({0: rests, 1: rests, 2: states[2]})
-    assert found.owed == (Owed(2, fault.actor, 1, "runs"),)
-    assert found.waits[0] == ("rank 0 waits for the other ranks; not so far: rank 2",)
+    standstill = find_owed({0: rests, 1: rests, 2: states[2]})
+    assert standstill.owed == (Owed(2, fault.actor, 1, "runs"),)
+    assert standstill.waits[0] == ("rank 0 waits for the other ranks; not so far: rank 2",)
 
 
 def test_a_rank_that_does_nothing_between_two_acts_is_named_with_the_last() -> None:

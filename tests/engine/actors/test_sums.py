@@ -63,8 +63,8 @@ def test_what_others_have_is_copied() -> None:
     plan = compiled(GPT, Layout()).plan
     for _, work in regions(plan):
         for name in find_reused_addends(plan, work):
-            made = plan.graph.producer[plan.graph.producer[name].inputs[0]]
-            kept = replace(work, makes=(*work.makes, *made.makes))
+            result = plan.graph.producer[plan.graph.producer[name].inputs[0]]
+            kept = replace(work, makes=(*work.makes, *result.makes))
             assert name not in find_reused_addends(plan, kept)
         addends = {op.inputs[0] for op in work.ops if op.target == "flow.accumulate"}
         over = replace(work, overwrites=tuple((n, "x") for op in work.ops for n in op.makes))
@@ -86,11 +86,11 @@ def test_nothing_is_copied_that_may_be_taken_over(monkeypatch: pytest.MonkeyPatc
     def watched(
         x: torch.Tensor, before: torch.Tensor | None = None, *, own: bool = False
     ) -> torch.Tensor:
-        made = accumulate(x, before, own=own)
+        result = accumulate(x, before, own=own)
         if before is None:
-            copied.append(made is not x)
-            assert (made is x) == own
-        return made
+            copied.append(result is not x)
+            assert (result is x) == own
+        return result
 
     plan = compiled(GPT, Layout()).plan
     steps = len(GPT.batches)

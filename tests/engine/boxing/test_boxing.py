@@ -68,7 +68,7 @@ def test_a_boxing_on_one_axis_is_one_step(source: Sbp, target: Sbp, kind: str) -
 
 
 @pytest.mark.parametrize("nd_sbp", [(S(0), S(0)), (B, P), (P, S(1))], ids=format_nd_sbp)
-def test_nothing_to_do_is_no_step(nd_sbp: NdSbp) -> None:
+def test_nothing_to_do_takes_no_step(nd_sbp: NdSbp) -> None:
     assert path(nd_sbp, nd_sbp, (2, 2), (4, 4)) == ()
 
 

@@ -51,20 +51,20 @@ LAYOUTS = [
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_buffer_changes_with_every_micro_batch(layout: Layout) -> None:
     losses, state = micro_batch_loop(COUNTING, STEPS)
-    found = virtual_run(COUNTING, layout, STEPS)
-    assert found.losses == pytest.approx(losses, rel=1e-5)
-    assert int(found.weights["count"]) == STEPS * COUNTING.micro_batches
+    run = virtual_run(COUNTING, layout, STEPS)
+    assert run.losses == pytest.approx(losses, rel=1e-5)
+    assert int(run.weights["count"]) == STEPS * COUNTING.micro_batches
     for name, value in state.items():
-        torch.testing.assert_close(found.weights[name], value, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(run.weights[name], value, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("order_seed", range(3))
 def test_messages_in_any_order_change_the_buffers_alike(order_seed: int) -> None:
     layout = Layout(data=2, stages=2)
     expected = virtual_run(COUNTING, layout, STEPS)
-    found = run_plan(COUNTING, expected.plan, STEPS, order_seed)
-    assert found.losses == expected.losses
-    assert all(torch.equal(found.weights[k], expected.weights[k]) for k in expected.weights)
+    run = run_plan(COUNTING, expected.plan, STEPS, order_seed)
+    assert run.losses == expected.losses
+    assert all(torch.equal(run.weights[k], expected.weights[k]) for k in expected.weights)
 
 
 def test_a_buffer_with_readers_elsewhere_is_a_register_of_one_slot() -> None:
@@ -102,5 +102,5 @@ LAST = classifier(Last, "x_BI", pins({"hidden.*": 0}), micro_batches=2)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_buffer_that_is_only_written_is_written_itself(layout: Layout) -> None:
     _, state = micro_batch_loop(LAST, STEPS)
-    found = virtual_run(LAST, layout, STEPS).weights["last"]
-    torch.testing.assert_close(found, state["last"], rtol=1e-5, atol=1e-6)
+    run = virtual_run(LAST, layout, STEPS).weights["last"]
+    torch.testing.assert_close(run, state["last"], rtol=1e-5, atol=1e-6)

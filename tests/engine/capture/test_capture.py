@@ -85,8 +85,8 @@ def joint() -> Joint:
     model, batch = Net(), torch.randn(5, 4)
     with contextlib.ExitStack() as stack:
         captured = dynamo_graph_capture_for_export(model)(batch)
-        made = aot_export_joint_with_descriptors(stack, captured, (batch,))
-        return Joint(model, batch, made.graph_module)
+        joint = aot_export_joint_with_descriptors(stack, captured, (batch,))
+        return Joint(model, batch, joint.graph_module)
 
 
 # ---- what torch promises -------------------------------------------------------------------------
@@ -156,8 +156,8 @@ def test_the_joint_graph_gives_the_numbers_of_eager_autograd(joint: Joint) -> No
     gradients = torch.autograd.grad(loss, list(joint.model.parameters()))
     values: list[Any] = [*joint.model.parameters(), *joint.model.buffers(), joint.batch]
     with torch.no_grad():
-        found = torch.fx.Interpreter(joint.module).run(*values, torch.ones(()))
-    kept = [value for value in tree_leaves(found) if value is not None]
+        actual = torch.fx.Interpreter(joint.module).run(*values, torch.ones(()))
+    kept = [value for value in tree_leaves(actual) if value is not None]
     torch.testing.assert_close(kept, [loss, *gradients], rtol=1e-6, atol=1e-7)
 
 
@@ -165,13 +165,13 @@ def targets_of(model: nn.Module, batch: Tensor) -> list[str]:
     """What torch captures of a model that makes its loss."""
     with contextlib.ExitStack() as stack:
         captured = dynamo_graph_capture_for_export(model)(batch)
-        made = aot_export_joint_with_descriptors(stack, captured, (batch,))
-    return [str(n.target) for n in made.graph_module.graph.nodes if n.op == "call_function"]
+        joint = aot_export_joint_with_descriptors(stack, captured, (batch,))
+    return [str(n.target) for n in joint.graph_module.graph.nodes if n.op == "call_function"]
 
 
 def test_dropout_is_one_op_that_makes_a_mask_and_one_that_reads_it() -> None:
-    found = targets_of(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), _Mean()), torch.ones(2, 4))
-    assert [t for t in found if "drop" in t or "bernoulli" in t] == [
+    actual = targets_of(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), _Mean()), torch.ones(2, 4))
+    assert [t for t in actual if "drop" in t or "bernoulli" in t] == [
         "aten.native_dropout.default",
         "aten.native_dropout_backward.default",
     ]
@@ -181,8 +181,8 @@ def test_what_forward_writes_into_a_buffer_is_an_output_that_names_it() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), _Mean())
     with contextlib.ExitStack() as stack:
         captured = dynamo_graph_capture_for_export(model)(torch.ones(2, 4))
-        made = aot_export_joint_with_descriptors(stack, captured, (torch.ones(2, 4),))
-    (node,) = (n for n in made.graph_module.graph.nodes if n.op == "output")
+        joint = aot_export_joint_with_descriptors(stack, captured, (torch.ones(2, 4),))
+    (node,) = (n for n in joint.graph_module.graph.nodes if n.op == "output")
     kinds = [(type(d).__name__, d) for d in node.meta["desc"]]
     changed = [d.mutated_input.target for kind, d in kinds if kind == "InputMutationAOTOutput"]
     assert changed == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
@@ -198,8 +198,8 @@ def test_what_forward_writes_into_a_buffer_is_an_output_that_names_it() -> None:
     ids=["with weights", "without weights", "without running statistics"],
 )
 def test_a_batch_norm_is_one_op_forward_and_one_backward(norm: nn.Module, forward: str) -> None:
-    found = targets_of(nn.Sequential(nn.Linear(4, 4), norm, _Mean()), torch.ones(2, 4))
-    assert [t for t in found if "batch_norm" in t] == [
+    actual = targets_of(nn.Sequential(nn.Linear(4, 4), norm, _Mean()), torch.ones(2, 4))
+    assert [t for t in actual if "batch_norm" in t] == [
         f"aten.{forward}",
         "aten.native_batch_norm_backward.default",
     ]
@@ -245,8 +245,8 @@ def autocast() -> Joint:
     model, batch = Autocast(), torch.randn(5, 4)
     with contextlib.ExitStack() as stack:
         captured = dynamo_graph_capture_for_export(model)(batch)
-        made = aot_export_joint_with_descriptors(stack, captured, (batch,))
-        return Joint(model, batch, made.graph_module)
+        joint = aot_export_joint_with_descriptors(stack, captured, (batch,))
+        return Joint(model, batch, joint.graph_module)
 
 
 def dtypes(joint: Joint, target: str, tag: str) -> list[torch.dtype]:
@@ -341,11 +341,11 @@ def test_only_shapes_of_the_example_count() -> None:
 def test_a_tied_weight_is_read_by_one_name_and_has_one_gradient() -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     model[1].weight = model[0].weight
-    made = capture(
+    graph = capture(
         Task(model, {"input": "x"}, lambda output, batch: output.sum()), {"x": torch.ones(2, 4)}
     )
-    assert [v.name for v in made.variables] == ["0.weight"]
-    assert [name for name, _ in made.results] == ["loss", "grad/0.weight"]
+    assert [v.name for v in graph.variables] == ["0.weight"]
+    assert [name for name, _ in graph.results] == ["loss", "grad/0.weight"]
 
 
 def test_a_tied_weight_has_the_first_of_its_names_whichever_module_reads_it_first() -> None:
@@ -354,7 +354,7 @@ def test_a_tied_weight_has_the_first_of_its_names_whichever_module_reads_it_firs
     chain = nn.Sequential(model["embed"], model["head"])
     for outer in (model, chain):
         outer.forward = lambda x: model["head"](model["embed"](x))  # type: ignore[method-assign]
-        made = capture(
+        graph = capture(
             Task(outer, {"x": "x"}, lambda output, batch: output.sum()),
             {"x": torch.zeros(2, 3, dtype=torch.long)},
         )
@@ -362,28 +362,28 @@ def test_a_tied_weight_has_the_first_of_its_names_whichever_module_reads_it_firs
             *outer.named_parameters(),
             set(outer.state_dict()) - {name for name, _ in outer.named_parameters()},
         )
-        (variable,) = made.variables
+        (variable,) = graph.variables
         assert (variable.name, variable.aliases) == (first, (other,))
-        assert [name for name, _ in made.results] == ["loss", f"grad/{first}"]
+        assert [name for name, _ in graph.results] == ["loss", f"grad/{first}"]
 
 
 def test_a_frozen_or_unused_parameter_has_no_gradient() -> None:
     model = Net()
     model.out.weight.requires_grad_(False)
     model.spare = nn.Linear(2, 2)
-    made = capture(
+    graph = capture(
         Task(model, {"x_BI": "x"}, lambda output, batch: output[0]), {"x": torch.ones(2, 4)}
     )
-    names = {name for name, _ in made.results}
+    names = {name for name, _ in graph.results}
     assert names == {"loss", "grad/blocks.0.fc.weight", "grad/blocks.0.fc.bias"}
 
 
 def test_the_models_own_loss_is_taken_where_the_task_names_none() -> None:
     model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
     summed = nn.Sequential(model, _Mean())
-    made = capture(Task(summed, {"input": "x"}), {"x": torch.ones(2, 4)})
-    assert made.results[0][0] == "loss"
-    assert made.tensors[made.results[0][1]].shape == ()
+    graph = capture(Task(summed, {"input": "x"}), {"x": torch.ones(2, 4)})
+    assert graph.results[0][0] == "loss"
+    assert graph.tensors[graph.results[0][1]].shape == ()
 
 
 class _Mean(nn.Module):
@@ -395,40 +395,40 @@ def test_under_autocast_a_weight_is_cast_once_and_loss_and_gradients_are_fp32() 
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False))
     model[2].weight = model[0].weight
     loss: Any = lambda output, batch: output.mean()  # noqa: E731  bf16, as the product is
-    made = capture(
+    graph = capture(
         Task(model, {"input": "x"}, loss, autocast=torch.bfloat16), {"x": torch.ones(2, 4)}
     )
-    casts = [op for op in made.consumers["0.weight"] if op.target == "aten._to_copy.default"]
-    assert [made.tensors[op.makes[0]].dtype for op in casts] == [torch.bfloat16]
-    dtypes = {name: made.tensors[tensor].dtype for name, tensor in made.results}
+    casts = [op for op in graph.consumers["0.weight"] if op.target == "aten._to_copy.default"]
+    assert [graph.tensors[op.makes[0]].dtype for op in casts] == [torch.bfloat16]
+    dtypes = {name: graph.tensors[tensor].dtype for name, tensor in graph.results}
     assert dtypes == {"loss": torch.float32, "grad/0.weight": torch.float32}
 
 
-def test_a_buffer_that_forward_changes_is_read_before_and_written_behind() -> None:
+def test_a_buffer_that_forward_changes_is_read_before_and_written_after() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), _Mean())
-    made = capture(Task(model, {"input": "x"}), {"x": torch.ones(2, 4)})
-    by_name = {v.name: v for v in made.variables}
+    graph = capture(Task(model, {"input": "x"}), {"x": torch.ones(2, 4)})
+    by_name = {v.name: v for v in graph.variables}
     for name in ("1.running_mean", "1.running_var", "1.num_batches_tracked"):
         variable = by_name[name]
-        readers = [op.target for op in made.consumers[variable.tensor]]
+        readers = [op.target for op in graph.consumers[variable.tensor]]
         assert readers == ["flow.snapshot", "flow.assign"]
-        assert made.producer[variable.new or ""].target == "flow.assign"
-    assert made.running == {v.tensor for v in made.variables if v.kind == "buffer"}
+        assert graph.producer[variable.new or ""].target == "flow.assign"
+    assert graph.running == {v.tensor for v in graph.variables if v.kind == "buffer"}
 
 
 def test_backward_of_a_batch_norm_reads_no_running_statistics() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), _Mean())
-    made = capture(Task(model, {"input": "x"}), {"x": torch.ones(2, 4)})
-    (op,) = (op for op in made.ops if op.target == "aten.native_batch_norm_backward.default")
+    graph = capture(Task(model, {"input": "x"}), {"x": torch.ones(2, 4)})
+    (op,) = (op for op in graph.ops if op.target == "aten.native_batch_norm_backward.default")
     assert op.args[3:5] == (None, None)
 
 
 def test_evaluation_has_no_backward_and_reports_the_metrics() -> None:
     model = task(TINY_GPT)
-    made = capture_evaluation(model, example(TINY_GPT))
-    assert {op.phase for op in made.ops} == {FORWARD}
-    assert [name for name, _ in made.results] == ["loss", "accuracy"]
-    assert {feed.field for feed in made.feeds} == {"tokens", "targets"}
+    graph = capture_evaluation(model, example(TINY_GPT))
+    assert {op.phase for op in graph.ops} == {FORWARD}
+    assert [name for name, _ in graph.results] == ["loss", "accuracy"]
+    assert {feed.field for feed in graph.feeds} == {"tokens", "targets"}
     assert model.model.training, "evaluation leaves the module in training mode"
 
 
@@ -436,10 +436,10 @@ def test_evaluation_has_no_backward_and_reports_the_metrics() -> None:
 
 
 def test_a_constant_tensor_made_in_forward_is_an_op_that_holds_its_numbers() -> None:
-    made = capture(Task(_Constant(3), {"x": "x"}), {"x": torch.ones(3, 4)})
-    numbers, same = (op for op in made.ops if op.target in ("flow.constant", "aten.full.default"))
+    graph = capture(Task(_Constant(3), {"x": "x"}), {"x": torch.ones(3, 4)})
+    numbers, same = (op for op in graph.ops if op.target in ("flow.constant", "aten.full.default"))
     assert (numbers.args, same.args) == (((0.0, 1.0, 2.0), (3,)), ((), 2.0))
-    assert [v.kind for v in made.variables] == ["parameter"] * 2
+    assert [v.kind for v in graph.variables] == ["parameter"] * 2
 
 
 _LOG = logging.getLogger(__name__)
@@ -457,8 +457,8 @@ class _Talks(nn.Module):
 
 
 def test_what_a_module_logs_is_left_out() -> None:
-    made = capture(Task(_Talks(), {"x": "x"}), {"x": torch.ones(3, 4)})
-    assert made.results[0][0] == "loss"
+    graph = capture(Task(_Talks(), {"x": "x"}), {"x": torch.ones(3, 4)})
+    assert graph.results[0][0] == "loss"
 
 
 # ---- what is refused -----------------------------------------------------------------------------

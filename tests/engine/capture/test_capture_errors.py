@@ -65,20 +65,20 @@ def raises(net: Any, x: Tensor) -> Tensor:
         (raises, "ValueError: expected 17 features, got 4"),
     ],
 )
-def test_a_mistake_is_told_in_torchs_words_with_the_users_line(forward: Forward, said: str) -> None:
+def test_a_mistake_is_reported_with_the_users_line(forward: Forward, said: str) -> None:
     error = refusal(forward)
     assert error.where == "model"
     line = forward.__code__.co_firstlineno + 1
     assert f"{said} (tests/engine/capture/test_capture_errors.py:{line} in" in error.problem
 
 
-def test_a_mistake_of_the_loss_is_told_at_its_key() -> None:
+def test_a_mistake_of_the_loss_is_reported_at_its_key() -> None:
     error = refusal(lambda net, x: net.a(x), lambda output, batch: (output - batch["x"]).mean())
     assert error.where == "task.loss"
     assert "must match" in error.problem
 
 
-def test_a_mistake_of_a_metric_is_told_at_its_key() -> None:
+def test_a_mistake_of_a_metric_is_reported_at_its_key() -> None:
     def wrong(output: Tensor, batch: Any) -> Tensor:
         return output.nothing  # type: ignore[attr-defined,no-any-return]
 
@@ -135,7 +135,7 @@ def adapts(net: Any, x: Tensor) -> Any:
 
 
 @pytest.mark.parametrize("forward", [picks, assigns])
-def test_shapes_that_depend_on_values_are_told_with_the_users_line(forward: Forward) -> None:
+def test_shapes_that_depend_on_values_are_refused_with_the_users_line(forward: Forward) -> None:
     error = refusal(forward)
     assert "tests/engine/capture/test_capture_errors.py:" in error.problem
     assert f"in {forward.__name__}" in error.problem
@@ -170,7 +170,7 @@ def diverges(net: Any, x: Tensor) -> Tensor:
         (diverges, "Write the divergence as a formula"),
     ],
 )
-def test_what_dynamo_cannot_follow_is_told_with_what_to_write(
+def test_what_dynamo_cannot_follow_is_refused_with_what_to_write(
     forward: Forward, instead: str
 ) -> None:
     error = refusal(forward)
@@ -240,6 +240,6 @@ def test_what_a_module_prints_and_warns_is_left_out() -> None:
         warnings.warn("careful", stacklevel=1)
         return net.a(x)
 
-    made = capture(Task(Net(talks), {"x": "x"}, mean), {"x": torch.ones(3, 4)})
+    graph = capture(Task(Net(talks), {"x": "x"}, mean), {"x": torch.ones(3, 4)})
     plain = capture(Task(Net(lambda n, x: n.a(x)), {"x": "x"}, mean), {"x": torch.ones(3, 4)})
-    assert [op.target for op in made.ops] == [op.target for op in plain.ops]
+    assert [op.target for op in graph.ops] == [op.target for op in plain.ops]

@@ -126,16 +126,16 @@ def task_of(model: nn.Module) -> Task:
 
 def folds_of(monkeypatch: pytest.MonkeyPatch) -> list[Fold]:
     """What is folded from now on."""
-    found: list[Fold] = []
+    actual: list[Fold] = []
     real = capturing.fold
 
     def spy(*args: object) -> tuple[Fold, ...]:
         folds = real(*args)  # type: ignore[arg-type]
-        found.extend(folds)
+        actual.extend(folds)
         return folds
 
     monkeypatch.setattr(capturing, "fold", spy)
-    return found
+    return actual
 
 
 def whole(task: Task, monkeypatch: pytest.MonkeyPatch, *, train: bool = True) -> LogicalGraph:
@@ -179,9 +179,9 @@ def test_blocks_captured_once_are_as_if_each_were(
 ) -> None:
     make, expected = MODELS[name]
     task = task_of(make())
-    direct, found = whole(task, monkeypatch), folds_of(monkeypatch)
+    direct, actual = whole(task, monkeypatch), folds_of(monkeypatch)
     graph = capture(task, BATCH)
-    assert found == expected
+    assert actual == expected
     assert graph == direct
     assert list(graph.tensors) == list(direct.tensors)
     assert moments(graph) == moments(direct)
@@ -195,15 +195,15 @@ def moments(graph: LogicalGraph) -> list[int]:
 
 def test_evaluation_too(monkeypatch: pytest.MonkeyPatch) -> None:
     task = task_of(Stack([Layer() for _ in range(BLOCKS)]))
-    direct, found = whole(task, monkeypatch, train=False), folds_of(monkeypatch)
+    direct, actual = whole(task, monkeypatch, train=False), folds_of(monkeypatch)
     assert capture_evaluation(task, BATCH) == direct
-    assert found == [Fold("layers", 1, 2)]
+    assert actual == [Fold("layers", 1, 2)]
 
 
 def test_few_equal_blocks_are_captured_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = folds_of(monkeypatch)
+    actual = folds_of(monkeypatch)
     capture(task_of(Stack([Layer() for _ in range(KEPT_BLOCKS + 2)])), BATCH)
-    assert not found
+    assert not actual
 
 
 def test_blocks_that_autograd_treats_unlike_are_captured_one_by_one_and_a_note_says_so(
@@ -246,7 +246,7 @@ def test_ops_that_differ_between_two_blocks_are_refused(folded: LogicalGraph, ph
 
 
 def test_an_op_that_reads_what_may_be_of_any_block_is_refused(folded: LogicalGraph) -> None:
-    made = next(op for op in folded.ops if op.module == "layers.3" and "gelu" in op.target)
-    last = replace(folded.ops[-1], name="last", args=(made.args[0],), outputs=())
+    result = next(op for op in folded.ops if op.module == "layers.3" and "gelu" in op.target)
+    last = replace(folded.ops[-1], name="last", args=(result.args[0],), outputs=())
     with pytest.raises(UnlikeError, match="any of the equal blocks"):
         unfold(replace(folded, ops=(*folded.ops, last)), Fold("layers", 1, 2))

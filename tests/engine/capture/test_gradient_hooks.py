@@ -73,9 +73,9 @@ HOOKED = classifier(Hooked, "x_BI", pins({"hidden.*": 0}), micro_batches=2)
 )
 def test_hooks_change_the_gradient_of_each_micro_batch(layout: Layout) -> None:
     losses, state = micro_batch_loop(HOOKED, 3)
-    found = virtual_run(HOOKED, layout, 3)
-    assert found.losses == pytest.approx(losses, rel=1e-5)
-    for name, value in found.weights.items():
+    run = virtual_run(HOOKED, layout, 3)
+    assert run.losses == pytest.approx(losses, rel=1e-5)
+    for name, value in run.weights.items():
         torch.testing.assert_close(value, state[name], rtol=1e-4, atol=1e-6)
 
 
@@ -117,5 +117,5 @@ def test_a_hook_of_a_frozen_parameter_is_never_called() -> None:
     model[0].weight.register_hook(branches)
     model[0].weight.requires_grad_(False)
     loss: Any = lambda output, batch: output.mean()  # noqa: E731
-    made = capture(Task(model, {"input": "x"}, loss), {"x": torch.ones(3, 4)})
-    assert "grad/0.weight" not in dict(made.results)
+    graph = capture(Task(model, {"input": "x"}, loss), {"x": torch.ones(3, 4)})
+    assert "grad/0.weight" not in dict(graph.results)

@@ -87,7 +87,7 @@ def test_a_hook_on_a_modules_backward_is_refused_by_name(kind: str) -> None:
         capture_changed(lambda model: getattr(model["b"], kind)(lambda *given: None))
 
 
-def test_a_hook_behind_accumulation_is_refused_by_name() -> None:
+def test_a_hook_after_accumulation_is_refused_by_name() -> None:
     def hooked(model: Any) -> None:
         model["a"].weight.register_post_accumulate_grad_hook(lambda p: None)
 

@@ -31,8 +31,8 @@ class Draws(nn.Module):
 
 
 def captured(function: Callable[[Tensor], Tensor]) -> LogicalGraph:
-    made = Task(Draws(function), {"x": "x"}, lambda output, batch: output.mean())
-    return capture(made, {"x": torch.ones(ROWS, SIZE)})
+    result = Task(Draws(function), {"x": "x"}, lambda output, batch: output.mean())
+    return capture(result, {"x": torch.ones(ROWS, SIZE)})
 
 
 def evaluated(graph: LogicalGraph, draw: int = 0) -> dict[str, Tensor]:
@@ -47,8 +47,8 @@ def evaluated(graph: LogicalGraph, draw: int = 0) -> dict[str, Tensor]:
         "tangent": torch.ones(()),
         "@draw": torch.tensor(draw),
     }
-    made = run_ops(ops, graph.tensors, values, ())
-    return {name: made[tensor][()] for name, tensor in graph.results}
+    result = run_ops(ops, graph.tensors, values, ())
+    return {name: result[tensor][()] for name, tensor in graph.results}
 
 
 # the function, and the mean of what it makes
@@ -82,10 +82,10 @@ def test_a_random_op_becomes_a_draw_with_the_same_mean(
     targets = [op.target for op in graph.ops]
     assert any(target.startswith("flow.") for target in targets)
     assert not [t for t in targets if t.startswith("aten.") and _draws(t)]
-    found = evaluated(graph)
-    assert float(found["loss"]) == pytest.approx(mean, abs=0.05 * (1 + abs(mean)))
+    actual = evaluated(graph)
+    assert float(actual["loss"]) == pytest.approx(mean, abs=0.05 * (1 + abs(mean)))
     other = evaluated(graph, draw=1)
-    assert not torch.equal(found["grad/weight"], other["grad/weight"]) or "perm" in str(targets)
+    assert not torch.equal(actual["grad/weight"], other["grad/weight"]) or "perm" in str(targets)
 
 
 def _draws(target: str) -> bool:
@@ -107,7 +107,7 @@ def test_two_draws_of_one_graph_are_two_streams() -> None:
     assert len(set(streams)) == 2
 
 
-def test_dropout_of_nothing_is_no_op() -> None:
+def test_dropout_of_nothing_leaves_no_op() -> None:
     graph = captured(lambda x: F.dropout(x, 0.0).tanh())
     assert not [op.target for op in graph.ops if "drop" in op.target]
     assert "@draw" not in {feed.field for feed in graph.feeds}

@@ -142,7 +142,7 @@ def test_an_effect_knows_the_users_line() -> None:
     assert effect.place.endswith('in table: net.table["n"] += 1')
 
 
-def test_what_forward_puts_back_or_only_reads_is_no_effect() -> None:
+def test_what_forward_puts_back_or_only_reads_is_not_an_effect() -> None:
     assert captured(lambda net, x: net.steps).effects == ()
 
 
@@ -177,18 +177,18 @@ def registered_again(net: Any, x: Tensor) -> None:
 
 @pytest.mark.parametrize("change", [statistics, through_the_dict, registered_again])
 def test_a_buffer_that_forward_assigns_is_an_assign(change: Callable[[Any, Tensor], None]) -> None:
-    made = rewritten_of(change)
-    (buffer,) = (v for v in made.variables if v.name == "running")
-    assert made.producer[buffer.new].target == "flow.assign"
+    graph = rewritten_of(change)
+    (buffer,) = (v for v in graph.variables if v.name == "running")
+    assert graph.producer[buffer.new].target == "flow.assign"
     assert captured(change).effects == ()
 
 
 def test_a_buffer_that_forward_assigns_and_never_reads_is_an_assign() -> None:
     net = Net(only_written)
     net.inner["fc"].register_buffer("last", torch.zeros(4))
-    made = capture(Task(net, {"x": "x"}), {"x": torch.ones(3, 4)})
-    (buffer,) = (v for v in made.variables if v.name == "inner.fc.last")
-    assert made.producer[buffer.new or ""].target == "flow.assign"
+    graph = capture(Task(net, {"x": "x"}), {"x": torch.ones(3, 4)})
+    (buffer,) = (v for v in graph.variables if v.name == "inner.fc.last")
+    assert graph.producer[buffer.new or ""].target == "flow.assign"
 
 
 @pytest.mark.parametrize("value", [torch.ones(5), torch.ones(4, dtype=torch.long)])
@@ -208,8 +208,8 @@ def test_an_nn_buffer_that_forward_adds_to_is_an_assign(persistent: bool) -> Non
     net = Net(added)
     del net.running
     net.running = nn.Buffer(torch.zeros(4), persistent=persistent)
-    made = capture(Task(net, {"x": "x"}), {"x": torch.ones(3, 4)})
-    (buffer,) = (v for v in made.variables if v.name == "running")
+    graph = capture(Task(net, {"x": "x"}), {"x": torch.ones(3, 4)})
+    (buffer,) = (v for v in graph.variables if v.name == "running")
     assert buffer.new
     assert isinstance(net.running, nn.Buffer)
 
@@ -245,7 +245,7 @@ ASSIGNING = classifier(Assigning, "x_BI", pins({"hidden.*": 0}), micro_batches=2
 )
 def test_assigned_buffers_change_with_every_micro_batch(layout: Layout) -> None:
     losses, state = micro_batch_loop(ASSIGNING, 3)
-    found = virtual_run(ASSIGNING, layout, 3)
-    assert found.losses == pytest.approx(losses, rel=1e-5)
+    run = virtual_run(ASSIGNING, layout, 3)
+    assert run.losses == pytest.approx(losses, rel=1e-5)
     for name in ("running", "queue", "output.parametrizations.weight.0._u"):
-        torch.testing.assert_close(found.weights[name], state[name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(run.weights[name], state[name], rtol=1e-5, atol=1e-6)

@@ -50,10 +50,10 @@ def test_statistics_are_reduced_on_the_axis_of_the_classes_alone() -> None:
 
 
 def test_the_last_op_makes_the_output() -> None:
-    ops, made = registry.expand(SPLIT, tensors())
+    ops, between = registry.expand(SPLIT, tensors())
     assert ops[-1].outputs == ("y",)
     assert ops[-1].out_sbp == SPLIT.out_sbp
-    assert "y" not in {tensor.name for tensor in made}
+    assert "y" not in {tensor.name for tensor in between}
 
 
 def test_every_op_stays_where_the_softmax_was() -> None:
@@ -63,15 +63,15 @@ def test_every_op_stays_where_the_softmax_was() -> None:
 
 
 def test_every_tensor_between_is_described() -> None:
-    ops, made = registry.expand(SPLIT, tensors())
-    assert {name for op in ops[:-1] for name in op.makes} == {tensor.name for tensor in made}
-    assert {t.name: t.shape for t in made}["soft_lse"] == (6, 1)
+    ops, between = registry.expand(SPLIT, tensors())
+    assert {name for op in ops[:-1] for name in op.makes} == {tensor.name for tensor in between}
+    assert {t.name: t.shape for t in between}["soft_lse"] == (6, 1)
 
 
 def test_only_statistics_travel() -> None:
     """Whatever an op reads otherwise than it was made is a statistic of a row."""
-    ops, made = registry.expand(SPLIT, tensors())
-    shapes = {tensor.name: tensor.shape for tensor in made}
+    ops, between = registry.expand(SPLIT, tensors())
+    shapes = {tensor.name: tensor.shape for tensor in between}
     written = {name: nd for op in ops for name, nd in zip(op.outputs, op.out_sbp, strict=True)}
     boxed = {
         name
@@ -83,16 +83,16 @@ def test_only_statistics_travel() -> None:
 
 
 def test_every_expanded_op_is_signed_with_a_row_of_its_table() -> None:
-    ops, made = registry.expand(SPLIT, tensors())
-    shapes = {t.name: t.shape for t in (*tensors().values(), *made)}
+    ops, between = registry.expand(SPLIT, tensors())
+    shapes = {t.name: t.shape for t in (*tensors().values(), *between)}
     for op in ops:
         lifted = nd_rows(op, [shapes[n] for n in op.inputs], [shapes[n] for n in op.makes], (2, 2))
         assert (op.in_sbp, op.out_sbp) in {(row.inputs, row.outputs) for row in lifted}, op.name
 
 
 def test_statistics_of_narrow_numbers_are_taken_in_fp32() -> None:
-    ops, made = registry.expand(SPLIT, tensors(torch.bfloat16))
-    assert {t.dtype for t in made} == {torch.float32}
+    ops, between = registry.expand(SPLIT, tensors(torch.bfloat16))
+    assert {t.dtype for t in between} == {torch.float32}
     assert ops[0].target == ops[-1].target == "aten._to_copy.default"
     assert dict(ops[-1].kwargs) == {"dtype": torch.bfloat16}
 

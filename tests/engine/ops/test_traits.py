@@ -36,8 +36,8 @@ def inputs_and_outputs(sample: OpSample) -> tuple[list[int], list[int]]:
 
     function = registry.whole_function(sample.op.target)
     args, kwargs = map_refs(sample.op.args, lookup), map_refs(sample.op.kwargs, lookup)
-    made = function(*args, **dict(kwargs))
-    outputs = [made] if isinstance(made, torch.Tensor) else [x for x in made if x is not None]
+    result = function(*args, **dict(kwargs))
+    outputs = [result] if isinstance(result, torch.Tensor) else [x for x in result if x is not None]
     return (
         [values[name].untyped_storage().data_ptr() for name in sample.op.inputs],
         [x.untyped_storage().data_ptr() for x in outputs if x.numel()],

@@ -171,9 +171,9 @@ def training(
 
 def check(given: Training, layout: Layout) -> None:
     plain = plain_loop(given, 0.0, STEPS)
-    found = virtual_run(given, layout, STEPS)
-    assert loss_difference(found.losses, plain) < 1e-6
-    weights = {name: value for name, value in found.weights.items() if name in plain.after}
+    run = virtual_run(given, layout, STEPS)
+    assert loss_difference(run.losses, plain) < 1e-6
+    weights = {name: value for name, value in run.weights.items() if name in plain.after}
     assert weight_difference(weights, plain) < 1e-5
 
 
@@ -215,9 +215,9 @@ def test_a_step_without_a_target_leaves_the_weights(layout: Layout, micro_batche
     given = training(mean, micro_batches)
     nothing = {**given.batches[0], "targets": torch.full((SAMPLES, LENGTH), IGNORED)}
     given = replace(given, batches=(given.batches[0], nothing, given.batches[2]))
-    plain, found = plain_loop(given, 0.0, STEPS), virtual_run(given, layout, STEPS)
-    assert [loss != loss for loss in found.losses] == [False, True, False]
-    weights = {name: value for name, value in found.weights.items() if name in plain.after}
+    plain, run = plain_loop(given, 0.0, STEPS), virtual_run(given, layout, STEPS)
+    assert [loss != loss for loss in run.losses] == [False, True, False]
+    weights = {name: value for name, value in run.weights.items() if name in plain.after}
     assert weight_difference(weights, plain) < 1e-5
 
 
@@ -229,10 +229,10 @@ def test_an_evaluation_is_of_the_whole_batch_too(
     """There no weight has a new value, and yet no weight is a constant of the loss."""
     given = training(loss)
     plan = compiled_evaluation(given, layout).plan
-    (found, *_) = cluster(given, plan).run(1)
+    (actual, *_) = cluster(given, plan).run(1)
     with torch.no_grad():
         expected = loss(seeded(Tagger)(given.batches[0]["tokens"]), given.batches[0])
-    assert found["loss"] == pytest.approx(float(expected), rel=1e-6)
+    assert actual["loss"] == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_counts_are_summed_once_a_step_before_forward() -> None:

@@ -35,17 +35,17 @@ def the(graph: LogicalGraph, target: str) -> Op:
 
 @pytest.mark.parametrize("layout", [Layout(data=2), Layout(data=2, tensor=2)], ids=str)
 def test_the_count_of_a_split_batch_is_made_of_its_targets_alone(layout: Layout) -> None:
-    found = graph(layout)
-    total = cross_entropy.given(the(found, cross_entropy.BACKWARD))["total"]
-    assert made_of(found, total.name) == {"batch.targets"}
-    assert the(found, COUNT).out_sbp == the(found, cross_entropy.FORWARD).out_sbp[1:]
+    actual = graph(layout)
+    total = cross_entropy.given(the(actual, cross_entropy.BACKWARD))["total"]
+    assert made_of(actual, total.name) == {"batch.targets"}
+    assert the(actual, COUNT).out_sbp == the(actual, cross_entropy.FORWARD).out_sbp[1:]
 
 
 def test_a_gradient_has_its_loss_before_it_all_the_same() -> None:
-    found = graph(Layout(data=2))
-    loss, count = the(found, cross_entropy.FORWARD).outputs
+    actual = graph(Layout(data=2))
+    loss, count = the(actual, cross_entropy.FORWARD).outputs
     assert count is None
-    assert cross_entropy.given(the(found, cross_entropy.BACKWARD))["loss"].name == loss
+    assert cross_entropy.given(the(actual, cross_entropy.BACKWARD))["loss"].name == loss
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(tensor=2), Layout(stages=2)], ids=str)

@@ -76,8 +76,8 @@ def test_shards_are_cast_then_gathered_and_gradients_reduced_as_computed_until_a
     cast = next(op for op in graph.ops if op.inputs == ("0.weight",) and "_to_copy" in op.target)
     assert cast.phase == WEIGHTS
     gathered, reduced = MOVES[stage]
-    found = [movement(graph, cast.makes[0])]
-    assert found == [gathered]
+    actual = [movement(graph, cast.makes[0])]
+    assert actual == [gathered]
     gradients = [
         op
         for op in graph.ops
@@ -160,8 +160,8 @@ def test_a_chain_on_a_weight_is_hoisted_and_its_reader_is_not() -> None:
         op("e", "aten.exp.default", "n", B, B, BACKWARD),
         use("y", "e", B, BACKWARD),
     )
-    found = phases(hoist_weights(graph, one_axis("x")))
-    assert found == {"n": WEIGHTS, "e": WEIGHTS, "y": BACKWARD}
+    actual = phases(hoist_weights(graph, one_axis("x")))
+    assert actual == {"n": WEIGHTS, "e": WEIGHTS, "y": BACKWARD}
 
 
 def test_a_view_stays_with_its_reader_and_asks_its_layout_of_the_weight() -> None:
@@ -173,8 +173,8 @@ def test_a_view_stays_with_its_reader_and_asks_its_layout_of_the_weight() -> Non
         use("z", "t", S(1), FORWARD),
     )
     graph = replace(graph, feeds=(Feed("x", "x", nd_sbp=(B,)),))
-    found = insert_boxing(hoist_weights(graph, one_axis("x")), one_axis("x"))
-    assert [(o.name, o.inputs, o.phase) for o in found.ops] == [
+    actual = insert_boxing(hoist_weights(graph, one_axis("x")), one_axis("x"))
+    assert [(o.name, o.inputs, o.phase) for o in actual.ops] == [
         ("t", ("w",), FORWARD),
         ("w:B", ("w",), WEIGHTS),
         ("t~B", ("w:B",), FORWARD),
@@ -191,8 +191,8 @@ def test_a_view_that_a_hoisted_op_reads_is_hoisted_with_it() -> None:
         op("n", "aten.abs.default", "t", B, B, FORWARD),
         use("y", "t", B, BACKWARD),
     )
-    found = hoist_weights(graph, one_axis("x"))
-    assert phases(found) == {"t": FORWARD, "t~B/weights": WEIGHTS, "n": WEIGHTS, "y": BACKWARD}
+    actual = hoist_weights(graph, one_axis("x"))
+    assert phases(actual) == {"t": FORWARD, "t~B/weights": WEIGHTS, "n": WEIGHTS, "y": BACKWARD}
     alone = hoist_weights(replace(graph, ops=graph.ops[:2]), one_axis("x"))
     assert set(phases(alone).values()) == {WEIGHTS}
 
@@ -206,8 +206,8 @@ def test_what_has_no_row_at_home_is_made_of_the_whole_weight() -> None:
     """A norm over the split dim: the weight is gathered, once a step."""
     softmax = op("p", "aten._softmax.default", "w", B, B, FORWARD, 0, False)
     graph = hoist_weights(by_hand(S(0), softmax), one_axis("x", zero=Zero("x", 3, 1)))
-    found = insert_boxing(graph, one_axis("x", zero=Zero("x", 3, 1)))
-    assert [(o.name, o.phase) for o in found.ops] == [("w:B", WEIGHTS), ("p", WEIGHTS)]
+    actual = insert_boxing(graph, one_axis("x", zero=Zero("x", 3, 1)))
+    assert [(o.name, o.phase) for o in actual.ops] == [("w:B", WEIGHTS), ("p", WEIGHTS)]
 
 
 def test_without_casts_and_boxed_views_nothing_changes() -> None:

@@ -61,8 +61,8 @@ def read_by(made: Sbp, *readers: Reader, weight: bool = False) -> LogicalGraph:
 
 def boxed(graph: LogicalGraph, strategy: Strategy | None = None) -> list[str]:
     """The boxing ops, as text without the module."""
-    found = insert_boxing(graph, strategy or one_axis("x")).ops
-    return [str(op).split("  #")[0] for op in found if op.target in ("flow.box", "flow.transfer")]
+    actual = insert_boxing(graph, strategy or one_axis("x")).ops
+    return [str(op).split("  #")[0] for op in actual if op.target in ("flow.box", "flow.transfer")]
 
 
 def test_a_reader_that_wants_what_there_is_needs_no_boxing() -> None:
@@ -76,9 +76,9 @@ def test_a_partial_sum_read_whole_is_one_all_reduce() -> None:
 
 
 def test_readers_that_want_the_same_share_one_boxing() -> None:
-    found = insert_boxing(read_by(P, (B, 0, FORWARD), (B, 0, BACKWARD)), one_axis("x"))
-    assert [op.inputs for op in found.ops if op.name.startswith("r")] == [("t:B",), ("t:B",)]
-    assert sum(op.target == "flow.box" for op in found.ops) == 1
+    graph = insert_boxing(read_by(P, (B, 0, FORWARD), (B, 0, BACKWARD)), one_axis("x"))
+    assert [op.inputs for op in graph.ops if op.name.startswith("r")] == [("t:B",), ("t:B",)]
+    assert sum(op.target == "flow.box" for op in graph.ops) == 1
 
 
 def test_a_second_form_starts_from_the_cheapest_there_is() -> None:
@@ -89,9 +89,9 @@ def test_a_second_form_starts_from_the_cheapest_there_is() -> None:
 
 
 def test_a_boxing_stands_before_its_first_reader_in_its_phase() -> None:
-    found = insert_boxing(read_by(P, (P, 0, FORWARD), (B, 0, BACKWARD)), one_axis("x"))
-    assert [op.name for op in found.ops] == ["t", "r0", "t:B", "r1"]
-    assert found.producer["t:B"].phase == BACKWARD
+    graph = insert_boxing(read_by(P, (P, 0, FORWARD), (B, 0, BACKWARD)), one_axis("x"))
+    assert [op.name for op in graph.ops] == ["t", "r0", "t:B", "r1"]
+    assert graph.producer["t:B"].phase == BACKWARD
 
 
 @pytest.mark.parametrize(
@@ -101,14 +101,14 @@ def test_a_weight_is_gathered_once_a_step_or_under_zero_3_with_each_pass(
     zero: int, phases: Sequence[str]
 ) -> None:
     graph = read_by(S(0), (B, 0, FORWARD), (B, 0, FORWARD), (B, 0, BACKWARD), weight=True)
-    found = insert_boxing(graph, one_axis("x", zero=Zero("x", zero, 1)))
-    assert [op.phase for op in found.ops if op.target == "flow.box"] == phases
+    actual = insert_boxing(graph, one_axis("x", zero=Zero("x", zero, 1)))
+    assert [op.phase for op in actual.ops if op.target == "flow.box"] == phases
 
 
 def test_a_boxing_for_a_weight_gradient_that_backward_reads_too_does_not_run_late() -> None:
     graph = read_by(P, (B, 0, WEIGHT_GRAD), (B, 0, BACKWARD), (S(0), 0, WEIGHT_GRAD))
-    found = insert_boxing(graph, one_axis("x")).ops
-    phases = {op.name: op.phase for op in found if op.target == "flow.box"}
+    actual = insert_boxing(graph, one_axis("x")).ops
+    phases = {op.name: op.phase for op in actual if op.target == "flow.box"}
     assert phases == {"t:B": BACKWARD, "t:S(0)": WEIGHT_GRAD}
 
 
@@ -129,8 +129,8 @@ def test_another_stage_gets_a_transfer_and_a_partial_sum_is_reduced_before() -> 
 
 
 def test_two_readers_of_another_stage_share_one_transfer() -> None:
-    found = boxed(read_by(B, (B, 1, FORWARD), (S(0), 1, FORWARD)), stages((2, 2)))
-    assert sum("flow.transfer" in line for line in found) == 1
+    actual = boxed(read_by(B, (B, 1, FORWARD), (S(0), 1, FORWARD)), stages((2, 2)))
+    assert sum("flow.transfer" in line for line in actual) == 1
 
 
 def test_what_a_larger_grid_can_get_from_its_own_ranks_crosses_once() -> None:

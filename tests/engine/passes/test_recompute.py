@@ -115,7 +115,7 @@ def test_the_stash_falls_and_falls_less_with_products_kept_and_so_does_the_peak(
 
 
 @ANY_LAYOUT
-def test_a_copy_reads_nothing_that_forward_made_but_behind_a_gradient(layout: Layout) -> None:
+def test_a_copy_reads_nothing_that_forward_made_but_after_a_gradient(layout: Layout) -> None:
     graph = compiled(GPT, checkpointed(layout)).plan.graph
     feeds = {feed.tensor for feed in graph.feeds}
     copies = [op for op in graph.ops if op.name.endswith("/again")]
@@ -130,11 +130,11 @@ def test_a_copy_reads_nothing_that_forward_made_but_behind_a_gradient(layout: La
 @ANY_LAYOUT
 def test_what_is_recomputed_starts_when_backward_has_begun(layout: Layout) -> None:
     """Backward begins with the loss, in which nothing is recomputed."""
-    found = compiled(GPT, checkpointed(layout))
-    works = {a.id: a.work for a in found.plan.actors if isinstance(a.work, RegionWork)}
+    plan = compiled(GPT, checkpointed(layout))
+    works = {a.id: a.work for a in plan.plan.actors if isinstance(a.work, RegionWork)}
     begun: set[int] = set()  # micro-batches
     again: set[int] = set()
-    for event in sorted(found.rehearsal.first_step, key=lambda event: event.start):
+    for event in sorted(plan.rehearsal.first_step, key=lambda event: event.start):
         ops = works[event.actor].ops if event.actor in works else ()
         if any(op.name.endswith("/again") for op in ops):
             assert event.act in begun

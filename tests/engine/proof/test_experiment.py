@@ -108,10 +108,10 @@ def test_splits_into_unlike_numbers_are_unlike_forms() -> None:
 def test_a_kernel_that_ends_its_process_is_refuted_alone() -> None:
     """This one does not look at the shapes that it is given."""
     x = R(6, 2, 4, 6, 6)
-    made, indices = torch.ops.aten.max_pool3d_with_indices(x, [2, 2, 2])
+    result, indices = torch.ops.aten.max_pool3d_with_indices(x, [2, 2, 2])
     target = "aten.max_pool3d_with_indices_backward.default"
     rest = ([2, 2, 2], [], [0, 0, 0], [1, 1, 1], False, indices)
-    assert "S(0), S(0), S(0) -> S(0)" in found(first_form(target, R(made.shape), x, *rest))
+    assert "S(0), S(0), S(0) -> S(0)" in found(first_form(target, R(result.shape), x, *rest))
 
 
 def test_a_prover_that_never_cuts_unevenly_finds_no_split(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,9 +38,9 @@ def form(key: str) -> CallForm:
 
 def untrue(entries: dict[str, KeptRow]) -> list[str]:
     """Forms whose rows are not those that hold."""
-    found = experiments([parse_form(key, entry.sizes) for key, entry in entries.items()])
+    actual = experiments([parse_form(key, entry.sizes) for key, entry in entries.items()])
     return [
-        key for (key, entry), rows in zip(entries.items(), found, strict=True)
+        key for (key, entry), rows in zip(entries.items(), actual, strict=True)
         if set(entry.rows) != set(rows)
     ]  # fmt: skip
 
@@ -104,7 +104,7 @@ def test_the_next_run_tries_nothing(tmp_path: Path, tried: list[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["damaged", "written by others", "another prover", "a link"])
-def test_what_cannot_be_trusted_is_tried_anew(
+def test_what_cannot_be_trusted_is_tried_again(
     kind: str, tmp_path: Path, tried: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "found_rows"

@@ -383,9 +383,9 @@ FAULTS = {
 
 @pytest.mark.parametrize(("fault", "forward"), list(FAULTS.values()), ids=list(FAULTS))
 def test_a_fault_of_the_captured_graph_is_found(fault: Fault, forward: Forward) -> None:
-    task, found = traced(forward, with_teacher)
+    task, trace = traced(forward, with_teacher)
     with pytest.raises(RecipeError, match="does not compute what the model computes"):
-        compared(task, replace(found, graph=fault(found.graph)))
+        compared(task, replace(trace, graph=fault(trace.graph)))
 
 
 # ---- what is too large ---------------------------------------------------------------------------
@@ -426,10 +426,10 @@ def narrow_distances(net: Any, x: Tensor) -> Tensor:
 
 
 def test_what_no_call_can_do_is_refused_with_torchs_words_and_the_users_line() -> None:
-    task, found = traced(lambda net, x: narrow_distances(net.a, x))
+    task, trace = traced(lambda net, x: narrow_distances(net.a, x))
     values = {name: tensor.detach().clone() for name, tensor in task.tensors.items()}
     with pytest.raises(RecipeError, match="fails in plain torch, too") as error:
-        check_capture(task, BATCHES, found, values)
+        check_capture(task, BATCHES, trace, values)
     assert "not implemented for 'BFloat16'" in error.value.problem
     assert "test_check.py:" in error.value.problem
 
@@ -446,8 +446,8 @@ def test_what_the_loss_cannot_do_is_refused_at_its_key() -> None:
     assert "test_check.py:" in error.value.problem
 
 
-def test_what_another_device_may_do_is_told_alone() -> None:
-    task, found = traced(lambda net, x: narrow_distances(net.a, x))
+def test_what_another_device_may_do_is_reported_alone() -> None:
+    task, trace = traced(lambda net, x: narrow_distances(net.a, x))
     values = {name: tensor.detach().clone() for name, tensor in task.tensors.items()}
-    why = check_capture(task, BATCHES, found, values, on_cpu=False)
+    why = check_capture(task, BATCHES, trace, values, on_cpu=False)
     assert why.startswith("plain torch fails in a call of the model: NotImplementedError")

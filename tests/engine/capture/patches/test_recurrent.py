@@ -27,10 +27,10 @@ def test_layers_on_a_batch_and_dropout_between_them_are_captured(kind: str) -> N
 
     task: Any = Task(Net(), {"x": "x"})
     batches = [{"x": torch.randn(3, 2, 4)} for _ in range(2)]
-    found = trace(task, batches[0])
-    assert sum(is_random(op.target) for op in found.graph.ops) == 2
+    actual = trace(task, batches[0])
+    assert sum(is_random(op.target) for op in actual.graph.ops) == 2
     values = {name: tensor.detach().clone() for name, tensor in task.tensors.items()}
-    assert check_capture(task, batches, found, values) == ""
+    assert check_capture(task, batches, actual, values) == ""
 
 
 def test_torch_is_left_as_it_was() -> None:

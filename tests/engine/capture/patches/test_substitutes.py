@@ -24,7 +24,7 @@ BAGS = [
 
 def both(model: nn.Module, *inputs: Tensor) -> list[tuple[Tensor, ...]]:
     """(output, gradients) of torch's own, then of what stands for it."""
-    made = []
+    result = []
     for within in (False, True):
         model.zero_grad()
         if within:
@@ -33,8 +33,8 @@ def both(model: nn.Module, *inputs: Tensor) -> list[tuple[Tensor, ...]]:
         else:
             out = model(*inputs)
         out.sin().sum().backward()
-        made.append((out.detach(), *(p.grad.clone() for p in model.parameters())))  # type: ignore[union-attr]
-    return made
+        result.append((out.detach(), *(p.grad.clone() for p in model.parameters())))  # type: ignore[union-attr]
+    return result
 
 
 @pytest.mark.parametrize("settings", BAGS, ids=str)
@@ -51,9 +51,9 @@ def test_weights_of_samples_count() -> None:
     torch.manual_seed(0)
     bag, ids = nn.EmbeddingBag(5, 3, mode="sum"), torch.tensor([[0, 1], [4, 4]])
     with replace_functions():
-        made = bag(ids, per_sample_weights=torch.tensor([[0.5, 2.0], [1.0, -1.0]]))
+        result = bag(ids, per_sample_weights=torch.tensor([[0.5, 2.0], [1.0, -1.0]]))
     torch.testing.assert_close(
-        made, bag(ids, per_sample_weights=torch.tensor([[0.5, 2.0], [1.0, -1.0]]))
+        result, bag(ids, per_sample_weights=torch.tensor([[0.5, 2.0], [1.0, -1.0]]))
     )
 
 
@@ -64,8 +64,8 @@ class Ctc(nn.Module):
         self.loss = nn.CTCLoss(**settings)
 
     def forward(self, targets: Tensor, lengths: Tensor, labels: Tensor) -> Tensor:
-        made: Tensor = self.loss(self.logits.log_softmax(-1), targets, lengths, labels)
-        return made
+        result: Tensor = self.loss(self.logits.log_softmax(-1), targets, lengths, labels)
+        return result
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -102,14 +102,14 @@ def test_batch_norm_without_momentum_averages_all_batches(
         with replace_functions():
             ours_made = ours(batch)
         torch.testing.assert_close(ours_made, theirs_made)
-        for made in zip(
+        for result in zip(
             *(
                 torch.autograd.grad(y.sin().sum(), x, retain_graph=True)
                 for y in (ours_made, theirs_made)
             ),
             strict=True,
         ):
-            torch.testing.assert_close(*made)
+            torch.testing.assert_close(*result)
     assert ours.num_batches_tracked == 2
     torch.testing.assert_close(dict(ours.named_buffers()), dict(layer.named_buffers()))
 
@@ -122,8 +122,8 @@ def test_a_mask_of_a_transformer_is_taken_as_it_is(causal: bool) -> None:
     mask = mask if causal else mask.mT.contiguous()
     x = torch.randn(2, 3, 4)
     with replace_functions():
-        made = model(x, x, src_mask=mask, tgt_mask=mask)
-    torch.testing.assert_close(made, model(x, x, src_mask=mask, tgt_mask=mask))
+        result = model(x, x, src_mask=mask, tgt_mask=mask)
+    torch.testing.assert_close(result, model(x, x, src_mask=mask, tgt_mask=mask))
 
 
 class Masked(nn.Module):
@@ -138,8 +138,8 @@ class Masked(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(3)
-        made: Tensor = self.encoder(self.norm(x.mT).mT, mask=mask)
-        return self.loss(made, x, made.exp())  # type: ignore[no-any-return]
+        result: Tensor = self.encoder(self.norm(x.mT).mT, mask=mask)
+        return self.loss(result, x, result.exp())  # type: ignore[no-any-return]
 
 
 def test_what_torch_asks_of_values_is_captured() -> None:
@@ -156,12 +156,12 @@ def test_the_loss_of_a_normal_distribution_is_torchs(rows: bool, more: dict[str,
     theirs = F.gaussian_nll_loss(x, y, width, **more)
     with replace_functions():
         ours = F.gaussian_nll_loss(x, y, width, **more)
-    for made in zip(
+    for result in zip(
         (ours, *torch.autograd.grad(ours, (x, width))),
         (theirs, *torch.autograd.grad(theirs, (x, width))),
         strict=True,
     ):
-        torch.testing.assert_close(*made)
+        torch.testing.assert_close(*result)
 
 
 def test_a_variance_of_another_shape_is_refused_as_in_torch() -> None:

@@ -107,7 +107,7 @@ def training(
 
 @pytest.mark.parametrize("label", [CLASSES, -1, 100_000])
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
-def test_a_label_that_is_no_class_is_an_error(loss: Loss, label: int) -> None:
+def test_a_label_out_of_range_is_an_error(loss: Loss, label: int) -> None:
     with pytest.raises(RunError, match=f"{label} is out of range for 8 .*field targets"):
         virtual_run(training(loss, label), Layout(), 1)
 

@@ -84,11 +84,11 @@ def test_loss_and_gradient_are_torchs(
     given = (x.detach(), lse, target, weight, 1, -100)
     loss, total = cross_entropy.loss_of_logits(*given)
     torch.testing.assert_close(loss, expected.detach())
-    made = cross_entropy.gradient_of_logits(torch.ones(()).double(), *given, total, None)
-    torch.testing.assert_close(made, x.grad)
+    result = cross_entropy.gradient_of_logits(torch.ones(()).double(), *given, total, None)
+    torch.testing.assert_close(result, x.grad)
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
-    made = cross_entropy.gradient_of_logits(torch.ones(()).double(), *given, total, None)
-    torch.testing.assert_close(made, x.grad)
+    result = cross_entropy.gradient_of_logits(torch.ones(()).double(), *given, total, None)
+    torch.testing.assert_close(result, x.grad)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)

@@ -57,11 +57,11 @@ def beside(x: Tensor) -> Tensor:
 
 def training(read: Callable[[Tensor], Tensor]) -> Training:
     """Of such a net."""
-    made = torch.Generator().manual_seed(5)
+    result = torch.Generator().manual_seed(5)
     batches = tuple(
         {
-            "images": torch.randn(8, 3, 4, 4, generator=made),
-            "labels": torch.randint(0, 5, (8,), generator=made),
+            "images": torch.randn(8, 3, 4, 4, generator=result),
+            "labels": torch.randint(0, 5, (8,), generator=result),
         }
         for _ in range(2)
     )
@@ -93,16 +93,16 @@ def test_reads_by_strides_train_as_plain_torch(
     read: Callable[[Tensor], Tensor], layout: Layout
 ) -> None:
     given = training(read)
-    found = virtual_run(given, layout, 2)
-    assert loss_difference(found.losses, plain_loop(given, 0.0, 2)) <= 1e-6
-    assert not [note for note in found.plan.notes if "no signature table" in note]
+    run = virtual_run(given, layout, 2)
+    assert loss_difference(run.losses, plain_loop(given, 0.0, 2)) <= 1e-6
+    assert not [note for note in run.plan.notes if "no signature table" in note]
 
 
 def test_what_lies_channels_last_is_turned_first() -> None:
     given = training(turned)
     given.model()
-    found = virtual_run(given, Layout(data=2), 2)
-    assert loss_difference(found.losses, plain_loop(given, 0.0, 2)) <= 1e-6
+    run = virtual_run(given, Layout(data=2), 2)
+    assert loss_difference(run.losses, plain_loop(given, 0.0, 2)) <= 1e-6
 
 
 def test_memory_that_is_not_the_tensors_own_is_refused() -> None:

@@ -63,30 +63,30 @@ def test_a_mask_drops_the_share_that_it_is_asked_for(p: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_uniform_numbers_lie_in_the_half_open_interval(dtype: torch.dtype) -> None:
-    made = random.uniform(DRAW, 1, "a", SHAPE, dtype=dtype)
-    assert made.dtype == dtype
-    assert made.min() >= 0
-    assert made.max() < 1
-    quarters = torch.histc(made.float(), 4, 0, 1) / made.numel()
+    result = random.uniform(DRAW, 1, "a", SHAPE, dtype=dtype)
+    assert result.dtype == dtype
+    assert result.min() >= 0
+    assert result.max() < 1
+    quarters = torch.histc(result.float(), 4, 0, 1) / result.numel()
     assert float((quarters - 0.25).abs().max()) < 0.01
 
 
 def test_normal_numbers_have_the_moments_of_a_normal_distribution() -> None:
-    made = random.normal(DRAW, 1, "a", SHAPE, dtype=torch.float32)
-    moments = [float((made**k).mean()) for k in range(1, 5)]
+    result = random.normal(DRAW, 1, "a", SHAPE, dtype=torch.float32)
+    moments = [float((result**k).mean()) for k in range(1, 5)]
     assert moments == pytest.approx([0, 1, 0, 3], abs=0.05)
-    assert float((made.abs() < 1).float().mean()) == pytest.approx(0.6827, abs=0.01)
+    assert float((result.abs() < 1).float().mean()) == pytest.approx(0.6827, abs=0.01)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 2), (-3, 4), (0, 2**40)])
 def test_integers_fill_their_range(low: int, high: int) -> None:
-    made = random.integers(DRAW, 1, "a", SHAPE, low, high, dtype=torch.int64)
-    assert made.min() >= low
-    assert made.max() < high
+    result = random.integers(DRAW, 1, "a", SHAPE, low, high, dtype=torch.int64)
+    assert result.min() >= low
+    assert result.max() < high
     middle = (low + high - 1) / 2
-    assert float(made.double().mean() - middle) / (high - low) == pytest.approx(0, abs=0.01)
+    assert float(result.double().mean() - middle) / (high - low) == pytest.approx(0, abs=0.01)
     if high - low < 10:
-        assert set(made.unique().tolist()) == set(range(low, high))
+        assert set(result.unique().tolist()) == set(range(low, high))
 
 
 def test_a_permutation_has_every_number_once_and_in_another_order_for_another_draw() -> None:

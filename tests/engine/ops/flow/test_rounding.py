@@ -32,12 +32,12 @@ def rounded(x: Tensor, step: float = 1.0, stream: str = STREAM) -> Tensor:
 @pytest.mark.parametrize("value", [0.3, -0.3, 1e-30, -7e30])
 def test_a_value_becomes_a_neighbour_and_on_average_stays(value: float) -> None:
     x = torch.full((400, 500), value)
-    found = rounded(x).float()
-    low, high = found.unique().tolist()
+    actual = rounded(x).float()
+    low, high = actual.unique().tolist()
     assert low < x[0, 0].item() < high
     assert torch.nextafter(torch.tensor(low).bfloat16(), torch.tensor(high).bfloat16()) == high
     spread = (high - low) / x.numel() ** 0.5
-    assert float(found.double().mean()) == pytest.approx(float(x[0, 0]), abs=2 * spread)
+    assert float(actual.double().mean()) == pytest.approx(float(x[0, 0]), abs=2 * spread)
 
 
 def test_what_bf16_has_stays_and_so_do_infinities() -> None:
@@ -78,8 +78,8 @@ def test_an_update_is_that_of_fp32_then_rounded(
         shape=(6, 3),
         **numbers,
     )
-    for k, (found, new) in enumerate(zip((param, *states), (wide[0], *wide[2:]), strict=True)):
-        assert torch.equal(found, rounded(new, stream=stream_of(STREAM, k)))
+    for k, (actual, new) in enumerate(zip((param, *states), (wide[0], *wide[2:]), strict=True)):
+        assert torch.equal(actual, rounded(new, stream=stream_of(STREAM, k)))
 
 
 def test_an_update_that_is_left_out_changes_nothing() -> None:

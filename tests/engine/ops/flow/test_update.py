@@ -50,8 +50,10 @@ def test_adamw_updates_strided_tensors_alike() -> None:
 
 def test_updates_are_in_place() -> None:
     param, exp_avg, exp_avg_sq = torch.ones(3), torch.zeros(3), torch.zeros(3)
-    made = update.adamw(param, torch.ones(3), exp_avg, exp_avg_sq, step=torch.tensor(1.0), **ADAMW)
-    assert made[0] is param and made[1] is exp_avg and made[2] is exp_avg_sq
+    result = update.adamw(
+        param, torch.ones(3), exp_avg, exp_avg_sq, step=torch.tensor(1.0), **ADAMW
+    )
+    assert result[0] is param and result[1] is exp_avg and result[2] is exp_avg_sq
 
 
 def test_sgd_without_momentum_returns_the_weight_alone() -> None:
@@ -124,8 +126,8 @@ def test_what_is_assigned_may_be_another_of_the_old_tensors() -> None:
 
 def test_an_average_follows_its_weight() -> None:
     average = torch.tensor([0.0, 4.0])
-    made = update.ema(average, torch.tensor([1.0, 0.0]), decay=0.75)
-    assert made is average and torch.equal(average, torch.tensor([0.25, 3.0]))
+    result = update.ema(average, torch.tensor([1.0, 0.0]), decay=0.75)
+    assert result is average and torch.equal(average, torch.tensor([0.25, 3.0]))
 
 
 @pytest.mark.parametrize("shape", [(7,), (300, 300)], ids=str)

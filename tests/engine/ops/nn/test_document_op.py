@@ -20,8 +20,8 @@ DOCUMENTS = {
 def draw_heads(dtype: torch.dtype) -> Tensor:
     """Draw (samples, length, heads, 3, width), as one product makes query, key and value."""
     draws = torch.Generator().manual_seed(0)
-    made = torch.randn(3, LENGTH, 2, 3, WIDTH, generator=draws, dtype=torch.float64)
-    return made.to(dtype).requires_grad_()
+    result = torch.randn(3, LENGTH, 2, 3, WIDTH, generator=draws, dtype=torch.float64)
+    return result.to(dtype).requires_grad_()
 
 
 def mask_of(documents: Tensor) -> Tensor:
@@ -36,11 +36,11 @@ def mask_of(documents: Tensor) -> Tensor:
 def test_it_is_attention_by_a_mask(lengths: list[list[int]], scale: float | None) -> None:
     heads, documents = draw_heads(torch.float64), torch.tensor(lengths)
     given = [x.transpose(1, 2) for x in heads.unbind(3)]
-    found, _ = document_attention(*given, documents, scale)
+    actual, _ = document_attention(*given, documents, scale)
     masked = F.scaled_dot_product_attention(*given, attn_mask=mask_of(documents), scale=scale)
-    torch.testing.assert_close(found, masked, rtol=1e-12, atol=1e-12)
-    weigh = torch.randn(found.shape, generator=torch.Generator().manual_seed(1)).double()
-    one, other = (torch.autograd.grad((x * weigh).sum(), heads)[0] for x in (found, masked))
+    torch.testing.assert_close(actual, masked, rtol=1e-12, atol=1e-12)
+    weigh = torch.randn(actual.shape, generator=torch.Generator().manual_seed(1)).double()
+    one, other = (torch.autograd.grad((x * weigh).sum(), heads)[0] for x in (actual, masked))
     torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 

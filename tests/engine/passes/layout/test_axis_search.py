@@ -46,14 +46,14 @@ def problems(draw: st.DrawFn) -> Problem:
     for k in range(draw(st.integers(1, 6))):
         stage = max(stage, draw(st.integers(0, 4)) // 4)
         inputs = draw(st.lists(st.sampled_from(there), min_size=1, max_size=2, unique=True))
-        made = f"t{k}"
-        sizes[made] = draw(size)
-        ops.append(Op(f"op{k}", "op", tuple(map(Ref, inputs)), outputs=(made,), stage=stage))
+        result = f"t{k}"
+        sizes[result] = draw(size)
+        ops.append(Op(f"op{k}", "op", tuple(map(Ref, inputs)), outputs=(result,), stage=stage))
         row = st.tuples(*[st.sampled_from(SBPS)] * (len(inputs) + 1), st.integers(0, 3))
         least = draw(st.sampled_from((1, 2, 2, 3)))
         drawn = draw(st.lists(row, min_size=least, max_size=3, unique_by=_signature))
         rows.append([(Signature(r[:-2], (r[-2],)), r[-1] * 1e-4) for r in drawn])
-        there.append(made)
+        there.append(result)
     known = {name: frozenset({(0, B)}) for name in sources[:1]}
     home = st.lists(st.sampled_from(SBPS[::2]), min_size=1, max_size=2, unique=True)
     homes = {name: [((0, sbp), 0.0) for sbp in draw(home)] for name in sources[1:]}
@@ -184,24 +184,24 @@ QUICK = settings(max_examples=200)
 def test_the_search_finds_what_brute_force_finds(problem: Problem) -> None:
     oracle = BruteForce(problem)
     least = min(oracle.total(rows, homes) for rows, homes in oracle.choices())
-    found = solve(problem)
-    assert found.exact
-    assert found.cost == pytest.approx(least, rel=1e-6, abs=1e-9)
+    solution = solve(problem)
+    assert solution.exact
+    assert solution.cost == pytest.approx(least, rel=1e-6, abs=1e-9)
 
 
 @QUICK
 @given(problem=problems())
 def test_the_cost_is_that_of_the_rows_and_homes_it_names(problem: Problem) -> None:
-    found = solve(problem)
+    solution = solve(problem)
     rows = [
         [row for row, _ in legal].index(chosen)
-        for legal, chosen in zip(problem.rows, found.rows, strict=True)
+        for legal, chosen in zip(problem.rows, solution.rows, strict=True)
     ]
-    total = BruteForce(problem).total(rows, found.homes)
-    assert found.cost == pytest.approx(total, rel=1e-6, abs=1e-9)
-    for op, row in zip(problem.ops, found.rows, strict=True):
+    total = BruteForce(problem).total(rows, solution.homes)
+    assert solution.cost == pytest.approx(total, rel=1e-6, abs=1e-9)
+    for op, row in zip(problem.ops, solution.rows, strict=True):
         for name, sbp in zip(op.inputs, row.inputs, strict=True):
-            assert (op.stage, sbp) in found.forms[name]
+            assert (op.stage, sbp) in solution.forms[name]
 
 
 def residual(length: int, choose: random.Random) -> Problem:
@@ -247,19 +247,19 @@ def test_a_long_chain_costs_what_its_shortest_path_costs(seed: int) -> None:
     for legal in rows:
         costs: dict[AxisLocation, float] = {}
         for row, _ in legal:
-            asked, made = (0, row.inputs[0]), (0, row.outputs[0])
+            asked, result = (0, row.inputs[0]), (0, row.outputs[0])
             reached = min(c + priced(problem, "", have, asked) for have, c in cheapest.items())
-            costs[made] = min(reached, costs.get(made, reached))
+            costs[result] = min(reached, costs.get(result, reached))
         cheapest = costs
-    found = solve(problem)
-    assert found.exact
-    assert found.cost == pytest.approx(min(cheapest.values()))
+    solution = solve(problem)
+    assert solution.exact
+    assert solution.cost == pytest.approx(min(cheapest.values()))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_long_residual_stream_is_solved_exactly(seed: int) -> None:
-    found = solve(residual(200, random.Random(f"residual {seed}")))
-    assert found.exact
+    solution = solve(residual(200, random.Random(f"residual {seed}")))
+    assert solution.exact
 
 
 def test_a_sum_over_many_branches_is_solved_exactly_branch_by_branch() -> None:
@@ -277,7 +277,7 @@ def test_a_sum_over_many_branches_is_solved_exactly_branch_by_branch() -> None:
         ops.append(Op(f"update{k}", "op", (Ref(f"g{k}"), Ref("norm")), outputs=(f"w{k}",)))
         rows.append([(Signature((s, B), (s,)), 0.0) for s in (B, S(0))])
     known = {f"g{k}": frozenset({(0, P)}) for k in names}
-    found = solve(
+    solution = solve(
         Problem(
             ops=ops,
             rows=rows,
@@ -289,5 +289,5 @@ def test_a_sum_over_many_branches_is_solved_exactly_branch_by_branch() -> None:
         )
     )
     scatter, reduce = boxing_seconds(4096, (0, P), (0, S(0))), boxing_seconds(4096, (0, P), (0, B))
-    assert found.exact
-    assert found.cost == pytest.approx(60 * scatter + reduce)
+    assert solution.exact
+    assert solution.cost == pytest.approx(60 * scatter + reduce)

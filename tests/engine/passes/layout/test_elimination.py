@@ -40,19 +40,19 @@ def total(tables: Sequence[CostTable], choice: Sequence[int]) -> float:
 @given(network=networks())
 def test_elimination_finds_what_brute_force_finds(network: Network) -> None:
     sizes, tables = network
-    found = minimise(sizes, tables)
-    assert found.exact
-    assert found.cost == min(total(tables, c) for c in itertools.product(*map(range, sizes)))
-    assert found.cost == total(tables, found.choice)
+    solution = minimise(sizes, tables)
+    assert solution.exact
+    assert solution.cost == min(total(tables, c) for c in itertools.product(*map(range, sizes)))
+    assert solution.cost == total(tables, solution.choice)
 
 
 @QUICK
 @given(network=networks())
 def test_too_wide_a_network_still_gets_a_choice_and_its_cost(network: Network) -> None:
     sizes, tables = network
-    found = minimise(sizes, tables, max_entries=2)
-    assert found.cost == total(tables, found.choice)
-    assert found.cost >= minimise(sizes, tables).cost
+    solution = minimise(sizes, tables, max_entries=2)
+    assert solution.cost == total(tables, solution.choice)
+    assert solution.cost >= minimise(sizes, tables).cost
 
 
 def test_a_network_wider_than_allowed_is_not_called_exact() -> None:
@@ -67,6 +67,6 @@ def test_what_everybody_reads_leaves_last() -> None:
     hubs, links = (0, 1), range(2, 200)
     tables = [CostTable((hub, link), np.eye(20, 4)) for hub in hubs for link in links]
     tables += [CostTable((link, link + 1), np.eye(4)) for link in links[:-1]]
-    found = minimise([20, 20, *[4] * len(links)], tables, max_entries=20 * 20 * 4 * 4)
-    assert found.exact
-    assert found.cost == pytest.approx(0.0)
+    solution = minimise([20, 20, *[4] * len(links)], tables, max_entries=20 * 20 * 4 * 4)
+    assert solution.exact
+    assert solution.cost == pytest.approx(0.0)

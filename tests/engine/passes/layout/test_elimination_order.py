@@ -33,9 +33,9 @@ def test_the_least_table_leaves_first_then_the_fewest_new_pairs(
     network: tuple[list[int], Near],
 ) -> None:
     sizes, near = network
-    found = order_variables(sizes, near)
+    order = order_variables(sizes, near)
     near = {v: set(others) for v, others in near.items()}
-    for leaving in found:
+    for leaving in order:
 
         def urgency(v: int) -> tuple[int, int, int]:
             entries = math.prod((sizes[u] for u in near[v]), start=sizes[v])

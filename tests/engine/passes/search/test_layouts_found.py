@@ -53,30 +53,30 @@ def test_a_gpt_of_small_blocks_and_many_samples_is_data_parallel() -> None:
 
 
 def test_a_million_faces_are_split_by_classes() -> None:
-    found = search_of("insightface_hybrid", *V100, *FACES, pins=False)
+    layout = search_of("insightface_hybrid", *V100, *FACES, pins=False)
     pinned = search_of("insightface_hybrid", *V100, *FACES, pins=True)
-    assert words(found)["head.weight"] == "S(0)"
-    assert found.seconds <= pinned.seconds
-    assert found.seconds < 0.5 * found.network.cost(found.starts["inferred"])[0], "data parallel"
+    assert words(layout)["head.weight"] == "S(0)"
+    assert layout.seconds <= pinned.seconds
+    assert layout.seconds < 0.5 * layout.network.cost(layout.starts["inferred"])[0], "data parallel"
 
 
 def test_large_tables_are_split() -> None:
     """Those that no rank can hold.  By columns: all look up all ids, an all-to-all brings each rank
     its samples' rows; but a column cannot be split by columns.
     """
-    found = search_of("wide_deep", *V100, *CLICKS, pins=False)
+    layout = search_of("wide_deep", *V100, *CLICKS, pins=False)
     pinned = search_of("wide_deep", *V100, *CLICKS, pins=True)
-    assert words(found)["deep.weight"] == "S(1)"
-    assert words(found)["wide.weight"] == "S(0)"
-    assert found.seconds <= pinned.seconds
+    assert words(layout)["deep.weight"] == "S(1)"
+    assert words(layout)["wide.weight"] == "S(0)"
+    assert layout.seconds <= pinned.seconds
 
 
 def test_tables_that_fit_are_split_where_memory_counts() -> None:
     """To send ids and rows of gradients to all takes less time than two all-to-alls."""
-    found = search_of("wide_deep", *V100, *FEWER, pins=False)
+    layout = search_of("wide_deep", *V100, *FEWER, pins=False)
     pinned = search_of("wide_deep", *V100, *FEWER, pins=True)
-    assert words(found)["deep.weight"] == "B"
-    assert found.seconds <= pinned.seconds
+    assert words(layout)["deep.weight"] == "B"
+    assert layout.seconds <= pinned.seconds
     weighed = search_of(
         "wide_deep", *V100, *FEWER, pins=False, auto=Auto(enabled=True, memory="slight")
     )
@@ -87,16 +87,16 @@ def test_a_resnet_stays_data_parallel() -> None:
     """Every convolution is of a rank's own samples; a few weights are gathered from shards, as
     under ZeRO 3, which costs a little less than to update them everywhere.
     """
-    found = search_of("resnet_dp", *V100, *RESNET, pins=False)
-    options = found.network.options
+    layout = search_of("resnet_dp", *V100, *RESNET, pins=False)
+    options = layout.network.options
     convolutions = [
-        options.rows[v][found.found.choice[v]][0].outputs[0]
+        options.rows[v][layout.found.choice[v]][0].outputs[0]
         for v, op in enumerate(options.ops)
         if op.target.startswith("aten.convolution.")
     ]
     assert len(convolutions) > 16 and set(convolutions) == {S(0)}
-    data_parallel = found.network.cost(found.starts["inferred"])[0]
-    assert 0.97 * data_parallel < found.seconds <= data_parallel
+    data_parallel = layout.network.cost(layout.starts["inferred"])[0]
+    assert 0.97 * data_parallel < layout.seconds <= data_parallel
 
 
 @pytest.mark.parametrize("recipe", ["gpt_tp", "wide_deep"])
@@ -114,8 +114,8 @@ def test_adaptive_holds_what_the_memory_allows() -> None:
         for mode in ("off", "heavy")
     )
     limit = round(off.bytes + heavy.bytes) // 2
-    found = search_of("gpt_tp", f"hardware.memory_bytes={limit}", pins=False)
-    assert heavy.bytes <= found.bytes <= limit < off.bytes
-    assert off.seconds <= found.seconds <= heavy.seconds
+    layout = search_of("gpt_tp", f"hardware.memory_bytes={limit}", pins=False)
+    assert heavy.bytes <= layout.bytes <= limit < off.bytes
+    assert off.seconds <= layout.seconds <= heavy.seconds
     least = search_of("gpt_tp", "hardware.memory_bytes=1", pins=False)
     assert least.bytes <= heavy.bytes, "where nothing fits, the fewest bytes"

@@ -62,18 +62,18 @@ def test_a_rank_holds_what_its_own_stage_holds() -> None:
     rows, objective = RowTables(graph, strategy), Objective(graph, strategy)
     options = Options.of(graph, rows)
     net = make_network(graph, options, objective)
-    found = search(net)
+    actual = search(net)
     held = [0.0, 0.0]
-    for op, k in zip(graph.ops, found.choice, strict=False):
+    for op, k in zip(graph.ops, actual.choice, strict=False):
         held[op.stage] += float(objective.row_bytes(op, rows.of(op))[k])
     for v in graph.variables:
-        held[v.stage] += objective.home_bytes(v, options.homes_at(found.choice)[v.tensor])
+        held[v.stage] += objective.home_bytes(v, options.homes_at(actual.choice)[v.tensor])
     for name, readers in graph.consumers.items():  # what comes from the other stage is a copy
         maker = graph.producer.get(name)
         for stage in {op.stage for op in readers if maker and op.stage != maker.stage}:
             held[stage] += objective.copy_bytes(name, Location(stage, (B,)))
     assert min(held) > 0
-    assert net.cost(found.choice)[1] == max(held)
+    assert net.cost(actual.choice)[1] == max(held)
 
     def asked(limit: float) -> float:
         hardware = replace(strategy.hardware, memory_bytes=int(limit))

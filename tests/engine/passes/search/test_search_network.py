@@ -136,12 +136,12 @@ def brute_force(graph: LogicalGraph, rows: Few, objective: Objective, byte_s: fl
     def add(over: Sequence[int], value: object) -> None:
         """A function of the options at some places."""
         nonlocal total
-        found = np.empty([shape[v] for v in over])
-        for where in np.ndindex(*found.shape):
-            found[where] = value(*where)  # type: ignore[operator]
+        actual = np.empty([shape[v] for v in over])
+        for where in np.ndindex(*actual.shape):
+            actual[where] = value(*where)  # type: ignore[operator]
         order = sorted(range(len(over)), key=over.__getitem__)
         dims = [shape[v] if v in over else 1 for v in range(len(shape))]
-        total = total + found.transpose(order).reshape(dims)
+        total = total + actual.transpose(order).reshape(dims)
 
     def form(name: str, k: int) -> Location:
         """In which a tensor is made, by option k of its maker."""
@@ -234,16 +234,16 @@ def test_the_search_finds_what_brute_force_finds(
 ) -> None:
     graph, strategy, rows, objective = problem
     net = make_network(graph, Options.of(graph, rows), objective)
-    found, byte_s = search_by_memory(
+    actual, byte_s = search_by_memory(
         lambda byte_s, *better: search(net, None, byte_s), net, strategy
     )
     read_s = 1 / strategy.hardware.memory_bytes_per_s
     assert byte_s == WEIGHTS[strategy.auto.memory] * read_s
     least = brute_force(graph, rows, objective, byte_s)
-    assert found.gap == 0.0
-    assert found.cost == pytest.approx(least, rel=1e-9, abs=1e-12)
-    seconds, held = net.cost(found.choice)
-    assert seconds + byte_s * held == pytest.approx(found.cost)
+    assert actual.gap == 0.0
+    assert actual.cost == pytest.approx(least, rel=1e-9, abs=1e-12)
+    seconds, held = net.cost(actual.choice)
+    assert seconds + byte_s * held == pytest.approx(actual.cost)
     relaxed = search(
         make_network(graph, Options.of(graph, rows), objective, relaxed=True), None, byte_s
     )
@@ -281,8 +281,8 @@ def test_adaptive_fits_the_memory_if_anything_does(
     limit = math.ceil(leanest[1] + share * (fastest[1] - leanest[1]))
     hardware = replace(strategy.hardware, memory_bytes=limit)
     asked = replace(strategy, hardware=hardware, auto=replace(strategy.auto, memory="adaptive"))
-    found, byte_s = search_by_memory(lambda byte_s, *better: search(net, None, byte_s), net, asked)
-    seconds, held = net.cost(found.choice)
+    actual, byte_s = search_by_memory(lambda byte_s, *better: search(net, None, byte_s), net, asked)
+    seconds, held = net.cost(actual.choice)
     assert held <= limit
     assert fastest[0] <= seconds <= leanest[0] * (1 + 1e-9)
     assert bool(byte_s) == (fastest[1] > limit)

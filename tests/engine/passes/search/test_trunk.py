@@ -53,6 +53,6 @@ def test_nothing_is_hidden_where_all_axes_block(
 
 def test_hidden_seconds_are_rounded_down_by_an_eighth_at_most() -> None:
     """So that blocks which are nearly equal have equal tables."""
-    found = [hidden_seconds(GRAPH, {**SECONDS, "a": 1 + k / 100})["w"] for k in range(20)]
-    assert set(found) == {3.0}
+    hidden = [hidden_seconds(GRAPH, {**SECONDS, "a": 1 + k / 100})["w"] for k in range(20)]
+    assert set(hidden) == {3.0}
     assert hidden_seconds(GRAPH, {**SECONDS, "a": 1.3})["w"] == pytest.approx(3.25)

@@ -54,8 +54,8 @@ def test_cuts_are_the_best_of_all_cuts(line: ForwardSequence, data: st.DataObjec
     every = list(itertools.combinations(range(1, n), stages - 1))
     limit = min(map(slowest, every)) + WORK_TOLERANCE * sum(line.work_s) / sum(ranks)
     nearly = [cuts for cuts in every if slowest(cuts) <= limit]
-    found = balance_cuts(line, ranks)
-    assert (sent(found), slowest(found)) == min((sent(cuts), slowest(cuts)) for cuts in nearly)
+    actual = balance_cuts(line, ranks)
+    assert (sent(actual), slowest(actual)) == min((sent(cuts), slowest(cuts)) for cuts in nearly)
 
 
 def staged(training: Training, stages: int) -> LogicalGraph:

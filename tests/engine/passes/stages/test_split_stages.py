@@ -202,11 +202,11 @@ def test_another_graph_of_the_model_follows_op_by_op() -> None:
     training = split_stages(two_layers(), one_rank_stages(3))
     text = TWO_LAYERS.replace("aten.relu.default", "aten.gelu.default")  # this graph has another op
     lines = [line for line in text.splitlines() if "backward" not in line and "grad/" not in line]
-    found = split_stages(
+    actual = split_stages(
         graph_of("\n".join(lines)), one_rank_stages(3, decided=read_stages(training))
     )
     there = {op.name: op.stage for op in training.ops}
-    assert all(op.stage == there[op.name] for op in found.ops)
-    assert {v.name: v.stage for v in found.variables} == {
+    assert all(op.stage == there[op.name] for op in actual.ops)
+    assert {v.name: v.stage for v in actual.variables} == {
         v.name: v.stage for v in training.variables
     }

@@ -75,5 +75,5 @@ def test_a_cut_is_no_slower_than_one_between_blocks(stages: int) -> None:
     between = replace(
         strategy, decided=cut_after_blocks(graph, RepeatedBlocks("blocks", DEPTH), DEPTH // stages)
     )
-    found, even = (rehearsed(graph, each).rehearsal.step_s for each in (strategy, between))
-    assert found <= even
+    actual, even = (rehearsed(graph, each).rehearsal.step_s for each in (strategy, between))
+    assert actual <= even

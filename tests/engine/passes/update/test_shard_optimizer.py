@@ -61,8 +61,8 @@ def test_stage_0_changes_nothing() -> None:
 def test_the_first_dim_that_divides_is_split() -> None:
     """With 7 hidden features over 2 ranks: of (7, 4) the second dim, of (2, 7) the first."""
     odd = TWO_LAYERS.replace("[8, 4]", "[7, 4]").replace("[2, 8]", "[2, 7]")
-    found = homes(rewritten(through(shard_optimizer), zero(1, least=1), graph_of(odd)))
-    assert (found["a.weight"], found["b.weight"]) == ("S(1)", "S(0)")
+    actual = homes(rewritten(through(shard_optimizer), zero(1, least=1), graph_of(odd)))
+    assert (actual["a.weight"], actual["b.weight"]) == ("S(1)", "S(0)")
 
 
 def test_a_weight_of_which_no_dim_divides_stays_whole() -> None:
@@ -103,14 +103,14 @@ WHAT_MOVES = {
 @pytest.mark.parametrize("stage", list(WHAT_MOVES))
 def test_gradients_are_scattered_and_weights_gathered(stage: int) -> None:
     """b.weight, too small, has an all-reduce as without ZeRO."""
-    found = boxings(rewritten(PASSES, zero(stage)))
-    assert found == [*WHAT_MOVES[stage], "grad/b.weight: all_reduce, update"]
+    actual = boxings(rewritten(PASSES, zero(stage)))
+    assert actual == [*WHAT_MOVES[stage], "grad/b.weight: all_reduce, update"]
 
 
 def test_stage_3_gathers_for_forward_and_backward_apart() -> None:
     """Backward reads b.weight, not a.weight: %x needs no gradient."""
-    found = boxings(rewritten(PASSES, zero(3, least=1)))
-    gathers = [line for line in found if "all_gather" in line]
+    actual = boxings(rewritten(PASSES, zero(3, least=1)))
+    gathers = [line for line in actual if "all_gather" in line]
     assert gathers == [
         "a.weight: all_gather, forward",
         "b.weight: all_gather, forward",

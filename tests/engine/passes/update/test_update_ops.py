@@ -23,7 +23,7 @@ def in_phase(graph: LogicalGraph, phase: str) -> list[str]:
     return [op.name for op in graph.ops if op.phase == phase]
 
 
-def test_gradients_are_summed_behind_their_makers_and_update_their_weights() -> None:
+def test_gradients_are_summed_after_their_makers_and_update_their_weights() -> None:
     graph = rewritten(THROUGH, one_rank_stages(1))
     assert in_phase(graph, BACKWARD) == [
         *("tangent", "dy", "dyt", "db", "grad/b.weight"),
@@ -99,8 +99,8 @@ def test_clipping_sums_squares_within_each_stage_then_over_the_stages() -> None:
         %clip_scale = flow.clip_scale(%sumsq, 0.5)  # update - stage 0
         """,
     )
-    made = {name: graph.producer[f"{name}.weight'"].inputs for name in "ab"}
-    assert "clip_scale" in made["a"] and "clip_scale@1" in made["b"]
+    result = {name: graph.producer[f"{name}.weight'"].inputs for name in "ab"}
+    assert "clip_scale" in result["a"] and "clip_scale@1" in result["b"]
     assert graph.producer["clip_scale@1"].inputs == ("sumsq",)
     assert graph.results == (("loss", "loss/mean"), ("grad_norm", "grad_norm"))
 
