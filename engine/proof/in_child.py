@@ -26,7 +26,9 @@ MOST_SILENT_S = 20.0  # of one candidate
 MOST_CRASHES = 8  # of one form: what crashes more often is not tried on
 
 _SIZE = struct.Struct("<I")
-Event = int | FoundRow | None  # a candidate that is tried now, a row that holds, the end of a form
+TrialEvent = (
+    int | FoundRow | None
+)  # a candidate that is tried now, a row that holds, the end of a form
 
 
 @dataclass
@@ -66,7 +68,7 @@ def experiments(forms: Sequence[CallForm]) -> list[tuple[FoundRow, ...]]:
     return [tuple(each.rows) for each in progress]
 
 
-def _child(work: Sequence[tuple[int, CallForm, int]]) -> Iterator[tuple[int, Event]]:
+def _child(work: Sequence[tuple[int, CallForm, int]]) -> Iterator[tuple[int, TrialEvent]]:
     """Yield (number of the form, event), in order."""
     reads, writes = os.pipe()
     with warnings.catch_warnings():
@@ -100,12 +102,12 @@ def _try_all(work: Sequence[tuple[int, CallForm, int]], writes: int) -> None:
         os._exit(0)
 
 
-def _send(writes: int, event: tuple[int, Event]) -> None:
+def _send(writes: int, event: tuple[int, TrialEvent]) -> None:
     text = pickle.dumps(event)
     os.write(writes, _SIZE.pack(len(text)) + text)
 
 
-def _events(reads: int) -> Iterator[tuple[int, Event]]:
+def _events(reads: int) -> Iterator[tuple[int, TrialEvent]]:
     held = b""
     while select.select([reads], [], [], MOST_SILENT_S)[0]:
         got = os.read(reads, 1 << 16)

@@ -180,11 +180,9 @@ def _unmatched(graph: LogicalGraph, pin: Pin, modules: list[str]) -> RecipeError
 
 
 def _uncrossed(pin: Pin) -> RecipeError:
-    verb, wanted = (
-        ("leaves", "output another module reads.")
-        if pin.where == "out"
-        else ("enters", "input is not a weight.")
-    )
+    verb, wanted = "leaves", "output another module reads."
+    if pin.where == "in":
+        verb, wanted = "enters", "input is not a weight."
     return RecipeError(
         pin.key,
         f"no tensor {verb} {pin.pattern!r} in forward.",

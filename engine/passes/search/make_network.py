@@ -155,18 +155,13 @@ class _Maker:
                 self._forbid((home, v), self._known[key])
 
     def _box(self, name: str, maker: Choices, readers: list[Choices]) -> None:
-        if not self.objective.auto.sbp_collector:
-            self._pay_shares(name, maker, readers, 1, frozenset())
-        elif self.relaxed:
-            several = readers if len(readers) > 1 else []
-            ways: Locations = frozenset().union(*(f for r in several for f in r.forms))
-            self._pay_shares(name, maker, readers, len(readers), ways)
-        else:
+        collects = self.objective.auto.sbp_collector
+        if collects and not self.relaxed:
             self._pay_once(name, maker, readers)
-
-    def _pay_shares(
-        self, name: str, maker: Choices, readers: list[Choices], shares: int, ways: Locations
-    ) -> None:
+            return
+        shares = len(readers) if collects else 1
+        several = readers if shares > 1 else []
+        ways: Locations = frozenset().union(*(f for r in several for f in r.forms))
         for reader in readers:
             self._pay(name, maker, reader, 1 / shares, ways)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from flowrun.engine.ir.graph import Ref, Variable
 from flowrun.engine.ops.flow.update import ADD_N, CLIP_SCALE
-from flowrun.engine.passes.update.graph_builder import GraphBuilder
+from flowrun.engine.passes.update.graph_builder import GraphBuilder, OpPlace
 
 
 def clip_by_value(
@@ -22,15 +22,14 @@ def clip_by_value(
             "aten.clamp.default",
             (Ref(gradients[v.name]), -limit, limit),
             like=builder.tensors[gradients[v.name]],
-            module=v.name.rpartition(".")[0],
-            stage=v.stage,
+            at=OpPlace.of(v),
         )
 
 
 def clip_scale(builder: GraphBuilder, squares: str, max_norm: float, stage: int = 0) -> str:
     """Return the coefficient min(1, max_norm / norm) of the global norm of the gradients."""
     name = f"clip_scale@{stage}" if stage else "clip_scale"
-    return builder.one(name, CLIP_SCALE, (Ref(squares), max_norm), stage=stage)
+    return builder.one(name, CLIP_SCALE, (Ref(squares), max_norm), at=OpPlace(stage))
 
 
 def sum_over_gradients(
@@ -49,7 +48,7 @@ def sum_over_gradients(
     totals = sum_over_stages(builder, target, name, variables, gradients)
     if len(totals) == 1:
         return next(iter(totals.values()))
-    return builder.one(name, ADD_N, tuple(map(Ref, totals.values())), stage=stage)
+    return builder.one(name, ADD_N, tuple(map(Ref, totals.values())), at=OpPlace(stage))
 
 
 def sum_over_stages(
@@ -63,17 +62,11 @@ def sum_over_stages(
     totals: dict[int, str] = {}
     for at in sorted({v.stage for v in variables}):
         parts = [
-            builder.one(
-                f"{name}/{v.tensor}",
-                target,
-                (Ref(gradients[v.name]),),
-                module=v.name.rpartition(".")[0],
-                stage=at,
-            )
+            builder.one(f"{name}/{v.tensor}", target, (Ref(gradients[v.name]),), at=OpPlace.of(v))
             for v in variables
             if v.stage == at
         ]
-        totals[at] = builder.one(f"{name}@{at}", ADD_N, tuple(map(Ref, parts)), stage=at)
+        totals[at] = builder.one(f"{name}@{at}", ADD_N, tuple(map(Ref, parts)), at=OpPlace(at))
     return totals
 
 
@@ -88,6 +81,6 @@ def add_up_stages(builder: GraphBuilder, name: str, totals: Mapping[int, str]) -
         if before is None:
             before = own
         else:
-            before = builder.one(f"{name}<{at}", ADD_N, (Ref(before), Ref(own)), stage=at)
+            before = builder.one(f"{name}<{at}", ADD_N, (Ref(before), Ref(own)), at=OpPlace(at))
         sums[at] = before
     return sums

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -17,6 +18,22 @@ from flowrun.engine.ir.graph import (
     Op,
     Variable,
 )
+
+
+class OpPlace(NamedTuple):
+    """The place of an op: its stage, the module that it is of, and its phase."""
+
+    stage: int = 0
+    module: str = ""
+    phase: str = UPDATE
+
+    @classmethod
+    def of(cls, variable: Variable) -> OpPlace:
+        """Return the place of the update of a variable."""
+        return cls(variable.stage, variable.name.rpartition(".")[0])
+
+
+AT_END = OpPlace()
 
 
 class GraphBuilder:
@@ -51,16 +68,11 @@ class GraphBuilder:
         args: tuple[object, ...],
         kwargs: tuple[tuple[str, object], ...] = (),
         outputs: tuple[str, ...] = (),
-        *,
-        module: str = "",
-        phase: str = UPDATE,
-        stage: int = 0,
+        at: OpPlace = AT_END,
     ) -> None:
         """Append an op whose outputs exist already, in the chunk of its inputs."""
-        op = Op(
-            name, target, args, kwargs, outputs=outputs, module=module, phase=phase, stage=stage
-        )
-        sources = (self.base.producer.get(read) for read in op.inputs if phase != UPDATE)
+        op = Op(name, target, args, kwargs, outputs=outputs, **at._asdict())
+        sources = (self.base.producer.get(read) for read in op.inputs if at.phase != UPDATE)
         chunk = max((source.chunk for source in sources if source), default=0)
         self.added.append(replace(op, chunk=chunk))
 
@@ -70,19 +82,15 @@ class GraphBuilder:
         target: str,
         args: tuple[object, ...],
         kwargs: tuple[tuple[str, object], ...] = (),
-        *,
         like: LogicalTensor | None = None,
-        module: str = "",
-        phase: str = UPDATE,
-        stage: int = 0,
+        at: OpPlace = AT_END,
     ) -> str:
         """Append an op with one output of its own name, and return that name.
 
-        name, target, args, kwargs, module, phase, stage: as of `Op`.  like: a tensor with the shape
-        and dtype of the output; None: an fp32 scalar.
+        like: a tensor with the shape and dtype of the output; None: an fp32 scalar.
         """
         output = self.tensor(name, like)
-        self.op(output, target, args, kwargs, (output,), module=module, phase=phase, stage=stage)
+        self.op(output, target, args, kwargs, (output,), at)
         return output
 
     def number(self, field: str, stage: int, values: tuple[float, ...] = ()) -> str:

@@ -8,8 +8,7 @@ it may still be read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TypedDict
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,45 +19,44 @@ from flowrun.engine.ops.flow.sparse import UPDATE_ROWS, RowUpdate
 from flowrun.engine.ops.flow.update import ASSIGN, EMA
 from flowrun.engine.ops.math.pointwise import CAST
 from flowrun.engine.ops.registry import whole_function
-from flowrun.engine.passes.update.graph_builder import GraphBuilder
+from flowrun.engine.passes.update.graph_builder import GraphBuilder, OpPlace
 from flowrun.engine.strategy import Kept, Optimizer
 
 
-def update(
-    builder: GraphBuilder,
-    optimizer: Optimizer,
-    variable: Variable,
-    gradient: str,
-    coefficient: str | None,
-    skip: str | None = None,
-    step: str | None = None,
-    ids: str | None = None,
-    *,
-    kept: Kept,
-) -> None:
-    """Append the ops that change one parameter and its states.
+@dataclass(frozen=True, slots=True)
+class UpdateInputs:
+    """Tensors that the update of a parameter reads.
 
-    coefficient: scalar that multiplies the gradient first.  skip: scalar bool; if it is true, the
-    parameter and its states stay.  step: scalar number of this update; None: of the training step.
-    ids: rows of the table that the gradient consists of; None: all.  kept: whether weights and
-    states are kept in bf16.
+    ids: rows of the table that the gradient consists of; None: all.  coefficient: scalar that
+    multiplies the gradient first.  skip: scalar bool; if it is true, the parameter and its states
+    stay.  step: scalar number of this update; None: of the training step.
     """
+
+    gradient: str
+    ids: str | None = None
+    coefficient: str | None = None
+    skip: str | None = None
+    step: str | None = None
+
+
+def update(
+    builder: GraphBuilder, optimizer: Optimizer, kept: Kept, variable: Variable, reads: UpdateInputs
+) -> None:
+    """Append the ops that change one parameter and its states."""
     settings = optimizer.settings(variable.name)
     rate = _rate(builder, optimizer, float(settings.pop("lr")), variable.stage)
-    if optimizer.function is not None and ids is None:
-        _add_traced_update(
-            builder, optimizer, variable, gradient, rate, coefficient, skip, step, kept=kept
-        )
+    if optimizer.function is not None and reads.ids is None:
+        _add_traced_update(builder, optimizer, kept, variable, rate, reads)
         return
     states, fed = _states_and_numbers(optimizer, settings)
     numbers: dict[str, str] = {"lr": rate} if "lr" in fed else {}
     if "step" in fed:
-        numbers["step"] = step or builder.number("@step", variable.stage)
-    numbers |= {"coefficient": coefficient} if coefficient else {}
-    numbers |= {"skip": skip} if skip else {}
+        numbers["step"] = reads.step or builder.number("@step", variable.stage)
+    numbers |= {"coefficient": reads.coefficient} if reads.coefficient else {}
+    numbers |= {"skip": reads.skip} if reads.skip else {}
     changed, new = _add_states(builder, variable, states, kept)
     param, *rest = changed
-    target, gradients = f"flow.{optimizer.name}", [gradient]
+    target, gradients = f"flow.{optimizer.name}", [reads.gradient]
     by: dict[str, object] = {}
     if is_kept_narrow(builder, variable, kept):
         target = UPDATE_NARROW
@@ -66,23 +64,20 @@ def update(
         shape = builder.tensors[variable.tensor].shape
         by = {"optimizer": optimizer.name, "stream": variable.name, "shape": shape}
         by["seed"] = kept.seed
-    if ids is not None:
+    if reads.ids is not None:
         by["by"] = RowUpdate(optimizer.name, optimizer.function or whole_function(target))
-        target, gradients = UPDATE_ROWS, [ids, gradient]
+        target, gradients = UPDATE_ROWS, [reads.ids, reads.gradient]
     builder.op(
         f"update/{variable.tensor}",
         target,
         (Ref(param), *map(Ref, gradients), *map(Ref, rest)),
         (*by.items(), *((k, Ref(v)) for k, v in numbers.items()), *settings.items()),
         new,
-        module=variable.name.rpartition(".")[0],
-        stage=variable.stage,
+        at=OpPlace.of(variable),
     )
 
 
-def average(
-    builder: GraphBuilder, variable: Variable, decay: float, skip: str | None = None
-) -> None:
+def average(builder: GraphBuilder, variable: Variable, decay: float, skip: str | None) -> None:
     """Append the moving average of a weight that has just been updated.
 
     skip: scalar bool; if it is true, the average stays.
@@ -94,8 +89,7 @@ def average(
         (Ref(state.tensor), Ref(builder.variables[variable.name].new or "")),
         (("decay", decay), *((("skip", Ref(skip)),) if skip else ())),
         (state.new or "",),
-        module=variable.name.rpartition(".")[0],
-        stage=variable.stage,
+        at=OpPlace.of(variable),
     )
 
 
@@ -163,18 +157,13 @@ def _add_states(
 def _add_traced_update(
     builder: GraphBuilder,
     optimizer: Optimizer,
-    variable: Variable,
-    gradient: str,
-    rate: str,
-    coefficient: str | None,
-    skip: str | None,
-    step: str | None,
-    *,
     kept: Kept,
+    variable: Variable,
+    rate: str,
+    reads: UpdateInputs,
 ) -> None:
     function = optimizer.function
     assert function is not None, optimizer.name
-    where = _Where(module=variable.name.rpartition(".")[0], stage=variable.stage)
     settings = tuple(optimizer.settings(variable.name).items())
     param = builder.tensors[variable.tensor]
     narrow = is_kept_narrow(builder, variable, kept)
@@ -184,12 +173,12 @@ def _add_traced_update(
         function, param.shape, param.dtype, tuple(s for s in settings if s[0] not in FED)
     )
     changed, new = _add_states(builder, variable, states_of(function), kept)
-    read = [_widen(builder, tensor, where) for tensor in changed] if narrow else changed
+    read = [_widen(builder, tensor, variable) for tensor in changed] if narrow else changed
     names = dict(zip(("param", *(name for name, _ in states_of(function))), read, strict=True))
-    names["grad"] = _scale_and_cast(builder, variable, gradient, coefficient, param, where)
+    names["grad"] = _scale_and_cast(builder, variable, reads, param)
     names["lr"] = rate
     if "step" in step_scalars_of(function):
-        names["step"] = step or builder.number("@step", variable.stage)
+        names["step"] = reads.step or builder.number("@step", variable.stage)
     for op in program.ops:
         swap = lambda ref: Ref(names[ref.name])  # noqa: E731
         names[op.name] = builder.one(
@@ -198,36 +187,29 @@ def _add_traced_update(
             map_refs(op.args, swap),
             map_refs(op.kwargs, swap),
             like=program.tensors[op.name],
-            **where,
+            at=OpPlace.of(variable),
         )
     results = [names[result] for result in program.results]
     if narrow:
-        results = _round(builder, variable, changed, results, kept.seed, where)
+        results = _round(builder, variable, changed, results, kept.seed)
     builder.op(
         f"update/{variable.tensor}",
         ASSIGN,
         (tuple(map(Ref, changed)), tuple(map(Ref, results))),
-        (("skip", Ref(skip)),) if skip else (),
+        (("skip", Ref(reads.skip)),) if reads.skip else (),
         new,
-        **where,
+        at=OpPlace.of(variable),
     )
 
 
-class _Where(TypedDict):
-    """The place of an op, as keywords of GraphBuilder."""
-
-    module: str
-    stage: int
-
-
-def _widen(builder: GraphBuilder, tensor: str, where: _Where) -> str:
+def _widen(builder: GraphBuilder, tensor: str, variable: Variable) -> str:
     """Return a weight or a state in fp32."""
     like = builder.tensors[tensor]
     if like.dtype == torch.float32:
         return tensor
     wide = replace(like, dtype=torch.float32)
     given = (("dtype", torch.float32),)
-    return builder.one(f"wide.{tensor}", CAST, (Ref(tensor),), given, like=wide, **where)
+    return builder.one(f"wide.{tensor}", CAST, (Ref(tensor),), given, wide, OpPlace.of(variable))
 
 
 def _round(
@@ -236,7 +218,6 @@ def _round(
     changed: Sequence[str],
     results: Sequence[str],
     seed: int,
-    where: _Where,
 ) -> list[str]:
     """Return new values of a weight and its states in the dtypes that they are kept in."""
     draw = Ref(builder.number("@step", variable.stage))
@@ -245,35 +226,23 @@ def _round(
         like = builder.tensors[old]
         if like.dtype == NARROW:
             args = (Ref(new), draw, seed, stream_of(variable.name, k), like.shape)
-            new = builder.one(f"round.{old}", ROUND, args, like=like, **where)
+            new = builder.one(f"round.{old}", ROUND, args, like=like, at=OpPlace.of(variable))
         out.append(new)
     return out
 
 
 def _scale_and_cast(
-    builder: GraphBuilder,
-    variable: Variable,
-    gradient: str,
-    coefficient: str | None,
-    param: LogicalTensor,
-    where: _Where,
+    builder: GraphBuilder, variable: Variable, reads: UpdateInputs, param: LogicalTensor
 ) -> str:
     """Return the gradient times the coefficient, in the parameter's dtype."""
-    if coefficient is not None:
+    gradient, at = reads.gradient, OpPlace.of(variable)
+    if reads.coefficient is not None:
+        args = (Ref(gradient), Ref(reads.coefficient))
+        like = builder.tensors[gradient]
         gradient = builder.one(
-            f"scaled/{variable.tensor}",
-            "aten.mul.Tensor",
-            (Ref(gradient), Ref(coefficient)),
-            like=builder.tensors[gradient],
-            **where,
+            f"scaled/{variable.tensor}", "aten.mul.Tensor", args, like=like, at=at
         )
-    if builder.tensors[gradient].dtype != param.dtype:
-        gradient = builder.one(
-            f"cast/{variable.tensor}",
-            CAST,
-            (Ref(gradient),),
-            (("dtype", param.dtype),),
-            like=param,
-            **where,
-        )
-    return gradient
+    if builder.tensors[gradient].dtype == param.dtype:
+        return gradient
+    given = (("dtype", param.dtype),)
+    return builder.one(f"cast/{variable.tensor}", CAST, (Ref(gradient),), given, param, at)

@@ -18,7 +18,7 @@ from flowrun.engine.ir.graph import BACKWARD, Feed, LogicalTensor, Ref, Variable
 from flowrun.engine.ops.flow.scaling import NEXT_SCALE
 from flowrun.engine.ops.flow.update import SUMSQ
 from flowrun.engine.passes.update.clip_ops import sum_over_gradients
-from flowrun.engine.passes.update.graph_builder import GraphBuilder
+from flowrun.engine.passes.update.graph_builder import GraphBuilder, OpPlace
 from flowrun.engine.strategy import LossScale
 
 GROWTH_FACTOR, BACKOFF_FACTOR, GROWTH_INTERVAL_STEPS = 2.0, 0.5, 2000
@@ -56,9 +56,7 @@ def scale_tangent(builder: GraphBuilder, feeds: list[Feed], start: float, share:
             "aten.mul.Tensor",
             (Ref(scale), share),
             outputs=(feed.tensor,),
-            module="loss",
-            phase=BACKWARD,
-            stage=feed.stage,
+            at=OpPlace(feed.stage, "loss", BACKWARD),
         )
     return True
 
@@ -91,15 +89,12 @@ def check_gradients(
             ("interval", GROWTH_INTERVAL_STEPS),
         ),
         (*new, *reported, skip),
-        stage=stage,
+        at=OpPlace(stage),
     )
-    step = builder.one(
-        "update_number",
-        "aten.sub.Tensor",
-        (Ref(builder.number("@step", stage)), Ref(skipped)),
-        stage=stage,
-    )
-    inverse = builder.one("unscale", "aten.reciprocal.default", (Ref(scale.tensor),), stage=stage)
+    counted = (Ref(builder.number("@step", stage)), Ref(skipped))
+    step = builder.one("update_number", "aten.sub.Tensor", counted, at=OpPlace(stage))
+    reciprocal = "aten.reciprocal.default"
+    inverse = builder.one("unscale", reciprocal, (Ref(scale.tensor),), at=OpPlace(stage))
     results = (("loss_scale", reported[0]), ("skipped_updates", reported[1]))
     return ScaledGradients(
         stage=stage, squares=squares, inverse=inverse, skip=skip, step=step, results=results
@@ -115,7 +110,7 @@ def unscale_squares(builder: GraphBuilder, scaled: ScaledGradients) -> str:
 
 def multiply(builder: GraphBuilder, name: str, one: str, other: str, stage: int) -> str:
     """Append the product of two scalars, and return it."""
-    return builder.one(name, "aten.mul.Tensor", (Ref(one), Ref(other)), stage=stage)
+    return builder.one(name, "aten.mul.Tensor", (Ref(one), Ref(other)), at=OpPlace(stage))
 
 
 def unscale(
@@ -131,8 +126,7 @@ def unscale(
             "aten.mul.Tensor",
             (Ref(gradients[v.name]), Ref(inverse)),
             like=builder.tensors[gradients[v.name]],
-            module=v.name.rpartition(".")[0],
-            stage=v.stage,
+            at=OpPlace.of(v),
         )
 
 

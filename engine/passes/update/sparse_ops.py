@@ -23,7 +23,7 @@ from flowrun.engine.ir.signature import bind
 from flowrun.engine.ops.flow.sparse import COALESCE, COLLECT, UPDATE_ROWS
 from flowrun.engine.ops.math.pointwise import CAST
 from flowrun.engine.ops.nn.embedding import EMBEDDING_BACKWARD
-from flowrun.engine.passes.update.graph_builder import GraphBuilder
+from flowrun.engine.passes.update.graph_builder import GraphBuilder, OpPlace
 from flowrun.engine.strategy import Optimizer, Strategy
 
 _MIN_NOTED_RATIO = 4  # rows of a table / rows of a step from which a dense update gets a note
@@ -131,12 +131,9 @@ def _reason_all_rows_change(optimizer: Optimizer, variable: Variable) -> str:
         numbers = tuple((key, value) for key, value in settings.items() if key not in FED)
         if not is_elementwise(optimizer.function, numbers):
             return f"{optimizer.name} mixes rows"
-        return (
-            ""
-            if ignores_zero_gradient(optimizer.function, numbers)
-            else f"{optimizer.name} moves them"
-        )
-    if optimizer.name == "sgd":
+        if ignores_zero_gradient(optimizer.function, numbers):
+            return ""
+    if optimizer.name == "sgd" and optimizer.function is None:
         moving = [key for key in ("momentum", "weight_decay") if settings.get(key)]
         return f"{' and '.join(moving)} moves them" if moving else ""
     return f"{optimizer.name} moves them"
@@ -164,12 +161,11 @@ def collect_rows(
     lookups: as of `lookups_of`.
     """
     table = builder.tensors[variable.tensor]
-    ids: list[str] = []
-    grads: list[str] = []
-    for k, op in enumerate(lookups):
-        collected = _collect(builder, op, f"{k}/{variable.tensor}", table.dtype, micro_batches)
-        ids.append(collected[0])
-        grads.append(collected[1])
+    collected = [
+        _collect(builder, op, f"{k}/{variable.tensor}", table.dtype, micro_batches)
+        for k, op in enumerate(lookups)
+    ]
+    ids, grads = ([pair[k] for pair in collected] for k in (0, 1))
     builder.drop_dead([op.name for op in lookups])
     total = sum(int(builder.tensors[name].shape[0]) for name in ids)
     dtypes = builder.tensors[ids[0]].dtype, builder.tensors[grads[0]].dtype
@@ -183,8 +179,7 @@ def collect_rows(
         (tuple(map(Ref, ids)), tuple(map(Ref, grads)), tuple(_padding(op) for op in lookups)),
         (),
         (unique, sums),
-        module=variable.name.rpartition(".")[0],
-        stage=variable.stage,
+        at=OpPlace.of(variable),
     )
     return unique, sums
 
@@ -203,8 +198,7 @@ def densify_rows(builder: GraphBuilder, variable: Variable, lookup: Op, micro_ba
         EMBEDDING_BACKWARD,
         (Ref(rows), Ref(ids), table.shape[0], _padding(lookup), False),
         like=table,
-        module=variable.name.rpartition(".")[0],
-        stage=variable.stage,
+        at=OpPlace.of(variable),
     )
 
 
@@ -225,9 +219,7 @@ def _collect(
         (Ref(grad.name), Ref(index.name)),
         (("dtype", dtype),) if grad.dtype != dtype else (),
         (ids, rows),
-        module=op.module,
-        phase=BACKWARD,
-        stage=op.stage,
+        at=OpPlace(op.stage, op.module, BACKWARD),
     )
     return ids, rows
 

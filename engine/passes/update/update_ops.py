@@ -21,7 +21,6 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import (
     BACKWARD,
     FORWARD,
-    UPDATE,
     LogicalGraph,
     LogicalTensor,
     Ref,
@@ -38,8 +37,8 @@ from flowrun.engine.passes.update.clip_ops import (
     sum_over_gradients,
     sum_over_stages,
 )
-from flowrun.engine.passes.update.graph_builder import GraphBuilder
-from flowrun.engine.passes.update.optimizer_ops import average, is_kept_narrow, update
+from flowrun.engine.passes.update.graph_builder import GraphBuilder, OpPlace
+from flowrun.engine.passes.update.optimizer_ops import UpdateInputs, average, is_kept_narrow, update
 from flowrun.engine.passes.update.scale_loss import (
     check_gradients,
     multiply,
@@ -76,20 +75,10 @@ def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     check = _check_scaled_gradients if is_scaled else _check_gradients
     scalars = check(builder, trained, summed, strategy)
     for v in trained:
-        skip = scalars.skips.get(v.stage)
-        update(
-            builder,
-            strategy.optimizer,
-            v,
-            summed[v.name],
-            scalars.coefficients.get(v.stage),
-            skip,
-            scalars.step,
-            ids.get(v.name),
-            kept=strategy.kept,
-        )
+        reads = scalars.with_gradient(summed[v.name], ids.get(v.name), v.stage)
+        update(builder, strategy.optimizer, strategy.kept, v, reads)
         if strategy.optimizer.ema:
-            average(builder, v, strategy.optimizer.ema, skip)
+            average(builder, v, strategy.optimizer.ema, reads.skip)
     means = [
         (name, _mean(builder, name, tensor, strategy.micro_batches))
         for name, tensor in graph.results
@@ -123,7 +112,7 @@ def _gradient_norm(builder: GraphBuilder, scalars: _Scalars) -> list[tuple[str, 
         return []
     graph = builder.base
     stage = graph.producer[dict(graph.results)["loss"]].stage
-    norm = builder.one("grad_norm", "aten.sqrt.default", (Ref(scalars.squares),), stage=stage)
+    norm = builder.one("grad_norm", "aten.sqrt.default", (Ref(scalars.squares),), at=OpPlace(stage))
     return [("grad_norm", norm)]
 
 
@@ -142,6 +131,11 @@ class _Scalars:
     skips: Mapping[int, str] = field(default_factory=dict)
     step: str | None = None
     results: tuple[tuple[str, str], ...] = ()
+
+    def with_gradient(self, gradient: str, ids: str | None, stage: int) -> UpdateInputs:
+        """Return what an update on a stage reads."""
+        coefficient, skip = self.coefficients.get(stage), self.skips.get(stage)
+        return UpdateInputs(gradient, ids, coefficient, skip, self.step)
 
 
 def _check_gradients(
@@ -174,7 +168,7 @@ def _check_gradients(
         if strategy.skips_nonfinite:
             name = f"skip@{stage}"
             bad = builder.tensor(name, LogicalTensor(name, (), torch.bool))
-            builder.op(name, NOT_FINITE, (Ref(seen[stage]),), outputs=(bad,), stage=stage)
+            builder.op(name, NOT_FINITE, (Ref(seen[stage]),), (), (bad,), OpPlace(stage))
             skips[stage] = bad
     return _Scalars(squares=squares, coefficients=coefficients, skips=skips)
 
@@ -245,9 +239,7 @@ def _make_tangent(builder: GraphBuilder, strategy: Strategy) -> bool:
             ((), value),
             (("dtype", builder.tensors[feed.tensor].dtype),),
             (feed.tensor,),
-            module="loss",
-            phase=BACKWARD,
-            stage=feed.stage,
+            at=OpPlace(feed.stage, "loss", BACKWARD),
         )
     return False
 
@@ -269,8 +261,7 @@ def _accumulate(
         (Ref(total),),
         (("dtype", own.dtype),),
         like=own,
-        module=variable.name.rpartition(".")[0],
-        stage=variable.stage,
+        at=OpPlace.of(variable),
     )
 
 
@@ -287,8 +278,7 @@ def _sum_parts(builder: GraphBuilder, parts: list[str], variable: Variable) -> s
         ADD_N,
         tuple(map(Ref, sums)),
         like=builder.tensors[parts[0]],
-        module=variable.name.rpartition(".")[0],
-        stage=variable.stage,
+        at=OpPlace.of(variable),
     )
 
 
@@ -300,9 +290,7 @@ def _sum(builder: GraphBuilder, tensor: str, name: str) -> str:
         ACCUMULATE,
         (Ref(tensor),),
         like=builder.tensors[tensor],
-        module=source.module,
-        phase=BACKWARD,
-        stage=source.stage,
+        at=OpPlace(source.stage, source.module, BACKWARD),
     )
 
 
@@ -310,19 +298,7 @@ def _mean(builder: GraphBuilder, name: str, tensor: str, micro_batches: int) -> 
     """Return the mean of a scalar result over the micro-batches of the step."""
     source, like = builder.base.producer[tensor], builder.tensors[tensor]
     total = builder.one(
-        f"{name}/sum",
-        ACCUMULATE,
-        (Ref(tensor),),
-        like=like,
-        module="loss",
-        phase=FORWARD,
-        stage=source.stage,
+        f"{name}/sum", ACCUMULATE, (Ref(tensor),), (), like, OpPlace(source.stage, "loss", FORWARD)
     )
-    return builder.one(
-        f"{name}/mean",
-        "aten.mul.Tensor",
-        (Ref(total), 1.0 / micro_batches),
-        like=like,
-        phase=UPDATE,
-        stage=source.stage,
-    )
+    args = (Ref(total), 1.0 / micro_batches)
+    return builder.one(f"{name}/mean", "aten.mul.Tensor", args, (), like, OpPlace(source.stage))
