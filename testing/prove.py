@@ -12,7 +12,7 @@ from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import Sbp, Split
 from flowrun.engine.ir.signature import Local, NdSignature, OpView, Signature, torch_callable
 from flowrun.engine.ir.table import GivenTable, RowsOf
-from flowrun.engine.proof.simulated_ranks import OpSample, row_failure, sample
+from flowrun.engine.ops.proof.simulated_ranks import OpSample, row_failure, sample
 from flowrun.engine.torch_internals import OpOverload, schema_of
 
 RANK_COUNTS = (2, 3, 4, 5)  # few sizes are divisible by all of them, so uneven splits are tried

@@ -23,7 +23,7 @@ ENGINE = (
     ("ops/shapes", "ops/nn", "ops/flow"),
     ("ops",),
     ("boxing", "strategy"),
-    ("proof", "actors", "capture/patches", "capture/rewrites"),
+    ("ops/proof", "actors", "capture/patches", "capture/rewrites"),
     ("capture", "cost", "verify"),
     ("capture/check", "passes"),
     ("passes/layout", "passes/update"),

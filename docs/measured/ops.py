@@ -4,7 +4,7 @@
 
 Each is trained two steps on one rank and on two, on the virtual cluster and in a plain torch loop.
 Rows are kept in ops.json; with names those alone are measured.  What ops without a table were found
-to do goes to engine/proof/found_rows.json.
+to do goes to engine/ops/proof/found_rows.json.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import torch  # noqa: E402
 
 from flowrun.engine.errors import FlowrunError  # noqa: E402
-from flowrun.engine.proof.kept_rows import SHIPPED, kept_rows, rows_text, shipped_rows  # noqa: E402
+from flowrun.engine.ops.proof.kept_rows import SHIPPED, kept_rows, rows_text, shipped_rows  # noqa: E402
 from support.layouts.grids import compiled, virtual_run  # noqa: E402
 from support.layouts.plain_loop import plain_loop  # noqa: E402
 from support.nets.survey import CASES, verdict  # noqa: E402
@@ -43,8 +43,8 @@ All ops have rows in `engine/ops`: {by_hand}.
 
 ## Rows found by experiment
 
-Ops in brackets have no rows in `engine/ops`: their rows are found by experiment (`engine/proof`)
-and ship with flowrun; the plan notes them.
+Ops in brackets have no rows in `engine/ops`: their rows are found by experiment
+(`engine/ops/proof`) and ship with flowrun; the plan notes them.
 
 {found}
 

@@ -1,7 +1,7 @@
 """Table: rows of one op that no family of the engine has, carried by the op itself (Op.table).
 
-Two kinds: FoundTable, rows that held in an experiment (engine/proof/experiment.py), and GivenTable,
-rows that a user gives for an op of his own (Strategy.signatures).
+Two kinds: FoundTable, rows that held in an experiment (engine/ops/proof/experiment.py), and
+GivenTable, rows that a user gives for an op of his own (Strategy.signatures).
 """
 
 from __future__ import annotations

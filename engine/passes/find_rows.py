@@ -1,8 +1,8 @@
 """find_rows: captured -> captured.  Ops that no family of the engine knows get rows of their own.
 
-These are the rows that the user gives, else those that hold in an experiment (engine/proof).  The
-pass runs twice: over the captured ops, and over the ops of the update.  It tries nothing if no axis
-has two ranks.
+These are the rows that the user gives, else those that hold in an experiment (engine/ops/proof).
+The pass runs twice: over the captured ops, and over the ops of the update.  It tries nothing if no
+axis has two ranks.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from flowrun.engine.ir.graph import LogicalGraph, Op
 from flowrun.engine.ops import registry
+from flowrun.engine.ops.proof.call_form import MOST_READINGS, CallForm, call_forms
+from flowrun.engine.ops.proof.experiment import is_tried
+from flowrun.engine.ops.proof.kept_rows import TORCH, KeptRows, kept_rows, shipped_rows
 from flowrun.engine.ops.traits import is_engine_op
-from flowrun.engine.proof.call_form import MOST_READINGS, CallForm, call_forms
-from flowrun.engine.proof.experiment import is_tried
-from flowrun.engine.proof.kept_rows import TORCH, KeptRows, kept_rows, shipped_rows
 from flowrun.engine.strategy import Strategy
 
 MIN_NOTED_S = 1.0  # experiments that take longer get a note

@@ -21,7 +21,7 @@ from flowrun.engine.compile import Compilation
 from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow import random
-from flowrun.engine.proof.simulated_ranks import coordinates, local_view, run
+from flowrun.engine.ops.proof.simulated_ranks import coordinates, local_view, run
 from flowrun.engine.strategy import Recompute
 from support.layouts.grids import Layout, example, run_plan, strategy, virtual_run
 from support.layouts.plain_loop import Training, classifier, pins

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from flowrun.engine.capture.capture import Task, capture
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import LogicalGraph
-from flowrun.engine.proof.simulated_ranks import run_ops
+from flowrun.engine.ops.proof.simulated_ranks import run_ops
 
 ROWS, SIZE = 100, 200
 

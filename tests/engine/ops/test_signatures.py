@@ -17,7 +17,7 @@ from flowrun.engine.ir.graph import Op, Ref
 from flowrun.engine.ir.sbp import B, P, Partial, S, Sbp
 from flowrun.engine.ir.signature import NdSignature, OpView, Signature, rows
 from flowrun.engine.ops import registry
-from flowrun.engine.proof.simulated_ranks import OpSample, lay_out, sample
+from flowrun.engine.ops.proof.simulated_ranks import OpSample, lay_out, sample
 from support.samples.absent_rows import ABSENT, Absent, reason_for_absence
 from support.samples.proved_rows import changed_families, family_of, is_recorded, samples
 from support.samples.sample_values import T

@@ -11,8 +11,8 @@ from flowrun.engine.ir.graph import Ref, map_refs
 from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.signature import torch_callable
 from flowrun.engine.ops import registry
+from flowrun.engine.ops.proof.simulated_ranks import OpSample
 from flowrun.engine.ops.traits import has, is_engine_op, is_random, is_view
-from flowrun.engine.proof.simulated_ranks import OpSample
 from support.samples.op_samples import all_samples
 
 SAMPLES: Mapping[str, OpSample] = {sample.op.target: sample for sample in all_samples()}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from flowrun.engine.ir.graph import Ref
-from flowrun.engine.proof.call_form import CallForm, FormDims, Letter, num_returns
+from flowrun.engine.ops.proof.call_form import CallForm, FormDims, Letter, num_returns
 
 
 def parse_form(text: str, sizes: Mapping[str, int]) -> CallForm:

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.sbp import B, P, Sbp, Split
 from flowrun.engine.ir.signature import Signature, places
-from flowrun.engine.proof.simulated_ranks import OpSample
+from flowrun.engine.ops.proof.simulated_ranks import OpSample
 
 Given = Mapping[str, Sbp]  # argument -> SBP
 

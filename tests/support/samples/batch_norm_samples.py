@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.proof.simulated_ranks import OpSample, sample
+from flowrun.engine.ops.proof.simulated_ranks import OpSample, sample
 from support.samples.sample_values import T, positive
 
 aten = torch.ops.aten

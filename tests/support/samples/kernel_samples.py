@@ -12,7 +12,7 @@ import torch
 
 from flowrun.engine.capture.patches import substitutes  # noqa: F401  (it defines flowrun::ctc_loss)
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.proof.simulated_ranks import OpSample, sample
+from flowrun.engine.ops.proof.simulated_ranks import OpSample, sample
 from support.samples.sample_values import T, below, positive
 
 aten = torch.ops.aten

@@ -15,7 +15,7 @@ import transformers.integrations.moe  # noqa: F401  (registers the grouped produ
 
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops.flow.sparse import RowUpdate
-from flowrun.engine.proof.simulated_ranks import OpSample, sample
+from flowrun.engine.ops.proof.simulated_ranks import OpSample, sample
 from flowrun.models import optimizers
 from support.samples.batch_norm_samples import batch_norm_samples
 from support.samples.kernel_samples import kernel_samples, same_shape

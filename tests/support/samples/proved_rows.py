@@ -26,7 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from flowrun.engine.ops import registry
-from flowrun.engine.proof.simulated_ranks import OpSample
+from flowrun.engine.ops.proof.simulated_ranks import OpSample
 from support.samples.op_samples import all_samples
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -36,8 +36,8 @@ TEST = "tests/engine/ops/test_signatures.py"
 PROOF = (
     *(f"engine/ir/{name}.py" for name in ("expansion", "graph", "placement", "sbp", "signature")),
     "engine/ops/registry.py",
-    "engine/proof/judge.py",
-    "engine/proof/simulated_ranks.py",
+    "engine/ops/proof/judge.py",
+    "engine/ops/proof/simulated_ranks.py",
     "tests/support/samples/absent_rows.py",
     "tests/support/samples/table_verdict.py",
 )

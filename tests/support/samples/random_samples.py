@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flowrun.engine.proof.simulated_ranks import OpSample, sample
+from flowrun.engine.ops.proof.simulated_ranks import OpSample, sample
 from support.samples.kernel_samples import same_shape
 from support.samples.sample_values import T, mask, positive
 

@@ -13,8 +13,8 @@ from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, Sbp, Split
 from flowrun.engine.ir.signature import LocalCall, NdSignature, Signature
 from flowrun.engine.ops import registry
-from flowrun.engine.proof.judge import layouts_of, splits_of
-from flowrun.engine.proof.simulated_ranks import (
+from flowrun.engine.ops.proof.judge import layouts_of, splits_of
+from flowrun.engine.ops.proof.simulated_ranks import (
     FAILURES,
     Grid,
     OpSample,

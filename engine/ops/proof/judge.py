@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, Partial, Sbp, Split
-from flowrun.engine.proof.simulated_ranks import Pieces, alike, put_together
+from flowrun.engine.ops.proof.simulated_ranks import Pieces, alike, put_together
 
 OTHER_PARTIALS: tuple[Partial, ...] = (P_MAX, P_MIN, P_LOGSUMEXP)
 

@@ -11,10 +11,10 @@ import torch
 
 from flowrun.engine.ir.own_files import read_own, write_own
 from flowrun.engine.ir.table import FoundRow, parse_found_row
-from flowrun.engine.proof import kept_rows as module
-from flowrun.engine.proof.call_form import CallForm
-from flowrun.engine.proof.in_child import experiments
-from flowrun.engine.proof.kept_rows import (
+from flowrun.engine.ops.proof import kept_rows as module
+from flowrun.engine.ops.proof.call_form import CallForm
+from flowrun.engine.ops.proof.in_child import experiments
+from flowrun.engine.ops.proof.kept_rows import (
     SHIPPED,
     TORCH,
     KeptRow,

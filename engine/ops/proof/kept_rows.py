@@ -23,8 +23,8 @@ from flowrun.engine.ir.own_files import Unusable, own_folder, read_own, write_ow
 from flowrun.engine.ir.sbp import Split
 from flowrun.engine.ir.signature import Signature
 from flowrun.engine.ir.table import FoundRow, FoundTable, parse_found_row
-from flowrun.engine.proof.call_form import CallForm
-from flowrun.engine.proof.in_child import experiments
+from flowrun.engine.ops.proof.call_form import CallForm
+from flowrun.engine.ops.proof.in_child import experiments
 
 SHIPPED = Path(__file__).with_name("found_rows.json")
 TORCH = "torch " + ".".join(torch.__version__.split(".")[:2])

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import torch
 
 from flowrun.engine.ir.table import FoundRow
-from flowrun.engine.proof.call_form import CallForm
-from flowrun.engine.proof.experiment import experiment
+from flowrun.engine.ops.proof.call_form import CallForm
+from flowrun.engine.ops.proof.experiment import experiment
 
 MOST_SILENT_S = 20.0  # of one candidate
 MOST_CRASHES = 8  # of one form: what crashes more often is not tried on

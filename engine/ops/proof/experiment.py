@@ -33,10 +33,10 @@ from flowrun.engine.ir.signature import (
     torch_callable,
 )
 from flowrun.engine.ir.table import FoundRow, local_call
-from flowrun.engine.proof.call_form import CallForm, Letter
-from flowrun.engine.proof.judge import layouts_of
-from flowrun.engine.proof.simulated_ranks import FAILURES, alike, lay_out, run
-from flowrun.engine.proof.values import FLOATS, Draw
+from flowrun.engine.ops.proof.call_form import CallForm, Letter
+from flowrun.engine.ops.proof.judge import layouts_of
+from flowrun.engine.ops.proof.simulated_ranks import FAILURES, alike, lay_out, run
+from flowrun.engine.ops.proof.values import FLOATS, Draw
 from flowrun.engine.torch_internals import OpOverload, schema_of
 
 PARTS = (2, 3)

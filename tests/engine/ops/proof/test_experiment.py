@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from flowrun.engine.proof import experiment as experiment_module
-from flowrun.engine.proof.call_form import CallForm, call_forms
-from flowrun.engine.proof.experiment import experiment
-from flowrun.engine.proof.in_child import experiments
-from flowrun.engine.proof.simulated_ranks import sample
+from flowrun.engine.ops.proof import experiment as experiment_module
+from flowrun.engine.ops.proof.call_form import CallForm, call_forms
+from flowrun.engine.ops.proof.experiment import experiment
+from flowrun.engine.ops.proof.in_child import experiments
+from flowrun.engine.ops.proof.simulated_ranks import sample
 from support.plans.parse_form import parse_form
 
 R = torch.randn
