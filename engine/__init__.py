@@ -3,12 +3,12 @@
 compile.py has the story on a page; pipeline.py lists the passes.  A folder imports only folders
 above it in this list (tests/test_tree.py):
 
-errors.py files.py  what is wrong and where; how a file is written in a folder that others can touch
+errors.py           what is wrong and where
 torch_internals.py  each name of torch that is not public and is relied on
-ir/                 words: SBP, placements, the logical graph, module paths
-ops/ hardware/      one OpInfo for each op; a device and its links as numbers
+ir/                 words: SBP, placements, the logical graph, module paths; files
+ops/ hardware/      one OpInfo for each op, and rows tried; a device and its links as numbers
 boxing/ strategy.py from one layout to another; what a recipe asks for
-proof/ actors/      rows of ops tried on simulated ranks; the plan and the protocol of its actors
+actors/             the plan and the protocol of its actors
 capture/ cost/      a module -> a logical graph; bytes and seconds of a plan
 passes/             LogicalGraph -> LogicalGraph: stages, update, layout, search, boxings
 verify/             what each level of a graph, or a plan, promises

@@ -15,10 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # One line a level: folders of a level do not import each other, nor those of a later level.  A file
 # at the top of engine/ or launcher/ has a level of its own.
 ENGINE = (
-    ("errors", "files", "torch_internals"),
-    ("runtime/process",),
+    ("errors", "torch_internals"),
     ("ir",),
-    ("hardware",),
+    ("hardware", "runtime/process"),
     ("ops/math",),
     ("ops/shapes", "ops/nn", "ops/flow"),
     ("ops",),

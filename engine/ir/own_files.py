@@ -11,7 +11,7 @@ import os
 import stat
 from pathlib import Path
 
-from flowrun.engine.files import replacing
+from flowrun.engine.ir.files import replacing
 
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 

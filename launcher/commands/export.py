@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 from safetensors import safe_open
 
-from flowrun.engine.files import replacing
+from flowrun.engine.ir.files import replacing
 from flowrun.engine.runtime.drivers import logical_checkpoint as disk
 from flowrun.engine.runtime.rank.shards import Shard, make_whole_shard
 from flowrun.launcher.commands.export_adapters import adapters_among, write_adapters, write_merged

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.files import replacing_files
+from flowrun.engine.ir.files import replacing_files
 from flowrun.engine.runtime.drivers import logical_checkpoint as disk
 from flowrun.engine.runtime.rank.shards import Shard, make_whole_shard
 from flowrun.launcher.recipe.recipe_errors import CommandLineError

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.files import replacing_files
+from flowrun.engine.ir.files import replacing_files
 from flowrun.launcher.commands.export import describe_file, own_folder
 from flowrun.launcher.commands.export_adapters import adapters_among, write_merged
 from flowrun.launcher.commands.load_run import LoadedRun, fill_model, find_weights

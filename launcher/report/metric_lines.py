@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.files import open_more, replace_text
+from flowrun.engine.ir.files import open_more, replace_text
 from flowrun.launcher.recipe.locate import show_path
 from flowrun.launcher.recipe.recipe_errors import PlacedError
 

@@ -20,7 +20,7 @@ import yaml  # type: ignore[import-untyped]
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
-from flowrun.engine.files import named, open_more, replace_text
+from flowrun.engine.ir.files import named, open_more, replace_text
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.trace.model_flops import utilisation
 from flowrun.launcher.job.job import Job, Start

@@ -14,7 +14,7 @@ from typing import Any
 
 from flowrun.engine.actors.plan import Actor, Plan, TransferWork
 from flowrun.engine.compile import Rehearsed
-from flowrun.engine.files import replace_text
+from flowrun.engine.ir.files import replace_text
 from flowrun.engine.trace.step_time import first_whole_step
 from flowrun.engine.trace.trace import (
     COMPUTE,

@@ -26,7 +26,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from flowrun.engine.errors import RecipeError, RunError
-from flowrun.engine.files import PARTIAL, drop_partial, replace_text, sync
+from flowrun.engine.ir.files import PARTIAL, drop_partial, replace_text, sync
 from flowrun.engine.runtime.rank.shard_file import compute_checksum
 from flowrun.models.lora import AdaptedWeights
 

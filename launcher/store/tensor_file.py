@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.files import PARTIAL, make, named, open_again, sync
+from flowrun.engine.ir.files import PARTIAL, make, named, open_again, sync
 from flowrun.engine.ir.placement import Shape, Slices
 from flowrun.engine.runtime.rank.shard_file import CODES, bytes_of
 from flowrun.engine.runtime.rank.shards import Shard

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.capture.joint_graph import LOSS
 from flowrun.engine.errors import RecipeError, RunError
-from flowrun.engine.files import PARTIAL
+from flowrun.engine.ir.files import PARTIAL
 from flowrun.engine.ir.graph import Variable
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.runtime.rank.shard_file import CODES, open_shards, write_shards

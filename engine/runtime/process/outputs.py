@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from flowrun.engine.files import open_more
+from flowrun.engine.ir.files import open_more
 
 _STREAMS = ("stdout", "stderr")  # descriptors 1 and 2
 _CHUNK = 1 << 16

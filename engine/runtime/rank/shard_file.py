@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from flowrun.engine.errors import RunError
-from flowrun.engine.files import make, named
+from flowrun.engine.ir.files import make, named
 from flowrun.engine.ir.placement import Shape, Slices
 from flowrun.engine.runtime.rank.shards import Shard
 

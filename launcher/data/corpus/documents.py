@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrun.engine.errors import ArgumentError
-from flowrun.engine.files import drop_partial, make, making_folder
+from flowrun.engine.ir.files import drop_partial, make, making_folder
 from flowrun.engine.ir.own_files import Unusable, cache_folder, own_folder, read_own, write_own
 from flowrun.engine.runtime.process.apart import work_apart
 from flowrun.launcher.data.corpus.tokenizer import (

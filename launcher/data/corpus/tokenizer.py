@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrun.engine.errors import ArgumentError
-from flowrun.engine.files import replace_bytes
+from flowrun.engine.ir.files import replace_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

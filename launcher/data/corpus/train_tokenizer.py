@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from flowrun.engine.files import making_folder
+from flowrun.engine.ir.files import making_folder
 from flowrun.engine.runtime.process.apart import work_apart
 from flowrun.launcher.data.corpus.documents import LOG
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.engine.files import replace_text
+from flowrun.engine.ir.files import replace_text
 from flowrun.launcher.store.checkpoint import (
     About,
     complete,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.engine.files import (
+from flowrun.engine.ir.files import (
     make,
     named,
     open_again,
