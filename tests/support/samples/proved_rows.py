@@ -4,8 +4,8 @@
     python tests/support/samples/proved_rows.py --write   prove those, then write all digests down
 
 A digest is over the code of a family, that of the proof, and the calls of the family's samples;
-docstrings, comments and the numbers that are drawn do not count.  Digests hold for one minor release of torch: with another, all families
-count as changed.
+docstrings, comments and the numbers that are drawn do not count.  Digests hold for one minor
+release of torch: with another, all families count as changed.
 """
 
 from __future__ import annotations
