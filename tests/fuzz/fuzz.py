@@ -1,7 +1,9 @@
-"""Plan mutated recipes, each in a fork of this process, and count what comes out.
+"""Plan mutated recipes, and read damaged files, each in a fork of this process; count what comes
+out.
 
     python tests/fuzz/fuzz.py --number 10000 --seed 0
     python tests/fuzz/fuzz.py --number 1 --seed 1234 --show      one case again, with what it says
+    python tests/fuzz/fuzz.py --number 2000 --files              damaged files, in place of recipes
 
 A case may use 30 s of a core and 4 GiB.  Exit status 1 if any case is a fault (judge.py).
 """
@@ -12,25 +14,37 @@ import argparse
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from flowrun.engine.errors import FlowrunError
 from flowrun.launcher.cli import main as flowrun
+from flowrun.launcher.command_line.app import show_errors
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe_errors import explain
+from fuzz.damaged_files import (
+    MAKE,
+    DamagedCase,
+    damage_case,
+    make_damaged_case,
+    make_place,
+)
 from fuzz.judge import COMPOSED, FAULTS, HANG, WELL, judge
-from fuzz.mutations import FILE, KINDS, Case, make_case
+from fuzz.mutations import FILE, Case, make_case
 
 MOST_S, MOST_BYTES = 30, 4 * 2**30
 _NAME = "mutated.yaml"
@@ -41,7 +55,7 @@ _WALL_S = 4 * MOST_S  # of a case that waits and does not compute
 class Verdict:
     """A verdict is what became of a case.  seconds: of a core."""
 
-    case: Case
+    case: Case | DamagedCase
     outcome: str
     text: str
     seconds: float
@@ -49,7 +63,9 @@ class Verdict:
     def __str__(self) -> str:
         words = " ".join(word if len(word) < 200 else f"{word[:200]}…" for word in self.case.words)
         first = "\n    ".join(self.text.splitlines()[:4])
-        return f"{self.case.seed} {self.case.kind}: {self.outcome}\n  {words}\n    {first[:600]}"
+        file = self.case.file if isinstance(self.case, DamagedCase) else ""
+        what = f"{self.case.seed} {self.case.kind}: {self.outcome}"
+        return f"{what}\n  {words} {file}\n    {first[:600]}"
 
 
 def warm_up() -> None:
@@ -59,6 +75,22 @@ def warm_up() -> None:
     from flowrun.launcher.run import plan  # noqa: F401
 
     import_tracer()
+
+
+def warm_up_files() -> None:
+    """Import what reads files, for forks."""
+    import transformers
+
+    from flowrun.launcher.commands import (  # noqa: F401
+        evaluate,
+        export,
+        export_folder,
+        sample,
+    )
+    from flowrun.launcher.model.hugging_face import convert_models
+
+    convert_models.import_transformers()
+    transformers.AutoModelForCausalLM, transformers.AutoTokenizer, transformers.LlamaForCausalLM  # noqa: B018
 
 
 def try_cases(seeds: Iterable[int], most_plans: int = sys.maxsize) -> Iterator[Verdict]:
@@ -127,22 +159,64 @@ def _words_of(case: Case) -> list[str]:
 
 def plan_case(case: Case, folder: Path) -> Verdict:
     """`flowrun plan` a case in a fork of this process, in `folder`, the working directory."""
-    words, out, err = _words_of(case), folder / "out.txt", folder / "err.txt"
-    sys.stdout.flush()
-    child = os.fork()
-    if not child:
-        _plan(words, out, err)
-    _, status, usage = os.wait4(child, 0)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # what it forked itself, if it was killed
-    text = err.read_text(errors="replace")
-    code = os.waitstatus_to_exitcode(status)
+    words = _words_of(case)
+    code, text, usage = _run_bounded(lambda: flowrun(["plan", *words]), folder)
     outcome = judge(code, text, usage.ru_maxrss * 1024, MOST_BYTES)
     return Verdict(case, outcome, text, usage.ru_utime + usage.ru_stime)
 
 
-def _plan(words: list[str], out: Path, err: Path) -> None:
-    """`flowrun plan WORDS` in this process, which ends."""
+def try_damaged(seeds: Iterable[int]) -> Iterator[Verdict]:
+    """Try the cases of damaged files of some seeds, each in a copy of one place."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        place = folder / "whole"
+        place.mkdir()
+        code, text, _ = _run_bounded(lambda: make_place(place), folder, place)
+        if code:
+            raise RuntimeError(f"the place of whole files cannot be made: {text}")
+        for seed in seeds:
+            case, here = make_damaged_case(seed, place), folder / str(seed)
+            damage_case(case, place, here)
+            code, text, usage = _run_bounded(partial(_command, case.words), folder, here)
+            outcome = judge(code, text, usage.ru_maxrss * 1024, MOST_BYTES)
+            yield Verdict(case, outcome, text, usage.ru_utime + usage.ru_stime)
+            shutil.rmtree(here)
+
+
+def _command(words: Sequence[str]) -> None:
+    """Run a command, or make the model and the data of a recipe, as all commands do."""
+    if words[0] != MAKE:
+        flowrun(list(words))
+    from flowrun.launcher.job.materials import make_materials
+
+    with show_errors(list(words[1:]), None):
+        make_materials(load(list(words[1:])), "cpu", values=False)
+
+
+def _run_bounded(
+    work: Callable[[], object], folder: Path, place: Path | None = None
+) -> tuple[int, str, resource.struct_rusage]:
+    """Run a command in a fork of this process; return its status, stderr, and what it used.
+
+    folder: for what it prints.  place: its working directory, with a cache of its own; None: this
+    one's.
+    """
+    out, err = folder / "out.txt", folder / "err.txt"
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        if place:
+            os.chdir(place)
+            os.environ["XDG_CACHE_HOME"] = str(place / "cache")
+        _work(work, out, err)
+    _, status, usage = os.wait4(child, 0)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # what it forked itself, if it was killed
+    return os.waitstatus_to_exitcode(status), err.read_text(errors="replace"), usage
+
+
+def _work(work: Callable[[], object], out: Path, err: Path) -> NoReturn:
+    """Do the work within bounds, and end this process."""
     os.setsid()
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_S, MOST_S + 1))
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
@@ -153,9 +227,12 @@ def _plan(words: list[str], out: Path, err: Path) -> None:
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     status = 1
     try:
-        flowrun(["plan", *words])
+        work()
+        status = 0
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else 1
+    except typer.Exit as ended:
+        status = ended.exit_code
     except BaseException:
         traceback.print_exc()
     finally:
@@ -168,9 +245,10 @@ def _plan(words: list[str], out: Path, err: Path) -> None:
 def table(verdicts: Iterable[Verdict]) -> str:
     """Count outcomes by kind of mutation."""
     counts = Counter((verdict.outcome, verdict.case.kind) for verdict in verdicts)
-    rows = [("outcome", *KINDS, "all")]
+    kinds = sorted({kind for _, kind in counts})
+    rows = [("outcome", *kinds, "all")]
     for outcome in (*WELL, *FAULTS):
-        numbers = [counts[outcome, kind] for kind in KINDS]
+        numbers = [counts[outcome, kind] for kind in kinds]
         rows.append((outcome, *map(str, numbers), str(sum(numbers))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
@@ -182,15 +260,17 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=500, help="of cases")
     parser.add_argument("--seed", type=int, default=0, help="of the first case")
     parser.add_argument("--plans", type=int, default=sys.maxsize, help="at most; 0: compose alone")
+    parser.add_argument("--files", action="store_true", help="damaged files, not recipes")
     parser.add_argument("--show", action="store_true", help="what each case is and says")
     given = parser.parse_args()
-    warm_up()
+    (warm_up_files if given.files else warm_up)()
     verdicts: list[Verdict] = []
     with contextlib.suppress(KeyboardInterrupt):
-        for verdict in try_cases(range(given.seed, given.seed + given.number), given.plans):
+        seeds = range(given.seed, given.seed + given.number)
+        for verdict in try_damaged(seeds) if given.files else try_cases(seeds, given.plans):
             verdicts.append(verdict)
             if given.show:
-                print(verdict.case.file.decode(errors="replace"), verdict.text, sep="\n----\n")
+                print(verdict.case.file, verdict.text, sep="\n----\n")
             if given.show or verdict.outcome in FAULTS:
                 print(verdict, flush=True)
     print(table(verdicts))

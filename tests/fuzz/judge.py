@@ -15,7 +15,7 @@ WELL = (COMPOSED, PLANNED, LOCATED)
 FAULTS = (UNLOCATED, EXCEPTION, TRACEBACK, BUG, HANG, MEMORY, CRASH, LONG)
 
 MOST_CHARACTERS = 4000  # of an error
-_PLACE = re.compile(r"command line\b|\S+\.ya?ml\b")
+_PLACE = re.compile(r"command line\b|\S+\.ya?ml\b|\S*/\S+")  # a path is one, too
 _OF_PLAN = re.compile(r"(op|actor|register|stage|module|parameter)\b")  # what the compiler refuses
 _EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception|StopIteration)\b")
 _NO_MEMORY = re.compile(r"MemoryError|can't allocate memory|Cannot allocate memory")

@@ -200,7 +200,7 @@ def make_case(seed: int) -> Case:
 def _tree_case(seed: int, chance: random.Random, base: str) -> Case:
     tree = copy.deepcopy(_resolved(base))
     for _ in range(chance.choice((1, 1, 2, 3))):
-        _change(chance, tree)
+        change_tree(chance, tree)
     text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
     return Case(seed, "tree", (f"recipe={FILE}",), text.encode())
 
@@ -242,7 +242,7 @@ def _resolved(base: str) -> dict[str, Any]:
 # ---- trees ---------------------------------------------------------------------------------------
 
 
-def _change(chance: random.Random, tree: dict[str, Any]) -> None:
+def change_tree(chance: random.Random, tree: dict[str, Any]) -> None:
     """Change one node of the tree, which any walk from the top may end at."""
     holder: Any = tree
     top = key = chance.choice(list(tree)) if tree else "name"
