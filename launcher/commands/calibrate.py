@@ -116,16 +116,7 @@ def calibrate(
     """
     transports = (SHARED, GLOO) if host_peers.AVAILABLE else (GLOO,)
     hardware = replace(shipped, name=name, source=f"flowrun calibrate, torch {torch.__version__}")
-    sessions = [
-        Session(
-            ranks,
-            transport,  # what carries messages does not matter to the rest
-            device=(transport, ranks) == (transports[0], groups[0]),
-            paced=transport == transports[0] and _share_of_core(ranks) < 1,
-        )
-        for transport in transports
-        for ranks in groups
-    ]
+    sessions = _sessions(transports, groups)
     rounds = [
         [_measure_shown(session, sizes, number) for session in sessions]
         for number in range(sizes.rounds)
@@ -144,18 +135,41 @@ def calibrate(
             hardware = with_device(hardware, [one for each in of_ranks for one in each.device])
             had = mean(each.had for each in of_ranks) / _share_of_core(session.ranks)
         level = levels[session.transport]
-        if not level.shared_memory:
-            known = {**level.exchange_bytes, session.ranks: exchange_bytes(of_links)}
-            level = replace(level, exchange_bytes=known)
-        fitted = level_of(of_links, level)
-        if session.ranks == groups[0]:
-            level = fitted
-        elif _share_of_core(session.ranks) < 1:
-            level = replace(level, crowded_latency_s=fitted.latency_s)
-        levels[session.transport] = level
+        levels[session.transport] = _fit_level(level, session, of_links, groups[0])
         links += [(session.transport, moved) for moved in of_links]
     hardware = replace(hardware, levels=tuple(levels.values()), crowded_share=crowded)
     return Calibration(hardware, tuple(links), had)
+
+
+def _sessions(transports: Sequence[str], groups: Sequence[int]) -> list[Session]:
+    """Return what is measured; what carries messages does not matter to the rest."""
+    return [
+        Session(
+            ranks,
+            transport,
+            device=(transport, ranks) == (transports[0], groups[0]),
+            paced=transport == transports[0] and _share_of_core(ranks) < 1,
+        )
+        for transport in transports
+        for ranks in groups
+    ]
+
+
+def _fit_level(level: Level, session: Session, links: Sequence[Moved], first: int) -> Level:
+    """Fit the links of a transport to what a session has measured.
+
+    level: as sessions before have fitted it.  first: ranks of the session that it is fitted to;
+    others add what messages cost with fewer cores than ranks.
+    """
+    if not level.shared_memory:
+        known = {**level.exchange_bytes, session.ranks: exchange_bytes(links)}
+        level = replace(level, exchange_bytes=known)
+    fitted = level_of(links, level)
+    if session.ranks == first:
+        return fitted
+    if _share_of_core(session.ranks) < 1:
+        return replace(level, crowded_latency_s=fitted.latency_s)
+    return level
 
 
 def _measure_shown(session: Session, sizes: ProbeSizes, number: int) -> list[OfRank]:

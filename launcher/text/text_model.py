@@ -84,6 +84,23 @@ def text_model(
     """
     parameters = inspect.signature(module.forward).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    argument = _argument_of_tokens(named, inputs, name)
+    read = None
+    if hasattr(module, "can_generate"):  # a model of transformers
+        window = _window_of(module, window, name)
+        read = _keeper_of(module, named)
+    if window is None:
+        raise no_text(name, "nothing says how many tokens it reads at once")
+    return TextModel(module=module.eval(), argument=argument, window=window, name=name, read=read)
+
+
+def _argument_of_tokens(
+    named: Sequence[inspect.Parameter], inputs: Mapping[str, str], name: str
+) -> str:
+    """Return the argument of forward that takes tokens, and which is all that it needs.
+
+    named: its parameters.  inputs, name: see text_model.
+    """
     fed = dict(inputs) or {p.name: "" for p in named}
     argument = next((name for name, field in fed.items() if _is_tokens(name, field)), None)
     if argument is None:
@@ -91,17 +108,23 @@ def text_model(
     others = [p.name for p in named if p.default is p.empty and p.name != argument]
     if others:
         raise no_text(name, f"it needs {', '.join(others)} with the tokens")
-    config, can_generate = (getattr(module, key, None) for key in ("config", "can_generate"))
-    if can_generate is not None:  # a model of transformers
-        if not can_generate() or getattr(config, "is_encoder_decoder", False):
-            raise no_text(name, "it predicts no next token (transformers' can_generate)")
-        window = int(getattr(config, "max_position_embeddings", None) or window or 0) or None
-    if window is None:
-        raise no_text(name, "nothing says how many tokens it reads at once")
-    keeps = can_generate is not None and not getattr(module, "_is_stateful", False)
-    keys = next((p.name for p in named if keeps and p.name in _KEYS), None)
-    read = ReadIds(keys) if keys else None
-    return TextModel(module=module.eval(), argument=argument, window=window, name=name, read=read)
+    return argument
+
+
+def _window_of(module: nn.Module, window: int | None, name: str) -> int | None:
+    """Return the most tokens that a model of transformers reads, or `window` if it says none."""
+    config = getattr(module, "config", None)
+    if not module.can_generate() or getattr(config, "is_encoder_decoder", False):  # type: ignore[operator]
+        raise no_text(name, "it predicts no next token (transformers' can_generate)")
+    return int(getattr(config, "max_position_embeddings", None) or window or 0) or None
+
+
+def _keeper_of(module: nn.Module, named: Sequence[inspect.Parameter]) -> ReadIds | None:
+    """Return what keeps the keys and values of a model; None for one that has none."""
+    if getattr(module, "_is_stateful", False):
+        return None
+    keys = next((p.name for p in named if p.name in _KEYS), None)
+    return ReadIds(keys) if keys else None
 
 
 def _is_tokens(*words: str) -> bool:

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from fuzz.fuzz import MOST_BYTES, compose_case, table, try_cases, warm_up
+from fuzz.fuzz import (
+    MOST_BYTES,
+    compose_case,
+    table,
+    try_cases,
+    try_damaged,
+    warm_up,
+    warm_up_files,
+)
 from fuzz.judge import (
     BUG,
     COMPOSED,
@@ -100,3 +108,11 @@ SAID = {
 @pytest.mark.parametrize("outcome", SAID)
 def test_the_judge_names_each_outcome(outcome: str) -> None:
     assert judge(*SAID[outcome], peak_bytes=0, most_bytes=MOST_BYTES) == outcome
+
+
+@pytest.mark.thorough
+@pytest.mark.processes
+def test_damaged_files_are_read_or_refused_with_a_place() -> None:
+    warm_up_files()
+    verdicts = list(try_damaged(range(60)))
+    assert [str(verdict) for verdict in verdicts if verdict.outcome in FAULTS] == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -61,18 +61,26 @@ def _compare_figures(runs: Sequence[RunSummary], losses: Sequence[Losses]) -> Ta
         "last validation": [_show(each.validation[-1:]) for each in losses],
         "lowest validation": [_show_lowest(each.validation) for each in losses],
     }
-    reports = [_read_report(run.folder) for run in runs]
-    if any(reports):
-        unit = next(found["unit"] for found in reports if found)
-        rows["ranks"] = [str(found["ranks"]) if found else "" for found in reports]
-        rows["step time"] = [
-            seconds(found["measured"]["step_s"]) if found else "" for found in reports
-        ]
-        rows[f"{unit}/s"] = [f"{found['tokens_per_s']:,.0f}" if found else "" for found in reports]
+    rows |= _rows_of_reports([_read_report(run.folder) for run in runs])
     for name, values in rows.items():
         if any(values):
             table.add_row(name, *values)
     return table
+
+
+def _rows_of_reports(reports: Sequence[Mapping[str, Any] | None]) -> dict[str, list[str]]:
+    """Return rows of the reports of runs, of which some have none."""
+    there = [found for found in reports if found]
+    if not there:
+        return {}
+    figures: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "ranks": lambda found: str(found["ranks"]),
+        "step time": lambda found: seconds(found["measured"]["step_s"]),
+        f"{there[0]['unit']}/s": lambda found: f"{found['tokens_per_s']:,.0f}",
+    }
+    return {
+        name: [show(found) if found else "" for found in reports] for name, show in figures.items()
+    }
 
 
 def _read_report(folder: Path) -> Mapping[str, Any] | None:
