@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
@@ -33,6 +33,9 @@ from flowrun.launcher.store.checkpoint import RECIPE
 from flowrun.launcher.store.run_tokenizer import use_own_tokenizer
 from flowrun.launcher.text.codec import is_bytes, make_byte_tokenizer, read_tokenizer
 from flowrun.models.llama import Llama
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 FOLDER = "hf"  # in the run's folder
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -161,7 +164,7 @@ def _list_of(node: object) -> Sequence[object]:
     return node if isinstance(node, list | tuple) else ()
 
 
-def _tokenizer_of(run: LoadedRun, given: str | None) -> Any:
+def _tokenizer_of(run: LoadedRun, given: str | None) -> PreTrainedTokenizerFast | None:
     """Return the tokenizer of a run as transformers has it; None where nothing names one.
 
     given: a folder or a file that goes before.  Raises RecipeError for one that is not there.
@@ -174,7 +177,7 @@ def _tokenizer_of(run: LoadedRun, given: str | None) -> Any:
     return read_tokenizer(Path(str(named))).tokenizer if named else None
 
 
-def _ids_of(tokenizer: Any) -> dict[str, int | None]:
+def _ids_of(tokenizer: PreTrainedTokenizerFast | None) -> dict[str, int | None]:
     """Return the ids of a config that begin, end and pad a text."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     return {name: getattr(tokenizer, name, None) for name in names}

@@ -5,7 +5,7 @@ of flowrun's engine.  `flowrun verify` compares the layouts with it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -145,12 +145,14 @@ def _optimizer(asked: Optimizer, parameters: Mapping[str, nn.Parameter]) -> torc
 class _ByFunction(torch.optim.Optimizer):
     """The update that a function describes (docs/how_to/training.md), run on whole tensors."""
 
-    def __init__(self, groups: list[dict[str, Any]], function: Callable[..., Any]) -> None:
+    def __init__(
+        self, groups: list[dict[str, Any]], function: Callable[..., Sequence[Tensor]]
+    ) -> None:
         super().__init__(groups, {})
         self.function = function
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         """Change every weight that has a gradient."""
         for group in self.param_groups:
             p = group["params"][0]
@@ -159,7 +161,7 @@ class _ByFunction(torch.optim.Optimizer):
                     p, {k: v for k, v in group.items() if k not in ("params", "lr")}, group["lr"]
                 )
 
-    def _change(self, p: Tensor, numbers: dict[str, Any], rate: float) -> None:
+    def _change(self, p: Tensor, numbers: dict[str, object], rate: float) -> None:
         state = self.state[p]
         if not state:
             starts = [start for _, start in states_of(self.function)]

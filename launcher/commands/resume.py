@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
@@ -159,7 +158,7 @@ def find_continuation(recipe: Recipe, run_folder: Path) -> tuple[Recipe, Checkpo
     return replace(recipe, weights=""), start  # the checkpoint has them
 
 
-def _keeps(start: Checkpoint, key: str, old: Any) -> RecipeError:
+def _keeps(start: Checkpoint, key: str, old: object) -> RecipeError:
     """Return the error for a key that must not change."""
     return RecipeError(
         key,
@@ -247,7 +246,7 @@ def notes(job: Job, start: Checkpoint) -> Iterator[str]:
         )
 
 
-def _paths(node: Any, prefix: str = "") -> Iterator[str]:
+def _paths(node: object, prefix: str = "") -> Iterator[str]:
     """Dotted key of all that a tree holds, mappings too."""
     for key, value in node.items() if isinstance(node, Mapping) else ():
         yield f"{prefix}{key}"
@@ -261,11 +260,11 @@ def _key_of(variable: Variable) -> str:
     return "model"
 
 
-def _shown(shape: tuple[int, ...], dtype: Any) -> str:
+def _shown(shape: tuple[int, ...], dtype: object) -> str:
     return f"{str(dtype).removeprefix('torch.')} {shape}"
 
 
-def _first_change(before: Recipe, after: Recipe) -> tuple[str, Any] | None:
+def _first_change(before: Recipe, after: Recipe) -> tuple[str, object] | None:
     """Key and former value of the first thing that may not differ and does."""
     for section, names in FIXED.items():
         old, new = (_keys_of(getattr(recipe, section)) for recipe in (before, after))
@@ -279,12 +278,12 @@ def _first_change(before: Recipe, after: Recipe) -> tuple[str, Any] | None:
     return None
 
 
-def _differ(old: Any, new: Any) -> bool:
+def _differ(old: object, new: object) -> bool:
     """Return whether two values of a key differ; `.nan` is the same as `.nan`."""
     return old != new and not (old != old and new != new)
 
 
-def _keys_of(section: Any) -> Mapping[str, Any]:
+def _keys_of(section: object) -> Mapping[str, object]:
     """Return the keys of a section; one that is a single value has the key ""."""
     if isinstance(section, Mapping):
         return section

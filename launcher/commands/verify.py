@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import yaml
@@ -31,6 +31,7 @@ from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.device import forks_autograd
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import MIRRORED, STEP
+from flowrun.launcher.report.report import Report
 from flowrun.launcher.store import weight_files as weights
 
 # float32 sums in another order.  Losses: relative; weights: of the way that training moved them.
@@ -43,7 +44,7 @@ MOST_STEPS = 20  # a recipe that trains longer is cut to FEW_STEPS
 FEW_STEPS = 5
 SINGLE = "single"
 
-RunRecipe = Callable[[Recipe, Path], Any]
+RunRecipe = Callable[[Recipe, Path], Report]
 T = TypeVar("T")
 
 

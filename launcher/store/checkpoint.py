@@ -77,7 +77,7 @@ class About:
         return About(**found, adapters=AdaptedWeights.of_json(adapters) if adapters else None)
 
 
-def _checksum(content: Any) -> int:
+def _checksum(content: object) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 

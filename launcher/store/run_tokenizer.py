@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.corpus.tokenizer import copy_tokenizer
@@ -18,7 +17,7 @@ from flowrun.launcher.recipe.recipe import Recipe
 TOKENIZER_FOLDER = "tokenizer"
 
 
-def keep_tokenizer(data: Mapping[str, Any], run_folder: Path) -> None:
+def keep_tokenizer(data: Mapping[str, object], run_folder: Path) -> None:
     """Copy the tokenizer of a recipe's data set to a run's folder, if the recipe names one.
 
     data: the section of the recipe, whose `tokenizer` is a path in flowrun's data sets; in those of

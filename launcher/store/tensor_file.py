@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from itertools import accumulate, product
 from operator import mul
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -52,7 +51,7 @@ class TensorFile:
         names: name in the file -> name among the contents.  A tensor with two names is written
         twice, so that torch and others load it by either.  metadata: strings of the file's header.
         """
-        entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+        entries: dict[str, object] = {"__metadata__": dict(metadata)}
         places, end = defaultdict(list), 0
         for name in sorted(names, key=lambda name: (-contents[names[name]][1].itemsize, name)):
             shape, dtype = contents[names[name]]

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flowrun.engine.errors import ArgumentError, RecipeError
 from flowrun.engine.runtime.process.apart import bounded
@@ -21,6 +21,10 @@ from flowrun.launcher.data.corpus.tokenizer import (
 )
 from flowrun.launcher.model.targets import new_name
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
 
 KEY = "data.tokenizer"
 BYTES = "bytes"  # in place of a tokenizer's path
@@ -78,7 +82,7 @@ class ByteCodec:
 class TokenizerCodec:
     """The ids of a tokenizer of transformers."""
 
-    def __init__(self, tokenizer: Any, size: int, ends: frozenset[int]) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, size: int, ends: frozenset[int]) -> None:
         self.tokenizer, self.size, self.ends = tokenizer, size, ends
         self.backend = tokenizer.backend_tokenizer
         self._beginning = len(find_beginning(tokenizer))
@@ -101,8 +105,8 @@ class TokenizerCodec:
                 written = self.tokenizer.apply_chat_template(
                     quoted, tokenize=False, add_generation_prompt=True
                 )
-        except Exception as error:  # of the template's engine
-            raise RecipeError(KEY, f"the chat template cannot write it: {error}") from error
+        except ValueError as error:
+            raise RecipeError(KEY, f"{error}.") from error
         text, letters = special.unquote(written)
         return special.encode([text], [letters])[0].ids
 
@@ -119,7 +123,7 @@ def _no_template(why: str, messages: Sequence[Message]) -> RecipeError:
     return RecipeError(KEY, problem, "Leave out --chat; --prompt is then text to go on from.")
 
 
-def codec_of(data: Mapping[str, Any], given: str | None = None) -> Codec:
+def codec_of(data: Mapping[str, object], given: str | None = None) -> Codec:
     """Return the codec of a recipe's data set.
 
     data: the section of the recipe; `tokenizer` in it is a path, and flowrun's Text without one
@@ -137,7 +141,7 @@ def codec_of(data: Mapping[str, Any], given: str | None = None) -> Codec:
     )
 
 
-def is_bytes(data: Mapping[str, Any]) -> bool:
+def is_bytes(data: Mapping[str, object]) -> bool:
     """Return True if a data set's ids are the bytes of text."""
     target = new_name(str(data.get("_target_")))
     return target == f"{Text.__module__}.{Text.__name__}" and not data.get("tokenizer")
@@ -162,7 +166,7 @@ def read_tokenizer(path: Path) -> TokenizerCodec:
     return TokenizerCodec(found, vocabulary_of(found), frozenset(ends))
 
 
-def make_byte_tokenizer() -> Any:
+def make_byte_tokenizer() -> Tokenizer:
     """Return a tokenizer of the library `tokenizers` whose ids are bytes, for programs that know no
     other kind.
     """

@@ -97,7 +97,8 @@ class _Sender(logging.Handler):
 def bounded(what: str, most_s: float | None = None) -> Iterator[None]:
     """Bound the seconds and the memory that foreign code within may take, such as a template.
 
-    what: it is, for the error.  most_s: seconds of a core; None: MOST_S.  Raises ValueError.
+    what: it is, for the error.  most_s: seconds of a core; None: MOST_S.  Raises ValueError, also
+    for whatever it raises.
     Signals are the main thread's: in another there is no bound.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -117,6 +118,10 @@ def bounded(what: str, most_s: float | None = None) -> Iterator[None]:
         yield
     except MemoryError:
         raise ValueError(f"{what} took more than {MOST_BYTES >> 30} GiB") from None
+    except ValueError:
+        raise
+    except Exception as error:  # of any kind
+        raise ValueError(f"{what} failed: {type(error).__name__}: {error}") from error
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)

@@ -46,15 +46,8 @@ class Chat(AnsweredDocuments):
 
         def write(row: Fields, special: SpecialTokens) -> AnsweredText:
             said = _read_messages(row, messages)
-            try:
-                with bounded(f"the chat template of {tokenizer}"):
-                    return render_chat(said, special, tokenizer)
-            except ValueError:
-                raise
-            except Exception as error:  # of the template's engine
-                raise ValueError(
-                    f"the chat template of {tokenizer} cannot write it: {error}"
-                ) from error
+            with bounded(f"the chat template of {tokenizer}"):
+                return render_chat(said, special, tokenizer)
 
         documents = tokenise_rows(
             source, tokenizer, f"chat, quoted: {messages}", write, begin=False

@@ -244,7 +244,7 @@ def test_what_is_no_conversation_is_refused_in_plain_words(
 
 def test_an_error_of_the_template_is_named_as_one(tmp_path: Path, bpe: str) -> None:
     tokenizer = with_template(bpe, tmp_path, "{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(ValueError, match=r"line 1: the chat template of .* cannot write it: roles"):
+    with pytest.raises(ValueError, match=r"line 1: the chat template of .* failed: .*roles"):
         Chat(write(tmp_path, {"messages": TALK}), tokenizer)
 
 
