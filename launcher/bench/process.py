@@ -112,14 +112,14 @@ def _peer(run: Run, folder: Path, timeout_s: float, config_dir: str | None) -> S
     order, meet = folder / "order.json", folder / "meet"
     meet.unlink(missing_ok=True)
     compiled = run.mode == "compiled"
-    told = PeerOrder(
+    asked = PeerOrder(
         overrides=run.overrides,
         peer=run.peer,
         compiled=compiled,
         meet=str(meet.absolute()),
         config_dir=config_dir,
     )
-    order.write_text(told.to_json())
+    order.write_text(asked.to_json())
     command = [*_module("flowrun.launcher.bench.peers.peer_rank"), str(order)]
     ranks = range(run.ranks)
     place = [{"RANK": str(rank), "WORLD_SIZE": str(run.ranks)} for rank in ranks]

@@ -291,7 +291,7 @@ def _check(suite: Suite) -> None:
                 "Write more than suite.warmup.",
             )
     for mode in (m for m in suite.modes if m not in MODES):
-        raise RecipeError("suite.modes", f"{mode!r} is no mode.", did_you_mean(mode, MODES))
+        raise RecipeError("suite.modes", f"{mode!r} is not a mode.", did_you_mean(mode, MODES))
     if suite.rounds < 1 or not 0 <= suite.warmup < suite.steps:
         raise RecipeError(
             "suite.steps",

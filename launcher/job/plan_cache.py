@@ -1,4 +1,4 @@
-"""Plans that were made before: everything behind capture is kept.
+"""Plans that were made before: everything after capture is kept.
 
 Capture runs each time.  The key of a plan is what the compiler is given, as it prints: the captured
 graph, the strategy with the hardware, and which engine, torch and Python read them.  A plan of what
@@ -37,7 +37,7 @@ _ENGINE = Path(__file__).resolve().parents[2] / "engine"
 
 
 class PlanCache:
-    """The plans of one job.  used: False makes each anew, and keeps none.  notes: what went
+    """The plans of one job.  used: False makes each, and keeps none.  notes: what went
     otherwise than a user expects.
     """
 
@@ -82,7 +82,7 @@ class PlanCache:
         except FileNotFoundError:
             return None
         except Exception as error:  # what its own classes, or the disk, may raise
-            self._note(f"the plan is made anew: {_reason(error)}")
+            self._note(f"the stored plan was not used: {_reason(error)}")
             return None
 
     def _note(self, text: str) -> None:

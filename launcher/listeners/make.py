@@ -85,7 +85,7 @@ def _make_logger(entry: Any, where: str) -> NamedListener:
     if name not in LOGGERS:
         raise RecipeError(
             where,
-            f"{name!r} is no logger.",
+            f"{name!r} is not a logger.",
             f"{did_you_mean(str(name), LOGGERS)} Of your own: {{_target_: my_module.MyLogger}}.",
         )
     logger = LOGGERS[name]

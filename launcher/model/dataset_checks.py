@@ -154,13 +154,13 @@ def data_errors() -> Iterator[None]:
         raise RecipeError("data._target_", f"{error}.") from error
     except Exception as error:
         what = f"{type(error).__name__}: {error}".strip(": ")
-        told = [*getattr(error, "__notes__", []), place_of(error)]
-        lines = "\n".join(line for line in [what, *told] if line)
+        notes = [*getattr(error, "__notes__", []), place_of(error)]
+        lines = "\n".join(line for line in [what, *notes] if line)
         raise RecipeError("data._target_", lines) from error
 
 
 def random_fields(data: Any) -> list[str]:
-    """Fields that `data[0]` makes anew each time."""
+    """Fields that `data[0]` makes differently each time."""
     with data_errors():
         one, other = (collate([item_of(data, 0)], (0,)) for _ in range(2))
     return differing_fields(one, other)

@@ -64,7 +64,7 @@ def packed_inputs(
     if POSITIONS not in given:
         place = next((name for name in (POSITIONS, "position_ids") if name in names), None)
         if place is None:
-            raise _refusal(model, "its forward takes no positions, which begin anew in each")
+            raise _refusal(model, "its forward does not take positions, which start again in each")
         found[place] = POSITIONS
     return found
 

@@ -161,7 +161,7 @@ def find(path: str, where: str) -> Any:
         importlib.invalidate_caches()
     parts = path.split(".")
     if not all(part.isidentifier() for part in parts):
-        raise RecipeError(where, f"{path!r} is no dotted path.", "Write package.module.Name.")
+        raise RecipeError(where, f"{path!r} is not a dotted path.", "Write package.module.Name.")
     if parts[0] in _WITH_TORCHVISION and find_spec("torchvision"):
         import_torchvision()
     found, depth = _deepest_module(parts, where)

@@ -226,7 +226,7 @@ def _check_keep_best(recipe: RecipeSchema) -> None:
     require(
         not name or name in known,
         "train.keep_best",
-        f"{name} is no result of an evaluation.",
+        f"{name} is not a result of an evaluation.",
         f"Write {one_of(known)}; -NAME keeps the highest, NAME the lowest.",
     )
     require(
@@ -243,7 +243,7 @@ def _check_sweep(recipe: RecipeSchema) -> None:
     require(
         not name or name in (*OBJECTIVES, *results),
         "sweep.objective",
-        f"{name} is no result of a run.",
+        f"{name} is not a result of a run.",
         f"Write {one_of((*OBJECTIVES, *results))}.",
     )
     require(
@@ -293,8 +293,8 @@ def _check_nodes(recipe: RecipeSchema) -> Nodes:
     require(
         0 < hosts.most <= MOST_RANKS,
         "launch.nnodes",
-        f"{launch.nnodes!r} is no number of hosts.",
-        'Write a number, or the fewest and the most: "1:4".',
+        f"it must be a number of hosts or MIN:MAX, not {launch.nnodes!r}.",
+        'Write launch.nnodes=2, or launch.nnodes="1:4".',
     )
     fixed = not hosts.may_change
     require(
@@ -306,7 +306,7 @@ def _check_nodes(recipe: RecipeSchema) -> Nodes:
     require(
         fixed or launch.node_rank is None,
         "launch.node_rank",
-        "hosts that join and leave are numbered anew each time.",
+        "hosts that join and leave get new numbers each time.",
         "Leave it out.",
     )
     require(
@@ -330,7 +330,7 @@ def _check_restarts(recipe: RecipeSchema) -> None:
     require(
         launch.min_ranks is None or bool(launch.restarts),
         "launch.min_ranks",
-        "a run goes on with fewer ranks after restarts, and launch.restarts is 0.",
+        "ranks become fewer where restarts do not help, and launch.restarts is 0.",
         "Write launch.restarts=3, or leave it out.",
     )
     require(
@@ -388,7 +388,7 @@ def _check_time_limit(recipe: RecipeSchema) -> None:
     require(
         limit is None or limit > 0,
         "launch.time_limit",
-        f"{launch.time_limit!r} is no time.",
+        f"{launch.time_limit!r} is not a time.",
         'Write minutes, such as 90, or "01:30:00".',
     )
 

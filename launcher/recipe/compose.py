@@ -88,8 +88,8 @@ def regroup(cfg: DictConfig, overrides: list[str], config_dir: str | None = None
         return cfg
     for group in (g for g in (*GROUPS, *_SECTIONS) if chosen.get(g, "{")[:1] != "{"):
         section = _SECTIONS.get(group, group)
-        told = [text for text in overrides if re.match(rf"\+*({group}|{section})[.=]", text)]
-        cfg[section] = _compose_once(told, config_dir)[section]
+        words = [text for text in overrides if re.match(rf"\+*({group}|{section})[.=]", text)]
+        cfg[section] = _compose_once(words, config_dir)[section]
     return cfg
 
 

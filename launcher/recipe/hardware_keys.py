@@ -122,7 +122,7 @@ def check_hardware(recipe: RecipeSchema) -> None:
             _check_measured(text, f"hardware.ops.{target}")
     for dtype in ("fp32", "tf32", "bf16", "fp16"):
         _check_products(getattr(hardware, dtype), f"hardware.{dtype}")
-    require(bool(hardware.levels), "hardware.levels", "there is no level: nothing joins ranks.")
+    require(bool(hardware.levels), "hardware.levels", "it is empty: nothing joins ranks.")
     below = 1
     for at, level in enumerate(hardware.levels):
         _check_level(level, below, f"hardware.levels.{at}")
@@ -134,7 +134,9 @@ def _check_measured(text: str, where: str) -> None:
         shapes_of(text)
     except ValueError as error:
         raise RecipeError(
-            where, f"{text!r} are no shapes: {error}.", 'Write them as "fp32 8x64 64x32 8x32".'
+            where,
+            f"{text!r} cannot be read as shapes: {error}.",
+            'Write them as "fp32 8x64 64x32 8x32".',
         ) from error
 
 
@@ -148,7 +150,7 @@ def _check_products(products: Products, where: str) -> None:
     require(
         len(share) == len(flop),
         f"{where}.share",
-        f"{list(share)} is no curve over {list(flop)}.",
+        f"{list(share)} has another length than flop, {list(flop)}.",
         "Write one share for each flop.",
     )
 
@@ -157,13 +159,13 @@ def _check_level(level: Level, below: int, where: str) -> None:
     require(
         level.busy_s <= level.latency_s,
         f"{where}.busy_s",
-        f"{level.busy_s} is no part of a latency of {level.latency_s}.",
+        f"{level.busy_s} is more than latency_s, {level.latency_s}, of which it is a part.",
         "Write 0 to latency_s seconds: what a rank's core does before the first byte.",
     )
     require(
         not level.ranks or (level.ranks > below and level.ranks % below == 0),
         f"{where}.ranks",
-        f"{level.ranks} is no multiple of the {below} ranks of a unit inside.",
+        f"{level.ranks} is not a multiple of {below}, the ranks of a unit inside.",
         "Write how many consecutive ranks one unit joins; 0 joins all.",
     )
     if level.mesh:
@@ -172,8 +174,8 @@ def _check_level(level: Level, below: int, where: str) -> None:
         require(
             members > 1 and not level.shared_memory,
             f"{where}.exchange_bytes",
-            f"{members}: {num_bytes} is no size of a group and of its messages on this level.",
-            "Write 2 members or more and 0 bytes or more, where ranks share no memory.",
+            f"{members}: {num_bytes} is not a size of a group and of its messages on this level.",
+            "Write 2 members or more and 0 bytes or more, where ranks do not share memory.",
         )
 
 
@@ -195,7 +197,7 @@ def _check_mesh(level: Level, below: int, where: str) -> None:
     require(
         square and mesh == tuple(map("".join, zip(*mesh, strict=True))) and not _has_loops(mesh),
         f"{where}.mesh",
-        f"{', '.join(mesh)} are no links between {size} ranks.",
+        f"{', '.join(mesh)} does not give the links between {size} ranks.",
         "Write a digit for each other rank, the same both ways, 0 for the rank itself.",
     )
 

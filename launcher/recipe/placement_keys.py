@@ -278,7 +278,7 @@ def parse_plan_axis(sbp: Mapping[str, Any], axes: Sequence[str]) -> str:
     if axis not in known:
         raise RecipeError(
             f"sbp.{FROM_MODEL}",
-            f"{axis!r} is no axis: placement.axes has {', '.join(axes) or 'none'}.",
+            f"{axis!r} is not an axis: placement.axes has {', '.join(axes) or 'none'}.",
             f"Write the axis of the model's own plan, sbp: {{{FROM_MODEL}: tensor}}."
             f"\n{did_you_mean(str(axis), known)}",
         )

@@ -215,7 +215,7 @@ class Train:
     seed: of weights, of sampling and of dropout.
     save: write the trained weights to the run's folder.
     save_every: steps from one checkpoint to the next, and one at the end; 0: none.
-    save_aside: training goes on while a checkpoint is written from a copy in memory; false: it
+    save_aside: training continues while a checkpoint is written from a copy in memory; false: it
         waits, and takes no memory.
     log_every: steps from one line of the output to the next where it is no terminal; 0: a line for
         each tenth of the run, and every 10 s to 60 s.
@@ -229,8 +229,8 @@ class Train:
         (docs/how_to/training.md); micro_batch: the mean of the losses of the micro-batches, as
         loops that accumulate gradients compute it; the mirrored view always uses it.
     on_nonfinite: what follows a step with a gradient that is not finite, whose update is left out:
-        stop: the run ends and says where it arose; skip: the run goes on, and counts such steps;
-        rollback: it goes on after that step with the weights of the newest checkpoint; ignore:
+        stop: the run ends and says where it arose; skip: the run continues, and counts such steps;
+        rollback: it continues after that step with the weights of the newest checkpoint; ignore:
         nothing is looked for, and such numbers enter the weights.
     resume: auto: where the run's folder has a checkpoint, go on from the newest whole one, so that
         the same command may be given again; never: such a folder is refused.
@@ -304,7 +304,7 @@ class Launch:
         host, gloo between hosts).
     message_order_seed: virtual only: deliver messages in the random order of this seed.
     restarts: restarts in a row without a new step before the run ends, when ranks die; 0: none.
-    min_ranks: where restarts do not help, the run goes on with fewer ranks in another layout, but
+    min_ranks: where restarts do not help, the run continues with fewer ranks in another layout, but
         no fewer than these; null: it ends.
     hang_s: seconds without an act of any rank after which the run ends, and says which rank owes
         what; null: 60, 20 foreseen steps, or 3 times the longest that anything took so far; 0:

@@ -1,4 +1,4 @@
-"""Lines of metrics.jsonl, read again: by reports, and by a run that goes on behind them."""
+"""Lines of metrics.jsonl, read again: by reports, and by a run that continues after them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def list_lines_before(file: Path, first: int, ended: bool = True) -> list[str]:
     for number, line in enumerate(lines, 1):
         if (found := parse_metric_line(line)) is None:
             if number < len(lines):
-                raise _refuse(file, f"line {number} is no JSON object with a step.")
+                raise _refuse(file, f"line {number} is not a JSON object with a step.")
         elif found.step + (found.validation is not None and not ended) < first:
             kept.append(line)
     return kept

@@ -66,8 +66,8 @@ def plan_report(job: Job, width: int = 100) -> RenderableType:
         timeline(training, width),
     ]
     stages = len(training.plan.placements)
-    told = one_of_each((*training.plan.notes, *notes(job)), stages)
-    parts += [Text(f"note: {note}", style="yellow") for note in told]
+    distinct = one_of_each((*training.plan.notes, *notes(job)), stages)
+    parts += [Text(f"note: {note}", style="yellow") for note in distinct]
     return Group(*parts)
 
 

@@ -121,7 +121,7 @@ def in_words(plan: Plan, need: Need) -> str:
     if need.why == CREDIT:
         return f"a free slot of register {need.register} from {whose}"
     if need.why == TURN:
-        return f"its turn on {plan.axes[need.register]} behind {whose}"
+        return f"its turn on {plan.axes[need.register]} after {whose}"
     return "the end of its act before"
 
 
@@ -132,10 +132,10 @@ def _thread(
     yield _meta(rank, 0, "thread_name", name="the rank's thread")
     for what, actor, act, begin, end in notes:
         if what not in (FLIGHT, RUN):
-            told = plan.actors[actor]
-            name = told.name if what == COMPUTE else f"{what} {told.name}"
+            about = plan.actors[actor]
+            name = about.name if what == COMPUTE else f"{what} {about.name}"
             times = (begin - zero) / 1e3, (end - zero) / 1e3
-            yield _slice(rank, 0, name, what, *times, **_when(plan, told, act))
+            yield _slice(rank, 0, name, what, *times, **_when(plan, about, act))
 
 
 def _credits(plan: Plan, rank: int, slices: Sequence[Slice], zero: int) -> Iterator[dict[str, Any]]:

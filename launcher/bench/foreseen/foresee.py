@@ -46,8 +46,8 @@ def foresee(
             begun = time.monotonic()
             found = tuple(_foreseen(table, row, config_dir))
             lines += found
-            told = f"{table.name} {place}/{len(table.rows)}  {row.name}"
-            console.print(f"{told}  {time.monotonic() - begun:.0f} s", style="dim", highlight=False)
+            line = f"{table.name} {place}/{len(table.rows)}  {row.name}"
+            console.print(f"{line}  {time.monotonic() - begun:.0f} s", style="dim", highlight=False)
         mine = [score(suite, table, unit, lines) for unit in table.units]
         scores += [each for each in mine if each is not None]
         console.print(result(suite, table, lines, scores))

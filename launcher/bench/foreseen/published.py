@@ -90,9 +90,9 @@ def _table(name: str, node: Mapping[str, Any], always: list[str]) -> PublishedTa
                 f"Give one for each of {', '.join(columns)}; null where there is none.",
             )
         pairs = [(k, v) for k, v in zip(columns, values, strict=True) if v is not None]
-        told = tuple(f"{key}={_spell(value)}" for key, value in pairs if key not in UNITS)
+        keys = tuple(f"{key}={_spell(value)}" for key, value in pairs if key not in UNITS)
         figures = tuple((key, float(value)) for key, value in pairs if key in UNITS)
-        rows.append(PublishedRow(f"{name}/{title}", (*common, *told, *always), figures))
+        rows.append(PublishedRow(f"{name}/{title}", (*common, *keys, *always), figures))
     return PublishedTable(name, str(node["title"]), str(node["source"]), tuple(rows))
 
 

@@ -32,9 +32,9 @@ def result(
         grid.add_row(
             row.name.partition("/")[2], *(cell for line in mine for cell in _cells(suite, line))
         )
-        told = next((line.problem for line in mine if line and line.problem), "")
-        if told:
-            problems.append(Padding(Text(f"{row.name}: {told}", "yellow"), (0, 0, 0, 2)))
+        problem = next((line.problem for line in mine if line and line.problem), "")
+        if problem:
+            problems.append(Padding(Text(f"{row.name}: {problem}", "yellow"), (0, 0, 0, 2)))
     title = Text.assemble("\n", (table.title, "bold"), (f"   {table.source}", "dim"))
     verdicts = [_verdict(suite, each) for each in scores if each.table == table.name]
     return Group(title, grid, *problems, *verdicts)

@@ -212,7 +212,7 @@ def test_a_recipe_that_lost_keys_is_told_with_the_copy(
 @pytest.mark.parametrize("text", ["no JSON\n{}\n", "[1]\n{}\n", '{"loss": 1}\n{}\n', "\n{}\n"])
 def test_lines_that_are_no_metrics_are_told(tmp_path: Path, text: str) -> None:
     (tmp_path / METRICS).write_text(text)
-    with pytest.raises(RecipeError, match="line 1 is no JSON object with a step"):
+    with pytest.raises(RecipeError, match="line 1 is not a JSON object with a step"):
         list_lines_before(tmp_path / METRICS, 4)
 
 

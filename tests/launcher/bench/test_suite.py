@@ -132,7 +132,7 @@ def test_a_setting_reaches_the_process() -> None:
     [
         ("suite=peer", "suite", "there is no suite 'peer'"),
         ("suite.rows=[zero4]", "suite.rows", "no experiment 'zero4'"),
-        ("suite.modes=[fast]", "suite.modes", "'fast' is no mode"),
+        ("suite.modes=[fast]", "suite.modes", "'fast' is not a mode"),
         ("suite.warmup=12", "suite.steps", "leave nothing to measure"),
         ("suite.round=2", "suite.round", "has no key 'round'"),
         (

@@ -1,4 +1,4 @@
-"""A plan that was made before: found by what it is made of alone, or made anew with a word why."""
+"""A plan that was made before: found by what it is made of alone, or made, with a word why."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def test_a_broken_file_is_made_anew(kept: tuple[Maker, Path], left: int) -> None
     maker, file = kept
     file.write_bytes(file.read_bytes()[:left])
     assert maker.plan().notes == [
-        f"the plan is made anew: {file} is broken: its checksum does not fit"
+        f"the stored plan was not used: {file} is broken: its checksum does not fit"
     ]
     assert maker.made == 2
     assert maker.plan().notes == []
@@ -339,7 +339,7 @@ def test_a_link_in_the_place_of_a_file_is_not_read(
     maker, file = kept
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
-    assert "made anew" in maker.plan().notes[0]
+    assert "was not used" in maker.plan().notes[0]
     assert not file.is_symlink()
 
 

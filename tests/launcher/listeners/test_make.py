@@ -59,8 +59,8 @@ def test_a_logger_takes_options_and_may_be_of_ones_own(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("entry", "where", "problem", "instead"),
     [
-        ("wandbb", "log.0", "'wandbb' is no logger.", "Did you mean 'wandb'"),
-        ({"project": "x"}, "log.0", "None is no logger.", "tensorboard"),
+        ("wandbb", "log.0", "'wandbb' is not a logger.", "Did you mean 'wandb'"),
+        ({"project": "x"}, "log.0", "None is not a logger.", "tensorboard"),
         ({"name": "mlflow", "uri": "x"}, "log.0.uri", "takes no argument 'uri'", "tracking_uri"),
         ({"_target_": "builtins.dict"}, "log.0._target_", "none of the methods", "follow.md"),
     ],

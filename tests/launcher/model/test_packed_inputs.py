@@ -126,7 +126,7 @@ class NoPlaces(nn.Module):
     ("make", "why"),
     [
         (lambda: ChainGPT(VOCABULARY, 24, 1, 2, 16), "ChainGPT .* its forward takes no documents"),
-        (NoPlaces, "NoPlaces .* takes no positions, which begin anew in each"),
+        (NoPlaces, "NoPlaces .* does not take positions, which start again in each"),
     ],
 )
 def test_a_model_that_takes_no_documents_is_refused(

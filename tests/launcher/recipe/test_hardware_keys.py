@@ -144,16 +144,20 @@ def test_ranks_that_share_a_core_share_what_it_does() -> None:
         (["hardware.fp32.flops=0"], "hardware.fp32.flops", "is over 0, not 0"),
         (["hardware.bf16.flops=-1"], "hardware.bf16.flops", "is 0 or more, not -1"),
         (["hardware.fp32.flop=[2e6,1e6]"], "hardware.fp32.flop", "does not grow"),
-        ([HALF[0], "hardware.fp32.share=[0.5]"], "hardware.fp32.share", "no curve over"),
+        ([HALF[0], "hardware.fp32.share=[0.5]"], "hardware.fp32.share", "another length than flop"),
         ([HALF[0], "hardware.fp32.share=[0.5,1.5]"], "hardware.fp32.share.1", "at most 1"),
         (["hardware.levels=[]"], "hardware.levels", "nothing joins ranks"),
-        (["hardware.levels=[{ranks: 4}, {ranks: 6}]"], "hardware.levels.1.ranks", "no multiple"),
-        (["hardware.levels=[{busy_s: 1e-6}]"], "hardware.levels.0.busy_s", "no part of a latency"),
+        (["hardware.levels=[{ranks: 4}, {ranks: 6}]"], "hardware.levels.1.ranks", "not a multiple"),
+        (
+            ["hardware.levels=[{busy_s: 1e-6}]"],
+            "hardware.levels.0.busy_s",
+            "is more than latency_s",
+        ),
         (["hardware.levels=[{bytes_per_s: 0}]"], "hardware.levels.0.bytes_per_s", "is over 0"),
         (
             ["hardware.levels=[{exchange_bytes: {1: 64}}]"],
             "hardware.levels.0.exchange_bytes",
-            "no size of a group",
+            "not a size of a group",
         ),
         (
             ["hardware.levels=[{shared_memory: true, exchange_bytes: {2: 64}}]"],
@@ -184,11 +188,11 @@ def test_a_mesh_is_a_row_of_digits_for_each_rank() -> None:
         (mesh("021", "201", "110", ranks=6), ".0", "a mesh of 3 ranks .* unit of 6"),
         (mesh("021", "201", "110", ranks=0), ".0", "a mesh of 3 ranks .* unit of all"),
         (mesh("01", "10", below="{ranks: 2},", ranks=4), ".1", "not of the innermost level"),
-        (mesh("021", "201", "11"), ".0", "no links between 3 ranks"),
-        (mesh("021", "201", "1-0"), ".0", "no links between 3 ranks"),
-        (mesh("021", "101", "110"), ".0", "no links between 3 ranks"),  # not alike both ways
-        (mesh("121", "201", "110"), ".0", "no links between 3 ranks"),  # to itself
-        (mesh("010", "100", "000"), ".0", "no links between 3 ranks"),  # none at all
+        (mesh("021", "201", "11"), ".0", "the links between 3 ranks"),
+        (mesh("021", "201", "1-0"), ".0", "the links between 3 ranks"),
+        (mesh("021", "101", "110"), ".0", "the links between 3 ranks"),  # not alike both ways
+        (mesh("121", "201", "110"), ".0", "the links between 3 ranks"),  # to itself
+        (mesh("010", "100", "000"), ".0", "the links between 3 ranks"),  # none at all
     ],
     ids=["too few", "of all", "outer", "short", "sign", "one way", "itself", "none"],
 )
