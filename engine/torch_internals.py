@@ -8,7 +8,6 @@ rows are proved.
 
 from __future__ import annotations
 
-import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -335,16 +334,3 @@ def set_donated_buffer(donated: bool) -> None:
     from torch._functorch import config
 
     config.donated_buffer = donated
-
-
-# ---- elastic -------------------------------------------------------------------------------------
-
-
-def set_elastic_signals(handle: Callable[..., None], ending: signal.Signals) -> None:
-    """Let `handle` take the signals that elastic's agent installs a handler for, and end its
-    workers by the signal `ending`.
-    """
-    from torch.distributed.elastic.multiprocessing import api
-
-    api._terminate_process_handler = handle
-    api._get_default_signal = lambda: ending

@@ -11,12 +11,14 @@ text/             text from a model, token by token
 job/              a recipe made concrete: strategy, materials, plans
 listeners/        loggers and callbacks
 report/           the plan for a person, the files of a run's folder, the report
-launch/ place/    a job -> processes; auto.placement: the fastest placement that fits
+ranks/            what runs inside a rank
+supervise/ place/ the life of a run; auto.placement: the fastest placement that fits
 commands/         what the other commands do: verify, resume, export, sample, eval, calibrate
 bench/            flowrun compared with torch's own layouts, and with published tables
 command_line/     the commands' arguments, for cli.py; a job or a sweep; Slurm
 
-multirun.py and weights.py keep names that users' own files refer to.
+replan.py plans the rest of a run, for other ranks.  multirun.py and weights.py keep names that
+users' own files refer to.
 """
 
 import os

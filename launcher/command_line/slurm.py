@@ -14,13 +14,14 @@ from typing import Any
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.launch.hosts.meeting import ranks_of_a_host
-from flowrun.launcher.launch.preemption import TIME_LIMIT, WARNING, Preempted
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import AUTO
 from flowrun.launcher.report.report import REPORT, Report
 from flowrun.launcher.run import run
 from flowrun.launcher.store.checkpoint import prepare
+from flowrun.launcher.supervise.hands.signals import Preempted
+from flowrun.launcher.supervise.hosts.meeting import ranks_of_a_host
+from flowrun.launcher.supervise.life.verdicts import TIME_LIMIT, WARNING
 
 _NO_GPU = "no GPU was asked for: launch.device=cuda asks for one a rank"
 _WARNINGS = (WARNING, TIME_LIMIT)  # after these it is put back; a cancelled one is not

@@ -1,5 +1,6 @@
 """Commands other than to train or plan a recipe.
 
+plan_recipe.py   shows what a recipe will do, without doing it
 verify.py        trains every layout for a few steps; plain_loop.py is the same in plain torch
 resume.py        goes on from a checkpoint, in any layout
 export.py        writes a run's weights as one file; export_adapters.py merges adapters

@@ -55,7 +55,7 @@ class _Call:
 
 
 @dataclass(kw_only=True)
-class _Desk:
+class _Lane:
     """A listener's thread and the calls that wait for it.
 
     began: when the call under way began, on the monotonic clock, and the call.  longest_s: of a
@@ -162,7 +162,7 @@ class Listeners:
         self._listeners = list(listeners)
         self._outlets, self._limit_s = outlets, limit_s
         self._describe: Callable[[], RunInfo] | None = None
-        self._desks: list[_Desk] = []
+        self._lanes: list[_Lane] = []
         self._last = 0  # step of the last event
         self.off = False  # another host calls them
 
@@ -175,24 +175,24 @@ class Listeners:
         if self.off:
             return
         self._last = step
-        if not self._desks and self._describe is not None:
+        if not self._lanes and self._describe is not None:
             self._start(step, self._describe())
-        for desk in self._desks:
-            desk.put(_Call(event, step, given))
+        for lane in self._lanes:
+            lane.put(_Call(event, step, given))
 
     @property
     def is_full(self) -> bool:
         """True if a callback is so late that the run is to wait for it."""
-        return any(d.named.may_end and not d.left_out and d.calls.full() for d in self._desks)
+        return any(d.named.may_end and not d.left_out and d.calls.full() for d in self._lanes)
 
     def look(self) -> RunError | None:
         """Return the error of a callback that hangs, once."""
         now = time.monotonic()
-        for desk in self._desks if self._limit_s else ():
-            limit_s = max(self._limit_s, _GROWTH * desk.longest_s)
-            if desk.named.may_end and not desk.left_out and desk.quiet_s(now) > limit_s:
-                desk.left_out = True
-                return _hang(desk, limit_s)
+        for lane in self._lanes if self._limit_s else ():
+            limit_s = max(self._limit_s, _GROWTH * lane.longest_s)
+            if lane.named.may_end and not lane.left_out and lane.quiet_s(now) > limit_s:
+                lane.left_out = True
+                return _hang(lane, limit_s)
         return None
 
     def end(self, status: str) -> RunError | None:
@@ -200,38 +200,38 @@ class Listeners:
         Return the error of a callback that does not end.
         """
         hung = None
-        for desk in self._desks:
-            desk.put(_Call("on_end", self._last, status))
-        for desk in self._desks:
+        for lane in self._lanes:
+            lane.put(_Call("on_end", self._last, status))
+        for lane in self._lanes:
             within_s = _END_S / 4 if status == RESTARTED else _END_S
-            if desk.named.may_end:
+            if lane.named.may_end:
                 within_s = max(within_s, self._limit_s) if self._limit_s else _NEVER_S
-            if desk.left_out or desk.end(max(0.0, within_s - desk.quiet_s(time.monotonic()))):
+            if lane.left_out or lane.end(max(0.0, within_s - lane.quiet_s(time.monotonic()))):
                 continue
-            if desk.named.may_end:
-                hung = hung or _hang(desk, within_s)
-            elif not desk.lost:  # else it is named already
-                where = desk.began[1].event if desk.began else "on_end"
+            if lane.named.may_end:
+                hung = hung or _hang(lane, within_s)
+            elif not lane.lost:  # else it is named already
+                where = lane.began[1].event if lane.began else "on_end"
                 self._outlets.lose(
-                    f"the log of {desk.named.name} ends at step {self._last}: {where} has not"
+                    f"the log of {lane.named.name} ends at step {self._last}: {where} has not"
                     f" returned for {within_s:.0f} s"
                 )
-        self._listeners = [desk.named for desk in self._desks if not desk.left_out] or (
-            [] if self._desks else self._listeners
+        self._listeners = [lane.named for lane in self._lanes if not lane.left_out] or (
+            [] if self._lanes else self._listeners
         )
-        self._desks.clear()
+        self._lanes.clear()
         return hung
 
     def _start(self, step: int, run: RunInfo) -> None:
-        self._desks = [_Desk(named=each, outlets=self._outlets) for each in self._listeners]
-        for desk in self._desks:
-            desk.put(_Call("on_start", step, run))
-            desk.start()
+        self._lanes = [_Lane(named=each, outlets=self._outlets) for each in self._listeners]
+        for lane in self._lanes:
+            lane.put(_Call("on_start", step, run))
+            lane.start()
 
 
-def _hang(desk: _Desk, seconds: float) -> RunError:
+def _hang(lane: _Lane, seconds: float) -> RunError:
     return RunError(
-        desk.where(),
+        lane.where(),
         f"it has not returned for {seconds:.0f} s.",
         "Give what takes long a thread of its own, or raise launch.hang_s.",
     )

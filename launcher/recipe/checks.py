@@ -347,12 +347,11 @@ def _check_restarts(recipe: RecipeSchema) -> None:
     )
     hosts = nodes_of(launch)
     require(
-        hosts.most == 1 or hosts.may_change or not recipe.train.snapshot_every,
+        hosts.most == 1 or not recipe.train.snapshot_every,
         "train.snapshot_every",
-        "copies in another host's memory serve hosts that come again, and launch.nnodes is"
+        f"train.snapshot_every needs one host, as a host takes its memory with it; launch.nnodes is"
         f" {launch.nnodes}.",
-        f'Write launch.nnodes="{hosts.most}:{hosts.most}", or leave it out and set'
-        " train.save_every.",
+        "Leave it out and set train.save_every: ranks do not wait for the disk.",
     )
     require(
         bool(launch.restarts) or not recipe.train.snapshot_every,

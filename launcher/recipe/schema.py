@@ -223,8 +223,7 @@ class Train:
     keep_best: name of a validation result; the checkpoint where it is lowest stays, too; -NAME:
         where it is highest.  Each checkpoint is then evaluated first.
     snapshot_every: steps from one copy of the ranks' variables in the launcher's memory to the
-        next, for launch.restarts; with hosts that join and leave, also in the memory of a
-        neighbour; null: 1 where memory allows; 0: none.
+        next, for launch.restarts on one host; null: 1 where memory allows; 0: none.
     loss_mean: step: the loss of a step is that of its whole batch, for any number of micro-batches
         (docs/how_to/training.md); micro_batch: the mean of the losses of the micro-batches, as
         loops that accumulate gradients compute it; the mirrored view always uses it.

@@ -23,7 +23,6 @@ from flowrun.engine.hardware.hardware import CPU
 from flowrun.engine.lowering.idle_axes import IdleAxis, idle_axes
 from flowrun.engine.passes.update.sparse_ops import sparse_tables
 from flowrun.engine.rehearsal.rehearsal import rehearse
-from flowrun.engine.runtime.rank.pieces import count_copied_bytes
 from flowrun.engine.runtime.rank.shards import written_bytes
 from flowrun.launcher.data.sampler import length
 from flowrun.launcher.job.job import Job
@@ -34,7 +33,6 @@ from flowrun.launcher.recipe.schema import (
     EAGER,
     MIRRORED,
     RecipeSchema,
-    nodes_of,
 )
 from flowrun.launcher.report.group_equal import spans
 from flowrun.launcher.terminal.units import seconds, size
@@ -191,20 +189,6 @@ def _note_packed_attention(job: Job) -> Iterator[str]:
         )
 
 
-def _note_host_copies(job: Job) -> Iterator[str]:
-    """Note what copies of each host's state in its neighbour's memory send."""
-    nodes, train = nodes_of(job.recipe.launch), job.recipe.train
-    if not nodes.may_change or not job.recipe.launch.restarts or train.snapshot_every == 0:
-        return
-    every, most = train.snapshot_every or 1, max(count_copied_bytes(job.training.plan, nodes.most))
-    after = f"each {every} steps" if every > 1 else "each step"
-    yield (
-        f"a host sends up to {size(most)} to the next after {after}, as a copy of its state"
-        if most
-        else "neighbouring hosts hold the same state: no copies of it are sent"
-    )
-
-
 FACTS: tuple[Callable[[Job], Iterator[str]], ...] = (
     _note_shared_cores,
     _note_idle_axes,
@@ -215,7 +199,6 @@ FACTS: tuple[Callable[[Job], Iterator[str]], ...] = (
     _note_repeats,
     _note_unchecked_capture,
     _note_copies,
-    _note_host_copies,
     _note_wide_weights,
     _note_random_base,
     _note_packed_attention,

@@ -1,7 +1,7 @@
 """Record: the run's folder while the run goes on.
 
-recipe.yaml, plan.txt, metrics.jsonl, restarts.jsonl, ended.json, report.json; what its listeners
-write (listeners/).
+recipe.yaml, plan.txt, metrics.jsonl, restarts.jsonl, ended.json, report.json.  It follows the run
+as a listener does, and keeps files alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -24,9 +24,7 @@ from flowrun.engine.ir.files import named, open_more, replace_text
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.trace.model_flops import utilisation
 from flowrun.launcher.job.job import Job, Start
-from flowrun.launcher.listeners.dispatch import RESTARTED, Listeners, Outlets
 from flowrun.launcher.listeners.listener import TAGS, RunInfo
-from flowrun.launcher.listeners.make import NamedListener
 from flowrun.launcher.recipe.schema import ROLLBACK
 from flowrun.launcher.report.metric_lines import list_lines_before, open_metrics
 from flowrun.launcher.report.progress import Progress
@@ -36,7 +34,6 @@ from flowrun.launcher.store.checkpoint import (
     RECIPE,
     Checkpoint,
     complete,
-    complete_folder,
     find_all,
     find_best,
 )
@@ -51,26 +48,13 @@ _NO_TARGET = (
 METRICS, RESTARTS, ENDED = "metrics.jsonl", "restarts.jsonl", "ended.json"
 LOGS = "logs"  # the folder with what each rank prints
 PREEMPTED, STOPPED, FAILED = "preempted", "stopped", "failed"  # how a run ended (ENDED)
-COMPLETE = "complete"  # to listeners, which know RESTARTED, too
-_LOOK_S = 0.01  # from one look to the next whether a late callback has caught up
 
 
 class Record:
     """The record writes what happens to the run's folder, and shows it by `progress`."""
 
-    def __init__(
-        self,
-        folder: Path,
-        job: Job,
-        progress: Progress | None,
-        listeners: Sequence[NamedListener] = (),
-        end_run: Callable[[str], None] | None = None,
-        limit_s: float = 0.0,
-    ) -> None:
-        """folder: of the run.  progress: shows it.  listeners: are called in the first host.
-        end_run: ends the run for the callback of a name.  limit_s: seconds after which a callback
-        hangs; 0: never.
-        """
+    def __init__(self, folder: Path, job: Job, progress: Progress | None) -> None:
+        """folder: of the run.  progress: shows it."""
         self.run_folder = folder  # that the hosts of a run may share
         self.folder = folder
         self.job = job
@@ -83,23 +67,19 @@ class Record:
         self.no_target = False  # a step had a loss that is no number
         self.skipped: list[int] = []  # steps whose update was left out
         self._begin_at(job.start)
-        begun = job.start
-        self.checkpoints: list[Checkpoint] = []  # oldest first
-        if isinstance(begun, Checkpoint):
-            older = [each for each in find_all(folder) if each.step < begun.step]
-            self.checkpoints = [*older, begun]
+        self._newest = job.start.step if isinstance(job.start, Checkpoint) else 0
         self.restarts = 0
         self._unwritten: list[str] = []  # of RESTARTS: it is the first host that will write there
         self.lost: list[str] = []  # what could not be written
         self.begun = self.agreed = False
         self._metrics: TextIO | None = None
         self._peak_share: tuple[Job, float] | None = None
-        outlets = Outlets(lose=self.lose, fail=self._fail, stop=self._stop)
-        self.listeners = Listeners(listeners, outlets, limit_s)
-        self.listeners.prepare(self._describe)
-        self._end_run = end_run
-        self._failure: RunError | None = None  # of a callback
         self.ended_by = ""  # the callback that has asked for the end
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """The checkpoints of this run, oldest first: not those of a run that was gone back on."""
+        return [each for each in find_all(self.run_folder) if each.step <= self._newest]
 
     def begin(self) -> None:
         """Write what is known before the first step.
@@ -131,7 +111,6 @@ class Record:
         host: number of this host; 0: it is the first.
         """
         folder = self.run_folder / f"host{host}" if host else self.run_folder
-        self.listeners.off = host > 0
         if folder != self.folder:
             self._close_files()
             self.folder = folder
@@ -155,8 +134,8 @@ class Record:
         results: Results,
         seconds: float,
         gauges: Mapping[str, float] = MappingProxyType({}),
-    ) -> None:
-        """Record that a step has ended.
+    ) -> Mapping[str, float]:
+        """Record that a step has ended; return its figures by tag (launcher/listeners).
 
         results: loss and other numbers by name.  seconds: since the step before ended.  gauges:
         what the launcher has read of its ranks, by tag.
@@ -189,33 +168,7 @@ class Record:
         values = {name: line[name] for name in line if name in TAGS} | dict(gauges)
         if (share := self._share_in_a_second()) and seconds > 0:
             values["flop_utilisation"] = share / seconds
-        self._call("on_step", step, values)
-
-    def _call(self, event: str, step: int, given: Any) -> None:
-        """Hand an event to the listeners.  Raises RunError if a callback has failed or hangs."""
-        self._check_listeners()
-        self.listeners.call(event, step, given)
-        while self.listeners.is_full:
-            self._check_listeners()
-            time.sleep(_LOOK_S)
-
-    def _check_listeners(self) -> None:
-        if error := self._failure or self.listeners.look():
-            raise error
-
-    def _fail(self, error: RunError) -> None:
-        self._failure = self._failure or error
-
-    def _stop(self, by: str) -> None:
-        if self._end_run and not self.ended_by:
-            self.ended_by = by
-            self._end_run(by)
-
-    def end_listeners(self) -> None:
-        """End the listeners of a run that is complete.  Raises RunError for a callback."""
-        hung = self.listeners.end(COMPLETE)
-        if error := self._failure or hung:
-            raise error
+        return values
 
     def _share_in_a_second(self) -> float:
         """Return the model's FLOPs of a step, of the peak of all ranks in a second; 0: unknown."""
@@ -233,7 +186,6 @@ class Record:
         self._line({"step": step, "validation": validation})
         if self.progress:
             self.progress.show_evaluation(step, validation)
-        self._call("on_evaluation", step, numbers(validation))
 
     @property
     def reached(self) -> int:
@@ -242,8 +194,8 @@ class Record:
 
     def complete_checkpoint(
         self, folder: Path, step: int, files: Mapping[str, Sequence[int]]
-    ) -> None:
-        """Make a checkpoint count that all ranks have written.
+    ) -> Checkpoint:
+        """Make a checkpoint count that all ranks have written; return it.
 
         folder, step: the checkpoint.  files: size and checksum of each of its files.
         """
@@ -258,12 +210,12 @@ class Record:
             train.keep_best,
             due=train.save_every if train.on_nonfinite == ROLLBACK else 0,
         )
-        self.checkpoints.append(done)
-        self._call("on_save", step, done.folder)
+        self._newest = max(self._newest, step)
+        return done
 
     def add_checkpoint(self, step: int) -> None:
         """Note a checkpoint that the first host has completed."""
-        self.checkpoints.append(Checkpoint(complete_folder(self.run_folder, step), step))
+        self._newest = max(self._newest, step)
 
     def go_back(self, start: Start | None, why: Mapping[str, Any]) -> None:
         """Forget what new ranks will do again.
@@ -295,8 +247,8 @@ class Record:
         self.go_back(job.start, {**why, "first": first, "ranks": ranks, "layout": layout})
         self._write_job()
         self.note(
-            f"{before} ranks do not stay: {lost.where}: {lost.problem.splitlines()[0]} The run goes"
-            f" on with {ranks} from step {first}: {layout}"
+            f"Ranks keep failing ({lost.where}: {lost.problem.splitlines()[0]}): continuing on"
+            f" {ranks} of {before} ranks from step {first}: {layout}"
         )
 
     def go_on_from(self, start: Start | None, job: Job | None = None) -> None:
@@ -307,8 +259,8 @@ class Record:
         self.agreed = True
         self.job = job or self.job
         self.job.start = start
-        if isinstance(start, Checkpoint) and start not in self.checkpoints:
-            self.checkpoints.append(start)  # that another host has completed
+        if isinstance(start, Checkpoint):  # another host may have completed it
+            self._newest = max(self._newest, start.step)
         self._close_files()
         self._begin_at(start)
         self.steps.cut(self.first)
@@ -329,7 +281,6 @@ class Record:
 
         status: preempted, stopped or failed.  why: what asked it to end, or the error.
         """
-        self.listeners.end(status)
         if not self.begun:
             return
         about = {"status": status, "why": why, "step": self.reached, "time": time.time()}
@@ -379,7 +330,6 @@ class Record:
         return report
 
     def _close_files(self) -> None:
-        self.listeners.end(RESTARTED)
         self.close()
         self._metrics = None
 
@@ -415,7 +365,8 @@ class Record:
         self.lost.append(text)
         self.note(text)
 
-    def _describe(self) -> RunInfo:
+    def describe(self) -> RunInfo:
+        """Describe the run to listeners."""
         recipe = self.job.recipe
         return RunInfo(
             folder=self.folder,

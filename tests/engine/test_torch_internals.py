@@ -12,7 +12,6 @@ import contextlib
 import copy
 import inspect
 import re
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -427,20 +426,3 @@ def test_memory_of_saved_tensors_may_be_kept() -> None:
     with config.patch(donated_buffer=True):
         internals.set_donated_buffer(False)
         assert config.donated_buffer is False
-
-
-# ---- elastic -------------------------------------------------------------------------------------
-
-
-def test_elastics_agent_takes_its_signals_from_two_functions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from torch.distributed.elastic.multiprocessing import api
-
-    for name in ("_terminate_process_handler", "_get_default_signal"):
-        monkeypatch.setattr(api, name, getattr(api, name))
-    assert "_terminate_process_handler" in inspect.getsource(api.PContext.start)
-    assert "_get_default_signal" in inspect.getsource(api.PContext.close)
-    internals.set_elastic_signals(print, signal.SIGKILL)
-    assert api._terminate_process_handler is print
-    assert api._get_default_signal() == signal.SIGKILL

@@ -20,8 +20,8 @@ from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.rank.rank import Rank
 from flowrun.engine.runtime.transport.host_peers import WRITTEN, HostPeers
-from flowrun.launcher.launch.rank_saves import RankSaves
-from flowrun.launcher.launch.worker import Worker
+from flowrun.launcher.ranks.rank_saves import RankSaves
+from flowrun.launcher.ranks.worker import Worker
 
 ACT = 6  # of an actor, from which the fault strikes
 LONG_S = 3600.0

@@ -1,4 +1,4 @@
-"""A host that is lost leaves its state in its neighbour's memory: the run goes on from there."""
+"""A host that is lost costs what was done since the newest checkpoint, and changes no bit."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ RUN = (
     "optim=adamw",
     "train.batch_size=32",
     "train.log_every=30",
+    "train.save_every=10",
 )
 WEIGHTS = "weights.safetensors"
 
@@ -56,9 +57,7 @@ def read_restart(folder: Path) -> tuple[int, int]:
     [0, pytest.param(1, marks=pytest.mark.thorough)],
     ids=["the endpoint's host", "another host"],
 )
-def test_a_host_that_comes_again_finds_its_state_and_changes_no_bit(
-    place: Path, who: int, tmp_path: Path
-) -> None:
+def test_a_host_that_comes_again_changes_no_bit(place: Path, who: int, tmp_path: Path) -> None:
     command, both = begin(place, tmp_path, "2:2")
     assert both[who].signal(signal.SIGKILL).status == -signal.SIGKILL
     left = both[1 - who]
@@ -67,7 +66,7 @@ def test_a_host_that_comes_again_finds_its_state_and_changes_no_bit(
         ended = host.end()
         assert (ended.status, ended.err) == (0, "")
     first, reached = read_restart(tmp_path)
-    assert 0 < first <= reached
+    assert 0 < first <= reached < first + 60 and first % 10 == 0
     assert losses(tmp_path) == losses(place / "whole")
     assert (tmp_path / WEIGHTS).read_bytes() == (place / "whole" / WEIGHTS).read_bytes()
 
@@ -78,6 +77,6 @@ def test_hosts_that_are_left_go_on_in_another_layout(place: Path, tmp_path: Path
     ended = both[0].end()
     assert (ended.status, ended.err) == (0, "")
     first, reached = read_restart(tmp_path)
-    assert 0 < first <= reached
+    assert 0 < first <= reached < first + 60 and first % 10 == 0
     assert f"1 host from step {first}" in ended.out
     assert losses(tmp_path) == pytest.approx(losses(place / "whole"), rel=1e-4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +11,6 @@ import pytest
 
 from flowrun.engine.errors import RunError
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.listeners.make import NamedListener
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.report.record import METRICS, Record
 
@@ -43,21 +42,3 @@ def test_metrics_that_were_removed_are_told(record: Record) -> None:
     (record.folder / METRICS).unlink()
     with pytest.raises(RunError, match=f"{METRICS} was removed"):
         record.step(1, {"loss": 1.0}, 0.1)
-
-
-def test_curves_that_cannot_be_written_do_not_end_the_training(tmp_path: Path) -> None:
-    class Broken:
-        def on_step(self, step: int, values: Mapping[str, float]) -> None:
-            raise OSError(28, "No space left on device")
-
-    listener = NamedListener("tensorboard", Broken(), may_end=False)
-    record = Record(tmp_path / "run", job(), None, [listener])
-    record.begin()
-    for step in range(3):
-        record.step(step, {"loss": 1.0}, 0.1)
-    record.end_listeners()
-    record.close()
-    assert record.lost == [
-        "the log of tensorboard ends at step 0: OSError: [Errno 28] No space left on device"
-    ]
-    assert len((record.folder / METRICS).read_text().splitlines()) == 3

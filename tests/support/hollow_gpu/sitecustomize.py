@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-_WORKER, _PEER = "flowrun.launcher.launch.worker", "flowrun.launcher.bench.peers.peer_rank"
+_WORKER, _PEER = "flowrun.launcher.ranks.worker", "flowrun.launcher.bench.peers.peer_rank"
 
 
 class _Hook(importlib.abc.MetaPathFinder):

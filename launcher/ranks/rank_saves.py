@@ -1,0 +1,222 @@
+"""What a rank saves: its part of checkpoints, and of the weights that the run ends with.
+
+A checkpoint is off the path of the steps: the rank copies what it saves, and trains on while a
+thread writes the copy.  The thread runs where the core would be idle; at most one checkpoint is
+under way.  No rank waits for another: the launcher knows when all have written.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from flowrun.engine.errors import RunError
+from flowrun.engine.runtime.drivers import logical_checkpoint
+from flowrun.engine.runtime.drivers.distributed import DistributedRank
+from flowrun.engine.runtime.drivers.pulse import Phase, Pulse
+from flowrun.engine.runtime.rank.shard_file import Written
+from flowrun.engine.runtime.rank.shards import Shard, choose_shards, make_whole_shard
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.ranks.failure import with_peers
+from flowrun.launcher.ranks.pipes import EventSender
+from flowrun.launcher.store import checkpoint as checkpoints
+from flowrun.launcher.store import weight_files as weights
+from flowrun.launcher.store.tensor_file import write
+from flowrun.launcher.supervise.life.events import FileWritten, Remarked, WeightsWritten
+
+_NICE = 15  # a thirtieth of a core that the rank computes on, and all of one where it waits
+
+
+class BackgroundSave:
+    """Writes the checkpoints of one rank, one at a time.
+
+    rank: names its file.  written: called when a file is on the disk.  failed: called with the
+    error of one that is not.  waited: called with the steps of two checkpoints when the second has
+    to wait for the first.  aside: False to write before training goes on, and without a copy.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        written: Callable[[Path, int, str, Written], None],
+        failed: Callable[[BaseException], None],
+        waited: Callable[[int, int], None],
+        aside: bool = True,
+    ) -> None:
+        self._rank = rank
+        self._written = written
+        self._failed = failed
+        self._waited = waited
+        self._aside = aside
+        self._copies: dict[object, torch.Tensor] = {}  # memory that the next checkpoint takes again
+        self._thread: threading.Thread | None = None
+        self._step = 0
+
+    def save(self, folder: Path, step: int, shards: Iterable[Shard]) -> None:
+        """Save the regions of this rank; they may change as soon as this returns.
+
+        folder: the checkpoint, which exists.  step: steps done.  shards: the regions.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            self._waited(step, self._step)
+        self.finish()
+        kept = [self._copy(shard) for shard in shards] if self._aside else list(shards)
+        self._step = step
+        self._thread = threading.Thread(
+            target=self._write, args=(folder, step, kept), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+        if not self._aside:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is under way."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _copy(self, shard: Shard) -> Shard:
+        value = shard.value.detach()
+        if shard.place not in self._copies:
+            self._copies[shard.place] = torch.empty(
+                value.shape, dtype=value.dtype, pin_memory=value.is_cuda
+            )
+        return replace(shard, value=self._copies[shard.place].copy_(value))
+
+    def _write(self, folder: Path, step: int, shards: Sequence[Shard]) -> None:
+        try:
+            if sys.platform == "linux":  # there a thread has a priority of its own
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            written = logical_checkpoint.write(folder, self._rank, shards)
+            name = logical_checkpoint.file_of(folder, self._rank).name
+            self._written(folder, step, name, written)
+        except OSError as error:
+            where = f"rank {self._rank}, checkpoint of step {step}"
+            self._failed(RunError(where, f"{error.filename}: {error.strerror}."))
+        except BaseException as error:
+            self._failed(error)
+
+
+class RankSaves:
+    """Saves what a rank of a job holds.  Every rank calls each method, at the same steps."""
+
+    def __init__(
+        self,
+        job: Job,
+        trained: DistributedRank,
+        folder: Path,
+        pulse: Pulse,
+        events: EventSender,
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        """job: the run.  trained: the rank.  folder: of the run.  pulse, events: of the rank.
+        fail: called in a thread with the error of a checkpoint that is not written.
+        """
+        self._job, self._trained, self._folder = job, trained, folder
+        self._pulse, self._events, self._rank = pulse, events, trained.rank
+        self._background = BackgroundSave(
+            rank=trained.rank,
+            written=self._send_file,
+            failed=fail,
+            waited=self._note_wait,
+            aside=job.recipe.train.save_aside,
+        )
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is under way."""
+        self._background.finish()
+
+    def save_checkpoint(self, step: int) -> None:
+        """Save this rank's part of a checkpoint to the folder of the first rank's host.
+
+        step: number of steps done.
+        """
+        self._pulse.enter(Phase.SAVES)
+        import torch.distributed as dist
+
+        folder = checkpoints.partial_folder(self._folder, step)
+        if self._job.recipe.launch.num_hosts > 1:
+            box = [folder]
+            if self._rank == 0:
+                folder.mkdir(parents=True, exist_ok=True)
+            with with_peers(self._rank, "saving a checkpoint"):
+                dist.broadcast_object_list(box)
+            folder = box[0]
+            if not folder.exists():
+                raise RunError(
+                    f"rank {self._rank}",
+                    f"it does not see {folder}, where the first rank saves.\n"
+                    "train.save_every needs a disk that all hosts share: hydra.run.dir=…",
+                )
+        for each in (folder.parent, folder):  # and not the run's folder, if it was removed
+            each.mkdir(exist_ok=True)
+        self._background.save(folder, step, self._shards())
+
+    def save_weights(self, steps: int) -> None:
+        """Write this rank's regions of the weights after `steps` steps, unless train.save is
+        off.
+        """
+        if not self._job.recipe.train.save:
+            return
+        self._pulse.enter(Phase.SAVES_WEIGHTS)
+        import torch.distributed as dist
+
+        about = self._job.about(steps)
+        if self._job.recipe.launch.num_hosts > 1:
+            self._save_weights_apart(about)
+            return
+        files = weights.plan_files(self._folder, self._job.saved, about)
+        if self._rank == 0:
+            for file in files:
+                file.begin()
+        with with_peers(self._rank, "saving weights"):
+            dist.barrier()  # the files are there
+        write(files, self._shards())
+        with with_peers(self._rank, "saving weights"):
+            dist.barrier()  # every rank has written
+        if self._rank == 0:
+            for file in files:
+                file.complete()
+
+    def _save_weights_apart(self, about: checkpoints.About) -> None:
+        """Several hosts: write a file of this rank's own, and say whether this disk has those of
+        all.
+        """
+        import torch.distributed as dist
+
+        num_ranks = self._trained.plan.num_ranks
+        if not int(os.environ["LOCAL_RANK"]):
+            weights.drop_shards(self._folder)
+        with with_peers(self._rank, "saving weights"):
+            dist.barrier()  # old ones are gone
+        shards = [shard for shard in self._shards() if shard.name in self._job.saved]
+        weights.save_shards(self._folder, self._rank, num_ranks, shards, about)
+        with with_peers(self._rank, "saving weights"):
+            dist.barrier()  # every rank has written
+            seen = weights.has_all(self._folder, num_ranks)
+            dist.barrier()  # every rank has looked: the files may go
+        self._events.send(WeightsWritten(self._rank, seen, int(os.environ["GROUP_RANK"])))
+
+    def _shards(self) -> Iterator[Shard]:
+        """This rank's part of all variables; the first rank makes what forward does not read."""
+        yield from choose_shards(self._trained.plan, self._rank, self._trained.body.variables)
+        for name in self._job.unused if self._rank == 0 else ():
+            yield make_whole_shard(name, self._job.materials.initial[name])
+
+    def _send_file(self, folder: Path, step: int, name: str, written: Written) -> None:
+        self._events.send(FileWritten(str(folder), step, name, (written[0], written[1])))
+
+    def _note_wait(self, step: int, before: int) -> None:
+        if self._rank == 0:
+            said = (
+                f"the checkpoint of step {step} waits for that of step {before}, which the disk"
+                " has not taken yet; a larger train.save_every would not wait"
+            )
+            self._events.send(Remarked(said))

@@ -1,0 +1,139 @@
+"""Snapshots: copies of the variables of ranks, in memory that outlives the ranks.
+
+The launcher maps the memory before it forks; ranks that die leave it to those that come after them.
+A rank has two buffers, and which of them holds what is in their stamps (stamps.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from flowrun.engine.actors.plan import Actor, Plan, RegionWork
+from flowrun.engine.compile import Rehearsed
+from flowrun.engine.runtime.rank.pieces import count_bytes, lay_out
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.ranks.stamps import NONE, Stamps
+from flowrun.launcher.terminal.units import size
+
+Views = Mapping[str, torch.Tensor]  # by tensor of the plan
+
+
+class SnapshotMemory:
+    """The snapshots of the ranks of a plan, in the memory of one host.
+
+    every: steps from one to the next.
+    """
+
+    def __init__(self, plan: Plan, every: int) -> None:
+        self.plan, self.every = plan, every
+        ranks = range(plan.num_ranks)
+        self.stamps = Stamps(ranks, [rank for rank in ranks if find_updaters(plan, rank)])
+        self._maps = {rank: mmap.mmap(-1, max(1, 2 * count_bytes(plan, rank))) for rank in ranks}
+
+    def views(self, rank: int) -> tuple[Views, Views]:
+        """The variables of a rank in each of its buffers."""
+        flat = torch.frombuffer(self._maps[rank], dtype=torch.uint8)
+        pieces, total = lay_out(self.plan, rank)
+        found: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] = ({}, {})
+        for buffer, views in enumerate(found):
+            for piece in pieces:
+                at = buffer * total + piece.start
+                raw = flat[at : at + piece.num_bytes]
+                views[piece.tensor] = raw.view(piece.dtype).view(piece.shape)
+        return found
+
+    def read(self, rank: int, step: int) -> Views:
+        """The variables of a rank after `step` steps, which it holds: in any buffer of one whose
+        variables stay.
+        """
+        stamps = self.stamps.of(rank)
+        buffer = stamps.index(step) if step in stamps else max((0, 1), key=stamps.__getitem__)
+        return self.views(rank)[buffer]
+
+    @property
+    def newest(self) -> MemorySnapshot | None:
+        """The newest step that every rank holds whole."""
+        step = self.stamps.newest()
+        return None if step == NONE else MemorySnapshot(step, self)
+
+    def forget_from(self, step: int) -> None:
+        """Forget all if the newest is of `step` steps or more, of which the last was bad.
+
+        A rank that reports and trains nothing takes no snapshots that could hold such a step back.
+        """
+        if self.stamps.newest() >= step:
+            self.stamps.keep(NONE)
+
+
+@dataclass(frozen=True)
+class MemorySnapshot:
+    """A step that every rank holds whole: where ranks may begin again."""
+
+    step: int
+    memory: SnapshotMemory
+    ended = False  # ranks may have died before the evaluation that was due
+    folder = None
+    fresh = False
+
+    def views(self, rank: int) -> Views:
+        """The variables of a rank."""
+        return self.memory.read(rank, self.step)
+
+    def restore(self, rank: int, variables: Views) -> None:
+        """Fill the variables of a rank."""
+        for name, view in self.views(rank).items():
+            variables[name].copy_(view)
+
+
+def map_snapshots(
+    job: Job, training: Rehearsed, note: Callable[[str], None]
+) -> SnapshotMemory | None:
+    """Map memory for snapshots, where the recipe wants them and the host has it.
+
+    training: the plan, and what its ranks take.  note: takes a line where the host has it not.
+    """
+    every, plan = job.recipe.train.snapshot_every, training.plan
+    if not job.recipe.launch.restarts or every == 0 or job.recipe.launch.num_hosts > 1:
+        return None
+    needed = sum(2 * count_bytes(plan, rank) for rank in range(plan.num_ranks))
+    peaks = training.rehearsal.peak_bytes
+    taken = sum(peaks[plan.stage_of(rank)] for rank in range(plan.num_ranks))
+    there = available_bytes() - (taken if job.device_type == "cpu" else 0)
+    if needed > there:
+        note(
+            f"train.snapshot_every: snapshots would take {size(needed)} of this host's memory, and"
+            f" {size(max(0, there))} are free; a restart begins at a checkpoint."
+        )
+        return None
+    return SnapshotMemory(plan, 1 if every is None else every)
+
+
+def find_updaters(plan: Plan, rank: int) -> dict[int, Actor]:
+    """Return the actors that change variables of a rank."""
+    return {
+        actor.id: actor
+        for actor in plan.stage_actors(plan.stage_of(rank))
+        if isinstance(actor.work, RegionWork) and actor.work.updates
+    }
+
+
+def available_bytes() -> int:
+    """Return the memory that this host, or the control group of this process, can still give; all
+    there can be where nothing counts it.
+    """
+    found = [sys.maxsize]
+    if sys.platform == "linux":
+        rows = dict(row.split(":", 1) for row in Path("/proc/meminfo").read_text().splitlines())
+        found.append(int(rows["MemAvailable"].split()[0]) * 1024)
+        group = Path("/sys/fs/cgroup")
+        with contextlib.suppress(OSError, ValueError):  # "max", or no such file
+            most = int((group / "memory.max").read_text())
+            found.append(most - int((group / "memory.current").read_text()))
+    return min(found)

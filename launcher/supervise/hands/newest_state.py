@@ -1,0 +1,152 @@
+"""Which state a run's ranks begin at: the newest that is whole, in memory or on a disk.
+
+Rollback (train.on_nonfinite=rollback): the batch whose gradients are not finite may be the last of
+several that led there.  So a run goes back to the weights that its newest checkpoint holds, and on
+with the step after the bad one: the batches between have changed nothing (PaLM, arXiv 2204.02311,
+section 5.1).  What it goes back to is a function of the bad step alone: only a checkpoint that was
+due by train.save_every counts, not one that a preemption wrote.  A run that goes on from any
+checkpoint comes to the same bad step and does the same, so that nothing of a rollback must be kept
+on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from flowrun.engine.actors.plan import Plan
+from flowrun.engine.runtime.drivers import logical_checkpoint
+from flowrun.engine.runtime.rank.shards import choose_shards, make_whole_shard
+from flowrun.launcher.job.job import Job, Start
+from flowrun.launcher.ranks.snapshot_memory import MemorySnapshot, SnapshotMemory
+from flowrun.launcher.ranks.stamps import NONE
+from flowrun.launcher.store import checkpoint as checkpoints
+from flowrun.launcher.store.checkpoint import Checkpoint
+from flowrun.launcher.supervise.life.events import ROLLED_BACK, StartPlace
+
+Complete = Callable[[Path, int, Mapping[str, Sequence[int]]], object]
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    """A state to go on from.
+
+    step: steps that are done or left out.  weights: the checkpoint that holds them; None: they are
+    those of the beginning.
+    """
+
+    step: int
+    weights: Checkpoint | None
+    ended = False  # an evaluation or a checkpoint may be due after the bad step
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the weights lie."""
+        return self.weights.folder if self.weights else None
+
+    @property
+    def fresh(self) -> bool:
+        """True if they are those of the beginning."""
+        return self.weights is None
+
+
+def place_of(start: Start | None) -> StartPlace:
+    """Describe a state to the machine."""
+    if start is None:
+        return StartPlace()
+    saved = start.step if isinstance(start, Checkpoint) else 0
+    kinds = {MemorySnapshot: "snapshot", RolledBack: ROLLED_BACK}
+    return StartPlace(start.step, kinds.get(type(start), "checkpoint"), saved)
+
+
+def find_start(
+    found: Sequence[Checkpoint], snapshots: SnapshotMemory | None, below: int
+) -> Start | None:
+    """Return the newest whole state of a run; None if there is none.  What is older in memory is
+    forgotten.
+
+    found: its checkpoints, oldest first.  snapshots: what its ranks left in memory.  below: steps
+    begun by the end of a bad one, from which on nothing in memory counts; below 0: none was bad.  A
+    rank that reports and trains nothing takes no snapshots that could hold such a step back.
+    """
+    if snapshots is None:
+        return find_newest_whole(found)
+    if 0 <= below <= snapshots.stamps.newest():
+        snapshots.stamps.keep(NONE)
+    start = choose_start(found, snapshots)
+    snapshots.stamps.keep(start.step if isinstance(start, MemorySnapshot) else NONE)
+    return start
+
+
+def choose_start(
+    found: Sequence[Checkpoint], snapshots: SnapshotMemory | None
+) -> Checkpoint | MemorySnapshot | None:
+    """Return the newest whole state of a run; None if there is none.
+
+    found, snapshots: see find_start.
+    """
+    snapshot = snapshots.newest if snapshots else None
+    newer = [checkpoint for checkpoint in found if not snapshot or checkpoint.step >= snapshot.step]
+    return find_newest_whole(newer, bool(snapshot)) or snapshot
+
+
+def find_newest_whole(found: Sequence[Checkpoint], strict: bool = False) -> Checkpoint | None:
+    """Return the newest checkpoint that is whole, of those of a run; None if it has none.
+
+    Where none is whole it is the oldest, unless `strict`: what is wrong with it is said by the
+    ranks that read it.
+    """
+    there = [checkpoint for checkpoint in found if checkpoint.folder.is_dir()]
+    whole = next((checkpoint for checkpoint in reversed(there) if not checkpoint.damage()), None)
+    return whole or (None if strict else next(iter(there), None))
+
+
+def find_rollback(found: Sequence[Checkpoint], every: int, steps: int) -> RolledBack:
+    """Return the state after a bad step, with the weights of a checkpoint or of the beginning.
+
+    found: the checkpoints of a run, oldest first.  every: train.save_every.  steps: begun by the
+    end of the bad one.
+    """
+    before = [checkpoint for checkpoint in found if checkpoint.step <= steps - 1]
+    due = [checkpoint for checkpoint in before if checkpoint.step % every == 0]
+    weights = find_newest_whole(due, strict=True) or find_newest_whole(before, strict=True)
+    return RolledBack(steps, weights)
+
+
+def save_snapshot(
+    job: Job,
+    folder: Path,
+    found: Sequence[Checkpoint],
+    snapshots: SnapshotMemory | None,
+    complete: Complete,
+) -> None:
+    """Save what ranks left in memory as a checkpoint, which any layout reads, if it is the newest
+    state.
+
+    job: what the ranks did.  folder, found: of the run, with its checkpoints.  complete: makes a
+    checkpoint count.  Raises OSError, RunError.
+    """
+    checkpoints.remove_partial(folder)
+    start = choose_start(found, snapshots)
+    if not isinstance(start, MemorySnapshot) or not start.step:
+        return
+    plan, partial = start.memory.plan, checkpoints.partial_folder(folder, start.step)
+    partial.mkdir(parents=True, exist_ok=True)
+    files = {}
+    for rank in range(plan.num_ranks):
+        written = _write_rank(job, plan, partial, rank, start.views(rank))
+        files[logical_checkpoint.file_of(partial, rank).name] = written
+    complete(partial, start.step, files)
+
+
+def _write_rank(
+    job: Job, plan: Plan, folder: Path, rank: int, held: Mapping[str, Tensor]
+) -> tuple[int, int]:
+    """Write what a rank left in memory as its file of a checkpoint; return bytes and checksum."""
+    shards = choose_shards(plan, rank, held)
+    unused = job.unused if rank == 0 else ()
+    shards += [make_whole_shard(name, job.materials.initial[name]) for name in unused]
+    return logical_checkpoint.write(folder, rank, shards)

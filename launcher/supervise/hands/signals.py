@@ -1,0 +1,119 @@
+"""Signals and launch.time_limit: what asks a run to end, or to save.
+
+Until ranks run there is nothing to save, and a request to end raises its error at once.  While the
+machine is in charge it is an event; a second signal of a kind ends the run at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from flowrun.launcher.recipe.schema import Launch, time_limit_s
+from flowrun.launcher.supervise.hands.desk import Desk, Interrupted
+from flowrun.launcher.supervise.life.events import Asked, Struck
+from flowrun.launcher.supervise.life.verdicts import CTRL_C, WARNING
+from flowrun.launcher.supervise.life.wire import Notice
+from flowrun.launcher.terminal.doing import clear
+
+TEMPORARY_FAILURE = 75  # EX_TEMPFAIL of sysexits.h: the same again may go well
+_TWICE_S = 1.0  # timeout(1) and some schedulers signal a process and its group: that is once
+SIGNALS: Mapping[int, Asked] = {
+    signal.SIGTERM: Asked("SIGTERM"),
+    signal.SIGUSR2: Asked(WARNING),  # Slurm's, as submitit asks for it
+    signal.SIGINT: Asked(CTRL_C),
+    signal.SIGUSR1: Asked("SIGUSR1", ends=False),
+}
+_STRIKES = (signal.SIGQUIT, signal.SIGHUP)  # end the run at once, with its ranks
+
+
+class Preempted(SystemExit):
+    """The end of a run that was asked to end and has lost nothing: exit status 75."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__(TEMPORARY_FAILURE)
+        self.by = by
+
+
+class Signals:
+    """The signals to this process while it trains.
+
+    deadline: when launch.time_limit is over, on the monotonic clock; None: never.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        limit = time_limit_s(launch)
+        self.deadline = None if limit is None else time.monotonic() + limit
+        self._post: Callable[[Notice], None] | None = None
+        self._desk: Desk | None = None
+        self._process = os.getpid()
+        self._first: dict[int, float] = {}  # signal -> when it came first
+
+    @contextmanager
+    def handling(self) -> Iterator[None]:
+        """Handle signals, but for those that are ignored (nohup) or that another has use for."""
+        numbers = {number: (signal.SIG_DFL,) for number in (signal.SIGUSR1, *_STRIKES)}
+        with _handlers(self._handle, (*SIGNALS, *_STRIKES), numbers):
+            yield
+
+    @contextmanager
+    def posting(self, post: Callable[[Notice], None], desk: Desk) -> Iterator[None]:
+        """Within, signals are events.  desk: what the main thread does, which one may interrupt."""
+        self._post, self._desk = post, desk
+        try:
+            yield
+        finally:
+            self._post = self._desk = None
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if os.getpid() != self._process:
+            return  # one just forked; its launcher ends it
+        if self._post is None or self._desk is None:
+            self._end(number)
+            return
+        if number in _STRIKES:
+            self._post(Struck(signal.Signals(number).name))
+            return
+        asked, now = SIGNALS[number], time.monotonic()
+        first = self._first.setdefault(number, now)
+        again = now - first >= _TWICE_S and asked.ends
+        if first == now or again or not asked.ends:
+            self._post(replace(asked, again=again))
+            if asked.ends and 0 < self._desk.yields_to <= 1 + again:
+                self._desk.yields_to = 0
+                raise Interrupted
+
+    def _end(self, number: int) -> None:
+        if number in _STRIKES:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        elif (asked := SIGNALS[number]).ends:
+            clear()
+            raise KeyboardInterrupt if asked.by == CTRL_C else Preempted(asked.by)
+
+
+@contextmanager
+def _handlers(
+    handle: Callable[[int, Any], None],
+    numbers: tuple[int, ...],
+    only: Mapping[int, tuple[Any, ...]],
+) -> Iterator[None]:
+    """Set handlers, and put back those that were; only: signals, and handlers that give way."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler in only.get(number, (handler,)) and handler is not signal.SIG_IGN:
+            signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,123 @@
+"""launch.rdzv_endpoint: where the launchers of several hosts meet.
+
+Its launcher listens on the endpoint's own address and on no other interface; the ranks' store and
+gloo do so, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+LOOPBACK = "127.0.0.1"
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
+_RESOLVE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An endpoint is HOST:PORT."""
+
+    host: str
+    port: int
+
+    @staticmethod
+    def parse(text: str) -> Endpoint:
+        """Parse HOST:PORT, or [IPv6 address]:PORT.  Raises ValueError."""
+        host, colon, port = text.strip().rpartition(":")
+        if not colon or not host or not 0 < int(port) < 1 << 16:
+            raise ValueError(text)
+        return Endpoint(host.removeprefix("[").removesuffix("]"), int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    async def resolve(self) -> list[str]:
+        """Return the numeric addresses of its name.  Raises OSError.
+
+        A thread asks that nobody joins: an answer may take a minute.
+        """
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[list[str]] = loop.create_future()
+
+        def put(found: list[str] | OSError) -> None:
+            if answer.done():
+                return
+            if isinstance(found, OSError):
+                answer.set_exception(found)
+            else:
+                answer.set_result(found)
+
+        def ask() -> None:
+            try:
+                found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+                addresses = dict.fromkeys(str(address[0]) for *_, address in found)
+                known = sorted(addresses, key=lambda address: ":" in address)  # IPv4 first
+                loop.call_soon_threadsafe(put, known)
+            except OSError as error:
+                loop.call_soon_threadsafe(put, error)
+
+        threading.Thread(target=ask, name="resolve", daemon=True).start()
+        async with asyncio.timeout(_RESOLVE_S):
+            return await answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeetingPlace:
+    """The ranks of a round meet in a store.
+
+    number, num_hosts: of this host.  address, port: of the ranks' store.  interface: of the network
+    between them; empty if it has no name that could be found.
+    """
+
+    number: int
+    num_hosts: int
+    address: str
+    port: int
+    interface: str
+
+
+def open_store(address: str) -> Any:
+    """Open a store for the ranks of a run that listens on one address only, on a free port."""
+    listener = listen(address)
+    port = listener.getsockname()[1]
+    make: Any = dist.TCPStore  # type: ignore[attr-defined]
+    return make(address, port, is_master=True, master_listen_fd=listener.detach())
+
+
+def listen(address: str, port: int = 0) -> socket.socket:
+    """Listen on one address.  port: 0 for any that is free.  Raises OSError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(socket.SOMAXCONN)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def find_interface(address: str) -> str:
+    """Return the name of the network interface with this address; empty if it cannot be found."""
+    if sys.platform != "linux":
+        return ""
+    import fcntl
+
+    address = LOOPBACK if address.startswith("127.") else address
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                raw = fcntl.ioctl(probe.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(raw[20:24]) == address:
+                    return name
+    return ""

@@ -1,0 +1,205 @@
+"""The hub: which hosts are here, and who gets which message.  Pure: hub_server.py feeds it.
+
+A run is one round, or more: its ranks are started anew, or hosts join and leave.  Messages of one
+host reach every other one in the order sent, and all of them before `Parted`.
+
+**A round begins when nobody more is to come**: the hosts of the round before have met again or have
+gone, and either as many hosts wait as there may be, or enough do, and no other has come for a
+while.  **All of a round have one plan and one state**: where those that wait have planned for
+another number of hosts, or would begin at another step than the first, `PlanWanted` says which, and
+all meet again.  (Hosts that come and go see one folder, so there it is the newest step of any.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from flowrun.launcher.recipe.schema import Nodes
+from flowrun.launcher.supervise.hosts.meeting import Mismatch, find_mismatch, number_hosts
+from flowrun.launcher.supervise.hosts.words import (
+    Host,
+    HostsHere,
+    Leaving,
+    Numbered,
+    Ready,
+    Refused,
+    Spread,
+)
+from flowrun.launcher.supervise.life.events import (
+    FromHost,
+    HostGone,
+    HostJoined,
+    HostSilent,
+    Parted,
+    PlanWanted,
+)
+from flowrun.launcher.supervise.life.wire import Notice
+
+Outgoing = list[tuple[int, Notice]]  # (to which connection, message)
+
+_LAST_CALL_S = 10.0  # for more hosts than the fewest, before the first round
+_LAST_CALL_AGAIN_S = 2.0  # where those that wait have been in a round of another hub
+
+
+@dataclass
+class Hub:
+    """The state of the hub.
+
+    nodes: how many hosts a round may have.  open_store: makes the store of a round's ranks, and
+    returns its port.
+    waiting: the hosts that are ready for the next round, by connection, in the order in which they
+    came.  numbers, names: of the hosts of the round under way, or of the last.  parted: of those,
+    who have.  planning: hosts that were asked to plan, and meet again.  first: describes a host of
+    the last round.  enough_s: when enough hosts were seen to wait.
+    """
+
+    nodes: Nodes
+    open_store: Callable[[], int]
+    waiting: dict[int, Host] = field(default_factory=dict)
+    numbers: dict[int, int] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    parted: set[int] = field(default_factory=set)
+    planning: set[int] = field(default_factory=set)
+    first: Host | None = None
+    enough_s: float | None = None
+    refusal: Mismatch | None = None
+
+    def receive(self, sender: int, message: Notice) -> Outgoing:
+        """Take a message of a host; return what to send."""
+        if isinstance(message, Ready):
+            return self._meet(sender, message.host)
+        if isinstance(message, Spread) and sender in self.numbers:
+            return self._to_others(sender, FromHost(self.numbers[sender], message.event))
+        if isinstance(message, Leaving) and sender in self.numbers:
+            self.parted.add(sender)
+            return self._part()
+        return []
+
+    def lose(self, sender: int, why: str) -> Outgoing:
+        """A host's connection has ended; return what to send."""
+        waited = self.waiting.pop(sender, None)
+        self.planning.discard(sender)
+        out = self._to_waiting(HostsHere(self._names())) if waited else []
+        number = self.numbers.pop(sender, None)
+        if sender in self.parted:
+            self.parted.remove(sender)
+        elif number is not None and not waited:
+            gone = HostGone(number, self.names[sender], why)
+            out += [*((to, gone) for to in self.numbers), *self._part()]
+        return out + self._begin_if_complete()
+
+    def notice(self, sender: int, silent_s: float) -> Outgoing:
+        """Nothing came from a host for `silent_s` seconds; return what to send."""
+        if sender not in self.numbers:
+            return []
+        said = HostSilent(self.numbers[sender], self.names[sender], silent_s)
+        return self._to_others(sender, said)
+
+    def tick(self, now_s: float) -> Outgoing:
+        """Begin a round if enough hosts have waited for others; return what to send.
+
+        now_s: seconds of any clock.  It is called about once a second.
+        """
+        if not self._is_enough:
+            self.enough_s = None
+            return []
+        self.enough_s = now_s if self.enough_s is None else self.enough_s
+        again = any(host.rounds for host in self.waiting.values())
+        last_call_s = _LAST_CALL_AGAIN_S if again else _LAST_CALL_S
+        return self._begin() if now_s - self.enough_s >= last_call_s else []
+
+    # ---- the meeting -----------------------------------------------------------------------------
+
+    def _meet(self, sender: int, host: Host) -> Outgoing:
+        known = self.numbers.keys() | self.planning
+        if self.first and sender not in known and (refused := self._refuse(self.first, host)):
+            return [(sender, _refused(refused))]
+        self.waiting[sender], self.enough_s = host, None
+        first, *others = self._hosts().values()
+        found = (find_mismatch(first, other) for other in others)
+        self.refusal = self.refusal or next(filter(None, found), None)
+        if self.refusal is not None:
+            return self._to_waiting(_refused(self.refusal))
+        if begun := self._begin_if_complete():
+            return begun
+        out = self._to_waiting(HostsHere(self._names()))
+        if sender not in known:
+            out += [(to, HostJoined(host.name)) for to, n in self.numbers.items() if n == 0]
+        return out
+
+    def _refuse(self, first: Host, host: Host) -> Mismatch | None:
+        """Say why a host cannot join a run of the host `first`; None if it can."""
+        if len(self._awaited | self.waiting.keys()) < self.nodes.most:
+            return find_mismatch(first, host)
+        names = ", ".join(self.names.values())
+        return Mismatch("launch.rdzv_endpoint", f"the run of {names} is under way there.")
+
+    @property
+    def _awaited(self) -> set[int]:
+        """Hosts of the last round that have not come to this meeting, and have not gone."""
+        return (self.numbers.keys() | self.planning) - self.waiting.keys()
+
+    @property
+    def _is_enough(self) -> bool:
+        """Enough hosts wait for a round, and those of the last round are among them."""
+        return not self._awaited and self.refusal is None and len(self.waiting) >= self.nodes.fewest
+
+    def _begin_if_complete(self) -> Outgoing:
+        """Begin a round if nobody more is to come: later ones wait for no others, once they are
+        the hosts of the round before and those that wanted to join.
+        """
+        complete = len(self.waiting) == self.nodes.most or self.first is not None
+        return self._begin() if self._is_enough and complete else []
+
+    def _begin(self) -> Outgoing:
+        here = self._hosts()
+        hosts = list(here.values())
+        numbers = number_hosts(hosts)
+        if isinstance(numbers, Mismatch):
+            self.refusal = numbers
+            return self._to_waiting(_refused(numbers))
+        first = hosts[numbers.index(0)]
+        start = max(host.start for host in hosts) if first.may_change else first.start
+        wanted = (len(hosts), start)
+        self.waiting, self.numbers, self.parted, self.first = {}, {}, set(), first
+        if any((host.planned, host.start) != wanted for host in hosts):
+            self.planning = set(here)
+            return [(to, PlanWanted(*wanted)) for to in here]
+        self.planning = set()
+        self.numbers = dict(zip(here, numbers, strict=True))
+        self.names = {key: host.name for key, host in here.items()}
+        ordered = sorted(zip(numbers, hosts, strict=True), key=_number)
+        names, port = tuple(host.name for _, host in ordered), self.open_store()
+        return [
+            (key, Numbered(number, names, port, first.folder))
+            for key, number in self.numbers.items()
+        ]
+
+    # ---- the round -------------------------------------------------------------------------------
+
+    def _part(self) -> Outgoing:
+        if self.parted != set(self.numbers):
+            return []
+        return [(to, Parted()) for to in self.numbers]
+
+    def _to_others(self, sender: int, message: Notice) -> Outgoing:
+        return [(to, message) for to in self.numbers if to != sender]
+
+    def _to_waiting(self, message: Notice) -> Outgoing:
+        return [(to, message) for to in self.waiting]
+
+    def _hosts(self) -> dict[int, Host]:
+        """The hosts that wait, in the order of their connections: that of the hub is the first."""
+        return dict(sorted(self.waiting.items()))
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple(host.name for host in self.waiting.values())
+
+
+def _number(numbered: tuple[int, Host]) -> int:
+    return numbered[0]
+
+
+def _refused(why: Mismatch) -> Refused:
+    return Refused(why.where, why.problem, why.instead)

@@ -1,0 +1,133 @@
+"""Decide whether two hosts run the same thing, and which number each host gets.  Pure.
+
+Every launcher describes itself when it comes (Host).  A difference that would make ranks wait for
+each other, or train on unlike plans, is an error that names the key and both values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.recipe.schema import Launch, nodes_of
+from flowrun.launcher.supervise.hosts.words import Host
+
+_OF_A_HOST = tuple(f"launch.{key}" for key in ("node_rank", "rdzv_endpoint", "join_s", "threads"))
+_OF_THE_PLAN = ("hardware.",)  # keys that matter only if the plans differ
+_MOST_KEYS = 3  # of those that differ, how many are named
+_SAME_COMMAND = "Give the same command on each host, with the same versions installed."
+
+
+def describe_host(
+    asked: Recipe, *, device: str, plan: str, planned: int, start: int, folder: Path
+) -> Host:
+    """Describe this host, before its first round.
+
+    asked: the recipe as it was given.  device: that its ranks compute on.  plan: as text.  planned:
+    hosts that it is for.  start: steps done of the state to begin at.  folder: of its run.
+    """
+    return Host(
+        name=platform.node(),
+        nodes=str(nodes_of(asked.launch)),
+        node_rank=asked.launch.node_rank,
+        recipe=flatten(yaml.safe_load(asked.to_yaml())) | {"launch.device": device},
+        plan=hashlib.sha256(plan.encode()).hexdigest(),
+        planned=planned,
+        start=start,
+        rounds=0,
+        versions={package: version(package) for package in ("torch", "flowrun")},
+        folder=str(folder.absolute()),
+    )
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Why two hosts cannot train together, as the fields of a RecipeError."""
+
+    where: str
+    problem: str
+    instead: str = _SAME_COMMAND
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, str]:
+    """Return dotted key -> value as text; a list is one value."""
+    if not isinstance(tree, dict) or not tree:
+        return {prefix: str(tree)}
+    found: dict[str, str] = {}
+    for key, value in tree.items():
+        found |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    return found
+
+
+def find_mismatch(first: Host, other: Host) -> Mismatch | None:
+    """Find why `other` cannot train with the host that came first; None if it can."""
+    if first.nodes != other.nodes:
+        nodes = _both(first, other, first.nodes, other.nodes)
+        return Mismatch("launch.nnodes", f"launch.nnodes {nodes}")
+    if first.may_change and first.folder != other.folder:
+        return Mismatch(
+            "hydra.run.dir",
+            f"hydra.run.dir {_both(first, other, first.folder, other.folder)}",
+            "Hosts that join and leave need one folder that all of them see.",
+        )
+    differ = [
+        key
+        for key in (*first.recipe, *(other.recipe.keys() - first.recipe.keys()))
+        if first.recipe.get(key) != other.recipe.get(key) and key not in _OF_A_HOST
+    ]
+    wrong = [key for key in differ if not key.startswith(_OF_THE_PLAN)]
+    if wrong or (differ and first.planned == other.planned and first.plan != other.plan):
+        named = [
+            f"{key} " + _both(first, other, first.recipe.get(key), other.recipe.get(key))
+            for key in (wrong or differ)[:_MOST_KEYS]
+        ]
+        return Mismatch((wrong or differ)[0], "\n".join(named))
+    if first.plan == other.plan or first.planned != other.planned:
+        return None
+    for package in first.versions:
+        ours, theirs = first.versions[package], other.versions.get(package)
+        if ours != theirs:
+            return Mismatch(f"the installed {package}", _both(first, other, ours, theirs))
+    return Mismatch("the plan", f"that of {other.name} differs from that of {first.name}.")
+
+
+def _both(first: Host, other: Host, ours: Any, theirs: Any) -> str:
+    return f"is {ours} on {first.name}, and {theirs} on {other.name}."
+
+
+def number_hosts(hosts: Sequence[Host]) -> list[int] | Mismatch:
+    """Return each host's number: its node_rank, or the first that is free in the order of names.
+
+    hosts: in the order in which they came; the first holds the meeting, and is number 0 unless
+    its recipe says otherwise.
+    """
+    taken = [host.node_rank for host in hosts if host.node_rank is not None]
+    for rank in taken:
+        if taken.count(rank) > 1:
+            names = " and ".join(host.name for host in hosts if host.node_rank == rank)
+            return Mismatch("launch.node_rank", f"is {rank} on {names}.", "Number them 0, 1, …")
+    free = iter(sorted(set(range(len(hosts))) - set(taken)))
+    order = sorted(range(len(hosts)), key=lambda k: (k > 0, hosts[k].name, k))
+    given = {k: next(free) for k in order if hosts[k].node_rank is None}
+    return [given.get(k, host.node_rank or 0) for k, host in enumerate(hosts)]
+
+
+def ranks_of_a_host(num_ranks: int, launch: Launch) -> int:
+    """Return how many ranks each host runs.  Raises RecipeError if hosts would have unlike numbers.
+
+    num_ranks: of the whole run.
+    """
+    if num_ranks % launch.num_hosts:
+        raise RecipeError(
+            "launch.nnodes", f"{num_ranks} ranks cannot be divided over {launch.num_hosts} hosts."
+        )
+    return num_ranks // launch.num_hosts

@@ -1,0 +1,66 @@
+"""The secret of a run's hosts: FLOWRUN_TOKEN, or a file of the run's folder that the first makes.
+
+Who does not know it is not let in (channel.py).  Hosts of a batch system have the variable, or the
+folder; hosts without a common folder need the variable.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from flowrun.engine.errors import RecipeError
+
+TOKEN = "FLOWRUN_TOKEN"  # in the environment of each host
+FILE = ".token"
+
+
+def make_token(folder: Path) -> str:
+    """Return the token of the hub's host: the variable, or what the folder has, made if it has
+    none.  Raises RecipeError, OSError.
+    """
+    if known := find_token(folder):
+        return known
+    folder.mkdir(parents=True, exist_ok=True)
+    token = secrets.token_hex(16)
+    made = folder / f"{FILE}.{secrets.token_hex(4)}"
+    handle = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(handle, token.encode())
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    try:
+        os.link(made, folder / FILE)  # whole, or not there; another may have been faster
+    except FileExistsError:
+        return find_token(folder)
+    finally:
+        made.unlink()
+    return token
+
+
+def find_token(folder: Path) -> str:
+    """Return the variable, or what the run's folder has; empty where there is neither.  Raises
+    RecipeError for a file that others could have written or read.
+    """
+    if token := os.environ.get(TOKEN, ""):
+        return token
+    file = folder / FILE
+    try:
+        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return ""
+    try:
+        about = os.fstat(handle)
+        private = about.st_uid == os.getuid() and not stat.S_IMODE(about.st_mode) & 0o077
+        if not private:
+            raise RecipeError(
+                "hydra.run.dir",
+                f"others can read {file}, the secret of this run's hosts.",
+                f"Remove it, or give every host the same {TOKEN}.",
+            )
+        return os.read(handle, 256).decode()
+    finally:
+        os.close(handle)

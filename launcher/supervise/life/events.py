@@ -1,0 +1,311 @@
+"""What happens to a run: the events that the machine of its life takes (machine.py).
+
+A rank sends its own over a pipe, other hosts theirs over the hub; the hands of the driver send what
+they see: processes, signals, timers, files.  `now` is nowhere: time comes as `TimeIsUp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flowrun.launcher.supervise.life.wire import Notice
+
+# how ranks come to an end
+DIED = "died"  # a process was killed, or lost another: it may do better the next time
+RAISED = "raised"  # its code raised an error
+LEFT = "left"  # a host has gone
+STOPPED = "stopped"  # somebody wants the run to end, or its launcher is broken
+
+# at a halt the run ends, and may go on later; it is complete
+ENDS, COMPLETES = 1, 2
+
+# timers
+GRACE = "grace"  # launch.grace_s after a request to end
+ANSWER = "answer"  # for other hosts to offer a step
+LINGER = "linger"  # for ranks that lost a peer to say so
+BACK_OFF = "back off"  # before ranks are started again
+
+
+@dataclass(frozen=True)
+class Reason:
+    """What went wrong.  where, problem, instead: as of a RunError.  story: a traceback, or ""."""
+
+    where: str
+    problem: str
+    instead: str = ""
+    story: str = ""
+
+
+ROLLED_BACK = "rolled back"  # the source of a place after a rollback
+
+
+@dataclass(frozen=True)
+class StartPlace:
+    """Where ranks begin.
+
+    step: steps done or left out.  source: checkpoint, snapshot, beginning or ROLLED_BACK.  saved:
+    steps of the checkpoint on the disk that it is; 0: none.
+    """
+
+    step: int = 0
+    source: str = "beginning"
+    saved: int = 0
+
+
+# ---- of ranks ------------------------------------------------------------------------------------
+
+
+class StepDone(Notice):
+    """A step has ended.  results: by name.  seconds: since the last.  gauges: of a host, by tag."""
+
+    step: int
+    results: Mapping[str, object]
+    seconds: float
+    gauges: Mapping[str, float]
+
+
+class Evaluated(Notice):
+    """An evaluation has ended, with the weights after `step`."""
+
+    step: int
+    results: Mapping[str, object]
+
+
+class FileWritten(Notice):
+    """A rank has written its file `name` of a checkpoint.  written: its bytes and checksum."""
+
+    folder: str
+    step: int
+    name: str
+    written: tuple[int, int]
+
+
+class Remarked(Notice):
+    """A rank says what a person should know."""
+
+    text: str
+
+
+class WeightsWritten(Notice):
+    """A rank of one of several hosts has its shards on disk.  sees_all: its disk has all ranks'."""
+
+    rank: int
+    sees_all: bool
+    host: int
+
+
+class RankEnded(Notice):
+    """A rank has ended well.  measured: for the report."""
+
+    rank: int
+    measured: Mapping[str, object]
+
+
+class NumbersSeen(Notice):
+    """A rank has seen numbers that are not finite: all are to rest, and find out where."""
+
+
+class BadStep(Notice):
+    """The last of `steps` steps is why a rank ends: its numbers are not finite."""
+
+    steps: int
+
+
+class RankFailed(Notice):
+    """A rank ends with an error.  lost_peer: the fault is another rank's."""
+
+    fault: Reason
+    lost_peer: bool
+
+
+# ---- of processes --------------------------------------------------------------------------------
+
+
+class RanksForked(Notice):
+    """This host's ranks run.  place: where they begin."""
+
+    place: StartPlace
+
+
+class RankDied(Notice):
+    """A process of this host has ended badly.  how: with which status, or by which signal."""
+
+    rank: int
+    how: str
+
+
+class RanksGone(Notice):
+    """All processes of this host have ended, and all that they sent was taken."""
+
+
+class HangSeen(Notice):
+    """No rank of this host goes on; fault names who owes what."""
+
+    fault: Reason
+
+
+class Frozen(Notice):
+    """No rank begins a step until the gate opens.  begun: the most steps that one has begun."""
+
+    begun: int
+
+
+# ---- of other hosts ------------------------------------------------------------------------------
+
+
+class Met(Notice):
+    """All hosts of a round are here.  number: of this one.  names: of all.  shared: this one writes
+    to the folder of the first.
+    """
+
+    number: int
+    names: tuple[str, ...]
+    shared: bool
+
+
+class PlanWanted(Notice):
+    """Another number of hosts is here, or another state, than this one has planned for."""
+
+    num_hosts: int
+    step: int
+
+
+class MeetingFailed(Notice):
+    """The hosts cannot meet.  refused: they never can, as the recipe or a key is wrong."""
+
+    fault: Reason
+    refused: bool
+
+
+class AlreadyComplete(Notice):
+    """Other hosts have ended the run while this one waited to join them."""
+
+
+class FromHost(Notice):
+    """An event of another host."""
+
+    host: int
+    event: Notice
+
+
+class HostGone(Notice):
+    """A host has gone without having parted."""
+
+    host: int
+    name: str
+    why: str
+
+
+class HostSilent(Notice):
+    """Nothing came from a host for so many seconds."""
+
+    host: int
+    name: str
+    seconds: float
+
+
+class HostJoined(Notice):
+    """A host waits to join."""
+
+    name: str
+
+
+class HostFailed(Notice):
+    """Ranks of a host have ended early.  how: DIED, LEFT or RAISED.  lost_peer: see RankFailed."""
+
+    fault: Reason
+    how: str
+    lost_peer: bool = False
+
+
+class HaltOffered(Notice):
+    """A host offers a step to halt after.
+
+    round: of the agreement.  by: what asks for it.  begun: steps that one of its ranks has begun.
+    ends: how it is to end: 0: it does not, ENDS or COMPLETES.  sees: the folder of the first host.
+    """
+
+    round: int
+    by: str
+    begun: int
+    ends: int
+    sees: bool
+
+
+class CheckpointKept(Notice):
+    """The first host has completed the checkpoint of a step."""
+
+    step: int
+
+
+class Parted(Notice):
+    """All hosts have sent all that they had to, or are awaited no longer."""
+
+
+# ---- of signals, time and files ------------------------------------------------------------------
+
+
+class Asked(Notice):
+    """The run is asked for something.
+
+    by: a signal, Ctrl-C, launch.time_limit, a callback or a host.  ends: the run is to end; else it
+    saves and continues.  again: a second time, so at once.  regroups: ranks end, and the hosts that
+    are here meet.  completes: a callback ends the run, which is then complete.  round: of the
+    agreement that it belongs to; -1: the next.
+    """
+
+    by: str
+    ends: bool = True
+    again: bool = False
+    regroups: bool = False
+    completes: bool = False
+    round: int = -1
+
+
+class Struck(Notice):
+    """A signal ends the run at once, with its ranks: SIGQUIT, SIGHUP."""
+
+    by: str
+
+
+class TimeIsUp(Notice):
+    """A timer that the machine has set is over."""
+
+    timer: str
+
+
+class StartFound(Notice):
+    """The newest whole state was found.  weights: of a rollback, steps of their checkpoint."""
+
+    place: StartPlace
+    weights: int = 0
+
+
+class StateSaved(Notice):
+    """What ranks left in memory is a checkpoint now, or was none."""
+
+
+class NewPlan(Notice):
+    """There is a plan for the ranks that are left, or the hosts that are here.
+
+    num_ranks: of it.  place: where they begin.
+    """
+
+    num_ranks: int
+    place: StartPlace
+
+
+class NoPlan(Notice):
+    """There is none."""
+
+    fault: Reason
+    refused: bool
+
+
+class LauncherFailed(Notice):
+    """This launcher cannot continue: a file that it cannot write, a callback that failed or
+    hangs.
+    """
+
+    fault: Reason

@@ -1,0 +1,155 @@
+"""What the machine of a run's life asks of the driver's hands (machine.py, driver.py).  Frozen
+values; each is carried out in the order given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import dataclass_transform
+
+from flowrun.launcher.supervise.life.events import Evaluated, Reason, StartPlace, StepDone
+from flowrun.launcher.supervise.life.wire import Notice
+
+
+@dataclass_transform(frozen_default=True)
+class Instruction:
+    """An instruction: each class that is made of it is a frozen dataclass."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
+
+
+class Meet(Instruction):
+    """Meet the other hosts: Met, PlanWanted, MeetingFailed or AlreadyComplete follows."""
+
+
+class ForkRanks(Instruction):
+    """Make the folder ready and fork this host's ranks: RanksForked follows."""
+
+
+class KillRanks(Instruction):
+    """Kill this host's ranks: RanksGone follows."""
+
+
+class Freeze(Instruction):
+    """Let no rank begin a step, once all have passed the last halt: Frozen follows."""
+
+
+class HaltAfter(Instruction):
+    """Open the gate.  step: after which all ranks rest; -1: none.  ends: see StepGate."""
+
+    step: int = -1
+    ends: int = 0
+
+
+class SendAll(Instruction):
+    """Send an event to all other hosts."""
+
+    event: Notice
+
+
+class LeaveRound(Instruction):
+    """Wait until the other hosts have sent all, so many seconds at most: Parted follows."""
+
+    within_s: float
+
+
+class SetTimer(Instruction):
+    """Let TimeIsUp follow.  seconds: from now; below 0: never, it was set and counts no more."""
+
+    timer: str
+    seconds: float
+
+
+class Publish(Instruction):
+    """Write down a step or an evaluation, and let listeners follow it."""
+
+    event: StepDone | Evaluated
+
+
+class CompleteCheckpoint(Instruction):
+    """Make a checkpoint count.  files: of each its bytes and checksum."""
+
+    folder: str
+    step: int
+    files: Mapping[str, tuple[int, int]]
+
+
+class NoteCheckpoint(Instruction):
+    """The first host has completed the checkpoint of a step."""
+
+    step: int
+
+
+class Note(Instruction):
+    """Say what a person should know.  wait: it is about what takes time."""
+
+    text: str
+    wait: bool = False
+
+
+class FindStart(Instruction):
+    """Find the newest whole state that is of no more than `below` steps: StartFound follows.
+
+    rolls_back: to a checkpoint, whose weights are those of the step `below`.
+    """
+
+    below: int = -1
+    rolls_back: bool = False
+
+
+class Restart(Instruction):
+    """Write down that ranks begin again.
+
+    fault: why.  place: where they begin.  in_row, limit: of restarts; in_row 0: a host left.
+    """
+
+    fault: Reason
+    place: StartPlace
+    in_row: int
+    limit: int
+
+
+class RollBack(Instruction):
+    """Write down that the run continues after a bad step with older weights.
+
+    fault: of the step.  steps: done or left out.  weights: steps of their checkpoint.
+    """
+
+    fault: Reason
+    steps: int
+    weights: int
+
+
+class Save(Instruction):
+    """Save what ranks left in memory as a checkpoint: StateSaved follows."""
+
+
+class ReplanFewer(Instruction):
+    """Plan for fewer ranks: NewPlan or NoPlan follows.  fault: why."""
+
+    fault: Reason
+
+
+class ReplanHosts(Instruction):
+    """Plan for a number of hosts, from the checkpoint of a step: NewPlan or NoPlan follows."""
+
+    num_hosts: int
+    step: int
+
+
+class End(Instruction):
+    """The run is over.
+
+    status: COMPLETE, PREEMPTED, STOPPED (by Ctrl-C), FAILED, or THERE where other hosts have ended
+    it.  by: what asked for the end.  fault: of a run that failed.  refused: it is of the recipe.
+    """
+
+    status: str
+    by: str = ""
+    fault: Reason | None = None
+    refused: bool = False
+
+
+COMPLETE, PREEMPTED, STOPPED, FAILED, THERE = "complete", "preempted", "stopped", "failed", "there"

@@ -1,0 +1,198 @@
+"""Who is to blame, when a run gives up, and how it ends.  Pure: no process, no file, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from flowrun.launcher.supervise.life.events import (
+    DIED,
+    LEFT,
+    RAISED,
+    STOPPED,
+    Asked,
+    HostFailed,
+    Reason,
+)
+from flowrun.launcher.supervise.life.instructions import FAILED, PREEMPTED
+from flowrun.launcher.supervise.life.instructions import STOPPED as BY_CTRL_C
+
+CTRL_C, TIME_LIMIT, WARNING = "Ctrl-C", "launch.time_limit", "SIGUSR2"
+NUMBERS = "numbers that are not finite"
+LAUNCHER = "the launcher"
+LONGEST_WAIT_S = 60.0
+MOST_ROLLBACKS = 20  # to one checkpoint: its weights, too, are no good
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempts:
+    """The restarts of a run so far.
+
+    limit: restarts in a row that reach no new step; then the run ends.  may_change: hosts may
+    leave, which counts as no restart.  in_row: such restarts so far.  furthest: most steps that
+    were ever done.  raised: the last attempt ended with an error of a rank's code.
+    """
+
+    limit: int
+    may_change: bool = False
+    in_row: int = 0
+    furthest: int = 0
+    raised: bool = False
+
+    def after(self, how: str, reached: int) -> Attempts | None:
+        """Return the attempts with one more restart; None if the run ends.
+
+        how: ranks ended.  reached: steps done by then.  An error that a rank's code raises again
+        before there is a new step would be raised each time.
+        """
+        if how == LEFT:
+            after = replace(self, furthest=max(reached, self.furthest))
+            return after if self.may_change else None
+        progress = reached > self.furthest
+        in_row = 0 if progress else self.in_row
+        again = how == RAISED and self.raised and not progress
+        if how == STOPPED or again or in_row >= self.limit:
+            return None
+        furthest = max(reached, self.furthest)
+        return replace(self, in_row=in_row + 1, furthest=furthest, raised=how == RAISED)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds before this restart: none before the first in a row, then 1, 2, 4 and so on."""
+        return min(LONGEST_WAIT_S, 2.0 ** (self.in_row - 2)) if self.in_row > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Rollbacks:
+    """The rollbacks of a run so far.
+
+    to: steps of the checkpoint gone back to last.  in_row: rollbacks to it, one after the other.
+    """
+
+    to: int = -1
+    in_row: int = 0
+
+    def after(self, to: int) -> Rollbacks | None:
+        """Return the rollbacks with one more, to a checkpoint of `to` steps; None if the run
+        ends.
+        """
+        in_row = self.in_row + 1 if to == self.to else 1
+        return Rollbacks(to, in_row) if in_row <= MOST_ROLLBACKS else None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the ranks of a round ended.
+
+    status: see End.  by: what asked for it.  fault: where they failed.  how: then, DIED to STOPPED.
+    """
+
+    status: str
+    by: str = ""
+    fault: Reason | None = None
+    how: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure of a rank, a launcher or a host.
+
+    lost_peer: the rank merely lost another.  host: the number of the host that sent it; -1: this.
+    """
+
+    fault: Reason
+    how: str
+    lost_peer: bool = False
+    host: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blame:
+    """What is known of the end of a round's ranks.
+
+    failures: in the order in which they came.  death: of the first process of this host that died
+    by itself.  hung: why ranks were killed that hung.  broken: of this launcher.  struck: by a
+    signal that ends all at once.  killed: this launcher has ended its ranks.
+    """
+
+    failures: tuple[Failure, ...] = ()
+    death: Reason | None = None
+    hung: Reason | None = None
+    broken: Reason | None = None
+    struck: Reason | None = None
+    killed: bool = False
+
+    @property
+    def is_early(self) -> bool:
+        """True if ranks of this host ended before their last step."""
+        return self.killed or self.death is not None
+
+    def find_fault(self) -> Reason | None:
+        """Return the fault that ended the run; None if it ended well.
+
+        What failed by itself, on any host, comes before a rank that was seen to die, and both
+        before those that only lost a peer.
+        """
+        return self.broken or (self.hung if self.is_early else None) or next(self._faults(), None)
+
+    def _faults(self) -> Iterator[Reason]:
+        yield from (failure.fault for failure in self.failures if not failure.lost_peer)
+        if not self.is_early:
+            return
+        here = {_rank(failure.fault) for failure in self.failures if failure.host < 0}
+        if self.death and _rank(self.death) not in here:
+            yield self.death
+        yield from (failure.fault for failure in self.failures)
+        yield from filter(None, (self.struck, self.death))
+
+    def find_how(self, fault: Reason) -> str:
+        """Say how the ranks ended, of which `fault` is the verdict."""
+        if fault in (self.broken, self.struck):
+            return STOPPED
+        failure = self.find(fault)
+        return DIED if failure is None or failure.lost_peer else failure.how
+
+    def find(self, fault: Reason | None) -> Failure | None:
+        """Return the failure of a fault."""
+        return next((each for each in self.failures if each.fault == fault), None)
+
+    def describe(self, fault: Reason) -> HostFailed | None:
+        """Return what other hosts are to hear of a fault; None if they have."""
+        failure = self.find(fault)
+        if failure:
+            lost = HostFailed(replace(fault, story=""), RAISED, lost_peer=True)
+            return lost if failure.lost_peer else None
+        return HostFailed(fault, DIED if fault.where.startswith("rank") else LEFT)
+
+
+def _rank(fault: Reason) -> str:
+    return fault.where.split(",")[0]
+
+
+def end_of(asked: Asked) -> Verdict:
+    """Return what a run ends with that has saved all, or has nothing to save."""
+    if asked.regroups:
+        return Verdict(FAILED, asked.by, Reason("the hosts", f"{asked.by}."), LEFT)
+    return Verdict(BY_CTRL_C if asked.by == CTRL_C else PREEMPTED, asked.by)
+
+
+def early_end_of(asked: Asked) -> Verdict:
+    """Return what a run ends with whose last steps are lost."""
+    if asked.by == CTRL_C:
+        return Verdict(BY_CTRL_C, CTRL_C)
+    if asked.regroups:
+        return end_of(asked)
+    return Verdict(FAILED, asked.by, Reason(LAUNCHER, f"stopped by {asked.by}."), STOPPED)
+
+
+def describe(asked: Asked) -> str:
+    """Say what becomes of a request."""
+    if asked.regroups:
+        return f"{asked.by}: the step under way is finished and saved, and the hosts meet again"
+    if asked.completes:
+        return f"{asked.by} ends the run after the step under way"
+    if not asked.ends:
+        return f"{asked.by}: a checkpoint is written after the step under way"
+    if asked.by == TIME_LIMIT:
+        return f"{asked.by} is reached: the step under way is finished and saved"
+    return f"{asked.by}: the step under way is finished and saved; a second one ends at once"

@@ -1,0 +1,112 @@
+"""Messages: frozen dataclasses that go to JSON and come back, checked field by field.
+
+Every event of a run and every word between launchers is one.  `decode` makes an object only of a
+frame whose fields all have the types that its class says, so that nothing of a frame that makes no
+sense reaches a state.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any, Union, dataclass_transform, get_args, get_origin, get_type_hints
+
+KIND = "is"  # the field that names the class
+_KINDS: dict[str, type] = {}
+
+
+@dataclass_transform(frozen_default=True)
+class Notice:
+    """A message: each class that is made of it is a frozen dataclass, and registered by its
+    name.
+    """
+
+    def __init_subclass__(cls) -> None:
+        assert cls.__name__ not in _KINDS, f"two messages are called {cls.__name__}"
+        dataclass(frozen=True)(cls)
+        _KINDS[cls.__name__] = cls
+
+
+def encode(sent: Notice) -> bytes:
+    """Return the JSON of a message."""
+    return json.dumps(_write(sent), separators=(",", ":")).encode()
+
+
+def decode(data: bytes | str) -> Notice:
+    """Return the message of some JSON.  Raises ValueError for anything else."""
+    try:
+        found = _read_message(json.loads(data))
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    assert isinstance(found, Notice)
+    return found
+
+
+def _write(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        written = {each.name: _write(getattr(value, each.name)) for each in fields(value)}
+        named = type(value).__name__
+        return {KIND: named, **written} if named in _KINDS else written
+    if isinstance(value, Mapping):
+        return {str(key): _write(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_write(each) for each in value]
+    return value
+
+
+def _read_message(value: Any) -> Any:
+    if not isinstance(value, dict) or value.get(KIND) not in _KINDS:
+        raise ValueError("it is no message")
+    kind = _KINDS[value[KIND]]
+    return _read_fields(kind, {name: each for name, each in value.items() if name != KIND})
+
+
+def _read_fields(kind: type, given: Mapping[str, Any]) -> Any:
+    hints = _hints(kind)
+    if given.keys() != hints.keys():
+        differ = ", ".join(sorted(given.keys() ^ hints.keys()))
+        raise ValueError(f"{kind.__name__} has other fields: {differ}")
+    return kind(**{name: _read(hints[name], each) for name, each in given.items()})
+
+
+@cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    hints = get_type_hints(kind)
+    return {each.name: hints[each.name] for each in fields(kind)}  # type: ignore[arg-type]
+
+
+def _read(hint: Any, value: Any) -> Any:
+    """Return a value of JSON as its hint says.  Raises ValueError where it is something else."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is object:
+        return value
+    if hint is Notice:
+        return _read_message(value)
+    if hint is float and type(value) in (int, float):
+        return float(value)
+    if hint in (int, str, bool) and type(value) is hint:
+        return value
+    if hint is type(None) and value is None:
+        return None
+    if origin in (types.UnionType, Union):
+        return _read_one_of(arguments, value)
+    if origin is tuple and isinstance(value, list):
+        kinds = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
+        return tuple(_read(kind, each) for kind, each in zip(kinds, value, strict=True))
+    if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
+        return {_read(arguments[0], key): _read(arguments[1], v) for key, v in value.items()}
+    if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
+        return _read_fields(hint, value)
+    raise ValueError(f"{str(value)[:40]!r} is not of the type {hint}")
+
+
+def _read_one_of(hints: tuple[Any, ...], value: Any) -> Any:
+    for hint in hints:
+        try:
+            return _read(hint, value)
+        except ValueError:
+            continue
+    raise ValueError(f"{str(value)[:40]!r} is not of the types {hints}")

@@ -1,0 +1,12 @@
+"""What went wrong on a rank, as a person reads it."""
+
+from __future__ import annotations
+
+from flowrun.engine.runtime.drivers.distributed import LostPeer
+from flowrun.launcher.ranks.failure import describe
+
+
+def test_what_gloo_guesses_is_left_out() -> None:
+    gloo = "RuntimeError: [/a/pair.cc:537] Read error: Closed. This is typically caused by"
+    where, problem, _ = describe(LostPeer("rank 0, actor a", gloo), rank=0)
+    assert (where, problem) == ("rank 0, actor a", "RuntimeError: Read error: Closed.")

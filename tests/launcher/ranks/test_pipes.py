@@ -1,0 +1,35 @@
+"""Events on their way from a rank to its launcher."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from flowrun.launcher.ranks.pipes import EventReader, EventSender
+from flowrun.launcher.supervise.life.events import Remarked
+
+
+def test_a_message_cut_short_by_a_kill_ends_that_pipe_alone() -> None:
+    reader, writer = os.pipe()
+    came = EventReader(reader)
+    EventSender(writer).send(Remarked("whole"))
+    os.write(writer, b"\x00\x00\x01\x00only a part")  # length 256, then death
+    assert list(came.read()) == [Remarked("whole")]
+    os.close(writer)
+    assert list(came.drain()) == [] and came.ended
+    came.close()
+
+
+def test_an_event_larger_than_the_pipe_comes_whole_and_nobody_waits_for_a_part() -> None:
+    reader, writer = os.pipe()
+    came, sent = EventReader(reader), Remarked("x" * 300_000)
+    assert list(came.read()) == []  # nothing is there, and it returns
+    thread = threading.Thread(target=EventSender(writer).send, args=(sent,))
+    thread.start()
+    found = []
+    while not found:
+        found = list(came.read())
+    thread.join()
+    assert found == [sent]
+    os.close(writer)
+    came.close()

@@ -1,0 +1,102 @@
+"""Checkpoints that are written while training goes on."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowrun.engine.errors import RunError
+from flowrun.engine.runtime.drivers import logical_checkpoint
+from flowrun.engine.runtime.drivers.logical_checkpoint import read_whole
+from flowrun.engine.runtime.rank.shard_file import Written
+from flowrun.engine.runtime.rank.shards import Shard, make_whole_shard
+from flowrun.launcher.ranks.rank_saves import BackgroundSave
+
+_WAIT_S = 60  # until a test fails
+
+
+@dataclass
+class Disk:
+    """A disk that takes files when it may, and what a rank tells of it."""
+
+    may: threading.Event = field(default_factory=threading.Event)
+    written: list[int] = field(default_factory=list)
+    failed: list[BaseException] = field(default_factory=list)
+    waited: list[tuple[int, int]] = field(default_factory=list)
+
+    def saves(self, aside: bool = True) -> BackgroundSave:
+        return BackgroundSave(
+            rank=0,
+            written=lambda folder, step, name, what: self.written.append(step),
+            failed=self.failed.append,
+            waited=self._wait,
+            aside=aside,
+        )
+
+    def _wait(self, step: int, before: int) -> None:
+        self.waited.append((step, before))
+        self.may.set()
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    slow, write = Disk(), logical_checkpoint.write
+
+    def write_late(folder: Path, rank: int, shards: list[Shard]) -> Written:
+        assert slow.may.wait(_WAIT_S)
+        return write(folder, rank, shards)
+
+    monkeypatch.setattr(logical_checkpoint, "write", write_late)
+    return slow
+
+
+def folder_of(step: int, at: Path) -> Path:
+    folder = at / f"{step}"
+    folder.mkdir()
+    return folder
+
+
+def test_training_goes_on_and_the_values_are_those_of_the_step(disk: Disk, tmp_path: Path) -> None:
+    weight, saving = torch.ones(3), disk.saves()
+    saving.save(folder_of(1, tmp_path), 1, [make_whole_shard("w", weight)])
+    weight += 1  # while the disk takes nothing
+    assert disk.written == []
+    disk.may.set()
+    saving.finish()
+    assert disk.written == [1]
+    assert read_whole(tmp_path / "1", ["w"])["w"].tolist() == [1, 1, 1]
+
+
+def test_a_second_one_waits_and_says_so(disk: Disk, tmp_path: Path) -> None:
+    weight, saving = torch.ones(3), disk.saves()
+    saving.save(folder_of(1, tmp_path), 1, [make_whole_shard("w", weight)])
+    weight += 1
+    saving.save(folder_of(2, tmp_path), 2, [make_whole_shard("w", weight)])
+    saving.finish()
+    assert (disk.waited, disk.written) == ([(2, 1)], [1, 2])
+    found = [read_whole(tmp_path / name, ["w"])["w"].tolist() for name in ("1", "2")]
+    assert found == [[1, 1, 1], [2, 2, 2]]
+
+
+def test_without_a_copy_it_is_on_the_disk_before_training_goes_on(
+    disk: Disk, tmp_path: Path
+) -> None:
+    disk.may.set()
+    disk.saves(aside=False).save(folder_of(1, tmp_path), 1, [make_whole_shard("w", torch.ones(3))])
+    assert disk.written == [1]
+
+
+def test_a_disk_that_refuses_is_told(disk: Disk, tmp_path: Path) -> None:
+    disk.may.set()
+    saving = disk.saves()
+    saving.save(tmp_path / "removed", 1, [make_whole_shard("w", torch.ones(3))])
+    saving.finish()
+    (error,) = disk.failed
+    assert isinstance(error, RunError)
+    assert error.where == "rank 0, checkpoint of step 1"
+    assert error.problem.endswith("removed/rank00000.safetensors: No such file or directory.")
+    assert disk.written == []

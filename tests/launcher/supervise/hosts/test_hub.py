@@ -1,0 +1,249 @@
+"""The hub, fed without sockets."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowrun.launcher.recipe.schema import Nodes
+from flowrun.launcher.supervise.hosts.hub import Hub, Outgoing
+from flowrun.launcher.supervise.hosts.meeting import Mismatch, find_mismatch, number_hosts
+from flowrun.launcher.supervise.hosts.words import (
+    Host,
+    HostsHere,
+    Leaving,
+    Numbered,
+    Ready,
+    Refused,
+    Spread,
+)
+from flowrun.launcher.supervise.life import events as ev
+from flowrun.launcher.supervise.life.wire import Notice
+
+RECIPE = {"optim.lr": "0.1", "train.steps": "8", "hardware.cores": "2", "launch.node_rank": "0"}
+
+
+def host(name: str = "a", rank: int | None = None, plan: str = "p", **keys: str) -> Host:
+    """A host that runs RECIPE, but for some keys (optim__lr)."""
+    given = {key.replace("__", "."): value for key, value in keys.items()}
+    return Host(
+        name=name,
+        nodes="2",
+        node_rank=rank,
+        recipe=RECIPE | given,
+        plan=plan,
+        planned=2,
+        start=0,
+        rounds=0,
+        versions={"torch": "2.13"},
+        folder=f"/{name}",
+    )
+
+
+class Net:
+    """Hosts and what each has got from the hub so far."""
+
+    def __init__(self, num_hosts: int) -> None:
+        self.hub = Hub(Nodes(num_hosts, num_hosts, may_change=False), open_store=lambda: 1234)
+        self.got: dict[int, list[Notice]] = defaultdict(list)
+
+    def send(self, outgoing: Outgoing) -> None:
+        for to, message in outgoing:
+            self.got[to].append(message)
+
+    def meet(self, key: int, one: Host) -> None:
+        self.send(self.hub.receive(key, Ready(one)))
+
+
+def kinds(messages: list[Notice], kind: type) -> list[Any]:
+    return [message for message in messages if isinstance(message, kind)]
+
+
+@given(st.integers(2, 4), st.integers(0, 2**32), st.sets(st.integers(0, 3)))
+def test_every_host_hears_all_of_the_others_in_order(num: int, seed: int, dying: set[int]) -> None:
+    net, order = Net(num), random.Random(seed)
+    for key in order.sample(range(num), num):
+        net.meet(key, replace(host(f"host{key}"), planned=num))
+    number = {key: kinds(net.got[key], Numbered)[0].number for key in range(num)}
+    assert sorted(number.values()) == list(range(num))
+    todo = {k: [ev.Remarked(f"{k}.{i}") for i in range(3)] for k in range(num)}
+    sent: dict[int, list[Notice]] = defaultdict(list)
+    gone: set[int] = set()
+    while todo:
+        key = order.choice(sorted(todo))
+        if key in dying and order.random() < 0.3:
+            del todo[key]
+            gone.add(key)
+            net.send(net.hub.lose(key, "killed"))
+        elif todo[key]:
+            event = todo[key].pop(0)
+            sent[key].append(event)
+            net.send(net.hub.receive(key, Spread(event)))
+        else:
+            del todo[key]
+            net.send(net.hub.receive(key, Leaving()))
+    for key in set(range(num)) - gone:
+        for other in set(range(num)) - {key}:
+            of_other = [m for m in kinds(net.got[key], ev.FromHost) if m.host == number[other]]
+            assert [m.event for m in of_other] == sent[other]
+        lost = [m.host for m in kinds(net.got[key], ev.HostGone)]
+        assert sorted(lost) == sorted(number[k] for k in gone)
+        assert len(kinds(net.got[key], ev.Parted)) == 1
+        assert net.got[key][-1] == ev.Parted()
+
+
+class Launcher:
+    """A host of a run whose hosts come and go, as hosts.py and its caller behave.
+
+    state: away, meets, trains or ends (its ranks).  answered: messages that it has seen.
+    """
+
+    def __init__(self, key: int) -> None:
+        self.key, self.state, self.answered = key, "away", 0
+        self.planned, self.start, self.round, self.halts = 0, 0, (), False
+
+    def describe(self) -> Host:
+        nodes = f"{FEWEST}:{MOST}"
+        described = replace(host(f"host{self.key}"), nodes=nodes, folder="/shared")
+        return replace(described, planned=self.planned, start=self.start)
+
+    def act(self, net: Net, steps: int) -> None:
+        """Do what comes next: see the next message, or go on."""
+        if self.state == "ends":  # its ranks have come to rest, and it has sent all
+            net.send(net.hub.receive(self.key, Leaving()))
+            if self.halts:
+                self.start = steps
+        if self.state in ("away", "ends"):
+            self.state = "meets"
+            net.meet(self.key, self.describe())
+        elif self.answered < len(net.got[self.key]):
+            message = net.got[self.key][self.answered]
+            self.answered += 1
+            self._see(message, net)
+
+    def _see(self, message: Notice, net: Net) -> None:
+        match message:
+            case ev.PlanWanted(num_hosts, step):
+                assert self.state == "meets"
+                self.planned, self.start = num_hosts, step
+                net.meet(self.key, self.describe())
+            case Numbered(number, names, _, _):
+                assert self.state == "meets"
+                assert FEWEST <= len(names) == self.planned <= MOST
+                self.state, self.round = "trains", (number, names, self.start)
+            case ev.HostJoined() if self.state == "trains":
+                assert self.round[0] == 0
+                self.state, self.halts = "ends", True
+                net.send(net.hub.receive(self.key, Spread(ev.Remarked("halt"))))
+            case ev.FromHost() if self.state == "trains":
+                self.state, self.halts = "ends", True
+            case ev.HostGone() if self.state == "trains":
+                self.state, self.halts = "ends", False
+
+
+FEWEST, MOST = 2, 4
+
+
+@given(st.integers(0, 2**32))
+def test_hosts_that_come_and_go_end_in_one_round_of_one_plan_and_one_state(seed: int) -> None:
+    order = random.Random(seed)
+    net = Net(MOST)
+    net.hub.nodes = Nodes(FEWEST, MOST, may_change=True)
+    launchers = [Launcher(k) for k in range(MOST)]
+    keys, steps, now_s = MOST, 0, 0.0
+    for turn in range(400):
+        one = order.choice(launchers)
+        if turn < 200 and order.random() < 0.05:  # it is killed, and another may come one day
+            launchers.remove(one)
+            if one.state != "away":
+                net.send(net.hub.lose(one.key, "killed"))
+            launchers.append(Launcher(keys))
+            keys += 1
+        elif turn >= 200 or order.random() < 0.8:
+            steps += 1
+            one.act(net, steps)
+        now_s += 1.0
+        net.send(net.hub.tick(now_s))
+    while any(one.state == "ends" or one.answered < len(net.got[one.key]) for one in launchers):
+        for one in launchers:
+            one.act(net, steps)
+    assert {one.state for one in launchers} == {"trains"}
+    assert sorted(one.round[0] for one in launchers) == list(range(MOST))
+    assert len({one.round[1:] for one in launchers}) == 1
+
+
+def test_hosts_that_wait_learn_who_is_here() -> None:
+    net = Net(2)
+    net.meet(0, host("a"))
+    net.meet(1, host("b", optim__lr="0.2"))
+    for key in (0, 1):
+        (refused,) = kinds(net.got[key], Refused)
+        assert refused.where == "optim.lr"
+        assert refused.problem == "optim.lr is 0.1 on a, and 0.2 on b."
+    assert net.got[0][0] == HostsHere(("a",))
+
+
+def test_a_host_that_leaves_before_all_are_here_is_awaited_again() -> None:
+    net = Net(2)
+    net.meet(0, host("a"))
+    net.send(net.hub.lose(0, "left"))
+    net.meet(1, host("b"))
+    assert net.got[1] == [HostsHere(("b",))]
+    net.meet(2, host("c"))
+    numbered = [Numbered(k, ("b", "c"), 1234, "/b") for k in (0, 1)]
+    assert [net.got[k][-1] for k in (1, 2)] == numbered
+
+
+def test_a_host_too_many_is_refused_alone() -> None:
+    net = Net(2)
+    for key, name in enumerate("abc"):
+        net.meet(key, host(name))
+    assert kinds(net.got[2], Refused)[0].problem == "the run of a, b is under way there."
+    assert isinstance(net.got[0][-1], Numbered)
+
+
+def test_a_second_round_has_a_store_of_its_own() -> None:
+    net = Net(2)
+    ports = iter((1, 2))
+    net.hub.open_store = lambda: next(ports)
+    for _ in range(2):
+        net.meet(0, host("a"))
+        net.meet(1, host("b"))
+    assert [m.port for m in kinds(net.got[0], Numbered)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("other", "where"),
+    [
+        (host("b", rank=1, launch__node_rank="1"), None),
+        (host("b", hardware__cores="4"), None),
+        (host("b", hardware__cores="4", plan="q"), "hardware.cores"),
+        (host("b", train__steps="9", optim__lr="1"), "optim.lr"),
+        (host("b", optim__momentum="0.9"), "optim.momentum"),
+        (host("b", plan="q"), "the plan"),
+    ],
+    ids=[
+        "its number",
+        "its hardware",
+        "its plan by hardware",
+        "two keys",
+        "a key more",
+        "its plan",
+    ],
+)
+def test_what_differs_is_named_if_it_matters(other: Host, where: str | None) -> None:
+    found = find_mismatch(host("a", rank=0), other)
+    assert (found and found.where) == where
+
+
+def test_hosts_are_numbered_by_rank_then_by_name() -> None:
+    hosts = [host("c"), host("b"), host("x", rank=1), host("a")]
+    assert number_hosts(hosts) == [0, 3, 1, 2]
+    twice = number_hosts([host("a", rank=0), host("b", rank=0)])
+    assert twice == Mismatch("launch.node_rank", "is 0 on a and b.", "Number them 0, 1, …")

@@ -1,0 +1,395 @@
+"""The machine of a run's life, driven by a model of hosts, ranks and disks in random order."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowrun.launcher.ranks.step_gate import RankGate, StepGate
+from flowrun.launcher.recipe.schema import Nodes
+from flowrun.launcher.supervise.hosts.hub import Hub, Outgoing
+from flowrun.launcher.supervise.hosts.words import (
+    Host,
+    HostsHere,
+    Leaving,
+    Numbered,
+    Ready,
+    Refused,
+    Spread,
+)
+from flowrun.launcher.supervise.life import events as ev
+from flowrun.launcher.supervise.life import instructions as do
+from flowrun.launcher.supervise.life.events import Reason, StartPlace
+from flowrun.launcher.supervise.life.instructions import COMPLETE, FAILED, PREEMPTED, STOPPED, End
+from flowrun.launcher.supervise.life.machine import Life, Terms, begin, step, violations
+from flowrun.launcher.supervise.life.wire import Notice
+
+STEPS, EVERY = 12, 4
+
+
+@dataclass
+class Rank:
+    """A rank: it trains when its peers do, rests where its gate says, and may die."""
+
+    gate: RankGate
+    saved: int
+    done: int
+    alive: bool = True
+    leaves: bool = False
+    lingers: bool = False
+
+
+@dataclass
+class Disk:
+    """What all hosts see: whole checkpoints, by their steps."""
+
+    kept: set[int] = field(default_factory=set)
+
+
+class OneHost:
+    """A launcher and its rank, as the driver and its hands are."""
+
+    def __init__(self, key: int, world: World) -> None:
+        self.key, self.world, self.number = key, world, 0
+        self.came: deque[Notice] = deque()
+        self.gate: StepGate | None = None
+        self.rank: Rank | None = None
+        self.gone_is_known = True
+        self.timers: set[str] = set()
+        self.end: End | None = None
+        self.planned, self.met = world.hosts, 0
+        self.start = max(world.disk.kept, default=0)
+        self.completed: set[int] = set()
+        self.round = 0
+        place = StartPlace(self.start, "checkpoint" if self.start else "beginning", self.start)
+        self.state, out = begin(world.terms, place)
+        self.carry_out(out)
+
+    def take(self, event: Notice) -> None:
+        """Let the machine take an event."""
+        self.state, out = step(self.state, event)
+        assert violations(self.state) == ()
+        self.carry_out(out)
+
+    def carry_out(self, out: tuple[do.Instruction, ...]) -> None:
+        for each in out:
+            assert self.end is None, "nothing follows the end"
+            self._do(each)
+
+    def _do(self, each: do.Instruction) -> None:
+        hub = self.world.hub
+        match each:
+            case do.Meet():
+                self.world.send(hub.receive(self.key, Ready(self.describe())))
+            case do.ForkRanks():
+                assert self.gone_is_known, "ranks of two rounds run"
+                self.gate = StepGate.of_threads(1, self.start)
+                saved = self.start
+                self.rank = Rank(self.gate.of_rank(0), saved, self.start)
+                self.gone_is_known = False
+                place = StartPlace(
+                    self.start, "checkpoint" if self.start else "beginning", self.start
+                )
+                self.came.append(ev.RanksForked(place))
+            case do.KillRanks():
+                assert self.rank
+                self.rank.alive = False  # or it has ended already
+            case do.Freeze():
+                self.came.append(_FREEZE)
+            case do.HaltAfter(halt, ends):
+                assert self.gate
+                self.gate.open(halt if halt >= 0 else None, ends)
+            case do.SendAll(event):
+                self.world.send(hub.receive(self.key, Spread(event)))
+            case do.LeaveRound(within_s):
+                if within_s == 1.0:
+                    self.timers.add("part")
+                self.world.send(hub.receive(self.key, Leaving()))
+            case do.SetTimer(timer, seconds):
+                self.timers.discard(timer)
+                if seconds >= 0:
+                    self.timers.add(timer)
+            case do.CompleteCheckpoint(_, at, files):
+                assert len(files) == self.state.terms.num_ranks
+                assert at not in self.completed, "a checkpoint is completed once"
+                self.completed.add(at)
+                self.world.disk.kept.add(at)
+            case do.FindStart():
+                self.start = max(self.world.disk.kept, default=0)
+                source = "checkpoint" if self.start else "beginning"
+                self.came.append(ev.StartFound(StartPlace(self.start, source, self.start)))
+            case do.Save():
+                self.came.append(ev.StateSaved())
+            case do.ReplanHosts(hosts, at):
+                self.planned, self.start = hosts, at
+                source = "checkpoint" if at else "beginning"
+                self.came.append(ev.NewPlan(hosts, StartPlace(at, source, at)))
+            case End():
+                self.end = each
+                self.world.send(hub.lose(self.key, "it has ended"))
+
+    def describe(self) -> Host:
+        world = self.world
+        nodes = f"1:{world.hosts}" if world.terms.may_change else str(world.hosts)
+        return Host(
+            name=f"host{self.key}",
+            nodes=nodes,
+            node_rank=None,
+            recipe={},
+            plan="p",
+            planned=self.planned,
+            start=self.start,
+            rounds=self.met,
+            versions={},
+            folder="/shared",
+        )
+
+    def hear(self, message: Notice) -> None:
+        """Take what the hub says."""
+        match message:
+            case Numbered(number, names, port, _):
+                self.number, self.met = number, self.met + 1
+                self.round, self.rank = port, None
+                self.came.append(ev.Met(number, names, number > 0))
+            case Refused():
+                self.came.append(ev.MeetingFailed(Reason("hosts", message.problem), True))
+            case HostsHere():
+                pass
+            case _:
+                self.came.append(message)
+
+    # ---- its rank --------------------------------------------------------------------------------
+
+    def act(self) -> None:
+        """Let the rank do what comes next."""
+        rank = self.rank
+        if rank is None or self.gone_is_known or self.state.phase is not Life.TRAINING:
+            return
+        if not rank.alive:
+            if not self.gone_is_known:
+                self.gone_is_known = True
+                if not rank.leaves:
+                    self.came.append(ev.RankDied(self.number, "the process was killed."))
+                self.came.append(ev.RanksGone())
+            return
+        peers = self.world.peers_of(self)
+        if peers is None:
+            return  # some are still to be forked
+        if any(peer is None or (not peer.alive and not peer.leaves) for peer in peers):
+            if not rank.lingers:
+                fault = Reason(f"rank {self.number}", "lost a rank")
+                self.came.append(ev.RankFailed(fault, lost_peer=True))
+            rank.alive, rank.lingers = not self.world.is_quiet, True
+            return
+        assert self.gate
+        if rank.gate.begun > rank.done:  # a step ends when all have begun it
+            if all(peer and peer.gate.begun >= rank.gate.begun for peer in peers):
+                rank.done = rank.gate.begun
+                if self.number == 0:
+                    self.came.append(ev.StepDone(rank.done - 1, {}, 0.1, {}))
+                if rank.done % EVERY == 0 and rank.done > rank.saved:
+                    self._save(rank.done)
+        elif rank.done == STEPS:
+            self._leave()
+        elif self.gate.lock.locked():
+            return  # frozen
+        elif not rank.gate.may_begin(rank.done + 1):
+            if rank.done > rank.saved:
+                self._save(rank.done)
+            if not rank.gate.go_on():
+                self._leave()
+
+    def _save(self, at: int) -> None:
+        assert self.rank
+        self.rank.saved = at
+        self.came.append(ev.FileWritten("f", at, f"rank{self.number}", (1, 1)))
+
+    def _leave(self) -> None:
+        assert self.rank
+        self.came.append(ev.RankEnded(self.number, {}))
+        self.rank.leaves, self.rank.alive = True, False
+
+    def turn(self, order: random.Random, late: bool) -> None:
+        """Do one thing: take an event, let the rank act, or a timer be over."""
+        if self.end:
+            return
+        kind = order.random()
+        if self.came and kind < 0.6:
+            event = self.came.popleft()
+            if event is _FREEZE:
+                if self.rank is None or not self.rank.alive:
+                    return
+                assert self.gate
+                if self.gate.is_clear and self.gate.freeze(0):
+                    self.take(ev.Frozen(self.gate.begun))
+                else:
+                    self.came.append(_FREEZE)
+                return
+            self.take(event)
+        elif self.timers and kind < 0.7 and (late or self.world.is_quiet):
+            timer = order.choice(sorted(self.timers))
+            if timer == "part":
+                self.timers.discard(timer)
+                if self.state.phase is Life.PARTING:
+                    self.take(ev.Parted())
+            elif timer in (ev.LINGER, ev.BACK_OFF) or late:
+                self.timers.discard(timer)
+                self.take(ev.TimeIsUp(timer))
+        else:
+            self.act()
+
+
+_FREEZE = ev.Remarked("freeze")
+
+
+class World:
+    """Hosts, the hub between them, and a disk."""
+
+    def __init__(self, hosts: int, restarts: int, may_change: bool) -> None:
+        self.hosts, self.disk, self.rounds = hosts, Disk(), 0
+        self.terms = Terms(steps=STEPS, num_ranks=hosts, restarts=restarts, may_change=may_change)
+        fewest = 1 if may_change else hosts
+        self.hub = Hub(Nodes(fewest, hosts, may_change=may_change), open_store=self._open)
+        self.all: dict[int, OneHost] = {}
+        self._early: list[tuple[int, Notice]] = []
+        for key in range(hosts):
+            self.add(key)
+
+    def _open(self) -> int:
+        self.rounds += 1
+        return self.rounds
+
+    def add(self, key: int) -> None:
+        """A host comes."""
+        self._coming = key
+        made = OneHost(key, self)
+        self.all[key] = made
+        early, self._early = self._early, []
+        self.send(early)
+
+    def send(self, outgoing: Outgoing) -> None:
+        for to, message in outgoing:
+            if to in self.all:
+                self.all[to].hear(message)
+            else:
+                self._early.append((to, message))
+
+    def kill(self, key: int) -> None:
+        """A machine fails, with its launcher and its rank."""
+        lost = self.all.pop(key)
+        if lost.rank:
+            lost.rank.alive = False
+        self.send(self.hub.lose(key, "killed"))
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if nothing is under way that takes less than the second of a timer."""
+        running = [each for each in self.all.values() if not each.end]
+        unseen = [each.rank and not each.rank.alive and not each.gone_is_known for each in running]
+        return not any(unseen) and not any(e for each in running for e in each.came if e != _FREEZE)
+
+    def peers_of(self, host: OneHost) -> list[Rank | None] | None:
+        """The ranks of the other hosts of its round, None for one that is lost; None: they are not
+        all there yet.
+        """
+        others = [name for name in host.state.company.names if name != f"host{host.key}"]
+        by_name = {f"host{key}": each for key, each in self.all.items()}
+        found = [by_name.get(name) for name in others]
+        if any(each and (each.round != host.round or each.rank is None) for each in found):
+            gone = any(each and each.round > host.round for each in found)
+            return [None] if gone else None
+        return [each.rank if each else None for each in found]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    hosts=st.integers(1, 3),
+    restarts=st.integers(0, 2),
+    blow=st.sampled_from(["", "signal", "again", "rank", "usr1", "struck", "numbers", "disk"]),
+)
+def test_a_run_ends_with_one_verdict_and_loses_nothing(
+    seed: int, hosts: int, restarts: int, blow: str
+) -> None:
+    order, world = random.Random(seed), World(hosts, restarts, may_change=False)
+    strikes_at, struck = order.randrange(5, 120), False
+    for turn in range(20_000):
+        host = world.all[order.randrange(hosts)]
+        host.turn(order, late=False)
+        if turn >= strikes_at and not struck and host.state.phase is Life.TRAINING and host.rank:
+            struck = True
+            strike(host, blow)
+        world.send(world.hub.tick(turn / 10))
+        if all(each.end for each in world.all.values()):
+            break
+    ends = [each.end for each in world.all.values()]
+    assert all(ends), [each.state.phase for each in world.all.values()]
+    statuses = {end.status for end in ends if end}
+    if not struck or blow in ("", "usr1") or (blow == "rank" and restarts):
+        assert statuses == {COMPLETE}
+    elif blow == "signal":  # the last step may have begun
+        assert statuses in ({PREEMPTED}, {COMPLETE})
+        if statuses == {PREEMPTED}:
+            halts = {each.state.round.halts.halt for each in world.all.values()}
+            assert len(halts) == 1 and (halts == {0} or halts <= world.disk.kept)
+    elif blow in ("rank", "struck", "disk"):
+        assert COMPLETE not in statuses or statuses == {COMPLETE}
+        assert statuses <= {FAILED, COMPLETE}
+    faults = {end.fault.problem for end in ends if end and end.fault}
+    assert len(faults) <= 1 or blow in ("again", "struck", "numbers"), faults
+
+
+def strike(host: OneHost, blow: str) -> None:
+    match blow:
+        case "signal":
+            host.take(ev.Asked("SIGTERM"))
+        case "again":
+            host.take(ev.Asked("Ctrl-C"))
+            host.take(ev.Asked("Ctrl-C", again=True))
+        case "usr1":
+            host.take(ev.Asked("SIGUSR1", ends=False))
+        case "rank" if host.rank:
+            host.rank.alive = False
+        case "struck":
+            host.take(ev.Struck("SIGQUIT"))
+        case "numbers":
+            host.take(ev.NumbersSeen())
+        case "disk":
+            host.take(ev.LauncherFailed(Reason("metrics.jsonl", "no space")))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), late=st.booleans())
+def test_hosts_that_come_and_go_end_a_run_together(seed: int, late: bool) -> None:
+    order, world = random.Random(seed), World(3, 3, may_change=True)
+    keys = 3
+    for turn in range(60_000):
+        here = [each for each in world.all.values() if not each.end]
+        if not here:
+            break
+        order.choice(here).turn(order, late and turn < 2000)
+        if turn < 2000 and order.random() < 0.004 and len(here) > 1:
+            world.kill(order.choice(here).key)
+        if turn < 2000 and order.random() < 0.004 and len(here) < 3:
+            world.add(keys)
+            keys += 1
+        world.send(world.hub.tick(turn / 10))
+    statuses = [each.end.status for each in world.all.values() if each.end]
+    assert len(statuses) == len(world.all), [each.state.phase for each in world.all.values()]
+    assert set(statuses) <= {COMPLETE, FAILED}
+    if set(statuses) == {COMPLETE}:  # a first host that is lost at the end may leave out the last
+        assert max(world.disk.kept) >= STEPS - EVERY
+
+
+@pytest.mark.parametrize("event", [ev.TimeIsUp(ev.GRACE), ev.Parted(), ev.RanksGone()])
+def test_what_comes_too_late_changes_nothing(event: Notice) -> None:
+    state, _ = begin(Terms(steps=4, num_ranks=1), StartPlace())
+    assert step(state, event) == (state, ())
+    over, (end,) = step(state, ev.Asked("Ctrl-C"))
+    assert isinstance(end, End) and end.status == STOPPED
+    assert step(over, ev.Asked("SIGTERM")) == (over, ())

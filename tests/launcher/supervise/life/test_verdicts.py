@@ -1,0 +1,86 @@
+"""When the launcher starts ranks again, how long it waits, and when it gives up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowrun.launcher.supervise.life.events import DIED, LEFT, RAISED, STOPPED, Reason
+from flowrun.launcher.supervise.life.verdicts import Attempts, Blame, Failure
+
+ENDINGS = st.tuples(st.sampled_from([DIED, RAISED, LEFT, STOPPED]), st.integers(0, 5))
+
+
+@given(st.integers(0, 4), st.lists(ENDINGS, max_size=30))
+def test_a_run_ends_after_as_many_restarts_without_a_new_step(
+    limit: int, endings: list[tuple[str, int]]
+) -> None:
+    attempts: Attempts | None = Attempts(limit=limit)
+    furthest, fruitless = 0, 0
+    for ending, reached in endings:
+        assert attempts is not None
+        fruitless = 0 if reached > furthest else fruitless
+        furthest = max(furthest, reached)
+        attempts = attempts.after(ending, reached)
+        if attempts is None:
+            return
+        fruitless += 1
+        assert ending is not STOPPED
+        assert attempts.in_row == fruitless <= limit
+        assert attempts.furthest == furthest
+
+
+def test_an_error_raised_at_the_same_step_twice_ends_the_run() -> None:
+    once = Attempts(limit=9).after(RAISED, 7)
+    assert once is not None
+    assert once.after(RAISED, 7) is None
+    assert once.after(RAISED, 8) is not None
+    assert once.after(DIED, 7) is not None
+
+
+def test_the_first_restart_is_at_once_and_later_ones_wait_up_to_a_minute() -> None:
+    attempts, waits = Attempts(limit=10), []
+    for _ in range(10):
+        again = attempts.after(DIED, 0)
+        assert again is not None
+        attempts = again
+        waits.append(attempts.wait_s)
+    assert waits == [0, 1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+KILLED = Reason("rank 1", "the process was killed by SIGKILL.")
+EXITED = Reason("rank 0", "the process ended with exit status 1.")
+STRUCK = Reason("the launcher", "stopped by SIGQUIT.")
+BROKEN = Reason("metrics.jsonl", "No space left on device.")
+OWN = Failure(Reason("rank 2, actor head", "ValueError: no."), RAISED)
+LOST = Failure(Reason("rank 0, actor all_reduce", "lost another rank."), RAISED, lost_peer=True)
+HANG = Reason("rank 1, actor x", "nothing has gone on")
+
+
+@pytest.mark.parametrize(
+    ("blame", "fault", "how"),
+    [
+        (Blame(failures=(LOST,), death=KILLED), KILLED, DIED),
+        (Blame(failures=(LOST,), death=EXITED), LOST.fault, DIED),
+        (Blame(failures=(LOST, OWN), death=KILLED), OWN.fault, RAISED),
+        (Blame(failures=(LOST,), struck=STRUCK, killed=True), LOST.fault, DIED),
+        (Blame(struck=STRUCK, killed=True), STRUCK, STOPPED),
+        (Blame(hung=HANG, killed=True, failures=(OWN,)), HANG, DIED),
+        (Blame(broken=BROKEN, killed=True, death=KILLED), BROKEN, STOPPED),
+    ],
+    ids=["killed", "without a peer", "raised", "struck", "struck first", "hung", "a full disk"],
+)
+def test_the_one_who_is_to_blame_comes_before_those_that_suffer(
+    blame: Blame, fault: Reason, how: str
+) -> None:
+    assert blame.find_fault() == fault
+    assert blame.find_how(fault) == how
+
+
+def test_other_hosts_hear_what_they_do_not_know() -> None:
+    blame = Blame(failures=(LOST, OWN), death=KILLED)
+    assert blame.describe(OWN.fault) is None
+    lost, died = blame.describe(LOST.fault), blame.describe(KILLED)
+    assert lost and lost.lost_peer
+    assert died and (died.how, died.lost_peer) == (DIED, False)

@@ -1,0 +1,81 @@
+"""Messages go to JSON and come back; a frame that makes no sense is refused whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from flowrun.launcher.supervise.hosts.words import Host, Ready
+from flowrun.launcher.supervise.life.events import (
+    Asked,
+    FileWritten,
+    FromHost,
+    HaltOffered,
+    RankEnded,
+    RankFailed,
+    RanksForked,
+    Reason,
+    StepDone,
+)
+from flowrun.launcher.supervise.life.wire import Notice, decode, encode
+
+HOST = Host(
+    name="a",
+    nodes="2",
+    node_rank=None,
+    recipe={"optim.lr": "0.1"},
+    plan="p",
+    planned=2,
+    start=0,
+    rounds=0,
+    versions={},
+    folder="/a",
+)
+SENT: tuple[Notice, ...] = (
+    StepDone(3, {"loss": 1.5, "each": [1.0, 2.0]}, 0.1, {"waited_s": 0.0}),
+    FileWritten("f", 4, "rank_0", (10, 20)),
+    RankEnded(0, {"notes": [["x", 1, 2]]}),
+    FromHost(1, RankFailed(Reason("rank 1", "no"), lost_peer=False)),
+    HaltOffered(0, "SIGTERM", 4, 1, True),
+    Asked("SIGTERM"),
+    Ready(HOST),
+)
+
+
+@pytest.mark.parametrize("sent", SENT, ids=lambda sent: type(sent).__name__)
+def test_a_message_comes_back_as_it_was(sent: Notice) -> None:
+    assert decode(encode(sent)) == sent
+
+
+def change(sent: Notice, **fields: Any) -> str:
+    return json.dumps({**json.loads(encode(sent)), **fields})
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "[]",
+        "7",
+        '{"is": "os.system"}',
+        "[" * 100_000,
+        change(SENT[0], step="3"),
+        change(SENT[0], step=True),
+        change(SENT[0], more=1),
+        change(SENT[1], written=[1]),
+        change(SENT[3], event={"is": "RankFailed"}),
+        change(SENT[6], host={**json.loads(encode(SENT[6]))["host"], "recipe": 5}),
+        change(SENT[6], host=None),
+    ],
+)
+def test_what_is_no_message_is_refused(frame: str) -> None:
+    with pytest.raises(ValueError):
+        decode(frame)
+
+
+def test_an_event_of_this_launcher_alone_has_a_json_too() -> None:
+    from flowrun.launcher.supervise.life.events import StartPlace
+
+    sent = RanksForked(StartPlace(3, "snapshot", 0))
+    assert decode(encode(sent)) == sent

@@ -1,0 +1,74 @@
+"""The driver: its threads are those that it names, and no exception is a way between files."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from flowrun.launcher.supervise.driver import THREADS
+
+ROOT = Path(__file__).resolve().parents[3]
+FILES = sorted((ROOT / "launcher").rglob("*.py"))
+STARTS = re.compile(r"\b(Thread|Timer|ThreadPoolExecutor|to_thread|run_in_executor)\(")
+
+
+def starts_threads(text: str) -> bool:
+    """Return whether a file starts threads."""
+    return bool(STARTS.search(text))
+
+
+def test_a_thread_is_started_only_where_it_is_named() -> None:
+    found = {
+        file.relative_to(ROOT / "launcher").as_posix()
+        for file in FILES
+        if starts_threads(file.read_text())
+    }
+    others = {"store/checkpoint.py"}  # sums of files, all in one call
+    assert found - others == set(THREADS)
+
+
+def test_a_planted_thread_is_seen() -> None:
+    assert starts_threads("threading.Timer(2.0, stop).start()")
+
+
+def test_there_is_one_event_loop() -> None:
+    made = [
+        file.relative_to(ROOT).as_posix()
+        for file in FILES
+        if re.search(r"new_event_loop\(|asyncio\.run\(", file.read_text())
+    ]
+    assert made == ["launcher/supervise/driver.py"]
+
+
+def test_no_class_of_supervision_has_many_attributes() -> None:
+    counted = {}
+    for file in (ROOT / "launcher" / "supervise").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                counted[node.name] = len(attributes_of(node))
+    assert {name: count for name, count in counted.items() if count > 12} == {}
+
+
+def attributes_of(node: ast.ClassDef) -> set[str]:
+    """Return the names of a class's fields, and of what its methods set on self."""
+    found = {
+        each.target.id
+        for each in node.body
+        if isinstance(each, ast.AnnAssign)
+        and isinstance(each.target, ast.Name)
+        and not ast.unparse(each.annotation).startswith("ClassVar")
+    }
+    for each in ast.walk(node):
+        targets = each.targets if isinstance(each, ast.Assign) else []
+        targets = [each.target] if isinstance(each, ast.AnnAssign) else targets
+        flat = [part for target in targets for part in ast.walk(target)]
+        found |= {
+            part.attr
+            for part in flat
+            if isinstance(part, ast.Attribute)
+            and isinstance(part.value, ast.Name)
+            and part.value.id == "self"
+            and isinstance(part.ctx, ast.Store)
+        }
+    return found
