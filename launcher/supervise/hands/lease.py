@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flowrun.engine.errors import RecipeError, RunError
-from flowrun.engine.files import replace_text
+from flowrun.engine.ir.files import replace_text
 
 FILE = ".lease"
 BEAT_S = 2.0
