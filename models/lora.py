@@ -105,7 +105,10 @@ class LoraTensors:
     transposed: bool
 
     def merge(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Return the weight of a plain linear that computes the same, from these values."""
+        """Return the weight of a plain linear that computes the same.
+
+        weight, a, b: the values of its tensors.
+        """
         delta = (b @ a) * self.scale
         return (weight + (delta.T if self.transposed else delta)).to(weight.dtype)
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -129,7 +128,7 @@ def _start_loader(
             sampler=order,
             batch_size=None,
             num_workers=number,
-            collate_fn=_keep,
+            collate_fn=tuple,  # what it is already: a batch stays as it was made
             worker_init_fn=partial(_begin, os.getpid()),
             multiprocessing_context="fork",
             generator=torch.Generator(),  # its seeds are not drawn from the process's numbers
@@ -191,10 +190,6 @@ def _describe(error: Exception) -> str:
     # an ItemError says all that there is
     lines = [] if isinstance(error, ItemError) else user_lines(error.__traceback__)
     return "\n".join([*facts, *lines])
-
-
-def _keep(batch: Any) -> Any:
-    return batch
 
 
 def _begin(parent: int, _: int) -> None:

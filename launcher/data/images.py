@@ -29,7 +29,21 @@ _MEAN, _STD = 114.0, 58.0
 _CLASSES = 8
 
 
-class ImageFolder(StepwiseDataset):
+class ImageFiles(StepwiseDataset):
+    """A data set that decodes image files; its labels need no image."""
+
+    unprepared: ClassVar = {"labels": "label"}
+
+    def decode(self, sample: tuple[bytes, int]) -> tuple[Any, int]:
+        """Return (an RGB image of PIL, what came with the file's bytes)."""
+        from PIL import Image
+
+        encoded, beside = sample
+        with Image.open(io.BytesIO(encoded)) as image:
+            return image.convert("RGB"), beside
+
+
+class ImageFolder(ImageFiles):
     """{images (3, size, size) float32, labels () int64} of path/CLASS/image files, which
     torchvision finds and PIL decodes (pip install flowrun[images]).
 
@@ -41,8 +55,6 @@ class ImageFolder(StepwiseDataset):
     they draw from torch, Python or NumPy is a function of the seed and of the sample's number.
     eval_transforms: the same in evaluation; both are given, or neither.
     """
-
-    unprepared: ClassVar = {"labels": "label"}
 
     def __init__(
         self,
@@ -92,14 +104,6 @@ class ImageFolder(StepwiseDataset):
         file, label = self.files[index]
         return Path(file).read_bytes(), label
 
-    def decode(self, sample: tuple[bytes, int]) -> tuple[Any, int]:
-        """Return (an RGB image of PIL, class)."""
-        from PIL import Image
-
-        encoded, label = sample
-        with Image.open(io.BytesIO(encoded)) as image:
-            return image.convert("RGB"), label
-
     def augment(
         self, sample: tuple[Any, int], draws: np.random.Generator | None
     ) -> dict[str, Tensor]:
@@ -113,7 +117,7 @@ class ImageFolder(StepwiseDataset):
         return {"images": transformed, "labels": torch.tensor(label)}
 
 
-class Photographs(StepwiseDataset):
+class Photographs(ImageFiles):
     """{images (3, size, size) float32, labels () int64}: a window of a quarter of a photograph.
 
     A class is one of the quarters, 8 in all; sample k is of class k mod 8, and the position of its
@@ -122,7 +126,6 @@ class Photographs(StepwiseDataset):
     """
 
     classes = _CLASSES
-    unprepared: ClassVar = {"labels": "label"}
 
     def __init__(self, samples: int = 4096, size: int = 32) -> None:
         folder = find_sklearn_data() / "images"
@@ -146,14 +149,6 @@ class Photographs(StepwiseDataset):
         if not 0 <= index < self.samples:
             raise IndexError(index)
         return self.files[index % _CLASSES // 4].read_bytes(), index
-
-    def decode(self, sample: tuple[bytes, int]) -> tuple[Any, int]:
-        """Return (an RGB image of PIL, 640 x 427, index)."""
-        from PIL import Image
-
-        encoded, index = sample
-        with Image.open(io.BytesIO(encoded)) as image:
-            return image.convert("RGB"), index
 
     def augment(
         self, sample: tuple[Any, int], draws: np.random.Generator | None

@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.collate import collate, item_of
+from flowrun.launcher.data.sampler import FieldTypes, forms_of
 from flowrun.launcher.data.stacked import BYTES, DOCUMENTS, Numbers, StackedDataset, batch_of
 from flowrun.launcher.data.steps import sample_seconds
 
@@ -261,12 +262,11 @@ def _one_vocabulary(sources: Mapping[str, object]) -> tuple[int | None, str | No
     return next(iter(sizes.values()), None), next(iter(digests.values()), None)
 
 
-def _form(source: object) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    item = collate([item_of(source, 0)], (0,))
-    return {field: (tuple(item[field].shape[1:]), item[field].dtype) for field in sorted(item)}
+def _form(source: object) -> FieldTypes:
+    return dict(sorted(forms_of(collate([item_of(source, 0)], (0,))).items()))
 
 
-def _show(form: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> str:
+def _show(form: FieldTypes) -> str:
     return ", ".join(
         f"{field} {shape} {str(dtype).removeprefix('torch.')}"
         for field, (shape, dtype) in form.items()

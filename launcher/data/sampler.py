@@ -141,15 +141,10 @@ class Sampler:
         """Samples that `steps` evaluation batches read, each counted once."""
         return min(steps * self.batch_size, self.held_out)
 
-    @property
-    def _repeated(self) -> int:
-        """Held-out samples that an evaluation reads once more than the others."""
-        fill = not self.held_out or self.held_out >= self.batch_size
-        return 0 if fill else self.batch_size % self.held_out
-
     def notes(self, steps: int) -> Iterator[str]:
         """Note samples that weigh more than others in an evaluation of `steps` batches."""
-        if steps and (more := self._repeated):
+        more = self.batch_size % self.held_out if 0 < self.held_out < self.batch_size else 0
+        if steps and more:
             which = "the first counts" if more == 1 else f"the first {more} count"
             yield (
                 f"{self.held_out} samples are held out and an evaluation reads a batch of "

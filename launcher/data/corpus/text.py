@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.corpus.plain_text import find_text_files, tokenise_files
 from flowrun.launcher.data.corpus.windows import Windows
 from flowrun.launcher.data.stacked import BYTES
@@ -48,13 +47,9 @@ class Text(Windows):
             self.stream, self.vocabulary = documents.ids, documents.vocabulary
             self.ids_digest = documents.ids_digest
             self.notes += documents.notes
-        if len(self.stream) <= length:
-            unit = "bytes" if tokenizer is None else "tokens"
-            raise ArgumentError(
-                "length",
-                f"{len(self.stream)} {unit} of {path} do not fill a window of {length} + 1.",
-            )
-        super().__init__(self.stream, length)
+        super().__init__(
+            self.stream, length, f"{'bytes' if tokenizer is None else 'tokens'} of {path}"
+        )
 
 
 def _note_cut(path: str | None, files: list[Path], max_bytes: int | None) -> tuple[str, ...]:

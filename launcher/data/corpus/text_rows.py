@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.corpus.answers import AnsweredText, tokenise_rows
 from flowrun.launcher.data.corpus.packed import PackedDocuments, cut_documents
 from flowrun.launcher.data.corpus.row_source import Fields, RowSource, text_of
@@ -48,11 +47,8 @@ class TextRows(StackedDataset):
             pieces = cut_documents(documents, length)
             self.samples = packed = PackedDocuments(documents, *pieces, length, most_documents)
             self.notes += packed.notes
-        elif len(documents.ids) <= length:
-            problem = f"{len(documents.ids)} ids of {path} do not fill a window of {length} + 1."
-            raise ArgumentError("length", problem)
         else:
-            self.samples = Windows(documents.ids, length)
+            self.samples = Windows(documents.ids, length, f"ids of {path}")
 
     def __len__(self) -> int:
         return len(self.samples)

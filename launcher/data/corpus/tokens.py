@@ -26,15 +26,12 @@ class Tokens(Windows):
         file = Path(path).expanduser()
         if not file.is_file():
             raise ArgumentError("path", f"there is no file {path}.")
-        if file.stat().st_size % np.dtype(dtype).itemsize:
-            problem = f"{file.stat().st_size} bytes of {path} are not a whole number of {dtype}."
+        kind, num_bytes = np.dtype(dtype).newbyteorder("<"), file.stat().st_size
+        if num_bytes % kind.itemsize:
+            problem = f"{num_bytes} bytes of {path} are not a whole number of {dtype}."
             raise ArgumentError("dtype", problem)
-        count = file.stat().st_size // np.dtype(dtype).itemsize
-        if count <= length:
-            problem = f"{count} tokens of {path} do not fill a window of {length} + 1."
-            raise ArgumentError("length", problem)
-        ids = np.memmap(file, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
-        super().__init__(ids, length)
+        ids = np.memmap(file, dtype=kind, mode="r") if num_bytes else np.empty(0, kind)
+        super().__init__(ids, length, f"tokens of {path}")
 
 
 def write_tokens(path: str | Path, pieces: Iterable[Sequence[int]], dtype: str = "uint16") -> int:

@@ -7,16 +7,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.stacked import StackedDataset
 
 
 class Windows(StackedDataset):
     """{tokens (T,), targets (T,)}, int64, targets one id ahead; windows do not overlap.
 
-    stream: ids (N,) of any integer dtype, in memory or mapped, more than `length`, which is T.
+    stream: ids (N,) of any integer dtype, in memory or mapped.  length: T, less than N.  of: what
+    the ids are and where they come from, for an error.
     """
 
-    def __init__(self, stream: NDArray[np.integer], length: int) -> None:
+    def __init__(self, stream: NDArray[np.integer], length: int, of: str = "ids") -> None:
+        if len(stream) <= length:
+            problem = f"{len(stream)} {of} do not fill a window of {length} + 1."
+            raise ArgumentError("length", problem)
         every = np.lib.stride_tricks.sliding_window_view(stream, length + 1)
         self.windows = every[::length]  # a view: nothing is read
 
