@@ -138,7 +138,7 @@ class RankSaves:
 
         step: number of steps done.
         """
-        self._pulse.enter(Phase.SAVES)
+        self._pulse.enter(Phase.SAVING)
         import torch.distributed as dist
 
         folder = checkpoints.partial_folder(self._folder, step)
@@ -165,7 +165,7 @@ class RankSaves:
         """
         if not self._job.recipe.train.save:
             return
-        self._pulse.enter(Phase.SAVES_WEIGHTS)
+        self._pulse.enter(Phase.SAVING_WEIGHTS)
         import torch.distributed as dist
 
         about = self._job.about(steps)

@@ -167,13 +167,13 @@ class Worker:
             links = Links(rank, device, os.environ["GROUP_RANK"], not gloo)
             links.join(self.training.plan)
             zero_ns = _same_time() if self.job.recipe.launch.num_hosts > 1 else 0
-        self.pulse.enter(Phase.MAKES)
+        self.pulse.enter(Phase.MAKING_WEIGHTS)
         trained = self._body(rank, device, links, sources.training)
         self._train(rank, trained, device, memory, events, sources.evaluation)
         sources.close()
         measured = self._measurements(trained, memory, links.message_bytes, zero_ns)
         events.send(RankEnded(rank, measured))
-        self.pulse.enter(Phase.LEAVES)
+        self.pulse.enter(Phase.LEAVING)
         with with_peers(rank, "at the end"):
             dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
             links.close()
@@ -218,13 +218,13 @@ class Worker:
                 if not gate.go_on():
                     if gate.completes:
                         saves.save_weights(gate.begun)
-                    self.pulse.enter(Phase.WRITES)
+                    self.pulse.enter(Phase.WRITING)
                     saves.finish()
                     return
             if segment.verify:
                 compare_replicas(trained, segment.last)
             if segment.evaluate and self.evaluation:
-                self.pulse.enter(Phase.PREPARES)
+                self.pulse.enter(Phase.PREPARING)
                 evaluation = evaluation or self._evaluator(rank, trained, device, held_out)
                 results = evaluation.run(self.job.eval_steps)
                 if evaluation.reports:
@@ -233,14 +233,14 @@ class Worker:
                 saved = segment.last
                 saves.save_checkpoint(saved)
         saves.save_weights(self.job.recipe.train.steps)
-        self.pulse.enter(Phase.WRITES)
+        self.pulse.enter(Phase.WRITING)
         saves.finish()
 
     def _restore(self, rank: int, trained: DistributedRank) -> None:
         """Fill the variables of this rank with the state that the run goes on from, if it does."""
         start, variables = self.job.start, trained.body.variables
         if start:
-            self.pulse.enter(Phase.RESTORES)
+            self.pulse.enter(Phase.RESTORING)
         if isinstance(start, MemorySnapshot):
             start.restore(rank, variables)
         elif start and start.folder:

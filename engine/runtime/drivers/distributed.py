@@ -153,9 +153,9 @@ class DistributedRank:
                     on_step(reported, self.body.results.pop(reported), now - before)
                     reported, before = reported + 1, now
                     self.to_end += of_a_step
-            self.pulse.enter(Phase.RESTS)
+            self.pulse.enter(Phase.RESTING)
             self.links.rest({rank for ranks in self.plan.placements for rank in ranks.ranks})
-            self.pulse.enter(Phase.ENDS_STEPS)
+            self.pulse.enter(Phase.STEPS_ENDED)
         except Exception as error:
             failure = self._failure(error)
             if failure is error:

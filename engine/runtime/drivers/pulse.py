@@ -20,37 +20,37 @@ from flowrun.engine.actors.standstill import RankState
 class Phase(IntEnum):
     """A phase of a rank; all ranks of a run go through the same ones in one order."""
 
-    STARTS = 0
-    MEETS = 1
-    MAKES = 2
-    RESTORES = 3
-    TRAINS = 4
-    RESTS = 5
-    ENDS_STEPS = 6
-    PREPARES = 7
-    EVALUATES = 8
-    SAVES = 9
-    SAVES_WEIGHTS = 10
-    WRITES = 11
-    LEAVES = 12
+    STARTING = 0
+    MEETING = 1
+    MAKING_WEIGHTS = 2
+    RESTORING = 3
+    TRAINING = 4
+    RESTING = 5
+    STEPS_ENDED = 6
+    PREPARING = 7
+    EVALUATING = 8
+    SAVING = 9
+    SAVING_WEIGHTS = 10
+    WRITING = 11
+    LEAVING = 12
     ENDED = 13
 
 
-STEPS = (Phase.TRAINS, Phase.EVALUATES)  # by the number of the plan
-DOES = {
-    Phase.STARTS: "has not started",
-    Phase.MEETS: "meets the other ranks",
-    Phase.MAKES: "makes its weights",
-    Phase.RESTORES: "reads a checkpoint",
-    Phase.TRAINS: "trains",
-    Phase.RESTS: "waits for the other ranks to end their steps",
-    Phase.ENDS_STEPS: "has ended its steps",
-    Phase.PREPARES: "prepares to evaluate",
-    Phase.EVALUATES: "evaluates",
-    Phase.SAVES: "saves a checkpoint",
-    Phase.SAVES_WEIGHTS: "saves the weights",
-    Phase.WRITES: "waits for its checkpoint to be on the disk",
-    Phase.LEAVES: "waits for the other ranks to end",
+STEPS = (Phase.TRAINING, Phase.EVALUATING)  # by the number of the plan
+PHASE_TEXTS = {
+    Phase.STARTING: "has not started",
+    Phase.MEETING: "meets the other ranks",
+    Phase.MAKING_WEIGHTS: "makes its weights",
+    Phase.RESTORING: "reads a checkpoint",
+    Phase.TRAINING: "trains",
+    Phase.RESTING: "waits for the other ranks to end their steps",
+    Phase.STEPS_ENDED: "has ended its steps",
+    Phase.PREPARING: "prepares to evaluate",
+    Phase.EVALUATING: "evaluates",
+    Phase.SAVING: "saves a checkpoint",
+    Phase.SAVING_WEIGHTS: "saves the weights",
+    Phase.WRITING: "waits for its checkpoint to be on the disk",
+    Phase.LEAVING: "waits for the other ranks to end",
     Phase.ENDED: "has ended",
 }
 # numbers at the head of a pulse: times are of the monotonic clock, in ns
@@ -82,7 +82,7 @@ class Pulse:
     def start(self, rank: int) -> None:
         """Note the process of a rank, and that it meets the others."""
         self._words[_RANK], self._words[_PID] = rank, os.getpid()
-        self.enter(Phase.MEETS)
+        self.enter(Phase.MEETING)
 
     def enter(self, phase: Phase) -> None:
         """Begin a phase without steps."""
@@ -136,7 +136,7 @@ class Pulse:
 
     def wake(self, for_others: bool) -> None:
         """Note that the loop wakes.  for_others: what it has waited for is another rank's."""
-        if for_others and self._words[_PHASE] == Phase.TRAINS:
+        if for_others and self._words[_PHASE] == Phase.TRAINING:
             self._words[_WAITED] += monotonic_ns() - self._asleep_since
 
     def note_device(self, num_bytes: int) -> None:
@@ -199,12 +199,12 @@ class Pulse:
         """Return what the counts say.  halted: why the process cannot run."""
         phase, words = self.phase, self._words
         if phase not in STEPS:
-            return RankState(phase=DOES[phase], entered=words[_ENTERED], halted=halted)
+            return RankState(phase=PHASE_TEXTS[phase], entered=words[_ENTERED], halted=halted)
         number = STEPS.index(phase)
         plan, (begun, done) = self.plans[number], _places(self.plans, number)
         at, count = words[_AT], len(plan.actors)
         return RankState(
-            phase=DOES[phase],
+            phase=PHASE_TEXTS[phase],
             entered=words[_ENTERED],
             plan=plan,
             steps=words[_STEPS],

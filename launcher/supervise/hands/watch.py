@@ -28,7 +28,7 @@ from flowrun.engine.actors.standstill import (
     find_owed,
 )
 from flowrun.engine.errors import TRACEBACK, RunError
-from flowrun.engine.runtime.drivers.pulse import DOES, STEPS, Phase, Pulse, Pulses
+from flowrun.engine.runtime.drivers.pulse import PHASE_TEXTS, STEPS, Phase, Pulse, Pulses
 from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.engine.runtime.process.vital_signs import describe_halt, measure_work
 from flowrun.engine.trace.stragglers import find_straggler
@@ -115,7 +115,7 @@ class Pace:
 
     def look(self, now: float) -> str:
         """Look at the time `now` in seconds; return what to say of a straggler, once."""
-        if self._said or any(pulse.phase != Phase.TRAINS for pulse in self._pulses):
+        if self._said or any(pulse.phase != Phase.TRAINING for pulse in self._pulses):
             self._before = None
             return ""
         steps = min(pulse.trained_steps for pulse in self._pulses)
@@ -254,10 +254,10 @@ class Watch:
         """Name the ranks that others wait for at the start."""
         phases = {pulse.rank: pulse.phase for pulse in self.pulses.ranks}
         first = min(phases.values())
-        if first > Phase.MAKES:
+        if first > Phase.MAKING_WEIGHTS:
             return ""
         late = ", ".join(str(rank) for rank, phase in phases.items() if phase == first)
-        return f"rank {late} {DOES[first]}"
+        return f"rank {late} {PHASE_TEXTS[first]}"
 
     def _end_run(self, quiet: Quiet) -> bool:
         """End a run that hangs; False if it goes on after all."""

@@ -86,7 +86,7 @@ def test_a_pulse_shows_what_a_rank_has_begun_and_done() -> None:
     plan = unit_plan(2, 2, "1f1b")
     pulses = Pulses([plan], 2)
     pulse = pulses.ranks[1]
-    assert (pulse.phase, pulse.process, pulse.rank) == (Phase.STARTS, 0, 1)
+    assert (pulse.phase, pulse.process, pulse.rank) == (Phase.STARTING, 0, 1)
     pulse.start(1)
     assert pulse.state().plan is None
     pulse.enter_steps(Scheduler(plan, 1, 6, 4), 4)
@@ -113,7 +113,7 @@ def test_a_pulse_shows_what_a_rank_has_begun_and_done() -> None:
 def test_a_rank_may_go_on_while_its_pulse_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     pulse = Pulses([unit_plan(2, 2, "1f1b")], 1).ranks[0]
     pulse.start(0)
-    phases = iter([Phase.TRAINS, *[Phase.LEAVES] * 9])
+    phases = iter([Phase.TRAINING, *[Phase.LEAVING] * 9])
     monkeypatch.setattr(type(pulse), "phase", property(lambda self: next(phases)))
     assert pulse.in_first_step
 
@@ -148,7 +148,7 @@ class FakePulse:
 
     def __init__(self, rank: int, waits: float) -> None:
         self.rank, self.waits, self.now = rank, waits, 0.0
-        self.phase, self.plans = Phase.TRAINS, [plan_of_three()]
+        self.phase, self.plans = Phase.TRAINING, [plan_of_three()]
 
     @property
     def trained_steps(self) -> float:
