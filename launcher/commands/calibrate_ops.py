@@ -33,36 +33,16 @@ def with_ops(
 
     recipes: each trains for `steps` steps in each of `rounds` rounds.  Times of other shapes stay.
     """
-    times = OpTimes(hardware, [Job(recipe) for recipe in recipes], steps)
+    jobs, plain = [Job(recipe) for recipe in recipes], replace(hardware, ops={})
+    times: TimeRatios = defaultdict(list)
     for _ in range(rounds):
-        times.measure()
-    return times.hardware
-
-
-class OpTimes:
-    """Times of the ops of some jobs, from each round: all ranks of a job run in one process."""
-
-    def __init__(self, base: Hardware, jobs: Sequence[Job], steps: int = STEPS) -> None:
-        """steps: of each job, in each round."""
-        self.base = base
-        self.jobs = jobs
-        self.steps = steps
-        self.found: TimeRatios = defaultdict(list)
-
-    def measure(self) -> None:
-        """Measure one more round."""
-        plain = replace(self.base, ops={})
-        for job in self.jobs:
-            for key, factors in _measure_job(job, plain, self.steps).items():
-                self.found[key] += factors
-
-    @property
-    def hardware(self) -> Hardware:
-        """The profile, with the medians of all rounds so far."""
-        known = {target: dict(each) for target, each in self.base.ops.items()}
-        for (target, shapes), factors in self.found.items():
-            known.setdefault(target, {})[shapes] = digits(median(factors))
-        return replace(self.base, ops=known)
+        for job in jobs:
+            for key, factors in _measure_job(job, plain, steps).items():
+                times[key] += factors
+    known = {target: dict(each) for target, each in hardware.ops.items()}
+    for (target, shapes), factors in times.items():
+        known.setdefault(target, {})[shapes] = digits(median(factors))
+    return replace(hardware, ops=known)
 
 
 def _measure_job(job: Job, hardware: Hardware, steps: int) -> TimeRatios:
