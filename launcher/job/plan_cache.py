@@ -33,6 +33,8 @@ MOST_FILES, MOST_BYTES = 100, 1 << 29  # what the folder may hold; the longest u
 _SUFFIX = ".plan"
 # what prints where a value is, or its name, and not what it holds
 HIDES = re.compile(r"<\w[^\n]{0,80}? at 0x[0-9a-f]+>|<(class|function|built-in) [^>]*>|tensor\(")
+# what pickle raises for a function that has no name, or for bytes of another version
+_UNPICKLED = (pickle.PickleError, AttributeError, ImportError, EOFError, TypeError, ValueError)
 _ENGINE = Path(__file__).resolve().parents[2] / "engine"
 
 
@@ -70,7 +72,7 @@ class PlanCache:
         try:
             write_own(file, pickle.dumps(made, protocol=pickle.HIGHEST_PROTOCOL))
             _tidy(file.parent)
-        except Exception as error:  # of the disk, or of a function that cannot be pickled
+        except (OSError, Unusable, *_UNPICKLED) as error:
             self._note(f"no plan is kept: {_reason(error)}")
         return made
 
@@ -81,7 +83,7 @@ class PlanCache:
             return found
         except FileNotFoundError:
             return None
-        except Exception as error:  # what its own classes, or the disk, may raise
+        except (OSError, Unusable, *_UNPICKLED) as error:
             self._note(f"the stored plan was not used: {_reason(error)}")
             return None
 
