@@ -29,19 +29,19 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 80_250,
-    "engine": 1_270,
+    "engine": 1_100,
     "engine/actors": 1_500,
     "engine/boxing": 550,
-    "engine/capture": 4_450,
+    "engine/capture": 4_460,
     "engine/cost": 1_300,
     "engine/hardware": 550,
-    "engine/ir": 1_600,
+    "engine/ir": 1_760,
     "engine/lowering": 1_350,
     "engine/ops": 5_600,
     "engine/passes": 7_250,
     "engine/rehearsal": 810,
     "engine/runtime": 8_300,
-    "engine/trace": 550,
+    "engine/trace": 540,
     "engine/verify": 850,
     "launcher": 560,
     "launcher/bench": 2_600,
@@ -75,7 +75,7 @@ BUDGETS = {
 SUMS = {"source": 73_700, "tests": 53_250, "docs": 80_250}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 32}
-OPEN = {"Any": 835, "except Exception": 64, "functions above complexity 15": 66}
+OPEN = {"Any": 600, "except Exception": 60, "functions above complexity 15": 30}
 
 
 @cache

@@ -326,9 +326,8 @@ def _buffers_in(task: Task, owners: Collection[int]) -> Iterator[str]:
     for prefix, module in task.modules.items():
         for path, each in module.named_modules():
             if id(buffers_of(each)) in owners:
-                for name, tensor in buffers_of(each).items():
-                    if tensor is not None:
-                        yield prefix + ".".join(part for part in (path, name) if part)
+                names = [name for name, buffer in buffers_of(each).items() if buffer is not None]
+                yield from (prefix + f"{path}.{name}".lstrip(".") for name in names)
 
 
 def _require_gradients(graph: LogicalGraph, task: Task) -> LogicalGraph:

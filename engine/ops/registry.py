@@ -182,11 +182,7 @@ def lift(
     grid: Sequence[int],
     axis: int = 0,
 ) -> Iterator[tuple[Signature, ...]]:
-    """Yield rows of an op for all axes of a grid, a Signature each, outermost first: the product of
-    its rows, axis after axis, on the shapes left over.
-
-    in_shapes, out_shapes: as of `signatures`.
-    """
+    """Yield a Signature for each axis of a grid: rows on one axis, then on the shapes left over."""
     if axis == len(grid):
         yield ()
         return

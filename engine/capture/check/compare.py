@@ -60,9 +60,8 @@ def explain_size_limit(graph: LogicalGraph) -> str:
 
 
 def _flops(op: Op, graph: LogicalGraph) -> float:
-    shapes = {name: graph.tensors[name].shape for name in (*op.inputs, *op.makes)}
-    read = [shapes[name] for name in op.inputs]
-    return op_flops(op, read, [None if name is None else shapes[name] for name in op.outputs])
+    shapes = [None if n is None else graph.tensors[n].shape for n in op.outputs]
+    return op_flops(op, [graph.tensors[name].shape for name in op.inputs], shapes)
 
 
 def check_capture(

@@ -59,9 +59,7 @@ def read_rows(text: str, holds_for: str = TORCH) -> dict[str, KeptRow]:
 
 
 def rows_text(entries: Entries, holds_for: str = TORCH) -> str:
-    """Print entries so that a person can read them: one form of torch's a line, its sizes, then
-    rows.
-    """
+    """Print one form of torch's a line: its sizes, then rows."""
     kept = sorted(key for key in entries if key.startswith("aten."))
     inside = ",\n".join(f"  {json.dumps(k)}: {json.dumps(entries[k].texts())}" for k in kept)
     return f'{{"holds_for": {json.dumps(holds_for)}, "rows": {{\n{inside}\n}}}}\n'
