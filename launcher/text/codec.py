@@ -162,7 +162,9 @@ def read_tokenizer(path: Path) -> TokenizerCodec:
     except Exception as error:  # the library raises no class of its own
         reason = " ".join(str(error).split())
         raise CommandLineError(str(path), f"this is no tokenizer: {reason}", instead) from error
-    ends = {found.eos_token_id, *_generation_ends(path.expanduser())} - {None}
+    ends = {*_generation_ends(path.expanduser())}
+    if found.eos_token_id is not None:
+        ends.add(found.eos_token_id)
     return TokenizerCodec(found, vocabulary_of(found), frozenset(ends))
 
 
@@ -184,8 +186,8 @@ def make_byte_tokenizer() -> Tokenizer:
 
 def _generation_ends(folder: Path) -> list[int]:
     """Return more ids that end a text: those of a model's generation config."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, AttributeError):
         said = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
         ids = said.get("eos_token_id")
-        return ids if isinstance(ids, list) else [ids]
+        return [each for each in (ids if isinstance(ids, list) else [ids]) if type(each) is int]
     return []

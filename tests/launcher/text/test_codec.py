@@ -86,6 +86,14 @@ def test_ends_are_read_from_the_generation_config_too(tmp_path: Path) -> None:
     assert read_tokenizer(tmp_path).ends == {0, 7}
 
 
+@pytest.mark.parametrize("said", [{"eos_token_id": {"a": 1}}, {"eos_token_id": [[1], True]}, []])
+def test_a_generation_config_that_names_no_ids_ends_no_text(tmp_path: Path, said: object) -> None:
+    save_tokenizer(tmp_path)
+    ends = read_tokenizer(tmp_path).ends
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    assert read_tokenizer(tmp_path).ends == ends
+
+
 def test_the_recipe_says_what_ids_are(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     assert isinstance(codec_of(BYTES), ByteCodec)
