@@ -107,7 +107,7 @@ class TokenizerCodec:
                 )
         except ValueError as error:
             raise RecipeError(KEY, f"{error}.") from error
-        text, letters = special.unquote(written)
+        text, letters = special.unquote(str(written))
         return special.encode([text], [letters])[0].ids
 
     def decoder(self, before: list[int]) -> Callable[[int], str]:
@@ -181,7 +181,7 @@ def make_byte_tokenizer() -> Tokenizer:
     tokenizer: Any = Tokenizer(models.BPE(vocab=ids, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
+    return tokenizer  # type: ignore[no-any-return]
 
 
 def _generation_ends(folder: Path) -> list[int]:

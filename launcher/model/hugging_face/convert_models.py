@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,16 @@ def rename_to_ours(
 
 
 def _check_config(counterpart: Counterpart, theirs: Any, file: Path, name: str) -> None:
-    kind = json.loads(file.read_text(encoding="utf-8")).get("model_type")
+    with _reading(file):
+        kind = json.loads(file.read_text(encoding="utf-8")).get("model_type")
     if kind != counterpart.kind:
         raise RecipeError(
             KEY,
             f"{file.parent} is of model_type {kind!r}; this {name} is {counterpart.kind!r} to it.",
             "Train it as its own class: model._target_=transformers.…",
         )
-    there = theirs.config_class.from_pretrained(file.parent).to_dict()
+    with _reading(file):
+        there = theirs.config_class.from_pretrained(file.parent).to_dict()
     here = theirs.config_class(**counterpart.config).to_dict()
     unlike = [
         f"{key} is {there[key]} there and {here[key]} here"
@@ -66,6 +69,16 @@ def _check_config(counterpart: Counterpart, theirs: Any, file: Path, name: str) 
             f"{file.parent} computes something else than this {name}: {', '.join(unlike)}.",
             f"Change the model's arguments, or train it as transformers.{theirs.__name__}.",
         )
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Within, whatever is wrong with a config is a RecipeError that names its file."""
+    try:
+        yield
+    except Exception as error:  # classes of configs check their fields by errors of their own
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise RecipeError(KEY, f"{file} cannot be read: {reason}") from error
 
 
 def make_theirs(model: nn.Module, also: Mapping[str, Any]) -> Any:

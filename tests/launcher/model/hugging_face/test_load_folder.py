@@ -14,7 +14,8 @@ import transformers
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.commands.sample import open_source
 from flowrun.launcher.model.hugging_face.load_folder import load_text_model
-from flowrun.launcher.model.pretrained import read
+from flowrun.launcher.model.pretrained import read, weights_of
+from flowrun.models.llama import Llama
 from support.samples.small_tokenizer import save_tokenizer
 
 SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -92,3 +93,16 @@ def test_damage_is_one_error_at_the_folder(
 def test_a_whole_folder_is_read(whole: Path) -> None:
     found = load_text_model(whole)
     assert torch.equal(found.lm_head.weight, read(whole)["lm_head.weight"])  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", '{"model_type": "lla', '{"model_type": "llama", "hidden_size": "x"}']
+)
+def test_a_damaged_config_beside_weights_is_one_error(
+    whole: Path, tmp_path: Path, content: str
+) -> None:
+    (tmp_path / WEIGHTS).write_bytes((whole / WEIGHTS).read_bytes())
+    (tmp_path / "config.json").write_text(content)
+    ours = Llama(vocabulary=300, depth=1, heads=2, key_heads=2, width=16, inner=16)
+    with pytest.raises(RecipeError, match=r"config\.json cannot be read"):
+        weights_of(ours, str(tmp_path))
