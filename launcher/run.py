@@ -10,7 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowrun.engine.errors import FlowrunError
 from flowrun.launcher.commands.plan_recipe import Planned, plan, plan_level
 from flowrun.launcher.job.compiling import check_runs
 from flowrun.launcher.job.job import Job
@@ -32,7 +31,7 @@ from flowrun.launcher.store.checkpoint import Checkpoint, alone, find_all, prepa
 from flowrun.launcher.supervise.driver import Driver, error_of, supervise
 from flowrun.launcher.supervise.hands.desk import Desk
 from flowrun.launcher.supervise.hands.lease import Lease, Owner
-from flowrun.launcher.supervise.hands.signals import Preempted, Signals
+from flowrun.launcher.supervise.hands.signals import Signals
 from flowrun.launcher.supervise.hosts.meeting import ranks_of_a_host
 from flowrun.launcher.supervise.life import instructions as ends
 
@@ -107,8 +106,8 @@ def _report(driver: Driver, record: Record, end: ends.End, raised: BaseException
         return _say_complete(report, record.run_folder, record.progress)
     record.close()
     if end.status != ends.COMPLETE:
-        error = raised or _error_of(end)
-        record.write_end(end.status, end.by or str(error))
+        error = raised or error_of(end)
+        record.write_end(end.status, str(error) if end.fault else end.by)
         record.advise_resume()
         raise error
     driver.join_weights()
@@ -117,30 +116,10 @@ def _report(driver: Driver, record: Record, end: ends.End, raised: BaseException
         trace.write(record.folder / trace.NAME, job.training, log.notes)
     report = record.write_report(Report.of(job, job.training, log))  # foreseen and measured
     if job.recipe.eval.sample and record.progress:
-        _show_sample(record)
+        from flowrun.launcher.commands.sample import show_sample  # imports what few runs need
+
+        show_sample(record)
     return report
-
-
-def _error_of(end: ends.End) -> BaseException:
-    if end.status == ends.PREEMPTED:
-        return Preempted(end.by)
-    if end.status == ends.STOPPED or end.fault is None:
-        return KeyboardInterrupt()
-    return error_of(end.fault, end.refused)
-
-
-def _show_sample(record: Record) -> None:
-    """Show what a model that was trained on text writes; the run is complete even if it cannot."""
-    from flowrun.launcher.commands.sample import sample_after
-
-    try:
-        found = sample_after(record.job, record.folder)
-    except Exception as error:  # of the user's model, maybe
-        why = error.problem if isinstance(error, FlowrunError) else repr(error)
-        record.note(f"no sample of text (eval.sample=false leaves it out): {why}")
-        return
-    if found and record.progress:
-        record.progress.show_sample(*found)
 
 
 def _say_complete(report: Report, folder: Path, progress: Progress | None) -> Report:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from flowrun.engine.errors import FlowrunError
 from flowrun.launcher.commands.load_run import LoadedRun, load_run
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.model.build import instantiate_data
@@ -12,6 +13,7 @@ from flowrun.launcher.model.hugging_face.convert_models import CONFIG
 from flowrun.launcher.model.hugging_face.load_folder import load_text_model
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
+from flowrun.launcher.report.record import Record
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import RECIPE
 from flowrun.launcher.text.codec import (
@@ -149,6 +151,18 @@ def open_source(
     problem = neither if source.is_dir() else "there is no such folder."
     where = "A run says at its end where everything of it is."
     raise CommandLineError(str(source), problem, where)
+
+
+def show_sample(record: Record) -> None:
+    """Show what a model that was trained on text writes; the run is complete even if it cannot."""
+    try:
+        found = sample_after(record.job, record.folder)
+    except Exception as error:  # of the user's model, maybe
+        why = error.problem if isinstance(error, FlowrunError) else repr(error)
+        record.note(f"no sample of text (eval.sample=false leaves it out): {why}")
+        return
+    if found and record.progress:
+        record.progress.show_sample(*found)
 
 
 def sample_after(job: Job, folder: Path) -> tuple[str, str] | None:

@@ -44,7 +44,7 @@ from flowrun.launcher.supervise.hands.newest_state import (
     place_of,
     save_snapshot,
 )
-from flowrun.launcher.supervise.hands.signals import Signals
+from flowrun.launcher.supervise.hands.signals import Preempted, Signals
 from flowrun.launcher.supervise.hands.virtual_ranks import VirtualRanks
 from flowrun.launcher.supervise.hands.watch import find_limit
 from flowrun.launcher.supervise.hosts.hosts import Alone, Hosts, open_hosts
@@ -69,6 +69,7 @@ from flowrun.launcher.supervise.life.events import (
 from flowrun.launcher.supervise.life.instructions import (
     COMPLETE,
     FAILED,
+    PREEMPTED,
     CompleteCheckpoint,
     End,
     FindStart,
@@ -479,7 +480,7 @@ class Driver:
         self.loop.post(StateSaved())
 
     async def _replan_fewer(self, lost: ReplanFewer) -> None:
-        error = error_of(lost.fault)
+        error = RunError(lost.fault.where, lost.fault.problem)
         await self._plan(lambda: self.replan.for_fewer_ranks(error))
 
     async def _replan_hosts(self, wanted: ReplanHosts) -> None:
@@ -593,12 +594,14 @@ def reason_of(error: BaseException) -> Reason:
     return Reason("the launcher", f"{type(error).__name__}: {error}")
 
 
-def error_of(fault: Reason, refused: bool = False) -> FlowrunError:
-    """Return a fault as the error that a run ends with."""
-    kind = RecipeError if refused else RunError
-    error = kind(fault.where, fault.problem, fault.instead)
-    if fault.story:
-        error.add_note(fault.story)
+def error_of(end: End) -> BaseException:
+    """Return what a run raises that is not complete."""
+    if end.fault is None:
+        return Preempted(end.by) if end.status == PREEMPTED else KeyboardInterrupt()
+    kind = RecipeError if end.refused else RunError
+    error = kind(end.fault.where, end.fault.problem, end.fault.instead)
+    if end.fault.story:
+        error.add_note(end.fault.story)
     return error
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from flowrun.engine.errors import RunError
 from flowrun.launcher.job.materials import with_steps
+from flowrun.launcher.listeners import dispatch
 from flowrun.launcher.recipe.compose import change, load
 from flowrun.launcher.report.report import Report
 from flowrun.launcher.run import run
@@ -61,15 +63,64 @@ def test_processes_end_well_and_a_person_reads_why(place: Path) -> None:
     assert f"StopAt ended the run after {report.steps} of 2000 steps" in ended.out
 
 
-def test_a_callback_that_fails_ends_the_run_with_its_name(place: Path) -> None:
-    from flowrun.engine.errors import RunError
+FAULTS = """
+import threading
 
-    (place / "fails.py").write_text("class Fails:\n    def on_start(self, run):\n        1 / 0\n")
-    wrong = "callbacks=[{_target_: fails.Fails}]"
-    with pytest.raises(RunError, match="division by zero") as error:
-        run(load(["recipe=small", "launch=virtual", wrong]), place / "out")
-    assert error.value.where == "callback Fails, on_start at step 0"
+
+class Fails:
+    def on_start(self, run):
+        1 / 0
+
+
+class Leaves:
+    def on_step(self, step, values):
+        raise SystemExit
+
+
+class Blocks:
+    def on_step(self, step, values):
+        threading.Event().wait()
+
+
+class Gone:
+    def on_start(self, run):
+        threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "problem"),
+    [
+        ("Fails", "callback Fails, on_start at step 0", "ZeroDivisionError: division by zero"),
+        ("Leaves", "callback Leaves, on_step at step 0", "SystemExit: "),
+        ("Blocks", "callback Blocks, on_step at step 0", "it has not returned for 1 s."),
+    ],
+)
+def test_a_callback_that_fails_ends_the_run_with_its_name(
+    place: Path, name: str, where: str, problem: str
+) -> None:
+    (place / "faults.py").write_text(FAULTS)
+    wrong = f"callbacks=[{{_target_: faults.{name}}}]"
+    recipe = load(["recipe=small", "launch=virtual", "launch.hang_s=1", wrong])
+    with pytest.raises(RunError) as error:
+        run(recipe, place / "out")
+    assert (error.value.where, error.value.problem) == (where, problem)
     assert json.loads((place / "out" / "ended.json").read_text())["status"] == "failed"
+
+
+def test_a_tracker_that_is_gone_costs_a_note_and_no_checkpoint(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_END_S", 0.1)
+    (place / "faults.py").write_text(FAULTS)
+    gone = "log=[{_target_: faults.Gone}]"
+    saves = ("train.steps=12", "train.save_every=4", "train.keep=0")
+    report = run(load(["recipe=small", "launch=virtual", gone, *saves]), place / "out")
+    assert [note for note in report.notes if "Gone" in note] == [
+        "the log of Gone ends at step 12: on_start has not returned for 0 s"
+    ]
+    assert [each.step for each in find_all(place / "out")] == [4, 8, 12]
+    assert not any(each.damage() for each in find_all(place / "out"))
 
 
 def test_epochs_are_counted_in_steps(place: Path) -> None:

@@ -202,3 +202,17 @@ def test_a_host_that_is_given_another_recipe_is_refused(place: Path) -> None:
         ended = command.end()
         assert ended.status == 2
         assert re.search(rf"optim.lr is 0.[12] on {NAME}, and 0.[12] on {NAME}.", ended.err)
+
+
+def test_another_run_into_the_folder_of_two_hosts_is_refused(place: Path) -> None:
+    meet = ("launch.nnodes=2", f"launch.rdzv_endpoint=127.0.0.1:{free_port()}")
+    endless, folder = ("recipe=small", "train.steps=1000000"), run_folder(place / "out")
+    both = [Command(place, *endless, *meet, folder) for _ in range(2)]
+    for command in both:
+        command.until("step 0/")
+    before = (place / "out" / "recipe.yaml").read_text()
+    refused = Command(place, *endless, "optim.lr=0.5", folder).end()
+    assert refused.status == 2 and "another run is writing to" in refused.err
+    assert (place / "out" / "recipe.yaml").read_text() == before
+    both[0].send(signal.SIGTERM)
+    assert [command.end().status for command in both] == [75, 75]
