@@ -188,8 +188,8 @@ class Listeners:
     def look(self) -> RunError | None:
         """Return the error of a callback that hangs, once."""
         now = time.monotonic()
-        for lane in self._lanes if self._limit_s else ():
-            limit_s = max(self._limit_s, _GROWTH * lane.longest_s)
+        for lane in self._lanes:
+            limit_s = self._limit_of(lane)
             if lane.named.may_end and not lane.left_out and lane.quiet_s(now) > limit_s:
                 lane.left_out = True
                 return _hang(lane, limit_s)
@@ -205,7 +205,7 @@ class Listeners:
         for lane in self._lanes:
             within_s = _END_S / 4 if status == RESTARTED else _END_S
             if lane.named.may_end:
-                within_s = max(within_s, self._limit_s) if self._limit_s else _NEVER_S
+                within_s = self._limit_of(lane)
             if lane.left_out or lane.end(max(0.0, within_s - lane.quiet_s(time.monotonic()))):
                 continue
             if lane.named.may_end:
@@ -221,6 +221,9 @@ class Listeners:
         )
         self._lanes.clear()
         return hung
+
+    def _limit_of(self, lane: _Lane) -> float:
+        return max(self._limit_s, _GROWTH * lane.longest_s) if self._limit_s else _NEVER_S
 
     def _start(self, step: int, run: RunInfo) -> None:
         self._lanes = [_Lane(named=each, outlets=self._outlets) for each in self._listeners]
