@@ -23,18 +23,21 @@ from flowrun.engine.errors import FlowrunError  # noqa: E402
 from flowrun.engine.ops.proof.kept_rows import SHIPPED, kept_rows, rows_text, shipped_rows  # noqa: E402
 from support.layouts.grids import compiled, virtual_run  # noqa: E402
 from support.layouts.plain_loop import plain_loop  # noqa: E402
-from support.nets.survey import CASES, verdict  # noqa: E402
+from support.nets.survey import CASES, NoCase, verdict  # noqa: E402
 
 FILE = ROOT / "docs" / "measured" / "ops.md"
 BOUND = 1e-5
+NO_CASE = "no case"
 ROWS = FILE.with_suffix(".json")
 PAGE = """# Modules and functions
 
 Written by `python docs/measured/ops.py` with torch {torch}.
 
 {number} nets, each of one module or function of torch with weights of its own, trained on one rank
-and on two ranks, data parallel, and compared with a plain torch loop. A loss or a weight differs by
-at most {apart} (relative; {bound:.0e} is allowed), and {gathered} gathers its batch. All figures:
+and on two ranks, data parallel, and compared with a plain torch loop. They are given what torch's
+own tests give them: a module all samples of a batch, a function one sample at a time, by
+`torch.vmap`; {left} have no sample that such a net can be trained on. A loss or a weight differs by
+at most {apart} (relative; {bound:.0e} is allowed), and {gathered} gather their batch. All figures:
 `ops.json` beside this page.
 
 ## Rows by hand
@@ -58,6 +61,8 @@ def row(name: str) -> list[str]:
     """Return the figures of a case: kind, ops whose rows were found, gathered, difference."""
     try:
         found = verdict(name)
+    except NoCase as error:
+        return [f"{NO_CASE}: {error}", "", "", ""]
     except FlowrunError as error:
         said = " ".join(" ".join(str(error).split("\n")[1:2]).split())
         return [f"refused: {said}".replace("|", "/"), "", "", ""]
@@ -74,7 +79,8 @@ def row(name: str) -> list[str]:
 
 def page(rows: dict[str, list[str]]) -> str:
     """Return the text of the page: row by name in the order of CASES."""
-    known = {name: rows[name] for name in CASES if name in rows}
+    kept = {name: rows[name] for name in CASES if name in rows}
+    known = {name: cells for name, cells in kept.items() if not cells[0].startswith(NO_CASE)}
     kinds = {"by hand": list[str](), "found": list[str]()}
     found: dict[str, list[str]] = {}
     others = []
@@ -90,6 +96,7 @@ def page(rows: dict[str, list[str]]) -> str:
     return PAGE.format(
         torch=torch.__version__.split("+")[0],
         number=len(known),
+        left=len(kept) - len(known),
         apart=max(shares, key=float),
         bound=BOUND,
         gathered=gathering or "none",

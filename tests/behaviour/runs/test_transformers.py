@@ -100,8 +100,12 @@ def recipe_of(name: str, tied: bool) -> dict[str, Any]:
 
 @pytest.fixture(
     scope="module",
-    params=[("gpt2", True), ("gpt2", False), ("llama", True), ("llama", False)],
-    ids=["gpt2 tied", "gpt2", "llama tied", "llama"],
+    params=[
+        pytest.param(("gpt2", True), id="gpt2 tied"),
+        pytest.param(("gpt2", False), id="gpt2", marks=pytest.mark.thorough),
+        pytest.param(("llama", True), id="llama tied", marks=pytest.mark.thorough),
+        pytest.param(("llama", False), id="llama"),
+    ],
 )
 def trained(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
