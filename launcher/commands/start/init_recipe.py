@@ -121,11 +121,11 @@ def write_recipe(
     file = file or Path("recipes") / f"{re.sub('[^a-z0-9]+', '_', name.lower())}.yaml"
     before = "" if force or not file.exists() else file.read_text(encoding="utf-8")
     given = _read_filled(file, before) if before else {"model": {}, "data": {}}
-    data = data or given["data"].pop("_target_", None)
+    data = data or str(given["data"].pop("_target_", "")) or None
     for word in words:
         section, key, value = _read_word(word)
         given[section][key] = value
-    if is_folder:
+    if maker is None:
         draft = _hugging_face(folder, data, given)
     else:
         draft = _own_model(path, maker, module, data, given)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -132,8 +133,9 @@ def call_maker(maker: MakerFunction, path: str, given: Mapping[str, object]) -> 
 
 def _make_argument(name: str, value: object) -> object:
     """Return an argument as a recipe gives it: what its target makes, if it has one."""
-    has_target = isinstance(value, Mapping) and "_target_" in value
-    return make_object(value, name) if has_target else value
+    if isinstance(value, Mapping) and "_target_" in value:
+        return make_object(dict(value), name)
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +162,7 @@ def read_first_item(
     from flowrun.launcher.model.dataset_checks import check_items, check_kind, data_errors
 
     names: tuple[str, ...] = ()
-    data = call_maker(maker, path, given)
+    data: Any = call_maker(maker, path, given)
     try:
         check_kind(data)
         with data_errors():
@@ -251,7 +253,7 @@ def find_loss(
             if batch[field].dim() == 1 or isinstance(output, tuple)
         ]
         metrics = _compare(parts, batch, known).metrics
-        own = "" if scalars[0] in (None, "loss") else _target("model_loss", part=scalars[0])
+        own = "" if scalars[0] in (None, "loss") else _target("model_loss", {"part": scalars[0]})
         return LossDraft(loss=own, metrics=metrics)
     found = _compare(parts, batch, [*left, *inputs.values()])
     if found.loss:
@@ -284,13 +286,11 @@ def _compare(
     for name, value in parts.items():
         for field in targets:
             if kind := _kind(value, batch[field]):
-                where = {"target": field, "part": name}
+                where: dict[str, OutputName] = {"target": field, "part": name}
                 metric = _METRICS.get(kind)
                 return LossDraft(
-                    loss=_target(kind, **where),
-                    metrics=f"{{{metric}: {_target(metric, 'metrics', **where)}}}"
-                    if metric
-                    else "",
+                    loss=_target(kind, where),
+                    metrics=f"{{{metric}: {_target(metric, where, 'metrics')}}}" if metric else "",
                     note=f"the loss reads value {name} of what the model returns, and no other: a "
                     "loss of yours, loss(output, batch), can add them"
                     if isinstance(name, int)
@@ -299,7 +299,7 @@ def _compare(
     return LossDraft()
 
 
-def _target(name: str, module: str = "losses", **arguments: OutputName) -> str:
+def _target(name: str, arguments: Mapping[str, OutputName], module: str = "losses") -> str:
     """Return the YAML of a loss or a metric of flowrun's, without what is the default."""
     known = (("target", "targets"), ("part", None), ("part", "logits"))
     shown = [f", {key}: {value}" for key, value in arguments.items() if (key, value) not in known]
