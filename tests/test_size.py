@@ -28,7 +28,7 @@ SOURCE = ("engine", "launcher", "models", "testing")
 MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
-    "docs": 80_250,
+    "docs": 50_000,
     "engine": 1_100,
     "engine/actors": 1_500,
     "engine/boxing": 550,
@@ -72,7 +72,7 @@ BUDGETS = {
     "tests/support": 10_350,
     "tests/testing": 150,
 }
-SUMS = {"source": 73_700, "tests": 53_250, "docs": 80_250}
+SUMS = {"source": 73_700, "tests": 53_250, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 32}
 OPEN = {"Any": 600, "except Exception": 60, "functions above complexity 15": 30}
