@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ class TensorBoard:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         from torch.utils.tensorboard import SummaryWriter
 
+        _hush_writer()
         self._writer = SummaryWriter(str(run.folder), purge_step=run.first_step or None)
 
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
@@ -34,3 +36,16 @@ class TensorBoard:
     def on_end(self, status: str) -> None:
         """See Listener."""
         self._writer.close()
+
+
+def _hush_writer() -> None:
+    """Let TensorBoard's own thread end without a traceback where it cannot write: the next event
+    raises the error, which is a note.
+    """
+    before = threading.excepthook
+
+    def show(ended: threading.ExceptHookArgs) -> None:
+        if not type(ended.thread).__module__.startswith("tensorboard"):
+            before(ended)
+
+    threading.excepthook = show

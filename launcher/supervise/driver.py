@@ -591,6 +591,8 @@ def reason_of(error: BaseException) -> Reason:
     """Return an error as the machine takes it."""
     if isinstance(error, FlowrunError):
         return Reason(error.where, error.problem, error.instead)
+    if isinstance(error, OSError) and error.filename:
+        return Reason(str(error.filename), f"{error.strerror}.")
     return Reason("the launcher", f"{type(error).__name__}: {error}")
 
 
