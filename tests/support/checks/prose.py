@@ -2,9 +2,8 @@
 
     python tests/support/checks/prose.py [FOLDER ...]
 
-It prints, for each file, docstrings whose first sentence has no subject, public functions of three
-or more parameters whose docstring leaves some out, functions named by a participle, and words of a
-private dialect in docstrings, comments and messages.
+It prints, for each file, docstrings whose first sentence has no subject, functions named by a
+participle, and words of a private dialect in docstrings, comments and messages.
 """
 
 from __future__ import annotations
@@ -54,7 +53,6 @@ NO_PARTICIPLES |= {
     "seed",
 }
 NO_PARTICIPLES |= {"speed", "stacked", "unfold"}  # stacked: a method of users' data sets
-FEWEST = 3  # parameters from which a public function has to name them all
 
 
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -80,20 +78,6 @@ def has_no_subject(docstring: str) -> bool:
     """Whether the first sentence begins as a phrase does, or has fewer than two words."""
     first = docstring.split("\n\n")[0].strip()
     return bool(NO_SUBJECT.match(first)) or len(first.split()) < 2
-
-
-def unnamed_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    """Parameters that a public function's docstring does not mention; of few parameters none."""
-    names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-    names = [name for name in names if name not in ("self", "cls")]
-    if node.name.startswith("_") or len(names) < FEWEST:
-        return []
-    if any("command" in ast.unparse(decorator) for decorator in node.decorator_list):
-        return []  # typer shows the help of each option
-    text = ast.get_docstring(node) or ""
-    if re.search(r"\b[Ss]ee [A-Z]\w+", text):  # the docstring of the protocol that it implements
-        return []
-    return [name for name in names if not re.search(rf"\b{name}\b", text)]
 
 
 def texts(source: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -138,8 +122,6 @@ def findings(file: Path) -> Iterator[tuple[str, int, str]]:
         if has_no_subject(text):
             yield "subject", line, f"{name}: {text.splitlines()[0]}"
     for node in functions(tree):
-        if missing := unnamed_parameters(node):
-            yield "parameters", node.lineno, f"{node.name}: {', '.join(missing)}"
         is_property = any(
             getattr(d, "id", getattr(d, "attr", "")) in ("property", "cached_property")
             for d in node.decorator_list
