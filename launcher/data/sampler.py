@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
-from functools import lru_cache
 
-import numpy as np
 import torch
-from numpy.random import default_rng  # at the top: numpy imports it at first use and loses a Ctrl-C
-from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from flowrun.engine.capture.capture import Batch
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.data.collate import ItemError, collate, naming_items
-from flowrun.launcher.data.stacked import Numbers, batch_of
+from flowrun.launcher.data.stacked import batch_of
 from flowrun.launcher.data.steps import apply_step, preparation, unprepared_fields
+from flowrun.models.sampling import held_out_indices, sample_indices
 
 FieldType = tuple[tuple[int, ...], torch.dtype]
 FieldTypes = Mapping[str, FieldType]
@@ -175,33 +172,3 @@ def length(data: Dataset[object]) -> int:
             "Give a map-style data set: __len__ and __getitem__.",
         )
     return len(data)
-
-
-def sample_indices(seed: int, numbers: range, num_samples: int) -> Tensor:
-    """Return the data set indices (B,) int64 of samples.
-
-    seed: of the run.  numbers: consecutive numbers in the run, at least one.  num_samples: training
-    samples in the data set.
-    """
-    epochs = range(numbers.start // num_samples, (numbers.stop - 1) // num_samples + 1)
-    pieces = [
-        _permutation(seed, epoch, num_samples)[
-            max(0, numbers.start - epoch * num_samples) : numbers.stop - epoch * num_samples
-        ]
-        for epoch in epochs
-    ]
-    return torch.from_numpy(np.concatenate(pieces))  # a copy, as the permutation is cached
-
-
-def held_out_indices(numbers: range, held_out: int, num_samples: int) -> Tensor:
-    """Return the data set indices (B,) int64 of evaluation samples with these `numbers`.
-
-    They run through the last `held_out` of `num_samples` samples in order, again and again.
-    """
-    indices = num_samples - held_out + np.arange(numbers.start, numbers.stop) % held_out
-    return torch.from_numpy(indices)
-
-
-@lru_cache(maxsize=4)
-def _permutation(seed: int, epoch: int, num_samples: int) -> Numbers:
-    return default_rng((seed, epoch)).permutation(num_samples)

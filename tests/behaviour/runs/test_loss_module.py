@@ -57,7 +57,7 @@ def plain(folder: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
     import lossy  # type: ignore[import-not-found]
     from torch.utils.data import default_collate
 
-    from flowrun.launcher.data.sampler import sample_indices
+    from flowrun.models.sampling import sample_indices
 
     torch.manual_seed(0)
     model, criterion, data = lossy.Net(), lossy.Loss(), lossy.Vectors()

@@ -31,9 +31,9 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from flowrun.engine.errors import FlowrunError, RunError
-from flowrun.launcher.data.sampler import sample_indices
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
+from flowrun.models.sampling import sample_indices
 from support.layouts.plain_loop import largest
 from support.nets.written_rows import HEAD, IN_PLACE, LOSSES, MISTAKES, OUTPUTS, PARTS, PYTHON
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flowrun.launcher.data.sampler import held_out_indices, sample_indices
+from flowrun.models.sampling import held_out_indices, sample_indices
 
 
 def step_of(seed: int, step: int, batch_size: int, num_samples: int) -> list[int]:
