@@ -26,7 +26,7 @@ _NUMBERS = itertools.count()
 
 
 @contextmanager
-def named(file: Path) -> Iterator[None]:
+def name_file(file: Path) -> Iterator[None]:
     """Give an OSError within the name of a file, if it has none."""
     try:
         yield
@@ -64,7 +64,7 @@ def replacing(file: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     leaves what was there.  mode: before the umask.  Raises OSError.
     """
     partial = file.with_name(_partial_name(file))
-    with named(file):
+    with name_file(file):
         handle = make(partial, mode)
         try:
             with open(handle, "wb") as opened:
@@ -95,7 +95,7 @@ def replacing_files(folder: Path) -> Iterator[Path]:
     For libraries that write files by names of their own, and follow links.  Raises OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with named(folder), tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL) as made:
+    with name_file(folder), tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL) as made:
         yield Path(made)
         for file in sorted(Path(made).iterdir()):
             sync(file)
@@ -153,7 +153,7 @@ def drop_partial(folder: Path) -> None:
 
 
 def is_running(process: int) -> bool:
-    """Return True for a process of this host that has not ended, whoever's it is."""
+    """Return True for a process of this host that has not ended, of any user."""
     with suppress(PermissionError):
         try:
             os.kill(process, 0)

@@ -6,7 +6,7 @@ process.py       one run in processes of its own -> a sample, or the reason why 
 peer_order.py peers/   what a rank of a peer is asked to do; torch's own layouts
 results.py       samples -> medians, ratios pair by pair, bounds
 show_results.py plot_results.py   a table; bars
-sweep.py         every layout of a set beside the one that auto.placement picks, as experiments
+sweep.py         every layout of a set, and the one that auto.placement picks, as experiments
 loop.py          time of the loop alone, on empty actors
 foreseen/        published tables compared with foreseen figures
 """

@@ -26,7 +26,7 @@ from flowrun.launcher.bench.results import FinishedRun, ResultLine, key_of, line
 from flowrun.launcher.bench.runs import round_of
 from flowrun.launcher.bench.show_results import table
 from flowrun.launcher.bench.suite import Suite
-from flowrun.launcher.bench.sweep import swept
+from flowrun.launcher.bench.sweep import expand_sweep
 from flowrun.launcher.recipe.compose import compose
 from flowrun.launcher.report.report import strict
 from flowrun.launcher.terminal.console import NO_PLOT
@@ -48,7 +48,7 @@ def bench(
         compose(suite.recipe_of(suite.experiments[name]), config_dir)
     if suite.sweep:
         console.print("choosing placements …", style="dim")
-        suite = swept(suite, config_dir)
+        suite = expand_sweep(suite, config_dir)
     folder.mkdir(parents=True, exist_ok=True)
     records: list[FinishedRun] = []
     try:

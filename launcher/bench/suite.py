@@ -95,7 +95,7 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Layouts that are measured beside the one that auto.placement picks (sweep.py): all grids of
+    """Layouts that are measured with the one that auto.placement picks (sweep.py): all grids of
     these numbers of ranks, with these numbers of micro-batches and stages of ZeRO.
     """
 

@@ -1,4 +1,4 @@
-"""A sweep as experiments: the layout that auto.placement picks, beside all others of a set.
+"""A sweep as experiments: the layout that auto.placement picks, and all others of a set.
 
 Each layout is a run of flowrun, as those of any suite; its line says what its plan foresees, and
 how the pick's time compares.
@@ -22,7 +22,7 @@ from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
 
 
-def swept(suite: Suite, config_dir: str | None = None) -> Suite:
+def expand_sweep(suite: Suite, config_dir: str | None = None) -> Suite:
     """Return the suite whose experiments are the layouts of each row on each number of ranks.
 
     config_dir: the user's own groups.  Raises FlowrunError where nothing can be picked.

@@ -22,7 +22,7 @@ from flowrun.launcher.listeners.listener import STOP, RunInfo
 from flowrun.launcher.listeners.make import NamedListener
 
 _QUEUED = 1000  # events that wait for a listener
-_GROWTH = 3  # a call may take so many times the longest before it
+_GROWTH = 3  # times the longest call before it that a call may take
 _END_S = 20.0  # for a logger to end; a restart waits a quarter of that
 _NEVER_S = 1e6
 RESTARTED = "restarted"  # the status of an end that the run continues after

@@ -80,7 +80,7 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
 
 
 def _files_of(index: Path) -> list[Path]:
-    """Return the files that an index names, all beside it.  Raises RecipeError."""
+    """Return the files that an index names, all in its folder.  Raises RecipeError."""
     try:
         names = {*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
         if not names or any(Path(name).name != name for name in names):

@@ -65,7 +65,7 @@ class StepGate:
 
     def freeze(self, within_s: float = _PATIENCE_S) -> bool:
         """Let ranks that ask wait, until `open`; False if a rank asks for longer than `within_s`:
-        it was killed meanwhile.
+        it was killed while it waited.
         """
         return bool(self.lock.acquire(timeout=within_s))
 

@@ -20,7 +20,7 @@ import yaml  # type: ignore[import-untyped]
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
-from flowrun.engine.ir.files import named, open_more, replace_text
+from flowrun.engine.ir.files import name_file, open_more, replace_text
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.trace.model_flops import utilisation
 from flowrun.launcher.job.job import Job, Start
@@ -342,7 +342,7 @@ class Record:
 
     def _line(self, line: dict[str, Any]) -> None:
         self._write_restarts()
-        with named(self.folder / METRICS):
+        with name_file(self.folder / METRICS):
             if self._metrics is None:
                 self._metrics = open_metrics(self.folder / METRICS, self.first, self.ended)
             self._metrics.write(json.dumps(strict(line)) + "\n")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from flowrun.engine.ir.files import PARTIAL, make, named, open_again, sync
+from flowrun.engine.ir.files import PARTIAL, make, name_file, open_again, sync
 from flowrun.engine.ir.placement import Shape, Slices
 from flowrun.engine.runtime.rank.shard_file import CODES, bytes_of
 from flowrun.engine.runtime.rank.shards import Shard
@@ -73,7 +73,7 @@ class TensorFile:
 
     def begin(self) -> None:
         """Regions may be written, by any process of this host.  One does this, once."""
-        with named(self.partial):
+        with name_file(self.partial):
             handle = make(self.partial)  # in place of what a killed run left
             try:
                 os.truncate(handle, self.num_bytes)
@@ -109,7 +109,7 @@ class TensorFile:
 
     def _write(self, handle: int, data: memoryview, offset: int) -> None:
         """Raises OSError, with the name of the file, if the disk refuses."""
-        with named(self.partial):
+        with name_file(self.partial):
             while data:  # Linux takes at most 2 GiB at once
                 written = os.pwrite(handle, data, offset)
                 data, offset = data[written:], offset + written

@@ -100,7 +100,7 @@ THREADS: Mapping[str, str] = {
     "supervise/driver.py": "the event loop of a run",
     "supervise/hands/watch.py": "looks at ranks, and at the launcher's own threads",
     "supervise/hosts/endpoint.py": "asks for the addresses of a name, which nothing interrupts",
-    "ranks/rank_saves.py": "in a rank: writes a checkpoint beside the steps",
+    "ranks/rank_saves.py": "in a rank: writes a checkpoint while steps go",
     "data/data_workers.py": "in a rank: looks at the processes that make its batches",
     "listeners/dispatch.py": "one for each logger and callback",
 }
@@ -187,7 +187,7 @@ class Loop:
         return self.events.qsize() > _QUEUED
 
     def set_timer(self, timer: str, seconds: float) -> None:
-        """Post TimeIsUp after so many seconds; below 0: not any more."""
+        """Post TimeIsUp after some seconds; below 0: no longer."""
         if before := self._timers.pop(timer, None):
             before.cancel()
         if 0 <= seconds < float("inf"):
@@ -195,7 +195,7 @@ class Loop:
             self._timers[timer] = self.loop.call_later(seconds, late)
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let something go on beside the events."""
+        """Run a coroutine while events are taken."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._end)

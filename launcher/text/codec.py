@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flowrun.engine.errors import ArgumentError, RecipeError
-from flowrun.engine.runtime.process.apart import bounded
+from flowrun.engine.runtime.process.own_process import bound_work
 from flowrun.launcher.data.corpus.special_tokens import SpecialTokens
 from flowrun.launcher.data.corpus.text import Text
 from flowrun.launcher.data.corpus.tokenizer import (
@@ -101,7 +101,7 @@ class TokenizerCodec:
         special = SpecialTokens(self.tokenizer)
         quoted = special.quote(list(messages))  # somebody may type the letters of a token
         try:
-            with bounded("the chat template"):
+            with bound_work("the chat template"):
                 written = self.tokenizer.apply_chat_template(
                     quoted, tokenize=False, add_generation_prompt=True
                 )

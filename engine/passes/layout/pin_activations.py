@@ -119,10 +119,10 @@ def _check(graph: LogicalGraph, pin: Pin, strategy: Strategy) -> None:
     modules = sorted({op.module for op in graph.ops} - {"", "loss"})
     named = pin.where != "variable" and any(_owner(pin, m) is not None for m in modules)
     if not (sources or named):
-        raise _unmatched(graph, pin, modules)
+        raise _explain_no_match(graph, pin, modules)
     crossing = _crossing(graph, pin) if named else []
     if named and not crossing:
-        raise _uncrossed(pin)
+        raise _explain_no_tensor(pin)
     if sources and isinstance(pin.sbp, Partial):
         raise RecipeError(
             pin.key,
@@ -166,7 +166,7 @@ def _check_split(pin: Pin, dim: int, tensor: LogicalTensor, strategy: Strategy) 
         )
 
 
-def _unmatched(graph: LogicalGraph, pin: Pin, modules: list[str]) -> RecipeError:
+def _explain_no_match(graph: LogicalGraph, pin: Pin, modules: list[str]) -> RecipeError:
     kind, used, known = (
         ("parameter", "reads", [v.name for v in graph.variables if v.kind == "parameter"])
         if pin.where == "variable"
@@ -179,7 +179,7 @@ def _unmatched(graph: LogicalGraph, pin: Pin, modules: list[str]) -> RecipeError
     )
 
 
-def _uncrossed(pin: Pin) -> RecipeError:
+def _explain_no_tensor(pin: Pin) -> RecipeError:
     verb, wanted = "leaves", "output another module reads."
     if pin.where == "in":
         verb, wanted = "enters", "input is not a weight."

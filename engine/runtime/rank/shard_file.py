@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from flowrun.engine.errors import RunError
-from flowrun.engine.ir.files import make, named
+from flowrun.engine.ir.files import make, name_file
 from flowrun.engine.ir.placement import Shape, Slices
 from flowrun.engine.runtime.rank.shards import Shard
 
@@ -74,7 +74,7 @@ def write_shards(file: Path, shards: Sequence[Shard], metadata: Mapping[str, str
     """
     kept = sorted(shards, key=lambda shard: -shard.value.element_size())  # so that all are aligned
     header, checksum, num_bytes = _make_header(kept, metadata), 0, 0
-    with named(file), io.FileIO(make(file), "wb") as opened:
+    with name_file(file), io.FileIO(make(file), "wb") as opened:
         for data in (memoryview(header), *(bytes_of(shard.value) for shard in kept)):
             for start in range(0, len(data), _CHUNK):
                 chunk = data[start : start + _CHUNK]

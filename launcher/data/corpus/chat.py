@@ -9,7 +9,7 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from flowrun.engine.errors import ArgumentError
-from flowrun.engine.runtime.process.apart import bounded
+from flowrun.engine.runtime.process.own_process import bound_work
 from flowrun.launcher.data.corpus.answers import AnsweredDocuments, AnsweredText, tokenise_rows
 from flowrun.launcher.data.corpus.row_source import Fields, RowSource, check_text, field_of
 from flowrun.launcher.data.corpus.special_tokens import SpecialTokens, TextSpans
@@ -46,7 +46,7 @@ class Chat(AnsweredDocuments):
 
         def write(row: Fields, special: SpecialTokens) -> AnsweredText:
             said = _read_messages(row, messages)
-            with bounded(f"the chat template of {tokenizer}"):
+            with bound_work(f"the chat template of {tokenizer}"):
                 return render_chat(said, special, tokenizer)
 
         documents = tokenise_rows(

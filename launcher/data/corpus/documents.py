@@ -24,7 +24,7 @@ import numpy as np
 from flowrun.engine.errors import ArgumentError
 from flowrun.engine.ir.files import drop_partial, make, making_folder
 from flowrun.engine.ir.own_files import Unusable, cache_folder, own_folder, read_own, write_own
-from flowrun.engine.runtime.process.apart import work_apart
+from flowrun.engine.runtime.process.own_process import run_in_child
 from flowrun.launcher.data.corpus.tokenizer import (
     digest_ids,
     digest_tokenizer,
@@ -137,7 +137,7 @@ def _make(where: Path, name: str, tokenizer: str, make_pieces: PieceMaker) -> tu
     began = time.monotonic()
     try:
         with making_folder(where) as made:
-            num_ids, end = work_apart(
+            num_ids, end = run_in_child(
                 lambda: _write(made, name, tokenizer, make_pieces), f"tokenising {name}", LOG
             )
     except ChildProcessError as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flowrun.engine.ir.files import making_folder
-from flowrun.engine.runtime.process.apart import work_apart
+from flowrun.engine.runtime.process.own_process import run_in_child
 from flowrun.launcher.data.corpus.documents import LOG
 
 END, USER, ASSISTANT, SYSTEM = "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"
@@ -35,7 +35,7 @@ def train_tokenizer(files: Sequence[Path], vocabulary: int, folder: Path) -> int
     folder: is made, whole or not at all.  Raises ChildProcessError if the library ends its process.
     """
     with making_folder(folder) as unfinished:
-        return work_apart(
+        return run_in_child(
             lambda: _train(files, vocabulary, unfinished), "training a tokenizer", LOG
         )
 

@@ -12,12 +12,13 @@ from typing import NoReturn
 import torch
 from torch import nn
 
-from flowrun.engine.runtime.process.apart import bounded
+from flowrun.engine.runtime.process.own_process import bound_work
 from flowrun.launcher.model.hugging_face.convert_models import import_transformers
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 
 _WEIGHTS = ("*.safetensors", "*.bin")
-_MOST_TIMES, _MORE_BYTES = 8, 64 << 20  # of memory: for weights of 4 bits, and none beside a config
+# Memory that loading may take: times the weights' bytes, as those of 4 bits grow; for a config alone.
+_MOST_TIMES, _MORE_BYTES = 8, 64 << 20
 _MOST_S = 20.0  # of a core, to make the largest model without memory
 
 
@@ -31,7 +32,7 @@ def load_text_model(folder: Path) -> nn.Module:
         config = transformers.AutoConfig.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         )
-        with bounded(f"the model of {folder}/config.json", _MOST_S), torch.device("meta"):
+        with bound_work(f"the model of {folder}/config.json", _MOST_S), torch.device("meta"):
             described = transformers.AutoModelForCausalLM.from_config(
                 config, trust_remote_code=False
             )

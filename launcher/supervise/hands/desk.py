@@ -1,7 +1,7 @@
 """The desk: what the main thread does for the loop's thread, one thing after the other.
 
 The main thread forks, plans, and reads and completes checkpoints: what may take long, or must be
-done there.  It takes signals meanwhile, which the loop's thread cannot.
+done there.  It takes signals while it waits, which the loop's thread cannot.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Desk:
             raise errors[0]
 
     def begin(self, what: str, work: Callable[[], None], yields_to: int) -> None:
-        """Let the main thread work, and do not wait; the loop works itself meanwhile."""
+        """Let the main thread work, and do not wait; the loop continues."""
         self.is_away = True
 
         def order() -> None:

@@ -114,13 +114,13 @@ class Hub:
     def _meet(self, sender: int, host: Host) -> Outgoing:
         known = self.numbers.keys() | self.planning
         if self.first and sender not in known and (refused := self._refuse(self.first, host)):
-            return [(sender, _refused(refused))]
+            return [(sender, _explain(refused))]
         self.waiting[sender], self.enough_s = host, None
         first, *others = self._hosts().values()
         found = (find_mismatch(first, other) for other in others)
         self.refusal = self.refusal or next(filter(None, found), None)
         if self.refusal is not None:
-            return self._to_waiting(_refused(self.refusal))
+            return self._to_waiting(_explain(self.refusal))
         if begun := self._begin_if_complete():
             return begun
         out = self._to_waiting(HostsHere(self._names()))
@@ -158,7 +158,7 @@ class Hub:
         numbers = number_hosts(hosts)
         if isinstance(numbers, Mismatch):
             self.refusal = numbers
-            return self._to_waiting(_refused(numbers))
+            return self._to_waiting(_explain(numbers))
         first = hosts[numbers.index(0)]
         start = max(host.start for host in hosts) if first.may_change else first.start
         wanted = (len(hosts), start)
@@ -201,5 +201,5 @@ def _number(numbered: tuple[int, Host]) -> int:
     return numbered[0]
 
 
-def _refused(why: Mismatch) -> Refused:
+def _explain(why: Mismatch) -> Refused:
     return Refused(why.where, why.problem, why.instead)

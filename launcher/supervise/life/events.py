@@ -198,7 +198,7 @@ class HostGone(Notice):
 
 
 class HostSilent(Notice):
-    """Nothing came from a host for so many seconds."""
+    """Nothing came from a host for some seconds."""
 
     host: int
     name: str

@@ -109,7 +109,7 @@ class Halts:
         return _begin(self, asked)
 
     def freeze(self, begun: int) -> Answer:
-        """The gate is frozen, and some rank of this host has begun so many steps."""
+        """The gate is frozen, and some rank of this host has begun `begun` steps."""
         asked = self.current
         if asked is None:
             return self, (HaltAfter(),)
@@ -125,7 +125,7 @@ class Halts:
     def take_offer(self, host: int, offer: HaltOffered) -> Answer:
         """Another host offers a step, and this one joins in the agreement."""
         stored = replace(self, agreement=self.agreement.take(host, offer))
-        joined, out = stored.ask(_asked(self, host, offer))
+        joined, out = stored.ask(_join(self, host, offer))
         return _then(_decide(joined), out)
 
     def time_out(self, timer: str) -> Answer:
@@ -208,7 +208,7 @@ def _begin(halts: Halts, asked: Asked) -> Answer:
     return begun, (*out, Freeze())
 
 
-def _asked(halts: Halts, host: int, offer: HaltOffered) -> Asked:
+def _join(halts: Halts, host: int, offer: HaltOffered) -> Asked:
     by, may_change = offer.by, halts.company.may_change
     regroups = offer.ends == ENDS and may_change and by != NUMBERS
     if regroups and by in _OF_ONE_HOST:

@@ -50,7 +50,7 @@ class SendAll(Instruction):
 
 
 class LeaveRound(Instruction):
-    """Wait until the other hosts have sent all, so many seconds at most: Parted follows."""
+    """Wait until the other hosts have sent all, for within_s at most: Parted follows."""
 
     within_s: float
 

@@ -297,7 +297,7 @@ def _linger(state: RunState) -> Move:
 
 
 def _take_forked(state: RunState, event: ev.RanksForked) -> Move:
-    """Ranks run: what was asked meanwhile is taken now."""
+    """Ranks run: what was asked before is taken now."""
     if state.phase is not Life.FORKING:
         return state, ()
     out: tuple[do.Instruction, ...] = (do.KillRanks(),) if state.round.blame.killed else ()
@@ -529,7 +529,7 @@ def _take_start(state: RunState, event: ev.StartFound) -> Move:
     state = replace(state, place=event.place)
     out: tuple[do.Instruction, ...]
     if state.terms.may_change:
-        named = _named(state, verdict.fault)
+        named = _name_host(state, verdict.fault)
         state = replace(state, lost=named)
         out = (do.Note(f"{named.where}: {named.problem}"),)
     else:
@@ -577,11 +577,11 @@ def _take_no_plan(state: RunState, event: ev.NoPlan) -> Move:
 
 
 def _end_by(state: RunState, verdict: Verdict) -> Move:
-    fault = verdict.fault and _named(state, verdict.fault)
+    fault = verdict.fault and _name_host(state, verdict.fault)
     return _end(state, do.End(verdict.status, verdict.by, fault))
 
 
-def _named(state: RunState, fault: ev.Reason) -> ev.Reason:
+def _name_host(state: RunState, fault: ev.Reason) -> ev.Reason:
     """Return a fault with the host where it happened."""
     company = state.company
     if not company.names or fault.where.startswith("host"):

@@ -157,7 +157,7 @@ class Blame:
         return next((each for each in self.failures if each.fault == fault), None)
 
     def describe(self, fault: Reason) -> HostFailed | None:
-        """Return what other hosts are to hear of a fault; None if they have."""
+        """Return the event that reports a fault to other hosts; None if they know it."""
         failure = self.find(fault)
         if failure:
             lost = HostFailed(replace(fault, story=""), RAISED, lost_peer=True)

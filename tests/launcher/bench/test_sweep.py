@@ -12,7 +12,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.bench.bench import bench
 from flowrun.launcher.bench.runs import FLOWRUN, round_of
 from flowrun.launcher.bench.suite import Suite, Sweep, load_suite
-from flowrun.launcher.bench.sweep import candidates, swept
+from flowrun.launcher.bench.sweep import candidates, expand_sweep
 from flowrun.launcher.recipe.compose import load
 
 
@@ -34,7 +34,7 @@ def test_the_modest_set_has_every_grid_and_no_more_stages_than_micro_batches() -
 def test_the_pick_runs_beside_all_others_of_its_ranks() -> None:
     words = ("suite.rows=[mlp]", "suite.experiments.mlp={recipe: mlp_hybrid}")
     sweep = suite_of(*words, "suite.sweep.ranks=[2]", "suite.sweep.micro_batches=[1]")
-    suite = swept(sweep)
+    suite = expand_sweep(sweep)
     runs = list(round_of(suite))
     assert (suite.rows, {run.experiment for run in runs}) == (("mlp_2",), {"mlp_2"})
     assert runs[0].side == FLOWRUN and len({run.side for run in runs}) == len(runs) > 2

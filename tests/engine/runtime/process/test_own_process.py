@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from flowrun.engine.errors import ArgumentError
-from flowrun.engine.runtime.process import apart
-from flowrun.engine.runtime.process.apart import bounded, work_apart
+from flowrun.engine.runtime.process import own_process
+from flowrun.engine.runtime.process.own_process import bound_work, run_in_child
 
 LOG = logging.getLogger("flowrun.launcher.data")
 
@@ -23,7 +23,7 @@ def test_the_result_and_the_lines_come_back(caplog: pytest.LogCaptureFixture) ->
         return os.getpid()
 
     with caplog.at_level(logging.INFO, LOG.name):
-        found = work_apart(work, "counting", LOG)
+        found = run_in_child(work, "counting", LOG)
     assert found != os.getpid() and caplog.messages == ["half way"]
 
 
@@ -32,13 +32,13 @@ def test_an_error_is_raised_again() -> None:
         raise ArgumentError("path", "no text.")
 
     with pytest.raises(ArgumentError, match=r"no text\.") as raised:
-        work_apart(work, "counting", LOG)
+        run_in_child(work, "counting", LOG)
     assert raised.value.argument == "path"
 
 
 def test_a_crash_of_a_library_is_an_error() -> None:
     with pytest.raises(ChildProcessError, match=r"was tokenising X ended by SIGKILL\."):
-        work_apart(lambda: os.kill(os.getpid(), signal.SIGKILL), "tokenising X", LOG)
+        run_in_child(lambda: os.kill(os.getpid(), signal.SIGKILL), "tokenising X", LOG)
 
 
 class Interrupt(logging.Handler):
@@ -61,7 +61,7 @@ def test_an_interrupt_does_not_wait_for_the_work(monkeypatch: pytest.MonkeyPatch
         time.sleep(3600)
 
     with pytest.raises(KeyboardInterrupt):
-        work_apart(work, "counting", LOG)
+        run_in_child(work, "counting", LOG)
     with pytest.raises(ProcessLookupError):
         os.kill(int(interrupt.text), 0)
 
@@ -69,21 +69,21 @@ def test_an_interrupt_does_not_wait_for_the_work(monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small bounds."""
-    monkeypatch.setattr(apart, "MOST_S", 0.05)
-    monkeypatch.setattr(apart, "MOST_BYTES", 1 << 26)
+    monkeypatch.setattr(own_process, "MOST_S", 0.05)
+    monkeypatch.setattr(own_process, "MOST_BYTES", 1 << 26)
     yield
 
 
 @pytest.mark.usefixtures("small")
 def test_foreign_code_without_end_is_stopped() -> None:
     late = pytest.raises(ValueError, match=r"the template took more than 0\.05 s")
-    with late, bounded("the template"):
+    with late, bound_work("the template"):
         while True:
             pass
 
 
 @pytest.mark.usefixtures("small")
 def test_foreign_code_that_takes_all_memory_is_stopped() -> None:
-    with pytest.raises(ValueError, match="the template took more than"), bounded("the template"):
+    with pytest.raises(ValueError, match="the template took more than"), bound_work("the template"):
         bytearray(1 << 30)
     assert len(bytearray(1 << 27)) == 1 << 27

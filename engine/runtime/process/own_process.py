@@ -25,7 +25,7 @@ T = TypeVar("T")
 MOST_S, MOST_BYTES = 10.0, 1 << 30  # of a core, and more than there are, for one chat template
 
 
-def work_apart(work: Callable[[], T], what: str, log: logging.Logger) -> T:
+def run_in_child(work: Callable[[], T], what: str, log: logging.Logger) -> T:
     """Return what `work` returns in a fork of this process, or raise what it raises there.
 
     The result is pickled.  What interrupts this process kills the other one at once.  what: is
@@ -94,7 +94,7 @@ class _Sender(logging.Handler):
 
 
 @contextmanager
-def bounded(what: str, most_s: float | None = None) -> Iterator[None]:
+def bound_work(what: str, most_s: float | None = None) -> Iterator[None]:
     """Bound the seconds and the memory that foreign code within may take, such as a template.
 
     what: it is, for the error.  most_s: seconds of a core; None: MOST_S.  Raises ValueError, also
