@@ -17,7 +17,7 @@ from flowrun.launcher.model.hugging_face.convert_models import import_transforme
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 
 _WEIGHTS = ("*.safetensors", "*.bin")
-# Memory that loading may take: times the weights' bytes, as those of 4 bits grow; for a config alone.
+# Memory that loading may take: times the bytes of weights (some have 4 bits); for a config alone.
 _MOST_TIMES, _MORE_BYTES = 8, 64 << 20
 _MOST_S = 20.0  # of a core, to make the largest model without memory
 
