@@ -10,10 +10,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from types import FrameType
 
 from flowrun.launcher.recipe.schema import Launch, time_limit_s
 from flowrun.launcher.supervise.hands.desk import Desk, Interrupted
@@ -58,8 +58,8 @@ class Signals:
     @contextmanager
     def handling(self) -> Iterator[None]:
         """Handle signals, but for those that are ignored (nohup) or that another has use for."""
-        numbers = {number: (signal.SIG_DFL,) for number in (signal.SIGUSR1, *_STRIKES)}
-        with _handlers(self._handle, (*SIGNALS, *_STRIKES), numbers):
+        only: dict[int, list[object]] = {n: [signal.SIG_DFL] for n in (signal.SIGUSR1, *_STRIKES)}
+        with _handlers(self._handle, (*SIGNALS, *_STRIKES), only):
             yield
 
     @contextmanager
@@ -71,7 +71,7 @@ class Signals:
         finally:
             self._post = self._desk = None
 
-    def _handle(self, number: int, frame: Any) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
             return  # one just forked; its launcher ends it
         if self._post is None or self._desk is None:
@@ -100,9 +100,9 @@ class Signals:
 
 @contextmanager
 def _handlers(
-    handle: Callable[[int, Any], None],
+    handle: Callable[[int, FrameType | None], None],
     numbers: tuple[int, ...],
-    only: Mapping[int, tuple[Any, ...]],
+    only: Mapping[int, Collection[object]],
 ) -> Iterator[None]:
     """Set handlers, and put back those that were; only: signals, and handlers that give way."""
     if threading.current_thread() is not threading.main_thread():

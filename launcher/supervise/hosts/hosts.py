@@ -273,7 +273,7 @@ class Hosts:
     async def _meet(self, describe: Callable[[], Host]) -> Met | PlanWanted:
         launch, endpoint = self._link.launch, self._link.endpoint
         nodes, patience = nodes_of(launch), Patience(launch.join_s, self._say)
-        here = ((await self._enter(describe, patience)).name,)
+        here: tuple[str, ...] = ((await self._enter(describe, patience)).name,)
         while True:
             missing = _missing(len(here), nodes)
             what = f"waiting for {missing} at {endpoint}, where the same command is to run"
