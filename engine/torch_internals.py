@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,11 @@ from torch.utils._pytree import TreeSpec as TreeSpec
 from torch.utils._pytree import tree_flatten as tree_flatten  # leaves in the order of arguments
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_unflatten as tree_unflatten
+
+if TYPE_CHECKING:
+    from torch._dynamo.side_effects import SideEffects
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._functorch._aot_autograd.schemas import JointWithDescriptors
 
 aten = torch.ops.aten
 
@@ -132,12 +137,12 @@ def gradient_hooks(tensor: Tensor) -> dict[int, Callable[..., Any]]:
     return tensor._backward_hooks or {}
 
 
-def accumulation_hooks(tensor: Tensor) -> dict[int, Callable[..., Any]]:
+def accumulation_hooks(tensor: Tensor) -> dict[int, Callable[..., object]]:
     """Return what register_post_accumulate_grad_hook has registered."""
     return getattr(tensor, "_post_accumulate_grad_hooks", None) or {}
 
 
-def module_backward_hooks(module: nn.Module) -> dict[int, Callable[..., Any]]:
+def module_backward_hooks(module: nn.Module) -> dict[int, Callable[..., object]]:
     """Return the hooks on a module's backward, or else those before it."""
     return module._backward_hooks or module._backward_pre_hooks
 
@@ -182,7 +187,7 @@ def import_tracer() -> None:
     import torch._functorch.aot_autograd  # noqa: F401
 
 
-def trace_forward(program: nn.Module, values: Sequence[Tensor]) -> Any:
+def trace_forward(program: nn.Module, values: Sequence[Tensor]) -> torch.fx.GraphModule:
     """Return the FX graph of a module's forward, with effects in Python left out.
 
     Its graph's `process_inputs(*values)` returns what its placeholders stand for.
@@ -190,10 +195,13 @@ def trace_forward(program: nn.Module, values: Sequence[Tensor]) -> Any:
     from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 
     torch._dynamo.reset()
-    return dynamo_graph_capture_for_export(program)(*values)
+    traced: torch.fx.GraphModule = dynamo_graph_capture_for_export(program)(*values)
+    return traced
 
 
-def trace_joint(stack: ExitStack, traced: Any, values: Sequence[Tensor]) -> Any:
+def trace_joint(
+    stack: ExitStack, traced: nn.Module, values: Sequence[Tensor]
+) -> JointWithDescriptors:
     """Return one functional ATen graph (`graph_module`) of forward and backward, whose placeholders
     and outputs carry descriptors.
 
@@ -210,7 +218,7 @@ def dynamo_settings(wanted: Mapping[str, Any]) -> AbstractContextManager[None]:
     return config.patch({key: x for key, x in wanted.items() if hasattr(config, key)})  # type: ignore[no-any-return]
 
 
-def leaf_check() -> tuple[Any, str] | None:
+def leaf_check() -> tuple[object, str] | None:
     """Return (class, method) that refuses requires_grad_() in forward; None: this release lacks
     it.
     """
@@ -219,7 +227,7 @@ def leaf_check() -> tuple[Any, str] | None:
     return (owner, name) if hasattr(owner, name) else None
 
 
-def side_effects() -> type[Any]:
+def side_effects() -> type[SideEffects]:
     """Return Dynamo's class of what forward changes in Python: `codegen_update_mutated` is called
     once; `keepalive` has the objects, `id_to_variable` their variables, `store_attr_mutations` the
     attributes.
@@ -229,10 +237,9 @@ def side_effects() -> type[Any]:
     return SideEffects
 
 
-def modified_variables(effects: Any) -> Sequence[Any]:
+def modified_variables(effects: SideEffects) -> Sequence[VariableTracker]:
     """Return the variables (with a `source`) of objects that forward changed."""
-    found: Sequence[Any] = effects._get_modified_vars()
-    return found
+    return effects._get_modified_vars()
 
 
 def forget_triton() -> None:
@@ -277,7 +284,7 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     return dict(select_decomp_table())
 
 
-def inductor_settings(settings: Mapping[str, Any]) -> AbstractContextManager[None]:
+def inductor_settings(settings: Mapping[str, object]) -> AbstractContextManager[None]:
     """Within, Inductor has these settings."""
     with _quiet_imports():
         from torch._inductor import config

@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     raise SystemExit(OK)
 
 
-def _end_before_start(number: int, frame: Any) -> NoReturn:
+def _end_before_start(number: int, frame: object) -> NoReturn:
     """End on SIGTERM or Ctrl-C while there is nothing to save; a run has a handler of its own.
 
     An error would be lost where an import calls it from C code, or catches all that is raised.

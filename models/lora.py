@@ -81,7 +81,7 @@ def add_lora(linear: nn.Module, rank: int, alpha: float, dropout: float) -> None
 
 
 @cache
-def _with_lora(cls: Any) -> Any:
+def _with_lora(cls: Any) -> object:
     """Return a class of linears with the term of the adapter, the same for the same class."""
     return type(f"Lora{cls.__name__}", (Lora, cls), {"__module__": cls.__module__})
 

@@ -25,7 +25,7 @@ class RowError(AssertionError):
 
 
 def prove(
-    op: Any,
+    op: object,
     rows: Sequence[Signature | str] | RowsOf,
     samples: Iterable[Arguments],
     *,
@@ -71,7 +71,7 @@ def prove(
             )
 
 
-def _target(op: Any) -> str:
+def _target(op: object) -> str:
     """Return the target of an op, "my.op.default" of "my::op"; raise ValueError if unknown."""
     if isinstance(op, OpOverload):
         return str(op)

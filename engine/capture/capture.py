@@ -302,7 +302,7 @@ def _trace(
 
 def _trace_forward(
     task: Task, batch: Batch, metrics: Mapping[str, LossFn], *, return_writes: bool
-) -> tuple[Any, tuple[Effect, ...], tuple[str, ...]]:
+) -> tuple[torch.fx.GraphModule, tuple[Effect, ...], tuple[str, ...]]:
     """Return (torch's graph before autograd, effects of forward in Python, written buffers).
 
     return_writes: a graph whose forward assigns buffers is traced again to return them.  The
@@ -312,7 +312,7 @@ def _trace_forward(
     for _ in range(2):
         program = CapturedModule(task, tuple(batch), metrics, written)
         with record_effects() as effects:
-            traced: Any = trace_forward(program, tuple(batch.values()))
+            traced = trace_forward(program, tuple(batch.values()))
         assigned = {id(e.owner) for e in effects} & {id(buffers_of(m)) for m in program.modules()}
         rest = tuple(effect for effect in effects if id(effect.owner) not in assigned)
         if written or not return_writes or not assigned:

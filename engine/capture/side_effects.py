@@ -78,7 +78,7 @@ def record_effects() -> Iterator[list[Effect]]:
     owner = side_effects()
     original = owner.codegen_update_mutated
 
-    def record(self: object, *args: object, **kwargs: object) -> None:
+    def record(self: Any, *args: Any, **kwargs: Any) -> None:
         effects[:] = _effects(self)
         original(self, *args, **kwargs)
 

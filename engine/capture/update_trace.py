@@ -91,7 +91,7 @@ def trace_update(
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    maker: Any = function
+    maker: object = function
     if inspect.isclass(maker) and issubclass(maker, torch.optim.Optimizer):
         raise _refusal(
             function,
@@ -203,7 +203,7 @@ def _read(
             raise _refusal(
                 function, "it reads a tensor from outside.", "Make it a state, or a number."
             )
-    returned: Any = module.graph.output_node().args[0]
+    returned: object = module.graph.output_node().args[0]
     returned = returned if isinstance(returned, (tuple, list)) else (returned,)
     results = tuple(reader.names.get(value, "") for value in returned)
     _check_results(results, reader.tensors, function, param)
@@ -248,7 +248,7 @@ def _root_of_squares(
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
-) -> Any:
+) -> object:
     """Compute a 2-norm as the root of a sum: a split tensor's sum is partial, its norm is not."""
     if ord != 2 or dtype is not None:
         return NotImplemented

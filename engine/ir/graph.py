@@ -293,7 +293,7 @@ def _read(values: tuple[object, ...], into: list[str]) -> None:
             _read(value, into)
 
 
-def map_refs(value: Any, fn: Callable[[Ref], Any]) -> Any:
+def map_refs(value: Any, fn: Callable[[Ref], object]) -> Any:
     """The same nested tuples with fn applied to every Ref."""
     if isinstance(value, Ref):
         return fn(value)

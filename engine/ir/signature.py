@@ -151,7 +151,7 @@ def torch_callable(target: str) -> Any:
 
 
 @cache
-def _parameters(target: str) -> tuple[tuple[str, Any], ...]:
+def _parameters(target: str) -> tuple[tuple[str, object], ...]:
     schema = schema_of(torch_callable(target))
     return tuple((arg.name, arg.default_value) for arg in schema.arguments)
 

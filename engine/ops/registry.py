@@ -104,7 +104,7 @@ def has_table(target: str) -> bool:
     return info(target).rule is not None
 
 
-def whole_function(target: str) -> Callable[..., Any]:
+def whole_function(target: str) -> Callable[..., object]:
     """Return the function that the op applies to whole tensors."""
     return info(target).function or torch_callable(target)  # type: ignore[no-any-return]
 

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -71,7 +70,7 @@ def bench(
 def _sigterm_as_ctrl_c() -> Iterator[None]:
     """Both end what runs, and show what is done."""
 
-    def interrupt(number: int, frame: Any) -> None:
+    def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
@@ -86,7 +85,7 @@ def _rounds(
 ) -> None:
     """Run all rounds; a run that failed once is not tried again."""
     runs = list(round_of(suite))
-    failed: set[Any] = set()
+    failed: set[object] = set()
     for number in range(suite.rounds):
         for place, run in enumerate(runs):
             if key_of(run) in failed:
@@ -129,7 +128,7 @@ def _write(suite: Suite, records: Sequence[FinishedRun], file: Path) -> None:
     file.write_text(json.dumps(strict(text), indent=1) + "\n")
 
 
-def _machine() -> dict[str, Any]:
+def _machine() -> dict[str, object]:
     """Describe the machine that measured."""
     return {
         "cores": os.cpu_count(),

@@ -68,7 +68,7 @@ class _Arrived:
 
     sent_bytes = 0
 
-    def __init__(self, made: list[Any]) -> None:
+    def __init__(self, made: list[object]) -> None:
         self.finish = lambda: made
 
     def on_done(self, callback: Callable[[], None]) -> None:
@@ -79,7 +79,7 @@ class _Arrived:
 class _EmptyReaders:
     """Batches of nothing."""
 
-    def supply(self, actor: Actor, act: int, inputs: Sequence[Any]) -> list[Any]:
+    def supply(self, actor: Actor, act: int, inputs: Sequence[object]) -> list[Any]:
         """Return as many stand-ins as the act has fields.  See Readers.supply."""
         return [_Nothing() for _ in actor.makes]
 

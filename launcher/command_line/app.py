@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,9 @@ from flowrun.engine.errors import TRACEBACK, FlowrunError, RunError
 from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.terminal import doing
 from flowrun.launcher.terminal.console import wrap_words
+
+if TYPE_CHECKING:
+    from flowrun.launcher.recipe.recipe import Recipe
 
 OK, RUN_FAILED, RECIPE_WRONG, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
 
@@ -55,7 +58,7 @@ def show_error(text: str) -> None:
     typer.echo(text, err=True, color=False if os.environ.get("NO_COLOR") else None)
 
 
-def load_recipe(overrides: list[str], config_dir: str | None) -> Any:
+def load_recipe(overrides: list[str], config_dir: str | None) -> Recipe:
     """Compose a recipe.  config_dir: the user's own groups.  Raises RecipeError."""
     with pause_collection():
         from flowrun.launcher.recipe.compose import load

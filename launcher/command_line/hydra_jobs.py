@@ -20,7 +20,7 @@ from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.terminal import doing
 
 
-def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -> list[Any]:
+def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -> list[object]:
     """Let Hydra compose and run one job, or many; return the outcome of each: its report, or the
     FlowrunError that ended it.
 
@@ -42,7 +42,7 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
         spelled = spell(overrides)
     outcomes: list[Any] = []
 
-    rows: list[Any] = []  # of a sweep: the arguments and the outcome of each job
+    rows: list[object] = []  # of a sweep: the arguments and the outcome of each job
     started = False
 
     def train(cfg: Any) -> Any:
@@ -73,7 +73,7 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
     return [each.outcome() if getattr(each, "waits", False) else each for each in outcomes]
 
 
-def _words() -> Any:
+def _words() -> object:
     """Return the arguments of the job under way."""
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
@@ -104,7 +104,7 @@ def _let_ctrl_c_raise() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _job(cfg: Any, config_dir: str | None) -> Any:
+def _job(cfg: Any, config_dir: str | None) -> object:
     """Run one job, in Hydra's run folder."""
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
@@ -137,7 +137,7 @@ def _job(cfg: Any, config_dir: str | None) -> Any:
         return error
 
 
-def _submit(recipe: Any, folder: Path) -> Any:
+def _submit(recipe: Any, folder: Path) -> object:
     """Submit a job to the queue; return its report, if it is to be waited for and no sweep has more
     to submit.
     """

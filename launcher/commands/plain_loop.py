@@ -132,7 +132,7 @@ def _optimizer(asked: Optimizer, parameters: Mapping[str, nn.Parameter]) -> torc
     groups = []
     for name, p in parameters.items():
         if p.requires_grad:
-            settings: dict[str, Any] = {"params": [p], **asked.settings(name)}
+            settings: dict[str, object] = {"params": [p], **asked.settings(name)}
             if not asked.function and "beta1" in settings:
                 settings["betas"] = (settings.pop("beta1"), settings.pop("beta2"))
             groups.append(settings)

@@ -34,7 +34,7 @@ class ImageFiles(StepwiseDataset):
 
     unprepared: ClassVar = {"labels": "label"}
 
-    def decode(self, sample: tuple[bytes, int]) -> tuple[Any, int]:
+    def decode(self, sample: tuple[bytes, int]) -> tuple[object, int]:
         """Return (an RGB image of PIL, what came with the file's bytes)."""
         from PIL import Image
 
@@ -105,7 +105,7 @@ class ImageFolder(ImageFiles):
         return Path(file).read_bytes(), label
 
     def augment(
-        self, sample: tuple[Any, int], draws: np.random.Generator | None
+        self, sample: tuple[object, int], draws: np.random.Generator | None
     ) -> dict[str, Tensor]:
         """Return the transformed image as the item's tensors."""
         image, label = sample

@@ -64,7 +64,7 @@ def sample_seconds(data: object) -> float:
     return float(getattr(data, "sample_seconds", 0.0))
 
 
-def apply_step(data: Any, name: str, value: Any, seed: tuple[int, ...] | None) -> Any:
+def apply_step(data: Any, name: str, value: Any, seed: tuple[int, ...] | None) -> object:
     """Run the step `name` of a sample of `data` on the value of the step before.
 
     seed: of a random step; None: the typical choice.

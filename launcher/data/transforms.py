@@ -67,7 +67,7 @@ def seed_draws(seed: int) -> Iterator[None]:
             np.random.set_state(states[2])
 
 
-def transform(image: Any, transforms: Sequence[Transform]) -> Tensor:
+def transform(image: object, transforms: Sequence[Transform]) -> Tensor:
     """Take an image of PIL through transforms; return (3, height, width) float32.
 
     What is then not a float tensor is scaled to 0..1 and normalised as ImageNet's images are.

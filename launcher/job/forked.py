@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from flowrun.engine.errors import RunError
 from flowrun.launcher.data.open_files import reopen_files
@@ -122,7 +122,7 @@ def _may_fork() -> bool:
     return cores > 1 and threading.active_count() == 1
 
 
-def _send_result(make: Callable[[], Any], reader: Connection, writer: Connection) -> None:
+def _send_result(make: Callable[[], object], reader: Connection, writer: Connection) -> None:
     import torch  # which who asks has imported
 
     reader.close()

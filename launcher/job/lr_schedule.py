@@ -78,7 +78,7 @@ def _advance(scheduler: lr_scheduler.LRScheduler, step: int) -> None:
         ) from error
 
 
-def _check_rate(rate: Any, step: int) -> float:
+def _check_rate(rate: object, step: int) -> float:
     if not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
         raise RecipeError(
             "optim.schedule",
@@ -130,7 +130,7 @@ def _parts(optim: Optim, steps: int) -> list[SchedulePart]:
     return parts
 
 
-def _check(entry: Any, where: str) -> None:
+def _check(entry: object, where: str) -> None:
     if not isinstance(entry, Mapping) or "name" not in entry:
         raise RecipeError(
             where, "nothing names the schedule.", "Write {name: CosineAnnealingLR, T_max: 200}."

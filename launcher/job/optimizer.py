@@ -22,7 +22,7 @@ FUSED = {  # the engine's own ops, and their numbers
     "adamw": ("beta1", "beta2", "eps", "weight_decay"),
     "sgd": ("momentum", "weight_decay", "nesterov"),
 }
-TRACED: Mapping[str, Callable[..., Any]] = {
+TRACED: Mapping[str, Callable[..., object]] = {
     "adagrad": optimizers.adagrad,
     "lamb": optimizers.lamb,
     "lion": optimizers.lion,
@@ -32,7 +32,7 @@ TRACED: Mapping[str, Callable[..., Any]] = {
 def optimizer_of(recipe: Recipe) -> Optimizer:
     """Raises RecipeError at the key of optim that is wrong."""
     optim = recipe.optim
-    function: Callable[..., Any] | None
+    function: Callable[..., object] | None
     if optim.update:
         name, function, numbers = _own(optim.update)
     else:
@@ -65,7 +65,7 @@ def _value(optim: Any, key: str) -> float | bool:
     return getattr(optim, key)  # type: ignore[no-any-return]
 
 
-def _own(update: Mapping[str, Any]) -> tuple[str, Callable[..., Any], dict[str, float | bool]]:
+def _own(update: Mapping[str, object]) -> tuple[str, Callable[..., Any], dict[str, float | bool]]:
     """The user's function and its numbers: those given, its defaults for the rest."""
     if not update.get("_target_"):
         raise RecipeError(

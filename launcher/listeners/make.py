@@ -45,7 +45,7 @@ class NamedListener:
     """A listener, and how a note calls it.  may_end: it is a callback, whose error ends the run."""
 
     name: str
-    listener: Any
+    listener: object
     may_end: bool
 
 
@@ -97,7 +97,7 @@ def _make_logger(entry: Any, where: str) -> NamedListener:
     return NamedListener(name, logger.make(**options), may_end=False)
 
 
-def _make_own(entry: Any, where: str, may_end: bool) -> NamedListener:
+def _make_own(entry: object, where: str, may_end: bool) -> NamedListener:
     if not isinstance(entry, Mapping) or not isinstance(entry.get(TARGET), str):
         raise RecipeError(
             where,

@@ -29,7 +29,7 @@ _WRITE = {
 }
 
 
-def check_kind(data: Any) -> None:
+def check_kind(data: object) -> None:
     """It has a length and items by number.  Raises RecipeError."""
     name = type(data).__name__
     if isinstance(data, IterableDataset):
@@ -83,7 +83,7 @@ def check_items(data: Any) -> None:
         _check_alone(data, items[0], field, name)
 
 
-def check_labels(model: Any, inputs: Mapping[str, str], loss: Any, data: Any) -> None:
+def check_labels(model: object, inputs: Mapping[str, str], loss: Any, data: object) -> None:
     """Check that labels of a model that computes its loss are those of the data set.
 
     model: as it is trained.  inputs: argument of forward -> field.  loss: of the recipe; a model
@@ -120,7 +120,7 @@ def _masks(labels: Tensor) -> bool:
     return bool((labels == IGNORED).any())
 
 
-def _shifts(model: Any) -> bool:
+def _shifts(model: object) -> bool:
     """Return True for a causal language model of transformers, also one that peft has wrapped."""
     if hasattr(model, "get_base_model"):
         model = model.get_base_model()
@@ -137,7 +137,7 @@ def _are_shifted(labels: Tensor, ids: Tensor) -> bool:
     return bool(ahead) and not torch.equal(labels[counted], ids[counted])
 
 
-def notes_of(data: Any) -> tuple[str, ...]:
+def notes_of(data: object) -> tuple[str, ...]:
     """Return the notes that a data set of flowrun's own has for the user."""
     found = getattr(data, "notes", ())
     return found if type(data).__module__.startswith("flowrun.") else ()
@@ -159,14 +159,14 @@ def data_errors() -> Iterator[None]:
         raise RecipeError("data._target_", lines) from error
 
 
-def random_fields(data: Any) -> list[str]:
+def random_fields(data: object) -> list[str]:
     """Fields that `data[0]` makes differently each time."""
     with data_errors():
         one, other = (collate([item_of(data, 0)], (0,)) for _ in range(2))
     return differing_fields(one, other)
 
 
-def _check_alone(data: Any, item: Mapping[str, Tensor], field: str, name: str) -> None:
+def _check_alone(data: object, item: Mapping[str, Tensor], field: str, name: str) -> None:
     """Check that a field made from the index alone equals that of the item.  Raises RecipeError."""
     try:
         alone = getattr(data, name)(0)

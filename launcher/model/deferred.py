@@ -120,7 +120,7 @@ class _Recorder(DispatchMode):
 
     # ------------------------------------------------------------------ kinds of ops
 
-    def _in_memory(self, func: Any, leaves: list[Any], spec: TreeSpec, late: list[bool]) -> Any:
+    def _in_memory(self, func: Any, leaves: list[Any], spec: TreeSpec, late: list[bool]) -> object:
         """An op as ever, on values."""
         if not any(late):
             args, kwargs = tree_unflatten(leaves, spec)
@@ -135,7 +135,9 @@ class _Recorder(DispatchMode):
         apart = [x.clone() if dense(x) and storage_id(x) in ours else x for x in results]
         return tree_unflatten(apart, out)
 
-    def _record_maker(self, func: Any, leaves: list[Any], spec: TreeSpec, late: list[bool]) -> Any:
+    def _record_maker(
+        self, func: object, leaves: list[object], spec: TreeSpec, late: list[bool]
+    ) -> object:
         """Record an op that makes tensors of its own."""
         state = None
         if op_schema.draws(func) and self.draws:
@@ -167,7 +169,7 @@ class _Recorder(DispatchMode):
 
     def _record_writer(
         self, func: Any, leaves: list[Any], spec: TreeSpec, places: tuple[int, ...]
-    ) -> Any:
+    ) -> object:
         """Record an op that writes to tensors without memory."""
         if not op_schema.returns_what_it_writes(func):
             raise self.cannot(f"{func} writes to a tensor and makes another")
@@ -218,7 +220,7 @@ class _Recorder(DispatchMode):
         self.failed = Unrecordable(why)
         return self.failed
 
-    def look(self, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def look(self, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> object:
         """Call a function of Python on the values of a tensor, which are made for it."""
         self.rests = True
         try:
@@ -270,8 +272,8 @@ class _Recorder(DispatchMode):
 
     def _call(
         self,
-        func: Any,
-        leaves: Sequence[Any],
+        func: object,
+        leaves: Sequence[object],
         spec: TreeSpec,
         written: tuple[int, ...],
         results: Sequence[Geometry | None],

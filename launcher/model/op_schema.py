@@ -75,7 +75,7 @@ def returns_what_it_writes(op: Any) -> bool:
     return all(alias is not None and alias.is_write for alias in aliases)
 
 
-def find_written(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int]:
+def find_written(op: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> set[int]:
     """Return the ids of the tensors that an op writes to, among its `args` and `kwargs`."""
     given = [
         args[k] if k < len(args) else kwargs.get(argument.name)
@@ -85,7 +85,7 @@ def find_written(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set
     return {id(x) for x in tree_leaves(given) if isinstance(x, Tensor)}
 
 
-def run_on_meta(op: Any, leaves: Sequence[Any], spec: TreeSpec) -> Any:
+def run_on_meta(op: Any, leaves: Sequence[object], spec: TreeSpec) -> object:
     """Call an op on the meta device.
 
     op: the op.  leaves, spec: its arguments, flattened by pytree.  Raises where torch does not know
@@ -97,25 +97,25 @@ def run_on_meta(op: Any, leaves: Sequence[Any], spec: TreeSpec) -> Any:
     return op(*args, **kwargs)
 
 
-def _without_values(x: Any) -> Any:
+def _without_values(x: object) -> object:
     if isinstance(x, torch.Generator):
         return None
     return Geometry.of(x).empty("meta") if isinstance(x, Tensor) else x
 
 
-def generator(leaves: Sequence[Any]) -> torch.Generator:
+def generator(leaves: Sequence[object]) -> torch.Generator:
     """Find the generator of an op that draws, among its flat arguments."""
     given = (x for x in leaves if isinstance(x, torch.Generator))
     return next(given, torch.default_generator)
 
 
-def ordinary(x: Any) -> bool:
+def ordinary(x: object) -> bool:
     """False if it leads away from ordinary tensors of the CPU."""
     if isinstance(x, Tensor):
         return x.layout is torch.strided and x.device == CPU
     return not isinstance(x, torch.device) or x == CPU
 
 
-def dense(x: Any) -> bool:
+def dense(x: object) -> bool:
     """True for an ordinary tensor of the CPU, or one of the meta device."""
     return isinstance(x, Tensor) and x.layout is torch.strided and x.device.type in ("cpu", "meta")

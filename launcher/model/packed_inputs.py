@@ -81,9 +81,9 @@ def _refusal(model: nn.Module, why: str) -> RecipeError:
 # ---- models of transformers ----------------------------------------------------------------------
 
 
-def _of_transformers(model: nn.Module) -> Any:
+def _of_transformers(model: nn.Module) -> object:
     """Return the model of transformers that this is, or that peft wraps; None: it is none."""
-    base: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
+    base: object = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
     return base if hasattr(base, "set_attn_implementation") else None
 
 

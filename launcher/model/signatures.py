@@ -21,7 +21,7 @@ GROUP = "flowrun.signatures"
 FIELDS = {"_target_": "rule", "local": "local", "flops": "cost_flops", "seconds": "cost_seconds"}
 
 
-def tables_of(signatures: Mapping[str, Any]) -> tuple[tuple[str, OpTable], ...]:
+def tables_of(signatures: Mapping[str, object]) -> tuple[tuple[str, OpTable], ...]:
     """Raises RecipeError at the key that is wrong, or for an entry point that can't be used."""
     brought = {e.name: e for e in entry_points(group=GROUP) if e.name not in signatures}
     return (

@@ -53,7 +53,7 @@ def make_object(target: Target, where: str) -> Any:
     return _instantiate(target, str(target["_target_"]), where)
 
 
-def _check_targets_within(arguments: Mapping[str, Any], where: str) -> None:
+def _check_targets_within(arguments: Mapping[str, object], where: str) -> None:
     """Check the paths alone: a config of transformers takes more than its signature shows."""
     for key, value in arguments.items():
         if isinstance(value, Mapping):
@@ -126,7 +126,7 @@ def _is_hydra_word(key: str) -> bool:
 
 
 def check_arguments(
-    made_by: Any, arguments: Mapping[str, Any], where: str, positional: int = 0
+    made_by: Any, arguments: Mapping[str, object], where: str, positional: int = 0
 ) -> None:
     """Compare the names of `arguments` with the signature of `made_by`, not their values.
 
@@ -181,9 +181,9 @@ def find(path: str, where: str) -> Any:
     return found
 
 
-def _deepest_module(parts: list[str], where: str) -> tuple[Any, int]:
+def _deepest_module(parts: list[str], where: str) -> tuple[object, int]:
     """The longest leading part of a dotted path that is a module, imported."""
-    module: Any = None
+    module: object = None
     for depth in range(1, len(parts) + 1):
         name = ".".join(parts[:depth])
         try:
@@ -209,7 +209,7 @@ def _deepest_module(parts: list[str], where: str) -> tuple[Any, int]:
     return module, len(parts)
 
 
-def _submodules(module: Any) -> list[str]:
+def _submodules(module: object) -> list[str]:
     return [m.name for m in pkgutil.iter_modules(getattr(module, "__path__", []))]
 
 

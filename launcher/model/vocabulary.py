@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from torch import nn
 
@@ -13,7 +12,7 @@ from flowrun.launcher.recipe.recipe import Recipe
 _NAMES = ("vocabulary", "vocab_size")  # how flowrun's models and those of transformers call it
 
 
-def check_vocabulary(recipe: Recipe, model: nn.Module, data: Any) -> None:
+def check_vocabulary(recipe: Recipe, model: nn.Module, data: object) -> None:
     """Raise RecipeError where a key of the model, or its config, names fewer ids than the data has.
 
     recipe, model: its keys, and the model that they made.  data: its attribute `vocabulary`, if it
@@ -35,7 +34,7 @@ def check_vocabulary(recipe: Recipe, model: nn.Module, data: Any) -> None:
             )
 
 
-def _sizes(keys: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
+def _sizes(keys: Mapping[str, object], where: str) -> Iterator[tuple[str, object]]:
     """Yield (key, value) of every number of ids among the arguments of a model."""
     for key, value in keys.items():
         if isinstance(value, Mapping):

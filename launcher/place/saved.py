@@ -77,14 +77,14 @@ def _own(file: Path) -> dict[str, Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _anywhere(entry: Any, file: Path) -> Any:
+def _anywhere(entry: object, file: Path) -> object:
     """A recipe that is named by a path, by one that holds in any folder."""
     if isinstance(entry, str) and is_path(entry):
         return str((file.parent / entry).resolve())
     return entry
 
 
-def _choose(defaults: list[Any], group: str, override: Override) -> None:
+def _choose(defaults: list[object], group: str, override: Override) -> None:
     """A group of the command line takes the place of the recipe's own choice, or of what the recipe
     that it builds on chose.
     """

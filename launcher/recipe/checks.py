@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import replace
-from typing import Any
 
 from flowrun.engine.ir.placement import BATCH_AXES
 from flowrun.engine.strategy import Zero
@@ -58,7 +57,7 @@ def _check_targets(recipe: RecipeSchema) -> None:
         "model": "torch.nn.Linear, or model=gpt_tiny",
         "data": "my_package.MyDataset, or data=text",
     }
-    targets: dict[str, Any] = {"model": recipe.model, "data": recipe.data}
+    targets: dict[str, object] = {"model": recipe.model, "data": recipe.data}
     if recipe.task.loss is not None:
         targets["task.loss"] = recipe.task.loss
     targets |= {f"task.metrics.{name}": metric for name, metric in recipe.task.metrics.items()}

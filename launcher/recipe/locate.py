@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
@@ -123,7 +122,7 @@ def _read(file: Path) -> str:
     return file.read_text(encoding="utf-8", errors="replace")
 
 
-def _defaults(text: str) -> list[Any]:
+def _defaults(text: str) -> list[object]:
     try:
         tree = yaml.safe_load(text)
     except _UNREADABLE:
@@ -133,7 +132,7 @@ def _defaults(text: str) -> list[Any]:
 
 
 def _chosen_file(
-    entry: Any, group: str, chosen: Mapping[str, str], folders: list[Path]
+    entry: object, group: str, chosen: Mapping[str, str], folders: list[Path]
 ) -> tuple[Path, str] | None:
     if isinstance(entry, dict):
         name = group_of(entry)
@@ -191,7 +190,7 @@ def _with_changes(
     return replace(place, value=shown, changes=tuple(_shorten(text) for *_, text in changes))
 
 
-def _set(tree: Any, key: str, value: str) -> None:
+def _set(tree: object, key: str, value: str) -> None:
     """Set a dotted key of nested mappings, where all on the way to it is one."""
     *around, last = key.split(".")
     for name in around:
@@ -244,7 +243,7 @@ def _show(node: yaml.Node) -> str:
     return _flow(yaml.safe_load(text))
 
 
-def _flow(tree: Any) -> str:
+def _flow(tree: object) -> str:
     """Write a tree in YAML's flow style, shortened."""
     flow = yaml.safe_dump(tree, default_flow_style=True, width=10_000, sort_keys=False)
     return _shorten(flow.strip())

@@ -85,7 +85,7 @@ def _check_axes(axes: Mapping[str, int]) -> None:
             )
 
 
-def _check_number_of_ranks(stages: Any, ranks: int) -> None:
+def _check_number_of_ranks(stages: object, ranks: int) -> None:
     """ranks: of each stage."""
     count = stages if isinstance(stages, int) else len(stages) if isinstance(stages, list) else 1
     if count * ranks > MOST_RANKS:
@@ -96,7 +96,7 @@ def _check_number_of_ranks(stages: Any, ranks: int) -> None:
         )
 
 
-def _stage_entries(stages: Any) -> list[Mapping[str, Any]]:
+def _stage_entries(stages: object) -> list[Mapping[str, object]]:
     where = "placement.stages"
     if isinstance(stages, int) and not isinstance(stages, bool):
         if stages < 1:
@@ -126,7 +126,7 @@ def _stage_entries(stages: Any) -> list[Mapping[str, Any]]:
     return list(stages)
 
 
-def _patterns(entry: Mapping[str, Any], index: int) -> tuple[str, ...]:
+def _patterns(entry: Mapping[str, object], index: int) -> tuple[str, ...]:
     modules = entry.get("modules") or []
     if isinstance(modules, str):
         return (modules,)
@@ -140,7 +140,7 @@ def _patterns(entry: Mapping[str, Any], index: int) -> tuple[str, ...]:
 
 
 def _grid(
-    ranks: Any, names: tuple[str, ...], where: str
+    ranks: object, names: tuple[str, ...], where: str
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(sizes, ranks row-major) of nested lists; without axes, one rank alone or in a list."""
     shape, flat = _flatten(ranks, where)
@@ -156,7 +156,7 @@ def _grid(
     return shape, flat
 
 
-def _flatten(ranks: Any, where: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _flatten(ranks: object, where: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if isinstance(ranks, int) and not isinstance(ranks, bool) and ranks >= 0:
         return (), (ranks,)
     if not isinstance(ranks, list) or not ranks:
@@ -285,7 +285,7 @@ def parse_plan_axis(sbp: Mapping[str, Any], axes: Sequence[str]) -> str:
     return str(axis)
 
 
-def _leaves(value: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
+def _leaves(value: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], object]]:
     if isinstance(value, Mapping):
         return [leaf for key, item in value.items() for leaf in _leaves(item, (*path, str(key)))]
     return [(path, value)]

@@ -335,12 +335,12 @@ def _is_asked(recipe: Recipe, section: str, key: str) -> bool:
     return value not in (_default(section, key), *_of_groups(recipe, section, key))
 
 
-def _default(section: str, key: str) -> Any:
+def _default(section: str, key: str) -> object:
     """Return the schema's default."""
     return attrgetter(f"{section}.{key}")(RecipeSchema())
 
 
-def _of_groups(recipe: Recipe, section: str, key: str) -> Iterator[Any]:
+def _of_groups(recipe: Recipe, section: str, key: str) -> Iterator[object]:
     """Yield the values of the group that the recipe's `name` is of, and of the default group."""
     for name in ("adamw", recipe.optim.name) if section == "optim" else ():
         value = _group(section, name).get(key)
@@ -348,7 +348,7 @@ def _of_groups(recipe: Recipe, section: str, key: str) -> Iterator[Any]:
 
 
 @cache
-def _group(section: str, name: str) -> dict[str, Any]:
+def _group(section: str, name: str) -> dict[str, object]:
     file = Path(__file__).resolve().parents[2] / "conf" / section / f"{name}.yaml"
     found: Any = OmegaConf.to_container(OmegaConf.load(file))
     return dict(found)

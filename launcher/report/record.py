@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TextIO
+from typing import TextIO
 
 import yaml  # type: ignore[import-untyped]
 
@@ -217,7 +217,7 @@ class Record:
         """Note a checkpoint that the first host has completed."""
         self._newest = max(self._newest, step)
 
-    def go_back(self, start: Start | None, why: Mapping[str, Any]) -> None:
+    def go_back(self, start: Start | None, why: Mapping[str, object]) -> None:
         """Forget what new ranks will do again.
 
         start: where they begin.  why: a line of restarts.jsonl.
@@ -340,7 +340,7 @@ class Record:
         if self.progress:
             self.progress.close()
 
-    def _line(self, line: dict[str, Any]) -> None:
+    def _line(self, line: dict[str, object]) -> None:
         self._write_restarts()
         with name_file(self.folder / METRICS):
             if self._metrics is None:

@@ -46,7 +46,7 @@ def write(file: Path, training: Rehearsed, notes: Mapping[int, Sequence[TraceEve
 
 def events(
     training: Rehearsed, notes: Mapping[int, Sequence[TraceEvent]]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """Every event of the file."""
     plan = training.plan
     traced = {rank: build_slices(plan, rank, own) for rank, own in notes.items()}
@@ -61,7 +61,7 @@ def events(
     yield from _foreseen(training, _last_step_begins(plan, traced, zero))
 
 
-def _name_rows(process: int, name: str, actors: Iterable[Actor]) -> Iterator[dict[str, Any]]:
+def _name_rows(process: int, name: str, actors: Iterable[Actor]) -> Iterator[dict[str, object]]:
     """Name a process and its rows; rows stand in the order of the plan."""
     yield _meta(process, 0, "process_name", name=name)
     yield _meta(process, 0, "process_sort_index", sort_index=process)
@@ -70,19 +70,19 @@ def _name_rows(process: int, name: str, actors: Iterable[Actor]) -> Iterator[dic
         yield _meta(process, actor.id + 1, "thread_sort_index", sort_index=actor.id + 1)
 
 
-def _meta(process: int, row: int, what: str, **args: Any) -> dict[str, Any]:
+def _meta(process: int, row: int, what: str, **args: object) -> dict[str, object]:
     return {"ph": "M", "pid": process, "tid": row, "name": what, "args": args}
 
 
 def _slice(
-    process: int, row: int, name: str, kind: str, begin: float, end: float, **args: Any
+    process: int, row: int, name: str, kind: str, begin: float, end: float, **args: object
 ) -> dict[str, Any]:
     """begin, end: microseconds."""
     timed = {"ts": round(begin, 3), "dur": round(end - begin, 3)}
     return {"ph": "X", "pid": process, "tid": row, "name": name, "cat": kind, **timed, "args": args}
 
 
-def _draw_slice(plan: Plan, s: Slice, zero: int) -> dict[str, Any]:
+def _draw_slice(plan: Plan, s: Slice, zero: int) -> dict[str, object]:
     actor = plan.actors[s.actor]
     waited = {}
     if s.waited_for is not None and s.ready is not None:
@@ -127,7 +127,7 @@ def in_words(plan: Plan, need: Need) -> str:
 
 def _thread(
     plan: Plan, rank: int, notes: Iterable[TraceEvent], zero: int
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """The first row of a rank: what its thread did, one after the other."""
     yield _meta(rank, 0, "thread_name", name="the rank's thread")
     for what, actor, act, begin, end in notes:
@@ -138,7 +138,9 @@ def _thread(
             yield _slice(rank, 0, name, what, *times, **_when(plan, about, act))
 
 
-def _credits(plan: Plan, rank: int, slices: Sequence[Slice], zero: int) -> Iterator[dict[str, Any]]:
+def _credits(
+    plan: Plan, rank: int, slices: Sequence[Slice], zero: int
+) -> Iterator[dict[str, object]]:
     """Slots in use of every stash register, whenever that changes."""
     at: dict[int, list[tuple[int, int]]] = {}
     registers = [r for r in plan.registers if r.stash and r.producer is not None]
@@ -167,7 +169,7 @@ def _credits(plan: Plan, rank: int, slices: Sequence[Slice], zero: int) -> Itera
 
 def _arrows(
     plan: Plan, traced: Mapping[int, Sequence[Slice]], zero: int
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """An arrow for each message that was recorded at both its ends."""
     transfers = [(a, a.work) for a in plan.actors if isinstance(a.work, TransferWork)]
     receivers = {w.channel: a.id for a, w in transfers if a.stage == w.target_stage}
@@ -186,7 +188,7 @@ def _arrows(
                 number += 1
 
 
-def _arrow(number: int, sent: Slice, received: Slice, zero: int) -> Iterator[dict[str, Any]]:
+def _arrow(number: int, sent: Slice, received: Slice, zero: int) -> Iterator[dict[str, object]]:
     """Both ends of an arrow, within the slices that it connects."""
     end = max(received.begin, received.end - _WITHIN_NS)
     for s, ns, kind in ((sent, sent.begin, {"ph": "s"}), (received, end, {"ph": "f", "bp": "e"})):
@@ -210,7 +212,7 @@ def _last_step_begins(
     return last, (begin - zero) / 1e3
 
 
-def _foreseen(training: Rehearsed, at: tuple[int, float]) -> Iterator[dict[str, Any]]:
+def _foreseen(training: Rehearsed, at: tuple[int, float]) -> Iterator[dict[str, object]]:
     """The rehearsed step, a process a stage."""
     plan, (step, begin) = training.plan, at
     for stage, placement in enumerate(plan.placements):

@@ -62,7 +62,7 @@ class LastingOutput:
     def _stream(self) -> Any:
         return getattr(sys, self._name)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
 

@@ -24,7 +24,7 @@ class Draws(DispatchMode):
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    ) -> object:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)

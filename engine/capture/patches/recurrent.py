@@ -28,8 +28,13 @@ def decompose_as_in_training() -> Iterator[None]:
     helper = vars(decompositions)[RNN_HELPER]
 
     def with_dropout(
-        given: Any, hidden: Any, params: Any, has_biases: Any, num_layers: int, *rest: Any
-    ) -> Any:
+        given: Any,
+        hidden: object,
+        params: object,
+        has_biases: object,
+        num_layers: int,
+        *rest: object,
+    ) -> object:
         return helper(given, hidden, params, has_biases, _LayerCount(num_layers), *rest)
 
     select = "select_one_layer_lstm_function"

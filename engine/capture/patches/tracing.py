@@ -89,7 +89,7 @@ def _unmark_buffers(modules: Iterable[nn.Module]) -> Iterator[None]:
     """
     held = (tensor for module in modules for tensor in buffers_of(module).values())
     marked = [tensor for tensor in held if hasattr(tensor, BUFFER_MARK)]
-    buffers: list[Any] = list({id(tensor): tensor for tensor in marked}.values())
+    buffers: list[object] = list({id(tensor): tensor for tensor in marked}.values())
     for buffer in buffers:
         delattr(buffer, BUFFER_MARK)
     try:

@@ -236,7 +236,7 @@ class DistributedRank:
         scheduler.aside(actor.id)
         self._run_in_thread(actor, act, self.pool.submit(self.body.report(actor, act)))
 
-    def _run_in_thread(self, actor: Actor, act: int, future: Future[list[Any] | None]) -> None:
+    def _run_in_thread(self, actor: Actor, act: int, future: Future[list[object] | None]) -> None:
         """Keep an act that runs in a thread, and announce it when it is done."""
         self.pulse.begin_in_thread(actor.id, act)
         self.under_way[actor.id, act] = ThreadAct(future)
@@ -275,7 +275,7 @@ def _use_device(device: torch.device) -> None:
 class ThreadAct:
     """An act of a reader or of a report that runs in a thread."""
 
-    def __init__(self, future: Future[list[Any] | None]) -> None:
+    def __init__(self, future: Future[list[object] | None]) -> None:
         self.future = future
 
     def finish(self) -> list[Any]:

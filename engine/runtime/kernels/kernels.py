@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from types import CodeType, NoneType
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -158,7 +158,7 @@ def batch_updates(lines: Sequence[ProgramCall]) -> list[ProgramCall]:
     return out
 
 
-def _update_key(line: ProgramCall) -> tuple[Function | None, tuple[tuple[str, Any], ...], int]:
+def _update_key(line: ProgramCall) -> tuple[Function | None, tuple[tuple[str, object], ...], int]:
     """Return a key that is equal for updates that can be merged, and unique for other lines."""
     if line.call.function in OF_MANY:
         return line.call.function, line.call.kwargs, 0

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 from flowrun.engine.ir.files import open_more
 
@@ -166,7 +166,7 @@ def _redirect(number: int, name: str, writer: int) -> None:
     handlers of logging, go on unaware.
     """
     os.dup2(writer, number)
-    stream: Any = getattr(sys, name)
+    stream: object = getattr(sys, name)
     if isinstance(stream, io.TextIOWrapper):
         if stream.fileno() != number:
             os.dup2(writer, stream.fileno())

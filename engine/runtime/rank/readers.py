@@ -29,7 +29,7 @@ class StepwiseSamples(Protocol):
     """
 
     def prepare(
-        self, name: str, samples: list[Any] | None, step: int, micro_batch: int, rows: slice
+        self, name: str, samples: list[object] | None, step: int, micro_batch: int, rows: slice
     ) -> list[Any]:
         """Return the samples of `rows` of a micro-batch after the step `name` of preparation.
 
@@ -43,7 +43,7 @@ class StepwiseSamples(Protocol):
         """Return the fields that need no preparation, for `rows` of `micro_batch` of `step`."""
 
     def collate(
-        self, samples: list[Any], step: int, micro_batch: int, rows: slice
+        self, samples: list[object], step: int, micro_batch: int, rows: slice
     ) -> Mapping[str, torch.Tensor]:
         """Return the batch of `samples` that are ready: `rows` of `micro_batch` of `step`."""
 

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -64,7 +63,7 @@ def main(file: Path) -> None:
         )
     )
     losses, seconds = _measure(step, job.recipe.train.steps)
-    readbacks: dict[str, Any] = {"losses": losses, "step_s": seconds}
+    readbacks: dict[str, object] = {"losses": losses, "step_s": seconds}
     readbacks["peak_bytes"] = most_taken() - before
     if device.type == "cuda":
         readbacks["peak_bytes"] = torch.cuda.max_memory_reserved(device)

@@ -29,7 +29,7 @@ def arguments(optim: Optim, sparse: bool = False) -> dict[str, Any]:
             raise ValueError(f"a peer of the bench knows no optim.{key}: switch it off")
     if optim.name not in KINDS:
         raise ValueError(f"torch has no optimizer {optim.name}; there is {', '.join(KINDS)}")
-    common: dict[str, Any] = {"lr": optim.lr, "weight_decay": optim.weight_decay}
+    common: dict[str, object] = {"lr": optim.lr, "weight_decay": optim.weight_decay}
     if not sparse:
         common["fused"] = True
     if optim.name == "adamw":

@@ -31,7 +31,7 @@ def _checkpoint(module: nn.Module) -> None:
     """Compute the activations of this module again in backward."""
     forward = module.forward
 
-    def again(*inputs: Any, **named: Any) -> Any:
+    def again(*inputs: Any, **named: Any) -> object:
         return checkpoint(forward, *inputs, use_reentrant=False, **named)
 
     module.forward = again  # type: ignore[method-assign]

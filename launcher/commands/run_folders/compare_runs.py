@@ -68,7 +68,7 @@ def _compare_figures(runs: Sequence[RunSummary], losses: Sequence[Losses]) -> Ta
     return table
 
 
-def _rows_of_reports(reports: Sequence[Mapping[str, Any] | None]) -> dict[str, list[str]]:
+def _rows_of_reports(reports: Sequence[Mapping[str, object] | None]) -> dict[str, list[str]]:
     """Return rows of the reports of runs, of which some have none."""
     there = [found for found in reports if found]
     if not there:
@@ -83,7 +83,7 @@ def _rows_of_reports(reports: Sequence[Mapping[str, Any] | None]) -> dict[str, l
     }
 
 
-def _read_report(folder: Path) -> Mapping[str, Any] | None:
+def _read_report(folder: Path) -> Mapping[str, object] | None:
     with suppress(OSError, ValueError):
         found: Mapping[str, Any] = json.loads((folder / REPORT).read_text())
         return found

@@ -74,7 +74,7 @@ class Counterpart:
     rows: tuple[LayerNames, ...]
     depth: int
     heads: int = 1
-    also: Mapping[str, Any] = field(default_factory=dict)  # arguments for training alone
+    also: Mapping[str, object] = field(default_factory=dict)  # arguments for training alone
 
     def to_theirs(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return our tensors by their names."""
