@@ -58,9 +58,7 @@ _TRAINS = ("run", "resume")
 def main(arguments: list[str] | None = None) -> NoReturn:
     """The console script.  Ends with SystemExit."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # it was closed before we began
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    _replace_closed_streams()
     if _COMPLETES in os.environ:  # the shell's script asks; what it has typed is in the environment
         app(given, prog_name="flowrun")
     if not given:
@@ -71,15 +69,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     elif given[0] not in (*COMMANDS, *_OPTIONS):
         given = ["run", *given]
     if arguments is None:
-        atexit.register(gc.freeze)  # an exit looks through all objects for garbage else: 0.5 s
-        if given[0] in _STARTS_RANKS:
-            heap.reexec_with_tunables()
-        if given[0] in _TRAINS:
-            signal.signal(signal.SIGTERM, _end_before_start)
-            if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-                signal.signal(signal.SIGINT, _end_before_start)
-        if given[0] in _READ_RECIPES and not {"--help", "-h"} & {*given}:
-            doing.doing("reading the recipe")
+        _prepare_process(given)
     try:
         with show_errors(given[1:], None):
             _check_words(given)
@@ -96,6 +86,26 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         typer.echo("stopped", err=True)
         raise SystemExit(INTERRUPTED) from None
     raise SystemExit(OK)
+
+
+def _replace_closed_streams() -> None:
+    """Write to nowhere where stdout or stderr was closed before the process began."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
+def _prepare_process(given: Sequence[str]) -> None:
+    """Set the heap, the signals and the line of progress of a process that is the command alone."""
+    atexit.register(gc.freeze)  # an exit looks through all objects for garbage else: 0.5 s
+    if given[0] in _STARTS_RANKS:
+        heap.reexec_with_tunables()
+    if given[0] in _TRAINS:
+        signal.signal(signal.SIGTERM, _end_before_start)
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, _end_before_start)
+    if given[0] in _READ_RECIPES and not {"--help", "-h"} & {*given}:
+        doing.doing("reading the recipe")
 
 
 def _end_before_start(number: int, frame: object) -> NoReturn:

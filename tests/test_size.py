@@ -43,18 +43,18 @@ BUDGETS = {
     "engine/runtime": 8_300,
     "engine/trace": 540,
     "engine/verify": 850,
-    "launcher": 560,
+    "launcher": 490,
     "launcher/bench": 2_590,
     "launcher/command_line": 1_200,
     "launcher/commands": 3_750,
     "launcher/data": 3_520,
-    "launcher/job": 1_520,
+    "launcher/job": 1_525,
     "launcher/listeners": 720,
-    "launcher/model": 2_710,
-    "launcher/place": 2_030,
-    "launcher/recipe": 3_270,
-    "launcher/ranks": 1_750,
-    "launcher/report": 2_480,
+    "launcher/model": 2_745,
+    "launcher/place": 2_050,
+    "launcher/recipe": 3_280,
+    "launcher/ranks": 1_730,
+    "launcher/report": 2_500,
     "launcher/store": 710,
     "launcher/supervise": 5_300,
     "launcher/terminal": 250,
@@ -75,7 +75,7 @@ BUDGETS = {
 SUMS = {"source": 70_570, "tests": 50_890, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 32}
-OPEN = {"Any": 430, "except Exception": 60, "functions above complexity 15": 30}
+OPEN = {"Any": 430, "except Exception": 60, "functions above complexity 15": 1}
 
 
 @cache

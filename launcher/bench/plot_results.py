@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flowrun.launcher.bench.results import ResultLine
 from flowrun.launcher.bench.runs import FLOWRUN
 from flowrun.launcher.bench.suite import MODES, Suite
+
+if TYPE_CHECKING:  # of the extra `plot`
+    from matplotlib.axes import Axes
 
 OURS, THEIRS, BOUND = "#3b6ea5", "#b9bec6", "#c0392b"
 
@@ -30,10 +34,7 @@ def draw(suite: Suite, found: Sequence[ResultLine], file: Path) -> bool:
     times, memory = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     colours = [OURS if line.side == FLOWRUN else THEIRS for line in drawn]
     times.barh(places, [(line.median_s or 0) * 1e3 for line in drawn], 0.8, color=colours)
-    for place, line in zip(places, drawn, strict=True):
-        times.plot([(line.min_s or 0) * 1e3], [place], "|", color="black", markersize=9)
-        if line.side == FLOWRUN and (wanted := wanted_s(line, drawn)) is not None:
-            times.plot([wanted * 1e3] * 2, [place - 0.5, place + 0.5], color=BOUND, linewidth=2)
+    _mark_times(times, drawn, places)
     memory.barh(places, [(line.peak_bytes or 0) / 1e6 for line in drawn], 0.8, color=colours)
     times.set_title("step time (ms): median; | fastest; red: the bound", fontsize=10)
     memory.set_title("memory of a rank (MB)", fontsize=10)
@@ -45,6 +46,14 @@ def draw(suite: Suite, found: Sequence[ResultLine], file: Path) -> bool:
     figure.suptitle(f"{suite.name}: {suite.note}" if suite.note else suite.name, fontsize=11)
     figure.savefig(file)
     return True
+
+
+def _mark_times(axes: Axes, drawn: Sequence[ResultLine], places: Sequence[float]) -> None:
+    """Mark the fastest step of each line, and the bound of flowrun's."""
+    for place, line in zip(places, drawn, strict=True):
+        axes.plot([(line.min_s or 0) * 1e3], [place], "|", color="black", markersize=9)
+        if line.side == FLOWRUN and (wanted := wanted_s(line, drawn)) is not None:
+            axes.plot([wanted * 1e3] * 2, [place - 0.5, place + 0.5], color=BOUND, linewidth=2)
 
 
 def wanted_s(ours: ResultLine, found: Sequence[ResultLine]) -> float | None:

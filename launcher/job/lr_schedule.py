@@ -119,6 +119,11 @@ def _parts(optim: Optim, steps: int) -> list[SchedulePart]:
         parts.append((where, arguments, int(lasts or left)))
     if parts and parts[-1][0] == "optim.warmup_steps":
         parts.append(("optim.schedule", {"name": "ConstantLR", "factor": 1.0}, steps))
+    _check_alone(parts)
+    return parts
+
+
+def _check_alone(parts: list[SchedulePart]) -> None:
     for where, arguments, _ in parts:
         if arguments["name"] in _ALONE and len(parts) > 1:
             raise RecipeError(
@@ -127,7 +132,6 @@ def _parts(optim: Optim, steps: int) -> list[SchedulePart]:
                 "Leave out warmup_steps and the other schedules, or use LinearLR and "
                 "CosineAnnealingLR.",
             )
-    return parts
 
 
 def _check(entry: object, where: str) -> None:

@@ -118,20 +118,25 @@ def _find(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
     """Find the linears that a pattern matches; all that it matches must be linears."""
     modules = dict(model.named_modules(remove_duplicate=False))
     linears = [name for name, each in modules.items() if is_linear(each)]
-    matched = [name for name in modules if name and fnmatch.fnmatchcase(name, pattern)]
+    matched = _match(pattern, modules)
     others = [name for name in matched if name not in linears]
     if not matched:
         raise RecipeError(KEY, f"{pattern!r} matches no module.", _suggest(pattern, linears))
     if others:
         kind = type(modules[others[0]]).__name__
-        inside = [name for name in linears if fnmatch.fnmatchcase(name, f"{pattern}.*")]
         what = "an nn.Linear or a Conv1D of transformers whose forward the model calls"
         raise RecipeError(
             KEY,
             f"{pattern!r} matches {others[0]}, a {kind}, which is not {what}.",
-            _suggest(pattern, [name for name in matched if name in linears] or inside or linears),
+            _suggest(
+                pattern, _match(pattern, linears) or _match(f"{pattern}.*", linears) or linears
+            ),
         )
     return [(name, modules[name]) for name in matched]
+
+
+def _match(pattern: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name and fnmatch.fnmatchcase(name, pattern)]
 
 
 def _suggest(pattern: str, linears: list[str]) -> str:

@@ -283,17 +283,7 @@ def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) ->
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
     inputs = dict(recipe.task.inputs) or {p.name: p.name for p in named if p.name in item}
     inputs |= packed_inputs(model, item, inputs)
-    for argument, field in inputs.items():
-        where = f"task.inputs.{argument}"
-        if field not in item:
-            raise RecipeError(
-                where, f"items of the data set have no field {field!r}.", did_you_mean(field, item)
-            )
-        if not anything and argument not in {p.name for p in named}:
-            known = [p.name for p in named]
-            raise RecipeError(
-                where, f"forward of the model takes no {argument!r}.", did_you_mean(argument, known)
-            )
+    _check_inputs(inputs, item, None if anything else [p.name for p in named])
     missing = [p.name for p in named if p.default is p.empty and p.name not in inputs]
     if missing or not inputs:
         raise RecipeError(
@@ -302,3 +292,23 @@ def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) ->
             f"Map it to a field of the items: {', '.join(item)}.",
         )
     return inputs
+
+
+def _check_inputs(
+    inputs: Mapping[str, str], fields: Collection[str], arguments: Collection[str] | None
+) -> None:
+    """fields: of the items.  arguments: that forward takes; None: it takes any."""
+    for argument, field in inputs.items():
+        where = f"task.inputs.{argument}"
+        if field not in fields:
+            raise RecipeError(
+                where,
+                f"items of the data set have no field {field!r}.",
+                did_you_mean(field, fields),
+            )
+        if arguments is not None and argument not in arguments:
+            raise RecipeError(
+                where,
+                f"forward of the model takes no {argument!r}.",
+                did_you_mean(argument, arguments),
+            )

@@ -107,13 +107,9 @@ class _Recorder(DispatchMode):
         written = op_schema.find_written(func, args, kwargs)
         places = tuple(k for k, x in enumerate(leaves) if id(x) in written)
         if not any(late[k] for k in places):
-            return (
-                self._in_memory(func, leaves, spec, late)
-                if places
-                or not op_schema.makes_tensors(func)
-                or not all(map(op_schema.ordinary, leaves))
-                else self._record_maker(func, leaves, spec, late)
-            )
+            if places or not _makes_alone(func, leaves):
+                return self._in_memory(func, leaves, spec, late)
+            return self._record_maker(func, leaves, spec, late)
         if not all(late[k] for k in places):
             raise self.cannot(f"{func} writes to tensors with and without memory")
         return self._record_writer(func, leaves, spec, places)
@@ -135,6 +131,12 @@ class _Recorder(DispatchMode):
         apart = [x.clone() if dense(x) and storage_id(x) in ours else x for x in results]
         return tree_unflatten(apart, out)
 
+    def _should_defer(self, results: Sequence[Tensor | None], late: Sequence[bool]) -> bool:
+        """True if results are dense, and take many bytes or are made of what has no memory."""
+        tensors = [x for x in results if x is not None]
+        small = not any(late) and sum(x.nbytes for x in tensors) < self.least_bytes
+        return not small and all(map(dense, tensors))
+
     def _record_maker(
         self, func: object, leaves: list[object], spec: TreeSpec, late: list[bool]
     ) -> object:
@@ -149,12 +151,10 @@ class _Recorder(DispatchMode):
             except Exception:  # torch does not know the result, or the constructor is wrong
                 return self._in_memory(func, leaves, spec, late)
         results, out = tree_flatten(made)
-        tensors = [x for x in results if x is not None]
-        small = not any(late) and sum(x.nbytes for x in tensors) < self.least_bytes
-        if small or not all(map(dense, tensors)):
+        if not self._should_defer(results, late):
             return made if state is not None else self._in_memory(func, leaves, spec, late)
         lie = [None if x is None else Geometry.of(x).from_start for x in results]
-        del made, results, tensors
+        del made, results
         call = self._call(func, leaves, spec, (), lie, state)
         empty = op_schema.name_of(func) in op_schema.EMPTY
         bare = [
@@ -355,3 +355,8 @@ def _copy(x: Tensor) -> Tensor:
     """Copy values that a call keeps, with the same strides: their owner may change them."""
     one = x.detach()[tuple(slice(0, 1) if not stride else slice(None) for stride in x.stride())]
     return Geometry.of(one).from_start.empty().copy_(one).expand(x.shape)
+
+
+def _makes_alone(func: object, leaves: Sequence[object]) -> bool:
+    """True if an op makes tensors, and no argument is of another kind than plain torch's."""
+    return op_schema.makes_tensors(func) and all(map(op_schema.ordinary, leaves))

@@ -96,10 +96,7 @@ def _check_names(
 ) -> None:
     there = {id(state[name]) for name in found if name in state}
     missing = [name for name, value in state.items() if id(value) not in there]  # tied: one will do
-    needless = re.compile(
-        "|".join(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()) or r"(?!)"
-    )
-    unexpected = [name for name in found if name not in state and not needless.search(name)]
+    unexpected = _find_unexpected(model, [name for name in found if name not in state])
     shapes = [
         f"{name} is {tuple(found[name].shape)} there and {tuple(value.shape)} here"
         for name, value in state.items()
@@ -116,6 +113,16 @@ def _check_names(
             "\n".join([f"{path} is not of this model:", *(text for text in problems if text)]),
             "The names are those of the model's state_dict().",
         )
+
+
+def _find_unexpected(model: nn.Module, others: Iterable[str]) -> list[str]:
+    """Return names of a file that a model does not have, but for those that transformers lets
+    a model leave out.
+    """
+    needless = re.compile(
+        "|".join(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()) or r"(?!)"
+    )
+    return [name for name in others if not needless.search(name)]
 
 
 def _count_names(names: Iterable[str], what: str) -> str:

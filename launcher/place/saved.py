@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml  # type: ignore[import-untyped]
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -36,37 +36,53 @@ def save(placed: Placed, overrides: list[str], file: Path) -> None:
 
 def text(placed: Placed, overrides: list[str]) -> str:
     """The file: what was foreseen as comments, then YAML."""
+    changes = _list_changes(placed, overrides)
+    if changes is None:
+        return f"{_comments(placed)}{placed.recipe.to_yaml()}"
+    written = yaml.safe_dump(changes, sort_keys=False, default_flow_style=None, width=100)
+    return f"{_comments(placed)}{written}"
+
+
+def _list_changes(placed: Placed, overrides: list[str]) -> dict[str, object] | None:
+    """Return the keys of the small file; None where only the whole recipe is right."""
     parsed = OverridesParser.create().parse_overrides(spell(overrides))
     given = {override.key_or_group: override for override in parsed}
     named = given.pop(GROUP, None)
     file = recipe_file(str(named.value())) if named else None
     if file is not None and is_resolved(file, GROUPS):
-        return f"{_comments(placed)}{placed.recipe.to_yaml()}"
+        return None
     own = _own(file) if file else {}
     defaults = own.pop("defaults", [])
     for group in [group for group in LEFT_OUT if group in given]:
         _choose(defaults, group, given.pop(group))
     tree = OmegaConf.create(own)
-    for override in parsed:
-        if override.key_or_group in given and not override.key_or_group.startswith("hydra."):
+    _set_keys(tree, [override for override in parsed if override.key_or_group in given])
+    if GROUP in map(group_of, defaults) and named:  # a merge leaves its axes before the others
+        before = compose([f"recipe={named.value()}"]).placement.axes
+        axes = placed.keys["placement"]["axes"]
+        if [*dict.fromkeys([*before, *axes])] != [*axes]:
+            return None
+    body = _merge_placed(tree, placed)
+    return {"defaults": defaults, **body} if defaults else body
+
+
+def _set_keys(tree: DictConfig, overrides: list[Override]) -> None:
+    for override in overrides:
+        if not override.key_or_group.startswith("hydra."):
             value = None if override.is_delete() else override.value()
             OmegaConf.update(tree, override.key_or_group, value, merge=True)
+
+
+def _merge_placed(tree: DictConfig, placed: Placed) -> dict[str, object]:
+    """Merge the chosen keys into those of the recipe."""
     tree["auto"] = without_own(tree.get("auto") or {})
-    axes = placed.keys["placement"]["axes"]
     if "axes" in tree.get("placement", {}):
         del tree.placement.axes  # a merge would leave its axes before the others
-    if GROUP in map(group_of, defaults) and named:  # so would the recipe that it builds on
-        before = compose([f"recipe={named.value()}"]).placement.axes
-        if [*dict.fromkeys([*before, *axes])] != [*axes]:
-            return f"{_comments(placed)}{placed.recipe.to_yaml()}"
     merged = OmegaConf.merge(tree, placed.keys)
     assert isinstance(merged, DictConfig)
     if not merged["auto"]:
         del merged["auto"]
-    body: Any = OmegaConf.to_container(merged)
-    body = {"defaults": defaults, **body} if defaults else body
-    written = yaml.safe_dump(body, sort_keys=False, default_flow_style=None, width=100)
-    return f"{_comments(placed)}{written}"
+    return cast(dict[str, object], OmegaConf.to_container(merged))
 
 
 def _own(file: Path) -> dict[str, Any]:

@@ -78,12 +78,7 @@ def regroup(cfg: DictConfig, overrides: list[str], config_dir: str | None = None
     chosen = {key: value for key, _, value in (text.partition("=") for text in overrides)}
     file = hydra_source.recipe_file(chosen.get(hydra_source.GROUP, "").strip("'"))
     resolved_file = file if file and hydra_source.is_resolved(file, GROUPS) else None
-    meant = [m[1] for text in overrides if (m := _MEANT_AXIS.match(text))]
-    if resolved_file:  # its names were checked when it was composed
-        meant += list(OmegaConf.select(OmegaConf.load(resolved_file), "placement.axes") or ())
-    meant += [str(cfg.zero.axis)] if cfg.zero.axis else []
-    sbp = OmegaConf.to_container(cfg.sbp)
-    check_axis_names(map(str, cfg.placement.axes), sbp, meant)
+    _check_axes(cfg, overrides, resolved_file)
     if not resolved_file:
         return cfg
     for group in (g for g in (*GROUPS, *_SECTIONS) if chosen.get(g, "{")[:1] != "{"):
@@ -91,6 +86,16 @@ def regroup(cfg: DictConfig, overrides: list[str], config_dir: str | None = None
         words = [text for text in overrides if re.match(rf"\+*({group}|{section})[.=]", text)]
         cfg[section] = _compose_once(words, config_dir)[section]
     return cfg
+
+
+def _check_axes(cfg: DictConfig, overrides: list[str], resolved_file: Path | None) -> None:
+    """Refuse an axis whose name is spelled almost like a known one, and not meant otherwise."""
+    meant = [m[1] for text in overrides if (m := _MEANT_AXIS.match(text))]
+    if resolved_file:  # its names were checked when it was composed
+        meant += list(OmegaConf.select(OmegaConf.load(resolved_file), "placement.axes") or ())
+    meant += [str(cfg.zero.axis)] if cfg.zero.axis else []
+    sbp = OmegaConf.to_container(cfg.sbp)
+    check_axis_names(map(str, cfg.placement.axes), sbp, meant)
 
 
 def _compose_once(overrides: list[str], config_dir: str | None) -> DictConfig:
@@ -248,9 +253,13 @@ def _spell(override: str) -> str:
         return override
     if _MEANT_AXIS.match(override):
         return override
-    if not bare.startswith("sbp"):
-        return f"++{bare}={value}" if "." in bare or value.startswith("{") else override
-    value = _SPLIT.sub(r"S\1", value)
+    if bare.startswith("sbp"):
+        return _spell_pin(bare, _SPLIT.sub(r"S\1", value))
+    return f"++{bare}={value}" if "." in bare or value.startswith("{") else override
+
+
+def _spell_pin(bare: str, value: str) -> str:
+    """bare: sbp, or sbp.PATTERN.AXIS."""
     if "*" not in bare and "[" not in bare and "?" not in bare:
         return f"++{bare}={value}"
     *names, axis = bare.split(".")[1:]

@@ -163,13 +163,10 @@ def check_number(value: Any, row: str, where: str) -> None:
         raise RecipeError(where, f"{name} is {problem}, not {value}.", range_.instead)
 
 
-def _check(value: Any, kind: Any, key: str, row: str) -> None:
+def _check(value: object, kind: Any, key: str, row: str) -> None:
     """key: where the value stands; row: the same with * inside of lists and mappings."""
     if isinstance(kind, type) and is_dataclass(kind):
-        hints = _hints(kind)
-        for each in fields(kind):
-            names = (f"{at}.{each.name}".lstrip(".") for at in (key, row))
-            _check(getattr(value, each.name), hints[each.name], *names)
+        _check_fields(value, kind, key, row)
         return
     if not _is_a(value, kind):
         raise RecipeError(
@@ -178,12 +175,7 @@ def _check(value: Any, kind: Any, key: str, row: str) -> None:
     kind = next((each for each in _choices(kind) if _is_a(value, each)), kind)
     inner = get_args(kind)
     if isinstance(value, Mapping) and len(inner) == 2:
-        for name, held in value.items():
-            if not _is_a(name, inner[0]):
-                raise RecipeError(
-                    key, f"its key {_show_value(name)} is not {_name_type(inner[0])}."
-                )
-            _check(held, inner[1], f"{key}.{name}", f"{row}.*")
+        _check_mapping(value, inner, key, row)
     elif isinstance(value, list | tuple) and inner:
         for at, held in enumerate(value):
             _check(held, inner[0], f"{key}.{at}", f"{row}.*")
@@ -193,6 +185,23 @@ def _check(value: Any, kind: Any, key: str, row: str) -> None:
         require(
             value in words, key, f"{value!r} is not one of its values.", f"Write {one_of(words)}."
         )
+
+
+def _check_fields(value: object, kind: Any, key: str, row: str) -> None:
+    hints = _hints(kind)
+    for each in fields(kind):
+        names = (f"{at}.{each.name}".lstrip(".") for at in (key, row))
+        _check(getattr(value, each.name), hints[each.name], *names)
+
+
+def _check_mapping(
+    value: Mapping[object, object], inner: tuple[object, ...], key: str, row: str
+) -> None:
+    """inner: the kinds of its keys and of what they hold."""
+    for name, held in value.items():
+        if not _is_a(name, inner[0]):
+            raise RecipeError(key, f"its key {_show_value(name)} is not {_name_type(inner[0])}.")
+        _check(held, inner[1], f"{key}.{name}", f"{row}.*")
 
 
 @cache

@@ -187,21 +187,7 @@ class Report:
         first, last, step_s = log.steps.first, log.steps.last, log.steps.settled_s()
         assert first and last, "a run has a step"
         ranks = sorted(rank for placement in plan.placements for rank in placement.ranks)
-        foreseen = {
-            "step_s": rehearsal.step_s,
-            "bubble": list(rehearsal.bubble),
-            "peak_bytes": {str(r): rehearsal.peak_bytes[plan.stage_of(r)] for r in ranks},
-            "bound_bytes": {str(r): rehearsal.bound_bytes[plan.stage_of(r)] for r in ranks},
-            "sent_bytes": rehearsal.sent_bytes,
-        }
-        measured = {
-            "step_s": step_s,
-            "peak_bytes": {str(r): log.peak_bytes.get(r, 0) for r in ranks},
-            "process_bytes": {str(r): log.process_bytes.get(r, 0) for r in ranks},
-            "sent_bytes": sum(log.sent_bytes.values())
-            / max(1, log.measured_steps or log.steps.count),
-            "waited_s": {str(r): log.waited_s[r] for r in ranks if r in log.waited_s},
-        }
+        foreseen, measured = _list_foreseen(training, ranks), _list_measured(log, ranks)
         slow = find_straggler(plan, log.waited_s, step_s) if job.device_type == "cpu" else None
         advice = ""
         if job.is_foreseeable and job.strategy.hardware.name == CPU:  # no other was named
@@ -268,3 +254,24 @@ def advice_on(profile: str, foreseen_s: float, measured_s: float) -> str:
         f"the profile {profile} foresees times of another machine, which would be {apart}; flowrun"
         " calibrate measures this one (3 minutes)"
     )
+
+
+def _list_foreseen(training: Rehearsed, ranks: Sequence[int]) -> dict[str, object]:
+    plan, rehearsal = training.plan, training.rehearsal
+    return {
+        "step_s": rehearsal.step_s,
+        "bubble": list(rehearsal.bubble),
+        "peak_bytes": {str(r): rehearsal.peak_bytes[plan.stage_of(r)] for r in ranks},
+        "bound_bytes": {str(r): rehearsal.bound_bytes[plan.stage_of(r)] for r in ranks},
+        "sent_bytes": rehearsal.sent_bytes,
+    }
+
+
+def _list_measured(log: Log, ranks: Sequence[int]) -> dict[str, object]:
+    return {
+        "step_s": log.steps.settled_s(),
+        "peak_bytes": {str(r): log.peak_bytes.get(r, 0) for r in ranks},
+        "process_bytes": {str(r): log.process_bytes.get(r, 0) for r in ranks},
+        "sent_bytes": sum(log.sent_bytes.values()) / max(1, log.measured_steps or log.steps.count),
+        "waited_s": {str(r): log.waited_s[r] for r in ranks if r in log.waited_s},
+    }

@@ -8,9 +8,10 @@ combination that makes no sense is skipped with its reason; the others run.
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
@@ -23,6 +24,9 @@ from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.launcher.recipe.schema import VALIDATION
 from flowrun.launcher.terminal.console import NO_PLOT, wide_console
 from flowrun.launcher.terminal.units import seconds, size
+
+if TYPE_CHECKING:  # of the extra `plot`
+    from matplotlib.axes import Axes
 
 TABLE, PLOT = "comparison.csv", "comparison.png"
 RAN, SKIPPED, FAILED, SUBMITTED = "ran", "skipped", "failed", "submitted"
@@ -253,10 +257,7 @@ def draw(rows: list[JobRow], file: Path) -> bool:
     for axes, (title, name, unit) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
         sides = [(name, "measured", "#3b6ea5"), (f"foreseen_{name}", "foreseen", "#d9a441")]
         sides = [side for side in sides if any(side[0] in numbers for _, numbers in drawn)]
-        for k, (key, side, colour) in enumerate(sides):
-            places = [i + (k - (len(sides) - 1) / 2) * 0.36 for i in range(len(drawn))]
-            values = [numbers.get(key, 0) * unit for _, numbers in drawn]
-            axes.barh(places, values, 0.34, label=side, color=colour)
+        _draw_bars(axes, [numbers for _, numbers in drawn], sides, unit)
         axes.set_title(title, fontsize=10)
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)
@@ -275,3 +276,19 @@ def readable(overrides: Any) -> tuple[str, ...]:
 
 def _is_sweep(config: DictConfig) -> bool:
     return config.hydra.mode is not None and config.hydra.mode.name == "MULTIRUN"
+
+
+def _draw_bars(
+    axes: Axes,
+    jobs: Sequence[Mapping[str, float]],
+    sides: Sequence[tuple[str, str, str]],
+    unit: float,
+) -> None:
+    """Draw a bar for each job and side.
+
+    jobs: numbers by name.  sides: (name of the number, label, colour).  unit: factor of the axis.
+    """
+    for k, (key, side, colour) in enumerate(sides):
+        places = [i + (k - (len(sides) - 1) / 2) * 0.36 for i in range(len(jobs))]
+        values = [numbers.get(key, 0) * unit for numbers in jobs]
+        axes.barh(places, values, 0.34, label=side, color=colour)

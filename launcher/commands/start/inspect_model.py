@@ -45,19 +45,7 @@ def find_model(target: str) -> tuple[str, str]:
     module = _import(dotted)
     if module is None:
         return dotted, dotted.rpartition(".")[0]
-    defined = {
-        name: value
-        for name, value in vars(module).items()
-        if getattr(value, "__module__", "") == dotted and not name.startswith("_")
-    }
-    own = [
-        name
-        for name, value in defined.items()
-        if inspect.isclass(value) and issubclass(value, nn.Module)
-    ]
-    held = {name for name in own if _is_held(module, name, own)}
-    whole = [name for name in own if name not in held]
-    whole = whole or [name for name, value in defined.items() if inspect.isfunction(value)]
+    whole = _list_models(module, dotted)
     if not whole:
         raise CommandLineError(
             target,
@@ -71,6 +59,24 @@ def find_model(target: str) -> tuple[str, str]:
             f"Name one: flowrun init {dotted}.{whole[-1]}.",
         )
     return f"{dotted}.{whole[0]}", dotted
+
+
+def _list_models(module: ModuleType, dotted: str) -> list[str]:
+    """Return the models that a module defines and that are no part of another, by name; its
+    functions if it defines no class of a model.
+    """
+    defined = {
+        name: value
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", "") == dotted and not name.startswith("_")
+    }
+    own = [
+        name
+        for name, value in defined.items()
+        if inspect.isclass(value) and issubclass(value, nn.Module)
+    ]
+    whole = [name for name in own if not _is_held(module, name, own)]
+    return whole or [name for name, value in defined.items() if inspect.isfunction(value)]
 
 
 def _is_held(module: ModuleType, name: str, own: Sequence[str]) -> bool:
@@ -238,12 +244,7 @@ def find_loss(
     if model is None:
         raise NoLoss("the model could not be tried, as its arguments are missing")
     batch = {name: torch.stack([torch.as_tensor(value)] * 2) for name, value in item.items()}
-    try:
-        with torch.no_grad():
-            output = model.eval()(**{argument: batch[field] for argument, field in inputs.items()})
-    except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error} {place_of(error)}".split())
-        raise NoLoss(f"forward fails on two samples: {why}") from error
+    output = _call_model(model, {argument: batch[field] for argument, field in inputs.items()})
     parts = _parts_of(output)
     scalars = [name for name, value in parts.items() if value.shape == ()]
     if scalars and not _compare(parts, batch, left).loss:
@@ -261,6 +262,16 @@ def find_loss(
     shapes = ", ".join(" x ".join(map(str, value.shape)) for value in parts.values())
     shown = f", {shapes} for two samples" if shapes else f", a {type(output).__name__}"
     raise NoLoss(f"no loss of flowrun fits the output{shown}: write loss(output, batch) -> scalar")
+
+
+def _call_model(model: nn.Module, arguments: Mapping[str, Tensor]) -> object:
+    """Return what a model makes of two samples.  Raises NoLoss."""
+    try:
+        with torch.no_grad():
+            return model.eval()(**arguments)
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error} {place_of(error)}".split())
+        raise NoLoss(f"forward fails on two samples: {why}") from error
 
 
 def _parts_of(output: object) -> dict[OutputName, Tensor]:

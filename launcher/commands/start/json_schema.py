@@ -80,19 +80,20 @@ def _of_type(kind: Any, row: str) -> Schema:
         return _of_class(kind, row)
     if origin in (list, tuple):
         return {"type": "array", "items": _of_key(inner[0], f"{row}.*") if inner else {}}
-    if (
-        origin is dict
-        or origin is Mapping
-        or (isinstance(origin, type) and issubclass(origin, Mapping))
-    ):
+    if isinstance(origin, type) and issubclass(origin, Mapping):
         values = _of_key(inner[1], f"{row}.*") if len(inner) == 2 else {}
         return {"type": "object", "additionalProperties": values}
     if kind is str and (words := CHOICES.get(row)):
         return {"enum": [word for word in words if word != "null"]}
-    found: Schema = {"type": _PLAIN[kind]}
-    if kind in (int, float) and (range_ := RANGES.get(row)):
-        begin, low, high, end = ends_of(range_.interval)
-        found["minimum" if begin == "[" else "exclusiveMinimum"] = low
-        if high != math.inf:
-            found["maximum" if end == "]" else "exclusiveMaximum"] = high
+    return {"type": _PLAIN[kind], **(_limit(row) if kind in (int, float) else {})}
+
+
+def _limit(row: str) -> Schema:
+    """Return the range of a number; empty for one that has none."""
+    if row not in RANGES:
+        return {}
+    begin, low, high, end = ends_of(RANGES[row].interval)
+    found: Schema = {"minimum" if begin == "[" else "exclusiveMinimum": low}
+    if high != math.inf:
+        found["maximum" if end == "]" else "exclusiveMaximum"] = high
     return found

@@ -70,6 +70,14 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, str]:
 
 def find_mismatch(first: Host, other: Host) -> Mismatch | None:
     """Find why `other` cannot train with the host that came first; None if it can."""
+    return (
+        _compare_launches(first, other)
+        or _compare_recipes(first, other)
+        or _compare_plans(first, other)
+    )
+
+
+def _compare_launches(first: Host, other: Host) -> Mismatch | None:
     if first.nodes != other.nodes:
         nodes = _both(first, other, first.nodes, other.nodes)
         return Mismatch("launch.nnodes", f"launch.nnodes {nodes}")
@@ -79,6 +87,10 @@ def find_mismatch(first: Host, other: Host) -> Mismatch | None:
             f"hydra.run.dir {_both(first, other, first.folder, other.folder)}",
             "Hosts that join and leave need one folder that all of them see.",
         )
+    return None
+
+
+def _compare_recipes(first: Host, other: Host) -> Mismatch | None:
     differ = [
         key
         for key in (*first.recipe, *(other.recipe.keys() - first.recipe.keys()))
@@ -91,6 +103,11 @@ def find_mismatch(first: Host, other: Host) -> Mismatch | None:
             for key in (wrong or differ)[:_MOST_KEYS]
         ]
         return Mismatch((wrong or differ)[0], "\n".join(named))
+    return None
+
+
+def _compare_plans(first: Host, other: Host) -> Mismatch | None:
+    """Name the package whose versions explain that two hosts made other plans."""
     if first.plan == other.plan or first.planned != other.planned:
         return None
     for package in first.versions:

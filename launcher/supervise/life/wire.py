@@ -16,6 +16,7 @@ from typing import Any, Union, dataclass_transform, get_args, get_origin, get_ty
 
 KIND = "is"  # the field that names the class
 _KINDS: dict[str, type] = {}
+_AS_JSON = (int, str, bool, types.NoneType)  # types of fields that JSON has as they are
 
 
 @dataclass_transform(frozen_default=True)
@@ -78,29 +79,39 @@ def _hints(kind: type) -> Mapping[str, Any]:
     return {each.name: hints[each.name] for each in fields(kind)}  # type: ignore[arg-type]
 
 
-def _read(hint: Any, value: Any) -> Any:
+def _read(hint: object, value: Any) -> Any:
     """Return a value of JSON as its hint says.  Raises ValueError where it is something else."""
-    origin, arguments = get_origin(hint), get_args(hint)
     if hint is object:
         return value
     if hint is Notice:
         return _read_message(value)
     if hint is float and type(value) in (int, float):
         return float(value)
-    if hint in (int, str, bool) and type(value) is hint:
+    if hint in _AS_JSON and type(value) is hint:
         return value
-    if hint is type(None) and value is None:
-        return None
+    origin = get_origin(hint)
     if origin in (types.UnionType, Union):
-        return _read_one_of(arguments, value)
+        return _read_one_of(get_args(hint), value)
+    if origin is not None:
+        return _read_collection(hint, origin, value)
+    if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
+        return _read_fields(hint, value)
+    raise _refuse_type(hint, value)
+
+
+def _read_collection(hint: object, origin: type, value: object) -> object:
+    """Return a tuple or a mapping, as tuple[int, ...] or Mapping[str, int] says."""
+    arguments = get_args(hint)
     if origin is tuple and isinstance(value, list):
         kinds = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
         return tuple(_read(kind, each) for kind, each in zip(kinds, value, strict=True))
-    if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
+    if issubclass(origin, Mapping) and isinstance(value, dict):
         return {_read(arguments[0], key): _read(arguments[1], v) for key, v in value.items()}
-    if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
-        return _read_fields(hint, value)
-    raise ValueError(f"{str(value)[:40]!r} is not of the type {hint}")
+    raise _refuse_type(hint, value)
+
+
+def _refuse_type(hint: object, value: object) -> ValueError:
+    return ValueError(f"{str(value)[:40]!r} is not of the type {hint}")
 
 
 def _read_one_of(hints: tuple[Any, ...], value: Any) -> Any:

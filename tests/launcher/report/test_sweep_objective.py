@@ -44,7 +44,7 @@ def test_a_job_that_failed_or_a_sweep_without_objective_returns_the_outcome() ->
 def test_an_objective_that_is_no_result_is_refused() -> None:
     recipe = "recipe=mlp_hybrid"
     load([recipe, "sweep.objective=validation.accuracy"])
-    with pytest.raises(RecipeError, match=r"validation\.acc is no result") as refused:
+    with pytest.raises(RecipeError, match=r"validation\.acc is not a result") as refused:
         load([recipe, "sweep.objective=validation.acc"])
     assert "loss, step_s, tokens_per_s, validation.loss or validation.accuracy" in str(
         refused.value.instead
