@@ -232,11 +232,14 @@ class Watch:
         print(f"{name}\n  it has not gone on for {quiet_s:.0f} s.", file=sys.stderr, flush=True)
         with contextlib.suppress(OSError):
             (self._folder() / FILE).write_text("\n".join([name, *_own_stacks()]) + "\n")
+        self._kill_ranks()
+        os._exit(1)
+
+    def _kill_ranks(self) -> None:
         for pulse in self.pulses.ranks:
             if pulse.process:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pulse.process, signal.SIGKILL)
-        os._exit(1)
 
     def _measure_work(self) -> tuple[list[int], list[float]]:
         """Return the data that ranks move, in 64 kB, and how they compute, in units of what makes a
@@ -285,10 +288,7 @@ class Watch:
         error = hang.error
         file = self._folder() / FILE
         self._fail(RunError(error.where, f"{error.problem}\nAll waits and stacks: {file}"))
-        for pulse in pulses.values():
-            if pulse.process:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pulse.process, signal.SIGKILL)
+        self._kill_ranks()
         with contextlib.suppress(OSError):
             file.write_text(describe_hang(hang, pulses, stacks, children))
         if not self._ended.wait(_GONE_S):  # a process that the kernel does not let go
