@@ -200,7 +200,9 @@ def remove_partial(run_folder: Path) -> None:
                 left.unlink()
             shutil.rmtree(left, ignore_errors=True)
     for file in (WEIGHTS, AVERAGES):
-        (run_folder / f"{file}{PARTIAL}").unlink(missing_ok=True)
+        half = run_folder / f"{file}{PARTIAL}"
+        if half.is_symlink() or half.is_file():  # a folder of this name is a user's own
+            half.unlink()
     drop_partial(run_folder)
 
 
