@@ -70,7 +70,7 @@ class Verdict:
 
 def warm_up() -> None:
     """Import here what each case would import anew; nothing is captured, as forks could not."""
-    from flowrun.engine.capture.capture import import_tracer
+    from flowrun.engine.torch_internals import import_tracer
     from flowrun.launcher.commands import verify  # noqa: F401
     from flowrun.launcher.run import plan  # noqa: F401
 
