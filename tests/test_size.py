@@ -44,16 +44,16 @@ BUDGETS = {
     "engine/trace": 540,
     "engine/verify": 850,
     "launcher": 490,
-    "launcher/bench": 2_590,
+    "launcher/bench": 2_600,
     "launcher/command_line": 1_200,
-    "launcher/commands": 3_750,
+    "launcher/commands": 3_735,
     "launcher/data": 3_520,
-    "launcher/job": 1_525,
+    "launcher/job": 1_530,
     "launcher/listeners": 720,
-    "launcher/model": 2_745,
+    "launcher/model": 2_750,
     "launcher/place": 2_050,
-    "launcher/recipe": 3_280,
-    "launcher/ranks": 1_730,
+    "launcher/recipe": 3_285,
+    "launcher/ranks": 1_720,
     "launcher/report": 2_500,
     "launcher/store": 710,
     "launcher/supervise": 5_300,
@@ -74,8 +74,8 @@ BUDGETS = {
 }
 SUMS = {"source": 70_570, "tests": 50_890, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
-RULES = {"ARG": 90, "BLE": 32}
-OPEN = {"Any": 430, "except Exception": 60, "functions above complexity 15": 0}
+RULES = {"ARG": 90, "BLE": 22}
+OPEN = {"Any": 425, "except Exception": 45, "functions above complexity 15": 0}
 
 
 @cache

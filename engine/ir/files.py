@@ -72,9 +72,8 @@ def replacing(file: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
                 opened.flush()
                 os.fsync(opened.fileno())
             partial.replace(file)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+        finally:
+            partial.unlink(missing_ok=True)  # there only after an error
 
 
 def replace_bytes(file: Path, content: bytes) -> None:

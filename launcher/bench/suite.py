@@ -21,7 +21,12 @@ from flowrun.launcher.bench.foreseen import published
 from flowrun.launcher.bench.foreseen.published import Foreseen
 from flowrun.launcher.recipe import hydra_source
 from flowrun.launcher.recipe.compose import CONFIG_MODULE
-from flowrun.launcher.recipe.recipe_errors import PlacedError, did_you_mean, from_hydra
+from flowrun.launcher.recipe.recipe_errors import (
+    COMPOSING_ERRORS,
+    PlacedError,
+    did_you_mean,
+    from_hydra,
+)
 
 CONFIG_NAME = "bench"
 MODES = ("eager", "compiled")
@@ -154,7 +159,7 @@ def load_suite(
         ):
             cfg = hydra.compose(CONFIG_NAME, ours, return_hydra_config=True)
             folder = _folder(cfg)
-    except Exception as error:
+    except COMPOSING_ERRORS as error:
         raise from_hydra(error, OmegaConf.create({"suite": {}})) from error
     tree: Any = OmegaConf.to_container(cfg.suite, resolve=True)
     try:

@@ -36,7 +36,7 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
             spell,
         )
         from flowrun.launcher.recipe.key_schema import schema
-        from flowrun.launcher.recipe.recipe_errors import from_hydra
+        from flowrun.launcher.recipe.recipe_errors import COMPOSING_ERRORS, from_hydra
 
         register()
         spelled = spell(overrides)
@@ -65,7 +65,7 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
         doing.clear()  # Hydra prints, too
         try:
             job()
-        except Exception as error:
+        except COMPOSING_ERRORS as error:
             if started:  # composed: the error is a job's own
                 raise
             raise from_hydra(error, schema()) from error

@@ -10,6 +10,8 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pickle import UnpicklingError
+from subprocess import SubprocessError
 from typing import Any
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
@@ -102,7 +104,7 @@ class Submitted:
         """Wait for its end.  Raises RunError if it failed."""
         try:
             self.job.results()
-        except Exception as error:
+        except (RuntimeError, OSError, EOFError, UnpicklingError, SubprocessError) as error:
             said = [line.strip() for line in str(error).splitlines() if line.strip()]
             log = f"The log of its first host: {self.job.paths.stderr}"
             raise RunError(f"job {self.job.job_id}", " ".join(said[-1:]), log) from error

@@ -39,7 +39,7 @@ def collate(items: Sequence[object], numbers: Sequence[int]) -> dict[str, Tensor
         batch = default_collate(list(items))
         if _is_batch(batch):
             return {field: value.detach() for field, value in batch.items()}
-    except Exception as error:
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ItemError(_find_fault(items, numbers) or f"{_list(numbers)}: {error}") from None
     raise ItemError(_find_fault(items, numbers) or f"{_list(numbers)} make no dict of tensors")
 

@@ -135,5 +135,5 @@ def _send_result(make: Callable[[], object], reader: Connection, writer: Connect
     except Exception as error:
         try:
             writer.send_bytes(pickle.dumps((None, error)))
-        except Exception:  # it cannot be pickled
+        except (pickle.PicklingError, AttributeError, RuntimeError, TypeError, ValueError):
             os._exit(1)

@@ -37,6 +37,15 @@ SCHEDULES: Mapping[str, type[lr_scheduler.LRScheduler]] = {  # torch's, or class
         lr_scheduler.StepLR,
     )
 }
+# what torch's own arithmetic raises of arguments that the recipe gives
+_REFUSALS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 _LASTS = {"CosineAnnealingLR": "T_max", "OneCycleLR": "total_steps"}
 _ALONE = ("OneCycleLR", "CyclicLR")  # they set the rate themselves, whatever came before
 Rates = tuple[tuple[float, tuple[float, ...]], ...]
@@ -70,7 +79,7 @@ def rates(optim: Optim, lrs: Iterable[float], steps: int) -> Rates:
 def _advance(scheduler: lr_scheduler.LRScheduler, step: int) -> None:
     try:
         scheduler.step()
-    except Exception as error:  # of torch's own arithmetic with what the recipe gives it
+    except _REFUSALS as error:
         raise RecipeError(
             "optim.schedule",
             f"it has no rate of step {step}: {type(error).__name__}: {error}",
@@ -170,7 +179,7 @@ def _make_scheduler(
     check_arguments(scheduler, given, where, positional=1)
     try:
         return scheduler(optimizer, **given)  # type: ignore[no-any-return]
-    except Exception as error:
+    except _REFUSALS as error:
         raise RecipeError(
             where, f"{arguments['name']} refused its arguments: {type(error).__name__}: {error}"
         ) from error

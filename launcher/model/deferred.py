@@ -148,7 +148,7 @@ class _Recorder(DispatchMode):
         else:
             try:
                 made = op_schema.run_on_meta(func, leaves, spec)
-            except Exception:  # torch does not know the result, or the constructor is wrong
+            except op_schema.UNKNOWN_RESULT:  # or the constructor is wrong
                 return self._in_memory(func, leaves, spec, late)
         results, out = tree_flatten(made)
         if not self._should_defer(results, late):
@@ -189,7 +189,7 @@ class _Recorder(DispatchMode):
         elif not (fills and op_schema.draws(func)):
             try:
                 op_schema.run_on_meta(func, leaves, spec)
-            except Exception as error:
+            except op_schema.UNKNOWN_RESULT as error:
                 raise self.cannot(f"{func} is not understood: {error}") from error
         call = self._call(func, leaves, spec, places, [], state, blank=first if fills else None)
         for k in dict.fromkeys(places):

@@ -85,11 +85,15 @@ def find_written(op: Any, args: Sequence[object], kwargs: Mapping[str, object]) 
     return {id(x) for x in tree_leaves(given) if isinstance(x, Tensor)}
 
 
+# what ops raise on the meta device where torch does not know the result
+UNKNOWN_RESULT = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AssertionError)
+
+
 def run_on_meta(op: Any, leaves: Sequence[object], spec: TreeSpec) -> object:
     """Call an op on the meta device.
 
-    op: the op.  leaves, spec: its arguments, flattened by pytree.  Raises where torch does not know
-    the result.
+    op: the op.  leaves, spec: its arguments, flattened by pytree.  Raises one of UNKNOWN_RESULT
+    where torch does not know it.
     """
     args, kwargs = tree_unflatten(list(map(_without_values, leaves)), spec)
     if any(x.name == "device" for x in schema_of(op).arguments):

@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
+from hydra.errors import HydraException
 from hydra.utils import instantiate
+from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
 from flowrun.engine.errors import ArgumentError, RecipeError
@@ -109,7 +111,7 @@ def make_function(target: Target, where: str) -> Callable[..., Any]:
 def _instantiate(target: Target, name: str, where: str) -> Any:
     try:
         return instantiate(target, _convert_="all")
-    except Exception as error:
+    except (HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ or error
         if isinstance(cause, ArgumentError):
             within = _FULL_KEY.search(str(error))  # of a target among the arguments of another

@@ -34,6 +34,7 @@ from flowrun.launcher.recipe.placement_keys import (
 )
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import (
+    COMPOSING_ERRORS,
     CommandLineError,
     PlacedError,
     from_hydra,
@@ -73,7 +74,7 @@ def regroup(cfg: DictConfig, overrides: list[str], config_dir: str | None = None
     try:
         _check_missing(cfg)
         _check_references(cfg, schema())
-    except Exception as error:
+    except COMPOSING_ERRORS as error:
         raise from_hydra(error, schema()) from error
     chosen = {key: value for key, _, value in (text.partition("=") for text in overrides)}
     file = hydra_source.recipe_file(chosen.get(hydra_source.GROUP, "").strip("'"))
@@ -101,7 +102,7 @@ def _check_axes(cfg: DictConfig, overrides: list[str], resolved_file: Path | Non
 def _compose_once(overrides: list[str], config_dir: str | None) -> DictConfig:
     try:
         return _hydra_compose(overrides, config_dir)
-    except Exception as error:
+    except COMPOSING_ERRORS as error:
         raise _blame(from_hydra(error, schema()), overrides, config_dir) from error
 
 
@@ -280,7 +281,7 @@ def resolve(cfg: DictConfig) -> RecipeSchema:
     try:
         _check_keys(cfg)
         tree = OmegaConf.to_object(cfg)
-    except Exception as error:
+    except COMPOSING_ERRORS as error:
         raise from_hydra(error, schema()) from error
     assert isinstance(tree, RecipeSchema), "compose() merges into the schema"
     return tree

@@ -31,6 +31,11 @@ from flowrun.launcher.recipe.key_trees import flatten_keys
 from flowrun.launcher.recipe.locate import COMMAND_LINE, locate, show_path
 from flowrun.launcher.recipe.schema import RecipeSchema
 
+# what Hydra, OmegaConf and YAML raise of a recipe that is wrong, and of files they cannot read
+COMPOSING_ERRORS = (
+    *(RecipeError, HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ImportError),
+    *(ValueError, TypeError, LookupError, AttributeError, AssertionError, RecursionError),
+)
 _MAPPING = "only a mapping of keys can stand here."
 _ENDLESS = re.compile(r"(\S{200})\S{300,}")  # a word that would fill the screen
 
