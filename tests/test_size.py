@@ -75,7 +75,7 @@ BUDGETS = {
 SUMS = {"source": 70_570, "tests": 50_890, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
-OPEN = {"Any": 425, "except Exception": 45, "functions above complexity 15": 0}
+OPEN = {"Any": 420, "except Exception": 45, "functions above complexity 15": 0}
 
 
 @cache
