@@ -463,7 +463,7 @@ class Driver:
             " are left out."
         )
 
-    async def _save(self, _: Save) -> None:
+    async def _save(self, save: Save) -> None:
         record, ranks = self.record, self.ranks
         work = partial(
             save_snapshot,
@@ -472,6 +472,7 @@ class Driver:
             record.checkpoints,
             ranks.snapshots,
             record.complete_checkpoint,
+            save.below,
         )
         try:
             await self.desk.do("saving the snapshot", work)

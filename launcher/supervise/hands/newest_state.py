@@ -74,11 +74,16 @@ def find_start(
     """
     if snapshots is None:
         return find_newest_whole(found)
-    if 0 <= below <= snapshots.stamps.newest():
-        snapshots.stamps.keep(NONE)
+    forget_bad(snapshots, below)
     start = choose_start(found, snapshots)
     snapshots.stamps.keep(start.step if isinstance(start, MemorySnapshot) else NONE)
     return start
+
+
+def forget_bad(snapshots: SnapshotMemory | None, below: int) -> None:
+    """Forget what ranks left in memory at or after the end of a bad step; below: see find_start."""
+    if snapshots and 0 <= below <= snapshots.stamps.newest():
+        snapshots.stamps.keep(NONE)
 
 
 def choose_start(
@@ -122,14 +127,16 @@ def save_snapshot(
     found: Sequence[Checkpoint],
     snapshots: SnapshotMemory | None,
     complete: Complete,
+    below: int,
 ) -> None:
     """Save what ranks left in memory as a checkpoint, which any layout reads, if it is the newest
     state.
 
     job: what the ranks did.  folder, found: of the run, with its checkpoints.  complete: makes a
-    checkpoint count.  Raises OSError, RunError.
+    checkpoint count.  below: see find_start.  Raises OSError, RunError.
     """
     checkpoints.remove_partial(folder)
+    forget_bad(snapshots, below)
     start = choose_start(found, snapshots)
     if not isinstance(start, MemorySnapshot) or not start.step:
         return

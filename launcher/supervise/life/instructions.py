@@ -123,7 +123,9 @@ class RollBack(Instruction):
 
 
 class Save(Instruction):
-    """Save what ranks left in memory as a checkpoint: StateSaved follows."""
+    """Save what ranks left in memory as a checkpoint: StateSaved follows.  below: see FindStart."""
+
+    below: int = -1
 
 
 class ReplanFewer(Instruction):

@@ -509,7 +509,7 @@ def _try_again(state: RunState) -> Move:
         state = replace(state, phase=Life.RESTING, attempts=attempts)
         return state, (do.FindStart(state.round.bad or -1),)
     if state.terms.restarts and verdict.how != ev.STOPPED:
-        return replace(state, phase=Life.SAVING), (do.Save(),)
+        return replace(state, phase=Life.SAVING), (do.Save(state.round.bad or -1),)
     return _end_by(state, verdict)
 
 
