@@ -16,7 +16,7 @@ from support.runs.command import Command, losses, run_folder, workplace
 
 pytestmark = pytest.mark.processes
 
-RUN = ("recipe=small", "train.steps=30", "train.resume=auto", "+data.fail=preempt once")
+RUN = ("recipe=small", "train.steps=200", "train.resume=auto", "+data.fail=preempt once")
 ENDLESS = ("recipe=small", "train.steps=1000000")
 
 
@@ -36,7 +36,7 @@ def test_a_run_that_is_preempted_goes_on_by_the_same_command(place: Path, launch
     (saved,) = find_all(folder)
     about = json.loads((folder / "ended.json").read_text())
     assert (about["status"], about["why"], about["step"]) == ("preempted", "SIGTERM", saved.step)
-    assert f"preempted after step {saved.step} of 30 by SIGTERM" in ended.out
+    assert f"preempted after step {saved.step} of 200 by SIGTERM" in ended.out
     before = losses(folder)
     assert len(before) == saved.step
 
@@ -51,8 +51,8 @@ def test_a_run_that_is_preempted_goes_on_by_the_same_command(place: Path, launch
 
     complete = Command(place, *command, run_folder(folder)).end()
     assert (complete.status, complete.err) == (0, "")
-    assert "is complete: 30 steps are done" in complete.out
-    other = Command(place, *command, "train.seed=1", "train.steps=31", run_folder(folder)).end()
+    assert "is complete: 200 steps are done" in complete.out
+    other = Command(place, *command, "train.seed=1", "train.steps=201", run_folder(folder)).end()
     assert other.status == 2
     assert "train.seed was 0." in other.err
 
