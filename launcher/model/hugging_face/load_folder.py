@@ -6,19 +6,21 @@ before any memory is taken.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 from torch import nn
 
-from flowrun.engine.runtime.process.own_process import bound_work
+from flowrun.engine.runtime.process.own_process import bound_work, run_in_child
 from flowrun.launcher.model.hugging_face.convert_models import import_transformers
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 
 _WEIGHTS = ("*.safetensors", "*.bin")
 # Memory that loading may take: times the bytes of weights (some have 4 bits); for a config alone.
 _MOST_TIMES, _MORE_BYTES = 8, 64 << 20
+_LOG = logging.getLogger(__name__)
 _MOST_S = 20.0  # of a core, to make the largest model without memory
 
 
@@ -32,11 +34,16 @@ def load_text_model(folder: Path) -> nn.Module:
         config = transformers.AutoConfig.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         )
-        with bound_work(f"the model of {folder}/config.json", _MOST_S), torch.device("meta"):
-            described = transformers.AutoModelForCausalLM.from_config(
-                config, trust_remote_code=False
-            )
-        _check_size(described, folder)
+
+        def describe() -> int:
+            with bound_work(f"the model of {folder}/config.json", _MOST_S), torch.device("meta"):
+                model = transformers.AutoModelForCausalLM.from_config(
+                    config, trust_remote_code=False
+                )
+            return sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+
+        # in a process of its own: where the bound strikes, torch may be left with another device
+        _check_size(run_in_child(describe, f"reading {folder}/config.json", _LOG), folder)
         found = transformers.AutoModelForCausalLM.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         )
@@ -48,9 +55,8 @@ def load_text_model(folder: Path) -> nn.Module:
     return found
 
 
-def _check_size(model: nn.Module, folder: Path) -> None:
-    """Raise ValueError for a model that is much larger than the weights of its folder."""
-    described = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+def _check_size(described: int, folder: Path) -> None:
+    """Raise ValueError for a model of much more bytes than the weights of its folder."""
     held = sum(file.stat().st_size for one in _WEIGHTS for file in folder.glob(one))
     if described > _MOST_TIMES * held + _MORE_BYTES:
         raise ValueError(

@@ -9,7 +9,7 @@ import pytest
 
 from flowrun.engine.ir.files import (
     make,
-    named,
+    name_file,
     open_again,
     open_more,
     replace_text,
@@ -62,7 +62,7 @@ def test_an_error_leaves_what_was_there(tmp_path: Path, precious: Path) -> None:
 def test_a_full_disk_is_named_by_its_file(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     refused = pytest.raises(OSError, match=r"No space left on device: '.*metrics.jsonl'")
-    with refused, named(file), open("/dev/full", "w") as full:
+    with refused, name_file(file), open("/dev/full", "w") as full:
         full.write("x")
 
 
@@ -79,5 +79,5 @@ def test_a_library_writes_to_a_folder_without_following_its_links(
 
 
 def test_what_names_its_file_keeps_that_name(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="of its own"), named(tmp_path):
+    with pytest.raises(OSError, match="of its own"), name_file(tmp_path):
         raise OSError(errno.EIO, "no", "of its own")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from flowrun.engine.runtime.process import apart
+from flowrun.engine.runtime.process import own_process
 from flowrun.launcher.data.corpus.answers import _mark
 from flowrun.launcher.data.corpus.chat import Chat, Instructions, render_chat
 from flowrun.launcher.data.corpus.special_tokens import SpecialTokens
@@ -315,7 +315,7 @@ def test_many_items_at_once_are_those_of_one_by_one(tmp_path: Path, bpe: str) ->
 def test_a_template_without_end_is_refused(
     tmp_path: Path, bpe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apart, "MOST_S", 0.1)
+    monkeypatch.setattr(own_process, "MOST_S", 0.1)
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     tokenizer = with_template(bpe, tmp_path, loops)
     with pytest.raises(ValueError, match=r"rows\.jsonl.*took more than 0\.1 s"):
