@@ -51,7 +51,7 @@ def run(
 
     progress: shows the run to a person.  start: a checkpoint to begin at (resume.py).  Raises
     FlowrunError: nothing was started if it is a RecipeError, SbpError or PlanError; Preempted if it
-    was asked to end, and has saved all (supervise/signals.py).
+    was asked to end, and has saved all (supervise/hands/signals.py).
     """
     recipe = with_steps(recipe)
     signals = Signals(recipe.launch)

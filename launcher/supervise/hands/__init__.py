@@ -5,6 +5,6 @@ virtual_ranks.py     all ranks in this process
 desk.py              what the main thread does for the loop
 signals.py           what asks a run to end
 newest_state.py      where ranks begin
-watch.py             notices when nothing goes on
+watch.py             notices when nothing happens
 lease.py             one run a folder
 """

@@ -4,7 +4,7 @@ Rollback (train.on_nonfinite=rollback): the batch whose gradients are not finite
 several that led there.  So a run goes back to the weights that its newest checkpoint holds, and on
 with the step after the bad one: the batches between have changed nothing (PaLM, arXiv 2204.02311,
 section 5.1).  What it goes back to is a function of the bad step alone: only a checkpoint that was
-due by train.save_every counts, not one that a preemption wrote.  A run that goes on from any
+due by train.save_every counts, not one that a preemption wrote.  A run that begins at any
 checkpoint comes to the same bad step and does the same, so that nothing of a rollback must be kept
 on disk.
 """

@@ -101,7 +101,7 @@ class JsonChannel:
 
     async def receive(self) -> Notice:
         """Return the next message.  Raises OSError or EOFError if the connection ends, ValueError
-        for a frame that is no message.
+        for a frame that holds no message.
         """
         while isinstance(came := decode(await self._read(_MAX_MESSAGE)), Alive):
             pass
