@@ -15,15 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from flowrun.engine.actors.plan import ACTORS, BUFFERS, PLAN_LEVELS, REGIONS, REGISTERS, Plan
-from flowrun.engine.ir.graph import (
-    BOXED,
-    LAID_OUT,
-    LEVELS,
-    SIGNED,
-    STAGED,
-    TRAINED,
-    LogicalGraph,
-)
+from flowrun.engine.ir.graph import BOXED, LAID_OUT, LEVELS, SIGNED, STAGED, TRAINED, LogicalGraph
 from flowrun.engine.lowering.add_boxings import add_boxings
 from flowrun.engine.lowering.add_readers import add_readers
 from flowrun.engine.lowering.add_regions import add_regions

@@ -42,10 +42,7 @@ __all__ = ["Planned", "plan", "plan_level", "run", "settle", "verify"]
 
 
 def run(
-    recipe: Recipe,
-    folder: Path,
-    progress: Progress | None = None,
-    start: Checkpoint | None = None,
+    recipe: Recipe, folder: Path, progress: Progress | None = None, start: Checkpoint | None = None
 ) -> Report:
     """Train a recipe; its plan, metrics, weights and report go to `folder`.
 

@@ -152,10 +152,7 @@ class GPT(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(
-        self,
-        tokens_BT: Tensor,
-        positions: Tensor | None = None,
-        documents: Tensor | None = None,
+        self, tokens_BT: Tensor, positions: Tensor | None = None, documents: Tensor | None = None
     ) -> Tensor:
         """Return the logits.
 

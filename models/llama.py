@@ -24,10 +24,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width, bias=False)
 
     def forward(
-        self,
-        x_BTD: Tensor,
-        positions_BT: Tensor | None = None,
-        documents_BN: Tensor | None = None,
+        self, x_BTD: Tensor, positions_BT: Tensor | None = None, documents_BN: Tensor | None = None
     ) -> Tensor:
         """Return what the tokens see of each other (B, T, D).
 
@@ -83,10 +80,7 @@ class Block(nn.Module):
         self.mlp = FeedForward(width, inner)
 
     def forward(
-        self,
-        x_BTD: Tensor,
-        positions_BT: Tensor | None = None,
-        documents_BN: Tensor | None = None,
+        self, x_BTD: Tensor, positions_BT: Tensor | None = None, documents_BN: Tensor | None = None
     ) -> Tensor:
         """Return the tokens (B, T, D) with what the block adds.
 
@@ -120,10 +114,7 @@ class Llama(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(
-        self,
-        tokens_BT: Tensor,
-        positions: Tensor | None = None,
-        documents: Tensor | None = None,
+        self, tokens_BT: Tensor, positions: Tensor | None = None, documents: Tensor | None = None
     ) -> Tensor:
         """Return the logits.
 

@@ -46,16 +46,7 @@ OPTIONS = {
     "--step",
     "--config-dir",
 }  # with values
-NO_RECIPE = (
-    "recipes",
-    "export",
-    "tokenizer",
-    "sample",
-    "calibrate",
-    "runs",
-    "init",
-    "schema",
-)
+NO_RECIPE = ("recipes", "export", "tokenizer", "sample", "calibrate", "runs", "init", "schema")
 REFUSED = "exit status 2"  # said behind a command that is to fail
 
 

@@ -73,10 +73,6 @@ def test_planted_lines_are_found(tmp_path: object) -> None:
         'def planned(a, b, c):\n    """Of a step, so many; a."""\n    raise ValueError()\n'
     )
     try:
-        assert {kind for kind, *_ in findings(planted)} == {
-            "subject",
-            "verb",
-            "dialect",
-        }
+        assert {kind for kind, *_ in findings(planted)} == {"subject", "verb", "dialect"}
     finally:
         planted.unlink()

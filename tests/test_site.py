@@ -46,10 +46,7 @@ def commands() -> list[Any]:
 
 @pytest.mark.parametrize("command", commands())
 def test_a_screen_is_what_the_command_prints(
-    command: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", screens.COLUMNS)

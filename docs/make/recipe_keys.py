@@ -82,11 +82,7 @@ def keys(cls: type, section: str) -> Iterator[Key]:
     for field in dataclasses.fields(cls):
         dotted = f"{section}.{field.name}".lstrip(".")
         yield Key(
-            dotted,
-            _type(hints[field.name]),
-            _default(field),
-            unit_of(dotted),
-            meaning[field.name],
+            dotted, _type(hints[field.name]), _default(field), unit_of(dotted), meaning[field.name]
         )
 
 

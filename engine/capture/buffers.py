@@ -93,10 +93,7 @@ def with_buffers(graph: LogicalGraph, assigned: Mapping[str, torch.Tensor]) -> L
             tensors[tensor] = LogicalTensor(tensor, now.shape, now.dtype)
             variables[name] = Variable(name, tensor, "buffer")
     return replace(
-        graph,
-        tensors=tensors,
-        variables=tuple(variables.values()),
-        results=tuple(writes.items()),
+        graph, tensors=tensors, variables=tuple(variables.values()), results=tuple(writes.items())
     )
 
 

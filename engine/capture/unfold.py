@@ -98,10 +98,7 @@ class _Unfolding:
         return replace(self.base, ops=ops, tensors=self.tensors, results=self._results())
 
     def _ops(self) -> Iterator[Op]:
-        waiting = {
-            FORWARD: range(1, self.fold.cut + 1),
-            BACKWARD: range(self.fold.cut, 0, -1),
-        }
+        waiting = {FORWARD: range(1, self.fold.cut + 1), BACKWARD: range(self.fold.cut, 0, -1)}
         for op in self.base.ops:
             if self._is_behind(op):
                 for copy in waiting.pop(op.phase, ()):

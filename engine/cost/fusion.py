@@ -52,10 +52,7 @@ class FusedKernel:
 
 
 def kernels(
-    ops: Sequence[Op],
-    kept: Iterable[str],
-    elements: Callable[[Op], int],
-    fusion: Fusion = COMPILED,
+    ops: Sequence[Op], kept: Iterable[str], elements: Callable[[Op], int], fusion: Fusion = COMPILED
 ) -> tuple[FusedKernel, ...]:
     """Group the ops of a region into kernels; views are left out.
 

@@ -139,11 +139,7 @@ def _twice(graph: LogicalGraph, name: str, dim: int | None) -> tuple[int, ...]:
 
 
 def _has_row(
-    op: Op,
-    ins: list[tuple[int, ...]],
-    out: tuple[int, ...],
-    read: tuple[Sbp, ...],
-    output_sbp: Sbp,
+    op: Op, ins: list[tuple[int, ...]], out: tuple[int, ...], read: tuple[Sbp, ...], output_sbp: Sbp
 ) -> bool:
     try:
         rows = registry.signatures(op, ins, [out], 2)

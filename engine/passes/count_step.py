@@ -45,13 +45,7 @@ from flowrun.engine.ops.flow.update import ACCUMULATE
 from flowrun.engine.ops.math.pointwise import CAST
 from flowrun.engine.ops.nn import loss
 from flowrun.engine.ops.traits import has, is_view
-from flowrun.engine.passes.count_kinds import (
-    CONSTANT,
-    COUNTED,
-    UNKNOWN,
-    learn_kinds,
-    name_targets,
-)
+from flowrun.engine.passes.count_kinds import CONSTANT, COUNTED, UNKNOWN, learn_kinds, name_targets
 from flowrun.engine.strategy import Strategy
 
 _LINEAR = name_targets("""

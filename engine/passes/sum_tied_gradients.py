@@ -80,13 +80,7 @@ class _Splitter:
         return parts
 
     def _part(
-        self,
-        gradient: str,
-        stage: int,
-        addends: list[str],
-        like: Op,
-        tail: list[Op],
-        ops: list[Op],
+        self, gradient: str, stage: int, addends: list[str], like: Op, tail: list[Op], ops: list[Op]
     ) -> str:
         """Append ops that sum the addends of one stage and apply the ops that follow the whole
         sum.

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 
-from flowrun.engine.actors.plan import (
-    RECEIVE,
-    REGISTERS,
-    Actor,
-    Plan,
-    RegionWork,
-    TransferWork,
-)
+from flowrun.engine.actors.plan import RECEIVE, REGISTERS, Actor, Plan, RegionWork, TransferWork
 from flowrun.engine.verify.rules import Fault, Promise, name_of
 
 

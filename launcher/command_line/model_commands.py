@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowrun.launcher.command_line.app import (
-    Best,
-    ConfigDir,
-    RunFolder,
-    app,
-    show_errors,
-)
+from flowrun.launcher.command_line.app import Best, ConfigDir, RunFolder, app, show_errors
 from flowrun.launcher.command_line.help_texts import (
     EVAL_HELP,
     EXPORT_HELP,
@@ -115,8 +109,7 @@ def sample(
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            "--tokenizer",
-            help="A folder or file, or the word bytes, where the source names none.",
+            "--tokenizer", help="A folder or file, or the word bytes, where the source names none."
         ),
     ] = None,
     step: Annotated[
@@ -208,8 +201,7 @@ def evaluate(
 def tokenizer(
     to: Annotated[Path, typer.Option("--to", help="The folder to write.", show_default=False)],
     first: Annotated[
-        list[str] | None,
-        typer.Option("--from", help="Text files and folders.", show_default=False),
+        list[str] | None, typer.Option("--from", help="Text files and folders.", show_default=False)
     ] = None,
     more: Annotated[list[str] | None, typer.Argument(metavar="[FILE]", show_default=False)] = None,
     vocabulary: Annotated[

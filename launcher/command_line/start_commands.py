@@ -14,8 +14,7 @@ from flowrun.launcher.command_line.help_texts import INIT_HELP, RUNS_HELP, SCHEM
 @app.command(help=RUNS_HELP)
 def runs(
     folders: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[FOLDER | RUN_DIR | A B]", show_default=False),
+        list[Path] | None, typer.Argument(metavar="[FOLDER | RUN_DIR | A B]", show_default=False)
     ] = None,
     follow: Annotated[
         Path | None,

@@ -21,12 +21,7 @@ from flowrun.launcher.command_line.app import (
     load_recipe,
     show_errors,
 )
-from flowrun.launcher.command_line.help_texts import (
-    PLAN_HELP,
-    RESUME_HELP,
-    RUN_HELP,
-    VERIFY_HELP,
-)
+from flowrun.launcher.command_line.help_texts import PLAN_HELP, RESUME_HELP, RUN_HELP, VERIFY_HELP
 from flowrun.launcher.terminal import doing
 
 

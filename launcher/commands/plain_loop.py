@@ -35,11 +35,7 @@ class Trained:
 
 
 def plain_loop(
-    recipe: Recipe,
-    replicas: int = 1,
-    skipped: frozenset[int] = frozenset(),
-    *,
-    whole: bool = False,
+    recipe: Recipe, replicas: int = 1, skipped: frozenset[int] = frozenset(), *, whole: bool = False
 ) -> Trained:
     """Train the recipe, micro-batch by micro-batch.
 
@@ -93,10 +89,7 @@ class _PlainUpdate:
     """
 
     def __init__(
-        self,
-        asked: Optimizer,
-        scale: LossScale | None,
-        parameters: Mapping[str, nn.Parameter],
+        self, asked: Optimizer, scale: LossScale | None, parameters: Mapping[str, nn.Parameter]
     ) -> None:
         self.asked = asked
         self.optimizer = _optimizer(asked, parameters)

@@ -57,9 +57,7 @@ def checkpoint_of(run_folder: Path, step: int | None = None, best: bool = False)
             return checkpoint
     steps = ", ".join(str(checkpoint.step) for checkpoint in found)
     raise CommandLineError(
-        f"--step {step}",
-        f"{run_folder} has no checkpoint of {step} steps.",
-        f"There is: {steps}.",
+        f"--step {step}", f"{run_folder} has no checkpoint of {step} steps.", f"There is: {steps}."
     )
 
 

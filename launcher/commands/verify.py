@@ -214,11 +214,7 @@ class _RecipeLayouts:
         return Difference(name, report.ranks, *found, sent, verdict)
 
     def _reference(
-        self,
-        replicas: int,
-        dtype: str | None = None,
-        nudged: bool = False,
-        whole: bool = True,
+        self, replicas: int, dtype: str | None = None, nudged: bool = False, whole: bool = True
     ) -> Trained:
         """Train what the layouts are compared with.
 

@@ -102,12 +102,7 @@ class MixtureOrder:
     """
 
     def __init__(
-        self,
-        sizes: list[int],
-        shares: list[float],
-        samples: int | None,
-        held_out: float,
-        seed: int,
+        self, sizes: list[int], shares: list[float], samples: int | None, held_out: float, seed: int
     ) -> None:
         self.shares, self.seed = shares, seed
         held = [min(size - 1, max(1, int(size * held_out))) if held_out else 0 for size in sizes]

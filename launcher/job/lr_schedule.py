@@ -38,14 +38,7 @@ SCHEDULES: Mapping[str, type[lr_scheduler.LRScheduler]] = {  # torch's, or class
     )
 }
 # what torch's own arithmetic raises of arguments that the recipe gives
-_REFUSALS = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+_REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _LASTS = {"CosineAnnealingLR": "T_max", "OneCycleLR": "total_steps"}
 _ALONE = ("OneCycleLR", "CyclicLR")  # they set the rate themselves, whatever came before
 Rates = tuple[tuple[float, tuple[float, ...]], ...]

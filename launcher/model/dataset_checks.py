@@ -55,9 +55,7 @@ def check_kind(data: object) -> None:
         found = len(data)
     if found < 2:
         raise RecipeError(
-            "data",
-            f"the data set has {found} items.",
-            "Some are held out: at least 2 are needed.",
+            "data", f"the data set has {found} items.", "Some are held out: at least 2 are needed."
         )
 
 

@@ -14,12 +14,7 @@ from flowrun.launcher.terminal.units import seconds, size
 _LACKING = 3  # candidates that lack memory, of the ten, at most
 _NUMBERS = ("", "a step", "~", "memory", "sent", "bubble")
 # What a step is spent on -> how it is said of a candidate that spends more on it.
-_SPENT = {
-    "repeated": "recomputation",
-    "bubble": "bubble",
-    "bytes": "bytes",
-    "work": "work",
-}
+_SPENT = {"repeated": "recomputation", "bubble": "bubble", "bytes": "bytes", "work": "work"}
 
 
 def table(found: PlacementResult) -> RenderableType:

@@ -21,12 +21,7 @@ from flowrun.engine.runtime.rank.rank import Rank, Results
 from flowrun.engine.runtime.rank.replicas import Digests, compare, digests_of
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.ranks.failure import with_peers
-from flowrun.launcher.recipe.schema import (
-    IGNORE,
-    ROLLBACK,
-    SKIP,
-    STEP,
-)
+from flowrun.launcher.recipe.schema import IGNORE, ROLLBACK, SKIP, STEP
 
 MOST_SKIPPED = 20  # updates in a row that are left out, with no hope of a better one
 _MOST = 8  # names and samples that are listed

@@ -309,7 +309,7 @@ REMOVED_KEYS: Mapping[str, tuple[str, str]] = {
         "CUDA graphs were removed: GPT-2 124M on an H200 took 79.4 ms a step with them and 67.8 ms"
         " without, and 11 GB more.",
         "Delete the key; engine.compiler=inductor fuses short ops.",
-    ),
+    )
 }
 
 

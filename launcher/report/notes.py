@@ -28,12 +28,7 @@ from flowrun.launcher.data.sampler import length
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.listeners.make import lacks_default
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.recipe.schema import (
-    BF16,
-    EAGER,
-    MIRRORED,
-    RecipeSchema,
-)
+from flowrun.launcher.recipe.schema import BF16, EAGER, MIRRORED, RecipeSchema
 from flowrun.launcher.report.group_equal import spans
 from flowrun.launcher.terminal.units import seconds, size
 

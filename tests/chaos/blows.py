@@ -103,11 +103,7 @@ BLOWS = (
         statuses=(PREEMPTED,),
     ),
     Blow(
-        name="host SIGSTOP, two hosts",
-        shape=TWO,
-        target=HOST,
-        number=STOP,
-        words=(*HANGS, *MEETS),
+        name="host SIGSTOP, two hosts", shape=TWO, target=HOST, number=STOP, words=(*HANGS, *MEETS)
     ),
     Blow(name="link down", shape=LINKED, target=LINK, number=0, words=HANGS, within_s=HANG_S + 5),
     Blow(

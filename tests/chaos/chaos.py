@@ -22,17 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from chaos.blows import (
-    BLOWS,
-    BOUND_S,
-    LINKED,
-    ONE,
-    SAME_COMMAND,
-    STOP,
-    Blow,
-    Strike,
-    make_strike,
-)
+from chaos.blows import BLOWS, BOUND_S, LINKED, ONE, SAME_COMMAND, STOP, Blow, Strike, make_strike
 from chaos.hosts_of_run import StruckRun
 from chaos.verdicts import Observed, faults, table
 from flowrun.launcher.store import weight_files as weights
@@ -54,13 +44,7 @@ class Subject:
     ranks: int
 
 
-SMALL2 = (
-    "recipe=small",
-    "train.steps=60",
-    "train.save_every=8",
-    "eval.batches=0",
-    "optim=adamw",
-)
+SMALL2 = ("recipe=small", "train.steps=60", "train.save_every=8", "eval.batches=0", "optim=adamw")
 SMALL4 = (
     "recipe=gpt_hybrid",
     "model.width=32",

@@ -8,17 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from signal import Signals
 
-from chaos.blows import (
-    INTERRUPTED,
-    LINK,
-    ONE,
-    PREEMPTED,
-    STOP,
-    WORKER,
-    WORKERS,
-    Blow,
-    Strike,
-)
+from chaos.blows import INTERRUPTED, LINK, ONE, PREEMPTED, STOP, WORKER, WORKERS, Blow, Strike
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,13 +36,7 @@ from flowrun.launcher.cli import main as flowrun
 from flowrun.launcher.command_line.app import show_errors
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe_errors import explain
-from fuzz.damaged_files import (
-    MAKE,
-    DamagedCase,
-    damage_case,
-    make_damaged_case,
-    make_place,
-)
+from fuzz.damaged_files import MAKE, DamagedCase, damage_case, make_damaged_case, make_place
 from fuzz.judge import COMPOSED, FAULTS, HANG, WELL, judge
 from fuzz.mutations import FILE, Case, make_case
 
@@ -81,12 +75,7 @@ def warm_up_files() -> None:
     """Import what reads files, for forks."""
     import transformers
 
-    from flowrun.launcher.commands import (  # noqa: F401
-        evaluate,
-        export,
-        export_folder,
-        sample,
-    )
+    from flowrun.launcher.commands import evaluate, export, export_folder, sample  # noqa: F401
     from flowrun.launcher.model.hugging_face import convert_models
 
     convert_models.import_transformers()

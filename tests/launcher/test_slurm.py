@@ -93,11 +93,7 @@ def test_one_task_a_node_with_what_its_ranks_need(batch_file: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("keys", "told"),
-    [
-        ([], True),
-        (["launch.device=cpu"], False),
-        (["launch.slurm.gpus_per_node=2"], False),
-    ],
+    [([], True), (["launch.device=cpu"], False), (["launch.slurm.gpus_per_node=2"], False)],
 )
 def test_a_job_without_gpus_says_so(
     batch_file: Path, tmp_path: Path, keys: list[str], told: bool

@@ -10,12 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from flowrun.engine.ir.op_info import OpInfo, Trait
-from flowrun.engine.ir.signature import (
-    LocalCall,
-    LocalView,
-    torch_callable,
-    whole,
-)
+from flowrun.engine.ir.signature import LocalCall, LocalView, torch_callable, whole
 
 
 def check(

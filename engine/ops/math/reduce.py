@@ -152,16 +152,10 @@ _OTHER_NAMES = """
 
 OPS: Mapping[str, OpInfo] = {
     "aten.sum.default": OpInfo(SUM),
-    "aten.sum.dim_IntList": OpInfo(
-        SUM,
-        traits=(Trait.ALLOCATES,),
-    ),
+    "aten.sum.dim_IntList": OpInfo(SUM, traits=(Trait.ALLOCATES,)),
     "aten.mean.default": OpInfo(SUM, local=local_mean),
     "aten.mean.dim": OpInfo(SUM, local=local_mean),
-    "aten.amax.default": OpInfo(
-        MAX,
-        traits=(Trait.ALLOCATES,),
-    ),
+    "aten.amax.default": OpInfo(MAX, traits=(Trait.ALLOCATES,)),
     "aten.max.default": OpInfo(MAX),
     "aten.amin.default": OpInfo(MIN),
     "aten.min.default": OpInfo(MIN),

@@ -22,10 +22,7 @@ _TENSORS = ("grad", "query", "key", "value", "out", "logsumexp")
 def _rows(view: OpView) -> tuple[Signature, ...]:
     """Return rows that split samples, of which documents are, and heads, of which they are not."""
     split = [dict.fromkeys(_TENSORS, S(dim)) for dim in (0, 1)]
-    return (
-        row(view.op, {**split[0], "documents": S(0)}, S(0)),
-        row(view.op, split[1], S(1)),
-    )
+    return (row(view.op, {**split[0], "documents": S(0)}, S(0)), row(view.op, split[1], S(1)))
 
 
 def forward_rows(view: OpView) -> tuple[Signature, ...]:

@@ -11,15 +11,7 @@ from collections.abc import Mapping
 
 from flowrun.engine.ir.op_info import OpInfo, Trait
 from flowrun.engine.ir.sbp import P, S
-from flowrun.engine.ir.signature import (
-    LocalCall,
-    LocalView,
-    OpView,
-    Signature,
-    bind,
-    rebind,
-    row,
-)
+from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, Signature, bind, rebind, row
 
 _ROWWISE = ("grad_out", "input", "mean", "rstd")
 

@@ -50,12 +50,7 @@ def _softmax_rows(view: OpView) -> tuple[Signature, ...]:
     classes = bind(view.op)["dim"] % len(shape)
     num_rows = math.prod(shape) // max(shape[classes], 1)
     return tuple(
-        row(
-            view.op,
-            dict.fromkeys(places(view.op), S(d)),
-            S(d),
-            reduced=num_rows * (d == classes),
-        )
+        row(view.op, dict.fromkeys(places(view.op), S(d)), S(d), reduced=num_rows * (d == classes))
         for d in range(len(shape))
     )
 
@@ -109,9 +104,7 @@ LOG_SOFTMAX_BACKWARD = "aten._log_softmax_backward_data.default"
 
 OPS: Mapping[str, OpInfo] = {
     SOFTMAX: OpInfo(
-        softmax,
-        traits=(Trait.ROW_STATISTICS,),
-        expands=Expands("self", classes, expand_softmax),
+        softmax, traits=(Trait.ROW_STATISTICS,), expands=Expands("self", classes, expand_softmax)
     ),
     LOG_SOFTMAX: OpInfo(
         softmax,

@@ -18,10 +18,7 @@ OTHER_PARTIALS: tuple[Partial, ...] = (P_MAX, P_MIN, P_LOGSUMEXP)
 
 
 def layouts_of(
-    value: torch.Tensor | None,
-    pieces: list[Any],
-    parts: int,
-    among: Sequence[Sbp] | None = None,
+    value: torch.Tensor | None, pieces: list[Any], parts: int, among: Sequence[Sbp] | None = None
 ) -> list[Sbp]:
     """Return SBPs under which the pieces of `parts` ranks are the whole value; B alone for an
     output that is not made.

@@ -15,15 +15,7 @@ import torch
 from flowrun.engine.ir.op_info import OpInfo, Trait
 from flowrun.engine.ir.placement import Shape, Slices
 from flowrun.engine.ir.sbp import B, P, S, Sbp
-from flowrun.engine.ir.signature import (
-    LocalCall,
-    LocalView,
-    OpView,
-    Signature,
-    bind,
-    rebind,
-    sizes,
-)
+from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, Signature, bind, rebind, sizes
 
 
 def from_nothing(view: OpView) -> tuple[Signature, ...]:

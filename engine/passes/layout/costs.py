@@ -58,11 +58,7 @@ class Costs:
         self._works: dict[tuple[object, ...], float] = {}
 
     def row(
-        self,
-        op: Op,
-        row: Signature,
-        in_shapes: Sequence[Shape],
-        out_shapes: Sequence[Shape | None],
+        self, op: Op, row: Signature, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]
     ) -> float:
         """Return the seconds of a row of an op.
 

@@ -44,12 +44,7 @@ def feed_home(strategy: Strategy, axis: int, feed: Feed, shape: Shape) -> Sbp:
 
 
 def variable_homes(
-    strategy: Strategy,
-    axis: int,
-    variable: Variable,
-    shape: Shape,
-    *,
-    on_batch_axes: bool = False,
+    strategy: Strategy, axis: int, variable: Variable, shape: Shape, *, on_batch_axes: bool = False
 ) -> list[Sbp]:
     """Return the SBPs that may be chosen as the home of a variable, on one axis.
 

@@ -184,9 +184,7 @@ def _explain_no_tensor(pin: Pin) -> RecipeError:
     if pin.where == "in":
         verb, wanted = "enters", "input is not a weight."
     return RecipeError(
-        pin.key,
-        f"no tensor {verb} {pin.pattern!r} in forward.",
-        f"Pin a module whose {wanted}",
+        pin.key, f"no tensor {verb} {pin.pattern!r} in forward.", f"Pin a module whose {wanted}"
     )
 
 

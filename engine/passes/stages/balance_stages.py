@@ -133,11 +133,7 @@ def _least_work(all_s: float, limit: float, others: Sequence[int]) -> float:
 
 
 def make_line(
-    graph: LogicalGraph,
-    line_ops: Sequence[Op],
-    seconds: Sequence[float],
-    link: Link,
-    act_s: float,
+    graph: LogicalGraph, line_ops: Sequence[Op], seconds: Sequence[float], link: Link, act_s: float
 ) -> tuple[list[int], ForwardSequence]:
     """Return (where each piece begins, the line) of the forward ops to be divided among stages.
 

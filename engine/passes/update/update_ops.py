@@ -18,14 +18,7 @@ from fnmatch import fnmatchcase
 import torch
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import (
-    BACKWARD,
-    FORWARD,
-    LogicalGraph,
-    LogicalTensor,
-    Ref,
-    Variable,
-)
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph, LogicalTensor, Ref, Variable
 from flowrun.engine.ops.flow.scaling import NOT_FINITE
 from flowrun.engine.ops.flow.update import ACCUMULATE, ADD_N, SUMSQ
 from flowrun.engine.ops.math.pointwise import CAST
@@ -274,11 +267,7 @@ def _sum_parts(builder: GraphBuilder, parts: list[str], variable: Variable) -> s
         for part in parts
     ]
     return builder.one(
-        name,
-        ADD_N,
-        tuple(map(Ref, sums)),
-        like=builder.tensors[parts[0]],
-        at=OpPlace.of(variable),
+        name, ADD_N, tuple(map(Ref, sums)), like=builder.tensors[parts[0]], at=OpPlace.of(variable)
     )
 
 

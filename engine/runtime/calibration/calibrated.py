@@ -199,10 +199,7 @@ def level_of(moved: Sequence[Moved], level: Level) -> Level:
         latency_s = median(one.seconds for one in between)
         busy_s = min(latency_s, median(one.busy_s for one in between))
     return replace(
-        level,
-        latency_s=digits(latency_s),
-        busy_s=digits(busy_s),
-        bytes_per_s=digits(bytes_per_s),
+        level, latency_s=digits(latency_s), busy_s=digits(busy_s), bytes_per_s=digits(bytes_per_s)
     )
 
 

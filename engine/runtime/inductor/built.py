@@ -18,13 +18,7 @@ from flowrun.engine.actors.sums import sums_of
 from flowrun.engine.errors import RunError
 from flowrun.engine.ir.placement import local_shape
 from flowrun.engine.runtime.inductor.graph_breaks import GraphPiece, split
-from flowrun.engine.runtime.inductor.inductor import (
-    Boxed,
-    Code,
-    Spec,
-    build_program,
-    infer_specs,
-)
+from flowrun.engine.runtime.inductor.inductor import Boxed, Code, Spec, build_program, infer_specs
 from flowrun.engine.runtime.kernels.kernels import Kernel, emit
 from flowrun.engine.runtime.kernels.program import Program
 from flowrun.engine.runtime.kernels.region_program import region_program

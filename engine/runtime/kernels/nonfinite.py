@@ -13,15 +13,7 @@ from functools import wraps
 import torch
 
 from flowrun.engine.actors.plan import Plan, RegionWork
-from flowrun.engine.ir.graph import (
-    BACKWARD,
-    COUNT,
-    FORWARD,
-    UPDATE,
-    WEIGHT_GRAD,
-    WEIGHTS,
-    Op,
-)
+from flowrun.engine.ir.graph import BACKWARD, COUNT, FORWARD, UPDATE, WEIGHT_GRAD, WEIGHTS, Op
 from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.signature import Function
 from flowrun.engine.ops.traits import has

@@ -23,12 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flowrun.engine.boxing.boxing import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    EXCHANGE,
-    REDUCE_SCATTER,
-)
+from flowrun.engine.boxing.boxing import ALL_GATHER, ALL_REDUCE, EXCHANGE, REDUCE_SCATTER
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.runtime.transport.pending import (
     Callback,

@@ -17,12 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flowrun.engine.boxing.boxing import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    EXCHANGE,
-    REDUCE_SCATTER,
-)
+from flowrun.engine.boxing.boxing import ALL_GATHER, ALL_REDUCE, EXCHANGE, REDUCE_SCATTER
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.runtime.transport.host_peers import AVAILABLE, POSTED, WRITTEN, HostPeers
 from flowrun.engine.runtime.transport.inbox import Inbox

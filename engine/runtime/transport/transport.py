@@ -28,12 +28,7 @@ from flowrun.engine.boxing.boxing import (
     replace_axis,
 )
 from flowrun.engine.boxing.crossing import Send
-from flowrun.engine.ir.placement import (
-    Shape,
-    Slices,
-    local_shape,
-    split_range,
-)
+from flowrun.engine.ir.placement import Shape, Slices, local_shape, split_range
 from flowrun.engine.ir.sbp import B, NdSbp, S, Sbp, Split
 
 DimSlice = tuple[int, int, int]  # dim, start, length

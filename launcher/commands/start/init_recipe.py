@@ -99,11 +99,7 @@ class TaskDraft:
 
 
 def write_recipe(
-    target: str,
-    data: str | None,
-    file: Path | None,
-    words: Sequence[str] = (),
-    force: bool = False,
+    target: str, data: str | None, file: Path | None, words: Sequence[str] = (), force: bool = False
 ) -> WrittenRecipe:
     """Write the recipe of a model.
 

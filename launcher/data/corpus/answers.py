@@ -129,11 +129,7 @@ def _have_answers(documents: Documents, first: Numbers, end: Numbers) -> NDArray
 
 
 def tokenise_rows(
-    source: RowSource,
-    tokenizer: str,
-    settings: str,
-    write: RowWriter,
-    begin: bool = True,
+    source: RowSource, tokenizer: str, settings: str, write: RowWriter, begin: bool = True
 ) -> Documents:
     """Return rows as documents, tokenised once.
 

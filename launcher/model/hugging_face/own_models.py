@@ -210,11 +210,7 @@ def _bert(model: BERT) -> Counterpart:
     )
 
 
-COUNTERPARTS: Mapping[type, Callable[[Any], Counterpart]] = {
-    GPT: _gpt,
-    Llama: _llama,
-    BERT: _bert,
-}
+COUNTERPARTS: Mapping[type, Callable[[Any], Counterpart]] = {GPT: _gpt, Llama: _llama, BERT: _bert}
 
 
 def find_counterpart(model: nn.Module) -> Counterpart | None:

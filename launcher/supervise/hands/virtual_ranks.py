@@ -187,10 +187,7 @@ def _train(
         while gate.begun < segment.last:
             before = time.perf_counter()
             cluster.run(
-                segment.last,
-                on_step,
-                gate.begun,
-                lambda rank, steps: gates[rank].may_begin(steps),
+                segment.last, on_step, gate.begun, lambda rank, steps: gates[rank].may_begin(steps)
             )
             for body in cluster.ranks.values():
                 check_weights(job, gate.begun, body)

@@ -20,13 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flowrun.engine.actors.standstill import (
-    ABSENT,
-    RankState,
-    Standstill,
-    describe_owed,
-    find_owed,
-)
+from flowrun.engine.actors.standstill import ABSENT, RankState, Standstill, describe_owed, find_owed
 from flowrun.engine.errors import TRACEBACK, RunError
 from flowrun.engine.runtime.drivers.pulse import PHASE_TEXTS, STEPS, Phase, Pulse, Pulses
 from flowrun.engine.runtime.process.stacks import Stacks

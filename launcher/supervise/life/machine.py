@@ -170,14 +170,8 @@ def violations(state: RunState) -> tuple[str, ...]:
         (not state.round.ended <= set(range(terms.num_ranks)), "a rank has ended that is not here"),
         (any(len(f) >= terms.num_ranks for f in state.round.files.values()), "a whole checkpoint"),
         (bool(state.round.files) and state.company.number > 0, "another host's files"),
-        (
-            verdict is not None and phase in (Life.FORKING, Life.TRAINING),
-            "an early verdict",
-        ),
-        (
-            verdict is None and phase in (Life.RESTING, Life.SAVING),
-            "it rests without a verdict",
-        ),
+        (verdict is not None and phase in (Life.FORKING, Life.TRAINING), "an early verdict"),
+        (verdict is None and phase in (Life.RESTING, Life.SAVING), "it rests without a verdict"),
         (bool(state.waiting) and phase is Life.TRAINING, "a request waits, though ranks run"),
         (phase is Life.OVER and bool(state.waiting), "a request waits for ever"),
         (

@@ -86,9 +86,7 @@ def test_a_signal_that_comes_again_ends_a_run_at_once(place: Path, number: int) 
     assert (ended.status, ended.err) == (1 if number == signal.SIGTERM else 130, told)
 
 
-def test_a_step_that_does_not_end_is_not_waited_for_longer_than_the_grace_time(
-    place: Path,
-) -> None:
+def test_a_step_that_does_not_end_is_not_waited_for_longer_than_the_grace_time(place: Path) -> None:
     folder = place / "out"
     run = Command(place, *ENDLESS, "+data.fail=sleep", "launch.grace_s=1", run_folder(folder))
     run.until("asleep")

@@ -16,15 +16,7 @@ from torch.autograd.function import once_differentiable
 from flowrun.engine.capture.capture import capture
 from flowrun.engine.ir.graph import BACKWARD, FORWARD
 from support.layouts.grids import Layout, example, task
-from support.nets.odd_models import (
-    DATA,
-    STAGES,
-    TENSOR,
-    ZERO,
-    Net,
-    assert_trains_alike,
-    trains_of,
-)
+from support.nets.odd_models import DATA, STAGES, TENSOR, ZERO, Net, assert_trains_alike, trains_of
 
 
 class Scaled(Function):

@@ -25,14 +25,7 @@ from flowrun.engine.strategy import LossScale, Optimizer, Pin
 from flowrun.models import optimizers
 from flowrun.models.losses import binary_cross_entropy
 from flowrun.models.wide_deep import WideDeep
-from support.layouts.grids import (
-    Layout,
-    example,
-    initial,
-    logical_weights,
-    strategy,
-    task,
-)
+from support.layouts.grids import Layout, example, initial, logical_weights, strategy, task
 from support.layouts.plain_loop import Training, seeded
 
 ROWS, FIELDS, NUMBERS, WIDTH, STEPS = 600, 3, 2, 4, 4
@@ -86,9 +79,7 @@ def training(make: Callable[[], nn.Module], optimizer: Optimizer, **pins: Sbp) -
 
 
 ADAGRAD = Optimizer(
-    "adagrad",
-    (("lr", 0.1), ("eps", 1e-10), ("weight_decay", 0.0)),
-    function=optimizers.adagrad,
+    "adagrad", (("lr", 0.1), ("eps", 1e-10), ("weight_decay", 0.0)), function=optimizers.adagrad
 )
 SGD = Optimizer("sgd", (("lr", 0.5), ("momentum", 0.0), ("weight_decay", 0.0), ("nesterov", False)))
 ADAMW = Optimizer(

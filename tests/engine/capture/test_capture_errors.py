@@ -212,8 +212,7 @@ def fills(net: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("forward", "name"),
-    [(doubles, "double_"), (doubles_a_buffer, "double_"), (fills, "fill")],
+    ("forward", "name"), [(doubles, "double_"), (doubles_a_buffer, "double_"), (fills, "fill")]
 )
 def test_a_custom_op_that_writes_into_its_arguments_is_refused_by_name(
     forward: Forward, name: str

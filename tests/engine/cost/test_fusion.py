@@ -55,11 +55,7 @@ def test_ops_over_unlike_numbers_of_elements_are_kernels_of_their_own() -> None:
 
 
 def test_a_view_between_two_ops_is_no_kernel() -> None:
-    ops = [
-        op("a", "relu.default", "x"),
-        op("v", "t.default", "a"),
-        op("b", "relu.default", "v"),
-    ]
+    ops = [op("a", "relu.default", "x"), op("v", "t.default", "a"), op("b", "relu.default", "v")]
     (kernel,) = kernels(ops, ["b"], lambda op: 8)
     assert (kernel.reads, kernel.writes) == (("x",), ("b",))
 

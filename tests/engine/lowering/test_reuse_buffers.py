@@ -52,10 +52,7 @@ CASES = {
         {"b": "a", "end": "b"},
     ),
     "the second argument of an op with an order": ("%end = aten.sub.Tensor(%w, %a)", {}),
-    "through a view": (
-        "%v = aten.t.default(%a); %end = aten.exp.default(%v)",
-        {"end": "v"},
-    ),
+    "through a view": ("%v = aten.t.default(%a); %end = aten.exp.default(%v)", {"end": "v"}),
     "a view of it is read later": (
         "%v = aten.t.default(%a); %b = aten.exp.default(%a); %c = aten.t.default(%b); "
         "%end = aten.mul.Tensor(%v, %c)",

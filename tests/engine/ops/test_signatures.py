@@ -89,8 +89,7 @@ def test_every_local_program_belongs_to_a_table() -> None:
 
 
 @pytest.mark.parametrize(
-    "absent",
-    [pytest.param(a, id=a.targets, marks=marks(*a.among(registry.OPS))) for a in ABSENT],
+    "absent", [pytest.param(a, id=a.targets, marks=marks(*a.among(registry.OPS))) for a in ABSENT]
 )
 def test_every_reason_is_needed(absent: Absent) -> None:
     """A reason that no row needs any more is struck out."""
@@ -189,10 +188,7 @@ def test_matmul_has_the_rows_of_the_paper() -> None:
 
 @pytest.mark.parametrize(
     ("x", "w", "y"),
-    [
-        ((S(0), B), (B, S(1)), (S(0), S(1))),
-        ((S(0), S(1)), (B, S(0)), (S(0), P)),
-    ],
+    [((S(0), B), (B, S(1)), (S(0), S(1))), ((S(0), S(1)), (B, S(0)), (S(0), P))],
     ids=["column parallel", "row parallel"],
 )
 def test_matmul_has_the_rows_of_the_paper_on_two_axes(

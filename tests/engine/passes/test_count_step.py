@@ -154,9 +154,7 @@ LOSSES: tuple[Callable[[Tensor, Batch], Tensor], ...] = (
 
 
 def training(
-    loss: Callable[[Tensor, Batch], Tensor] = mean,
-    micro_batches: int = 4,
-    pattern: str = "lengths",
+    loss: Callable[[Tensor, Batch], Tensor] = mean, micro_batches: int = 4, pattern: str = "lengths"
 ) -> Training:
     return Training(
         partial(seeded, Tagger),

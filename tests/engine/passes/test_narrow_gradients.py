@@ -45,10 +45,7 @@ UNTOUCHED = {
         ),
         False,
     ),
-    "a narrowing cast": (
-        CAST.replace("bfloat16", "float64"),
-        False,
-    ),
+    "a narrowing cast": (CAST.replace("bfloat16", "float64"), False),
     "a sum of casts": (
         CAST.replace(
             "    result grad/w = %dw",

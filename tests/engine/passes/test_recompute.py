@@ -31,12 +31,7 @@ GPT = gpt(blocks=2, width=16)
 KEPT = [(), ("matmul",), ("boxing",)]
 WHOLE = Recompute(("blocks.*",), whole=True)
 STEPS = 3
-LAYOUTS = [
-    Layout(),
-    Layout(tensor=2),
-    Layout(stages=2),
-    Layout(data=2, zero=3),
-]
+LAYOUTS = [Layout(), Layout(tensor=2), Layout(stages=2), Layout(data=2, zero=3)]
 ANY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 ANY_KEEP = pytest.mark.parametrize("keep", KEPT, ids=" ".join)
 

@@ -30,11 +30,7 @@ TREE = {
     "mode_overrides": {},
     "experiments": {
         "single": {"ranks": 1},
-        "data": {
-            "peers": {"DDP": {"kind": "ddp"}},
-            "at_most": {"as is": 0.6},
-            "efficiency": 0.9,
-        },
+        "data": {"peers": {"DDP": {"kind": "ddp"}}, "at_most": {"as is": 0.6}, "efficiency": 0.9},
     },
 }
 SUITE: Suite = parse(TREE)

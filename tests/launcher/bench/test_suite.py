@@ -145,11 +145,7 @@ def test_a_setting_reaches_the_process() -> None:
             "suite.experiments.tensor.peers.TP.recompute",
             "kind tensor does not read 'recompute'",
         ),
-        (
-            "suite.experiments.copies.copies=0",
-            "suite.experiments.copies.copies",
-            "measure nothing",
-        ),
+        ("suite.experiments.copies.copies=0", "suite.experiments.copies.copies", "measure nothing"),
         ("suite.experiments.data.steps=3", "suite.experiments.data.steps", "nothing is left"),
         ("suite.experiments.data.peer=1", "suite.experiments.data.peer", "has no key 'peer'"),
     ],

@@ -166,8 +166,7 @@ def test_a_rank_more_takes_the_first_ones_buffers(place: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("override", "key"),
-    [("view=mirrored", "view"), ("precision.dtype=fp16", "precision.dtype")],
+    ("override", "key"), [("view=mirrored", "view"), ("precision.dtype=fp16", "precision.dtype")]
 )
 def test_another_training_is_refused(place: Path, tmp_path: Path, override: str, key: str) -> None:
     with pytest.raises(RecipeError) as caught:

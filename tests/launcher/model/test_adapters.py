@@ -59,10 +59,7 @@ def test_initial_values_are_the_same_made_one_by_one() -> None:
     [
         ("qkv", r"'qkv' matches no module\..*'\*\.qkv'"),
         ("*.q_kv", r"'\*\.q_kv' matches no module\..*'\*\.qkv'"),
-        (
-            "blocks.*.mlp",
-            r"blocks\.0\.mlp, a FeedForward, which is not an nn\.Linear.*\*\.fc1",
-        ),
+        ("blocks.*.mlp", r"blocks\.0\.mlp, a FeedForward, which is not an nn\.Linear.*\*\.fc1"),
         ("*.ln1", r"blocks\.0\.ln1, a LayerNorm, which is not an nn\.Linear.*\*\.fc1"),
     ],
 )

@@ -81,9 +81,7 @@ def test_a_wrong_key_is_named(argument: str, said: str, capsys: pytest.CaptureFi
     assert said in capsys.readouterr().err
 
 
-def test_a_recipe_is_saved_only_where_one_is_searched(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_recipe_is_saved_only_where_one_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["plan", "recipe=gpt_tp", "--save-recipe", "out.yaml"])
     assert ended.value.code == 2

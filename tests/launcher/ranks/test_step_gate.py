@@ -99,13 +99,7 @@ class SimulatedRun:
     st.booleans(), st.randoms(use_true_random=False),
 )  # fmt: skip
 def test_all_ranks_rest_after_one_step_at_whatever_moment_they_are_halted(
-    hosts: int,
-    ranks: int,
-    steps: int,
-    first: int,
-    saves: int,
-    ends: bool,
-    choose: random.Random,
+    hosts: int, ranks: int, steps: int, first: int, saves: int, ends: bool, choose: random.Random
 ) -> None:
     run = SimulatedRun(hosts, ranks, first + steps, first)
     halts = []

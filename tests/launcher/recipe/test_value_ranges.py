@@ -85,9 +85,7 @@ def test_a_value_that_cannot_be_is_named(arguments: str, expected: tuple[str, st
     assert explain(error.value, given_).startswith("command line  ")
 
 
-def test_a_batch_larger_than_the_data_set_is_refused_before_it_is_read(
-    workplace: Path,
-) -> None:
+def test_a_batch_larger_than_the_data_set_is_refused_before_it_is_read(workplace: Path) -> None:
     from flowrun.launcher.job.job import Job
 
     with pytest.raises(RecipeError, match="more than the data set") as error:

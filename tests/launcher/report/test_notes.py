@@ -130,8 +130,7 @@ class InSteps(StepwiseDataset):
 
 
 @pytest.mark.parametrize(
-    ("name", "what"),
-    [("AtOnce", "Reading"), ("InSteps", "The step 'decode' of the data set")],
+    ("name", "what"), [("AtOnce", "Reading"), ("InSteps", "The step 'decode' of the data set")]
 )
 def test_samples_that_bound_the_step_are_noted(
     name: str, what: str, workplace: Path, monkeypatch: pytest.MonkeyPatch

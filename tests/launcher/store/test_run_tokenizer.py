@@ -8,11 +8,7 @@ import pytest
 
 from flowrun.launcher.data.corpus.tokenizer import digest_ids, load_tokenizer
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.store.run_tokenizer import (
-    TOKENIZER_FOLDER,
-    keep_tokenizer,
-    use_own_tokenizer,
-)
+from flowrun.launcher.store.run_tokenizer import TOKENIZER_FOLDER, keep_tokenizer, use_own_tokenizer
 from support.samples.small_tokenizer import save_tokenizer
 
 

@@ -177,10 +177,7 @@ def _documents(starts: Tensor, *tensors: Tensor) -> Any:
     places = starts.tolist()
     for start, end in itertools.pairwise(places):
         if end > start:
-            yield (
-                slice(start, end),
-                [x[start:end].transpose(0, 1).unsqueeze(0) for x in tensors],
-            )
+            yield (slice(start, end), [x[start:end].transpose(0, 1).unsqueeze(0) for x in tensors])
 
 
 def _flash_list(q: Any, k: Any, v: Any, starts: Any, *_: Any, scale: Any = None) -> Any:
@@ -202,15 +199,7 @@ def _flash_list_backward(*given: Any, scale: Any = None) -> Any:
 
 
 def _efficient_list(
-    q: Any,
-    k: Any,
-    v: Any,
-    _: Any,
-    starts: Any,
-    __: Any,
-    longest: int,
-    *___: Any,
-    scale: Any = None,
+    q: Any, k: Any, v: Any, _: Any, starts: Any, __: Any, longest: int, *___: Any, scale: Any = None
 ) -> Any:
     out, rows = _flash_list(q[0], k[0], v[0], starts, scale=scale)
     padded = torch.full((len(starts) - 1, len(rows), longest + -longest % 32), float("inf"))

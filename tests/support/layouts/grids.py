@@ -88,13 +88,7 @@ class Layout:
 
 
 # one of each kind
-FIVE = (
-    Layout(),
-    Layout(data=2),
-    Layout(tensor=2),
-    Layout(stages=2),
-    Layout(data=2, zero=3),
-)
+FIVE = (Layout(), Layout(data=2), Layout(tensor=2), Layout(stages=2), Layout(data=2, zero=3))
 
 
 CLIP = 0.5  # below the norm of every step's gradient, of the tiny GPT
@@ -196,10 +190,7 @@ def initial(training: Training) -> dict[str, Tensor]:
 
 
 def cluster(
-    training: Training,
-    plan: Plan,
-    order_seed: int | None = None,
-    kernels: Kernels = eager_kernels,
+    training: Training, plan: Plan, order_seed: int | None = None, kernels: Kernels = eager_kernels
 ) -> VirtualCluster:
     """A virtual cluster that checks the protocol's invariants if messages come in random order."""
     check = order_seed is not None

@@ -161,8 +161,7 @@ def torch_optimizer(optimizer: Optimizer, model: nn.Module) -> torch.optim.Optim
 VOCABULARY, CONTEXT, WIDTH, BLOCKS = 64, 16, 32, 4
 
 ADAMW = Optimizer(
-    "adamw",
-    (("lr", 3e-3), ("beta1", 0.9), ("beta2", 0.95), ("eps", 1e-8), ("weight_decay", 0.1)),
+    "adamw", (("lr", 3e-3), ("beta1", 0.9), ("beta2", 0.95), ("eps", 1e-8), ("weight_decay", 0.1))
 )
 MOMENTUM = Optimizer(
     "sgd", (("lr", 0.1), ("momentum", 0.9), ("weight_decay", 1e-3), ("nesterov", True))

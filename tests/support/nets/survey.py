@@ -26,14 +26,7 @@ from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.structure import BOX, PIN
 from flowrun.engine.strategy import Optimizer
 from support.layouts.grids import Layout, compiled, virtual_run
-from support.layouts.plain_loop import (
-    Batch,
-    Training,
-    largest,
-    loss_difference,
-    plain_loop,
-    seeded,
-)
+from support.layouts.plain_loop import Batch, Training, largest, loss_difference, plain_loop, seeded
 
 SAMPLES, STEPS = 6, 2
 SGD = Optimizer("sgd", (("lr", 0.1), ("momentum", 0.0), ("weight_decay", 0.0), ("nesterov", False)))

@@ -55,11 +55,7 @@ def masked_tokens(generator: torch.Generator, samples: int) -> Batch:
     seen = torch.ones_like(ids)
     seen[:, -1] = 0
     labels = ids.masked_fill(~guessed, -100)
-    return {
-        "input_ids": ids.masked_fill(guessed, 3),
-        "attention_mask": seen,
-        "labels": labels,
-    }
+    return {"input_ids": ids.masked_fill(guessed, 3), "attention_mask": seen, "labels": labels}
 
 
 def unmasked_tokens(generator: torch.Generator, samples: int) -> Batch:
@@ -320,9 +316,7 @@ def published(
 
 
 def spoken_to(
-    name: str,
-    batch: Callable[[torch.Generator, int], Batch],
-    loss: Measure = own_loss,
+    name: str, batch: Callable[[torch.Generator, int], Batch], loss: Measure = own_loss
 ) -> Architecture:
     """A class of the wav2vec 2.0 family, fine-tuned: its convolutions stay as they are.  Where a
     loss is named, labels are for it alone: the model would look at their values.

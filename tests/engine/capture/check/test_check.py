@@ -22,10 +22,7 @@ from flowrun.engine.ir.graph import LogicalGraph, Op
 
 Forward = Callable[[Any, Tensor], Tensor]
 BATCHES = [
-    {
-        "x": torch.randn(6, 8, generator=torch.Generator().manual_seed(k)),
-        "y": torch.arange(6) % 4,
-    }
+    {"x": torch.randn(6, 8, generator=torch.Generator().manual_seed(k)), "y": torch.arange(6) % 4}
     for k in range(2)
 ]
 

@@ -72,16 +72,7 @@ def selected(output: Tensor, batch: Batch) -> Tensor:
     return (output.mean(-1).flatten() * table.index_select(0, flat(batch))).mean()
 
 
-LOSSES = (
-    mean,
-    summed,
-    unreduced,
-    smoothed,
-    of_classes,
-    likelihood,
-    gathered,
-    selected,
-)
+LOSSES = (mean, summed, unreduced, smoothed, of_classes, likelihood, gathered, selected)
 
 
 def training(

@@ -39,10 +39,7 @@ def test_no_two_rows_are_alike() -> None:
     assert len(torch.unique(rows)) > rows.numel() - 300  # 190 pairs meet by chance
 
 
-@given(
-    shape=st.lists(st.integers(1, 6), max_size=4),
-    data=st.data(),
-)
+@given(shape=st.lists(st.integers(1, 6), max_size=4), data=st.data())
 def test_a_piece_is_cut_from_the_whole(shape: list[int], data: st.DataObject) -> None:
     starts = [data.draw(st.integers(0, size - 1)) for size in shape]
     lengths = [data.draw(st.integers(0, n - s)) for s, n in zip(starts, shape, strict=True)]

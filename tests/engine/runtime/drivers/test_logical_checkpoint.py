@@ -30,10 +30,7 @@ from flowrun.engine.runtime.rank.shards import (
 from support.layouts.grids import FIVE, Layout, cluster, compiled
 from support.layouts.plain_loop import gpt
 
-SIX = (
-    *FIVE,
-    Layout(stages=2, tensor=2),
-)
+SIX = (*FIVE, Layout(stages=2, tensor=2))
 SMALL = gpt(blocks=2, width=16, micro_batches=2)
 BEFORE = 2  # steps that the checkpoint has
 TOLERANCE = 1e-5  # relative, of the next loss: float32 sums in another order

@@ -36,9 +36,7 @@ def forgotten() -> Iterator[None]:
     attention._cudnn_stats.cache_clear()
 
 
-def test_cudnns_is_used_where_torch_would_and_it_agrees(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cudnns_is_used_where_torch_would_and_it_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     _, query, key, value = _given(EQUAL, torch.bfloat16)
     monkeypatch.setattr(attention, "_cudnn_choices", {})
     assert not attention._is_cudnn(query, key, value, None, True)  # on a CPU

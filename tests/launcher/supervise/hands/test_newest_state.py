@@ -42,10 +42,7 @@ def save(disk: list[Saved], new: Saved, every: int) -> list[Saved]:
 
 
 def train(
-    steps: int,
-    every: int,
-    is_bad: Callable[[int, Updates], bool],
-    disturbed: Mapping[int, str],
+    steps: int, every: int, is_bad: Callable[[int, Updates], bool], disturbed: Mapping[int, str]
 ) -> Updates | None:
     """Train a run that is killed, or preempted and resumed, before some steps, once each; return
     its weights, or None if it ends with an error.

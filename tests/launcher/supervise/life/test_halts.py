@@ -140,8 +140,7 @@ def test_hosts_that_share_no_folder_end_at_once_where_it_is_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("timer", "problem"),
-    [(GRACE, "within 30 s"), (ANSWER, "it did not answer to SIGTERM.")],
+    ("timer", "problem"), [(GRACE, "within 30 s"), (ANSWER, "it did not answer to SIGTERM.")]
 )
 def test_nobody_waits_for_ever(timer: str, problem: str) -> None:
     one, _ = launchers([3, 5])
