@@ -165,6 +165,7 @@ class _CaptureComparison:
             if f"{WRITES}{name}" not in results
         }
         self.buffers = {n: t.clone() for n, t in self.tensors.items() if n not in self.parameters}
+        self.saved = _saved_names(task)
         self.held = copy_outside_tensors(traced.effects, traced.outside)
         self.draws = any(is_random(op.target) for op in self.graph.ops)
 
@@ -203,6 +204,13 @@ class _CaptureComparison:
             with self._protect_gradients():
                 loss = self.program(*batch.values())[0]
             loss.backward()
+        if new := _saved_names(self.task) - self.saved:
+            raise RecipeError(
+                "model",
+                f"forward registers {min(new)} in its first call: the graph has it as a constant, "
+                "and saved weights would lack it.",
+                "Register it in __init__; with persistent=False forward may, as nothing saves it.",
+            )
         after = self.task.tensors
         return _StepResult(
             loss.detach(),
@@ -321,6 +329,12 @@ class _CaptureComparison:
         if self.on_cpu and type(error) in _ERRORS_OF_ANY_BATCH and "alloc" not in what:
             raise explain_plain_failure(error, type(self.task.model).__name__)
         return f"plain torch fails in a call of the model: {what}"
+
+
+def _saved_names(task: Task) -> set[str]:
+    """Return the names of what plain torch saves of the model and the loss."""
+    modules = task.modules.items()
+    return {prefix + name for prefix, module in modules for name in module.state_dict()}
 
 
 def _computes(dtype: torch.dtype) -> bool:

@@ -252,6 +252,19 @@ def test_a_mode_that_forward_flips_is_refused_by_name() -> None:
         checked(stays_in_eval)
 
 
+def registers(net: Any, x: Tensor, persistent: bool = True) -> Tensor:
+    if not hasattr(net, "late"):
+        net.register_buffer("late", torch.full((4,), 2.0), persistent)
+    out: Tensor = net.h(net.a(x)) * net.late
+    return out
+
+
+def test_a_buffer_that_forward_registers_is_refused_by_name_unless_nothing_saves_it() -> None:
+    with pytest.raises(RecipeError, match="forward registers late in its first call"):
+        checked(registers)
+    assert not checked(lambda net, x: registers(net, x, persistent=False))
+
+
 def memory(net: Any, x: Tensor) -> Tensor:
     y = net.a(x) + (0.0 if net.mask is None else net.mask)
     net.mask = y.detach().mean(0)
