@@ -17,8 +17,7 @@ commands/         what the other commands do: verify, resume, export, sample, ev
 bench/            flowrun compared with torch's own layouts, and with published tables
 command_line/     the commands' arguments, for cli.py; a job or a sweep; Slurm
 
-replan.py plans the rest of a run, for other ranks.  multirun.py and weights.py keep names that
-users' own files refer to.
+multirun.py and weights.py keep names that users' own files refer to.
 """
 
 import os

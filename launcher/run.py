@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowrun.launcher.commands.plan_recipe import Planned, plan, plan_level
-from flowrun.launcher.job.compiling import check_runs
+from flowrun.launcher.job.compiling import check_runs, compile_job
+from flowrun.launcher.job.faults import compiling
 from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.limits import check_limits
 from flowrun.launcher.job.materials import with_steps
+from flowrun.launcher.job.resumed import put_at
 from flowrun.launcher.listeners.make import make_listeners
-from flowrun.launcher.place.settle import settle
-from flowrun.launcher.ranks.failure import compiling
-from flowrun.launcher.ranks.limits import check_limits
+from flowrun.launcher.place.settle import Replan, settle
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import AUTO, nodes_of
-from flowrun.launcher.replan import Replan, compile_job, put_at
 from flowrun.launcher.report import trace_file as trace
 from flowrun.launcher.report.notes import notes
 from flowrun.launcher.report.progress import Progress
@@ -91,7 +91,7 @@ def _run(
             record.begin()
         record.write_plan(training, (*notes(job), *resumed))
         desk, replan = Desk(), Replan(record)
-        driver = Driver(record, compile_job(job, record), listeners, replan, desk, lease)
+        driver = Driver(record, compile_job(job, record.say), listeners, replan, desk, lease)
         return _report(driver, record, *supervise(driver, signals, desk))
 
 

@@ -90,7 +90,7 @@ def show_errors(overrides: list[str], config_dir: str | None) -> Iterator[None]:
 
         status = RECIPE_WRONG if isinstance(error, FlowrunError) else RUN_FAILED
         if not isinstance(error, FlowrunError):
-            from flowrun.launcher.ranks.failure import own_fault
+            from flowrun.launcher.job.faults import own_fault
 
             error = own_fault(error)
         text = explain(error, overrides, config_dir)

@@ -11,11 +11,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import Variable
-from flowrun.engine.runtime.drivers.logical_checkpoint import read_contents, read_whole
-from flowrun.engine.runtime.rank.shards import name_shard
-from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.materials import with_steps
+from flowrun.launcher.job.resumed import differ, train_anew
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.key_schema import schema
 from flowrun.launcher.recipe.key_trees import flatten_keys
@@ -150,7 +147,7 @@ def find_continuation(recipe: Recipe, run_folder: Path) -> tuple[Recipe, Checkpo
     for section, names in FIXED.items():
         before, after = (dict(flatten_keys(tree.get(section))) for tree in (old, new))
         for name in names or {**before, **after}:
-            if _differ(before.get(name), after.get(name)):
+            if differ(before.get(name), after.get(name)):
                 key = f"{section}.{name}".rstrip(".")
                 raise _keeps(start, key, before.get(name, "not there"))
     return replace(recipe, weights=""), start  # the checkpoint has them
@@ -161,87 +158,8 @@ def _keeps(start: Checkpoint, key: str, old: object) -> RecipeError:
     return RecipeError(
         key,
         f"a resumed run keeps the settings of its training: {key} was {old}.",
-        _train_anew(start),
+        train_anew(start),
     )
-
-
-def _train_anew(start: Checkpoint) -> str:
-    return (
-        "To train something else from its weights, run: flowrun recipe=… "
-        f"model.weights={start.folder.parents[1] / 'weights.safetensors'}"
-    )
-
-
-def check_data(job: Job, start: Checkpoint) -> None:
-    """Check that the data set is that of the checkpoint, as far as the checkpoint says it: the
-    number of samples, the documents and the tokenizers.  Raises RecipeError.
-    """
-    then, now = start.about(), job.about(start.step)
-    keys = {str(value): f"data.{key}" for key, value in flatten_keys(job.recipe.data)}
-    changed = {
-        keys.get(name, "data"): f"{name} was {digest[:12]} (sha256), and is {found[:12]}"
-        for name, digest in then.digests.items()
-        if (found := now.digests.get(name, digest)) != digest
-    }
-    if then.samples not in (None, now.samples):
-        changed.setdefault("data", f"there were {then.samples:,} samples, and are {now.samples:,}")
-    if changed:
-        what = "a resumed run keeps the data of its training, whose content has changed: "
-        raise RecipeError(
-            next(iter(changed)), f"{what}{'; '.join(changed.values())}.", _train_anew(start)
-        )
-
-
-def restore(job: Job, start: Checkpoint) -> None:
-    """Check that the checkpoint has all that the plan needs; what forward does not read is read
-    here, the rest is each rank's to read.
-    """
-    plan, there = job.training.plan, read_contents(start.folder)
-    for v in plan.variables.values():
-        tensor = plan.tensors[v.tensor]
-        found = there.get(v.name)
-        if found is None:
-            raise RecipeError(
-                _key_of(v),
-                f"the checkpoint of step {start.step} has no {v.kind} {v.name}.",
-                "Resume with the model, the optimizer and the precision that the run had.",
-            )
-        if found != (tensor.shape, tensor.dtype):
-            raise RecipeError(
-                _key_of(v),
-                f"{v.kind} {v.name} is {_shown(*found)} in the checkpoint of step {start.step}, "
-                f"and {_shown(tensor.shape, tensor.dtype)} here.",
-            )
-    unused = [name for name in job.unused if name in there]
-    initial = job.materials.initial.but(read_whole(start.folder, unused))
-    job.materials = replace(job.materials, initial=initial)
-
-
-def notes(job: Job, start: Checkpoint) -> Iterator[str]:
-    """Yield notes for a person who resumes: the step to go on from, and what has changed."""
-    old = dict(flatten_keys(start.recipe()))
-    new = dict(flatten_keys(yaml.safe_load(job.recipe.to_yaml())))
-    changed = [
-        f"{key} {old.get(key, 'not there')} -> {new.get(key, 'not there')}"
-        for key in dict.fromkeys((*old, *new))
-        if _differ(old.get(key), new.get(key))
-    ]
-    yield f"goes on from step {start.step}" + "".join(f"; {text}" for text in changed)
-    for later in find_all(start.folder.parents[1]):
-        if later.step > start.step:
-            damage = later.damage()
-            why = f"it is not whole: {damage}" if damage else "the next checkpoint replaces it"
-            yield f"{later.folder.name} is left out: {why}"
-    plan, there = job.training.plan, read_contents(start.folder)
-    alone = [v for v in plan.variables.values() if v.own]
-    ranks = [
-        r for r in range(plan.num_ranks) if any(name_shard(plan, v, r) not in there for v in alone)
-    ]
-    if ranks:
-        yield (
-            f"ranks {', '.join(map(str, ranks))} are new: their buffers ({alone[0].name} …) start "
-            "as rank 0's"
-        )
 
 
 def _paths(node: object, prefix: str = "") -> Iterator[str]:
@@ -251,34 +169,18 @@ def _paths(node: object, prefix: str = "") -> Iterator[str]:
         yield from _paths(value, f"{prefix}{key}.")
 
 
-def _key_of(variable: Variable) -> str:
-    """Return the recipe key that a variable comes from; a state of the step itself is fp16's."""
-    if variable.kind == "state":
-        return "optim" if variable.of else "precision.dtype"
-    return "model"
-
-
-def _shown(shape: tuple[int, ...], dtype: object) -> str:
-    return f"{str(dtype).removeprefix('torch.')} {shape}"
-
-
 def _first_change(before: Recipe, after: Recipe) -> tuple[str, object] | None:
     """Key and former value of the first thing that may not differ and does."""
     for section, names in FIXED.items():
         old, new = (_keys_of(getattr(recipe, section)) for recipe in (before, after))
         for name in names or {**old, **new}:
-            if _differ(old.get(name), new.get(name)):
+            if differ(old.get(name), new.get(name)):
                 return f"{section}.{name}".rstrip("."), old.get(name, "not there")
     if before.weights != after.weights:
         return "model.weights", before.weights or "not there"
     if bool(before.eval.batches) != bool(after.eval.batches):  # nothing or something is held out
         return "eval.batches", before.eval.batches
     return None
-
-
-def _differ(old: object, new: object) -> bool:
-    """Return whether two values of a key differ; `.nan` is the same as `.nan`."""
-    return old != new and not (old != old and new != new)
 
 
 def _keys_of(section: object) -> Mapping[str, object]:

@@ -1,9 +1,10 @@
-"""The kernels that a recipe asks for: op after op, or built here, before workers are forked."""
+"""What ranks do: plans, and the kernels that a recipe asks for, built before ranks are forked."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError
@@ -14,6 +15,23 @@ from flowrun.launcher.recipe.device import device_type
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import one_of
 from flowrun.launcher.recipe.schema import EAGER, HANDWRITTEN, INDUCTOR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What ranks do.  job: their recipe, made concrete.  kernels: of training's regions."""
+
+    job: Job
+    training: Rehearsed
+    evaluation: Rehearsed | None
+    kernels: Kernels
+
+
+def compile_job(job: Job, say: Callable[[str], None]) -> Compiled:
+    """Return what ranks of a job do.  say: shows one line to the person who waits."""
+    training, evaluation = job.plans.compiled
+    kernels = kernels_of(job, training, say)
+    return Compiled(job=job, training=training, evaluation=evaluation, kernels=kernels)
 
 
 def check_runs(recipe: Recipe) -> None:

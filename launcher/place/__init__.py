@@ -9,7 +9,7 @@ extrapolate.py reduced_depth.py        their candidates, by plans of few blocks
 captures.py planner.py graphs that are captured once; a candidate's plan and rehearsal
 placement_search.py outcome.py   branch and bound; what is known of a candidate
 show_placements.py saved.py   the ten best and why each lost; the winner as a recipe file
-settle.py              a recipe as it will run
+settle.py              a recipe as it will run, and the rest of a run on other ranks
 
 docs/how_to/placement_search.md explains the search to a user.
 """

@@ -1,12 +1,28 @@
-"""A recipe as it will run: where it asks to be placed, with the placement that a search chose."""
+"""A recipe as it will run, placed by a search if it asks for that; and the rest of a run, on fewer
+ranks or on the hosts that are here.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from flowrun.engine.compile import Rehearsed
+from flowrun.engine.errors import FlowrunError, RunError
+from flowrun.launcher.job.compiling import Compiled, compile_job
 from flowrun.launcher.job.forked import run_in_fork
+from flowrun.launcher.job.job import Job, Start
+from flowrun.launcher.job.resumed import put_at
+from flowrun.launcher.recipe.compose import change
 from flowrun.launcher.recipe.device import forks_autograd
+from flowrun.launcher.recipe.fewer_ranks import layouts_on, layouts_on_fewer
 from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.report.notes import notes
 from flowrun.launcher.report.progress import Progress
+from flowrun.launcher.report.record import Record
+from flowrun.launcher.store.checkpoint import Checkpoint
+
+_REASONS = 5  # layouts whose refusal is shown; there may be many
 
 
 def settle(recipe: Recipe, progress: Progress | None = None) -> tuple[Recipe, Rehearsed | None]:
@@ -20,3 +36,71 @@ def settle(recipe: Recipe, progress: Progress | None = None) -> tuple[Recipe, Re
     if progress:
         progress.console.print(summary(placed.found), highlight=False, markup=False)
     return placed.recipe, placed.training
+
+
+class Replan:
+    """Plans for other ranks than a run began with; what is written from then on is of the new
+    layout.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._jobs = {record.job.recipe.launch.num_hosts: record.job}
+
+    def for_fewer_ranks(self, lost: RunError) -> Compiled:
+        """Plan for fewer ranks (launch.min_ranks).  lost: why; it is raised where none is found."""
+        record, before = self._record, self._record.job.recipe
+        start = record.checkpoints[-1] if record.checkpoints else None
+        layouts = layouts_on_fewer(before, before.launch.min_ranks or before.num_ranks)
+        job, layout = _plan_first(before, layouts, start, lost)
+        record.go_on_with(job, lost, layout)
+        record.write_plan(job.training, notes(job))
+        return compile_job(job, record.say)
+
+    def for_hosts(self, num_hosts: int, start: Start | None) -> Compiled:
+        """Plan for a number of hosts.  start: the state that all of them begin at."""
+        record, asked, job = self._record, self._record.asked, self._jobs.get(num_hosts)
+        assert start is None or isinstance(start, Checkpoint)
+        if job is None:
+            ranks = asked.num_ranks // asked.launch.num_hosts * num_hosts
+            here = ("launch.rdzv_endpoint=''",) if num_hosts == 1 else ()
+            fixed = (f"launch.nnodes={num_hosts}", *here)
+            layouts = ((*fixed, *keys) for keys in layouts_on(asked, ranks))
+            record.say(f"planning for {num_hosts} of {asked.launch.num_hosts} hosts, {ranks} ranks")
+            unplanned = RunError(
+                "launch.nnodes", f"no layout was found on the {ranks} ranks of {num_hosts}."
+            )
+            job, _ = _plan_first(asked, layouts, start, unplanned)
+            self._jobs[num_hosts] = job
+            record.go_on_from(start, job)
+            record.write_plan(job.training, notes(job))
+        elif start:
+            put_at(job, start)
+        record.go_on_from(start, job)
+        return compile_job(job, record.say)
+
+
+def _plan_first(
+    asked: Recipe, layouts: Iterable[tuple[str, ...]], start: Checkpoint | None, error: RunError
+) -> tuple[Job, str]:
+    """Return the job of the first layout that can be planned, and the layout.
+
+    asked: the recipe.  layouts: overrides of it, in the order to try them.  start: where it begins.
+    error: is raised where none can be planned, with what is wrong with each.
+    """
+    refused: list[str] = []
+    for overrides in layouts:
+        try:
+            changed = change(asked, overrides)
+            recipe, planned = settle(replace(changed, weights="") if start else changed)
+            job = Job(recipe, start, planned=planned)
+            job.plans.compiled  # noqa: B018 - it raises where there is no plan
+        except FlowrunError as reason:
+            refused.append(f"{', '.join(overrides)}: {reason.where}: {reason.problem}")
+            continue
+        if start:
+            put_at(job, start)
+        return job, ", ".join(overrides)
+    more = [f"and {len(refused) - _REASONS} more layouts"] if len(refused) > _REASONS else []
+    problem = "\n".join((error.problem, *refused[:_REASONS], *more))
+    raise RunError(error.where, problem, error.instead) from error

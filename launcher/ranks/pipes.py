@@ -11,7 +11,7 @@ import struct
 import threading
 from collections.abc import Iterator
 
-from flowrun.launcher.supervise.life.wire import Notice, decode, encode
+from flowrun.launcher.ranks.wire import Notice, decode, encode
 
 _LENGTH = struct.Struct(">I")
 _PART = 1 << 16

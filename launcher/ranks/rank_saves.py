@@ -25,10 +25,10 @@ from flowrun.engine.runtime.rank.shards import Shard, choose_shards, make_whole_
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.ranks.failure import with_peers
 from flowrun.launcher.ranks.pipes import EventSender
+from flowrun.launcher.ranks.rank_events import FileWritten, Remarked, WeightsWritten
 from flowrun.launcher.store import checkpoint as checkpoints
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.tensor_file import write
-from flowrun.launcher.supervise.life.events import FileWritten, Remarked, WeightsWritten
 
 _NICE = 15  # a thirtieth of a core that the rank computes on, and all of one where it waits
 

@@ -19,7 +19,7 @@ from collections.abc import MutableSequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from flowrun.launcher.supervise.life.events import COMPLETES
+from flowrun.launcher.ranks.rank_events import COMPLETES
 
 _HALT, _ENDS, _RANKS = 0, 1, 2  # where the numbers lie; two a rank follow
 _PATIENCE_S = 5.0  # a rank holds the lock for a microsecond, unless it was killed within

@@ -49,13 +49,7 @@ from flowrun.launcher.ranks.finite import (
     find_broken,
 )
 from flowrun.launcher.ranks.pipes import EventSender
-from flowrun.launcher.ranks.rank_figures import acts_by_name, max_stashed
-from flowrun.launcher.ranks.rank_memory import RankGauges, RankMemory
-from flowrun.launcher.ranks.rank_saves import RankSaves
-from flowrun.launcher.ranks.snapshot_memory import MemorySnapshot, SnapshotMemory
-from flowrun.launcher.ranks.snapshots import SnapshotWriter
-from flowrun.launcher.ranks.step_gate import StepGate
-from flowrun.launcher.supervise.life.events import (
+from flowrun.launcher.ranks.rank_events import (
     BadStep,
     Evaluated,
     NumbersSeen,
@@ -64,6 +58,12 @@ from flowrun.launcher.supervise.life.events import (
     Reason,
     StepDone,
 )
+from flowrun.launcher.ranks.rank_figures import acts_by_name, max_stashed
+from flowrun.launcher.ranks.rank_memory import RankGauges, RankMemory
+from flowrun.launcher.ranks.rank_saves import RankSaves
+from flowrun.launcher.ranks.snapshot_memory import MemorySnapshot, SnapshotMemory
+from flowrun.launcher.ranks.snapshots import SnapshotWriter
+from flowrun.launcher.ranks.step_gate import StepGate
 
 OnStep = Callable[[int, Results, float], None]
 

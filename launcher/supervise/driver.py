@@ -26,10 +26,13 @@ from typing import Any, ClassVar, Protocol
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
 from flowrun.engine.trace.trace import TraceEvent
+from flowrun.launcher.job.compiling import Compiled
+from flowrun.launcher.job.faults import own_fault
 from flowrun.launcher.job.job import Job, Start
 from flowrun.launcher.listeners.dispatch import RESTARTED, Listeners, Outlets
 from flowrun.launcher.listeners.make import NamedListener
-from flowrun.launcher.ranks.failure import own_fault
+from flowrun.launcher.ranks.rank_events import RankEnded, Reason, StepDone, WeightsWritten
+from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.schema import ROLLBACK, nodes_of
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Log, numbers, read_complete
@@ -37,7 +40,7 @@ from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import find_step, remove_partial
 from flowrun.launcher.supervise.hands.desk import Desk, Interrupted
 from flowrun.launcher.supervise.hands.lease import BEAT_S, Lease, Owner
-from flowrun.launcher.supervise.hands.local_ranks import Compiled, LocalRanks, Wires
+from flowrun.launcher.supervise.hands.local_ranks import LocalRanks, Wires
 from flowrun.launcher.supervise.hands.newest_state import (
     find_rollback,
     find_start,
@@ -58,13 +61,9 @@ from flowrun.launcher.supervise.life.events import (
     LauncherFailed,
     NewPlan,
     NoPlan,
-    RankEnded,
-    Reason,
     StartFound,
     StateSaved,
-    StepDone,
     TimeIsUp,
-    WeightsWritten,
 )
 from flowrun.launcher.supervise.life.instructions import (
     COMPLETE,
@@ -93,7 +92,6 @@ from flowrun.launcher.supervise.life.instructions import (
 )
 from flowrun.launcher.supervise.life.machine import Terms, begin, step
 from flowrun.launcher.supervise.life.verdicts import TIME_LIMIT
-from flowrun.launcher.supervise.life.wire import Notice
 
 # who starts which thread of a launcher or a rank, by file; a test reads the tree for others
 THREADS: Mapping[str, str] = {
@@ -110,7 +108,7 @@ _TIMER_LIMIT = "launch.time_limit"
 
 
 class Replanning(Protocol):
-    """Plans the rest of a run, in the main thread (launcher/replan.py).  Raises FlowrunError."""
+    """Plans the rest of a run, in the main thread (place/settle.py).  Raises FlowrunError."""
 
     def for_fewer_ranks(self, lost: RunError) -> Compiled: ...
 

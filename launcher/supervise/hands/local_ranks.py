@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 
-from flowrun.engine.compile import Rehearsed
 from flowrun.engine.runtime.drivers.pulse import Pulses
-from flowrun.engine.runtime.kernels.kernels import Kernels
 from flowrun.engine.runtime.process.outputs import ProcessOutputs
 from flowrun.engine.runtime.process.stacks import Stacks
-from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.compiling import Compiled
 from flowrun.launcher.ranks.pipes import EventReader
+from flowrun.launcher.ranks.rank_events import Reason
 from flowrun.launcher.ranks.snapshot_memory import SnapshotMemory, map_snapshots
 from flowrun.launcher.ranks.step_gate import StepGate
+from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.ranks.worker import Worker
 from flowrun.launcher.report.record import LOGS, Record
 from flowrun.launcher.supervise.hands.desk import Desk
@@ -32,25 +32,13 @@ from flowrun.launcher.supervise.life.events import (
     RankDied,
     RanksForked,
     RanksGone,
-    Reason,
 )
-from flowrun.launcher.supervise.life.wire import Notice
 from flowrun.launcher.terminal.console import STDERR, STDOUT
 
 _LOOK_S = 0.05  # from one look at the processes to the next
 _CLEAR_S = 0.02  # from one look to the next whether ranks have gone on from a halt
 _PATIENCE_S = 5.0  # a rank holds the gate's lock for a microsecond, unless it was killed within
 _GONE_S = 30.0  # after which processes that were killed should have ended
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compiled:
-    """What ranks do.  job: their recipe, made concrete.  kernels: of training's regions."""
-
-    job: Job
-    training: Rehearsed
-    evaluation: Rehearsed | None
-    kernels: Kernels
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 
+from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.schema import Launch, time_limit_s
 from flowrun.launcher.supervise.hands.desk import Desk, Interrupted
 from flowrun.launcher.supervise.life.events import Asked, Struck
 from flowrun.launcher.supervise.life.verdicts import CTRL_C, WARNING
-from flowrun.launcher.supervise.life.wire import Notice
 from flowrun.launcher.terminal.doing import clear
 
 TEMPORARY_FAILURE = 75  # EX_TEMPFAIL of sysexits.h: the same again may go well

@@ -20,6 +20,7 @@ from flowrun.engine.runtime.kernels.nonfinite import Origin, OriginSearch
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.runtime.rank.replicas import digests_of
 from flowrun.engine.runtime.rank.shards import Shard, choose_shards, make_whole_shard
+from flowrun.launcher.job.compiling import Compiled
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.ranks.failure import describe
 from flowrun.launcher.ranks.finite import (
@@ -30,28 +31,26 @@ from flowrun.launcher.ranks.finite import (
     explain,
     find_broken,
 )
+from flowrun.launcher.ranks.rank_events import (
+    BadStep,
+    Evaluated,
+    FileWritten,
+    RankEnded,
+    RankFailed,
+    Reason,
+    StepDone,
+)
 from flowrun.launcher.ranks.rank_figures import acts_by_name, max_stashed
 from flowrun.launcher.ranks.step_gate import StepGate
+from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.store import checkpoint as checkpoints
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.tensor_file import write_whole
 from flowrun.launcher.supervise.hands.desk import Interrupted
-from flowrun.launcher.supervise.hands.local_ranks import Compiled, Wires
+from flowrun.launcher.supervise.hands.local_ranks import Wires
 from flowrun.launcher.supervise.hands.newest_state import place_of
 from flowrun.launcher.supervise.hosts.endpoint import MeetingPlace
-from flowrun.launcher.supervise.life.events import (
-    BadStep,
-    Evaluated,
-    FileWritten,
-    Frozen,
-    RankEnded,
-    RankFailed,
-    RanksForked,
-    RanksGone,
-    Reason,
-    StepDone,
-)
-from flowrun.launcher.supervise.life.wire import Notice
+from flowrun.launcher.supervise.life.events import Frozen, RanksForked, RanksGone
 
 _CLEAR_S = 0.002  # from one look at the gate to the next
 

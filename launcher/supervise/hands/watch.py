@@ -26,7 +26,7 @@ from flowrun.engine.runtime.drivers.pulse import PHASE_TEXTS, STEPS, Phase, Puls
 from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.engine.runtime.process.vital_signs import describe_halt, measure_work
 from flowrun.engine.trace.stragglers import find_straggler
-from flowrun.launcher.ranks.failure import own_fault
+from flowrun.launcher.job.faults import own_fault
 
 FILE = "hang.txt"
 HANG_S, HANG_STEPS = 60.0, 20  # launch.hang_s: null is the longer of both

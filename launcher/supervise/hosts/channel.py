@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from flowrun.launcher.ranks.wire import Notice, decode, encode
 from flowrun.launcher.supervise.hosts.words import Alive
-from flowrun.launcher.supervise.life.wire import Notice, decode, encode
 
 GREETING_S = 10.0  # a launcher greets at once; another program may say nothing at all
 BEAT_S = 1.0  # a side with nothing to say says so

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
+from flowrun.launcher.ranks.rank_events import Reason
+from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.schema import Launch, Nodes, nodes_of
 from flowrun.launcher.supervise.hosts.channel import (
     BEAT_S,
@@ -60,9 +62,7 @@ from flowrun.launcher.supervise.life.events import (
     Met,
     Parted,
     PlanWanted,
-    Reason,
 )
-from flowrun.launcher.supervise.life.wire import Notice
 
 _STOPPED_S = 3.0  # after which it is said that this process was stopped itself
 _CONNECT_S = 5.0

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.schema import Nodes
 from flowrun.launcher.supervise.hosts.meeting import Mismatch, find_mismatch, number_hosts
 from flowrun.launcher.supervise.hosts.words import (
@@ -34,7 +35,6 @@ from flowrun.launcher.supervise.life.events import (
     Parted,
     PlanWanted,
 )
-from flowrun.launcher.supervise.life.wire import Notice
 
 Outgoing = list[tuple[int, Notice]]  # (to which connection, message)
 

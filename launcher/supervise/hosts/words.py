@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flowrun.launcher.supervise.life.wire import Notice
+from flowrun.launcher.ranks.wire import Notice
 
 
 @dataclass(frozen=True, kw_only=True)

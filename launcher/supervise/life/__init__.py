@@ -3,5 +3,4 @@
 machine.py           read this first: (state, event) -> (state, instructions)
 events.py instructions.py   what happens to a run; what the machine asks for
 halts.py verdicts.py   its parts: all ranks rest after one step; who is to blame, when to give up
-wire.py              events as JSON, checked
 """

@@ -1,15 +1,15 @@
 """What happens to a run: the events that the machine of its life takes (machine.py).
 
-A rank sends its own over a pipe, other hosts theirs over the hub; the hands of the driver send what
-they see: processes, signals, timers, files.  `now` is nowhere: time comes as `TimeIsUp`.
+A rank sends its own over a pipe (ranks/rank_events.py), other hosts theirs over the hub; the hands
+of the driver send what they see: processes, signals, timers, files.  Time comes as `TimeIsUp`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flowrun.launcher.supervise.life.wire import Notice
+from flowrun.launcher.ranks.rank_events import Reason
+from flowrun.launcher.ranks.wire import Notice
 
 # how ranks come to an end
 DIED = "died"  # a process was killed, or lost another: it may do better the next time
@@ -17,24 +17,11 @@ RAISED = "raised"  # its code raised an error
 LEFT = "left"  # a host has gone
 STOPPED = "stopped"  # somebody wants the run to end, or its launcher is broken
 
-# at a halt the run ends, and may go on later; it is complete
-ENDS, COMPLETES = 1, 2
-
 # timers
 GRACE = "grace"  # launch.grace_s after a request to end
 ANSWER = "answer"  # for other hosts to offer a step
 LINGER = "linger"  # for ranks that lost a peer to say so
 BACK_OFF = "back off"  # before ranks are started again
-
-
-@dataclass(frozen=True)
-class Reason:
-    """What went wrong.  where, problem, instead: as of a RunError.  story: a traceback, or ""."""
-
-    where: str
-    problem: str
-    instead: str = ""
-    story: str = ""
 
 
 ROLLED_BACK = "rolled back"  # the source of a place after a rollback
@@ -51,72 +38,6 @@ class StartPlace:
     step: int = 0
     source: str = "beginning"
     saved: int = 0
-
-
-# ---- of ranks ------------------------------------------------------------------------------------
-
-
-class StepDone(Notice):
-    """A step has ended.  results: by name.  seconds: since the last.  gauges: of a host, by tag."""
-
-    step: int
-    results: Mapping[str, object]
-    seconds: float
-    gauges: Mapping[str, float]
-
-
-class Evaluated(Notice):
-    """An evaluation has ended, with the weights after `step`."""
-
-    step: int
-    results: Mapping[str, object]
-
-
-class FileWritten(Notice):
-    """A rank has written its file `name` of a checkpoint.  written: its bytes and checksum."""
-
-    folder: str
-    step: int
-    name: str
-    written: tuple[int, int]
-
-
-class Remarked(Notice):
-    """A rank says what a person should know."""
-
-    text: str
-
-
-class WeightsWritten(Notice):
-    """A rank of one of several hosts has its shards on disk.  sees_all: its disk has all ranks'."""
-
-    rank: int
-    sees_all: bool
-    host: int
-
-
-class RankEnded(Notice):
-    """A rank has ended well.  measured: for the report."""
-
-    rank: int
-    measured: Mapping[str, object]
-
-
-class NumbersSeen(Notice):
-    """A rank has seen numbers that are not finite: all are to rest, and find out where."""
-
-
-class BadStep(Notice):
-    """The last of `steps` steps is why a rank ends: its numbers are not finite."""
-
-    steps: int
-
-
-class RankFailed(Notice):
-    """A rank ends with an error.  lost_peer: the fault is another rank's."""
-
-    fault: Reason
-    lost_peer: bool
 
 
 # ---- of processes --------------------------------------------------------------------------------

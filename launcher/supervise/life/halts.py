@@ -12,16 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from flowrun.launcher.supervise.life.events import (
-    ANSWER,
-    COMPLETES,
-    ENDS,
-    GRACE,
-    STOPPED,
-    Asked,
-    HaltOffered,
-    Reason,
-)
+from flowrun.launcher.ranks.rank_events import COMPLETES, ENDS, Reason
+from flowrun.launcher.supervise.life.events import ANSWER, GRACE, STOPPED, Asked, HaltOffered
 from flowrun.launcher.supervise.life.instructions import (
     FAILED,
     Freeze,

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import dataclass_transform
 
-from flowrun.launcher.supervise.life.events import Evaluated, Reason, StartPlace, StepDone
-from flowrun.launcher.supervise.life.wire import Notice
+from flowrun.launcher.ranks.rank_events import Evaluated, Reason, StepDone
+from flowrun.launcher.ranks.wire import Notice
+from flowrun.launcher.supervise.life.events import StartPlace
 
 
 @dataclass_transform(frozen_default=True)

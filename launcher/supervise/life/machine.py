@@ -31,6 +31,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from flowrun.launcher.ranks import rank_events as said
+from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.supervise.life import events as ev
 from flowrun.launcher.supervise.life import instructions as do
 from flowrun.launcher.supervise.life.halts import Company, Halts
@@ -45,7 +47,6 @@ from flowrun.launcher.supervise.life.verdicts import (
     early_end_of,
     end_of,
 )
-from flowrun.launcher.supervise.life.wire import Notice
 
 _LINGER_S = 2.0  # after a rank failed, those that wait for it in vain are killed
 _PART_S = 1.0  # for other hosts to end after a failure, before the ranks' store closes
@@ -116,7 +117,7 @@ class RunState:
     place: ev.StartPlace = field(default_factory=ev.StartPlace)
     reached: int = 0
     rollbacks: Rollbacks = field(default_factory=Rollbacks)
-    lost: ev.Reason | None = None
+    lost: said.Reason | None = None
     waiting: tuple[Notice, ...] = ()
 
 
@@ -192,9 +193,11 @@ def _concerns_all(event: Notice) -> bool:
     """Return whether other hosts get an event of a rank of this host: all but remarks, a rank's own
     weights, and an error that is another rank's fault.
     """
-    if isinstance(event, ev.RankFailed):
+    if isinstance(event, said.RankFailed):
         return not event.lost_peer
-    return isinstance(event, (ev.StepDone, ev.Evaluated, ev.FileWritten, ev.RankEnded, ev.BadStep))
+    return isinstance(
+        event, (said.StepDone, said.Evaluated, said.FileWritten, said.RankEnded, said.BadStep)
+    )
 
 
 def _kill_once(before: RunState, after: RunState, out: tuple[do.Instruction, ...]) -> Move:
@@ -217,15 +220,15 @@ def _blame(state: RunState, **known: Any) -> RunState:
 # ---- events of ranks -----------------------------------------------------------------------------
 
 
-def _take_step(state: RunState, event: ev.StepDone) -> Move:
+def _take_step(state: RunState, event: said.StepDone) -> Move:
     return replace(state, reached=event.step + 1), (do.Publish(event),)
 
 
-def _take_evaluation(state: RunState, event: ev.Evaluated) -> Move:
+def _take_evaluation(state: RunState, event: said.Evaluated) -> Move:
     return state, (do.Publish(event),)
 
 
-def _take_file(state: RunState, event: ev.FileWritten) -> Move:
+def _take_file(state: RunState, event: said.FileWritten) -> Move:
     """A rank has written its file of a checkpoint; the last one completes it."""
     if state.company.number:
         return state, ()
@@ -241,23 +244,23 @@ def _take_file(state: RunState, event: ev.FileWritten) -> Move:
     return replace(state, round=replace(state.round, files=files)), out
 
 
-def _take_remark(state: RunState, event: ev.Remarked) -> Move:
+def _take_remark(state: RunState, event: said.Remarked) -> Move:
     return state, (do.Note(event.text),)
 
 
-def _take_end(state: RunState, event: ev.RankEnded) -> Move:
+def _take_end(state: RunState, event: said.RankEnded) -> Move:
     return replace(state, round=replace(state.round, ended=state.round.ended | {event.rank})), ()
 
 
-def _take_bad_step(state: RunState, event: ev.BadStep) -> Move:
+def _take_bad_step(state: RunState, event: said.BadStep) -> Move:
     return replace(state, round=replace(state.round, bad=event.steps)), ()
 
 
-def _take_numbers(state: RunState, event: ev.NumbersSeen) -> Move:
+def _take_numbers(state: RunState, event: said.NumbersSeen) -> Move:
     return _ask(state, ev.Asked(NUMBERS))
 
 
-def _take_rank_failure(state: RunState, event: ev.RankFailed, host: int) -> Move:
+def _take_rank_failure(state: RunState, event: said.RankFailed, host: int) -> Move:
     return _fail(state, Failure(event.fault, ev.RAISED, event.lost_peer, host))
 
 
@@ -266,7 +269,7 @@ def _take_host_failure(state: RunState, event: ev.HostFailed, host: int) -> Move
 
 
 def _take_gone(state: RunState, event: ev.HostGone) -> Move:
-    fault = ev.Reason(f"host {event.host} ({event.name})", event.why)
+    fault = said.Reason(f"host {event.host} ({event.name})", event.why)
     return _fail(state, Failure(fault, ev.LEFT, host=event.host))
 
 
@@ -315,7 +318,7 @@ def _take_death(state: RunState, event: ev.RankDied) -> Move:
     blame = state.round.blame
     if blame.killed or blame.death:
         return state, ()
-    return _linger(_blame(state, death=ev.Reason(f"rank {event.rank}", event.how)))
+    return _linger(_blame(state, death=said.Reason(f"rank {event.rank}", event.how)))
 
 
 def _take_hang(state: RunState, event: ev.HangSeen) -> Move:
@@ -341,7 +344,7 @@ def _take_ranks_gone(state: RunState, event: ev.RanksGone) -> Move:
     if verdict.fault and not asked:
         heard = blame.describe(verdict.fault)
     elif verdict.status == do.STOPPED and state.round.halts.late:
-        heard = ev.HostFailed(ev.Reason(LAUNCHER, "stopped by Ctrl-C."), ev.LEFT)
+        heard = ev.HostFailed(said.Reason(LAUNCHER, "stopped by Ctrl-C."), ev.LEFT)
     sends = (do.SendAll(heard),) if heard and state.company.others else ()
     within_s = NEVER_S if asked and not early else _PART_S
     return state, (*timers, *sends, do.LeaveRound(within_s))
@@ -387,7 +390,7 @@ def _take_plan_wanted(state: RunState, event: ev.PlanWanted) -> Move:
     return state, (*out, do.ReplanHosts(event.num_hosts, event.step))
 
 
-def _restart(state: RunState, fault: ev.Reason, place: ev.StartPlace) -> do.Restart:
+def _restart(state: RunState, fault: said.Reason, place: ev.StartPlace) -> do.Restart:
     return do.Restart(fault, place, state.attempts.in_row, state.attempts.limit)
 
 
@@ -448,7 +451,7 @@ def _with_halts(state: RunState, answer: tuple[Halts, tuple[do.Instruction, ...]
 
 
 def _take_strike(state: RunState, event: ev.Struck) -> Move:
-    fault = ev.Reason(LAUNCHER, f"stopped by {event.by}.")
+    fault = said.Reason(LAUNCHER, f"stopped by {event.by}.")
     if state.phase in (Life.FORKING, Life.TRAINING):
         return _blame(state, struck=fault), (do.KillRanks(),)
     return _end(state, do.End(do.FAILED, fault=fault))
@@ -483,7 +486,7 @@ def _take_parted(state: RunState, event: ev.Parted) -> Move:
         verdict = Verdict(do.COMPLETE)
     if verdict is None:
         verdict = Verdict(
-            do.FAILED, "", ev.Reason(LAUNCHER, "ranks ended before their last step."), ev.DIED
+            do.FAILED, "", said.Reason(LAUNCHER, "ranks ended before their last step."), ev.DIED
         )
     state = replace(state, round=replace(state.round, verdict=verdict))
     if verdict.status != do.FAILED or verdict.fault is None:
@@ -575,7 +578,7 @@ def _end_by(state: RunState, verdict: Verdict) -> Move:
     return _end(state, do.End(verdict.status, verdict.by, fault))
 
 
-def _name_host(state: RunState, fault: ev.Reason) -> ev.Reason:
+def _name_host(state: RunState, fault: said.Reason) -> said.Reason:
     """Return a fault with the host where it happened."""
     company = state.company
     if not company.names or fault.where.startswith("host"):
@@ -590,28 +593,28 @@ def _end(state: RunState, end: do.End) -> Move:
 
 
 _OF_RANKS = (
-    ev.StepDone,
-    ev.Evaluated,
-    ev.FileWritten,
-    ev.Remarked,
-    ev.RankEnded,
-    ev.WeightsWritten,
-    ev.NumbersSeen,
+    said.StepDone,
+    said.Evaluated,
+    said.FileWritten,
+    said.Remarked,
+    said.RankEnded,
+    said.WeightsWritten,
+    said.NumbersSeen,
 )
 # events of ranks here and of other hosts, whose number they need; the driver alone keeps others
 _OF_A_HOST: Mapping[type[Notice], Callable[[RunState, Any, int], Move]] = {
-    ev.RankFailed: _take_rank_failure,
+    said.RankFailed: _take_rank_failure,
     ev.HostFailed: _take_host_failure,
     ev.HaltOffered: _take_offer,
 }
 _TABLE: Mapping[type[Notice], Callable[[RunState, Any], Move]] = {
-    ev.StepDone: _take_step,
-    ev.Evaluated: _take_evaluation,
-    ev.FileWritten: _take_file,
-    ev.Remarked: _take_remark,
-    ev.RankEnded: _take_end,
-    ev.BadStep: _take_bad_step,
-    ev.NumbersSeen: _take_numbers,
+    said.StepDone: _take_step,
+    said.Evaluated: _take_evaluation,
+    said.FileWritten: _take_file,
+    said.Remarked: _take_remark,
+    said.RankEnded: _take_end,
+    said.BadStep: _take_bad_step,
+    said.NumbersSeen: _take_numbers,
     ev.RanksForked: _take_forked,
     ev.RankDied: _take_death,
     ev.RanksGone: _take_ranks_gone,

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from flowrun.launcher.supervise.life.events import (
-    DIED,
-    LEFT,
-    RAISED,
-    STOPPED,
-    Asked,
-    HostFailed,
-    Reason,
-)
+from flowrun.launcher.ranks.rank_events import Reason
+from flowrun.launcher.supervise.life.events import DIED, LEFT, RAISED, STOPPED, Asked, HostFailed
 from flowrun.launcher.supervise.life.instructions import FAILED, PREEMPTED
 from flowrun.launcher.supervise.life.instructions import STOPPED as BY_CTRL_C
 

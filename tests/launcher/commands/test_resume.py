@@ -17,7 +17,8 @@ import torch
 from rich.console import Console
 
 from flowrun.engine.errors import RecipeError, RunError
-from flowrun.launcher.commands.resume import _differ, checkpoint_of, compose_resumed
+from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed
+from flowrun.launcher.job.resumed import differ
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.report.progress import Progress
@@ -204,8 +205,8 @@ def test_another_training_is_refused(stopped: Path, override: str, key: str) -> 
 
 
 def test_a_number_that_is_none_is_no_change() -> None:
-    assert not _differ(math.nan, math.nan)
-    assert _differ(math.nan, 1.0) and _differ(None, math.nan) and _differ("a", "b")
+    assert not differ(math.nan, math.nan)
+    assert differ(math.nan, 1.0) and differ(None, math.nan) and differ("a", "b")
 
 
 def test_a_run_that_has_its_steps(place: Path, stopped: Path) -> None:

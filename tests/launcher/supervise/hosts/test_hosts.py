@@ -16,6 +16,8 @@ from unittest.mock import Mock
 import pytest
 import torch.distributed as dist
 
+from flowrun.launcher.ranks.rank_events import RankEnded, StepDone
+from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.schema import Launch, nodes_of
 from flowrun.launcher.supervise.hosts import channel, hub, patience, token
 from flowrun.launcher.supervise.hosts import hosts as module
@@ -28,10 +30,7 @@ from flowrun.launcher.supervise.life.events import (
     Met,
     Parted,
     PlanWanted,
-    RankEnded,
-    StepDone,
 )
-from flowrun.launcher.supervise.life.wire import Notice
 from support.runs.command import free_port
 
 

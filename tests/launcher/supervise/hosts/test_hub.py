@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowrun.launcher.ranks import rank_events as said
+from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.schema import Nodes
 from flowrun.launcher.supervise.hosts.hub import Hub, Outgoing
 from flowrun.launcher.supervise.hosts.meeting import Mismatch, find_mismatch, number_hosts
@@ -24,7 +26,6 @@ from flowrun.launcher.supervise.hosts.words import (
     Spread,
 )
 from flowrun.launcher.supervise.life import events as ev
-from flowrun.launcher.supervise.life.wire import Notice
 
 RECIPE = {"optim.lr": "0.1", "train.steps": "8", "hardware.cores": "2", "launch.node_rank": "0"}
 
@@ -72,7 +73,7 @@ def test_every_host_hears_all_of_the_others_in_order(num: int, seed: int, dying:
         net.meet(key, replace(host(f"host{key}"), planned=num))
     number = {key: kinds(net.got[key], Numbered)[0].number for key in range(num)}
     assert sorted(number.values()) == list(range(num))
-    todo = {k: [ev.Remarked(f"{k}.{i}") for i in range(3)] for k in range(num)}
+    todo = {k: [said.Remarked(f"{k}.{i}") for i in range(3)] for k in range(num)}
     sent: dict[int, list[Notice]] = defaultdict(list)
     gone: set[int] = set()
     while todo:
@@ -140,7 +141,7 @@ class Launcher:
             case ev.HostJoined() if self.state == "trains":
                 assert self.round[0] == 0
                 self.state, self.halts = "ends", True
-                net.send(net.hub.receive(self.key, Spread(ev.Remarked("halt"))))
+                net.send(net.hub.receive(self.key, Spread(said.Remarked("halt"))))
             case ev.FromHost() if self.state == "trains":
                 self.state, self.halts = "ends", True
             case ev.HostGone() if self.state == "trains":

@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowrun.launcher.ranks import rank_events as said
+from flowrun.launcher.ranks.rank_events import Reason
 from flowrun.launcher.ranks.step_gate import RankGate, StepGate
+from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.schema import Nodes
 from flowrun.launcher.supervise.hosts.hub import Hub, Outgoing
 from flowrun.launcher.supervise.hosts.words import (
@@ -24,10 +27,9 @@ from flowrun.launcher.supervise.hosts.words import (
 )
 from flowrun.launcher.supervise.life import events as ev
 from flowrun.launcher.supervise.life import instructions as do
-from flowrun.launcher.supervise.life.events import Reason, StartPlace
+from flowrun.launcher.supervise.life.events import StartPlace
 from flowrun.launcher.supervise.life.instructions import COMPLETE, FAILED, PREEMPTED, STOPPED, End
 from flowrun.launcher.supervise.life.machine import Life, Terms, begin, step, violations
-from flowrun.launcher.supervise.life.wire import Notice
 
 STEPS, EVERY = 12, 4
 
@@ -183,7 +185,7 @@ class OneHost:
         if any(peer is None or (not peer.alive and not peer.leaves) for peer in peers):
             if not rank.lingers:
                 fault = Reason(f"rank {self.number}", "lost a rank")
-                self.came.append(ev.RankFailed(fault, lost_peer=True))
+                self.came.append(said.RankFailed(fault, lost_peer=True))
             rank.alive, rank.lingers = not self.world.is_quiet, True
             return
         assert self.gate
@@ -191,7 +193,7 @@ class OneHost:
             if all(peer and peer.gate.begun >= rank.gate.begun for peer in peers):
                 rank.done = rank.gate.begun
                 if self.number == 0:
-                    self.came.append(ev.StepDone(rank.done - 1, {}, 0.1, {}))
+                    self.came.append(said.StepDone(rank.done - 1, {}, 0.1, {}))
                 if rank.done % EVERY == 0 and rank.done > rank.saved:
                     self._save(rank.done)
         elif rank.done == STEPS:
@@ -207,11 +209,11 @@ class OneHost:
     def _save(self, at: int) -> None:
         assert self.rank
         self.rank.saved = at
-        self.came.append(ev.FileWritten("f", at, f"rank{self.number}", (1, 1)))
+        self.came.append(said.FileWritten("f", at, f"rank{self.number}", (1, 1)))
 
     def _leave(self) -> None:
         assert self.rank
-        self.came.append(ev.RankEnded(self.number, {}))
+        self.came.append(said.RankEnded(self.number, {}))
         self.rank.leaves, self.rank.alive = True, False
 
     def turn(self, order: random.Random, late: bool) -> None:
@@ -244,7 +246,7 @@ class OneHost:
             self.act()
 
 
-_FREEZE = ev.Remarked("freeze")
+_FREEZE = said.Remarked("freeze")
 
 
 class World:
@@ -358,7 +360,7 @@ def strike(host: OneHost, blow: str) -> None:
         case "struck":
             host.take(ev.Struck("SIGQUIT"))
         case "numbers":
-            host.take(ev.NumbersSeen())
+            host.take(said.NumbersSeen())
         case "disk":
             host.take(ev.LauncherFailed(Reason("metrics.jsonl", "no space")))
 

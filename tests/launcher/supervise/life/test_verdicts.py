@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrun.launcher.supervise.life.events import DIED, LEFT, RAISED, STOPPED, Reason
+from flowrun.launcher.ranks.rank_events import Reason
+from flowrun.launcher.supervise.life.events import DIED, LEFT, RAISED, STOPPED
 from flowrun.launcher.supervise.life.verdicts import Attempts, Blame, Failure
 
 ENDINGS = st.tuples(st.sampled_from([DIED, RAISED, LEFT, STOPPED]), st.integers(0, 5))

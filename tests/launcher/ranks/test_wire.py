@@ -7,19 +7,10 @@ from typing import Any
 
 import pytest
 
+from flowrun.launcher.ranks.rank_events import FileWritten, RankEnded, RankFailed, Reason, StepDone
+from flowrun.launcher.ranks.wire import Notice, decode, encode
 from flowrun.launcher.supervise.hosts.words import Host, Ready
-from flowrun.launcher.supervise.life.events import (
-    Asked,
-    FileWritten,
-    FromHost,
-    HaltOffered,
-    RankEnded,
-    RankFailed,
-    RanksForked,
-    Reason,
-    StepDone,
-)
-from flowrun.launcher.supervise.life.wire import Notice, decode, encode
+from flowrun.launcher.supervise.life.events import Asked, FromHost, HaltOffered, RanksForked
 
 HOST = Host(
     name="a",

@@ -13,9 +13,9 @@ import pytest
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.process.process_memory import address_space
 from flowrun.engine.runtime.transport.arena import OwnArena
+from flowrun.launcher.job import limits
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.ranks import limits
-from flowrun.launcher.ranks.limits import check_limits
+from flowrun.launcher.job.limits import check_limits
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.key_schema import schema
 from flowrun.launcher.recipe.recipe_errors import PlacedError, from_hydra

@@ -1,0 +1,84 @@
+"""What a rank says to its launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flowrun.launcher.ranks.wire import Notice
+
+# at a halt the run ends, and may go on later; it is complete
+ENDS, COMPLETES = 1, 2
+
+
+@dataclass(frozen=True)
+class Reason:
+    """What went wrong.  where, problem, instead: as of a RunError.  story: a traceback, or ""."""
+
+    where: str
+    problem: str
+    instead: str = ""
+    story: str = ""
+
+
+class StepDone(Notice):
+    """A step has ended.  results: by name.  seconds: since the last.  gauges: of a host, by tag."""
+
+    step: int
+    results: Mapping[str, object]
+    seconds: float
+    gauges: Mapping[str, float]
+
+
+class Evaluated(Notice):
+    """An evaluation has ended, with the weights after `step`."""
+
+    step: int
+    results: Mapping[str, object]
+
+
+class FileWritten(Notice):
+    """A rank has written its file `name` of a checkpoint.  written: its bytes and checksum."""
+
+    folder: str
+    step: int
+    name: str
+    written: tuple[int, int]
+
+
+class Remarked(Notice):
+    """A rank says what a person should know."""
+
+    text: str
+
+
+class WeightsWritten(Notice):
+    """A rank of one of several hosts has its shards on disk.  sees_all: its disk has all ranks'."""
+
+    rank: int
+    sees_all: bool
+    host: int
+
+
+class RankEnded(Notice):
+    """A rank has ended well.  measured: for the report."""
+
+    rank: int
+    measured: Mapping[str, object]
+
+
+class NumbersSeen(Notice):
+    """A rank has seen numbers that are not finite: all are to rest, and find out where."""
+
+
+class BadStep(Notice):
+    """The last of `steps` steps is why a rank ends: its numbers are not finite."""
+
+    steps: int
+
+
+class RankFailed(Notice):
+    """A rank ends with an error.  lost_peer: the fault is another rank's."""
+
+    fault: Reason
+    lost_peer: bool
