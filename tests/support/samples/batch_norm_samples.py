@@ -28,56 +28,25 @@ def _sound(whole: int) -> object:
 def batch_norm_samples() -> list[OpSample]:
     """(samples, channels), with an image's and a sequence's dims behind."""
     made = []
+    backward = "aten.native_batch_norm_backward.default"
+    asked = (1e-5, (True, True, True))
     for shape in ((7, 4), (5, 4, 3), (3, 4, 2, 3)):
         x = T(*shape)
         affine, running = (positive(4), T(4)), (T(4), positive(4))
-        made.append(
-            sample(
-                "aten._native_batch_norm_legit_functional.default",
-                x,
-                *affine,
-                *running,
-                True,
-                0.2,
-                1e-5,
-                sound=_sound(1),
-            )
-        )
-        _, mean, invstd = aten._native_batch_norm_legit.no_stats(x, *affine, True, 0.2, 1e-5)
-        made.append(
-            sample(
-                "aten.native_batch_norm_backward.default",
-                T(*shape),
-                x,
-                affine[0],
-                None,
-                None,
-                mean,
-                invstd,
-                True,
-                1e-5,
-                (True, True, True),
-                sound=_sound(2),
-            )
-        )
+        given = (x, *affine, *running, True, 0.2, 1e-5)
+        _, *stats = aten._native_batch_norm_legit.no_stats(x, *affine, True, 0.2, 1e-5)
+        read = (T(*shape), x, affine[0], None, None, *stats)
+        made += [
+            sample("aten._native_batch_norm_legit_functional.default", *given, sound=_sound(1)),
+            sample(backward, *read, True, *asked, sound=_sound(2)),
+        ]
     x, affine, running = T(5, 4, 3), (positive(4), T(4)), (T(4), positive(4))
     frozen = ("aten._native_batch_norm_legit_no_training.default", x)
+    read = (T(5, 4, 3), x, affine[0], *running, None, None)
     return [
         *made,
         sample("aten._native_batch_norm_legit.no_stats", x, None, None, True, 0.2, 1e-5),
         sample(*frozen, *affine, *running, 0.2, 1e-5, sound=_sound(1)),
         sample(*frozen, None, None, *running, 0.2, 1e-5, sound=_sound(1)),
-        sample(
-            "aten.native_batch_norm_backward.default",
-            T(5, 4, 3),
-            x,
-            affine[0],
-            *running,
-            None,
-            None,
-            False,
-            1e-5,
-            (True, True, True),
-            sound=_sound(2),
-        ),
+        sample(backward, *read, False, *asked, sound=_sound(2)),
     ]

@@ -7,6 +7,7 @@ their samples say which local shapes are sound (Sample.sound).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -71,65 +72,27 @@ def _pool_backward(shapes: Sequence[Shape]) -> bool:
 
 # ---- samples -------------------------------------------------------------------------------------
 
+ALL = (True, True, True)  # gradients that are asked for
+
 
 def _norm() -> list[OpSample]:
     x, w, b = T(5, 3, 4), T(4), T(4)
-    _, mean, rstd = aten.native_layer_norm.default(x, [4], w, b, 1e-5)
+    _, *stats = aten.native_layer_norm.default(x, [4], w, b, 1e-5)
     g, gw, gb = T(5, 4, 3), T(4), T(4)
-    _, group_mean, group_rstd = aten.native_group_norm.default(g, gw, gb, 5, 4, 3, 2, 1e-5)
+    _, *of_groups = aten.native_group_norm.default(g, gw, gb, 5, 4, 3, 2, 1e-5)
+    backward = partial(
+        sample, "aten.native_layer_norm_backward.default", sound=_layer_norm_backward
+    )
+    asked = ((w, b, ALL), (w, None, (True, True, False)), (None, None, (True, False, False)))
     return [
         sample("aten.native_layer_norm.default", x, (4,), w, b, 1e-5),
         sample("aten.native_layer_norm.default", x, (4,), None, None, 1e-5),
         sample("aten.native_layer_norm.default", T(5, 3, 4), (3, 4), T(3, 4), None, 1e-5),
-        sample(
-            "aten.native_layer_norm_backward.default",
-            T(5, 3, 4),
-            x,
-            (4,),
-            mean,
-            rstd,
-            w,
-            b,
-            (True, True, True),
-            sound=_layer_norm_backward,
-        ),
-        sample(
-            "aten.native_layer_norm_backward.default",
-            T(5, 3, 4),
-            x,
-            (4,),
-            mean,
-            rstd,
-            w,
-            None,
-            (True, True, False),
-            sound=_layer_norm_backward,
-        ),
-        sample(
-            "aten.native_layer_norm_backward.default",
-            T(5, 3, 4),
-            x,
-            (4,),
-            mean,
-            rstd,
-            None,
-            None,
-            (True, False, False),
-            sound=_layer_norm_backward,
-        ),
+        *(backward(T(5, 3, 4), x, (4,), *stats, *rest) for rest in asked),
         sample("aten.native_group_norm.default", g, gw, gb, 5, 4, 3, 2, 1e-5),
         sample(
             "aten.native_group_norm_backward.default",
-            T(5, 4, 3),
-            g,
-            group_mean,
-            group_rstd,
-            gw,
-            5,
-            4,
-            3,
-            2,
-            (True, True, True),
+            *(T(5, 4, 3), g, *of_groups, gw, 5, 4, 3, 2, ALL),
             sound=_group_norm_backward,
         ),
         sample("aten._fused_rms_norm.default", x, (4,), w, 1e-5),
@@ -138,36 +101,20 @@ def _norm() -> list[OpSample]:
 
 def _attention_samples() -> list[OpSample]:
     made = []
-    forward = "aten._scaled_dot_product_flash_attention_for_cpu.default"
-    backward = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
-    for causal, attn_mask in (
-        (True, None),
-        (False, None),
-        (False, T(5, 3)),
-        (False, T(3, 1, 5, 3)),
-    ):
+    name = "aten._scaled_dot_product_flash_attention_for_cpu"
+    masks = ((True, None), (False, None), (False, T(5, 3)), (False, T(3, 1, 5, 3)))
+    for causal, attn_mask in masks:
         length = 3 if attn_mask is not None else 5
-        q, k, v = T(3, 2, 5, 4), T(3, 2, length, 4), T(3, 2, length, 4)
+        given = (T(3, 2, 5, 4), T(3, 2, length, 4), T(3, 2, length, 4))
         extra = {} if attn_mask is None else {"attn_mask": attn_mask}
-        out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu.default(
-            q, k, v, 0.0, causal, **extra
-        )
-        made.append(sample(forward, q, k, v, 0.0, causal, sound=_attention, **extra))
-        made.append(
+        out = aten._scaled_dot_product_flash_attention_for_cpu(*given, 0.0, causal, **extra)
+        read = (T(3, 2, 5, 4), *given, *out)
+        made += [
+            sample(f"{name}.default", *given, 0.0, causal, sound=_attention, **extra),
             sample(
-                backward,
-                T(3, 2, 5, 4),
-                q,
-                k,
-                v,
-                out,
-                logsumexp,
-                0.0,
-                causal,
-                sound=_attention_backward,
-                **extra,
-            )
-        )
+                f"{name}_backward.default", *read, 0.0, causal, sound=_attention_backward, **extra
+            ),
+        ]
     return made
 
 
@@ -199,36 +146,13 @@ def _document_attention() -> list[OpSample]:
 
 
 def _embedding() -> list[OpSample]:
+    backward = partial(sample, "aten.embedding_dense_backward.default", sound=_embedding_backward)
     return [
         sample("aten.embedding.default", T(7, 4), below(7, 5, 3)),
         sample("aten.embedding.default", T(7, 4), below(7, 5), 2),
-        sample(
-            "aten.embedding_dense_backward.default",
-            T(5, 3, 4),
-            below(7, 5, 3),
-            7,
-            -1,
-            False,
-            sound=_embedding_backward,
-        ),
-        sample(
-            "aten.embedding_dense_backward.default",
-            T(5, 4),
-            torch.tensor([6, 2, 1, 1, 2]),
-            7,
-            2,
-            False,
-            sound=_embedding_backward,
-        ),
-        sample(
-            "aten.embedding_dense_backward.default",
-            T(5, 4),
-            torch.tensor([1, 2, 1, 6, 1]),
-            7,
-            -1,
-            True,
-            sound=_embedding_backward,
-        ),
+        backward(T(5, 3, 4), below(7, 5, 3), 7, -1, False),
+        backward(T(5, 4), torch.tensor([6, 2, 1, 1, 2]), 7, 2, False),
+        backward(T(5, 4), torch.tensor([1, 2, 1, 6, 1]), 7, -1, True),
     ]
 
 
@@ -239,120 +163,52 @@ def _conv() -> list[OpSample]:
     grouped = (one, one, one, False, none, 2)
     x, pooled = T(5, 3, 4, 4), T(5, 3, 2, 2)
     _, where = aten.max_pool2d_with_indices.default(x, [2, 2])
+    forward, backward = (
+        partial(sample, f"aten.convolution{name}.default") for name in ("", "_backward")
+    )
+    pool = partial(sample, sound=_pool_backward)
+    asked = (((4,), ALL), (None, (True, True, False)), ((4,), (False, True, True)))
     return [
-        sample("aten.convolution.default", T(5, 3, 4, 4), T(4, 3, 3, 3), T(4), *plain),
-        sample("aten.convolution.default", T(5, 3, 4, 4), T(4, 3, 3, 3), None, *plain),
-        sample("aten.convolution.default", T(5, 3, 2, 2), T(3, 4, 2, 2), T(4), *turned),
-        sample("aten.convolution.default", T(3, 4, 4, 4), T(6, 2, 3, 3), T(6), *grouped),
-        sample(
-            "aten.convolution_backward.default",
-            T(5, 4, 4, 4),
-            T(5, 3, 4, 4),
-            T(4, 3, 3, 3),
-            (4,),
-            *plain,
-            (True, True, True),
+        forward(T(5, 3, 4, 4), T(4, 3, 3, 3), T(4), *plain),
+        forward(T(5, 3, 4, 4), T(4, 3, 3, 3), None, *plain),
+        forward(T(5, 3, 2, 2), T(3, 4, 2, 2), T(4), *turned),
+        forward(T(3, 4, 4, 4), T(6, 2, 3, 3), T(6), *grouped),
+        *(
+            backward(T(5, 4, 4, 4), T(5, 3, 4, 4), T(4, 3, 3, 3), bias, *plain, outputs)
+            for bias, outputs in asked
         ),
-        sample(
-            "aten.convolution_backward.default",
-            T(5, 4, 4, 4),
-            T(5, 3, 4, 4),
-            T(4, 3, 3, 3),
-            None,
-            *plain,
-            (True, True, False),
-        ),
-        sample(
-            "aten.convolution_backward.default",
-            T(5, 4, 4, 4),
-            T(5, 3, 4, 4),
-            T(4, 3, 3, 3),
-            (4,),
-            *plain,
-            (False, True, True),
-        ),
-        sample(
-            "aten.convolution_backward.default",
-            T(5, 4, 4, 4),
-            T(5, 3, 2, 2),
-            T(3, 4, 2, 2),
-            (4,),
-            *turned,
-            (True, True, True),
-        ),
+        backward(T(5, 4, 4, 4), T(5, 3, 2, 2), T(3, 4, 2, 2), (4,), *turned, ALL),
         sample("aten.max_pool2d_with_indices.default", x, two),
-        sample(
+        pool(
             "aten.max_pool2d_with_indices_backward.default",
-            pooled,
-            x,
-            two,
-            two,
-            none,
-            one,
-            False,
-            where,
-            sound=_pool_backward,
+            *(pooled, x, two, two, none, one, False, where),
         ),
         sample("aten.avg_pool2d.default", T(5, 3, 4, 4), two),
-        sample(
-            "aten.avg_pool2d_backward.default",
-            pooled,
-            x,
-            two,
-            two,
-            none,
-            False,
-            True,
-            None,
-            sound=_pool_backward,
-        ),
+        pool("aten.avg_pool2d_backward.default", pooled, x, two, two, none, False, True, None),
         sample("aten._adaptive_avg_pool2d.default", T(5, 3, 5, 5), two),
-        sample(
-            "aten._adaptive_avg_pool2d_backward.default",
-            pooled,
-            T(5, 3, 5, 5),
-            sound=_pool_backward,
-        ),
+        pool("aten._adaptive_avg_pool2d_backward.default", pooled, T(5, 3, 5, 5)),
     ]
 
 
 def _loss() -> list[OpSample]:
-    made = [
-        sample("aten._safe_softmax.default", x, dim) for x, dim in ((T(5, 4), 1), (T(3, 5, 4), -2))
-    ]
+    of_dim = ((T(5, 4), 1), (T(3, 5, 4), -2))
+    made = [sample("aten._safe_softmax.default", x, dim) for x, dim in of_dim]
     for name in ("_softmax", "_log_softmax"):
         for x, dim in ((T(5, 4), 1), (T(3, 5, 4), -2)):
-            made.append(sample(f"aten.{name}.default", x, dim, False))
             y = getattr(aten, name).default(x, dim, False)
+            given = (T(*x.shape), y, dim, x.dtype)
+            made.append(sample(f"aten.{name}.default", x, dim, False))
             made.append(
-                sample(
-                    f"aten.{name}_backward_data.default",
-                    T(*x.shape),
-                    y,
-                    dim,
-                    x.dtype,
-                    sound=same_shape(0, 1),
-                )
+                sample(f"aten.{name}_backward_data.default", *given, sound=same_shape(0, 1))
             )
     target = torch.tensor([0, 5, 2, -100, 3])
     for reduction, weight in ((0, None), (1, None), (2, None), (2, positive(6)), (1, positive(6))):
         x = T(5, 6)
-        loss, total = aten.nll_loss_forward.default(x, target, weight, reduction, -100)
-        made.append(sample("aten.nll_loss_forward.default", x, target, weight, reduction, -100))
-        made.append(
-            sample(
-                "aten.nll_loss_backward.default",
-                T(*loss.shape),
-                x,
-                target,
-                weight,
-                reduction,
-                -100,
-                total,
-            )
-        )
-        lse = x.logsumexp(1, True)
-        given = (x, lse, target, weight, reduction, -100)
+        rest = (target, weight, reduction, -100)
+        loss, total = aten.nll_loss_forward.default(x, *rest)
+        made.append(sample("aten.nll_loss_forward.default", x, *rest))
+        made.append(sample("aten.nll_loss_backward.default", T(*loss.shape), x, *rest, total))
+        given = (x, x.logsumexp(1, True), *rest)
         made.append(sample("flow.cross_entropy", *given))
         weighed = total if reduction == 1 else None
         made.append(sample("flow.cross_entropy_backward", T(*loss.shape), *given, weighed, None))
@@ -398,19 +254,11 @@ def _ctc() -> list[OpSample]:
     log_probs, targets = T(6, 5, 4).log_softmax(-1), 1 + below(3, 5, 2)
     lengths, labels = torch.tensor([6, 5, 6, 4, 6]), torch.tensor([2, 1, 2, 2, 1])
     given = (log_probs, targets, lengths, labels)
-    loss, alpha = torch.ops.flowrun.ctc_loss(*given, 0, False)
+    made = torch.ops.flowrun.ctc_loss(*given, 0, False)
+    name = "flowrun.ctc_loss"
     return [
-        sample("flowrun.ctc_loss.default", *given, 0, False, sound=_ctc_sound),
-        sample(
-            "flowrun.ctc_loss_backward.default",
-            T(5),
-            *given,
-            loss,
-            alpha,
-            0,
-            False,
-            sound=_ctc_sound,
-        ),
+        sample(f"{name}.default", *given, 0, False, sound=_ctc_sound),
+        sample(f"{name}_backward.default", T(5), *given, *made, 0, False, sound=_ctc_sound),
     ]
 
 

@@ -40,18 +40,10 @@ def _grouped(shapes: Sequence[Shape]) -> bool:
 
 def _matmul() -> list[OpSample]:
     ends = torch.tensor([2, 2, 6, 7])  # the second expert has no tokens
+    grouped = "transformers.grouped_mm_fallback"
     return [
-        sample(
-            "transformers.grouped_mm_fallback.default", T(7, 5), T(4, 5, 3), ends, sound=_grouped
-        ),
-        sample(
-            "transformers.grouped_mm_fallback_backward.default",
-            T(7, 5),
-            T(4, 5, 3),
-            ends,
-            T(7, 3),
-            sound=_grouped,
-        ),
+        sample(f"{grouped}.default", T(7, 5), T(4, 5, 3), ends, sound=_grouped),
+        sample(f"{grouped}_backward.default", T(7, 5), T(4, 5, 3), ends, T(7, 3), sound=_grouped),
         sample("aten.mm.default", T(5, 4), T(4, 3)),
         sample("aten.bmm.default", T(3, 5, 4), T(3, 4, 2)),
         sample("aten.matmul.default", T(2, 3, 5, 4), T(2, 3, 4, 2)),
@@ -278,17 +270,12 @@ def _update() -> list[OpSample]:
     step, lr, no = torch.tensor(3.0), torch.tensor(0.1), torch.tensor(False)
     adamw: dict[str, Any] = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}
     sgd: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}
+    ids = torch.arange(20).reshape(5, 4)
+    same = same_shape(0, 1, 2, 3)
     return [
         sample("flow.snapshot", T(5, 4)),
-        sample(
-            "flow.check_range",
-            torch.arange(20).reshape(5, 4),
-            1000,  # parts of a sum are in range, too
-            None,
-            True,
-            ("id", "rows"),
-            ("tokens",),
-        ),
+        # parts of a sum are in range, too
+        sample("flow.check_range", ids, 1000, None, True, ("id", "rows"), ("tokens",)),
         sample("flow.accumulate", T(5, 4)),
         sample("flow.sumsq", T(5, 4)),
         sample("flow.sumsq", T()),
@@ -299,27 +286,15 @@ def _update() -> list[OpSample]:
         sample("flow.not_finite", positive()),
         sample(
             "flow.adamw",
-            T(5, 3),
-            T(5, 3),
-            T(5, 3),
-            positive(5, 3),
-            sound=same_shape(0, 1, 2, 3),
-            lr=lr,
-            step=step,
-            coefficient=positive(),
-            skip=no,
-            **adamw,
+            *(T(5, 3), T(5, 3), T(5, 3), positive(5, 3)),
+            sound=same,
+            **{"lr": lr, "step": step, "coefficient": positive(), "skip": no, **adamw},
         ),
         sample("flow.adamw", T(5), T(5), T(5), positive(5), lr=lr, step=step, **adamw),
         sample("flow.sgd", T(5, 3), T(5, 3), T(5, 3), lr=lr, coefficient=positive(), **sgd),
         sample("flow.sgd", T(5), T(5), T(5), lr=lr, skip=no, **{**sgd, "nesterov": False}),
         sample("flow.sgd", T(5), T(5), lr=lr, **{**sgd, "momentum": 0.0, "nesterov": False}),
-        sample(
-            "flow.assign",
-            (T(5, 3), T(5, 3)),
-            (T(5, 3), positive(5, 3)),
-            sound=same_shape(0, 1, 2, 3),
-        ),
+        sample("flow.assign", (T(5, 3), T(5, 3)), (T(5, 3), positive(5, 3)), sound=same),
         sample("flow.assign", (T(5),), (T(5),), skip=no),
         sample("flow.ema", T(5, 3), T(5, 3), decay=0.9),
         sample("flow.ema", T(5), T(5), decay=0.9, skip=no),
@@ -339,10 +314,7 @@ def _sparse() -> list[OpSample]:
         sample("flow.coalesce", (ids, more), (T(5, 3), T(3, 3)), (-1, -1)),
         sample(
             "flow.update_rows",
-            T(7, 4),
-            unique,
-            T(5, 4),
-            positive(7, 4),
+            *(T(7, 4), unique, T(5, 4), positive(7, 4)),
             by=RowUpdate("adagrad", optimizers.adagrad),
             lr=torch.tensor(0.1),
             coefficient=positive(),

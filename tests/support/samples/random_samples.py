@@ -15,6 +15,9 @@ def random_samples() -> list[OpSample]:
     """Shapes of one, two and three dims: a dim that is split is the first, the last or between."""
     shapes = ((7,), (5, 4), (5, 3, 4))
     kinds = ("uniform", "normal")
+    narrow = {"optimizer": "adamw", "draw": DRAW, "seed": SEED, "stream": "w"}
+    numbers = {"lr": torch.tensor(0.1), "step": torch.tensor(2.0), "beta1": 0.9, "beta2": 0.95}
+    numbers |= {"eps": 1e-3, "weight_decay": 0.1}
     return [
         *(sample("flow.dropout_mask", DRAW, SEED, "drop", shape, 0.4) for shape in shapes),
         *(
@@ -32,17 +35,9 @@ def random_samples() -> list[OpSample]:
                 "flow.update_narrow",
                 *(x.bfloat16() for x in (T(*shape), T(*shape), T(*shape), positive(*shape))),
                 sound=same_shape(0, 1, 2, 3),
-                optimizer="adamw",
-                draw=DRAW,
-                seed=SEED,
-                stream="w",
+                **narrow,
                 shape=shape,
-                lr=torch.tensor(0.1),
-                step=torch.tensor(2.0),
-                beta1=0.9,
-                beta2=0.95,
-                eps=1e-3,
-                weight_decay=0.1,
+                **numbers,
             )
             for shape in shapes[:2]
         ),
