@@ -18,162 +18,96 @@ from typing import Any
 import yaml
 
 from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.schema import CHOICES
 from support.plans.small_recipes import RECIPES, overrides_of
 
 FILE = "{file}"  # in the words of a case: the path of its recipe
 FILES = {file.stem: file for file in RECIPES}
-BASES = (
-    "mlp_data_parallel",
-    "mlp_hybrid",
-    "mlp_pipeline",
-    "gpt_hybrid",
-    "gpt_pp",
-    "gpt_tp",
-    "gpt_zero",
-    "bert_dp",
-    "convnet_dp",
-    "moe_ep",
-    "insightface_hybrid",
-    "wide_deep",
-)
+_BASES = """
+    mlp_data_parallel mlp_hybrid mlp_pipeline gpt_hybrid gpt_pp gpt_tp gpt_zero bert_dp convnet_dp
+    moe_ep insightface_hybrid wide_deep
+"""
+BASES = _BASES.split()
+CONF = RECIPES[0].parents[1] / "conf"
 # A model and a data set do with numbers of their own what they will: those stay small.
 USERS = ("model", "data")
 FEW = (0, -1, 1, 3, 0.5, -0.5)
 HUGE = (2**31, 2**63, 2**64, -(2**63), 10**12, 1e40, 1e-300, math.inf, -math.inf, math.nan)
-ODD_WORDS = (
-    *(
-        "",
-        " ",
-        "x",
-        "null",
-        "S(0)",
-        "S(9)",
-        "P(max)",
-        "???",
-        "yes",
-        "*",
-        "[",
-        "{",
-        "-",
-        "a.b",
-        "0x10",
-    ),
-    *(
-        "${train.steps}",
-        "${no.such}",
-        "${oc.env:NO_SUCH}",
-        "${",
-        "2026-01-01",
-        "1_000",
-        "é",
-        "\x07",
-    ),
-    *("../..", "/", "torch.nn.Linear", "no.such.thing", "x" * 5000),
-)
+_WORDS = """
+    x null S(0) S(9) P(max) ??? yes * [ { - a.b 0x10 2026-01-01 1_000 é \x07 ../.. /
+    ${train.steps} ${no.such} ${oc.env:NO_SUCH} ${ torch.nn.Linear no.such.thing
+"""
+ODD_WORDS = ("", " ", "x" * 5000, *_WORDS.split())
 ODD_VALUES: tuple[Any, ...] = (
-    *(None, True, False, [], {}, [1], [[1], [2]], [None], [{}], {"a": {}}, {"in": 1}, {"inn": {}}),
-    *(
-        {1: 2},
-        {None: None},
-        {"a.b": 1},
-        [[[[1]]]],
-        [1, "a", None],
-        b"bytes",
-        [0, 1],
-        ["x"],
-        {"x": "B"},
+    b"bytes",
+    *yaml.safe_load(
+        "[null, true, false, [], {}, [1], [[1], [2]], [null], [{}], {a: {}}, {in: 1}, {inn: {}},"
+        " {1: 2}, {null: null}, {a.b: 1}, [[[[1]]]], [1, a, null], [0, 1], [x], {x: B}]"
     ),
 )
-ODD_KEYS: tuple[Any, ...] = (
-    1,
-    None,
-    True,
-    "",
-    "a.b",
-    "*",
-    "é",
-    "x y",
-    1.5,
-    "_target_",
-    "in",
-    "???",
-)
+ODD_KEYS = (1, None, True, "", "a.b", "*", "é", "x y", 1.5, "_target_", "in", "???")
 
-# key of the command line -> values that a person could have written
-PLAUSIBLE: dict[str, tuple[Any, ...]] = {
-    "placement.axes.data": (1, 2, 3, 4, 8),
-    "placement.axes.tensor": (1, 2, 3, 4),
-    "placement.axes": ("{data: 2}", "{tensor: 2, data: 2}", "{pipe: 2}", "{data: 2, tensor: 3}"),
-    "placement.stages": (
-        1,
-        2,
-        3,
-        4,
-        "[{modules: [hidden]}, {modules: [output]}]",
-        "[{ranks: [[0]]}]",
-    ),
-    "placement.chunks": (1, 2, 3),
-    "placement.in_flight": (1, 2, 99, "gpipe", "1f1b", "zero_bubble"),
-    "train.batch_size": (1, 2, 7, 8, 16, 64, 100, 4096),
-    "train.micro_batches": (1, 2, 3, 4, 8),
-    "train.loss_mean": ("step", "micro_batch"),
-    "train.steps": (1, 2, 100),
-    "train.save_every": (0, 1, 7),
-    "zero.stage": (0, 1, 2, 3),
-    "zero.axis": ("data", "tensor", "x"),
-    "optim": ("adamw", "sgd", "lamb", "lion", "adagrad"),
-    "optim.lr": (0.1, 1e-3, 0, -1),
-    "optim.clip_norm": (0, 1.0),
-    "optim.clip_value": (0, 0.5),
-    "optim.momentum": (0, 0.9),
-    "optim.nesterov": ("true", "false"),
-    "optim.warmup_steps": (0, 1, 10),
-    "optim.ema": (0, 0.9),
-    "optim.schedule": (
-        "{name: CosineAnnealingLR}",
-        "{name: CosineAnnealingLR, T_max: 0}",
-        "{name: StepLR, step_size: 3}",
-        "{name: StepLR}",
-        "{name: OneCycleLR, max_lr: 1}",
-        "[{name: LinearLR, steps: 3}, {name: CosineAnnealingLR}]",
-        "{name: MultiStepLR, milestones: 3}",
-    ),
-    "optim.groups": (
-        "{'*bias': {weight_decay: 0}}",
-        "{'*': {frozen: true}}",
-        "{x: {lr: 1}}",
-        "{x: 1}",
-    ),
-    "precision.dtype": ("fp32", "bf16", "fp16"),
-    "precision.loss_scale": ("dynamic", 1024, -1, "null"),
-    "precision.accumulate_dtype": ("fp32", "null"),
-    "recompute.modules": ("['*']", "[blocks.*]", "[hidden]", "[]"),
-    "recompute.keep": ("[matmul]", "[boxing]", "[x]"),
-    "view": ("consistent", "mirrored"),
-    "eval.fraction": (0, 0.1, 0.5, 0.99, 1),
-    "eval.batches": (0, 1, 1000),
-    "launch": ("local", "virtual", "slurm"),
-    "launch.nnodes": (1, 2, 3),
-    "launch.device": ("cpu", "cuda", "auto"),
-    "launch.transport": ("auto", "shared", "gloo"),
-    "hardware": ("cpu", "dgx_a100", "h100", "v100_cluster"),
-    "engine.register_slots": (1, 2, 5),
-    "engine.compiler": ("eager", "inductor", "handwritten"),
-    "engine.blocking": ("[data]", "[tensor]", "[x]"),
-    "engine.overwrites": ("true", "false"),
-    "engine.check": ("true", "false"),
-    "sbp.hidden.weight.data": ("B", "S(0)", "S(1)", "S(2)", "P"),
-    "sbp.output.weight.tensor": ("B", "S(0)", "S1", "P"),
-    "sbp.*.weight.tensor": ("B", "S(0)", "S(1)"),
-    "sbp.blocks.*.data": ("B", "S(0)"),
-    "sbp.head.in.tensor": ("B", "S(0)", "S(2)", "P"),
-    "sbp.batch.images.data": ("S(0)", "B", "S(1)"),
-    "model.hidden": (1, 7, 64),
-    "model.depth": (1, 2, 3),
-    "task.inputs": ("{x: images}", "{}", "{x: nothing}"),
-    "task.metrics": ("{}", "{a: {_target_: flowrun.models.metrics.accuracy}}"),
-    "data.length": (1, 8, 64),
-}
+# What a person could have written: values of keys that hold no word of the schema's choices.
+_WRITTEN = """
+placement.axes.data: 1 | 2 | 3 | 4 | 8
+placement.axes.tensor: 1 | 2 | 3 | 4
+placement.axes: {data: 2} | {tensor: 2, data: 2} | {pipe: 2} | {data: 2, tensor: 3}
+placement.stages: 1 | 2 | 3 | 4 | [{modules: [hidden]}, {modules: [output]}] | [{ranks: [[0]]}]
+placement.chunks: 1 | 2 | 3
+placement.in_flight: 1 | 2 | 99 | gpipe | 1f1b | zero_bubble
+train.batch_size: 1 | 2 | 7 | 8 | 16 | 64 | 100 | 4096
+train.micro_batches: 1 | 2 | 3 | 4 | 8
+train.steps: 1 | 2 | 100
+train.save_every: 0 | 1 | 7
+zero.stage: 0 | 1 | 2 | 3
+zero.axis: data | tensor | x
+optim.lr: 0.1 | 1e-3 | 0 | -1
+optim.clip_norm: 0 | 1.0
+optim.clip_value: 0 | 0.5
+optim.momentum: 0 | 0.9
+optim.nesterov: true | false
+optim.warmup_steps: 0 | 1 | 10
+optim.ema: 0 | 0.9
+optim.schedule: {name: CosineAnnealingLR} | {name: CosineAnnealingLR, T_max: 0} | {name: StepLR}
+optim.schedule: {name: StepLR, step_size: 3} | {name: OneCycleLR, max_lr: 1}
+optim.schedule: {name: MultiStepLR, milestones: 3} | [{name: LinearLR, steps: 3}, {name: StepLR}]
+optim.groups: {'*bias': {weight_decay: 0}} | {'*': {frozen: true}} | {x: {lr: 1}} | {x: 1}
+precision.loss_scale: dynamic | 1024 | -1 | null
+recompute.modules: ['*'] | [blocks.*] | [hidden] | []
+recompute.keep: [matmul] | [boxing] | [x]
+eval.fraction: 0 | 0.1 | 0.5 | 0.99 | 1
+eval.batches: 0 | 1 | 1000
+launch.nnodes: 1 | 2 | 3
+engine.register_slots: 1 | 2 | 5
+engine.blocking: [data] | [tensor] | [x]
+engine.overwrites: true | false
+engine.check: true | false
+sbp.hidden.weight.data: B | S(0) | S(1) | S(2) | P
+sbp.output.weight.tensor: B | S(0) | S1 | P
+sbp.*.weight.tensor: B | S(0) | S(1)
+sbp.blocks.*.data: B | S(0)
+sbp.head.in.tensor: B | S(0) | S(2) | P
+sbp.batch.images.data: S(0) | B | S(1)
+model.hidden: 1 | 7 | 64
+model.depth: 1 | 2 | 3
+task.inputs: {x: images} | {} | {x: nothing}
+task.metrics: {} | {a: {_target_: flowrun.models.metrics.accuracy}}
+data.length: 1 | 8 | 64
+"""
+
+
+def _plausible_values() -> dict[str, tuple[str, ...]]:
+    """Key of the command line -> values: words of the schema, files of conf/, and _WRITTEN."""
+    found = dict(CHOICES)
+    for group in ("optim", "launch", "hardware"):
+        found[group] = tuple(sorted(file.stem for file in (CONF / group).glob("*.yaml")))
+    for row in _WRITTEN.strip().splitlines():
+        key, _, values = row.partition(": ")
+        found[key] = (*found.get(key, ()), *values.split(" | "))
+    return found
+
+
+PLAUSIBLE = _plausible_values()
 
 
 @dataclass(frozen=True)
@@ -387,33 +321,9 @@ def _encode(chance: random.Random, text: bytes) -> bytes:
 
 
 INSERTED = (
-    *(
-        b"\x00",
-        b"\x07",
-        b"\xff",
-        b"\t",
-        b": ",
-        b"- ",
-        b"{",
-        b"]",
-        b"'",
-        b"\n---\n",
-        b"\n...\n",
-        b"%",
-    ),
-    *(b"!!python/object/apply:os.getcwd []", b"!!set {a}", b"&a ", b"*a ", b"<<: {a: 1}\n", b"? "),
-    *(
-        b"\ndefaults: 7\n",
-        b"\ndefaults: .inf\n",
-        b"\ndefaults: [7]\n",
-        b"\ndefaults: [{model: 1}]\n",
-    ),
-    *(
-        b"\ndefaults: [/model: [a, b]]\n",
-        b"\ndefaults: {a: b}\n",
-        b"\ndefaults: [null]\n",
-        b"\n- a\n",
-    ),
-    b"# @package x\n",
-)
+    b"\x00|\x07|\xff|\t|: |- |{|]|'|\n---\n|\n...\n|%|!!python/object/apply:os.getcwd []|!!set {a}"
+    b"|&a |*a |<<: {a: 1}\n|? |\ndefaults: 7\n|\ndefaults: .inf\n|\ndefaults: [7]\n"
+    b"|\ndefaults: [{model: 1}]\n|\ndefaults: [/model: [a, b]]\n|\ndefaults: {a: b}\n"
+    b"|\ndefaults: [null]\n|\n- a\n|# @package x\n"
+).split(b"|")
 TEXT_CHANGES = (_flip, _drop_line, _repeat_line, _indent_line, _cut, _insert, _insert, _encode)
