@@ -119,9 +119,8 @@ FIRST_STEPS = """flowrun trains any PyTorch model in any mix of parallelism, fro
 INIT_HELP = """Write a commented recipe for a model, by what its forward and its data show.
 
 The model is a class, a function, or a module or file that defines one; or a folder of Hugging
-Face's.  Fields of the data become arguments of forward, by their names, and the loss is one that
-fits what the model returns for two samples.  What cannot be known stands as ??? in the recipe: fill
-in what you know, and init again fills in the rest.
+Face's.  Fields of the data become arguments of forward, by their names, and the loss is one for
+what the field after them holds.  What cannot be known stands as ??? in the recipe.
 
   flowrun init my_models.Net
   flowrun init my_models.Net data.folder=images/ model.width=64

@@ -1,6 +1,6 @@
 """Commands for somebody who begins.
 
 init_recipe.py     flowrun init: a recipe for a model, by what its forward and its data show
-inspect_model.py   what a model and its data show when they are tried
+inspect_model.py   what their names stand for; what forward and an item show
 json_schema.py     flowrun schema: the keys of a recipe for editors
 """

@@ -11,7 +11,6 @@ from rich.console import Console
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.commands.start.init_recipe import show_written, write_recipe
-from flowrun.launcher.commands.start.inspect_model import name_values
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe_errors import explain
@@ -77,7 +76,10 @@ def test_a_recipe_of_a_module_compiles_with_nothing_to_fill_in(place: Path) -> N
     module(place, "points_a", argument="features")
     written = write_recipe("points_a.py", None, None)
     assert (written.file, written.missing) == (Path("recipes/net.yaml"), [])
-    assert written.notes == ["task.inputs.features is the field x, the first left"]
+    assert written.notes == [
+        "task.inputs.features is the field x, the first left",
+        "task.loss is cross_entropy, as the field y holds numbers of classes",
+    ]
     text = written.file.read_text()
     assert "# 64 items: x float32 8, y int64 scalar" in text and "# width: 3" in text
     recipe = load(["recipe=net"])
@@ -88,37 +90,31 @@ def test_a_recipe_of_a_module_compiles_with_nothing_to_fill_in(place: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "target", "value", "classes", "loss"),
+    ("name", "target", "value", "loss"),
     [
-        ("points_b", "targets", "torch.tensor(k % 3)", 3, "losses.cross_entropy}"),
-        ("points_c", "y", "x[:3] * 2", 3, "losses.squared_error, target: y}"),
-        ("points_d", "y", "(x[:3] > 0).float()", 3, "losses.binary_cross_entropy, target: y}"),
+        ("points_b", "targets", "torch.tensor(k % 3)", "losses.cross_entropy}"),
+        ("points_c", "y", "x[:3] * 2", "losses.squared_error, target: y}"),
+        ("points_d", "y", "(x[:3] > 0).float()", "losses.binary_cross_entropy, target: y}"),
     ],
 )
-def test_the_loss_fits_what_the_model_returns(
-    place: Path, name: str, target: str, value: str, classes: int, loss: str
+def test_the_loss_fits_the_field_that_is_left(
+    place: Path, name: str, target: str, value: str, loss: str
 ) -> None:
-    module(place, name, target=target, value=value, classes=classes)
+    module(place, name, target=target, value=value)
     written = write_recipe(f"{name}.Net", None, place / "mine.yaml")
     assert loss in written.file.read_text() and not written.missing
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("points_e", "x[:5]"), ("points_f", "torch.tensor(k % 2 == 1)")]
-)
-def test_what_cannot_be_known_is_named(place: Path, name: str, value: str) -> None:
-    module(place, name, value=value)
-    written = write_recipe(f"{name}.Net", None, None)
-    assert written.missing == ["task.loss"]
-    assert "no loss of flowrun fits the output, 2 x 3" in written.notes[-1]
+def test_what_cannot_be_known_is_named(place: Path) -> None:
+    module(place, "points_e")
     part = write_recipe("points_e.Part", None, None)
-    assert part.missing == ["model.width", "task.loss"]
+    assert part.missing == ["model.width"]
     out = io.StringIO()
     show_written(part, Console(file=out, width=80))
-    assert "instead of ???: model.width, task.loss" in out.getvalue()
+    assert "instead of ???: model.width" in out.getvalue()
     assert "flowrun plan recipe=part" in out.getvalue()
     alone = write_recipe("torch.nn.Linear", None, None)
-    assert {"data._target_", "model.in_features", "task.inputs"} <= set(alone.missing)
+    assert {"data._target_", "model.in_features", "task.inputs", "task.loss"} <= {*alone.missing}
 
 
 def test_a_folder_of_hugging_face_is_trained_on_text(place: Path) -> None:
@@ -164,7 +160,7 @@ def test_inputs_of_unknown_items_are_asked_for(place: Path) -> None:
         "class Mine:\n    def __init__(self, path):\n        self.path = path\n"
     )
     written = write_recipe("tiny", "mine_c.Mine", None)
-    assert written.missing == ["data.path", "task.inputs"]
+    assert written.missing == ["data.path", "task.inputs", "task.loss"]
 
 
 def test_mistakes_are_refused(place: Path) -> None:
@@ -195,26 +191,23 @@ import torch
 from torch import nn
 
 
-class Two(nn.Module):
+class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.head, self.aux = nn.Linear(8, 3), nn.Linear(8, 3)
+        self.head = nn.Linear(8, 3)
 
     def forward(self, x):
-        return self.head(x), self.aux(x)
+        return self.head(x)
 
 
-class Own(Two):
+class Own(Net):
     def forward(self, x, y):
-        logits = self.head(x)
-        return logits, nn.functional.cross_entropy(logits, y)
+        return nn.functional.cross_entropy(self.head(x), y)
 
 
-class Optional(Two):
-    def forward(self, x, targets=None):
-        logits = self.head(x)
-        loss = None if targets is None else nn.functional.cross_entropy(logits, targets)
-        return logits, loss
+class Optional(Net):
+    def forward(self, x, labels=None):
+        return nn.functional.cross_entropy(self.head(x), labels)
 
 
 class Pairs:
@@ -229,21 +222,19 @@ class Pairs:
 @pytest.mark.parametrize(
     ("model", "names", "loss"),
     [
-        ("Two", "[x, targets]", "losses.cross_entropy, part: 0}"),
-        ("Own", "[x, y]", "losses.model_loss, part: 1}"),
-        ("Optional", "[x, targets]", "losses.model_loss, part: 1}"),
+        ("Net", "[x, targets]", "losses.cross_entropy"),
+        ("Own", "[x, y]", "# loss: the model returns it"),
+        ("Optional", "[x, labels]", "# loss: the model returns it"),
     ],
 )
-def test_tuples_of_data_and_of_models_are_understood(
+def test_values_of_tuples_get_the_names_of_arguments(
     place: Path, model: str, names: str, loss: str
 ) -> None:
     (place / "pairs.py").write_text(TUPLES)
     written = write_recipe(f"pairs.py:{model}", None, None)
     text = written.file.read_text()
     assert not written.missing and loss in text and f"names: {names}" in text
-    assert "metrics.accuracy" in text and "  data:\n    _target_: pairs.Pairs\n" in text
-    unread = "the loss reads value 0 of what the model returns"
-    assert any(unread in note for note in written.notes) == (model == "Two")
+    assert "  data:\n    _target_: pairs.Pairs\n" in text
     job = Job(load([f"recipe={written.file}"]), values=False)
     assert job.training.plan.num_ranks == 1
 
@@ -255,13 +246,6 @@ def test_a_function_that_makes_a_model_is_one(place: Path) -> None:
     written = write_recipe("makes", None, None)
     assert written.file == Path("recipes/makes.yaml")
     assert "_target_: makes.build" in written.file.read_text()
-
-
-def test_values_of_a_tuple_get_the_names_of_arguments() -> None:
-    forward = {"tokens": True, "mask": True, "labels": False, "scale": False}
-    assert name_values(2, forward) == ("tokens", "mask")
-    assert name_values(4, forward) == ("tokens", "mask", "labels", "labels_2")
-    assert name_values(2, {"x": True, "scale": False}) == ("x", "targets")
 
 
 STUDY = """
@@ -309,19 +293,3 @@ def test_arguments_are_given_on_the_command_line(place: Path) -> None:
     assert Job(recipe, values=False).training.plan.num_ranks == 1
     with pytest.raises(RecipeError, match="arguments of the model and of the data set"):
         write_recipe("study_b.Wave", None, None, ("train.steps=3",), force=True)
-
-
-def test_a_second_init_fills_in_the_rest_and_leaves_what_was_written(place: Path) -> None:
-    (place / "study_c.py").write_text(STUDY)
-    file = write_recipe("study_c.Wave", None, None, ("model.width=8",)).file
-    text = file.read_text().replace("folder: ???", "folder: patients")
-    text = text.replace('_target_: "???"', "_target_: torch.nn.functional.cross_entropy")
-    file.write_text(text.replace("steps: 100", "steps: 7"))
-    assert write_recipe("study_c.Wave", None, None).missing == []
-    recipe = load(["recipe=wave"])
-    assert (recipe.train.steps, recipe.task.inputs) == (7, {"wave": "wave"})
-    assert recipe.task.loss == {"_target_": "torch.nn.functional.cross_entropy"}
-    with pytest.raises(RecipeError, match="there already"):
-        write_recipe("study_c.Wave", None, None)
-    write_recipe("study_c.Wave", None, None, ("model.width=8",), force=True)
-    assert "steps: 100" in file.read_text()
