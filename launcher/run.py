@@ -113,9 +113,9 @@ def _report(driver: Driver, record: Record, end: ends.End, raised: BaseException
         trace.write(record.folder / trace.NAME, job.training, log.notes)
     report = record.write_report(Report.of(job, job.training, log))  # foreseen and measured
     if job.recipe.eval.sample and record.progress:
-        from flowrun.launcher.commands.sample import show_sample  # imports what few runs need
+        from flowrun.launcher.commands.write_text import show_text  # imports what few runs need
 
-        show_sample(record)
+        show_text(record)
     return report
 
 

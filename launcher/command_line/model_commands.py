@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,10 +17,6 @@ from flowrun.launcher.command_line.help_texts import (
     TOKENIZER_HELP,
 )
 from flowrun.launcher.terminal import doing
-
-if TYPE_CHECKING:  # torch takes seconds to import
-    from flowrun.launcher.text.codec import Codec
-    from flowrun.launcher.text.generate import Drawing, NextToken
 
 
 @app.command(help=EXPORT_HELP)
@@ -120,31 +116,19 @@ def sample(
     """Write text with a model (see SAMPLE_HELP)."""
     doing.doing("reading the model")
     with show_errors([f"recipe={source / 'recipe.yaml'}"], None):
-        from flowrun.launcher.commands.sample import open_source
+        from flowrun.launcher.commands.write_text import open_writer
         from flowrun.launcher.text.generate import Drawing
 
         drawing = Drawing(tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
-        model, codec = open_source(source, step, best, tokenizer)
+        writer = open_writer(source, step, best, tokenizer, _print_note)
         doing.clear()
-        _print_text(model, codec, prompt, chat, drawing)
-
-
-def _print_text(model: NextToken, codec: Codec, prompt: str, chat: bool, drawing: Drawing) -> None:
-    """Print what a model writes.
-
-    model, codec: it, and its tokens.  prompt: what it goes on from, or is asked.  chat: the prompt
-    is a question; without one, each line typed is.  drawing: how tokens are drawn.
-    """
-    from flowrun.launcher.commands.sample import go_on, talk
-
-    if chat:
-        questions = [prompt] if prompt else _read_questions()
-        for answer in talk(model, codec, questions, drawing, _print_note):
-            _print_pieces(answer)
-    else:
-        pieces = go_on(model, codec, prompt, drawing, _print_note)
-        typer.echo(prompt, nl=False)
-        _print_pieces(pieces)
+        if chat:
+            for answer in writer.answer([prompt] if prompt else _read_questions(), drawing):
+                _print_pieces(answer)
+        else:
+            pieces = writer.continue_text(prompt, drawing)
+            typer.echo(prompt, nl=False)
+            _print_pieces(pieces)
 
 
 def _print_note(text: str) -> None:

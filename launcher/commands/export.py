@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import yaml
 from safetensors import safe_open
 
-from flowrun.engine.ir.files import replacing
-from flowrun.engine.runtime.drivers import logical_checkpoint as disk
-from flowrun.engine.runtime.rank.shards import Shard, make_whole_shard
 from flowrun.launcher.commands.export_adapters import adapters_among, write_adapters, write_merged
-from flowrun.launcher.commands.load_run import StoredWeights, find_weights
+from flowrun.launcher.commands.stored import find_weights
 from flowrun.launcher.recipe.recipe_errors import CommandLineError, one_of
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import RECIPE
-from flowrun.launcher.store.tensor_file import Contents, write_whole
 from flowrun.launcher.terminal.units import size
 
 FORMATS = ("safetensors", "hf")
@@ -75,19 +69,20 @@ def export(
     adapters: True for the adapters alone, in a folder; otherwise they are merged.
     Raises RecipeError if there are no weights.
     """
-    found = find_weights(run_folder, step, best)
-    stored = found.to_stored()
+    stored = find_weights(run_folder, step, best)
     trained = adapters_among(stored)
-    if trained is None:
-        if adapters:
+    if adapters:
+        if trained is None:
             what = "this run trained no adapters."
             raise CommandLineError("--adapters", what, "Leave it out: all weights are written.")
-        return _write(found, run_folder, None if to is None else _file_at(to))
-    if adapters:
         folder = Path(to) if to else own_folder(run_folder, f"adapters_step_{stored.step:08d}")
         write_adapters(stored, trained, folder, _base_of(run_folder))
         return folder
-    file = _file_at(to) if to else run_folder / f"merged_step_{stored.step:08d}.safetensors"
+    file = _file_at(to) if to else None
+    if trained is None and stored.path.is_file() and file in (None, stored.path):
+        return stored.path
+    kind = "merged" if trained else "weights"
+    file = file or run_folder / f"{kind}_step_{stored.step:08d}.safetensors"
     write_merged(stored, trained, file)
     return file
 
@@ -113,27 +108,3 @@ def _base_of(run_folder: Path) -> str:
 def _file_at(to: Path | str) -> Path:
     path = Path(to)
     return path / weights.FILE if path.is_dir() or str(to).endswith("/") else path
-
-
-def _write(found: StoredWeights, run_folder: Path, to: Path | None) -> Path:
-    if found.file:
-        if to is None or to.absolute() == found.file.absolute():
-            return found.file
-        to.parent.mkdir(parents=True, exist_ok=True)
-        with found.file.open("rb") as source, replacing(to) as copy:
-            shutil.copyfileobj(source, copy)
-        return to
-    assert found.checkpoint, "weights are in a file or in a checkpoint"
-    folder = found.checkpoint.folder
-    contents, names = disk.read_contents(folder), weights.of_model(found.checkpoint.about().names)
-    to = to or run_folder / f"weights_step_{found.step:08d}.safetensors"
-    to.parent.mkdir(parents=True, exist_ok=True)
-    file = weights.file_of(to, contents, names, found.step)
-    write_whole([file], _values(folder, {name: contents[name] for name in file.starts}))
-    return to
-
-
-def _values(folder: Path, contents: Contents) -> Iterator[Shard]:
-    """Yield one tensor after another."""
-    for name in contents:
-        yield make_whole_shard(name, disk.read_whole(folder, [name])[name])

@@ -6,65 +6,23 @@ All is read from the weights, which say what their adapters are; no code of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import save_file
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.files import replacing_files
-from flowrun.engine.runtime.drivers import logical_checkpoint as disk
 from flowrun.engine.runtime.rank.shards import Shard, make_whole_shard
+from flowrun.launcher.commands.stored import Stored
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.checkpoint import About
 from flowrun.launcher.store.tensor_file import Contents, write_whole
 from flowrun.models.lora import A, AdaptedWeights, LoraTensors
 
 _PREFIX = "base_model.model."  # of names in peft's file
 _WRAPPED = "base_layer."  # what peft puts before the name of a weight that it adapts
 _MADE = "adapter_model.safetensors"
-
-
-@dataclass(frozen=True)
-class Stored:
-    """Weights on the disk.
-
-    step: steps that they were trained for.  contents: shapes and dtypes.  names: of the model's
-    state_dict -> name among the contents.  value: reads one of the contents.  adapters: among them.
-    """
-
-    step: int
-    contents: Contents
-    names: Mapping[str, str]
-    value: Callable[[str], Tensor]
-    adapters: AdaptedWeights | None
-
-    @staticmethod
-    def of_file(file: Path) -> Stored:
-        """The file that a run ends with.  Raises RunError."""
-        step, adapters = weights.steps_of(file), weights.adapters_of(file)
-        state = load_file(file)  # pages of the file
-        contents = {name: (tuple(value.shape), value.dtype) for name, value in state.items()}
-        return Stored(step, contents, {n: n for n in state}, state.__getitem__, adapters)
-
-    @staticmethod
-    def of_checkpoint(folder: Path, about: About) -> Stored:
-        """A checkpoint in a folder.  about: its description."""
-        contents = disk.read_contents(folder)
-        names = weights.of_model(about.names)
-
-        def value(name: str) -> Tensor:
-            return disk.read_whole(folder, [name])[name]
-
-        return Stored(about.step, contents, names, value, about.adapters)
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """All values by the names of the model's state_dict."""
-        return {name: self.value(tensor) for name, tensor in self.names.items()}
 
 
 def adapters_among(stored: Stored) -> AdaptedWeights | None:
@@ -82,25 +40,26 @@ def adapters_among(stored: Stored) -> AdaptedWeights | None:
     return stored.adapters
 
 
-def write_merged(stored: Stored, adapters: AdaptedWeights, to: Path) -> None:
-    """Write the weights of the model without adapters, one after another.
+def write_merged(stored: Stored, adapters: AdaptedWeights | None, to: Path) -> None:
+    """Write the weights of the model without adapters as one file, one tensor after another.
 
-    Raises CommandLineError for adapters that are no LoRA.
+    adapters: among them; None: there are none.  Raises CommandLineError for adapters that are no
+    LoRA.
     """
-    if adapters.unlike:
-        raise CommandLineError(
-            "export",
-            f"{adapters.unlike} has an adapter that is no LoRA of a linear, which peft merges.",
-            "In Python: make the recipe's model, load weights.safetensors by load_state_dict, and "
-            "call its merge_and_unload().",
-        )
-    dropped = {name for each in adapters.loras for name in (each.a, each.b)}
-    names = {
-        _base_name(name): tensor for name, tensor in stored.names.items() if name not in dropped
-    }
+    names, merged = dict(stored.names), dict[str, LoraTensors]()
+    if adapters:
+        if adapters.unlike:
+            raise CommandLineError(
+                "export",
+                f"{adapters.unlike} has an adapter that is no LoRA of a linear, which peft merges.",
+                "In Python: make the recipe's model, load weights.safetensors by load_state_dict, "
+                "and call its merge_and_unload().",
+            )
+        dropped = {name for each in adapters.loras for name in (each.a, each.b)}
+        merged = {names[each.weight]: each for each in adapters.loras}
+        names = {_base_name(name): t for name, t in names.items() if name not in dropped}
     kept = {tensor: stored.contents[tensor] for tensor in names.values()}
     to.parent.mkdir(parents=True, exist_ok=True)
-    merged = {stored.names[each.weight]: each for each in adapters.loras}
     write_whole([weights.file_of(to, kept, names, stored.step)], _merge(stored, kept, merged))
 
 

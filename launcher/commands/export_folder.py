@@ -13,13 +13,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.files import replacing_files
 from flowrun.launcher.commands.export import describe_file, own_folder
 from flowrun.launcher.commands.export_adapters import adapters_among, write_merged
-from flowrun.launcher.commands.load_run import LoadedRun, fill_model, find_weights
+from flowrun.launcher.commands.load_run import LoadedRun, fill_model
+from flowrun.launcher.commands.stored import Stored, find_weights
 from flowrun.launcher.model.hugging_face.convert_models import (
     CONFIG,
     import_transformers,
@@ -123,23 +123,20 @@ def _load_merged(run_folder: Path, step: int | None, best: bool) -> LoadedRun:
     Only classes of flowrun.models and of transformers are made: the run may be somebody else's.
     Raises RecipeError for others.
     """
-    stored = find_weights(run_folder, step, best).to_stored()
+    stored = find_weights(run_folder, step, best)
     recipe = replace(load([f"recipe={run_folder / RECIPE}"]), weights="")
     recipe = use_own_tokenizer(recipe, run_folder)
     adapters = adapters_among(stored)
-    if adapters is None:
-        _check_known(recipe.model, "model")
-        return LoadedRun(
-            recipe, fill_model(recipe, stored.state, run_folder, stored.step), stored.step
-        )
-    wrapped = recipe.model["model"] if recipe.model["_target_"] == _PEFT else recipe.model
-    base = replace(recipe, model=wrapped, adapters=replace(recipe.adapters, modules=()))
-    _check_known(base.model, "model")
+    if adapters:
+        wrapped = recipe.model["model"] if recipe.model["_target_"] == _PEFT else recipe.model
+        recipe = replace(recipe, model=wrapped, adapters=replace(recipe.adapters, modules=()))
+    _check_known(recipe.model, "model")
     with TemporaryDirectory() as folder:
-        file = Path(folder) / weights.FILE
-        write_merged(stored, adapters, file)
+        if adapters:
+            write_merged(stored, adapters, file := Path(folder) / weights.FILE)
+            stored = Stored.of_file(file)
         return LoadedRun(
-            base, fill_model(base, load_file(file), run_folder, stored.step), stored.step
+            recipe, fill_model(recipe, stored.read(), run_folder, stored.step), stored.step
         )
 
 

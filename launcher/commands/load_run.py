@@ -1,4 +1,4 @@
-"""A run, read again: its recipe, its model as plain torch makes it, and the weights it has now."""
+"""A run, read again: its recipe, and its model as plain torch makes it with the weights of now."""
 
 from __future__ import annotations
 
@@ -6,47 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from flowrun.engine.errors import RecipeError, RunError
-from flowrun.launcher.commands.export_adapters import Stored
-from flowrun.launcher.commands.resume import checkpoint_of
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.commands.stored import find_weights
 from flowrun.launcher.model.build import instantiate_model
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.recipe.recipe_errors import CommandLineError
-from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.checkpoint import ABOUT, AVERAGES, RECIPE, Checkpoint, find_all
+from flowrun.launcher.store.checkpoint import RECIPE
 from flowrun.launcher.store.run_tokenizer import use_own_tokenizer
-
-
-@dataclass(frozen=True)
-class StoredWeights:
-    """The weights of a model in a run's folder.
-
-    step: steps that they were trained for.  file: that the run ended with; None: they are in the
-    checkpoint.
-    """
-
-    step: int
-    file: Path | None = None
-    checkpoint: Checkpoint | None = None
-
-    def to_stored(self) -> Stored:
-        """Return what reads them, by the names of the model's state_dict."""
-        if self.file:
-            return Stored.of_file(self.file)
-        assert self.checkpoint, "weights are in a file or in a checkpoint"
-        return Stored.of_checkpoint(self.checkpoint.folder, self.checkpoint.about())
-
-    def read_averages(self) -> Mapping[str, Tensor]:
-        """Return them with their moving averages in place of the weights (optim.ema)."""
-        if self.file:
-            return load_file(self.file.with_name(AVERAGES))
-        stored = self.to_stored()
-        names = weights.averaged_names(stored.contents, stored.names)
-        return {name: stored.value(tensor) for name, tensor in names.items()}
 
 
 @dataclass(frozen=True)
@@ -78,8 +46,7 @@ def load_run(
     recipe = replace(recipe, weights="")
     if not any(override.lstrip("+~").startswith("data") for override in overrides):
         recipe = use_own_tokenizer(recipe, run_folder)
-    averaged = averages and recipe.optim.ema and recipe.optim.ema_eval
-    state = stored.read_averages() if averaged else stored.to_stored().state
+    state = stored.read(bool(averages and recipe.optim.ema and recipe.optim.ema_eval))
     return LoadedRun(recipe, fill_model(recipe, state, run_folder, stored.step), stored.step)
 
 
@@ -102,65 +69,3 @@ def fill_model(
             "Its class must be that of the run.",
         ) from error
     return model.eval()
-
-
-def _read_checkpoint(folder: Path, step: int | None, best: bool) -> StoredWeights:
-    """Return the weights of a folder that is a checkpoint.  Raises PlacedError.
-
-    step, best: that were asked for of a run.
-    """
-    try:
-        found = Checkpoint(folder, Checkpoint(folder, 0).about().step)
-        damage = found.damage()
-    except (OSError, ValueError, TypeError) as error:
-        damage = f"{ABOUT}: it is damaged: {error}."
-    if damage:
-        raise CommandLineError(str(folder), f"this checkpoint is not whole: {damage}")
-    if best or step not in (None, found.step):
-        asked = "--best" if best else f"--step {step}"
-        problem = f"{folder} is a checkpoint, of {found.step} steps, and not a run."
-        raise CommandLineError(asked, problem, f"Leave out {asked}, or name the run.")
-    return StoredWeights(found.step, checkpoint=found)
-
-
-def find_weights(run_folder: Path, step: int | None = None, best: bool = False) -> StoredWeights:
-    """Find what a run ended with, or what a checkpoint of it holds.
-
-    run_folder: of the run, or a checkpoint, also one that was copied elsewhere.  step: of a
-    checkpoint; None: the newest weights.  best: True for the checkpoint that is best by
-    train.keep_best.  Raises RecipeError if there are no weights.
-    """
-    if (run_folder / ABOUT).is_file():
-        return _read_checkpoint(run_folder, step, best)
-    if best and step is None:
-        step = checkpoint_of(run_folder, best=True).step
-    ended = run_folder / weights.FILE
-    found = find_all(run_folder)
-    try:
-        trained = weights.steps_of(ended) if ended.exists() else -1
-    except RunError:
-        if not any(checkpoint.step == step for checkpoint in found):
-            raise
-        trained = -1  # it is damaged, and not needed
-    if trained >= 0 and (step == trained or step is None) and all(c.step <= trained for c in found):
-        return StoredWeights(trained, file=ended)
-    if not ended.exists() and not found:
-        raise CommandLineError(str(run_folder), *_why_nothing(run_folder))
-    checkpoint = checkpoint_of(run_folder, step)
-    return StoredWeights(checkpoint.step, checkpoint=checkpoint)
-
-
-def _why_nothing(run_folder: Path) -> tuple[str, str]:
-    """Say what is wrong with a folder that has no weights, and what to do."""
-    if not run_folder.is_dir():
-        return "there is no such folder.", "A run says at its end where everything of it is."
-    if weights.shards_in(run_folder):
-        return (
-            "the ranks of several hosts left their shards here, and nobody has joined them.",
-            f"python -m flowrun.launcher.weights {run_folder} OTHER_FOLDER does.",
-        )
-    return (
-        f"it has neither {weights.FILE} nor a complete checkpoint.",
-        f"A run ends with {weights.FILE} unless train.save=false, and saves a checkpoint every N "
-        "steps with train.save_every=N.",
-    )

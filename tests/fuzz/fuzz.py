@@ -75,7 +75,7 @@ def warm_up_files() -> None:
     """Import what reads files, for forks."""
     import transformers
 
-    from flowrun.launcher.commands import evaluate, export, export_folder, sample  # noqa: F401
+    from flowrun.launcher.commands import evaluate, export, export_folder, write_text  # noqa: F401
     from flowrun.launcher.model.hugging_face import convert_models
 
     convert_models.import_transformers()

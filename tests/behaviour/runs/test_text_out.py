@@ -15,7 +15,7 @@ from rich.console import Console
 from flowrun.launcher.commands.evaluate import evaluate
 from flowrun.launcher.commands.export_folder import export_folder
 from flowrun.launcher.commands.load_run import load_run
-from flowrun.launcher.commands.sample import sample
+from flowrun.launcher.commands.write_text import open_writer
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.run import run
@@ -69,9 +69,10 @@ def test_it_ends_with_text(place: Path) -> None:
 
 
 def test_text_is_of_the_step_that_is_asked_for(place: Path) -> None:
-    last, named = ("".join(sample(place / "out", "def ", SHORT, step=k)) for k in (None, 2))
+    writers = (open_writer(place / "out", step) for step in (None, 2))
+    last, named = ("".join(writer.continue_text("def ", SHORT)) for writer in writers)
     folder = place / "out" / "checkpoints" / "step_00000002"
-    assert "".join(sample(folder, "def ", SHORT)) == named != last
+    assert "".join(open_writer(folder).continue_text("def ", SHORT)) == named != last
 
 
 @torch.no_grad()

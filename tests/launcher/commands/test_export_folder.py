@@ -16,7 +16,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.cli import main
 from flowrun.launcher.commands.export_folder import export_folder
 from flowrun.launcher.commands.load_run import load_run
-from flowrun.launcher.commands.sample import sample
+from flowrun.launcher.commands.write_text import open_writer
 from flowrun.launcher.text.generate import Drawing
 from support.runs.saved_run import TINY, save_run
 from support.samples.small_tokenizer import save_tokenizer
@@ -74,7 +74,8 @@ def test_its_tokenizer_has_bytes(run: Path) -> None:
 def test_a_run_and_its_folder_write_the_same(run: Path) -> None:
     export_folder(run)
     short = Drawing(tokens=4, temperature=0)
-    texts = ["".join(sample(folder, "def ", short)) for folder in (run, run / "hf")]
+    writers = [open_writer(folder) for folder in (run, run / "hf")]
+    texts = ["".join(writer.continue_text("def ", short)) for writer in writers]
     assert texts[0] == texts[1] != ""
 
 

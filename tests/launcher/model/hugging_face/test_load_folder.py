@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.commands.sample import open_source
+from flowrun.launcher.commands.write_text import open_writer
 from flowrun.launcher.model.hugging_face.load_folder import load_text_model
 from flowrun.launcher.model.pretrained import read, weights_of
 from flowrun.models.llama import Llama
@@ -83,7 +83,7 @@ def test_damage_is_one_error_at_the_folder(
         (folder / file.name).write_bytes(file.read_bytes())
     DAMAGES[name](folder)
     with pytest.raises(RecipeError) as refused:
-        open_source(folder)
+        open_writer(folder)
     assert str(folder) in refused.value.where and not (tmp_path / "ran").exists()
     if "pickle" in name or "index" in name or "weights" in name:
         with pytest.raises(RecipeError, match=r"cannot be read|has no weights|something else"):

@@ -16,7 +16,7 @@ import transformers
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher.cli import main
 from flowrun.launcher.commands.load_run import load_run
-from flowrun.launcher.commands.sample import open_source, sample, sample_after, talk
+from flowrun.launcher.commands.write_text import open_writer, write_after
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
@@ -30,7 +30,7 @@ SHORT = Drawing(tokens=12, temperature=0)
 
 
 def text(source: Path, prompt: str = "def ", **options: Any) -> str:
-    return "".join(sample(source, prompt, SHORT, **options))
+    return "".join(open_writer(source, **options).continue_text(prompt, SHORT))
 
 
 def test_a_run_writes_as_its_model_does(workplace: Path) -> None:
@@ -112,16 +112,16 @@ def test_an_answer_knows_the_questions_before(
     workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = llama(workplace / "llama")
-    model, codec = open_source(folder)
-    answers = ["".join(answer) for answer in talk(model, codec, ["the cat", "the dog"], SHORT)]
-    ids = codec.encode_chat(
+    writer = open_writer(folder)
+    answers = ["".join(answer) for answer in writer.answer(["the cat", "the dog"], SHORT)]
+    ids = writer.codec.encode_chat(
         [
             {"role": "user", "content": "the cat"},
             {"role": "assistant", "content": answers[0]},
             {"role": "user", "content": "the dog"},
         ]
     )
-    assert answers[1] == "".join(generate(model, codec, ids, SHORT))
+    assert answers[1] == "".join(generate(writer.model, writer.codec, ids, SHORT))
     monkeypatch.setattr("sys.stdin", io.StringIO("the cat\n\nthe dog\n"))
     with pytest.raises(SystemExit) as ended:
         main(["sample", str(folder), "--chat", "--tokens", "12", "--temperature", "0"])
@@ -130,17 +130,18 @@ def test_an_answer_knows_the_questions_before(
 
 
 def test_a_chat_longer_than_the_window_leaves_out_whole_messages(workplace: Path) -> None:
-    model, codec = open_source(llama(workplace / "llama"))
-    asked = {"role": "user", "content": "the cat"}
-    alone = codec.encode_chat([asked])
     notes: list[str] = []
-    short = replace(model, window=len(alone) + 6)
-    for answer in talk(short, codec, ["the cat"] * 2, replace(SHORT, tokens=6), notes.append):
+    writer = open_writer(llama(workplace / "llama"), note=notes.append)
+    asked = {"role": "user", "content": "the cat"}
+    alone = writer.codec.encode_chat([asked])
+    short = replace(writer.model, window=len(alone) + 6)
+    drawing = replace(SHORT, tokens=6)
+    for answer in replace(writer, model=short).answer(["the cat"] * 2, drawing):
         written = "".join(answer)
-    assert written == "".join(generate(short, codec, alone, replace(SHORT, tokens=6)))
+    assert written == "".join(generate(short, writer.codec, alone, drawing))
     [line] = notes
     assert line.startswith("the conversation is ") and f"reads {short.window} at once" in line
-    assert line.endswith("the oldest question and its answer are left out")
+    assert line.endswith("the 2 oldest messages are left out")
 
 
 def test_a_prompt_longer_than_the_window_has_a_note(
@@ -159,7 +160,7 @@ def test_a_prompt_longer_than_the_window_has_a_note(
 def test_the_end_of_a_run_shows_a_held_out_text_and_what_follows(workplace: Path) -> None:
     folder = save_run(workplace / "run")
     job = Job(load([f"recipe={folder / 'recipe.yaml'}"]))
-    found = sample_after(job, folder)
+    found = write_after(job, folder)
     assert found
     first = job.materials.evaluation_sampler(0, 0, slice(0, 1))["tokens"][0, :4].tolist()
     assert found[0] == bytes(first).decode(errors="replace")
@@ -175,16 +176,16 @@ def test_there_is_no_sample_without_text_or_weights(workplace: Path, kept: str) 
     for file in source.iterdir():
         if file.name != kept:
             file.unlink()
-    assert sample_after(job, source) is None
+    assert write_after(job, source) is None
 
 
 def test_a_large_model_is_left_to_the_command(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowrun.launcher.commands.sample._QUICK_BYTES", 1e3)
+    monkeypatch.setattr("flowrun.launcher.commands.write_text._QUICK_BYTES", 1e3)
     folder = save_run(workplace / "run")
     job = Job(load([f"recipe={folder / 'recipe.yaml'}"]))
-    assert sample_after(job, folder) == ("", f"flowrun sample {folder} shows it")
+    assert write_after(job, folder) == ("", f"flowrun sample {folder} shows it")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,167 @@
+"""`flowrun sample`: text from a run, a checkpoint of it, or a folder of Hugging Face's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowrun.engine.errors import FlowrunError
+from flowrun.launcher.commands.load_run import LoadedRun, load_run
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.model.build import instantiate_data
+from flowrun.launcher.model.hugging_face.convert_models import CONFIG
+from flowrun.launcher.model.hugging_face.load_folder import load_text_model
+from flowrun.launcher.recipe.recipe_errors import CommandLineError
+from flowrun.launcher.report.record import Record
+from flowrun.launcher.store import weight_files as weights
+from flowrun.launcher.store.checkpoint import RECIPE
+from flowrun.launcher.text.codec import (
+    BYTES,
+    ByteCodec,
+    Codec,
+    Message,
+    codec_of,
+    is_bytes,
+    read_tokenizer,
+)
+from flowrun.launcher.text.generate import Drawing, generate
+from flowrun.launcher.text.text_model import TextModel, text_model
+
+_QUICK_BYTES = 200e6  # of weights: about ten seconds of a core
+_PROMPT = 24  # tokens
+_SHORT = Drawing(tokens=160)
+
+
+def _ignore(note: str) -> None:
+    """Nobody reads it."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A model that writes text.  codec: of its ids.  note: takes a line where it does not read all
+    that it is given.
+    """
+
+    model: TextModel
+    codec: Codec
+    note: Callable[[str], None] = _ignore
+
+    def continue_text(self, prompt: str, drawing: Drawing) -> Iterator[str]:
+        """Return pieces of text that follow the prompt, as they are made."""
+        ids = self.codec.encode(prompt) or self.codec.encode("\n")
+        self._note_cut("prompt", ids)
+        return generate(self.model, self.codec, ids, drawing)
+
+    def answer(self, questions: Iterable[str], drawing: Drawing) -> Iterator[Iterator[str]]:
+        """Yield the pieces of an answer to each question, which knows the questions before.
+
+        Each answer is to be read to its end before the next.  Raises RecipeError where there is no
+        chat template.
+        """
+        messages: list[Message] = []
+        for question in questions:
+            messages.append({"role": "user", "content": question})
+            pieces: list[str] = []
+            ids = self._encode_window(messages, drawing)
+            yield _keep(generate(self.model, self.codec, ids, drawing), pieces)
+            messages.append({"role": "assistant", "content": "".join(pieces)})
+
+    def _encode_window(self, messages: list[Message], drawing: Drawing) -> list[int]:
+        """Return the ids of a conversation, and remove from it the oldest questions with their
+        answers, as many as the answer to the last one needs: `drawing.tokens`, at most half of the
+        window.
+        """
+        window, whole = self.model.window, len(messages)
+        ids = self.codec.encode_chat(messages)
+        length = len(ids)
+        while len(ids) > window - min(drawing.tokens, window // 2) and len(messages) > 1:
+            del messages[:2]
+            ids = self.codec.encode_chat(messages)
+        if left_out := whole - len(messages):
+            self.note(
+                f"the conversation is {length:,} tokens, and the model reads {window:,} at once: "
+                f"the {left_out} oldest messages are left out"
+            )
+        self._note_cut("question", ids)
+        return ids
+
+    def _note_cut(self, what: str, ids: Sequence[int]) -> None:
+        if len(ids) > (window := self.model.window):
+            self.note(f"the {what} is {len(ids):,} tokens, of which the last {window:,} are read")
+
+
+def _keep(pieces: Iterable[str], kept: list[str]) -> Iterator[str]:
+    for piece in pieces:
+        kept.append(piece)
+        yield piece
+
+
+def open_writer(
+    source: Path,
+    step: int | None = None,
+    best: bool = False,
+    tokenizer: str | None = None,
+    note: Callable[[str], None] = _ignore,
+) -> Writer:
+    """Return the writer of a run, of a checkpoint of it, or of a folder of Hugging Face's.
+
+    source: the folder.  step, best: which weights of a run.  tokenizer: a path, or "bytes", in
+    place of the one that the source names.  note: see Writer.  Raises RecipeError.
+    """
+    if (source / RECIPE).is_file():
+        run = load_run(source, step, best)
+        return Writer(_model_of(run), codec_of(run.recipe.data, tokenizer), note)
+    if (source / CONFIG).is_file():
+        model = load_text_model(source)
+        written = text_model(model, {}, None, f"{source} ({type(model).__name__})")
+        theirs = Path(tokenizer) if tokenizer else source
+        return Writer(written, ByteCodec() if tokenizer == BYTES else read_tokenizer(theirs), note)
+    neither = f"it has neither {RECIPE}, of a run, nor {CONFIG}, of Hugging Face's."
+    problem = neither if source.is_dir() else "there is no such folder."
+    where = "A run says at its end where everything of it is."
+    raise CommandLineError(str(source), problem, where)
+
+
+def show_text(record: Record) -> None:
+    """Show what a model that was trained on text writes; the run is complete even if it cannot."""
+    try:
+        found = write_after(record.job, record.folder)
+    except Exception as error:  # of the user's model, maybe
+        why = error.problem if isinstance(error, FlowrunError) else repr(error)
+        record.note(f"no sample of text (eval.sample=false leaves it out): {why}")
+        return
+    if found and record.progress:
+        record.progress.show_sample(*found)
+
+
+def write_after(job: Job, folder: Path) -> tuple[str, str] | None:
+    """Return the beginning of a held-out text and what the trained model writes after it; None
+    where the run has no text, or no weights on this host.
+
+    folder: of the run, which is complete.  A model too large to be quick writes nothing: the second
+    text then says how to have it.  Raises RecipeError for a model that writes no text.
+    """
+    recipe, file = job.recipe, folder / weights.FILE
+    if not (recipe.data.get("tokenizer") or is_bytes(recipe.data)) or not file.is_file():
+        return None
+    if file.stat().st_size > _QUICK_BYTES:
+        return "", f"flowrun sample {folder} shows it"
+    writer = open_writer(folder)
+    fed = recipe.task.inputs.get(writer.model.argument, writer.model.argument)
+    held_out = job.materials.evaluation_sampler
+    sampler = held_out if held_out.held_out else job.materials.sampler
+    ids = sampler(0, 0, slice(0, 1))[fed][0].tolist()
+    decode = writer.codec.decoder([])
+    prompt = "".join(decode(each) for each in ids[: max(1, min(_PROMPT, len(ids) // 2))])
+    return prompt, "".join(writer.continue_text(prompt, _SHORT))
+
+
+def _model_of(run: LoadedRun) -> TextModel:
+    """Return the model of a run.  Raises RecipeError for a model that writes no text."""
+    recipe = run.recipe
+    window = recipe.data.get("length")
+    if not isinstance(window, int):  # the most tokens that training read at once
+        sample = instantiate_data(recipe)[0]
+        window = max((len(value) for value in sample.values() if value.dim() == 1), default=0) or 1
+    return text_model(run.model, recipe.task.inputs, window, str(recipe.model["_target_"]))
