@@ -96,9 +96,8 @@ of_torchvision, of_timm = partial(published, "torchvision"), partial(published, 
 # ---- torchvision ---------------------------------------------------------------------------------
 
 
-def _resnet(models: Any, layers: int, **more: Any) -> nn.Module:
-    block = models.resnet.Bottleneck if more else models.resnet.BasicBlock
-    return models.ResNet(block, [1, 1, 1, layers], CLASSES, **more)
+def _resnet(models: Any, layers: int) -> nn.Module:
+    return models.ResNet(models.resnet.BasicBlock, [1, 1, 1, layers], CLASSES)
 
 
 def _mobilenet_v3(models: Any, layers: int) -> nn.Module:
@@ -114,57 +113,12 @@ def _efficientnet(models: Any, layers: int) -> nn.Module:
     return models.EfficientNet(blocks, 0.0, 0.0, CLASSES, last_channel=16)
 
 
-def _efficientnet_v2(models: Any, layers: int) -> nn.Module:
-    parts = models.efficientnet
-    blocks = [
-        parts.FusedMBConvConfig(2, 3, 1, 8, 8, layers),
-        parts.MBConvConfig(2, 3, 2, 8, 16, 1, 1, 1),
-    ]
-    return models.EfficientNet(blocks, 0.0, 0.0, CLASSES, last_channel=16)
-
-
-def _regnet(models: Any, layers: int) -> nn.Module:
-    shape = models.regnet.BlockParams([1, layers], [8, 16], [4, 4], [1.0, 1.0], [2, 2], 0.25)
-    return models.RegNet(shape, CLASSES, 8)
-
-
-def _convnext(models: Any, layers: int) -> nn.Module:
-    of = models.convnext.CNBlockConfig
-    return models.ConvNeXt([of(8, 16, layers), of(16, None, 1)], 0.0, num_classes=CLASSES)
-
-
 def _swin(models: Any, layers: int, second: bool) -> nn.Module:
     parts = models.swin_transformer
     kind = {"block": parts.SwinTransformerBlockV2, "downsample_layer": parts.PatchMergingV2}
-    return models.SwinTransformer(
-        [4, 4],
-        8,
-        [2, layers],
-        [2, 2],
-        [2, 2],
-        stochastic_depth_prob=0.0,
-        num_classes=CLASSES,
-        **(kind if second else {}),
-    )
-
-
-def _vit(models: Any, layers: int) -> nn.Module:
-    return models.VisionTransformer(16, 8, layers, 4, 16, 24, num_classes=CLASSES)
-
-
-def _maxvit(models: Any, layers: int) -> nn.Module:
-    return models.MaxVit(
-        (32, 32), 8, 2, [8, 16], [1, layers], 4, stochastic_depth_prob=0.0, num_classes=CLASSES
-    )
-
-
-def _fcn(models: Any, layers: int) -> nn.Module:
-    parts = models.segmentation.fcn
-    kept = {"layer1": "out"}
-    body = models._utils.IntermediateLayerGetter(_resnet(models, layers), kept)
-    head = parts.FCNHead(64, CLASSES)
-    head[3].p = 0.0
-    return parts.FCN(body, head)
+    sizes = ([4, 4], 8, [2, layers], [2, 2], [2, 2])
+    more = {"stochastic_depth_prob": 0.0, "num_classes": CLASSES, **(kind if second else {})}
+    return models.SwinTransformer(*sizes, **more)
 
 
 def _deeplab(models: Any, layers: int) -> nn.Module:
@@ -184,9 +138,6 @@ def _r2plus1d(models: Any, layers: int) -> nn.Module:
 
 TORCHVISION: Mapping[str, Architecture] = {
     "tv_resnet": of_torchvision("ResNet", _resnet, 64, micro_batches=1, lr=0.01),
-    "tv_resnext": of_torchvision(
-        "ResNeXt", partial(_resnet, groups=4, width_per_group=4), 64, micro_batches=1, lr=0.01
-    ),
     "tv_densenet": of_torchvision(
         "DenseNet",
         lambda models, layers: models.DenseNet(4, (2, layers), 8, 2, num_classes=CLASSES),
@@ -204,18 +155,13 @@ TORCHVISION: Mapping[str, Architecture] = {
     ),
     "tv_mobilenet_v3": of_torchvision("MobileNetV3", _mobilenet_v3, micro_batches=1),
     "tv_efficientnet": of_torchvision("EfficientNet", _efficientnet, micro_batches=1),
-    "tv_efficientnet_v2": of_torchvision("EfficientNetV2", _efficientnet_v2, micro_batches=1),
     "tv_shufflenet": of_torchvision(
         "ShuffleNetV2",
         lambda models, layers: models.ShuffleNetV2([1, 1, layers], [8, 8, 16, 32, 32], CLASSES),
         micro_batches=1,
     ),
-    "tv_regnet": of_torchvision("RegNet", _regnet, micro_batches=1),
-    "tv_convnext": of_torchvision("ConvNeXt", _convnext),
     "tv_swin": of_torchvision("SwinTransformer", partial(_swin, second=False)),
     "tv_swin_v2": of_torchvision("SwinTransformer V2", partial(_swin, second=True)),
-    "tv_vit": of_torchvision("VisionTransformer", _vit, 16),
-    "tv_maxvit": of_torchvision("MaxVit", _maxvit, micro_batches=1),
     "tv_googlenet": of_torchvision(
         "GoogLeNet",
         lambda models, layers: models.GoogLeNet(
@@ -225,9 +171,6 @@ TORCHVISION: Mapping[str, Architecture] = {
         loss=with_aids,
         micro_batches=1,
         lr=0.01,
-    ),
-    "tv_fcn": of_torchvision(
-        "FCN", _fcn, batch=partial(pixels, side=32), loss=segmented, micro_batches=1
     ),
     "tv_deeplab": of_torchvision(
         "DeepLabV3", _deeplab, batch=partial(pixels, side=32), loss=segmented, micro_batches=1
@@ -240,24 +183,11 @@ TORCHVISION: Mapping[str, Architecture] = {
 # ---- timm ----------------------------------------------------------------------------------------
 
 
-def _mixer(models: Any, layers: int, kind: str = "") -> nn.Module:
+def _mixer(models: Any, layers: int, gated: bool) -> nn.Module:
     parts = models.mlp_mixer
-    kinds = {
-        "": {},
-        "resmlp": {"mlp_ratio": 4, "block_layer": parts.ResBlock, "norm_layer": parts.Affine},
-        "gmlp": {
-            "mlp_ratio": 2,
-            "block_layer": parts.SpatialGatingBlock,
-            "mlp_layer": parts.GatedMlp,
-        },
-    }
+    gates = {"block_layer": parts.SpatialGatingBlock, "mlp_layer": parts.GatedMlp, "mlp_ratio": 2}
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_blocks": layers}
-    return parts.MlpMixer(CLASSES, **sizes, **kinds[kind])
-
-
-def _ghostnet(models: Any, layers: int) -> nn.Module:
-    blocks = [[[3, 16, 16, 0, 1]], [[3, 24, 24, 0.25, 2]], [[3, 24, 24, 0, 1]] * layers]
-    return models.ghostnet.GhostNet(blocks, CLASSES, 0.5, drop_rate=0.0)
+    return parts.MlpMixer(CLASSES, **sizes, **(gates if gated else {}))
 
 
 def _repvgg(models: Any, layers: int) -> nn.Module:
@@ -268,133 +198,57 @@ def _repvgg(models: Any, layers: int) -> nn.Module:
 
 def _nfnet(models: Any, layers: int) -> nn.Module:
     parts = models.nfnet
-    shape = parts.NfCfg(
-        (layers, 1, 1, 1),
-        (8, 16, 16, 16),
-        stem_chs=8,
-        attn_layer="se",
-        attn_kwargs={"rd_ratio": 0.5},
-        num_features=16,
-    )
+    gates = {"attn_layer": "se", "attn_kwargs": {"rd_ratio": 0.5}}
+    shape = parts.NfCfg((layers, 1, 1, 1), (8, 16, 16, 16), stem_chs=8, num_features=16, **gates)
     return parts.NormFreeNet(shape, CLASSES, drop_path_rate=0.0)
 
 
-def _vgg(models: Any, layers: int) -> nn.Module:
-    return models.vgg.VGG(
-        [8, "M"] + [16, "M"] * layers, CLASSES, mlp_ratio=1 / 256, norm_layer=nn.BatchNorm2d
-    )
-
-
-def _patches(embed_dim: int, layers: int, heads: int, side: int = 32) -> dict[str, Any]:
+def _patches(layers: int, heads: int) -> dict[str, Any]:
     """Of the ViT family."""
-    return {
-        "img_size": side,
-        "patch_size": 8,
-        "embed_dim": embed_dim,
-        "depth": layers,
-        "num_heads": heads,
-        "num_classes": CLASSES,
-    }
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_classes": CLASSES}
+    return {**sizes, "depth": layers, "num_heads": heads}
+
+
+def _levit(models: Any, layers: int) -> nn.Module:
+    sizes = {"embed_dim": (8, 16), "key_dim": 4, "num_heads": (2, 2), "attn_ratio": (2, 2)}
+    return models.levit.Levit(32, num_classes=CLASSES, depth=(layers, 1), **sizes)
+
+
+def _pvt_v2(models: Any, layers: int) -> nn.Module:
+    sizes = {"embed_dims": (8, 8, 16, 16), "num_heads": (1, 2, 2, 2), "sr_ratios": (2, 2, 1, 1)}
+    more = {"depths": (layers, 1, 1, 1), "mlp_ratios": (2, 2, 2, 2), "num_classes": CLASSES}
+    return models.pvt_v2.PyramidVisionTransformerV2(**sizes, **more)
+
+
+def _sequencer(models: Any, layers: int) -> nn.Module:
+    sizes = {"embed_dims": (8, 16), "hidden_sizes": (4, 4), "mlp_ratios": (2, 2)}
+    more = {"layers": (1, layers), "patch_sizes": (8, 2)}
+    return models.sequencer.Sequencer2d(CLASSES, 32, **sizes, **more)
 
 
 TIMM: Mapping[str, Architecture] = {
-    "mixer": of_timm("MlpMixer", _mixer),
-    "resmlp": of_timm("ResMLP", partial(_mixer, kind="resmlp")),
-    "gmlp": of_timm("gMLP", partial(_mixer, kind="gmlp")),
+    "mixer": of_timm("MlpMixer", partial(_mixer, gated=False)),
+    "gmlp": of_timm("gMLP", partial(_mixer, gated=True)),
     "timm_deit": of_timm(
         "VisionTransformerDistilled",
-        lambda models, layers: models.deit.VisionTransformerDistilled(**_patches(16, layers, 4)),
+        lambda models, layers: models.deit.VisionTransformerDistilled(**_patches(layers, 4)),
     ),
-    "levit": of_timm(
-        "Levit",
-        lambda models, layers: models.levit.Levit(
-            32,
-            num_classes=CLASSES,
-            embed_dim=(8, 16),
-            key_dim=4,
-            depth=(layers, 1),
-            num_heads=(2, 2),
-            attn_ratio=(2, 2),
-        ),
-        micro_batches=1,
-        split={"stages.*.linear.weight": 0},
-    ),
-    "coat": of_timm(
-        "CoaT",
-        lambda models, layers: models.coat.CoaT(
-            32,
-            4,
-            num_classes=CLASSES,
-            embed_dims=(16, 16, 16, 16),
-            num_heads=8,
-            serial_depths=(layers, 1, 1, 1),
-            parallel_depth=1,
-            mlp_ratios=(2, 2, 2, 2),
-        ),
-        split={"*.fc1.weight": 0, "*.fc2.weight": 1},
-    ),
-    "edgenext": of_timm(
-        "EdgeNeXt",
-        lambda models, layers: models.edgenext.EdgeNeXt(
-            num_classes=CLASSES,
-            depths=(1, 1, layers, 1),
-            dims=(8, 8, 16, 16),
-            heads=(2, 2, 2, 2),
-            d2_scales=(2, 2, 2, 2),
-        ),
-        micro_batches=1,
-    ),
+    "levit": of_timm("Levit", _levit, micro_batches=1, split={"stages.*.linear.weight": 0}),
     "repvgg": of_timm("RepVGG", _repvgg, micro_batches=1),
     "nfnet": of_timm("NormFreeNet", _nfnet),
     "xcit": of_timm(
         "Xcit",
-        lambda models, layers: models.xcit.Xcit(**_patches(16, layers, 2), cls_attn_layers=1),
+        lambda models, layers: models.xcit.Xcit(**_patches(layers, 2), cls_attn_layers=1),
         micro_batches=1,
     ),
-    "ghostnet": of_timm("GhostNet", _ghostnet, micro_batches=1),
-    "cait": of_timm("Cait", lambda models, layers: models.cait.Cait(**_patches(16, layers, 4))),
-    "pvt_v2": of_timm(
-        "PyramidVisionTransformerV2",
-        lambda models, layers: models.pvt_v2.PyramidVisionTransformerV2(
-            num_classes=CLASSES,
-            depths=(layers, 1, 1, 1),
-            embed_dims=(8, 8, 16, 16),
-            num_heads=(1, 2, 2, 2),
-            sr_ratios=(2, 2, 1, 1),
-            mlp_ratios=(2, 2, 2, 2),
-        ),
-    ),
-    "twins": of_timm(
-        "Twins",
-        lambda models, layers: models.twins.Twins(
-            32,
-            num_classes=CLASSES,
-            embed_dims=(8, 16, 16, 16),
-            num_heads=(2, 2, 2, 2),
-            depths=(layers, 1, 1, 1),
-            mlp_ratios=(2, 2, 2, 2),
-            wss=(2, 2, 1, 1),
-            sr_ratios=(2, 2, 1, 1),
-        ),
-    ),
+    "cait": of_timm("Cait", lambda models, layers: models.cait.Cait(**_patches(layers, 4))),
+    "pvt_v2": of_timm("PyramidVisionTransformerV2", _pvt_v2),
     "convmixer": of_timm(
         "ConvMixer",
         lambda models, layers: models.convmixer.ConvMixer(8, layers, 3, 4, num_classes=CLASSES),
         micro_batches=1,
     ),
-    "sequencer": of_timm(
-        "Sequencer2d",
-        lambda models, layers: models.sequencer.Sequencer2d(
-            CLASSES,
-            32,
-            layers=(1, layers),
-            patch_sizes=(8, 2),
-            embed_dims=(8, 16),
-            hidden_sizes=(4, 4),
-            mlp_ratios=(2, 2),
-        ),
-    ),
-    "vgg": of_timm("VGG", _vgg, micro_batches=1),
+    "sequencer": of_timm("Sequencer2d", _sequencer),
 }
 
 VISION: Mapping[str, Architecture] = {**TORCHVISION, **TIMM}
