@@ -1,5 +1,3 @@
-"""The command line: what it prints and how it ends; the runs themselves are stood in for."""
-
 from __future__ import annotations
 
 import csv

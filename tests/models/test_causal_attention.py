@@ -1,5 +1,3 @@
-"""Causal attention of one document a sample, and of several."""
-
 from __future__ import annotations
 
 import pytest

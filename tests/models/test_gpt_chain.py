@@ -1,5 +1,3 @@
-"""The GPT of the bench: a chain, and columns of its layers are heads."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Llama beside what it must equal."""
-
 from __future__ import annotations
 
 import torch

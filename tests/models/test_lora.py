@@ -1,5 +1,3 @@
-"""LoRA beside a linear: the arithmetic is peft's, and the linear keeps its names."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Losses and metrics read the part of an output that is named."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace

@@ -1,5 +1,3 @@
-"""The models and their losses, on one device."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""The mixture of experts beside a loop over tokens."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Which samples a step reads."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Rows of an op of one's own are proved, or the failing one is shown."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""Which act is owed follows from the plan and the counts of all ranks."""
-
 from __future__ import annotations
 
 import random

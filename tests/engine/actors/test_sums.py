@@ -1,5 +1,3 @@
-"""actors/sums.py: a sum over micro-batches begins as its first addend, where nobody else has it."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""Boxing as an algebra: which steps, in which order, and from which rank to which."""
-
 from __future__ import annotations
 
 import pytest

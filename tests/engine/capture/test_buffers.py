@@ -1,5 +1,3 @@
-"""Buffers that forward changes: as in a plain loop with gradient accumulation, in every layout."""
-
 from __future__ import annotations
 
 import pytest

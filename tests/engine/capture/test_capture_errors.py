@@ -1,5 +1,3 @@
-"""capture_errors: what cannot be captured is refused in the user's own words."""
-
 from __future__ import annotations
 
 import itertools

@@ -1,5 +1,3 @@
-"""fold, unfold: equal blocks captured once are as if each had been captured."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""gradient_hooks: hooks of parameters train as plain torch's."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""module_checks: what would train otherwise than plain torch is refused before anything starts."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Random ops of torch become draws of the engine's own."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

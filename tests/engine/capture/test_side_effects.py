@@ -1,5 +1,3 @@
-"""side_effects: what Dynamo tells of Python that forward changes; buffers that it assigns."""
-
 from __future__ import annotations
 
 import dataclasses

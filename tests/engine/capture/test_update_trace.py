@@ -1,5 +1,3 @@
-"""What is relied on of torch's make_fx, and what a traced update refuses."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""What an act costs, with compiled regions and without."""
-
 from __future__ import annotations
 
 from dataclasses import replace

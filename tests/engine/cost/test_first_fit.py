@@ -1,5 +1,3 @@
-"""Pieces of one stretch of memory, and the messages of a rehearsed rank that lie in it."""
-
 from __future__ import annotations
 
 from flowrun.engine.cost.first_fit import FirstFit

@@ -1,5 +1,3 @@
-"""Which ops of a compiled region are one kernel, and what it reads and writes."""
-
 from __future__ import annotations
 
 from flowrun.engine.cost.fusion import COMPILED, HANDWRITTEN, Fusion, kernels

@@ -1,5 +1,3 @@
-"""Foreseen seconds of an op: what is computed, and in which dtype."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""Bytes that communication holds beside what it reads."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""What ops that were timed say of others."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""What a group of ranks has of a hierarchy of links."""
-
 from __future__ import annotations
 
 import itertools

@@ -1,5 +1,3 @@
-"""Files are whole or absent, and no link that somebody else put at a name is followed."""
-
 from __future__ import annotations
 
 import errno

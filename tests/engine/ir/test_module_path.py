@@ -1,5 +1,3 @@
-"""Dotted paths of modules: of which block one is a part."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Grids of ranks, and which slice of a tensor each rank holds."""
-
 from __future__ import annotations
 
 import math

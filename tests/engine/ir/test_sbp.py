@@ -1,5 +1,3 @@
-"""The vocabulary: S(i), B, P read, printed and turned to their gradient's."""
-
 from __future__ import annotations
 
 import pytest

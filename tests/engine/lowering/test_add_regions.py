@@ -1,5 +1,3 @@
-"""Which ops run together: blocks, and never across a boxing."""
-
 from __future__ import annotations
 
 import pytest

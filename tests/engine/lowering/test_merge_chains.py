@@ -1,5 +1,3 @@
-"""Chains of regions without a choice are one act; and nothing starts later for it."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""overwrite: a result goes over what nobody reads any more, and over nothing else."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""Weights that a host has once: which gathers move no byte, and where their pieces lie."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,7 +1,3 @@
-"""What is held back, and what must not be: a stage that waited for what the other stage waits for
-would stop both.
-"""
-
 from __future__ import annotations
 
 from dataclasses import replace

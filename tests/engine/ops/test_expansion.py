@@ -1,5 +1,3 @@
-"""Softmax over split classes as ordinary ops."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""The table of traits: its targets exist, and what it says of memory is what the ops do."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,5 +1,3 @@
-"""The loss of a step is that of its whole batch: what losses are divided by is counted over it."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""What is made of weights alone is made once a step, and casts stand where few bytes move."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

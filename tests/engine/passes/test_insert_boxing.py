@@ -1,5 +1,3 @@
-"""signed -> boxed: every reader gets what its signature says; a boxing serves all its readers."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

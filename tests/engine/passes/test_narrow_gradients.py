@@ -1,5 +1,3 @@
-"""Gradients without their last cast: text in, text out."""
-
 from __future__ import annotations
 
 import pytest

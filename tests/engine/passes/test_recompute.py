@@ -1,5 +1,3 @@
-"""Activation checkpointing: what is recomputed, when it may start, and that no bit changes."""
-
 from __future__ import annotations
 
 from dataclasses import replace

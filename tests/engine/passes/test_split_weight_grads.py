@@ -1,5 +1,3 @@
-"""Which backward ops may run late."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""The gradient of a weight that several stages read, in parts: text in, text out."""
-
 from __future__ import annotations
 
 import pytest

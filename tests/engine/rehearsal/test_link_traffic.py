@@ -1,7 +1,3 @@
-"""Links of the virtual clock: what shares one queues, what does not runs side by side, and what it
-takes of compute.
-"""
-
 from __future__ import annotations
 
 import pytest

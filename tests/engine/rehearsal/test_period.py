@@ -1,5 +1,3 @@
-"""What repeats is run once: the rehearsal is that of the whole run, to the last bit."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Rehearsal: what cannot end is refused before it starts; what runs keeps to what was planned."""
-
 from __future__ import annotations
 
 import itertools

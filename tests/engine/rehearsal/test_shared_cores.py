@@ -1,5 +1,3 @@
-"""Ranks, and what makes their batches ready, that share the cores of their host, on the clock."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""What a model multiplies in a step, whatever the layout."""
-
 from __future__ import annotations
 
 import pytest

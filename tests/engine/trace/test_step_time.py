@@ -1,5 +1,3 @@
-"""Where a step went, on timelines made of the rehearsal: every nanosecond is accounted for."""
-
 from __future__ import annotations
 
 from dataclasses import asdict, replace

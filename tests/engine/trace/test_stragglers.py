@@ -1,5 +1,3 @@
-"""A rank that is slower than its peers is told from what ranks wait for."""
-
 from __future__ import annotations
 
 from dataclasses import replace

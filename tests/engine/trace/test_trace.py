@@ -1,7 +1,3 @@
-"""What acts waited for, told from the plan: never something that ended later than they began, and
-in the rehearsal, where time is exact, always what they began with.
-"""
-
 from __future__ import annotations
 
 from collections import defaultdict

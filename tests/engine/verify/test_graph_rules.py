@@ -1,5 +1,3 @@
-"""verify: a wrong graph is refused at each level, with the op and the pass that made it."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

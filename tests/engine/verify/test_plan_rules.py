@@ -1,5 +1,3 @@
-"""validate: a wrong plan is refused, with the actor or register and the level."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""The loop on empty actors does all acts of a recipe's plan, and nothing else."""
-
 from __future__ import annotations
 
 import pytest

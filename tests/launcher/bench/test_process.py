@@ -1,5 +1,3 @@
-"""Runs in processes of their own: a whole bench of a tiny size, and runs that fail."""
-
 from __future__ import annotations
 
 import json

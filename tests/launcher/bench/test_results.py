@@ -1,5 +1,3 @@
-"""The arithmetic: medians, minima, ratios pair by pair, efficiency, bounds, losses."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""What a person sees of a canned bench: the table on narrow and wide terminals, and the plot."""
-
 from __future__ import annotations
 
 import io

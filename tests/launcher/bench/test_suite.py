@@ -1,5 +1,3 @@
-"""Suites compose, every bound and every peer is there, and what is wrong with one is said."""
-
 from __future__ import annotations
 
 from pathlib import Path

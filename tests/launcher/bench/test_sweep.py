@@ -1,5 +1,3 @@
-"""A sweep's experiments: the pick, and the layouts beside it."""
-
 from __future__ import annotations
 
 import io

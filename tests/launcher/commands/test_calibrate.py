@@ -1,5 +1,3 @@
-"""Measuring this machine, in processes; and the profile that a recipe takes."""
-
 from __future__ import annotations
 
 import io

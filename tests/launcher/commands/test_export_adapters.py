@@ -1,5 +1,3 @@
-"""A run's adapters leave merged, for plain torch, or alone, for peft."""
-
 from __future__ import annotations
 
 import shutil

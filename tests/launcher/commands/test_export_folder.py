@@ -1,5 +1,3 @@
-"""`flowrun export`: a run as a folder that from_pretrained loads, or as one file."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""`flowrun resume`: a run goes on as if it had never stopped; what cannot change is refused."""
-
 from __future__ import annotations
 
 import contextlib

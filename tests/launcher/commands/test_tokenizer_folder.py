@@ -1,5 +1,3 @@
-"""`flowrun tokenizer`, as it is typed."""
-
 from __future__ import annotations
 
 from pathlib import Path

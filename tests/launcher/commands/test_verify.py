@@ -1,5 +1,3 @@
-"""`flowrun verify` holds every recipe beside the right thing, and tells what that is."""
-
 from __future__ import annotations
 
 from pathlib import Path

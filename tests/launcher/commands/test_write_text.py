@@ -1,5 +1,3 @@
-"""`flowrun sample`: from a run, a checkpoint, or a folder of Hugging Face's."""
-
 from __future__ import annotations
 
 import io

@@ -1,5 +1,3 @@
-"""Click logs: fields own their rows, ids follow Zipf's law, clicks can be learned."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Data workers make the batches that their rank would make, ahead of it, in the same order."""
-
 from __future__ import annotations
 
 import multiprocessing

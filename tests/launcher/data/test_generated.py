@@ -1,5 +1,3 @@
-"""Generated data and photographs: the same each time, with classes that can be told apart."""
-
 from __future__ import annotations
 
 import pytest

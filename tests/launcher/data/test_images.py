@@ -1,5 +1,3 @@
-"""Folders of images, and transforms whose draws are functions of a sample's number."""
-
 from __future__ import annotations
 
 import random

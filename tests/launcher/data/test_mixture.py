@@ -1,5 +1,3 @@
-"""What launcher/data/mixture.py promises of a mixture, and how it refuses what is none."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Items that are tuples get names."""
-
 from __future__ import annotations
 
 import pytest

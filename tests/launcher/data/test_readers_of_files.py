@@ -1,5 +1,3 @@
-"""Token files, click logs and saved Hugging Face data sets, on files made here."""
-
 from __future__ import annotations
 
 import zlib

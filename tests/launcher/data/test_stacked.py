@@ -1,5 +1,3 @@
-"""Many samples at once are the same samples, bit for bit, as one after the other."""
-
 from __future__ import annotations
 
 import pkgutil

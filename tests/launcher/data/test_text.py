@@ -1,5 +1,3 @@
-"""Text and digits."""
-
 from __future__ import annotations
 
 from pathlib import Path

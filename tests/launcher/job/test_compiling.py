@@ -1,5 +1,3 @@
-"""engine.compiler: what a person is told, and that forked ranks run the code."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""What another process makes meanwhile: its result, or a word that there is none."""
-
 from __future__ import annotations
 
 import os

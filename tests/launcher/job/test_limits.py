@@ -1,5 +1,3 @@
-"""Limits of the system are named before anything starts."""
-
 from __future__ import annotations
 
 import errno

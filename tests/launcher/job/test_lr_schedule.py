@@ -1,5 +1,3 @@
-"""Foreseen learning rates beside torch's own schedulers, stepped by hand."""
-
 from __future__ import annotations
 
 import warnings

@@ -1,5 +1,3 @@
-"""What is made from a recipe, and checked against it."""
-
 from __future__ import annotations
 
 from dataclasses import replace

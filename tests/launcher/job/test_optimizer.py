@@ -1,5 +1,3 @@
-"""The optimizers that a recipe may name: words, functions and files of numbers agree."""
-
 from __future__ import annotations
 
 from pathlib import Path

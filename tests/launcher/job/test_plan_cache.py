@@ -1,5 +1,3 @@
-"""A plan that was made before: found by what it is made of alone, or made, with a word why."""
-
 from __future__ import annotations
 
 import copy

@@ -1,5 +1,3 @@
-"""A person who waits for a plan sees which pass is under way."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

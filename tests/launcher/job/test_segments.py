@@ -1,5 +1,3 @@
-"""A run in segments: which steps, and what is done between them."""
-
 from __future__ import annotations
 
 from dataclasses import replace

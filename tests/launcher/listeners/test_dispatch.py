@@ -1,5 +1,3 @@
-"""Listeners run in threads of their own: one that fails or blocks does no harm to the run."""
-
 from __future__ import annotations
 
 import threading

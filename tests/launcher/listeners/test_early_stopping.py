@@ -1,5 +1,3 @@
-"""EarlyStopping asks to stop when evaluations get no better."""
-
 from __future__ import annotations
 
 from typing import Any

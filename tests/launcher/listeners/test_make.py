@@ -1,5 +1,3 @@
-"""The loggers that a recipe names are made, or refused before anything starts."""
-
 from __future__ import annotations
 
 from dataclasses import replace

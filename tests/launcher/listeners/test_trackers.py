@@ -1,5 +1,3 @@
-"""Each logger writes what it is given, as its own library reads it; nothing needs a network."""
-
 from __future__ import annotations
 
 import struct

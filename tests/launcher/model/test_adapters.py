@@ -1,5 +1,3 @@
-"""adapters in a recipe: the linears that are named get LoRA, everything else is frozen."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""What a recipe asks of a data set's items, one by one and many at once."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""A model is described without memory for its weights, and each is made as plain torch makes it."""
-
 from __future__ import annotations
 
 import platform

@@ -1,5 +1,3 @@
-"""Initial values are made when they are asked for, and at no other time."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Packed data goes into a model that attends within documents; every other model is refused."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

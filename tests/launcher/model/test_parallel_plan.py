@@ -1,5 +1,3 @@
-"""sbp.from_model: the plan that a model of transformers carries becomes pins."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Weights in and out: what a run leaves is the model's state_dict, and a run starts from one."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Names that recipes hold: those that have moved are found where they are now."""
-
 from __future__ import annotations
 
 from pathlib import Path

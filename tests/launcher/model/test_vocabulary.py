@@ -1,5 +1,3 @@
-"""A model has a row for every id of its data."""
-
 from __future__ import annotations
 
 from dataclasses import replace

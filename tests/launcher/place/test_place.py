@@ -1,5 +1,3 @@
-"""auto.placement of a small GPT: what it finds, says and saves."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""Branch and bound against looking at everything, on made-up costs."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

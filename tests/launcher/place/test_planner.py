@@ -1,5 +1,3 @@
-"""Bounds, plans and the search on real plans, against looking at everything."""
-
 from __future__ import annotations
 
 import itertools

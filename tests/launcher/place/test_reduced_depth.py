@@ -1,5 +1,3 @@
-"""A model of many equal blocks, estimated from plans of few, beside plans of the whole."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""A model with fewer of its equal blocks."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""The table of placements, on consoles of any width."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Which candidates there are."""
-
 from __future__ import annotations
 
 import math

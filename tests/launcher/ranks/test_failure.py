@@ -1,5 +1,3 @@
-"""What went wrong on a rank, as a person reads it."""
-
 from __future__ import annotations
 
 from flowrun.engine.runtime.drivers.distributed import LostPeer

@@ -1,5 +1,3 @@
-"""Which steps end a run, from what they report."""
-
 from __future__ import annotations
 
 from math import inf, nan

@@ -1,5 +1,3 @@
-"""Events on their way from a rank to its launcher."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""A rank that reports a step adds the waits and the memory of all ranks of its host."""
-
 from __future__ import annotations
 
 import os

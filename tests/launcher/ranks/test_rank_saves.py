@@ -1,5 +1,3 @@
-"""Checkpoints that are written while training goes on."""
-
 from __future__ import annotations
 
 import threading

@@ -1,5 +1,3 @@
-"""Whenever ranks are killed, some step is whole in the memory of all, and it is near."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping

@@ -1,5 +1,3 @@
-"""The step gate: at whatever moment a run is halted, all its ranks rest after the same step."""
-
 from __future__ import annotations
 
 import random

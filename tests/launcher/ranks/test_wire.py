@@ -1,5 +1,3 @@
-"""Messages go to JSON and come back; a frame that makes no sense is refused whole."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""conf/ + recipe + overrides -> Recipe."""
-
 from __future__ import annotations
 
 import pickle

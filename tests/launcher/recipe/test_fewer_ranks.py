@@ -1,5 +1,3 @@
-"""Which layouts are tried where ranks are lost for good: the batch's axis shrinks first."""
-
 from __future__ import annotations
 
 import pytest

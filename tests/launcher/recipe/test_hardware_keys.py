@@ -1,5 +1,3 @@
-"""The hardware profiles that come with flowrun, and what is wrong with one."""
-
 from __future__ import annotations
 
 from dataclasses import replace

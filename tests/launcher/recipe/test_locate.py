@@ -1,5 +1,3 @@
-"""Dotted key -> place."""
-
 from __future__ import annotations
 
 from pathlib import Path

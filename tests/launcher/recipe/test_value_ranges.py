@@ -1,5 +1,3 @@
-"""What the keys of a recipe may hold: each wrong value is a located error, whatever it is."""
-
 from __future__ import annotations
 
 import copy

@@ -1,5 +1,3 @@
-"""Many stages in short."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""The record of a run whose folder, or whose curves, cannot be written any more."""
-
 from __future__ import annotations
 
 import shutil

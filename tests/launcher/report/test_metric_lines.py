@@ -1,5 +1,3 @@
-"""What metrics.jsonl says, read again."""
-
 from __future__ import annotations
 
 import json

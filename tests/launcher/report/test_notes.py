@@ -1,7 +1,3 @@
-"""What a person is told before a run starts: ranks that do the same, readers that bound the step,
-keys that change nothing.
-"""
-
 from __future__ import annotations
 
 from dataclasses import replace

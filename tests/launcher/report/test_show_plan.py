@@ -1,5 +1,3 @@
-"""`flowrun plan` fits the terminal: values stay whole, and a timeline is as empty as its stage."""
-
 from __future__ import annotations
 
 import io

@@ -1,5 +1,3 @@
-"""Lines of steps come by the tenth and by the clock, or as the recipe says."""
-
 from __future__ import annotations
 
 import itertools

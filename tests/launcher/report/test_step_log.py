@@ -1,5 +1,3 @@
-"""The log of steps says what a report asks, and does not grow with the run."""
-
 from __future__ import annotations
 
 import statistics

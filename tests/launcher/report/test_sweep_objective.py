@@ -1,5 +1,3 @@
-"""What a job of a sweep returns to a sweeper that optimises."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""trace.json: loads, tells every act by its name in the plan; slices of a row do not overlap."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Which checkpoints of a run stay."""
-
 from __future__ import annotations
 
 import multiprocessing

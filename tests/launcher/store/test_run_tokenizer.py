@@ -1,5 +1,3 @@
-"""The tokenizer in a run's folder."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""A safetensors file written region by region is the one that safetensors writes at once."""
-
 from __future__ import annotations
 
 import errno

@@ -1,5 +1,3 @@
-"""The driver: its threads are those that it names, and no exception is a way between files."""
-
 from __future__ import annotations
 
 import ast

@@ -1,5 +1,3 @@
-"""What is printed must not end what prints."""
-
 from __future__ import annotations
 
 import errno

@@ -1,5 +1,3 @@
-"""The line that says what is being done before there is a plan."""
-
 from __future__ import annotations
 
 import io

@@ -1,5 +1,3 @@
-"""Advice comes once a day."""
-
 from __future__ import annotations
 
 import os

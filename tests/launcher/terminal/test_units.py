@@ -1,5 +1,3 @@
-"""Quantities for a person."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Text to ids and back, by bytes and by a tokenizer."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Tokens are drawn one by one, from the logits of those before."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""What writes text, and what does not."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""capture_check: what was captured is compared with the module; what differs is refused by name."""
-
 from __future__ import annotations
 
 import functools

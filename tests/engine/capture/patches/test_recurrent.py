@@ -1,5 +1,3 @@
-"""recurrent: layers of LSTM, GRU and RNN drop between one another, as torch's ops do."""
-
 from __future__ import annotations
 
 from typing import Any

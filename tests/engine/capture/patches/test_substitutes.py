@@ -1,5 +1,3 @@
-"""Functions that are written otherwise while a model is captured compute what torch's do."""
-
 from __future__ import annotations
 
 import copy

@@ -1,5 +1,3 @@
-"""Labels and ids that are out of range are errors, as in torch, in every layout."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Cross entropy of logits: where it replaces log-probabilities, and that it is the same."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

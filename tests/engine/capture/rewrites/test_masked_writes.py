@@ -1,5 +1,3 @@
-"""x[mask] = value: a choice between two tensors, right where features, samples or stages divide."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

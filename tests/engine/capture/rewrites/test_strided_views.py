@@ -1,5 +1,3 @@
-"""Reads of memory by strides become views of elements, and train as plain torch does."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Update ops against torch.optim and torch.nn.utils, over several steps."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""Attention within documents is dense attention with a mask that is block-diagonal and causal."""
-
 from __future__ import annotations
 
 import pytest

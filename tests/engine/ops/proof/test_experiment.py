@@ -1,5 +1,3 @@
-"""Rows by experiment: what holds is found, what does not is not, whatever the sizes."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""The rows that ship are proved again, a wrong one is found, and what is kept is a user's own."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

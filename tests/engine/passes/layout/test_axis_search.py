@@ -1,5 +1,3 @@
-"""The minimiser against brute force, and against greedy choice, on random small problems."""
-
 from __future__ import annotations
 
 import itertools

@@ -1,5 +1,3 @@
-"""The least sum of tables, against all choices."""
-
 from __future__ import annotations
 
 import itertools

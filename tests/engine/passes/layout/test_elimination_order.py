@@ -1,5 +1,3 @@
-"""The order in which variables leave, kept up to date, beside one that counts all again."""
-
 from __future__ import annotations
 
 import math

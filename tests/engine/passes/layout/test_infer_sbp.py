@@ -1,5 +1,3 @@
-"""trained -> signed: pins first, then the rows of least cost.  Text in, text out."""
-
 from __future__ import annotations
 
 from dataclasses import replace

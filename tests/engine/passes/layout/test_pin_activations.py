@@ -1,5 +1,3 @@
-"""Pins of activations: text in, text out; and pins that fit nothing."""
-
 from __future__ import annotations
 
 import pytest

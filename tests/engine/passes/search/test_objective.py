@@ -1,5 +1,3 @@
-"""What a layout holds: as many micro-batches as the registers of its plan have slots."""
-
 from __future__ import annotations
 
 from dataclasses import replace

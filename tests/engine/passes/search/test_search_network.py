@@ -1,7 +1,3 @@
-"""The joint search against brute force: every combination of signatures, on grids of one and two
-axes, under every switch of `auto`.
-"""
-
 from __future__ import annotations
 
 import itertools

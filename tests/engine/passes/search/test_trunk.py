@@ -1,5 +1,3 @@
-"""What compute hides of boxings."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Cuts of a line of ops: the dynamic program beside brute force, and what it makes of models."""
-
 from __future__ import annotations
 
 import itertools

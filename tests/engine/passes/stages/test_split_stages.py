@@ -1,5 +1,3 @@
-"""captured -> staged: text in, text out."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""ZeRO by SBP alone: homes of weights and states, and what follows from them."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""staged -> trained: text in, text out."""
-
 from __future__ import annotations
 
 from typing import Any

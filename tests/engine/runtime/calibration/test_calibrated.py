@@ -1,5 +1,3 @@
-"""Measurements made into a profile."""
-
 from __future__ import annotations
 
 from dataclasses import replace

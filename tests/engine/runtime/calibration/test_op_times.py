@@ -1,5 +1,3 @@
-"""Ops timed where they are."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Checkpoints: whatever layout wrote one, every layout goes on from it."""
-
 from __future__ import annotations
 
 import zlib

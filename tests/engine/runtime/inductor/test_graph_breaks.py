@@ -1,5 +1,3 @@
-"""A program in pieces does what the program does."""
-
 from __future__ import annotations
 
 import weakref

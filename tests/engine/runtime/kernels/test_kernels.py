@@ -1,5 +1,3 @@
-"""A region's code calls what its lines say, and holds no value behind its last read."""
-
 from __future__ import annotations
 
 import weakref

@@ -1,7 +1,3 @@
-"""kernels/overrides.py: layer norm of narrow activations and wide weights, which CUDA's kernel
-does not take, so what runs there is held beside the CPU's kernel, which does; and constants.
-"""
-
 from __future__ import annotations
 
 import pytest

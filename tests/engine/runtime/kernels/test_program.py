@@ -1,5 +1,3 @@
-"""Equal programs have equal text, and only they."""
-
 from __future__ import annotations
 
 from functools import partial

@@ -1,5 +1,3 @@
-"""kernels/region_program.py: gradients that are only added up or sent lie as they come."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""Which core a rank keeps to."""
-
 from __future__ import annotations
 
 import os

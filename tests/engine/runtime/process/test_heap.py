@@ -1,5 +1,3 @@
-"""process/heap.py, in a process of its own: what it asks of malloc holds for all of it."""
-
 import subprocess
 import sys
 

@@ -1,5 +1,3 @@
-"""What forked processes print is shown, and kept in a log of each."""
-
 from __future__ import annotations
 
 import ctypes

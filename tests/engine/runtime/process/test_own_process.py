@@ -1,5 +1,3 @@
-"""Work in a process of its own ends with what interrupts it, and fails here as it failed there."""
-
 from __future__ import annotations
 
 import logging

@@ -1,5 +1,3 @@
-"""What a process has taken, as Linux counts it."""
-
 from __future__ import annotations
 
 import sys

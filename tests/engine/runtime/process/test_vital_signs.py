@@ -1,5 +1,3 @@
-"""What the kernel and the process itself show of one that hangs."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""Pieces of a rank in a buffer."""
-
 from __future__ import annotations
 
 from flowrun.engine.runtime.rank.pieces import count_bytes, lay_out

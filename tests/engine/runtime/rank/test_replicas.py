@@ -1,5 +1,3 @@
-"""Ranks that hold a piece alike have the same digest of it; one that does not is found."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""A rank runs its plan without the logical graph that the plan was lowered from."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""The memory that a rank shares: pieces that never overlap, lowest first, gone when given back."""
-
 from __future__ import annotations
 
 from contextlib import closing

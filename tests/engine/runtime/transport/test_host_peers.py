@@ -1,5 +1,3 @@
-"""Ranks of one host: who is one, what a rank that ends leaves behind, and that nothing stays."""
-
 from __future__ import annotations
 
 import json

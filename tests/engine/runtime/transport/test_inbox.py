@@ -1,5 +1,3 @@
-"""The inbox wakes its sleeper for items of any thread and for descriptors, and loses nothing."""
-
 from __future__ import annotations
 
 import socket

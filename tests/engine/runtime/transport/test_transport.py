@@ -1,5 +1,3 @@
-"""Messages, row by row, of tensors that lie in any order."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Units of published tables, by examples done by hand."""
-
 from __future__ import annotations
 
 from dataclasses import replace

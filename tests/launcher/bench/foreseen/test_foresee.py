@@ -1,5 +1,3 @@
-"""A small published table, end to end: planned, shown, written."""
-
 from __future__ import annotations
 
 import io

@@ -1,5 +1,3 @@
-"""The published tables that are shipped, and what is wrong with a table of one's own."""
-
 from __future__ import annotations
 
 from typing import Any

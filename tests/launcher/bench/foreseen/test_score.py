@@ -1,5 +1,3 @@
-"""Errors and rank correlations, by examples done by hand."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""What torch's layouts share: modules by pattern, and an optimizer with the recipe's numbers."""
-
 from __future__ import annotations
 
 from dataclasses import replace

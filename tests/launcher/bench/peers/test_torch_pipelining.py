@@ -1,5 +1,3 @@
-"""Where a pipeline of torch's is cut, and which rank has which stage."""
-
 from __future__ import annotations
 
 from itertools import combinations, pairwise

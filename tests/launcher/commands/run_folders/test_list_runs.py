@@ -1,5 +1,3 @@
-"""flowrun runs: what it says of folders of runs."""
-
 from __future__ import annotations
 
 import io

@@ -1,5 +1,3 @@
-"""flowrun init writes a recipe that trains, or names what it lacks."""
-
 from __future__ import annotations
 
 import io

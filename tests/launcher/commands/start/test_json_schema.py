@@ -1,5 +1,3 @@
-"""The JSON Schema of recipes takes what flowrun takes, and marks what it refuses."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Chat and instruction data: targets are exactly what the assistant says."""
-
 from __future__ import annotations
 
 import json

@@ -1,7 +1,3 @@
-"""Tokenised text is kept with digests: what is damaged on the disk is made again, and no folder
-that a killed process left stays.
-"""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""Packed documents: each is there once, as it is alone in a sample."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Text as the ids of a tokenizer: once, by content, and never silently less than all of it."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Rows are what the file says, letter for letter, and an error names the file and the line."""
-
 from __future__ import annotations
 
 import json

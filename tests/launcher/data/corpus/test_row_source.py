@@ -1,5 +1,3 @@
-"""Rows of files of several kinds, and of saved data sets."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Letters of a special token in a message are text; all else is encoded as ever."""
-
 from __future__ import annotations
 
 from typing import Any

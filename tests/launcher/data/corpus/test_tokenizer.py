@@ -1,5 +1,3 @@
-"""Documents begin as the tokenizer begins a text, so that training and sampling read the same."""
-
 from __future__ import annotations
 
 import contextlib

@@ -1,5 +1,3 @@
-"""A tokenizer that was trained here, as transformers reads it."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""flowrun's own models by Hugging Face's names: the same logits, there and back."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""A folder of Hugging Face's with any damage is one error that names it."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Processes of ranks: forked, watched, killed."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""What a rollback goes back to, and that a run which is disturbed on the way ends the same."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

@@ -1,5 +1,3 @@
-"""When a run counts as hanging, who is slow, and what is said."""
-
 from __future__ import annotations
 
 import queue

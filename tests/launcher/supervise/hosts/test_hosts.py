@@ -1,5 +1,3 @@
-"""Launchers that meet over loopback, in one event loop."""
-
 from __future__ import annotations
 
 import asyncio

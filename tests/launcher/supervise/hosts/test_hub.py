@@ -1,5 +1,3 @@
-"""The hub, fed without sockets."""
-
 from __future__ import annotations
 
 import random

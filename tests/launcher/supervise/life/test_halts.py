@@ -1,5 +1,3 @@
-"""What is asked of a run, and how the launchers of its hosts halt their ranks."""
-
 from __future__ import annotations
 
 import random

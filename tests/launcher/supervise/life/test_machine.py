@@ -1,5 +1,3 @@
-"""The machine of a run's life, driven by a model of hosts, ranks and disks in random order."""
-
 from __future__ import annotations
 
 import random

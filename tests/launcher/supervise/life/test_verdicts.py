@@ -1,5 +1,3 @@
-"""When the launcher starts ranks again, how long it waits, and when it gives up."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""row_chunks: ops on logits that run some rows at a time make what they make of all."""
-
 import pytest
 import torch
 
