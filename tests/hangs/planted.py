@@ -19,7 +19,7 @@ from flowrun.engine.actors.plan import BOX, SEND, RegionWork
 from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.rank.rank import Rank
-from flowrun.engine.runtime.transport.host_peers import WRITTEN, HostPeers
+from flowrun.engine.runtime.transport.host_peers import WRITTEN, HostPeer
 from flowrun.launcher.ranks.rank_saves import RankSaves
 from flowrun.launcher.ranks.worker import Worker
 
@@ -114,13 +114,13 @@ def lose_message() -> None:
     """Lose a message: it is written, and the other rank is not woken for it."""
     sent = 0
 
-    def notify(before: Any, self: HostPeers, peer: int, what: int, *rest: int) -> None:
+    def notify(before: Any, self: HostPeer, what: int, *rest: int, **where: int) -> None:
         nonlocal sent
         sent += what == WRITTEN
         if not (what == WRITTEN and sent > 20 and strikes()):
-            before(self, peer, what, *rest)
+            before(self, what, *rest, **where)
 
-    wrap(HostPeers, "notify", notify)
+    wrap(HostPeer, "notify", notify)
 
 
 def send_wrong_shape() -> None:

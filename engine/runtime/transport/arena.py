@@ -36,22 +36,14 @@ def _share(ranks: int) -> int:
 
 
 class Arena:
-    """The memory behind a descriptor, as tensors."""
+    """The memory behind a descriptor, as bytes and as tensors."""
 
     def __init__(self, descriptor: int) -> None:
-        self._memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+        self.memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
 
     def tensor(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
         """Return a flat view of `count` (at least one) elements of a dtype from byte `start`."""
-        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)
-
-    def put(self, start: int, data: bytes) -> None:
-        """Write a few bytes at `start`."""
-        self._memory[start : start + len(data)] = data
-
-    def get(self, start: int, count: int) -> bytes:
-        """Read `count` bytes from `start`."""
-        return self._memory[start : start + count]
+        return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=start)
 
 
 class OwnArena(Arena):

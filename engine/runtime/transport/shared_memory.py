@@ -10,16 +10,20 @@ in order of the members, so all get the same bits.
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flowrun.engine.boxing.boxing import ALL_GATHER, ALL_REDUCE, EXCHANGE, REDUCE_SCATTER
+from flowrun.engine.boxing.boxing import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, EXCHANGE
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.runtime.transport.host_peers import AVAILABLE, POSTED, WRITTEN, HostPeers
+from flowrun.engine.runtime.transport import host_peers
+from flowrun.engine.runtime.transport.arena import Arena, OwnArena
+from flowrun.engine.runtime.transport.host_peers import POSTED, READ, REST, WRITTEN, HostPeer
 from flowrun.engine.runtime.transport.inbox import Inbox
 from flowrun.engine.runtime.transport.pending import (
     Callback,
@@ -41,7 +45,6 @@ from flowrun.engine.runtime.transport.transport import (
     unpack,
 )
 
-_SMALL = 1 << 16  # bytes of tensors that are summed as one; they live as long as the last of them
 Starts = Mapping[int, int]  # peer -> where its message starts, in its arena
 
 
@@ -50,26 +53,26 @@ class PendingMessage:
 
     def __init__(
         self,
-        peers: HostPeers,
+        inbox: Inbox[tuple[int, int]],
         wanted: tuple[int, int],
-        ranks: Sequence[int],
-        finish: Callable[[Starts], list[Tensor]],
-        sent_bytes: int,
+        peers: Mapping[int, HostPeer],
+        finish: Callable[[Starts], list[Tensor]] = lambda _: [],
+        sent_bytes: int = 0,
     ) -> None:
-        """wanted: (kind, stream) of the notification expected of each of `ranks`.
+        """wanted: (kind, stream) of the notification expected of each of `peers`.
 
         finish: reads what they wrote.  sent_bytes: what this rank sends for it.
         """
         self.sent_bytes = sent_bytes
-        self._inbox = peers.inbox
+        self.starts: dict[int, int] = {}
+        self._inbox = inbox
         self._finish: Callable[[Starts], list[Tensor]] | None = finish
-        self._missing = len(ranks)
-        self._starts: dict[int, int] = {}
+        self._missing = len(peers)
         self._gone: int | None = None
         self._callback: Callback | None = None
         self._result: list[Tensor] = []
-        for rank in ranks:
-            peers.expect(rank, *wanted, lambda start, rank=rank: self._take(rank, start))  # type: ignore[misc]
+        for rank, peer in peers.items():
+            peer.expect(*wanted, lambda start, rank=rank: self._take(rank, start))  # type: ignore[misc]
 
     @property
     def _done(self) -> bool:
@@ -79,7 +82,7 @@ class PendingMessage:
         if start is None:
             self._gone = peer if self._gone is None else self._gone
         else:
-            self._starts[peer] = start
+            self.starts[peer] = start
             self._missing -= 1
         if self._done and self._callback:
             callback, self._callback = self._callback, None
@@ -95,7 +98,7 @@ class PendingMessage:
         if self._missing:
             raise PeerGone(f"rank {self._gone} has ended")
         if self._finish is not None:
-            self._result = self._finish(self._starts)
+            self._result = self._finish(self.starts)
             self._finish = None  # what it holds may go
         return self._result
 
@@ -107,6 +110,17 @@ class PendingMessage:
             self._callback = callback
 
 
+class ArenaPiece(NamedTuple):
+    """A piece of a rank's arena that ranks of a group write and read as their own, to the end."""
+
+    arena: Arena
+    begin: int
+
+    def tensor(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
+        """Return a flat view of `count` elements of a dtype from byte `start`."""
+        return self.arena.tensor(self.begin + start, count, dtype)
+
+
 class SharedMemoryTransport:
     """A Transport between this rank and those of its host.  `share`, `meet` and `rest` are its own:
     weights that a group holds once, and the end of a run.
@@ -115,14 +129,37 @@ class SharedMemoryTransport:
     def __init__(self, rank: int, inbox: Inbox[tuple[int, int]], host: str, used: bool) -> None:
         """rank: this one.  inbox: of its loop.  host: as of Links.  used: False reaches nobody."""
         self._rank = rank
-        self._peers = HostPeers(inbox)
+        self._inbox = inbox
+        self._hosts: list[set[int]] = []  # the ranks of each
+        self._peers: dict[int, HostPeer] = {}
+        self._arena: OwnArena | None = None
+        self._readers: dict[int, int] = {}  # start -> ranks that have yet to read what lies there
         self._streams: dict[Ranks, int] = {}  # of groups, < 0: those of messages are tags, >= 0
-        if used and AVAILABLE and dist.is_initialized():
-            self._peers.meet(rank, host)
+        if used and host_peers.AVAILABLE and dist.is_initialized():
+            self._connect(host)
+
+    def _connect(self, host: str) -> None:
+        """Connect to the ranks that name the same host; every rank of every host does so."""
+        with host_peers.listen() as listener:
+            met: list[tuple[tuple[str, ...], bytes]] = [((), b"")] * dist.get_world_size()
+            here = host, *host_peers.machine()
+            dist.all_gather_object(met, (here, listener.getsockname()))
+            names: dict[tuple[str, ...], dict[int, bytes]] = {}
+            for rank, (where, name) in enumerate(met):
+                names.setdefault(where, {})[rank] = name
+            self._hosts = list(map(set, names.values()))
+            if len(names[here]) == 1:
+                return
+            arena = self._arena = OwnArena(len(names[here]))
+            try:
+                for rank, *ends in host_peers.shake_hands(self._rank, names[here], listener, arena):
+                    self._peers[rank] = HostPeer(*ends, self._inbox, self._free)
+            except (ConnectionError, TimeoutError, struct.error) as error:
+                raise PeerGone(f"a rank of this host has ended: {error}") from error
 
     def reaches(self, ranks: Ranks) -> bool:
         """Return whether the ranks are on one host, whichever: all ranks answer alike."""
-        return self._peers.are_together(ranks)
+        return any(here.issuperset(ranks) for here in self._hosts)
 
     def join(self, ranks: Ranks) -> None:
         """Make a group."""
@@ -132,26 +169,110 @@ class SharedMemoryTransport:
         """Return whether `join` has made the group."""
         return ranks in self._streams
 
+    # ---- this rank's memory ----------------------------------------------------------------------
+
+    @property
+    def arena(self) -> OwnArena:
+        """The memory of this rank, which reaches another."""
+        assert self._arena is not None
+        return self._arena
+
+    @property
+    def message_bytes(self) -> int:
+        """Most bytes of this rank's messages at once."""
+        return self._arena.touched if self._arena else 0
+
+    def _take(self, num_bytes: int, readers: int) -> int:
+        """Return the start of a piece of memory that so many ranks will read."""
+        start = self.arena.take(num_bytes)
+        self._readers[start] = readers
+        return start
+
+    def _free(self, start: int) -> None:
+        """Count one reader of a piece; after the last it is free."""
+        self._readers[start] -= 1
+        if not self._readers[start]:
+            del self._readers[start]
+            self.arena.give(start)
+
+    # ---- collectives -----------------------------------------------------------------------------
+
     def start(self, collective: Collective, bucket: Sequence[Tensor]) -> Pending:
         """Begin a step.  See Transport.start.  The bucket must not change before it is done, unless
         its owner lets go of it; the result is new memory.
+
+        What all members want alike is written once, and this rank reads it as the others do: the
+        bucket may go.  Else each of them gets a message of its own, in which pieces that lie by
+        columns and are to be summed lie so, for who sums them turns the sum alone; after the
+        tensors a byte for each says which.
         """
         step, layouts, index = collective.step, collective.layouts, collective.index
         if layouts.empty:
             return Settled([bucket[0].new_empty(shape) for shape in collective.after])
-        member = _Member(self._peers, self._streams[collective.ranks], collective)
-        for_all = step.kind in (ALL_REDUCE, EXCHANGE, ALL_GATHER)  # all want the same message
-        finish = member.one_for_all(bucket) if for_all else member.one_for_each(bucket)
-        sent_bytes = sent_elements(step, layouts, index) * bucket[0].dtype.itemsize
-        wanted = WRITTEN, member.stream
-        return PendingMessage(self._peers, wanted, list(member.others), finish, sent_bytes)
+        dtype, members = bucket[0].dtype, range(layouts.parts)
+        others = {rank: k for rank, k in zip(collective.ranks, members, strict=True) if k != index}
+        stream, peers = self._streams[collective.ranks], self._peers_of(others)
+        summed = step.kind not in (ALL_GATHER, ALL_TO_ALL)
+        for_all = step.kind in (ALL_REDUCE, EXCHANGE, ALL_GATHER)
+        flags = 0 if for_all else len(bucket)
+        if for_all:
+            begin = self._write(bucket, layouts.size(index, index), b"", len(members))
+            begins = dict.fromkeys(others, begin)
+            own = _read(self.arena, begin, layouts.message(index, index), dtype, 0)
+        else:
+            begins = {}
+            own = layouts.pieces_for(bucket, index)
+            for rank, k in others.items():
+                pieces = layouts.pieces_for(bucket, k)
+                turned = bytes(summed and lies_by_columns(piece) for piece in pieces)
+                begins[rank] = self._write(pieces, layouts.size(index, k), turned, 1)
+        for rank, peer in peers.items():
+            peer.notify(WRITTEN, stream, begins[rank])
 
-    def meet(self, ranks: Ranks) -> Pending:
+        def finish(starts: Starts) -> list[Tensor]:
+            columns = [own for _ in members]
+            for rank, k in others.items():
+                shapes = layouts.message(k, index)
+                columns[k] = _read(peers[rank].arena, starts[rank], shapes, dtype, flags)
+            if summed:
+                out = [reduce_messages(parts, step.reduce) for parts in zip(*columns, strict=True)]
+            else:
+                out = join_pieces(columns, layouts)
+            if for_all:
+                self._free(begin)
+            for rank, peer in peers.items():
+                peer.notify(READ, start=starts[rank])
+            return out
+
+        sent_bytes = sent_elements(step, layouts, index) * dtype.itemsize
+        return PendingMessage(self._inbox, (WRITTEN, stream), peers, finish, sent_bytes)
+
+    def _peers_of(self, ranks: Iterable[int]) -> dict[int, HostPeer]:
+        return {rank: self._peers[rank] for rank in ranks if rank != self._rank}
+
+    def _write(self, pieces: Sequence[Tensor], count: int, turned: bytes, readers: int) -> int:
+        """Write a message of `count` elements; return its start.  turned: which pieces go by
+        columns; empty: none does.
+        """
+        dtype = pieces[0].dtype
+        start = self._take(count * dtype.itemsize + len(turned), readers)
+        lying = [
+            piece.t() if turn else piece
+            for piece, turn in zip(pieces, turned or bytes(len(pieces)), strict=True)
+        ]
+        put(lying, self.arena.tensor(start, count, dtype))
+        after = start + count * dtype.itemsize
+        self.arena.memory[after : after + len(turned)] = turned
+        return start
+
+    # ---- weights that a group holds once ---------------------------------------------------------
+
+    def meet(self, ranks: Ranks) -> PendingMessage:
         """Begin a meeting of a group that moves nothing: it is done when all have come to it."""
-        others = [other for other in ranks if other != self._rank]
-        _notify_all(self._peers, others, self._streams[ranks], 0)
-        wanted = WRITTEN, self._streams[ranks]
-        return PendingMessage(self._peers, wanted, others, lambda _: [], 0)
+        peers, stream = self._peers_of(ranks), self._streams[ranks]
+        for peer in peers.values():
+            peer.notify(WRITTEN, stream)
+        return PendingMessage(self._inbox, (WRITTEN, stream), peers)
 
     def share(self, ranks: Ranks, owner: int, num_bytes: int) -> ArenaPiece:
         """Return `num_bytes` that all of `ranks` map; they all ask for it in one order, between
@@ -159,19 +280,17 @@ class SharedMemoryTransport:
 
         owner: the rank in whose arena it lies.  Raises PeerGone if that has ended.
         """
-        stream, peers = self._streams[ranks], self._peers
+        stream = self._streams[ranks]
         if self._rank == owner:
-            begin = peers.keep(num_bytes)
-            _notify_all(peers, [other for other in ranks if other != owner], stream, begin)
-            return ArenaPiece(peers, None, begin)
-        received: list[Starts] = []
+            begin = self.arena.keep(num_bytes)
+            for peer in self._peers_of(ranks).values():
+                peer.notify(WRITTEN, stream, begin)
+            return ArenaPiece(self.arena, begin)
+        announced = PendingMessage(self._inbox, (WRITTEN, stream), self._peers_of([owner]))
+        announced.wait()
+        return ArenaPiece(self._peers[owner].arena, announced.starts[owner])
 
-        def finish(starts: Starts) -> list[Tensor]:
-            received.append(starts)
-            return []
-
-        PendingMessage(peers, (WRITTEN, stream), [owner], finish, 0).wait()
-        return ArenaPiece(peers, owner, received[0][owner])
+    # ---- messages --------------------------------------------------------------------------------
 
     def send(self, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
         """Begin a message.  See Transport.send.  It is done when the other rank has posted its
@@ -180,10 +299,11 @@ class SharedMemoryTransport:
         size = num_bytes([t.shape for t in tensors], [t.dtype for t in tensors])
         if not size:
             return Settled([])
-        begin = self._peers.write(size)
-        put_tensors(self._peers.written(begin, size, torch.uint8), tensors)
-        self._peers.notify(target_rank, WRITTEN, tag, begin)
-        return PendingMessage(self._peers, (POSTED, tag), [target_rank], lambda _: [], size)
+        begin = self._take(size, 1)
+        put_tensors(self.arena.tensor(begin, size, torch.uint8), tensors)
+        peers = self._peers_of([target_rank])
+        peers[target_rank].notify(WRITTEN, tag, begin)
+        return PendingMessage(self._inbox, (POSTED, tag), peers, sent_bytes=size)
 
     def receive(
         self, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype], source_rank: int, tag: int
@@ -192,125 +312,48 @@ class SharedMemoryTransport:
         size = num_bytes(shapes, dtypes)
         if not size:
             return Settled(tensors_in(torch.empty(0, dtype=torch.uint8), shapes, dtypes))
+        peer = self._peers[source_rank]
 
         def finish(starts: Starts) -> list[Tensor]:
             start = starts[source_rank]
-            message = self._peers.message(source_rank, start, size, torch.uint8).clone()
-            self._peers.read(source_rank, start)
+            message = peer.arena.tensor(start, size, torch.uint8).clone()
+            peer.notify(READ, start=start)
             return tensors_in(message, shapes, dtypes)
 
-        self._peers.notify(source_rank, POSTED, tag)
-        return PendingMessage(self._peers, (WRITTEN, tag), [source_rank], finish, 0)
+        peer.notify(POSTED, tag)
+        return PendingMessage(self._inbox, (WRITTEN, tag), {source_rank: peer}, finish)
+
+    # ---- the end ---------------------------------------------------------------------------------
 
     def rest(self, ranks: Container[int]) -> None:
-        """Wait for the ranks of this host.  See HostPeers.rest."""
-        self._peers.rest(ranks)
+        """Drain the sockets until every peer on this host among `ranks` has called this too.
 
-    @property
-    def message_bytes(self) -> int:
-        """Most bytes of this rank's messages at once."""
-        return self._peers.arena.touched if self._peers.arena else 0
+        Shutdown is a barrier: a peer with a full send buffer would block if this rank stopped
+        reading sooner.  Peers that have ended do not count.
+        """
+        peers = {rank: peer for rank, peer in self._peers.items() if rank in ranks}
+        waiting = set(peers)
+        for rank, peer in peers.items():
+            peer.notify(REST)
+            peer.expect(REST, 0, lambda _, rank=rank: waiting.discard(rank))  # type: ignore[misc]
+        while waiting or any(peer.unsent for peer in peers.values()):
+            self._inbox.turn()
 
     def close(self) -> None:
-        """Close the sockets."""
-        self._peers.close()
+        """Leave; the others find this rank gone, if they still expect something."""
+        for peer in self._peers.values():
+            peer.close()
+        if self._arena is not None:
+            self._arena.close()
 
 
-class _Member:
-    """This rank in its group, for one step of a bucket.  others: rank -> its index."""
-
-    def __init__(self, peers: HostPeers, stream: int, collective: Collective) -> None:
-        self.peers = peers
-        self.stream = stream
-        self.step, self.layouts = collective.step, collective.layouts
-        self.index = collective.index
-        self.others = {rank: k for k, rank in enumerate(collective.ranks) if k != self.index}
-
-    def one_for_all(self, bucket: Sequence[Tensor]) -> Callable[[Starts], list[Tensor]]:
-        """Write a message that this rank reads as the others do: the bucket may go."""
-        dtype, layouts, peers, step = bucket[0].dtype, self.layouts, self.peers, self.step
-        sizes = [layouts.size(k, self.index) for k in range(layouts.parts)]
-        size = sizes[self.index]
-        begin = peers.write(size * dtype.itemsize, len(sizes))
-        put(bucket, peers.written(begin, size, dtype))
-        _notify_all(peers, self.others, self.stream, begin)
-
-        def finish(starts: Starts) -> list[Tensor]:
-            messages = [peers.written(begin, size, dtype)] * len(sizes)
-            for rank, k in self.others.items():
-                messages[k] = peers.message(rank, starts[rank], sizes[k], dtype)
-            if step.kind == ALL_GATHER:
-                out = join_pieces(self._unpack_all(messages), layouts)
-            elif size * dtype.itemsize <= _SMALL:
-                out = unpack(reduce_messages(messages, step.reduce), layouts.after(self.index))
-            else:
-                columns = self._unpack_all(messages)
-                out = [reduce_messages(parts, step.reduce) for parts in zip(*columns, strict=True)]
-            peers.read_own(begin)
-            self._notify_read(starts)
-            return out
-
-        return finish
-
-    def one_for_each(self, bucket: Sequence[Tensor]) -> Callable[[Starts], list[Tensor]]:
-        """Write a message for each of the others.  Pieces that lie by columns and are to be summed
-        are sent so, for who sums them turns the sum alone; after the tensors, a byte for each says
-        which.
-        """
-        dtype, layouts, peers = bucket[0].dtype, self.layouts, self.peers
-        own, summed = layouts.pieces_for(bucket, self.index), self.step.kind == REDUCE_SCATTER
-        for rank, k in self.others.items():
-            pieces = layouts.pieces_for(bucket, k)
-            turned = [summed and lies_by_columns(piece) for piece in pieces]
-            size = layouts.size(self.index, k)
-            begin = peers.write(size * dtype.itemsize + len(pieces))
-            lying = [p.t() if turn else p for p, turn in zip(pieces, turned, strict=True)]
-            put(lying, peers.written(begin, size, dtype))
-            peers.put_bytes(begin + size * dtype.itemsize, bytes(turned))
-            _notify_all(peers, [rank], self.stream, begin)
-
-        def finish(starts: Starts) -> list[Tensor]:
-            columns = [own] * (len(self.others) + 1)
-            for rank, k in self.others.items():
-                start, size = starts[rank], layouts.size(k, self.index)
-                message = peers.message(rank, start, size, dtype)
-                turned = peers.get_bytes(rank, start + size * dtype.itemsize, len(own))
-                columns[k] = unpack(message, layouts.message(k, self.index), turned)
-            out = (
-                [reduce_messages(parts, self.step.reduce) for parts in zip(*columns, strict=True)]
-                if summed
-                else join_pieces(columns, layouts)
-            )
-            self._notify_read(starts)
-            return out
-
-        return finish
-
-    def _unpack_all(self, messages: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Return the pieces that each member has sent, in order of the members."""
-        shapes = (self.layouts.message(k, self.index) for k in range(self.layouts.parts))
-        return list(map(unpack, messages, shapes))
-
-    def _notify_read(self, starts: Starts) -> None:
-        for rank in self.others:
-            self.peers.read(rank, starts[rank])
-
-
-def _notify_all(peers: HostPeers, ranks: Iterable[int], stream: int, begin: int) -> None:
-    for rank in ranks:
-        peers.notify(rank, WRITTEN, stream, begin)
-
-
-@dataclass(frozen=True, slots=True)
-class ArenaPiece:
-    """A piece of a rank's arena that ranks of a group write and read as their own, to the end."""
-
-    peers: HostPeers
-    peer: int | None  # whose arena; None: this rank's
-    begin: int
-
-    def tensor(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
-        """Return a flat view of `count` elements of a dtype from byte `start`."""
-        if self.peer is None:
-            return self.peers.written(self.begin + start, count, dtype)
-        return self.peers.message(self.peer, self.begin + start, count, dtype)
+def _read(
+    arena: Arena, start: int, shapes: Sequence[Shape], dtype: torch.dtype, flags: int
+) -> list[Tensor]:
+    """Return the pieces of a message in an arena, as views of it.  flags: bytes after them that say
+    which go by columns.
+    """
+    count = sum(map(math.prod, shapes))
+    after = start + count * dtype.itemsize
+    turned = arena.memory[after : after + flags] or bytes(len(shapes))
+    return unpack(arena.tensor(start, count, dtype), shapes, turned)

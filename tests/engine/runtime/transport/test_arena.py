@@ -7,8 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrun.engine.runtime.transport.arena import Arena, OwnArena
-from flowrun.engine.runtime.transport.host_peers import HostPeers
-from flowrun.engine.runtime.transport.inbox import Inbox
 
 SIZES = st.integers(0, 1 << 16)
 
@@ -50,18 +48,3 @@ def test_what_one_writes_another_reads() -> None:
         start = own.take(12)
         own.tensor(start, 3, torch.float32).copy_(torch.tensor([1.0, 2.0, 3.0]))
         assert Arena(own.descriptor).tensor(start, 3, torch.float32).tolist() == [1.0, 2.0, 3.0]
-
-
-def test_a_place_is_free_when_the_last_of_its_readers_has_read() -> None:
-    inbox = Inbox[None]()
-    peers = HostPeers(inbox)
-    peers.arena = OwnArena()
-    try:
-        message = peers.write(100, readers=2)
-        peers.read_own(message)
-        assert peers.write(100) != message
-        peers.read_own(message)
-        assert peers.write(100) == message
-    finally:
-        peers.close()
-        inbox.close()

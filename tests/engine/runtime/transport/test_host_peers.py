@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.ir.sbp import B, P
-from flowrun.engine.runtime.transport.host_peers import HostPeers
 from flowrun.engine.runtime.transport.inbox import Inbox
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.engine.runtime.transport.pending import Collective, PeerGone
+from flowrun.engine.runtime.transport.shared_memory import SharedMemoryTransport
 from flowrun.engine.runtime.transport.transport import BucketLayout, GroupLayout
 from support.layouts.gloo import start_ranks
 
@@ -35,11 +35,10 @@ def _rank(rank: int, folder: str) -> None:
     """Ranks 0 and 1 are on one host, 2 and 3 on another; then rank 3 ends without a word."""
     torch.set_num_threads(1)
     _meet(rank, folder)
-    peers = HostPeers(Inbox())
-    peers.meet(rank, host=f"host {rank // 2}")
+    peers = SharedMemoryTransport(rank, Inbox(), f"host {rank // 2}", used=True)
     said: dict[str, Any] = {
-        "beside": [k for k in range(RANKS) if k != rank and peers.are_together((rank, k))],
-        "together": [peers.are_together(ranks) for ranks in (ALL, PAIR, ACROSS)],
+        "beside": [k for k in range(RANKS) if k != rank and peers.reaches((rank, k))],
+        "together": [peers.reaches(ranks) for ranks in (ALL, PAIR, ACROSS)],
     }
     peers.close()
     links = Links(rank, CPU)
