@@ -15,7 +15,7 @@ from flowrun.engine.runtime.rank.rank import Rank
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.engine.runtime.transport.pending import Collective, Pending
 from flowrun.engine.runtime.transport.shared_weight_memory import wholes
-from flowrun.engine.runtime.transport.transport import cut, join
+from flowrun.engine.runtime.transport.transport import cut, join, within
 
 
 class InFlightAct:
@@ -119,7 +119,7 @@ class Communication:
         values = self.body.inputs(actor, act)
         sends = [
             self.links.send(
-                [cut(values[k], held, region) for k, held, region in message.pieces],
+                [cut(values[k], within(region, held)) for k, held, region in message.pieces],
                 message.other,
                 work.channel,
             )

@@ -17,9 +17,9 @@ import torch
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.errors import RunError
 from flowrun.engine.ir.placement import Shape, Slices
-from flowrun.engine.runtime.rank.readers import cut
 from flowrun.engine.runtime.rank.shard_file import ShardFile, Written, open_shards, write_shards
 from flowrun.engine.runtime.rank.shards import Shard, collect_shards, make_whole_shard
+from flowrun.engine.runtime.transport.transport import cut, within
 
 _FILES = "rank*.safetensors"  # * is five digits or more
 
@@ -65,8 +65,8 @@ def read(folder: Path, shards: Iterable[Shard]) -> None:
         for stored in file.shards:
             for shard in wanted.get(stored.name, ()):
                 if (common := _overlap(stored.slices, shard.slices)) is not None:
-                    source = cut(file.value(stored), _within(common, stored.slices))
-                    cut(shard.value, _within(common, shard.slices)).copy_(source)
+                    source = cut(file.value(stored), within(common, stored.slices))
+                    cut(shard.value, within(common, shard.slices)).copy_(source)
                     left[id(shard)] -= source.numel()
     for name, each in wanted.items():
         if any(left[id(shard)] for shard in each):
@@ -106,10 +106,3 @@ def _overlap(one: Slices, other: Slices) -> Slices | None:
             return None
         common.append((first, end - first))
     return tuple(common)
-
-
-def _within(region: Slices, outer: Slices) -> Slices:
-    """Return a region with offsets from the beginning of another."""
-    return tuple(
-        (start - first, length) for (start, length), (first, _) in zip(region, outer, strict=True)
-    )

@@ -26,7 +26,7 @@ from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.rank.rank import LentVariables, Rank, Results
 from flowrun.engine.runtime.rank.readers import BatchSource
 from flowrun.engine.runtime.transport.shared_weight_memory import Share, side_by_side, wholes
-from flowrun.engine.runtime.transport.transport import run_group, run_route
+from flowrun.engine.runtime.transport.transport import cut, run_group, run_route
 
 
 class VirtualCluster:
@@ -118,13 +118,10 @@ class VirtualCluster:
         out = torch.empty(tensor.shape, dtype=tensor.dtype)
         placement = self.plan.placements[variable.stage]
         for rank in reversed(placement.ranks):
-            view = out
             slices = local_slices(
                 tensor.shape, variable.nd_sbp, placement.shape, placement.coordinate(rank)
             )
-            for dim, (start, length) in enumerate(slices):
-                view = view.narrow(dim, start, length)
-            view.copy_(self.ranks[rank].variables[variable.tensor])
+            cut(out, slices).copy_(self.ranks[rank].variables[variable.tensor])
         return out
 
     # ------------------------------------------------------------------ one round

@@ -25,7 +25,7 @@ from flowrun.engine.ir.placement import Slices, local_slices
 from flowrun.engine.ops.flow.ranges import OutOfRange
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.rank.readback import HostReadback
-from flowrun.engine.runtime.rank.readers import BatchSource, Readers, cut
+from flowrun.engine.runtime.rank.readers import BatchSource, Readers
 from flowrun.engine.runtime.rank.register_versions import (
     RegisterBinding,
     RegisterVersions,
@@ -35,7 +35,7 @@ from flowrun.engine.runtime.rank.register_versions import (
     locate_sums,
 )
 from flowrun.engine.runtime.transport.shared_weight_memory import Weight
-from flowrun.engine.runtime.transport.transport import BucketLayout, bucket_layout
+from flowrun.engine.runtime.transport.transport import BucketLayout, bucket_layout, cut
 
 _OUT_OF_RANGE = (
     "Plain torch refuses it too. Use labels and ids that the model has; a label that is to be"

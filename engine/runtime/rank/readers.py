@@ -16,6 +16,7 @@ from flowrun.engine.ir.graph import Feed
 from flowrun.engine.ir.placement import Slices, local_slices
 from flowrun.engine.ops.flow.ranges import OutOfRange
 from flowrun.engine.runtime.rank.readback import copy_to_device, make_scalar
+from flowrun.engine.runtime.transport.transport import cut
 
 # (step, micro-batch, rows) -> those rows of the batch as logical tensors; a rank cuts its part
 BatchSource = Callable[[int, int, slice], Mapping[str, torch.Tensor]]
@@ -187,14 +188,6 @@ def _rows(plan: Plan, feeds: Sequence[Feed], coordinate: tuple[int, ...]) -> sli
     """Return the rows of a micro-batch of which the rank at a coordinate holds fields."""
     held = [_held(plan, feed, coordinate)[0] for feed in feeds]
     return slice(min(start for start, _ in held), max(map(sum, held)))
-
-
-def cut(value: torch.Tensor, slices: Slices) -> torch.Tensor:
-    """Return the given slices of a tensor, as a view."""
-    for dim, (start, length) in enumerate(slices):
-        if (start, length) != (0, value.shape[dim]):
-            value = value.narrow(dim, start, length)
-    return value
 
 
 def _fields_of(feeds: Sequence[Feed]) -> list[Feed]:

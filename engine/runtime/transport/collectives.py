@@ -23,7 +23,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flowrun.engine.boxing.boxing import ALL_GATHER, ALL_REDUCE, EXCHANGE, REDUCE_SCATTER
+from flowrun.engine.boxing.boxing import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    EXCHANGE,
+    REDUCE_SCATTER,
+)
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.runtime.transport.pending import (
     Callback,
@@ -37,12 +43,12 @@ from flowrun.engine.runtime.transport.pending import (
     tensors_in,
 )
 from flowrun.engine.runtime.transport.transport import (
+    BucketLayout,
+    join_pieces,
     pack,
-    pack_outgoing,
     reduce_messages,
     sent_elements,
     unpack,
-    unpack_incoming,
 )
 
 Group = dist.ProcessGroup | None  # None: of all ranks
@@ -267,30 +273,12 @@ Begun = tuple[dist.Work, Callable[[], list[Tensor]], Sequence[Tensor]]
 def _begin_all_reduce(collective: Collective, bucket: Sequence[Tensor], group: Group) -> Begun:
     step, shapes = collective.step, collective.after
     if step.reduce not in _OPS:  # statistics, a number a row: libraries know no such sum
-        return _begin_exchange(collective, bucket, group)
+        return _begin_all_to_all(collective, bucket, group)
     message = pack(bucket)
     reduce = "max" if message.dtype == torch.bool and step.reduce == "sum" else step.reduce
     with _others():
         work = dist.all_reduce(message, op=_OPS[reduce], group=group, async_op=True)
     return work, lambda: unpack(message, shapes), (message,)
-
-
-def _begin_exchange(collective: Collective, bucket: Sequence[Tensor], group: Group) -> Begun:
-    """An all-reduce: each member gets what all have, and reduces it itself."""
-    others, index = len(collective.ranks) - 1, collective.index
-    outbox = pack([*bucket] * others)
-    size = len(outbox) // others
-    sizes = [0 if k == index else size for k in range(others + 1)]
-    inbox = torch.empty_like(outbox)
-    with _others():
-        work = dist.all_to_all_single(inbox, outbox, sizes, sizes, group=group, async_op=True)
-
-    def finish() -> list[Tensor]:
-        messages = list(inbox.split(sizes))
-        messages[index] = outbox[:size]
-        return unpack(reduce_messages(messages, collective.step.reduce), collective.after)
-
-    return work, finish, (inbox, outbox)
 
 
 def _begin_all_gather(collective: Collective, bucket: Sequence[Tensor], group: Group) -> Begun:
@@ -302,7 +290,7 @@ def _begin_all_gather(collective: Collective, bucket: Sequence[Tensor], group: G
     whole = message.new_empty(sum(sizes))
     with _others():
         work = _all_gather(whole, message, group=group, async_op=True)
-    return work, lambda: unpack_incoming(whole.split(sizes), layouts, index), (whole, message)
+    return work, lambda: _join(whole.split(sizes), layouts, index), (whole, message)
 
 
 def _begin_reduce_scatter(collective: Collective, bucket: Sequence[Tensor], group: Group) -> Begun:
@@ -312,7 +300,7 @@ def _begin_reduce_scatter(collective: Collective, bucket: Sequence[Tensor], grou
     plain = step.reduce in _OPS and bucket[0].dtype != torch.bool
     if not bucket[0].is_cuda or len(set(sizes)) > 1 or not plain:
         return _begin_all_to_all(collective, bucket, group)
-    messages = torch.cat([pack_outgoing(bucket, layouts, k) for k in members])
+    messages = torch.cat([pack(layouts.pieces_for(bucket, k)) for k in members])
     shard = messages.new_empty(sizes[index])
     with _others():
         work = _reduce_scatter(shard, messages, op=_OPS[step.reduce], group=group, async_op=True)
@@ -323,10 +311,11 @@ def _begin_all_to_all(collective: Collective, bucket: Sequence[Tensor], group: G
     """Each message straight to who wants it, of any size; what a rank sends itself stays here."""
     step, layouts, index = collective.step, collective.layouts, collective.index
     members = range(layouts.parts)
-    own = pack_outgoing(bucket, layouts, index)
     there = [layouts.size(index, k) if k != index else 0 for k in members]
     back = [layouts.size(k, index) if k != index else 0 for k in members]
-    outbox = torch.cat([pack_outgoing(bucket, layouts, k) for k in members if k != index])
+    outbox = torch.cat([pack(layouts.pieces_for(bucket, k)) for k in members if k != index])
+    alike = step.kind in (ALL_REDUCE, EXCHANGE)  # all get the same
+    own = outbox[: layouts.size(index, index)] if alike else pack(layouts.pieces_for(bucket, index))
     inbox = outbox.new_empty(sum(back))
     with _others():
         work = dist.all_to_all_single(inbox, outbox, back, there, group=group, async_op=True)
@@ -334,17 +323,24 @@ def _begin_all_to_all(collective: Collective, bucket: Sequence[Tensor], group: G
     def finish() -> list[Tensor]:
         messages = list(inbox.split(back))
         messages[index] = own
-        if step.kind == REDUCE_SCATTER:
-            total = reduce_messages(messages, step.reduce)
-            return unpack(total, collective.after)
-        return unpack_incoming(messages, layouts, index)
+        if step.kind in (ALL_GATHER, ALL_TO_ALL):
+            return _join(messages, layouts, index)
+        return unpack(reduce_messages(messages, step.reduce), collective.after)
 
     return work, finish, (inbox, outbox)
 
 
+def _join(messages: Sequence[Tensor], layouts: BucketLayout, index: int) -> list[Tensor]:
+    """Return the tensors of this member after an all-gather or all-to-all.
+
+    messages: one from each member, its own too.
+    """
+    columns = [unpack(m, layouts.message(k, index)) for k, m in enumerate(messages)]
+    return join_pieces(columns, layouts)
+
+
 _BEGIN = {
     ALL_REDUCE: _begin_all_reduce,
-    EXCHANGE: _begin_exchange,
     ALL_GATHER: _begin_all_gather,
     REDUCE_SCATTER: _begin_reduce_scatter,
 }

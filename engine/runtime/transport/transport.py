@@ -1,9 +1,8 @@
 """Bytes of a boxing: messages are cut, joined and summed; with a transport in one process.
 
-The tensor functions are pure and serve all transports: the virtual one (`run_group`, `run_route`:
-all members at once, every byte that crosses counted), torch.distributed (collectives.py) and shared
-memory (shared_memory.py).
-Sums run in order of the members: a result does not depend on timing, all members get the same bits.
+The tensor functions are pure and serve all transports: the virtual one (`run_group`, `run_route`),
+torch.distributed (collectives.py) and shared memory (shared_memory.py).  Sums run in order of the
+members: a result does not depend on timing, all members get the same bits.
 """
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ from flowrun.engine.boxing.boxing import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
-    EXCHANGE,
-    REDUCE_SCATTER,
     SLICE,
     BoxingStep,
     replace_axis,
 )
 from flowrun.engine.boxing.crossing import Send
 from flowrun.engine.ir.placement import Shape, Slices, local_shape, split_range
-from flowrun.engine.ir.sbp import B, NdSbp, S, Sbp, Split
+from flowrun.engine.ir.sbp import B, NdSbp, Sbp, Split
 
 DimSlice = tuple[int, int, int]  # dim, start, length
 _ROWS = 512  # of a piece by columns, turned at a time
@@ -136,9 +133,9 @@ def layout_of(
     grid: tuple[int, ...],
     coordinate: tuple[int, ...],
 ) -> GroupLayout:
-    """Return the layout for the group of the rank at `coordinate`.
+    """Return the layout of a tensor of logical `shape` on the group of the rank at `coordinate`.
 
-    shape: logical, in elements.  nd_sbp: before the step.  grid: sizes of the placement's axes.
+    nd_sbp: before the step.  grid: sizes of the placement's axes.
     """
     shared = local_shape(shape, replace_axis(nd_sbp, step.axis, B), grid, coordinate)
     return GroupLayout(shared, grid[step.axis], step.source, step.target)
@@ -147,17 +144,10 @@ def layout_of(
 def bucket_layout(
     work: BoxWork, grid: tuple[int, ...], coordinate: tuple[int, ...]
 ) -> BucketLayout:
-    """Return the layouts of a collective's tensors (`work`) on the group of the rank at
-    `coordinate`.
-
-    grid: sizes of the placement's axes.
-    """
-    return BucketLayout(
-        tuple(
-            layout_of(step, move.shape, move.source.nd_sbp, grid, coordinate)
-            for step, move in zip(work.steps, work.moves, strict=True)
-        )
-    )
+    """Return the layouts of a collective's tensors on the group of the rank at `coordinate`."""
+    moves = zip(work.steps, work.moves, strict=True)
+    each = (layout_of(step, m.shape, m.source.nd_sbp, grid, coordinate) for step, m in moves)
+    return BucketLayout(tuple(each))
 
 
 # ---- local steps --------------------------------------------------------------------------------
@@ -173,8 +163,7 @@ def local_step(
 ) -> Tensor:
     """Slice, pad or keep a rank's piece `tensor`; the result is new memory.
 
-    shape: logical, in elements.  nd_sbp: before the step.  grid: sizes of the placement's axes.
-    coordinate: of the rank on the grid.
+    shape: logical.  nd_sbp: before the step.
     """
     layout = layout_of(step, shape, nd_sbp, grid, coordinate)
     index = coordinate[step.axis]
@@ -202,10 +191,9 @@ def identity(reduce: str, dtype: torch.dtype) -> float | int | bool:
 # ---- messages -----------------------------------------------------------------------------------
 
 
-def pack(tensors: Iterable[Tensor]) -> Tensor:
+def pack(tensors: Sequence[Tensor]) -> Tensor:
     """Join tensors of one dtype into one new flat message."""
-    given = list(tensors)
-    return put(given, given[0].new_empty(sum(tensor.numel() for tensor in given)))
+    return put(tensors, tensors[0].new_empty(sum(tensor.numel() for tensor in tensors)))
 
 
 def put(tensors: Sequence[Tensor], message: Tensor) -> Tensor:
@@ -247,27 +235,6 @@ def unpack(
         part.view(shape[::-1]).t() if by_columns else part.view(shape)
         for part, shape, by_columns in zip(parts, shapes, turned, strict=False)
     ]
-
-
-def pack_outgoing(bucket: Sequence[Tensor], layouts: BucketLayout, receiver: int) -> Tensor:
-    """Pack what member `receiver` gets of a bucket with these `layouts` into one message."""
-    return pack(layouts.pieces_for(bucket, receiver))
-
-
-def unpack_incoming(
-    messages: Sequence[Tensor], layouts: BucketLayout, receiver: int
-) -> list[Tensor]:
-    """Return the tensors of member `receiver` after an all-gather or all-to-all.
-
-    messages: one from each member, its own too.  layouts: of the bucket.
-    """
-    return join_pieces(
-        [
-            unpack(message, layouts.message(sender, receiver))
-            for sender, message in enumerate(messages)
-        ],
-        layouts,
-    )
 
 
 def join_pieces(columns: Sequence[Sequence[Tensor]], layouts: BucketLayout) -> list[Tensor]:
@@ -343,55 +310,36 @@ def run_group(
     """Do a collective for a whole group, for a bucket with these layouts.
 
     pieces[member]: a bucket of tensors of one dtype, one for each layout.  Returns the buckets
-    after the step, and the bytes that each member sent to others.  Every piece goes straight to who
-    wants it; an all-reduce is a reduce-scatter and an all-gather of the flat bucket, unless it is
-    exchanged.
+    after the step, new memory, and the bytes that each member sends to others.
     """
-    if step.kind == ALL_REDUCE:
-        return _all_reduce(step, pieces, layouts)
-    members = range(len(pieces))
-    sent = [0 for _ in members]
-    out: list[list[Tensor]] = []
+    members, out = range(len(pieces)), []
     for receiver in members:
-        inbox = []
-        for sender in members:
-            message = pack_outgoing(pieces[sender], layouts, receiver)
-            inbox.append(message)
-            sent[sender] += message.nbytes if sender != receiver else 0
-        if step.kind in (REDUCE_SCATTER, EXCHANGE):
-            total = reduce_messages(inbox, step.reduce)
-            out.append(unpack(total, layouts.after(receiver)))
+        columns = [layouts.pieces_for(bucket, receiver) for bucket in pieces]
+        if step.kind in (ALL_GATHER, ALL_TO_ALL):
+            out.append(join_pieces(columns, layouts))
         else:
-            assert step.kind in (ALL_GATHER, ALL_TO_ALL), f"{step} moves nothing"
-            out.append(unpack_incoming(inbox, layouts, receiver))
-    return out, sent
-
-
-def _all_reduce(
-    step: BoxingStep, pieces: Sequence[Sequence[Tensor]], layouts: BucketLayout
-) -> tuple[list[list[Tensor]], list[int]]:
-    parts = len(pieces)
-    size = layouts.size(0, 0)
-    scatter, gather = BoxingStep(step.axis, step.source, S(0)), BoxingStep(step.axis, S(0), B)
-    flat = [[pack(bucket)] for bucket in pieces]
-    scattered = BucketLayout((GroupLayout((size,), parts, step.source, S(0)),))
-    gathered = BucketLayout((GroupLayout((size,), parts, S(0), B),))
-    shards, sent = run_group(scatter, flat, scattered)
-    whole, sent_back = run_group(gather, shards, gathered)
-    out = [unpack(message, layouts.after(0)) for (message,) in whole]
-    return out, [there + back for there, back in zip(sent, sent_back, strict=True)]
+            parts = zip(*columns, strict=True)
+            out.append([reduce_messages(each, step.reduce) for each in parts])
+    size = pieces[0][0].element_size()
+    return out, [sent_elements(step, layouts, k) * size for k in members]
 
 
 # ---- between grids ------------------------------------------------------------------------------
 
 
-def cut(piece: Tensor, held: Slices, region: Slices) -> Tensor:
-    """The values of a region, in logical coordinates, of a piece that holds the slices `held`; a
-    view.
-    """
-    for dim, ((start, _), (low, length)) in enumerate(zip(held, region, strict=True)):
-        piece = piece.narrow(dim, low - start, length)
-    return piece
+def cut(tensor: Tensor, slices: Slices) -> Tensor:
+    """Return these slices of a tensor, as a view."""
+    for dim, (start, length) in enumerate(slices):
+        if (start, length) != (0, tensor.shape[dim]):
+            tensor = tensor.narrow(dim, start, length)
+    return tensor
+
+
+def within(region: Slices, outer: Slices) -> Slices:
+    """Return a region with offsets from the beginning of another."""
+    return tuple(
+        (start - first, length) for (start, length), (first, _) in zip(region, outer, strict=True)
+    )
 
 
 def join(parts: Sequence[tuple[Slices, Tensor]], held: Slices) -> Tensor:
@@ -400,10 +348,7 @@ def join(parts: Sequence[tuple[Slices, Tensor]], held: Slices) -> Tensor:
         return parts[0][1]
     piece = parts[0][1].new_empty([length for _, length in held])
     for region, values in parts:
-        view = piece
-        for dim, ((start, _), (low, length)) in enumerate(zip(held, region, strict=True)):
-            view = view.narrow(dim, low - start, length)
-        view.copy_(values)
+        cut(piece, within(region, held)).copy_(values)
     return piece
 
 
@@ -421,7 +366,7 @@ def run_route(
     sent = dict.fromkeys(held, 0)
     inbox: dict[int, list[tuple[Slices, Tensor]]] = {rank: [] for rank in wanted}
     for send in sends:
-        values = cut(pieces[send.source], held[send.source], send.region)
+        values = cut(pieces[send.source], within(send.region, held[send.source]))
         inbox[send.target].append((send.region, values))
         sent[send.source] += values.nbytes if send.source != send.target else 0
     return {rank: join(parts, wanted[rank]) for rank, parts in inbox.items()}, sent

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from flowrun.engine.ir.placement import Shape, Slices
-from flowrun.engine.runtime.rank.readers import cut
 from flowrun.engine.runtime.rank.shards import Shard, make_whole_shard
+from flowrun.engine.runtime.transport.transport import cut
 from flowrun.launcher.store.checkpoint import prepare
 from flowrun.launcher.store.tensor_file import CODES, TensorFile, runs, write, write_whole
 

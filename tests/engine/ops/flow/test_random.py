@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrun.engine.ops.flow import random
-from flowrun.engine.runtime.rank.readers import cut
+from flowrun.engine.runtime.transport.transport import cut
 
 SHAPE = (64, 50, 20)
 DRAW = torch.tensor(11)
