@@ -21,7 +21,7 @@ from flowrun.engine.boxing.boxing import (
     replicas,
     sbps_without_partial,
 )
-from flowrun.engine.ir.placement import Placement, Shape, Slices, local_slices
+from flowrun.engine.ir.placement import Placement, Shape, Slices
 from flowrun.engine.ir.sbp import B, NdSbp, Partial, Sbp, Split
 
 
@@ -190,10 +190,7 @@ def slices_of_ranks(placement: Placement, nd_sbp: NdSbp, shape: Shape) -> dict[i
     """Return the slices of a logical tensor of `shape` that each rank of a placement holds by
     `nd_sbp`.
     """
-    return {
-        rank: local_slices(shape, nd_sbp, placement.shape, placement.coordinate(rank))
-        for rank in placement.ranks
-    }
+    return {rank: placement.slices(rank, shape, nd_sbp) for rank in placement.ranks}
 
 
 def _overlap(one: Slices, other: Slices) -> Slices | None:

@@ -76,6 +76,10 @@ class Placement:
         firsts = (rank for rank in self.ranks if not self.coordinate(rank)[axis])
         return tuple(self.group(rank, axis) for rank in firsts)
 
+    def slices(self, rank: int, shape: Shape, nd_sbp: NdSbp) -> Slices:
+        """Return (start, length) along every dim of what a rank holds of a logical tensor."""
+        return local_slices(shape, nd_sbp, self.shape, self.coordinate(rank))
+
     def __str__(self) -> str:
         first, last = self.ranks[0], self.ranks[-1]
         if not self.axes:

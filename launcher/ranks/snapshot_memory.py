@@ -17,7 +17,9 @@ import torch
 
 from flowrun.engine.actors.plan import Actor, Plan, RegionWork
 from flowrun.engine.compile import Rehearsed
-from flowrun.engine.runtime.rank.pieces import count_bytes, lay_out
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.runtime.rank.shards import list_held
+from flowrun.engine.runtime.transport.pending import num_bytes, tensors_in
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.ranks.stamps import NONE, Stamps
 from flowrun.launcher.terminal.units import size
@@ -39,15 +41,10 @@ class SnapshotMemory:
 
     def views(self, rank: int) -> tuple[Views, Views]:
         """The variables of a rank in each of its buffers."""
-        flat = torch.frombuffer(self._maps[rank], dtype=torch.uint8)
-        pieces, total = lay_out(self.plan, rank)
-        found: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] = ({}, {})
-        for buffer, views in enumerate(found):
-            for piece in pieces:
-                at = buffer * total + piece.start
-                raw = flat[at : at + piece.num_bytes]
-                views[piece.tensor] = raw.view(piece.dtype).view(piece.shape)
-        return found
+        names, shapes, dtypes = _held(self.plan, rank)
+        both = torch.frombuffer(self._maps[rank], dtype=torch.uint8).tensor_split(2)
+        one, other = (dict(zip(names, tensors_in(x, shapes, dtypes), strict=True)) for x in both)
+        return one, other
 
     def read(self, rank: int, step: int) -> Views:
         """The variables of a rank after `step` steps, which it holds: in any buffer of one whose
@@ -90,6 +87,18 @@ class MemorySnapshot:
         """Fill the variables of a rank."""
         for name, view in self.views(rank).items():
             variables[name].copy_(view)
+
+
+def _held(plan: Plan, rank: int) -> tuple[list[str], list[Shape], list[torch.dtype]]:
+    """Return the variables that a rank holds, and the shapes and dtypes of its pieces."""
+    held = {v.tensor: tuple(n for _, n in slices) for v, slices in list_held(plan, rank)}
+    return [*held], [*held.values()], [plan.tensors[name].dtype for name in held]
+
+
+def count_bytes(plan: Plan, rank: int) -> int:
+    """Return the bytes of a buffer of a rank; its tensors are aligned in both of them."""
+    _, shapes, dtypes = _held(plan, rank)
+    return -(-num_bytes(shapes, dtypes) // 64) * 64
 
 
 def map_snapshots(

@@ -24,10 +24,7 @@ class InFlightAct:
     def __init__(
         self, pendings: Sequence[Pending], finish: Callable[[], list[torch.Tensor]]
     ) -> None:
-        """Take the messages of the act.
-
-        pendings: the messages.  finish: makes the act's tensors once all messages are done.
-        """
+        """finish: makes the act's tensors once all messages (`pendings`) are done."""
         self.pendings = pendings
         self._finish = finish
 
@@ -88,10 +85,8 @@ class Communication:
         self._messages: dict[int, list[PeerMessage]] = {}
 
     def start(self, actor: Actor, act: int) -> InFlightAct:
-        """Issue one act of a collective or a transfer and return it.
-
-        actor: the actor that communicates.  act: number of the act, from step 0.  Raises PeerGone
-        if a peer has ended.
+        """Issue one act (from step 0) of a collective or a transfer.  Raises PeerGone if a peer has
+        ended.
         """
         match actor.work:
             case BoxWork() as work:
@@ -123,12 +118,12 @@ class Communication:
                 message.other,
                 work.channel,
             )
-            for message in self._get_messages(actor, work)
+            for message in self._messages_of(actor, work)
         ]
         return InFlightAct(sends, list)
 
     def _receive(self, actor: Actor, work: TransferWork) -> InFlightAct:
-        messages = self._get_messages(actor, work)
+        messages = self._messages_of(actor, work)
         received = [
             self.links.receive(
                 [tuple(length for _, length in region) for _, _, region in message.pieces],
@@ -140,34 +135,30 @@ class Communication:
         ]
         return InFlightAct(received, lambda: _join_messages(messages, received))
 
-    def _get_messages(self, actor: Actor, work: TransferWork) -> list[PeerMessage]:
+    def _messages_of(self, actor: Actor, work: TransferWork) -> list[PeerMessage]:
         """Return one message for each rank at the other end; they are found at the first act."""
-        if actor.id not in self._messages:
-            self._messages[actor.id] = self._find_messages(actor, work)
-        return self._messages[actor.id]
-
-    def _find_messages(self, actor: Actor, work: TransferWork) -> list[PeerMessage]:
+        if actor.id in self._messages:
+            return self._messages[actor.id]
         rank, sends_it = self.body.rank, actor.kind == SEND
         pieces: dict[int, list[tuple[int, Slices, Slices]]] = {}
         for k, (move, sends) in enumerate(zip(work.moves, self.plan.routes(work), strict=True)):
             nd_sbp = (move.source if sends_it else move.target).nd_sbp
             held = slices_of_ranks(self.body.placement, nd_sbp, move.shape)[rank]
             for send in sends:
-                here, other = send.source, send.target
-                if not sends_it:
-                    here, other = other, here
+                ends = send.source, send.target
+                here, other = ends if sends_it else ends[::-1]
                 if here == rank:
-                    assert other != rank, (
-                        "a rank belongs to one stage (launcher/recipe/placement_keys.py sees to it)"
-                    )
+                    assert other != rank, "a rank belongs to one stage"
                     pieces.setdefault(other, []).append((k, held, send.region))
-        return [PeerMessage(other, tuple(parts)) for other, parts in sorted(pieces.items())]
+        messages = [PeerMessage(other, tuple(parts)) for other, parts in sorted(pieces.items())]
+        self._messages[actor.id] = messages
+        return messages
 
 
 def _join_messages(
     messages: Sequence[PeerMessage], received: Sequence[Pending]
 ) -> list[torch.Tensor]:
-    """Join the pieces of all messages of a transfer and return its tensors, in order of moves."""
+    """Return the tensors of a transfer, in order of moves, of the pieces of all its messages."""
     parts: dict[int, list[tuple[Slices, torch.Tensor]]] = {}
     held: dict[int, Slices] = {}
     for message, pending in zip(messages, received, strict=True):

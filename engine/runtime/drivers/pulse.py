@@ -18,41 +18,34 @@ from flowrun.engine.actors.standstill import RankState
 
 
 class Phase(IntEnum):
-    """A phase of a rank; all ranks of a run go through the same ones in one order."""
+    """A phase of a rank, and what it does there; all ranks of a run go through the same ones in one
+    order.
+    """
 
-    STARTING = 0
-    MEETING = 1
-    MAKING_WEIGHTS = 2
-    RESTORING = 3
-    TRAINING = 4
-    RESTING = 5
-    STEPS_ENDED = 6
-    PREPARING = 7
-    EVALUATING = 8
-    SAVING = 9
-    SAVING_WEIGHTS = 10
-    WRITING = 11
-    LEAVING = 12
-    ENDED = 13
+    text: str
+
+    def __new__(cls, number: int, text: str) -> Phase:
+        phase = int.__new__(cls, number)
+        phase._value_, phase.text = number, text
+        return phase
+
+    STARTING = 0, "has not started"
+    MEETING = 1, "meets the other ranks"
+    MAKING_WEIGHTS = 2, "makes its weights"
+    RESTORING = 3, "reads a checkpoint"
+    TRAINING = 4, "trains"
+    RESTING = 5, "waits for the other ranks to end their steps"
+    STEPS_ENDED = 6, "has ended its steps"
+    PREPARING = 7, "prepares to evaluate"
+    EVALUATING = 8, "evaluates"
+    SAVING = 9, "saves a checkpoint"
+    SAVING_WEIGHTS = 10, "saves the weights"
+    WRITING = 11, "waits for its checkpoint to be on the disk"
+    LEAVING = 12, "waits for the other ranks to end"
+    ENDED = 13, "has ended"
 
 
 STEPS = (Phase.TRAINING, Phase.EVALUATING)  # by the number of the plan
-PHASE_TEXTS = {
-    Phase.STARTING: "has not started",
-    Phase.MEETING: "meets the other ranks",
-    Phase.MAKING_WEIGHTS: "makes its weights",
-    Phase.RESTORING: "reads a checkpoint",
-    Phase.TRAINING: "trains",
-    Phase.RESTING: "waits for the other ranks to end their steps",
-    Phase.STEPS_ENDED: "has ended its steps",
-    Phase.PREPARING: "prepares to evaluate",
-    Phase.EVALUATING: "evaluates",
-    Phase.SAVING: "saves a checkpoint",
-    Phase.SAVING_WEIGHTS: "saves the weights",
-    Phase.WRITING: "waits for its checkpoint to be on the disk",
-    Phase.LEAVING: "waits for the other ranks to end",
-    Phase.ENDED: "has ended",
-}
 # numbers at the head of a pulse: times are of the monotonic clock, in ns
 _AT, _ACTED, _PHASE, _ENTERED, _FIRST, _STEPS, _PID, _RANK, _WAITED, _DEVICE, _HEAD = range(11)
 _ASLEEP, _REPORTS = -1, -2
@@ -148,7 +141,7 @@ class Pulse:
     @property
     def phase(self) -> Phase:
         """The phase that the rank is in."""
-        return Phase(self._words[_PHASE])
+        return list(Phase)[self._words[_PHASE]]
 
     @property
     def rank(self) -> int:
@@ -198,14 +191,15 @@ class Pulse:
     def state(self, halted: str = "") -> RankState:
         """Return what the counts say.  halted: why the process cannot run."""
         phase, words = self.phase, self._words
+        entered = words[_ENTERED]
         if phase not in STEPS:
-            return RankState(phase=PHASE_TEXTS[phase], entered=words[_ENTERED], halted=halted)
+            return RankState(phase=phase.text, entered=entered, halted=halted)
         number = STEPS.index(phase)
         plan, (begun, done) = self.plans[number], _places(self.plans, number)
         at, count = words[_AT], len(plan.actors)
         return RankState(
-            phase=PHASE_TEXTS[phase],
-            entered=words[_ENTERED],
+            phase=phase.text,
+            entered=entered,
             plan=plan,
             steps=words[_STEPS],
             begun=words[begun : begun + count].tolist(),

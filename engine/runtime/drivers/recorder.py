@@ -7,7 +7,8 @@ drivers.  Why an act waited is not noted: it follows from the plan (engine/trace
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import Any
 
@@ -34,10 +35,10 @@ from flowrun.engine.trace.trace import (
 
 
 def make_notes(plan: Plan, stage: int, steps: int) -> deque[TraceEvent]:
-    """Return an empty deque that keeps the notes of a rank's last steps.
+    """Return an empty deque for the notes of a rank's last steps.
 
-    plan, stage: the stage of the rank.  steps: number of last steps.  There is room for one step
-    more, by which readers may be ahead, and for four notes of each act, the most that it has.
+    There is room for one step more, by which readers may be ahead, and for four notes of each act,
+    the most that it has.
     """
     acts = sum(plan.acts_per_step(actor) for actor in plan.stage_actors(stage))
     return deque(maxlen=4 * acts * (steps + 1) + 1)
@@ -62,10 +63,8 @@ class RecordedRank(DistributedRank):
         may_begin: Callable[[int], bool] | None = None,
     ) -> list[Results]:
         """Run steps and note the time of the whole run.  See DistributedRank.run."""
-        begin = perf_counter_ns()
-        results = super().run(steps, on_step, first, may_begin)
-        self.notes.append(TraceEvent(RUN, 0, 0, begin, perf_counter_ns()))
-        return results
+        with self._noted(RUN, 0, 0):
+            return super().run(steps, on_step, first, may_begin)
 
     def read_notes(self) -> list[TraceEvent]:
         """Return the notes of the last steps; on CUDA, compute by the device's clock."""
@@ -98,28 +97,30 @@ class RecordedRank(DistributedRank):
         mark.record()
         return mark
 
-    def _compute(self, actor: Actor, act: int) -> None:
+    @contextmanager
+    def _noted(self, what: str, actor: int, act: int) -> Iterator[None]:
         begin = perf_counter_ns()
-        first = self._mark() if self.device.type == "cuda" else None
-        super()._compute(actor, act)
-        if first:
-            self.marks.append(((actor.id, act), (first, self._mark())))
-        self.notes.append(TraceEvent(COMPUTE, actor.id, act, begin, perf_counter_ns()))
+        yield
+        self.notes.append(TraceEvent(what, actor, act, begin, perf_counter_ns()))
+
+    def _compute(self, actor: Actor, act: int) -> None:
+        with self._noted(COMPUTE, actor.id, act):
+            first = self._mark() if self.device.type == "cuda" else None
+            super()._compute(actor, act)
+            if first:
+                self.marks.append(((actor.id, act), (first, self._mark())))
 
     def _issue(self, actor: Actor, act: int) -> None:
-        begin = perf_counter_ns()
-        super()._issue(actor, act)
-        self.notes.append(TraceEvent(ISSUE, actor.id, act, begin, perf_counter_ns()))
+        with self._noted(ISSUE, actor.id, act):
+            super()._issue(actor, act)
 
     def _supply(self, actor: Actor, act: int) -> None:
-        begin = perf_counter_ns()
-        super()._supply(actor, act)
-        self.notes.append(TraceEvent(ISSUE, actor.id, act, begin, perf_counter_ns()))
+        with self._noted(ISSUE, actor.id, act):
+            super()._supply(actor, act)
 
     def _report(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
-        begin = perf_counter_ns()
-        super()._report(scheduler, actor, act)
-        self.notes.append(TraceEvent(ISSUE, actor.id, act, begin, perf_counter_ns()))
+        with self._noted(ISSUE, actor.id, act):
+            super()._report(scheduler, actor, act)
 
     def _announce(self, actor: int, act: int) -> None:
         now = perf_counter_ns()
@@ -127,9 +128,8 @@ class RecordedRank(DistributedRank):
         super()._announce(actor, act)
 
     def _take(self, scheduler: Scheduler, actor_id: int, act: int) -> None:
-        begin = perf_counter_ns()
-        super()._take(scheduler, actor_id, act)
-        self.notes.append(TraceEvent(TAKE, actor_id, act, begin, perf_counter_ns()))
+        with self._noted(TAKE, actor_id, act):
+            super()._take(scheduler, actor_id, act)
 
     def _sleep(self) -> tuple[int, int]:
         begin = perf_counter_ns()

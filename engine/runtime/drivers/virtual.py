@@ -16,12 +16,11 @@ from typing import NamedTuple
 import torch
 
 from flowrun.engine.actors.deadlock import deadlock
-from flowrun.engine.actors.plan import Actor, BoxWork, Plan, TransferWork
+from flowrun.engine.actors.plan import SEND, Actor, BoxWork, Plan, TransferWork
 from flowrun.engine.actors.protocol import LaunchAct, violations
 from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.boxing.crossing import slices_of_ranks
 from flowrun.engine.errors import FlowrunError, RunError
-from flowrun.engine.ir.placement import local_slices
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.rank.rank import LentVariables, Rank, Results
 from flowrun.engine.runtime.rank.readers import BatchSource
@@ -65,9 +64,7 @@ class VirtualCluster:
         self.schedulers: dict[int, Scheduler] = {}
         self.sent_bytes: dict[int, int] = {}
         self.current: tuple[int, Actor] | None = None  # the rank and actor that act now
-        self.posted: dict[
-            tuple[int, int, int], list[tuple[int, int]]
-        ] = {}  # meeting -> (rank, actor)
+        self.posted: dict[tuple[int, int, int], dict[int, Actor]] = {}  # meeting -> who has come
 
     @torch.no_grad()
     def run(
@@ -118,9 +115,7 @@ class VirtualCluster:
         out = torch.empty(tensor.shape, dtype=tensor.dtype)
         placement = self.plan.placements[variable.stage]
         for rank in reversed(placement.ranks):
-            slices = local_slices(
-                tensor.shape, variable.nd_sbp, placement.shape, placement.coordinate(rank)
-            )
+            slices = placement.slices(rank, tensor.shape, variable.nd_sbp)
             cut(out, slices).copy_(self.ranks[rank].variables[variable.tensor])
         return out
 
@@ -149,8 +144,9 @@ class VirtualCluster:
             scheduler = self.schedulers[rank]
             while launched := scheduler.next_communication():
                 happened = True
-                self.current = rank, self.plan.actors[launched.actor]
-                self._post(rank, self.plan.actors[launched.actor], launched.act)
+                actor = self.plan.actors[launched.actor]
+                self.current = rank, actor
+                self._post(rank, actor, launched.act)
             while launched := scheduler.next_supply():
                 happened = True
                 self._act(rank, launched)
@@ -185,68 +181,58 @@ class VirtualCluster:
 
     def _post(self, rank: int, actor: Actor, act: int) -> None:
         """Note that a rank has come to a collective or transfer, and run it when all have come."""
-        if isinstance(actor.work, TransferWork):
-            meeting = (-1 - actor.work.channel, act, 0)
-            expected = sum(
-                len(self.plan.placements[s].ranks)
-                for s in (actor.work.source_stage, actor.work.target_stage)
-            )
-        else:
-            assert isinstance(actor.work, BoxWork)
-            group = self.ranks[rank].placement.group(rank, actor.work.step.axis)
-            meeting = (actor.id, act, group[0])
-            expected = len(group)
-        here = self.posted.setdefault(meeting, [])
-        here.append((rank, actor.id))
-        if len(here) == expected:
-            del self.posted[meeting]
-            if isinstance(actor.work, TransferWork):
-                self._transfer(actor.work, here, act)
-            else:
-                self._collective(actor, [r for r, _ in here], act)
-            for member, posted in here:
-                self._end(member, self.plan.actors[posted], act)
-
-    def _collective(self, actor: Actor, members: list[int], act: int) -> None:
         work = actor.work
-        assert isinstance(work, BoxWork)
-        group = self.ranks[members[0]].placement.group(members[0], work.step.axis)
-        if actor.id in self.wholes[group[0]]:
-            results = [self.wholes[rank][actor.id] for rank in group]
+        if isinstance(work, TransferWork):
+            meeting = (-1 - work.channel, act, 0)
+            ends = (work.source_stage, work.target_stage)
+            expected = sum(len(self.plan.placements[stage].ranks) for stage in ends)
         else:
-            pieces = [self.ranks[rank].inputs(actor, act) for rank in group]
-            results, sent = run_group(work.step, pieces, self.ranks[group[0]].find_layouts(actor))
-            self._count(actor.id, sum(sent))
-        for rank, values in zip(group, results, strict=True):
-            self.ranks[rank].store(actor, act, values)
-            self.ranks[rank].acts[actor.id] = act + 1
+            assert isinstance(work, BoxWork)
+            group = self.ranks[rank].placement.group(rank, work.step.axis)
+            meeting, expected = (actor.id, act, group[0]), len(group)
+        here = self.posted.setdefault(meeting, {})
+        here[rank] = actor
+        if len(here) < expected:
+            return
+        del self.posted[meeting]
+        if isinstance(work, TransferWork):
+            results = self._transfer(work, here, act)
+        else:
+            results = self._collective(actor, work, act, group)
+        for member, posted in here.items():
+            if member in results:
+                self.ranks[member].store(posted, act, results[member])
+            self.ranks[member].acts[posted.id] = act + 1
+            self._end(member, posted, act)
 
-    def _transfer(self, work: TransferWork, here: list[tuple[int, int]], act: int) -> None:
-        senders = {
-            rank: self.plan.actors[a] for rank, a in here if self.plan.actors[a].kind == "send"
-        }
-        receivers = {
-            rank: self.plan.actors[a] for rank, a in here if self.plan.actors[a].kind == "receive"
-        }
-        source, target = (self.plan.placements[s] for s in (work.source_stage, work.target_stage))
+    def _collective(
+        self, actor: Actor, work: BoxWork, act: int, group: tuple[int, ...]
+    ) -> dict[int, list[torch.Tensor]]:
+        if actor.id in self.wholes[group[0]]:
+            return {rank: self.wholes[rank][actor.id] for rank in group}
+        pieces = [self.ranks[rank].inputs(actor, act) for rank in group]
+        results, sent = run_group(work.step, pieces, self.ranks[group[0]].find_layouts(actor))
+        self._count(actor.id, sum(sent))
+        return dict(zip(group, results, strict=True))
+
+    def _transfer(
+        self, work: TransferWork, here: Mapping[int, Actor], act: int
+    ) -> dict[int, list[torch.Tensor]]:
+        senders = {rank: actor for rank, actor in here.items() if actor.kind == SEND}
         inputs = {rank: self.ranks[rank].inputs(actor, act) for rank, actor in senders.items()}
-        received: dict[int, list[torch.Tensor]] = {rank: [] for rank in receivers}
+        source, target = (self.plan.placements[s] for s in (work.source_stage, work.target_stage))
+        received: dict[int, list[torch.Tensor]] = {rank: [] for rank in here.keys() - senders}
         for k, (move, sends) in enumerate(zip(work.moves, self.plan.routes(work), strict=True)):
-            pieces = {rank: values[k] for rank, values in inputs.items()}
             out, counts = run_route(
                 sends,
-                pieces,
+                {rank: values[k] for rank, values in inputs.items()},
                 slices_of_ranks(source, move.source.nd_sbp, move.shape),
                 slices_of_ranks(target, move.target.nd_sbp, move.shape),
             )
             self._count(next(iter(senders.values())).id, sum(counts.values()))
             for rank, value in out.items():
                 received[rank].append(value)
-        for rank, actor in receivers.items():
-            self.ranks[rank].store(actor, act, received[rank])
-            self.ranks[rank].acts[actor.id] = act + 1
-        for rank, actor in senders.items():
-            self.ranks[rank].acts[actor.id] = act + 1
+        return received
 
     def _count(self, actor: int, sent: int) -> None:
         self.sent_bytes[actor] = self.sent_bytes.get(actor, 0) + sent

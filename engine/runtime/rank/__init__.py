@@ -5,6 +5,5 @@ register_versions.py   where the tensors lie that an actor reads and makes
 readers.py   batches, each reader in a thread
 readback.py  copies between host and device without waiting
 shards.py    pieces of variables that a rank saves; shard_file.py: a safetensors file of them
-pieces.py    pieces in a buffer, for copies; which of them ranks of two hosts hold alike
 replicas.py  pieces that several ranks must hold alike, and which rank does not
 """

@@ -5,9 +5,9 @@ They know no buffers and no variables, for an act of a reader may run in a threa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 
@@ -19,34 +19,33 @@ from flowrun.engine.runtime.rank.readback import copy_to_device, make_scalar
 from flowrun.engine.runtime.transport.transport import cut
 
 # (step, micro-batch, rows) -> those rows of the batch as logical tensors; a rank cuts its part
+Samples = list[object]  # in preparation
 BatchSource = Callable[[int, int, slice], Mapping[str, torch.Tensor]]
+
+
+Supplied = torch.Tensor | Samples  # what an act of a reader makes
 
 
 class StepwiseSamples(Protocol):
     """A source of batches whose samples are made in steps, each by an actor of its own.
 
-    Some fields may need no such step (Strategy.unprepared) and are read separately.
-    step, micro_batch: the micro-batch.  rows: a slice of its samples.
+    All are asked for `rows` (a slice of samples) of a micro-batch.
     """
 
     def prepare(
-        self, name: str, samples: list[object] | None, step: int, micro_batch: int, rows: slice
-    ) -> list[Any]:
-        """Return the samples of `rows` of a micro-batch after the step `name` of preparation.
-
-        samples: those after the step before, or None for the first.  step, micro_batch: the
-        micro-batch.
-        """
+        self, name: str, samples: Samples | None, step: int, micro_batch: int, rows: slice
+    ) -> Samples:
+        """Return the samples after the step `name`; `samples` are those before it, if any."""
 
     def read_raw_fields(
         self, step: int, micro_batch: int, rows: slice
     ) -> Mapping[str, torch.Tensor]:
-        """Return the fields that need no preparation, for `rows` of `micro_batch` of `step`."""
+        """Return the fields that need no preparation (Strategy.unprepared)."""
 
     def collate(
-        self, samples: list[object], step: int, micro_batch: int, rows: slice
+        self, samples: Samples, step: int, micro_batch: int, rows: slice
     ) -> Mapping[str, torch.Tensor]:
-        """Return the batch of `samples` that are ready: `rows` of `micro_batch` of `step`."""
+        """Return the batch of samples that are ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +61,15 @@ class Readers:
     batches: BatchSource
     device: torch.device
 
-    def supply(self, actor: Actor, act: int, inputs: Sequence[Any]) -> list[Any]:
-        """Return what an act of a reader makes, in the order of its work.
+    def supply(self, actor: Actor, act: int, inputs: Sequence[Supplied]) -> list[Supplied]:
+        """Return what an act (from step 0) of a reader makes, in the order of its work.
 
-        actor: the reader.  act: number of the act, from step 0.  inputs: the samples that the step
-        of preparation before it made, if any.
+        inputs: the samples that the step of preparation before it made, if any.
         """
         match actor.work:
             case PrepareWork(step=name, feeds=feeds):
                 step, micro_batch = divmod(act, self.plan.micro_batches)
-                samples = inputs[0] if inputs else None
+                samples = cast(Samples, inputs[0]) if inputs else None
                 rows = self._rows(_fields_of(feeds))
                 return [self._samples.prepare(name, samples, step, micro_batch, rows)]
             case FeedWork(feeds) as work:
@@ -83,22 +81,18 @@ class Readers:
         raise AssertionError(actor.work)
 
     def locate(self, error: OutOfRange, act: int) -> str:
-        """Return the text of an error with the sample that caused it.
-
-        It reads the micro-batch of `act` again; the text is "" if no field has such a value.
+        """Read the micro-batch of `act` again; return the text of an error with the sample that
+        caused it, "" if no field has such a value.
         """
         step, micro_batch = divmod(act, self.plan.micro_batches)
         read = getattr(self.batches, "reread", self.batches)
-        for feed in self._feeds_of_stage():
+        works = (actor.work for actor in self.plan.stage_actors(self.stage))
+        for feed in (f for work in works if isinstance(work, FeedWork) for f in work.feeds):
             if feed.field not in error.fields or feed.per_step:
                 continue
             rows = self._rows([feed])
             value = read(step, micro_batch, rows)[feed.field]
-            at = (
-                (value == error.value).flatten(1).any(1)
-                if value.dim() > 1
-                else value == error.value
-            )
+            at = (value == error.value).reshape(len(value), -1).any(1)
             if at.any():
                 row = rows.start + int(at.nonzero()[0])
                 number = getattr(self.batches, "index", None)
@@ -109,11 +103,6 @@ class Readers:
                 )
                 return f"{sample}: {error.describe((feed.field,))}"
         return ""
-
-    def _feeds_of_stage(self) -> Iterator[Feed]:
-        for actor in self.plan.stage_actors(self.stage):
-            if isinstance(actor.work, FeedWork):
-                yield from actor.work.feeds
 
     @property
     def _samples(self) -> StepwiseSamples:
@@ -132,18 +121,14 @@ class Readers:
                 value = feed.values[min(step, len(feed.values) - 1)]
             case other:
                 raise AssertionError(other)
-        return make_scalar(value, self._dtype(feed), self.device)
-
-    def _dtype(self, feed: Feed) -> torch.dtype:
-        return self.plan.tensors[feed.tensor].dtype
-
-    def _held(self, feed: Feed) -> Slices:
-        return _held(self.plan, feed, self.coordinate)
+        return make_scalar(value, self.plan.tensors[feed.tensor].dtype, self.device)
 
     def _rows(self, feeds: Sequence[Feed]) -> slice:
         return _rows(self.plan, feeds, self.coordinate)
 
-    def _fields(self, work: FeedWork, act: int, samples: Sequence[Any]) -> dict[str, torch.Tensor]:
+    def _fields(
+        self, work: FeedWork, act: int, samples: Sequence[Supplied]
+    ) -> dict[str, torch.Tensor]:
         """Return this rank's part of the batch's fields.  samples: the prepared ones, if any."""
         feeds = _fields_of(work.feeds)
         if not feeds:
@@ -151,14 +136,14 @@ class Readers:
         rows = self._rows(feeds)
         step, micro_batch = divmod(act, self.plan.micro_batches)
         if samples:
-            batch = self._samples.collate(samples[0], step, micro_batch, rows)
+            batch = self._samples.collate(cast(Samples, samples[0]), step, micro_batch, rows)
         elif work.unprepared:
             batch = self._samples.read_raw_fields(step, micro_batch, rows)
         else:
             batch = self.batches(step, micro_batch, rows)
         out = {}
         for feed in feeds:
-            (start, length), *rest = self._held(feed)
+            (start, length), *rest = _held(self.plan, feed, self.coordinate)
             value = cut(batch[feed.field], ((start - rows.start, length), *rest))
             out[feed.tensor] = copy_to_device(value, self.device)
         return out
@@ -179,7 +164,6 @@ def item_rows(plan: Plan, rank: int) -> slice | None:
 
 
 def _held(plan: Plan, feed: Feed, coordinate: tuple[int, ...]) -> Slices:
-    """Return the slices of a feed that the rank at a coordinate of its stage holds."""
     grid = plan.placements[feed.stage].shape
     return local_slices(plan.tensors[feed.tensor].shape, feed.nd_sbp, grid, coordinate)
 
@@ -191,5 +175,4 @@ def _rows(plan: Plan, feeds: Sequence[Feed], coordinate: tuple[int, ...]) -> sli
 
 
 def _fields_of(feeds: Sequence[Feed]) -> list[Feed]:
-    """Return the feeds that are fields of the batch."""
     return [feed for feed in feeds if not feed.is_own]

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from flowrun.engine.actors.plan import Plan
+from flowrun.engine.boxing.crossing import slices_of_ranks
 from flowrun.engine.ir.graph import Variable
-from flowrun.engine.ir.placement import Slices, local_slices
+from flowrun.engine.ir.placement import Slices
 
 Digests = Mapping[str, int]  # tensor of a variable -> digest of the piece that a rank holds
 _CHUNK = 1 << 16  # words of 8 bytes whose products are held at once
@@ -71,11 +72,9 @@ def compare(plan: Plan, digests: Mapping[int, Digests]) -> list[ReplicaDifferenc
 
 def _replicas(plan: Plan, variable: Variable) -> Iterator[Sequence[int]]:
     """Yield groups of ranks that hold the same piece of a variable."""
-    placement, groups = plan.placements[variable.stage], dict[Slices, list[int]]()
-    shape = plan.tensors[variable.tensor].shape
-    for rank in placement.ranks:
-        at = placement.coordinate(rank)
-        held = local_slices(shape, variable.nd_sbp, placement.shape, at)
+    groups = dict[Slices, list[int]]()
+    placement, shape = plan.placements[variable.stage], plan.tensors[variable.tensor].shape
+    for rank, held in slices_of_ranks(placement, variable.nd_sbp, shape).items():
         groups.setdefault(held, []).append(rank)
     yield from groups.values()
 

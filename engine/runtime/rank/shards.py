@@ -6,16 +6,15 @@ Checkpoints (logical_checkpoint.py) and weights.safetensors consist of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from flowrun.engine.actors.plan import Plan
+from flowrun.engine.boxing.crossing import slices_of_ranks
 from flowrun.engine.ir.graph import Variable
-from flowrun.engine.ir.placement import Shape, Slices, local_slices
-
-Offsets = tuple[int, ...]
+from flowrun.engine.ir.placement import Shape, Slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Shard:
     value: torch.Tensor
 
     @property
-    def place(self) -> tuple[str, Offsets]:
+    def place(self) -> tuple[str, tuple[int, ...]]:
         """The tensor's name and the offsets of the region."""
         return self.name, tuple(start for start, _ in self.slices)
 
@@ -47,18 +46,21 @@ def collect_shards(
 ) -> dict[Variable, Shard]:
     """Return the pieces that a rank holds of parameters, buffers and states.
 
-    plan, rank: the rank.  variables: its tensors, by tensor of the plan.
+    variables: its tensors, by tensor of the plan.
     """
+    return {
+        v: Shard(
+            name_shard(plan, v, rank), plan.tensors[v.tensor].shape, slices, variables[v.tensor]
+        )
+        for v, slices in list_held(plan, rank)
+    }
+
+
+def list_held(plan: Plan, rank: int) -> Iterator[tuple[Variable, Slices]]:
+    """Yield the variables of a rank, and the slices of them that it holds."""
     stage = plan.stage_of(rank)
-    placement = plan.placements[stage]
-    grid, coordinate = placement.shape, placement.coordinate(rank)
-    out = {}
-    for v in plan.variables.values():
-        if v.stage == stage:
-            shape = plan.tensors[v.tensor].shape
-            slices = local_slices(shape, v.nd_sbp, grid, coordinate)
-            out[v] = Shard(name_shard(plan, v, rank), shape, slices, variables[v.tensor])
-    return out
+    for v in (v for v in plan.variables.values() if v.stage == stage):
+        yield v, plan.placements[stage].slices(rank, plan.tensors[v.tensor].shape, v.nd_sbp)
 
 
 def name_shard(plan: Plan, variable: Variable, rank: int) -> str:
@@ -74,7 +76,7 @@ def name_shard(plan: Plan, variable: Variable, rank: int) -> str:
 def choose_shards(plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) -> list[Shard]:
     """Choose the pieces that a rank writes: ranks that hold a region alike take turns by variable.
 
-    plan, rank: the rank.  variables: its tensors, by tensor of the plan.
+    variables: its tensors, by tensor of the plan.
     """
     names = list(dict.fromkeys(v.name for v in plan.variables.values()))
     out = []
@@ -87,8 +89,10 @@ def choose_shards(plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) 
 
 def written_bytes(plan: Plan, rank: int) -> int:
     """Return the bytes of the pieces that `rank` of `plan` writes."""
-    dtypes = {v.tensor: plan.tensors[v.tensor].dtype for v in plan.variables.values()}
-    nothing = {name: torch.empty(0, dtype=dtype, device="meta") for name, dtype in dtypes.items()}
+    nothing = {
+        name: torch.empty(0, dtype=plan.tensors[name].dtype, device="meta")
+        for name in plan.variables
+    }
     return sum(
         math.prod(length for _, length in shard.slices) * shard.value.itemsize
         for shard in choose_shards(plan, rank, nothing)
@@ -97,10 +101,5 @@ def written_bytes(plan: Plan, rank: int) -> int:
 
 def _holders(plan: Plan, variable: Variable, shard: Shard) -> list[int]:
     """Return the ranks that hold the same region of a variable."""
-    placement = plan.placements[variable.stage]
-    grid, nd_sbp = placement.shape, variable.nd_sbp
-    return [
-        rank
-        for rank in placement.ranks
-        if local_slices(shard.shape, nd_sbp, grid, placement.coordinate(rank)) == shard.slices
-    ]
+    held = slices_of_ranks(plan.placements[variable.stage], variable.nd_sbp, shard.shape)
+    return [rank for rank, slices in held.items() if slices == shard.slices]

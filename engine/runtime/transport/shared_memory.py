@@ -152,8 +152,9 @@ class SharedMemoryTransport:
                 return
             arena = self._arena = OwnArena(len(names[here]))
             try:
-                for rank, *ends in host_peers.shake_hands(self._rank, names[here], listener, arena):
-                    self._peers[rank] = HostPeer(*ends, self._inbox, self._free)
+                met_here = host_peers.shake_hands(self._rank, names[here], listener, arena)
+                for rank, link, memory in met_here:
+                    self._peers[rank] = HostPeer(link, memory, self._inbox, self._free)
             except (ConnectionError, TimeoutError, struct.error) as error:
                 raise PeerGone(f"a rank of this host has ended: {error}") from error
 

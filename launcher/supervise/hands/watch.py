@@ -22,7 +22,7 @@ from pathlib import Path
 
 from flowrun.engine.actors.standstill import ABSENT, RankState, Standstill, describe_owed, find_owed
 from flowrun.engine.errors import TRACEBACK, RunError
-from flowrun.engine.runtime.drivers.pulse import PHASE_TEXTS, STEPS, Phase, Pulse, Pulses
+from flowrun.engine.runtime.drivers.pulse import STEPS, Phase, Pulse, Pulses
 from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.engine.runtime.process.vital_signs import describe_halt, measure_work
 from flowrun.engine.trace.stragglers import find_straggler
@@ -254,7 +254,7 @@ class Watch:
         if first > Phase.MAKING_WEIGHTS:
             return ""
         late = ", ".join(str(rank) for rank, phase in phases.items() if phase == first)
-        return f"rank {late} {PHASE_TEXTS[first]}"
+        return f"rank {late} {first.text}"
 
     def _end_run(self, quiet: Quiet) -> bool:
         """End a run that hangs; False if it goes on after all."""
