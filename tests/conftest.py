@@ -28,7 +28,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --thorough."""
     parser.addoption("--thorough", action="store_true", help="also run tests marked thorough")
 
 

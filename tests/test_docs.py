@@ -51,7 +51,6 @@ REFUSED = "exit status 2"  # said behind a command that is to fail
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """Fenced code."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 

@@ -56,7 +56,6 @@ class RunHost:
         return [self.process.pid, *self.workers()]
 
     def ended(self) -> Ended:
-        """How the launcher ended."""
         printed = self.log.read_text(errors="replace")
         return Ended(status=self.poll(), printed=printed, struck=self.struck)
 
@@ -84,7 +83,6 @@ class StruckRun:
 
     @property
     def struck(self) -> list[RunHost]:
-        """The hosts whose launchers were hit."""
         return [host for host in self.hosts if host.struck]
 
     def is_over(self, but: Collection[RunHost] = ()) -> bool:
@@ -174,7 +172,6 @@ class StruckRun:
         return [pid for pid in psutil.pids() if _session(pid) in sessions and _runs(pid)]
 
     def kill(self) -> None:
-        """End whatever is left."""
         for pid in self.left():
             _send(pid, signal.SIGKILL)
         self.wait(_GONE_S)

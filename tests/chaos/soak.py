@@ -54,7 +54,6 @@ class Usage:
 
 
 def usage_of(pid: int) -> Usage:
-    """Look at a process."""
     process = psutil.Process(pid)
     own = process.memory_full_info().uss
     return Usage(own, process.num_fds(), process.num_threads())

@@ -25,7 +25,6 @@ def test_runs_that_are_struck_end_and_go_on_as_if_nobody_had(tmp_path: Path) -> 
 
 
 def blow_called(name: str) -> Blow:
-    """The blow of a name."""
     return next(blow for blow in BLOWS if blow.name == name)
 
 

@@ -37,7 +37,6 @@ def heads(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def names_of(op: Any) -> list[str]:
-    """Its arguments."""
     return [each.name for each in internals.schema_of(op).arguments]
 
 
@@ -278,8 +277,6 @@ def test_a_transformer_asks_whether_its_mask_is_causal() -> None:
 
 
 class Seen(internals.DispatchMode):
-    """Lists ops."""
-
     def __init__(self) -> None:
         super().__init__()
         self.ops: list[str] = []

@@ -72,7 +72,6 @@ def warm_up() -> None:
 
 
 def warm_up_files() -> None:
-    """Import what reads files, for forks."""
     import transformers
 
     from flowrun.launcher.commands import evaluate, export, export_folder, write_text  # noqa: F401

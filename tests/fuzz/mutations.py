@@ -124,7 +124,6 @@ class Case:
 
 
 def make_case(seed: int) -> Case:
-    """Make the case of a seed."""
     chance = random.Random(seed)
     kind = chance.choice(tuple(KINDS))
     base = chance.choice(BASES)

@@ -124,7 +124,6 @@ def lose_message() -> None:
 
 
 def send_wrong_shape() -> None:
-    """Send a message of half the rows."""
 
     def inputs(before: Any, self: Rank, actor: Any, act: int) -> list[torch.Tensor]:
         found = before(self, actor, act)

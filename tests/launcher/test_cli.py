@@ -19,7 +19,6 @@ from flowrun.launcher.report.sweep_table import PLOT, TABLE
 
 
 def end(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str, str]:
-    """(exit status, stdout, stderr) of a command."""
     with pytest.raises(SystemExit) as ended:
         main(list(arguments))
     out, err = capsys.readouterr()

@@ -41,7 +41,6 @@ def texts(job: Job) -> dict[str, str]:
 
 
 def digest(text: str) -> str:
-    """Sixteen hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -13,7 +13,6 @@ PACKAGES = ("conf", "engine", "launcher", "models", "recipes", "testing")
 
 
 def main() -> None:
-    """Make the links anew."""
     root = Path(__file__).resolve().parents[2]
     folder = root / "build" / "typing" / "flowrun"
     folder.mkdir(parents=True, exist_ok=True)

@@ -174,7 +174,6 @@ def test_where_none_is_whole_nothing_is_offered(folder: Path) -> None:
 
 
 def resumed_recipe(folder: Path, *overrides: str) -> Recipe:
-    """The recipe of a run."""
     return load([f"recipe={folder / 'recipe.yaml'}", "train.steps=8", *overrides])
 
 

@@ -58,7 +58,6 @@ def sent(run: Run, steps: int, phase: str, unit: str | None = None) -> float:
 
 @pytest.fixture(scope="module")
 def tensor_2() -> Run:
-    """Megatron's pins on 2 ranks."""
     return virtual_run(TINY_GPT, Layout(tensor=2), 2)
 
 

@@ -88,7 +88,6 @@ def test_split_experts_train_as_plain_torch(layout: Layout, pinned: tuple[Pin, .
 
 
 def moved(made: Plan) -> list[Op]:
-    """Moving boxings."""
     return [op for op in made.graph.ops if op.target == "flow.box" and op.args[1].moves]
 
 

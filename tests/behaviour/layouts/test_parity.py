@@ -55,7 +55,6 @@ SMALL = pytest.mark.parametrize("training", [TINY_MLP, TINY_CONVNET], ids=["mlp"
 
 
 def assert_trains_as_plain_torch(training: Training, layout: Layout) -> None:
-    """Losses and weights of all steps."""
     plain, found = plain_loop(training, layout.clip_norm), virtual_run(training, layout)
     assert loss_difference(found.losses, plain) <= LOSS_TOLERANCE
     assert weight_difference(found.weights, plain) <= WEIGHT_TOLERANCE[training.optimizer.name]

@@ -35,8 +35,6 @@ LOSS_TOLERANCE, WEIGHT_TOLERANCE = 1e-5, 1e-5  # float32 sums in another order (
 
 
 class Faces(nn.Module):
-    """A dense backbone before the classes."""
-
     def __init__(self) -> None:
         super().__init__()
         self.backbone = nn.Sequential(nn.Linear(64, FEATURES), nn.ReLU())

@@ -20,8 +20,6 @@ from support.nets.odd_models import DATA, STAGES, TENSOR, ZERO, Net, assert_trai
 
 
 class Scaled(Function):
-    """Its gradient is a tenth."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return x.view_as(x)
@@ -68,8 +66,6 @@ class TwoByTwo(Function):
 
 
 class Reversed(Function):
-    """Its backward applies another Function."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return x * 1.0

@@ -81,7 +81,6 @@ def test_every_layout_drops_alike(training: Training, layout: Layout) -> None:
 
 @lru_cache
 def plan(layout: Layout, seed: int) -> Plan:
-    """Of DROPPED."""
     made = Task(DROPPED.model(), DROPPED.inputs, DROPPED.loss, seed=seed)
     return Compilation(made, example(DROPPED), strategy(DROPPED, layout)).training.plan
 

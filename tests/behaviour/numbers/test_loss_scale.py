@@ -38,7 +38,6 @@ class Scaled:
 
 @lru_cache(maxsize=16)
 def flowrun_loop(training: Training, layout: Layout) -> Scaled:
-    """On the virtual cluster."""
     plan = compiled(training, layout).plan
     ranks = cluster(training, plan)
     results = ranks.run(STEPS)

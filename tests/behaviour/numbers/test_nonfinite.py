@@ -117,8 +117,6 @@ class FrozenHeadNet(nn.Module):
 
 
 class FrozenHead(nn.Module):
-    """Multiplies by 1."""
-
     def __init__(self) -> None:
         super().__init__()
         self.one = nn.Parameter(torch.ones(()), requires_grad=False)
@@ -164,7 +162,6 @@ def recipe_of(folder: Path, *overrides: str, **changed: Any) -> Any:
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl."""
     return list(map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()))
 
 

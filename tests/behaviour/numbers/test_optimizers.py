@@ -48,7 +48,6 @@ def by_hand(training: Training, step: Step) -> tuple[list[float], dict[str, Tens
 
 
 def with_torch(make: Callable[[nn.Module], torch.optim.Optimizer], training: Training) -> Step:
-    """A step of one of torch's optimizers."""
     twin = training.model()
     optimizer = make(twin)
 

@@ -153,8 +153,6 @@ def test_items_that_differ_later_are_told(make: Callable[[int], Any], said: str)
 
 
 class Stream(IterableDataset[Any]):
-    """No items by number."""
-
     def __iter__(self) -> Iterator[Any]:
         yield {"x": X[0]}
 
@@ -163,8 +161,6 @@ class Stream(IterableDataset[Any]):
 
 
 class Endless(Made):
-    """Its length is an error."""
-
     def __len__(self) -> int:
         raise TypeError("it has no end")
 

@@ -63,7 +63,6 @@ def test_a_row_of_another_op_is_refused() -> None:
 
 
 def negated(view: OpView) -> list[str]:
-    """Rows of an entry point."""
     return ["S0 -> S0"]
 
 
@@ -130,7 +129,6 @@ def halved(view: LocalView) -> LocalCall:
 
 
 def measure(in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float:
-    """A cost."""
     return float(sum(map(len, in_shapes)) + 0.5)
 
 

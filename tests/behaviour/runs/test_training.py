@@ -39,7 +39,6 @@ train: {batch_size: 32, micro_batches: 2, steps: 6}
 
 
 def recipe_file(folder: Path, text: str = RECIPE) -> str:
-    """An argument that names the recipe."""
     file = folder / "mine.yaml"
     file.write_text(text)
     return f"recipe={file}"

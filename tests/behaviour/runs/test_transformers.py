@@ -110,7 +110,6 @@ def recipe_of(name: str, tied: bool) -> dict[str, Any]:
 def trained(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Trained]:
-    """Its run."""
     name, tied = request.param
     place = tmp_path_factory.mktemp(name)
     (place / "tokens.py").write_text(DATA)
@@ -134,20 +133,17 @@ def _there(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def from_folder(folder: Path) -> Any:
-    """As a user of transformers opens it."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder)
 
 
 def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> float:
-    """In plain torch."""
     with torch.no_grad():
         return float(model(**batch).loss)
 
 
 def logits_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """In plain torch."""
     with torch.no_grad():
         logits: Tensor = model(**batch).logits
     return logits

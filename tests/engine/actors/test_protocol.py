@@ -41,27 +41,23 @@ class AnyOrder(RuleBasedStateMachine):
 
     @initialize(plan=small_plans())
     def start(self, plan: SmallPlan) -> None:
-        """A plan, with nothing done."""
         self.simulation = Simulation(plan)
 
     @precondition(lambda self: self.simulation.ready())
     @rule(pick=st.integers(0, 1000))
     def begin_an_act(self, pick: int) -> None:
-        """Of any actor that can act."""
         ready = self.simulation.ready()
         self.simulation.begin(ready[pick % len(ready)])
 
     @precondition(lambda self: self.simulation.running)
     @rule(pick=st.integers(0, 1000))
     def end_an_act(self, pick: int) -> None:
-        """Of any that run."""
         running = self.simulation.running
         self.simulation.end(running[pick % len(running)])
 
     @precondition(lambda self: self.simulation.messages)
     @rule(pick=st.integers(0, 1000))
     def deliver_a_message(self, pick: int) -> None:
-        """Of any under way."""
         self.simulation.deliver(pick % len(self.simulation.messages))
 
     @rule()
@@ -75,7 +71,6 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def who_cannot_act_has_a_reason(self) -> None:
-        """And who has none can act."""
         assert not self.simulation.unreasoned()
 
     @invariant()

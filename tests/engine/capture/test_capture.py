@@ -28,8 +28,6 @@ from support.layouts.plain_loop import BLOCKS, TINY_GPT
 
 
 class Inner(nn.Module):
-    """A linear layer, and a buffer."""
-
     scale: Tensor
 
     def __init__(self) -> None:
@@ -63,12 +61,10 @@ class Joint:
 
     @property
     def calls(self) -> list[torch.fx.Node]:
-        """Nodes that compute."""
         return [node for node in self.module.graph.nodes if node.op == "call_function"]
 
     @property
     def placeholders(self) -> list[torch.fx.Node]:
-        """Nodes that enter."""
         return [node for node in self.module.graph.nodes if node.op == "placeholder"]
 
     @property
@@ -80,7 +76,6 @@ class Joint:
 
 @pytest.fixture(scope="module")
 def joint() -> Joint:
-    """Of the small net."""
     torch.manual_seed(0)
     model, batch = Net(), torch.randn(5, 4)
     with contextlib.ExitStack() as stack:

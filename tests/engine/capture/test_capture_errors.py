@@ -36,7 +36,6 @@ def mean(output: Tensor, batch: Any) -> Tensor:
 
 
 def refusal(forward: Forward, loss: Any = mean) -> RecipeError:
-    """Of a net that cannot be captured."""
     with pytest.raises(RecipeError) as error:
         capture(Task(Net(forward), {"x": "x"}, loss), {"x": torch.ones(3, 4)})
     assert not [word for word in NEVER if word in str(error.value)]

@@ -36,8 +36,6 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers between an embedding and logits."""
-
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
         self.embed = nn.Embedding(16, 8)
@@ -107,7 +105,6 @@ class EncoderDecoder(nn.Module):
 
 
 def shared() -> nn.Module:
-    """Layers that have one weight in common."""
     layers = [Layer() for _ in range(BLOCKS)]
     for layer in layers[1:]:
         layer.fc.weight = layers[0].fc.weight
@@ -115,7 +112,6 @@ def shared() -> nn.Module:
 
 
 def task_of(model: nn.Module) -> Task:
-    """Next tokens."""
     argument, *_ = model.forward.__annotations__
     return Task(
         model, {argument: "x"}, lambda out, b: F.cross_entropy(out.flatten(0, 1), b["y"].flatten())
@@ -137,7 +133,6 @@ def folds_of(monkeypatch: pytest.MonkeyPatch) -> list[Fold]:
 
 
 def whole(task: Task, monkeypatch: pytest.MonkeyPatch, *, train: bool = True) -> LogicalGraph:
-    """Captured block by block."""
     with monkeypatch.context() as patch:
         patch.setattr(capturing, "fold", lambda *_: ())
         return (capture if train else capture_evaluation)(task, BATCH)
@@ -145,7 +140,6 @@ def whole(task: Task, monkeypatch: pytest.MonkeyPatch, *, train: bool = True) ->
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models of a test are small."""
     monkeypatch.setattr("flowrun.engine.capture.fold.MIN_BLOCKS", KEPT_BLOCKS + 1)
 
 

@@ -13,7 +13,6 @@ from flowrun.engine.errors import RecipeError
 
 
 def net() -> Any:
-    """Two layers of equal shapes."""
     return nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
 
 
@@ -38,7 +37,6 @@ def a_buffer(model: Any) -> None:
 
 
 def capture_changed(change: Callable[[Any], None]) -> Any:
-    """The net with a change, captured."""
     model = net()
     change(model)
     model.forward = lambda x: model["b"](model["a"](x))
@@ -149,7 +147,6 @@ def test_a_model_that_is_frozen_whole_is_refused() -> None:
 
 
 def capture_changed_forward(forward: Callable[[Any, Any], Any]) -> Any:
-    """The net with another forward, captured."""
     model = net()
     model.forward = lambda x: forward(model, x)
     loss: Any = lambda output, batch: output.mean()  # noqa: E731

@@ -20,8 +20,6 @@ TABLE = {"n": 0}
 
 @dataclasses.dataclass
 class Counts:
-    """An object that a module holds."""
-
     n: int = 0
 
 

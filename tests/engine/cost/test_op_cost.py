@@ -47,7 +47,6 @@ def seconds(
 
 
 def product(side: int, **keys: Any) -> float:
-    """Of two square matrices."""
     return seconds("aten.mm.default", *[(side, side)] * 3, **keys)
 
 

@@ -32,7 +32,6 @@ NODES = (Level(8, 1.0, 100.0, hop_s=0.5), Level(0, 10.0, 2.0, hop_s=5.0))
 
 
 def grid(*sizes: int, first: int = 0) -> Placement:
-    """A placement on consecutive ranks."""
     axes = tuple((f"axis{k}", size) for k, size in enumerate(sizes))
     return Placement(axes, tuple(range(first, first + math.prod(sizes))))
 

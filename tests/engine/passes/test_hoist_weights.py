@@ -32,7 +32,6 @@ F32, BF16 = torch.float32, torch.bfloat16
 
 
 def summed(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-    """A loss."""
     return output.sum()
 
 
@@ -129,7 +128,6 @@ def by_hand(home: Sbp, *ops: Op) -> LogicalGraph:
 
 
 def use(name: str, read: str, sbp: Sbp, phase: str) -> Op:
-    """A product with the batch."""
     layout = ((sbp,), (sbp,))
     args = (Ref(read), Ref("x"))
     return Op(
@@ -147,7 +145,6 @@ def use(name: str, read: str, sbp: Sbp, phase: str) -> Op:
 
 
 def phases(graph: LogicalGraph) -> dict[str, str]:
-    """Of each op."""
     return {op.name: op.phase for op in graph.ops}
 
 

@@ -35,13 +35,11 @@ ANY_KEEP = pytest.mark.parametrize("keep", KEPT, ids=" ".join)
 
 
 def checkpointed(layout: Layout, *keep: str) -> Layout:
-    """The layout, with the blocks recomputed."""
     return replace(layout, recompute=Recompute(("blocks.*",), keep))
 
 
 @cache
 def run(layout: Layout) -> Run:
-    """A few steps."""
     return virtual_run(GPT, layout, STEPS)
 
 
@@ -78,7 +76,6 @@ def test_a_whole_block_runs_again_but_for_the_sum_that_the_next_one_stores() -> 
 
 
 def has_product(op: Op) -> bool:
-    """Of a matrix product."""
     return has(op.target, Trait.PRODUCT)
 
 
@@ -146,7 +143,6 @@ def test_weight_gradients_of_what_is_recomputed_do_not_run_late() -> None:
 
 
 def ops_of(layout: Layout) -> tuple[Op, ...]:
-    """All ops of the compiled graph."""
     return compiled(GPT, layout).plan.graph.ops
 
 

@@ -38,7 +38,6 @@ TRAINING = mlp(micro_batches=4)
 
 
 def recorded(layout: Layout, seed: int | None) -> RecordedCluster:
-    """A cluster that has trained."""
     plan = compiled(TRAINING, layout).plan
     cluster = RecordedCluster(plan, TRAINING.rows, initial(TRAINING), seed, trace=TRACED)
     cluster.run(STEPS)

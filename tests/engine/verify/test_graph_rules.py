@@ -45,7 +45,6 @@ def moved_last(graph: LogicalGraph, name: str) -> LogicalGraph:
 
 
 def without_homes(graph: LogicalGraph) -> LogicalGraph:
-    """The graph with variables that live nowhere."""
     return replace(graph, variables=tuple(replace(v, nd_sbp=()) for v in graph.variables))
 
 
@@ -57,7 +56,6 @@ def of_unsummed(graph: LogicalGraph) -> LogicalGraph:
 
 
 def first_box(graph: LogicalGraph) -> Op:
-    """The first boxing."""
     return next(op for op in graph.ops if op.target == "flow.box")
 
 

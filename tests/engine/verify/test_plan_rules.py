@@ -37,7 +37,6 @@ def with_actor(plan: Plan, actor: Actor, **fields: Any) -> Plan:
 
 
 def with_register(plan: Plan, register: Register, **fields: Any) -> Plan:
-    """The plan with one register changed."""
     new = replace(register, **fields)
     return replace(plan, registers=tuple(new if r.id == new.id else r for r in plan.registers))
 
@@ -53,7 +52,6 @@ def stash(plan: Plan) -> Register:
 
 
 def weights(plan: Plan) -> Register:
-    """The first register of weights."""
     return next(r for r in plan.registers if r.initial)
 
 
@@ -64,7 +62,6 @@ def without_an_act(plan: Plan) -> Plan:
 
 
 def without_ops(plan: Plan) -> Plan:
-    """A region that does nothing."""
     return with_actor(plan, first(plan, REGION), work={"ops": (), "makes": ()})
 
 

@@ -57,19 +57,16 @@ def stopped(place: Path, tmp_path: Path) -> Path:
 
 
 def resume(folder: Path, *overrides: str, step: int | None = None) -> Any:
-    """As the command does it."""
     start = checkpoint_of(folder, step)
     return run(compose_resumed(start, list(overrides)), folder, start=start)
 
 
 def numbers(folder: Path) -> list[tuple[Any, ...]]:
-    """What metrics.jsonl says, but for times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [(line["step"], line.get("loss"), line.get("validation")) for line in lines]
 
 
 def same_weights(one: Path, other: Path) -> bool:
-    """Bit for bit."""
     left, right = weights.load(one), weights.load(other)
     return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
 

@@ -9,7 +9,6 @@ from flowrun.launcher.data.corpus.text import Text
 
 
 def end(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
-    """(exit status, stdout, stderr) of the command."""
     with pytest.raises(SystemExit) as ended:
         main(["tokenizer", *arguments])
     out, err = capsys.readouterr()
@@ -18,7 +17,6 @@ def end(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, st
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    """Two text files."""
     for name, words in {"a": "the cat sat on the mat", "b": "the dog sat on the log"}.items():
         (tmp_path / name).write_text(f"{words}\n" * 20)
     return [str(tmp_path / "a"), str(tmp_path / "b")]

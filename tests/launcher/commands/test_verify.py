@@ -67,7 +67,6 @@ def _some(named: Any, kept: tuple[str, ...]) -> list[Any]:
 
 
 def recipe(*changes: str, text: str = RECIPE) -> Recipe:
-    """In the working directory."""
     Path("mine.yaml").write_text(text)
     return load(["recipe=mine.yaml", *changes])
 

@@ -67,7 +67,6 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def job(*overrides: str) -> Job:
-    """A job with both of its plans."""
     found = Job(load(["recipe=small", "launch=virtual", *overrides]))
     assert found.training and found.evaluation
     return found
@@ -223,7 +222,6 @@ class Maker:
         return cast(Rehearsed, ["a plan", 1.0])
 
     def plan(self, *made_of: object) -> PlanCache:
-        """What a job asks of its cache."""
         cache = PlanCache(True)
         assert cache.get("training", made_of, self) == ["a plan", 1.0]
         return cache

@@ -18,8 +18,6 @@ RUN = RunInfo(folder=Path("run"), name="tiny", recipe={}, first_step=0, steps=3)
 
 
 class Notes:
-    """It notes what is called."""
-
     def __init__(self, stop_at: int | None = None, fail_at: int | None = None) -> None:
         self.calls: list[str] = []
         self.stop_at, self.fail_at = stop_at, fail_at

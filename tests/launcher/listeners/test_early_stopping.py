@@ -8,7 +8,6 @@ from flowrun.launcher.listeners.early_stopping import EarlyStopping
 
 
 def asked(stopping: EarlyStopping, name: str, values: list[float]) -> list[int]:
-    """Evaluations at which it asks."""
     found = [stopping.on_evaluation(k, {name: value}) for k, value in enumerate(values)]
     return [k for k, answer in enumerate(found) if answer == "stop"]
 

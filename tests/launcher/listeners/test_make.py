@@ -17,8 +17,6 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class Own:
-    """A logger of a user."""
-
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
 

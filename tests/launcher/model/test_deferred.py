@@ -184,8 +184,6 @@ def test_a_plan_made_without_values_is_the_plan() -> None:
 
 
 class Threaded(nn.Linear):
-    """Another thread draws its weight."""
-
     def __init__(self, width: int) -> None:
         super().__init__(width, width)
         thread = threading.Thread(target=self.reset_parameters)
@@ -267,7 +265,6 @@ class Memory(LiveBytes):
 
     @property
     def left(self) -> int:
-        """What is still there."""
         self.count.drop_dead()
         return self.live
 

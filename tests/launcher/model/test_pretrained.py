@@ -139,7 +139,6 @@ def started(path: Path) -> dict[str, torch.Tensor]:
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    """Names and values."""
     return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 

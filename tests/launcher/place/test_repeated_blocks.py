@@ -15,8 +15,6 @@ from flowrun.launcher.place.repeated_blocks import (
 
 
 class Tower(nn.Module):
-    """Equal blocks between others."""
-
     def __init__(self, widths: list[int]) -> None:
         super().__init__()
         self.first = nn.Linear(4, 8)

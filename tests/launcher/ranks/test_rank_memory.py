@@ -8,8 +8,6 @@ from flowrun.launcher.ranks.rank_memory import RankGauges
 
 
 class Rank:
-    """What a pulse shows."""
-
     waited_s = 0.0
     process = os.getpid()
     device_bytes = 0

@@ -40,7 +40,6 @@ class SimulatedRun:
         return self.gates[rank.host].of_rank(rank.rank).begun
 
     def possible(self) -> list[SimulatedRank]:
-        """The ranks that can do something."""
         return [rank for rank in self.ranks if not rank.ended and self._acts(rank)]
 
     def _acts(self, rank: SimulatedRank) -> list[str]:
@@ -67,7 +66,6 @@ class SimulatedRun:
                 rank.refused, rank.ended = False, not gate.go_on()
 
     def some(self, choose: random.Random) -> None:
-        """Let some ranks do something."""
         for _ in range(choose.randrange(6 * len(self.ranks))):
             if possible := self.possible():
                 self.act(choose.choice(possible), choose)

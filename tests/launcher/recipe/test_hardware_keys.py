@@ -23,7 +23,6 @@ HALF = ["hardware.fp32.flop=[1e6,1e9]", "hardware.fp32.share=[0.5,1]"]
 
 
 def profile(name: str, *overrides: str) -> Hardware:
-    """As a recipe holds it."""
     return load(["recipe=gpt_dp", f"hardware={name}", *overrides]).hardware
 
 

@@ -22,7 +22,6 @@ placement:
 
 @pytest.fixture
 def recipe(workplace: Path) -> str:
-    """A recipe in the working directory."""
     (workplace / "mine.yaml").write_text(RECIPE)
     return "recipe=mine.yaml"
 

@@ -26,7 +26,6 @@ def job(*changes: str) -> Job:
 
 
 def about(words: str, *changes: str) -> list[str]:
-    """The notes that have these words."""
     return [note for note in notes(job(*changes)) if words in note]
 
 

@@ -22,7 +22,6 @@ def shown(steps: int, step_s: float, every: int = 0, last: int | None = None) ->
 
 
 def numbers(lines: list[str]) -> list[int]:
-    """Return the steps of lines."""
     return [int(re.findall(r"step (\d+)/", line)[0]) for line in lines]
 
 

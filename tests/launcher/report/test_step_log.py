@@ -6,7 +6,6 @@ from flowrun.launcher.report.report import StepLog, StepRecord
 
 
 def log_of(seconds: list[float]) -> StepLog:
-    """Steps that took so long."""
     log = StepLog()
     for step, step_s in enumerate(seconds):
         log.add(StepRecord(step=step, loss=float(step), step_s=step_s, speed=0.0))

@@ -17,7 +17,6 @@ TRACED = 2
 
 
 def traced(folder: Path) -> list[dict[str, Any]]:
-    """The events of a run's trace."""
     events: list[dict[str, Any]] = json.loads((folder / "trace.json").read_text())["traceEvents"]
     return events
 

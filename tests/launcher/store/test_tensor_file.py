@@ -62,7 +62,6 @@ def halves() -> Iterator[Shard]:
 
 
 def parsed(file: Path) -> tuple[Any, bytes]:
-    """Header and tensors."""
     content = file.read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     return json.loads(content[8:end]), content[end:]

@@ -12,7 +12,6 @@ STARTS = re.compile(r"\b(Thread|Timer|ThreadPoolExecutor|to_thread|run_in_execut
 
 
 def starts_threads(text: str) -> bool:
-    """Return whether a file starts threads."""
     return bool(STARTS.search(text))
 
 

@@ -56,7 +56,6 @@ class There:
         self.how = (x.storage_offset(), tuple(x.shape), x.stride())
 
     def tensor(self) -> Tensor:
-        """On the CPU, in the same memory."""
         if not self.size:
             return torch.empty(self.how[1], dtype=self.dtype)
         memory = (ctypes.c_char * self.size).from_address(self.begin)
@@ -83,7 +82,6 @@ class Streams:
         self.call = ctypes.CFUNCTYPE(None, ctypes.c_long)(self._call)
 
     def put(self, device: torch.device, task: Callable[[], object]) -> None:
-        """Into the current stream of a device."""
         number = next(self.numbers)
         self.tasks[number] = task
         self.put_call(self._current(device), self.call, ctypes.c_long(number))

@@ -49,7 +49,6 @@ def build(folder: Path) -> None:
 
 
 def main() -> int:
-    """The command's exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

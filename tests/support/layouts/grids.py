@@ -48,7 +48,6 @@ class Layout:
 
     @property
     def num_ranks(self) -> int:
-        """Of all stages."""
         return sum(data * tensor for data, tensor in self._grids)
 
     @property
@@ -74,7 +73,6 @@ class Layout:
         return tuple(out)
 
     def __str__(self) -> str:
-        """The test id."""
         sizes = {"data": self.data, "tensor": self.tensor, "stages": self.stages}
         words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
         words += [f"chunks {self.chunks}"] if self.chunks > 1 else []
@@ -153,13 +151,11 @@ def task(training: Training) -> Task:
 
 
 def example(training: Training) -> Batch:
-    """One micro-batch."""
     return training.rows(0, 0, slice(0, training.micro_batch))
 
 
 @lru_cache(maxsize=256)
 def compiled(training: Training, layout: Layout) -> Rehearsed:
-    """The training plan, with its rehearsal."""
     return plan_training(captured(training), strategy(training, layout))
 
 
@@ -229,7 +225,6 @@ class Run:
 
 @lru_cache(maxsize=256)
 def virtual_run(training: Training, layout: Layout, steps: int = STEPS) -> Run:
-    """Train on the virtual cluster."""
     return run_plan(training, compiled(training, layout).plan, steps)
 
 

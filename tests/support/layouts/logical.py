@@ -26,7 +26,6 @@ Pieces = dict[int, torch.Tensor]
 
 
 def line(parts: int, first: int = 0) -> Placement:
-    """A placement of one axis."""
     return Placement((("axis", parts),), tuple(range(first, first + parts)))
 
 

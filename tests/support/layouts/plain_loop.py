@@ -49,7 +49,6 @@ class Training:
 
     @property
     def micro_batch(self) -> int:
-        """Samples of one micro-batch."""
         return len(next(iter(self.batches[0].values()))) // self.micro_batches
 
     def rows(self, step: int, micro_batch: int, rows: slice) -> Batch:
@@ -59,7 +58,6 @@ class Training:
         return {name: value[part] for name, value in self.batches[step].items()}
 
     def output_loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(output, loss) of plain torch."""
         output = model(**{argument: batch[name] for argument, name in self.inputs.items()})
         return output, self.loss(output, batch)
 
@@ -196,7 +194,6 @@ def seeded(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def token_batches(count: int, samples: int) -> tuple[Batch, ...]:
-    """Random tokens, each the next one's target."""
     generator = torch.Generator().manual_seed(1)
     size = (samples, CONTEXT + 1)
     windows = [torch.randint(0, VOCABULARY, size, generator=generator) for _ in range(count)]
@@ -206,7 +203,6 @@ def token_batches(count: int, samples: int) -> tuple[Batch, ...]:
 
 
 def image_batches(count: int, samples: int, classes: int) -> tuple[Batch, ...]:
-    """Random 8 x 8 images and labels."""
     generator = torch.Generator().manual_seed(2)
     return tuple(
         {

@@ -72,7 +72,6 @@ class Architecture:
     zero: int = 0
 
     def training(self, layers: int = 1) -> Training:
-        """Some steps."""
         generator = torch.Generator().manual_seed(3)
         batches = tuple(self.batch(generator, SAMPLES) for _ in range(STEPS))
         return Training(

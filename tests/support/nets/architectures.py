@@ -23,5 +23,4 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 @cache
 def training(name: str, layers: int = 1) -> Training:
-    """Of an architecture, once."""
     return ARCHITECTURES[name].training(layers)

@@ -122,7 +122,6 @@ def _indented(*lines: str) -> list[str]:
 
 
 def model_of(seed: int) -> Model:
-    """The model that a seed draws."""
     rng = Random(seed)
     rows = tuple(rng.sample(ROWS, rng.choice((2, 3, 4, 6))))
     return Model(rows, rng.choice(LOSS_ROWS), rng.randrange(len(OUTPUTS)))
@@ -155,7 +154,6 @@ def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @contextlib.contextmanager
 def module_of(model: Model) -> Iterator[Path]:
-    """A working directory with the module `mod`."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         Path("mod.py").write_text(model.source)
         sys.path.insert(0, folder)

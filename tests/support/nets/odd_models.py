@@ -28,7 +28,6 @@ LAYOUTS = (SINGLE, DATA, TENSOR, STAGES, ZERO)
 
 
 def vectors() -> tuple[Batch, ...]:
-    """Random vectors, each with a class."""
     g = torch.Generator().manual_seed(1)
     return tuple(
         {
@@ -40,7 +39,6 @@ def vectors() -> tuple[Batch, ...]:
 
 
 def tokens() -> tuple[Batch, ...]:
-    """Random tokens, each the next one's target."""
     g = torch.Generator().manual_seed(1)
     made = [torch.randint(VOCABULARY, (SAMPLES, CONTEXT + 1), generator=g) for _ in range(STEPS)]
     return tuple({"tokens": t[:, :-1].contiguous(), "y": t[:, 1:].contiguous()} for t in made)
@@ -50,7 +48,6 @@ VECTORS, TOKENS = vectors(), tokens()
 
 
 def class_loss(output: Tensor, batch: Batch) -> Tensor:
-    """Cross entropy over the last dim."""
     return F.cross_entropy(output.flatten(0, -2), batch["y"].flatten())
 
 

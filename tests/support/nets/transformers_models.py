@@ -96,7 +96,6 @@ def segmented(generator: torch.Generator, samples: int) -> Batch:
 
 
 def sounds(generator: torch.Generator, samples: int) -> Batch:
-    """Waves and their classes."""
     return {
         "input_values": torch.randn(samples, 240, generator=generator),
         "labels": _classes(generator, samples),
@@ -104,7 +103,6 @@ def sounds(generator: torch.Generator, samples: int) -> Batch:
 
 
 def spoken(generator: torch.Generator, samples: int) -> Batch:
-    """Waves and what is said in them."""
     labels = torch.randint(1, VOCABULARY, (samples, 3), generator=generator)
     return {**sounds(generator, samples), "labels": labels}
 

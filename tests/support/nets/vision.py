@@ -16,7 +16,6 @@ def versions() -> str:
 
 
 def is_installed() -> bool:
-    """Whether torchvision and timm are there."""
     return all(find_spec(name) is not None for name in ("torchvision", "timm"))
 
 

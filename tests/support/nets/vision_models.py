@@ -43,7 +43,6 @@ def films(generator: torch.Generator, samples: int) -> Batch:
 
 
 def classified(output: Any, batch: Batch) -> Tensor:
-    """Cross entropy."""
     return nn.functional.cross_entropy(output, batch["labels"])
 
 
@@ -54,7 +53,6 @@ def with_aids(output: Any, batch: Batch) -> Tensor:
 
 
 def segmented(output: Any, batch: Batch) -> Tensor:
-    """Of the output of that name."""
     return classified(output["out"], batch)
 
 
@@ -204,7 +202,6 @@ def _nfnet(models: Any, layers: int) -> nn.Module:
 
 
 def _patches(layers: int, heads: int) -> dict[str, Any]:
-    """Of the ViT family."""
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_classes": CLASSES}
     return {**sizes, "depth": layers, "num_heads": heads}
 

@@ -34,7 +34,6 @@ _RESULT = re.compile(r"result (\S+) = %(\S+)")
 
 
 def graph_of(text: str) -> LogicalGraph:
-    """Read a graph."""
     reader = _Reader()
     for line in filter(None, map(str.strip, text.splitlines())):
         reader.line(line)
@@ -79,7 +78,6 @@ TWO_LAYERS = """
 
 
 def two_layers() -> LogicalGraph:
-    """TWO_LAYERS, read."""
     return graph_of(TWO_LAYERS)
 
 
@@ -119,7 +117,6 @@ class _Reader:
         self.results: list[tuple[str, str]] = []
 
     def line(self, line: str) -> None:
-        """One line of any kind."""
         if match := _RESULT.fullmatch(line):
             self.results.append((match[1], match[2]))
         elif match := _SOURCE.fullmatch(line):

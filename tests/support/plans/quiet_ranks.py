@@ -42,8 +42,6 @@ class QuietRank:
 
 
 class QuietRanks:
-    """All ranks of a plan."""
-
     def __init__(self, plan: Plan, steps: int, fault: Fault | None, seed: int) -> None:
         self.plan, self.steps, self.fault = plan, steps, fault
         self.random = random.Random(seed)
@@ -75,7 +73,6 @@ class QuietRanks:
 
     @property
     def finished(self) -> bool:
-        """Every rank has done all steps."""
         return all(one.scheduler.is_finished() for one in self.ranks.values())
 
     def _in_any_order(self) -> list[QuietRank]:

@@ -39,5 +39,4 @@ def homes(found: LayoutSearch) -> dict[str, NdSbp]:
 
 
 def words(found: LayoutSearch) -> dict[str, str]:
-    """The same as text."""
     return {name: format_nd_sbp(nd_sbp) for name, nd_sbp in homes(found).items()}

@@ -55,11 +55,9 @@ class SmallPlan:
 
     @property
     def num_actors(self) -> int:
-        """Of both rates."""
         return self.micro + self.per_step
 
     def acts(self, actor: int) -> int:
-        """Of an actor in one step."""
         return self.micro_batches if actor < self.micro else 1
 
     def every(self, actor: int, edge: Edge) -> int:
@@ -154,7 +152,6 @@ class Simulation:
         self.results: dict[tuple[int, int], int] = {}  # (actor, act) -> addend
 
     def ready(self) -> list[int]:
-        """Actors that can act."""
         pairs = zip(self.specs, self.states, strict=True)
         return [spec.actor for spec, state in pairs if can_act(spec, state)]
 

@@ -37,7 +37,6 @@ SMALLER = {
 
 
 def overrides_of(recipe: Path) -> tuple[str, ...]:
-    """What makes a recipe smaller."""
     return SMALLER.get(recipe.stem.split("_")[0].rstrip("2"), ())
 
 

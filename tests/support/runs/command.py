@@ -137,7 +137,6 @@ class Command:
 
     @property
     def printed(self) -> str:
-        """What was read of its output."""
         return self._printed[self._out].decode()
 
     def _read(self, within: float) -> None:
@@ -238,7 +237,6 @@ def workplace(folder: Path) -> Path:
 
 
 def run_folder(folder: Path) -> str:
-    """The override that names the run's folder."""
     return f"hydra.run.dir={folder}"
 
 

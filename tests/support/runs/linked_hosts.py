@@ -44,7 +44,6 @@ class LinkedHosts:
         _ip("-n", self.namespaces[host], "link", "set", _DEVICE, "down")
 
     def mend(self) -> None:
-        """Put the plug back."""
         for namespace in self.namespaces:
             _ip("-n", namespace, "link", "set", _DEVICE, "up")
 

@@ -41,8 +41,6 @@ _NEW_NET = 0x40000000  # CLONE_NEWNET of Linux
 
 
 class Fork:
-    """A command that was begun by `start`."""
-
     def __init__(self, answers: socket.socket) -> None:
         self._answers = answers.makefile("r")
         self.pid = int(self._answers.readline())

@@ -9,7 +9,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory: empty."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FLOWRUN_RECIPES", raising=False)
     monkeypatch.setenv("COLUMNS", "120")

@@ -34,17 +34,14 @@ class Absent:
 
 
 def partial(*names: str) -> Callable[[Given, Signature], bool]:
-    """One of these arguments is P."""
     return lambda given, row: any(given.get(name) == P for name in names)
 
 
 def both_partial(*names: str) -> Callable[[Given, Signature], bool]:
-    """All of these arguments are P."""
     return lambda given, row: all(given.get(name) == P for name in names)
 
 
 def cut_in_space(given: Given, row: Signature) -> bool:
-    """Height or width is split."""
     return any(isinstance(sbp, Split) and sbp.dim >= 2 for sbp in given.values())
 
 

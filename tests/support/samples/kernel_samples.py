@@ -263,6 +263,5 @@ def _ctc() -> list[OpSample]:
 
 
 def kernel_samples() -> list[OpSample]:
-    """Every sample of this file."""
     families = (_norm, _attention_samples, _document_attention, _embedding, _conv, _loss, _ctc)
     return [made for family in families for made in family()]

@@ -8,7 +8,6 @@ _random = torch.Generator().manual_seed(20240229)
 
 
 def T(*shape: int) -> torch.Tensor:
-    """Normal numbers."""
     return torch.randn(shape, generator=_random, dtype=torch.float64)
 
 

@@ -49,7 +49,6 @@ def cross_entropy(output: Tensor, batch: Any) -> Tensor:
 
 
 def checked(forward: Forward, prepare: Callable[[Any], None] = lambda net: None) -> str:
-    """What the check says of a net."""
     return compared(*traced(forward, prepare))
 
 
@@ -66,7 +65,6 @@ def traced(
 
 
 def compared(task: Task, found: Traced) -> str:
-    """What the check says."""
     values = {name: tensor.detach().clone() for name, tensor in task.tensors.items()}
     return check_capture(task, BATCHES, found, values)
 
@@ -355,14 +353,12 @@ def with_op(target: str, change: Callable[[Op], Op]) -> Fault:
 
 
 def without_result(key: str) -> Fault:
-    """Drop a result."""
     return lambda graph: replace(
         graph, results=tuple((k, name) for k, name in graph.results if k != key)
     )
 
 
 def swapped(one: str, other: str) -> Fault:
-    """Exchange two results."""
 
     def fault(graph: LogicalGraph) -> LogicalGraph:
         names = dict(graph.results)

@@ -26,7 +26,6 @@ def captured(training: Training) -> LogicalGraph:
 
 
 def targets(graph: LogicalGraph) -> set[str]:
-    """Of all ops that concern a loss."""
     return {op.target for op in graph.ops if "softmax" in op.target or "entropy" in op.target}
 
 

@@ -15,8 +15,6 @@ from support.layouts.plain_loop import MOMENTUM, Training, loss_difference, plai
 
 
 class Net(nn.Module):
-    """A layer, then memory read by strides."""
-
     def __init__(self, read: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.first, self.last = nn.Conv2d(3, 4, 1), nn.LazyLinear(5)
@@ -43,7 +41,6 @@ def framed(x: Tensor) -> Tensor:
 
 
 def turned(x: Tensor) -> Tensor:
-    """Memory in which channels lie last."""
     there = x.to(memory_format=torch.channels_last)
     return there.as_strided((len(x), 4, 8), (64, 16, 2))
 
@@ -54,7 +51,6 @@ def beside(x: Tensor) -> Tensor:
 
 
 def training(read: Callable[[Tensor], Tensor]) -> Training:
-    """Of such a net."""
     result = torch.Generator().manual_seed(5)
     batches = tuple(
         {
@@ -74,7 +70,6 @@ def training(read: Callable[[Tensor], Tensor]) -> Training:
 
 
 def targets(read: Callable[[Tensor], Tensor]) -> set[str]:
-    """Kinds of op of the captured graph."""
     given = training(read)
     batch = given.rows(0, 0, slice(0, 4))
     return {op.target for op in capture(Task(given.model(), given.inputs, given.loss), batch).ops}

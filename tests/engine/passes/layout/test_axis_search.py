@@ -155,7 +155,6 @@ class BruteForce:
         return self.costs[key]
 
     def in_order(self, name: str, have: AxisLocations, order: Iterable[AxisLocation]) -> float:
-        """The same in one order."""
         there, cost = set(have), 0.0
         for form in order:
             cost += min(priced(self.problem, name, source, form) for source in there)

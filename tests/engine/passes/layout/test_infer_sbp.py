@@ -45,13 +45,11 @@ def signed(strategy: Strategy) -> LogicalGraph:
 
 
 def homes(graph: LogicalGraph) -> dict[str, NdSbp]:
-    """Where weights, states and batch fields lie."""
     out = {v.name: v.nd_sbp for v in graph.variables}
     return out | {f.field: f.nd_sbp for f in graph.feeds}
 
 
 def signature(graph: LogicalGraph, name: str) -> str:
-    """Of the op that makes a tensor."""
     op = graph.producer[name]
     return ", ".join(map(format_nd_sbp, op.in_sbp)) + " -> " + format_nd_sbp(op.out_sbp[0])
 

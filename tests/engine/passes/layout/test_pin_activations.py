@@ -27,7 +27,6 @@ def pin(pattern: str, where: str, sbp: Sbp | None = None, axis: str = "tensor") 
 
 
 def pinned(*pins: Pin) -> list[str]:
-    """Tensors of BLOCKS that the pass pins."""
     graph = pin_activations(graph_of(BLOCKS), one_axis("tensor", pins=pins))
     return [op.inputs[0] for op in graph.ops if op.target == "flow.pin"]
 

@@ -17,7 +17,6 @@ THROUGH = (split_stages, update_ops)
 
 
 def in_phase(graph: LogicalGraph, phase: str) -> list[str]:
-    """Names of ops."""
     return [op.name for op in graph.ops if op.phase == phase]
 
 

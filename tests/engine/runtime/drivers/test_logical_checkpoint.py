@@ -35,19 +35,16 @@ TOLERANCE = 1e-5  # relative, of the next loss: float32 sums in another order
 
 
 def fresh(layout: Layout) -> VirtualCluster:
-    """Ranks that have done nothing yet."""
     return cluster(SMALL, compiled(SMALL, layout).plan)
 
 
 def save(ranks: VirtualCluster, folder: Path) -> None:
-    """What every rank has to write."""
     folder.mkdir()
     for rank, body in ranks.ranks.items():
         write(folder, rank, choose_shards(ranks.plan, rank, body.variables))
 
 
 def load(ranks: VirtualCluster, folder: Path) -> None:
-    """Each rank reads what it holds."""
     for rank, body in ranks.ranks.items():
         restore(folder, ranks.plan, rank, body.variables)
 

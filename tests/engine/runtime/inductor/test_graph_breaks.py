@@ -16,12 +16,10 @@ from flowrun.engine.runtime.kernels.program import Program, ProgramCall
 
 
 def mixed(*values: torch.Tensor) -> torch.Tensor:
-    """Tells its arguments and their order."""
     return sum(value * (k + 2) for k, value in enumerate(values)) + 1  # type: ignore[return-value]
 
 
 def changed(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """In place."""
     return value.mul_(3).add_(other)
 
 

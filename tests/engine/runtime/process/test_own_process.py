@@ -40,8 +40,6 @@ def test_a_crash_of_a_library_is_an_error() -> None:
 
 
 class Interrupt(logging.Handler):
-    """Ctrl-C at the first record."""
-
     def emit(self, record: logging.LogRecord) -> None:
         self.text = record.getMessage()
         signal.raise_signal(signal.SIGINT)
@@ -66,7 +64,6 @@ def test_an_interrupt_does_not_wait_for_the_work(monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Small bounds."""
     monkeypatch.setattr(own_process, "MOST_S", 0.05)
     monkeypatch.setattr(own_process, "MOST_BYTES", 1 << 26)
     yield

@@ -188,7 +188,6 @@ IDS = [f"{parts} ranks{', shared memory' if shared else ''}" for parts, shared i
 
 @pytest.fixture(scope="module", params=SETUPS, ids=IDS)
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What each rank got, for every case."""
     folder = str(tmp_path_factory.mktemp("ranks"))
     parts, shared = request.param
     start_ranks(_rank, parts, parts, shared, folder)

@@ -34,7 +34,6 @@ def add_steps(folder: Path, steps: range) -> None:
 
 @pytest.fixture
 def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """What the command prints."""
     monkeypatch.chdir(tmp_path)
 
     def run(*folders: str, followed: str | None = None, width: int = 80) -> str:

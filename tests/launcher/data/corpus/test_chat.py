@@ -36,13 +36,11 @@ TALK = [
 
 
 def write(folder: Path, *rows: Any) -> str:
-    """Write rows as jsonl; return the path."""
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return str(folder / "rows.jsonl")
 
 
 def with_template(bpe: str, folder: Path, template: str) -> str:
-    """Write the tokenizer with another chat template."""
     tokenizer = AutoTokenizer.from_pretrained(bpe)
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder / "other")

@@ -24,7 +24,6 @@ DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 
 @pytest.fixture
 def text(tmp_path: Path) -> str:
-    """A file of text."""
     (tmp_path / "text").write_text("the cat sat on the mat\n" * 50)
     return str(tmp_path / "text")
 

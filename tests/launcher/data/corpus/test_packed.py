@@ -104,7 +104,6 @@ def test_long_texts_are_cut_into_pieces_that_lose_no_target() -> None:
 
 
 def write(folder: Path, *rows: Any) -> str:
-    """Write rows as jsonl; return the path."""
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return str(folder / "rows.jsonl")
 

@@ -16,7 +16,6 @@ from flowrun.launcher.data.corpus.text import Text
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """A folder of two documents."""
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / "a.txt").write_text("the cat sat\non the mat\n")
@@ -25,7 +24,6 @@ def texts(tmp_path: Path) -> Path:
 
 
 def kept() -> list[Path]:
-    """What the cache holds."""
     return sorted(cache_folder().glob("tokens-*"))
 
 

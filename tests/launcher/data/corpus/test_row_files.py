@@ -17,7 +17,6 @@ TEXTS = ["2020-01-09", "007", "1.10", "NA", "null", "", "true", "2020-01-09T10:0
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """Return the fields of all rows."""
     return [row.fields for row in READERS[file.suffix](file)]
 
 

@@ -14,7 +14,6 @@ ROWS = [{"text": f"the cat {k}", "n": k} for k in range(5)]
 
 
 def write(folder: Path, kind: str) -> str:
-    """Write ROWS; return the path."""
     made = datasets.Dataset.from_list(ROWS)
     if kind == "jsonl":
         (folder / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))

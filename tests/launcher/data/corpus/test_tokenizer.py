@@ -39,7 +39,6 @@ def begun(bpe: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def write(folder: Path, *rows: Any) -> str:
-    """Write rows as jsonl; return the path."""
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return str(folder / "rows.jsonl")
 

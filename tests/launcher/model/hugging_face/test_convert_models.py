@@ -61,7 +61,6 @@ def batch_of(model: nn.Module) -> tuple[list[Tensor], dict[str, Tensor]]:
 
 @torch.no_grad()
 def difference(ours: nn.Module, theirs: Any) -> float:
-    """Of their logits."""
     given, named = batch_of(ours)
     return float((ours(*given) - theirs(**named).logits).abs().max())
 

@@ -23,7 +23,6 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of a small model."""
     folder = tmp_path_factory.mktemp("llama")
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).save_pretrained(folder)
     save_tokenizer(folder)
@@ -31,7 +30,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def change(folder: Path, **keys: Any) -> None:
-    """Write other values of the config."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **keys}))
 

@@ -71,7 +71,6 @@ class OneHost:
         self.carry_out(out)
 
     def take(self, event: Notice) -> None:
-        """Let the machine take an event."""
         self.state, out = step(self.state, event)
         assert violations(self.state) == ()
         self.carry_out(out)
@@ -150,7 +149,6 @@ class OneHost:
         )
 
     def hear(self, message: Notice) -> None:
-        """Take what the hub says."""
         match message:
             case Numbered(number, names, port, _):
                 self.number, self.met = number, self.met + 1
@@ -166,7 +164,6 @@ class OneHost:
     # ---- its rank --------------------------------------------------------------------------------
 
     def act(self) -> None:
-        """Let the rank do what comes next."""
         rank = self.rank
         if rank is None or self.gone_is_known or self.state.phase is not Life.TRAINING:
             return
@@ -265,7 +262,6 @@ class World:
         return self.rounds
 
     def add(self, key: int) -> None:
-        """A host comes."""
         self._coming = key
         made = OneHost(key, self)
         self.all[key] = made
