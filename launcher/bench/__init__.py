@@ -1,12 +1,11 @@
 """`flowrun bench`: the same training through flowrun and through torch's own layouts, in turn.
 
 bench.py         read this first: the story on a page
-suite.py runs.py conf/suite and command line -> Suite -> the runs, in order
+load_suite.py suite.py runs.py   conf/suite and command line -> Suite -> the runs, in order
 process.py       one run in processes of its own -> a sample, or the reason why there is none
-peer_order.py peers/   what a rank of a peer is asked to do; torch's own layouts
+peers/           torch's own layouts
 results.py       samples -> medians, ratios pair by pair, bounds
 show_results.py plot_results.py   a table; bars
 sweep.py         every layout of a set, and the one that auto.placement picks, as experiments
-loop.py          time of the loop alone, on empty actors
 foreseen/        published tables compared with foreseen figures
 """

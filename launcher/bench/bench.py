@@ -11,7 +11,7 @@ import platform
 import signal
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
@@ -21,7 +21,7 @@ from rich.console import Console
 
 from flowrun.launcher.bench.plot_results import draw
 from flowrun.launcher.bench.process import execute
-from flowrun.launcher.bench.results import FinishedRun, ResultLine, key_of, lines, step_seconds
+from flowrun.launcher.bench.results import FinishedRun, ResultLine, lines, step_seconds
 from flowrun.launcher.bench.runs import round_of
 from flowrun.launcher.bench.show_results import table
 from flowrun.launcher.bench.suite import Suite
@@ -29,7 +29,7 @@ from flowrun.launcher.bench.sweep import expand_sweep
 from flowrun.launcher.recipe.compose import compose
 from flowrun.launcher.report.report import strict
 from flowrun.launcher.terminal.console import NO_PLOT
-from flowrun.launcher.terminal.units import seconds
+from flowrun.launcher.terminal.units import duration, seconds
 
 FILE, PLOT = "bench.json", "bench.svg"
 
@@ -58,22 +58,27 @@ def bench(
         if records:
             console.print()
             console.print(table(suite, found))
-            plotted = draw(suite, found, folder / PLOT)
-            files = f"{FILE}, {PLOT}" if plotted else FILE
-            console.print(f"the same in {folder}: {files}", highlight=False, soft_wrap=True)
-            if not plotted:
-                console.print(NO_PLOT)
+            show_files(console, folder, draw(suite, found, folder / PLOT))
     return found
+
+
+def show_files(console: Console, folder: Path, plotted: bool) -> None:
+    """Say where the results are.  plotted: with their plot."""
+    files = f"{FILE}, {PLOT}" if plotted else FILE
+    console.print(f"the same in {folder}: {files}", highlight=False, soft_wrap=True)
+    if not plotted:
+        console.print(NO_PLOT)
+
+
+def write_results(folder: Path, results: Mapping[str, object]) -> None:
+    """Write the file of all results, of any kind of suite."""
+    (folder / FILE).write_text(json.dumps(strict(results), indent=1) + "\n")
 
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
     """Both end what runs, and show what is done."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
@@ -84,55 +89,40 @@ def _rounds(
     suite: Suite, folder: Path, console: Console, config_dir: str | None, records: list[FinishedRun]
 ) -> None:
     """Run all rounds; a run that failed once is not tried again."""
-    runs = list(round_of(suite))
-    failed: set[object] = set()
+    runs = dict(enumerate(round_of(suite)))
+    number_of_runs = len(runs)
     for number in range(suite.rounds):
-        for place, run in enumerate(runs):
-            if key_of(run) in failed:
-                continue
-            console.print(
-                f"round {number + 1}/{suite.rounds}  run {place + 1}/{len(runs)}  {run} …",
-                end=" ",
-                highlight=False,
-                markup=False,
-                soft_wrap=True,
-            )
+        for place, run in list(runs.items()):
+            where = f"round {number + 1}/{suite.rounds}  run {place + 1}/{number_of_runs}  {run} …"
+            console.print(where, end=" ", highlight=False, markup=False, soft_wrap=True)
             begun = time.monotonic()
-            where = folder / "runs" / f"{number}_{place:02}_{run.experiment}"
-            sample = execute(run, where, suite.timeout_s, config_dir)
-            records.append(FinishedRun(number, key_of(run), sample, time.monotonic() - begun))
-            _write(suite, records, folder / FILE)
+            own = folder / "runs" / f"{number}_{place:02}_{run.experiment}"
+            sample = execute(run, own, suite.timeout_s, config_dir)
+            records.append(FinishedRun(number, run.key, sample, time.monotonic() - begun))
+            _write(suite, records, folder)
             if sample.problem:
-                failed.add(key_of(run))
+                del runs[place]
                 console.print("failed", style="yellow")
                 console.print(f"  {sample.problem}", style="yellow", markup=False, soft_wrap=True)
                 continue
-            later = sum(key_of(each) not in failed for each in runs[place + 1 :])
-            later += (suite.rounds - 1 - number) * (len(runs) - len(failed))
+            later = sum(k > place for k in runs) + (suite.rounds - 1 - number) * len(runs)
             left = later * statistics.mean(record.wall_s for record in records)
-            console.print(
-                f"{seconds(statistics.median(step_seconds(suite, sample)))} a step; "
-                f"{f'{left:.0f} s' if left < 90 else f'{left / 60:.0f} min'} left",
-                highlight=False,
-            )
+            step_s = statistics.median(step_seconds(suite, sample))
+            console.print(f"{seconds(step_s)} a step; {duration(left)} left", highlight=False)
 
 
-def _write(suite: Suite, records: Sequence[FinishedRun], file: Path) -> None:
-    """All that was measured, and what it comes to."""
-    text = {
-        "suite": asdict(suite),
-        "machine": _machine(),
-        "lines": [asdict(line) for line in lines(suite, records)],
-        "records": [asdict(record) for record in records],
-    }
-    file.write_text(json.dumps(strict(text), indent=1) + "\n")
-
-
-def _machine() -> dict[str, object]:
-    """Describe the machine that measured."""
-    return {
+def _write(suite: Suite, records: list[FinishedRun], folder: Path) -> None:
+    """All that was measured, where, and what it comes to."""
+    machine = {
         "cores": os.cpu_count(),
         "architecture": platform.machine(),
         "python": platform.python_version(),
         "torch": version("torch"),
     }
+    results = {
+        "suite": asdict(suite),
+        "machine": machine,
+        "lines": [asdict(line) for line in lines(suite, records)],
+        "records": [asdict(record) for record in records],
+    }
+    write_results(folder, results)

@@ -16,10 +16,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import mean
-from typing import Any
+from statistics import fmean
+from typing import IO
 
 from flowrun.launcher.bench.runs import Run
 from flowrun.launcher.job.forked import delay_interrupts
@@ -59,10 +59,9 @@ def execute(run: Run, folder: Path, timeout_s: float, config_dir: str | None = N
     timeout_s: seconds after which the run has failed.  config_dir: the user's own groups.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    train = _train_flowrun if run.peer is None else _train_peer
     try:
-        if run.peer is None:
-            return _flowrun(run, folder, timeout_s, config_dir)
-        return _peer(run, folder, timeout_s, config_dir)
+        return train(run, folder, timeout_s, config_dir)
     except _Failed as error:
         return Sample(problem=str(error))
 
@@ -71,7 +70,7 @@ class _Failed(Exception):
     """Why a run measured nothing, in a line."""
 
 
-def _flowrun(run: Run, folder: Path, timeout_s: float, config_dir: str | None) -> Sample:
+def _train_flowrun(run: Run, folder: Path, timeout_s: float, config_dir: str | None) -> Sample:
     """The command that a user would type.  Of copies, each step's mean, and the work of all."""
     given = ["--config-dir", config_dir] if config_dir else []
     command = [*_module("flowrun.launcher.cli"), "run", *run.overrides, *given]
@@ -80,21 +79,24 @@ def _flowrun(run: Run, folder: Path, timeout_s: float, config_dir: str | None) -
     found = [_read_sample(each) for each in folders]
     return replace(
         found[0],
-        step_s=tuple(map(mean, zip(*(each.step_s for each in found), strict=True))),
+        step_s=tuple(map(fmean, zip(*(each.step_s for each in found), strict=True))),
         peak_bytes=max(each.peak_bytes for each in found),
         work=sum(each.work or 0.0 for each in found),
     )
 
 
 def _read_sample(folder: Path) -> Sample:
-    """Read what a run of flowrun wrote."""
+    """Read what a run of flowrun wrote: a loss is null in a step without one, and a list in the
+    mirrored view.
+    """
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     report = json.loads((folder / "report.json").read_text())
     measured = report["measured"]
     share = measured.get("utilisation")
+    losses = [math.nan if step["loss"] is None else step["loss"] for step in steps]
     return Sample(
         step_s=tuple(step["step_s"] for step in steps),
-        losses=tuple(_mean(step["loss"]) for step in steps),
+        losses=tuple(fmean(each) if isinstance(each, list) else each for each in losses),
         peak_bytes=max(measured["process_bytes"].values()),
         sent_bytes=measured["sent_bytes"],
         work=round(steps[-1]["tokens_per_s"] * steps[-1]["step_s"]),
@@ -104,46 +106,27 @@ def _read_sample(folder: Path) -> Sample:
     )
 
 
-def _peer(run: Run, folder: Path, timeout_s: float, config_dir: str | None) -> Sample:
-    """A process a rank; the loss of a step is the mean over the ranks that have one."""
-    from flowrun.launcher.bench.peer_order import PeerOrder
-
-    assert run.peer is not None
-    order, meet = folder / "order.json", folder / "meet"
-    meet.unlink(missing_ok=True)
-    compiled = run.mode == "compiled"
-    asked = PeerOrder(
-        overrides=run.overrides,
-        peer=run.peer,
-        compiled=compiled,
-        meet=str(meet.absolute()),
-        config_dir=config_dir,
-    )
-    order.write_text(asked.to_json())
-    command = [*_module("flowrun.launcher.bench.peers.peer_rank"), str(order)]
+def _train_peer(run: Run, folder: Path, timeout_s: float, config_dir: str | None) -> Sample:
+    """A process a rank (peers/peer_rank.py); the loss of a step is the mean over the ranks that
+    have one.
+    """
+    order = folder / "order.json"
+    order.write_text(json.dumps(asdict(run)))
+    (folder / "meet").unlink(missing_ok=True)
+    command = [*_module("flowrun.launcher.bench.peers.peer_rank"), str(order), config_dir or ""]
     ranks = range(run.ranks)
-    place = [{"RANK": str(rank), "WORLD_SIZE": str(run.ranks)} for rank in ranks]
-    _run([(command, variables) for variables in place], run, folder, timeout_s)
-    files = [folder / f"rank{rank}.json" for rank in ranks]
-    heard: list[dict[str, Any]] = [json.loads(file.read_text()) for file in files]
-    with_loss = [each for each in heard if each["losses"][0] is not None]
-    losses = [each["losses"] for each in with_loss]
+    _run([(command, {"RANK": str(rank)}) for rank in ranks], run, folder, timeout_s)
+    measured = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in ranks]
+    with_loss = [each for each in measured if each["losses"][0] is not None]
     return Sample(
         step_s=tuple(with_loss[-1]["step_s"]),  # on CUDA the others' host runs ahead
-        losses=tuple(sum(step) / len(step) for step in zip(*losses, strict=True)),
-        peak_bytes=max(each["peak_bytes"] for each in heard),
+        losses=tuple(map(fmean, zip(*(each["losses"] for each in with_loss), strict=True))),
+        peak_bytes=max(each["peak_bytes"] for each in measured),
     )
 
 
 def _module(name: str) -> list[str]:
     return [sys.executable, "-m", name]
-
-
-def _mean(loss: float | list[float] | None) -> float:
-    """null: a step without a loss."""
-    if loss is None:
-        return math.nan
-    return sum(loss) / len(loss) if isinstance(loss, list) else loss
 
 
 # ---- processes -----------------------------------------------------------------------------------
@@ -178,7 +161,9 @@ def _run(
         _end([process for process, _ in started])
 
 
-def _start(command: list[str], variables: Mapping[str, str], log: Any) -> subprocess.Popen[bytes]:
+def _start(
+    command: list[str], variables: Mapping[str, str], log: IO[bytes]
+) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own, so that Ctrl-C on the terminal comes to us alone,
     and all of the session can be ended at once.
     """

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from flowrun.launcher.bench.process import Sample
 from flowrun.launcher.bench.runs import FLOWRUN, Run, round_of
-from flowrun.launcher.bench.suite import Experiment, Suite
+from flowrun.launcher.bench.suite import Suite
 
-LineKey = tuple[str, str, str, str]  # experiment, side, mode, setting
+Samples = Mapping[int, Sample]  # by round, of runs that ended well
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """A run that has ended.  round: from 0.  wall_s: with its start."""
+    """A run that has ended.  round: from 0.  key: Run.key.  wall_s: with its start."""
 
     round: int
-    key: LineKey
+    key: tuple[str, str, str, str]
     sample: Sample
     wall_s: float = 0.0
 
@@ -73,99 +72,81 @@ class ResultLine:
         return None
 
 
-def key_of(run: Run) -> LineKey:
-    """Return what a run has in common with those of other rounds."""
-    return run.experiment, run.side, run.mode, run.setting
-
-
 def lines(suite: Suite, records: Sequence[FinishedRun]) -> tuple[ResultLine, ...]:
     """A line for each run of a round, in order: what efficiency is counted from too."""
-    return tuple(_lines(suite, records))
+    return tuple(_line(suite, run, records) for run in round_of(suite))
 
 
-def _lines(suite: Suite, records: Sequence[FinishedRun]) -> Iterator[ResultLine]:
-    by_key: dict[LineKey, dict[int, Sample]] = {}
-    for record in records:
-        by_key.setdefault(record.key, {})[record.round] = record.sample
-    for run in round_of(suite):
-        experiment, found = suite.experiments[run.experiment], by_key.get(key_of(run), {})
-        well = {number: sample for number, sample in found.items() if not sample.problem}
-        reasons = [sample.problem for sample in found.values() if sample.problem]
-        ours = by_key.get((run.experiment, FLOWRUN, run.mode, ""), {})
-        alone = by_key.get((suite.efficiency_of, FLOWRUN, run.mode, ""), {})
-        of_one = experiment.efficiency is not None
-        compared = _compare(suite, experiment, run, ours, well, alone if of_one else {})
-        yield ResultLine(
-            experiment=run.experiment,
-            title=experiment.title or run.experiment,
-            side=run.side,
-            mode=run.mode,
-            setting=run.setting,
-            rounds=len(well),
-            **_times(suite, list(well.values())),
-            **compared,
-            problem=(reasons or [""])[-1],
-        )
+def _line(suite: Suite, run: Run, records: Sequence[FinishedRun]) -> ResultLine:
+    def well(experiment: str, side: str, setting: str = "") -> Samples:
+        key = experiment, side, run.mode, setting
+        return {r.round: r.sample for r in records if r.key == key and not r.sample.problem}
+
+    experiment, mine = (
+        suite.experiments[run.experiment],
+        well(run.experiment, run.side, run.setting),
+    )
+    problems = [r.sample.problem for r in records if r.key == run.key and r.sample.problem]
+    line = ResultLine(
+        experiment=run.experiment,
+        title=experiment.title or run.experiment,
+        side=run.side,
+        mode=run.mode,
+        setting=run.setting,
+        rounds=len(mine),
+        problem=problems[-1] if problems else "",
+    )
+    line = _measured(line, suite, list(mine.values()))
+    if run.side == FLOWRUN:
+        counts = experiment.efficiency is not None
+        alone = well(suite.efficiency_of, FLOWRUN) if counts else {}
+        gain = ratio(suite, alone, mine)
+        efficiency = None if gain is None else gain / run.ranks
+        return replace(line, efficiency=efficiency, at_least=experiment.efficiency or None)
+    ours = well(run.experiment, FLOWRUN)
+    apart = [distance(ours[k].losses, mine[k].losses) for k in mine.keys() & ours.keys()]
+    allowed = experiment.loss_tolerance
+    allowed = suite.loss_tolerance if allowed is None else allowed
+    return replace(
+        line,
+        ratio=ratio(suite, ours, mine),
+        at_most=experiment.at_most.get(run.setting or run.side),
+        losses_apart=max(apart, default=None),
+        agree=max(apart) <= allowed if apart else None,
+    )
 
 
-def _times(suite: Suite, samples: Sequence[Sample]) -> dict[str, Any]:
-    """Over the steps of all rounds but for the first of each."""
+def _measured(line: ResultLine, suite: Suite, samples: Sequence[Sample]) -> ResultLine:
+    """Add figures over the steps of all rounds but for the first of each."""
     if not samples:
-        return {}
+        return line
     steps = [seconds for sample in samples for seconds in step_seconds(suite, sample)]
     sent = [sample.sent_bytes for sample in samples if sample.sent_bytes is not None]
     median_s, last = statistics.median(steps), samples[-1]
-    return {
-        "median_s": median_s,
-        "min_s": min(steps),
-        "peak_bytes": round(statistics.median(sample.peak_bytes for sample in samples)),
-        "sent_bytes": statistics.median(sent) if sent else None,
-        "per_s": last.work / median_s if last.work is not None else None,
-        "unit": last.unit,
-        "utilisation": None if last.at_peak_s is None else last.at_peak_s / median_s,
-        "foreseen_s": last.foreseen_s,
-    }
+    return replace(
+        line,
+        median_s=median_s,
+        min_s=min(steps),
+        peak_bytes=round(statistics.median(sample.peak_bytes for sample in samples)),
+        sent_bytes=statistics.median(sent) if sent else None,
+        per_s=last.work / median_s if last.work is not None else None,
+        unit=last.unit,
+        utilisation=None if last.at_peak_s is None else last.at_peak_s / median_s,
+        foreseen_s=last.foreseen_s,
+    )
 
 
-def _compare(
-    suite: Suite,
-    experiment: Experiment,
-    run: Run,
-    ours: dict[int, Sample],
-    theirs: dict[int, Sample],
-    alone: dict[int, Sample],
-) -> dict[str, Any]:
-    """Compute the efficiency of flowrun, or a peer's ratio and how far its losses are off."""
-    if run.side == FLOWRUN:
-        each = pairs(suite, alone, theirs)
-        return {
-            "efficiency": statistics.median(each) / run.ranks if each else None,
-            "at_least": experiment.efficiency or None,
-        }
-    ratios = pairs(suite, ours, theirs)
-    both = [k for k in theirs if k in ours and not ours[k].problem]
-    apart = [distance(ours[k].losses, theirs[k].losses) for k in both]
-    allowed = experiment.loss_tolerance
-    allowed = suite.loss_tolerance if allowed is None else allowed
-    return {
-        "ratio": statistics.median(ratios) if ratios else None,
-        "at_most": experiment.at_most.get(run.setting or run.side),
-        "losses_apart": max(apart, default=None),
-        "agree": max(apart) <= allowed if apart else None,
-    }
-
-
-def pairs(suite: Suite, over: dict[int, Sample], under: dict[int, Sample]) -> list[float]:
-    """Divide the step time of `over` by that of `under`, in each round that both have.
+def ratio(suite: Suite, over: Samples, under: Samples) -> float | None:
+    """Divide the step time of `over` by that of `under` in each round that both have; the median.
 
     suite: says which steps count.
     """
-    both = [k for k in over if k in under and not over[k].problem and not under[k].problem]
-    return [
+    ratios = [
         statistics.median(step_seconds(suite, over[k]))
         / statistics.median(step_seconds(suite, under[k]))
-        for k in both
+        for k in over.keys() & under.keys()
     ]
+    return statistics.median(ratios) if ratios else None
 
 
 def step_seconds(suite: Suite, sample: Sample) -> tuple[float, ...]:

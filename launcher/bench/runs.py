@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from flowrun.launcher.bench.suite import MODES, Experiment, Peer, Suite
 
@@ -20,22 +20,24 @@ class Run:
     """
 
     experiment: str
-    side: str
-    mode: str
-    setting: str
+    side: str = FLOWRUN
+    mode: str = MODES[0]
+    setting: str = ""
     overrides: tuple[str, ...]
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(default_factory=dict)
     ranks: int
     peer: Peer | None = None
     copies: int = 1
 
     def __str__(self) -> str:
-        words = [f"{self.experiment}: {self.side}", self.setting]
-        return ", ".join(word for word in (*words, *self._unusual) if word)
+        mode = "" if self.mode == MODES[0] else self.mode
+        words = (f"{self.experiment}: {self.side}", self.setting, mode)
+        return ", ".join(word for word in words if word)
 
     @property
-    def _unusual(self) -> list[str]:
-        return [] if self.mode == MODES[0] else [self.mode]
+    def key(self) -> tuple[str, str, str, str]:
+        """What it has in common with those of other rounds."""
+        return self.experiment, self.side, self.mode, self.setting
 
 
 def round_of(suite: Suite) -> Iterator[Run]:
@@ -44,48 +46,28 @@ def round_of(suite: Suite) -> Iterator[Run]:
 
     What efficiency is counted from runs too, without peers, if it was not asked for.
     """
-    chosen = list(suite.rows)
-    reference = suite.efficiency_of
-    needed = any(suite.experiments[name].efficiency is not None for name in chosen)
+    chosen = [suite.experiments[name] for name in suite.rows]
+    reference = suite.experiments.get(suite.efficiency_of)
+    needed = reference not in chosen and any(each.efficiency is not None for each in chosen)
     for mode in suite.modes:
-        if needed and reference and reference not in chosen:
-            yield _of_flowrun(suite, suite.experiments[reference], mode)
-        for name in chosen:
-            experiment = suite.experiments[name]
-            if not experiment.modes or mode in experiment.modes:
-                yield _of_flowrun(suite, experiment, mode)
-                for title, layout in experiment.others.items():
-                    yield _of_flowrun(suite, replace(experiment, flowrun=layout), mode, title)
-                yield from _of_peers(suite, experiment, mode)
+        if reference and needed:
+            yield next(_runs_of(suite, reference, mode))
+        for experiment in chosen:
+            if mode in (experiment.modes or suite.modes):
+                yield from _runs_of(suite, experiment, mode)
 
 
-def _of_flowrun(suite: Suite, experiment: Experiment, mode: str, side: str = FLOWRUN) -> Run:
-    overrides = suite.recipe_of(experiment)
-    overrides += [*experiment.flowrun, *suite.mode_overrides.get(mode, ())]
-    name, ranks, copies = experiment.name, experiment.ranks, experiment.copies
-    return Run(
-        experiment=name,
-        side=side,
+def _runs_of(suite: Suite, experiment: Experiment, mode: str) -> Iterator[Run]:
+    both = Run(
+        experiment=experiment.name,
         mode=mode,
-        setting="",
-        overrides=tuple(overrides),
-        environment={},
-        ranks=ranks,
-        copies=copies,
+        overrides=tuple(suite.recipe_of(experiment)),
+        ranks=experiment.ranks,
     )
-
-
-def _of_peers(suite: Suite, experiment: Experiment, mode: str) -> Iterator[Run]:
-    overrides = tuple(suite.recipe_of(experiment))
-    for title, peer in experiment.peers.items():
+    of_mode = suite.mode_overrides.get(mode, ())
+    for side, layout in {FLOWRUN: experiment.flowrun, **experiment.others}.items():
+        overrides = (*both.overrides, *layout, *of_mode)
+        yield replace(both, side=side, overrides=overrides, copies=experiment.copies)
+    for side, peer in experiment.peers.items():
         for setting, environment in suite.settings.items():
-            yield Run(
-                experiment=experiment.name,
-                side=title,
-                mode=mode,
-                setting=setting,
-                overrides=overrides,
-                environment=environment,
-                ranks=experiment.ranks,
-                peer=peer,
-            )
+            yield replace(both, side=side, setting=setting, environment=environment, peer=peer)

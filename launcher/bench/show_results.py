@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -14,17 +13,17 @@ from flowrun.launcher.bench.results import ResultLine
 from flowrun.launcher.bench.runs import FLOWRUN
 from flowrun.launcher.bench.suite import MODES, Suite
 
-# A ratio and an efficiency share a column, and so do their bounds.
-COLUMNS = (
-    ("ms", 6),
-    ("least", 6),
-    ("plan", 6),
-    ("share", 5),
-    ("bound", 11),
-    ("MB", 5),
-    ("sent MB", 7),
-)
-APART = ("losses", 6)
+# Headings and widths.  A ratio and an efficiency share a column, and so do their bounds.
+COLUMNS = {
+    "ms": 6,
+    "least": 6,
+    "plan": 6,
+    "share": 5,
+    "bound": 11,
+    "MB": 5,
+    "sent MB": 7,
+    "losses": 6,
+}
 
 
 def table(suite: Suite, found: Sequence[ResultLine]) -> RenderableType:
@@ -32,19 +31,19 @@ def table(suite: Suite, found: Sequence[ResultLine]) -> RenderableType:
     time.  100 columns are enough.
     """
     names = max((len(_name(line)) for line in found), default=0)
-    head = _grid(names)
-    head.add_row("", *(Text(heading, "bold") for heading, _ in (*COLUMNS, APART)))
     title = Text(f"{suite.name}: {suite.note}" if suite.note else suite.name, "bold")
-    parts: list[RenderableType] = [title, head]
-    for _, lines in groupby(found, key=lambda line: (line.experiment, line.mode)):
-        block = list(lines)
-        parts.append(_title(block[0]))
-        for line in block:
-            grid = _grid(names)
-            grid.add_row(*_cells(line))
-            parts.append(grid)
-            if line.problem:
-                parts.append(Padding(Text(line.problem, "yellow"), (0, 0, 0, 4)))
+    parts: list[RenderableType] = [
+        title,
+        _row(names, "", *(Text(each, "bold") for each in COLUMNS)),
+    ]
+    block = None
+    for line in found:
+        if block != (line.experiment, line.mode):
+            block = line.experiment, line.mode
+            parts.append(_title(line))
+        parts.append(_row(names, *_cells(line)))
+        if line.problem:
+            parts.append(Padding(Text(line.problem, "yellow"), (0, 0, 0, 4)))
     return Group(*parts, Text(), Text(legend(suite), "dim"))
 
 
@@ -70,12 +69,13 @@ def _title(ours: ResultLine) -> Text:
     return Text.assemble((title, "bold"), (speed + of_peak, "dim"))
 
 
-def _grid(names: int) -> Table:
-    """Make the grid of one row of the table: all have the same widths."""
+def _row(names: int, *cells: RenderableType) -> Table:
+    """Make a row of the table: all have the same widths."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(width=names)
-    for _, width in (*COLUMNS, APART):
+    for width in COLUMNS.values():
         grid.add_column(width=width, justify="right", no_wrap=True)
+    grid.add_row(*cells)
     return grid
 
 

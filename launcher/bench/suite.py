@@ -1,34 +1,18 @@
-"""conf/suite + command line -> Suite: what is compared, how often, and what is to come out.
-
-Overrides that begin with `suite` or `hydra` are the suite's; all others go to every recipe, of
-flowrun and of the peers.
-"""
+"""The keys of a suite -> Suite: what is compared, how often, and what is to come out."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf, open_dict
+from flowrun.launcher.recipe.recipe_errors import did_you_mean, require
 
-from flowrun.engine.errors import RecipeError
-from flowrun.launcher.bench.foreseen import published
-from flowrun.launcher.bench.foreseen.published import Foreseen
-from flowrun.launcher.recipe import hydra_source
-from flowrun.launcher.recipe.compose import CONFIG_MODULE
-from flowrun.launcher.recipe.recipe_errors import (
-    COMPOSING_ERRORS,
-    PlacedError,
-    did_you_mean,
-    from_hydra,
-)
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-CONFIG_NAME = "bench"
+    T = TypeVar("T", bound=DataclassInstance)
+
 MODES = ("eager", "compiled")
 _LOOP = ("recompute", "workers", "whole")
 KINDS = {  # to the keys that each reads
@@ -39,7 +23,6 @@ KINDS = {  # to the keys that each reads
     "tensor": ("columns", "rows", "classes", "data", "units", "workers"),
     "pipeline": ("units", "schedule", "cut", "workers"),
 }
-_OURS = re.compile(r"[+~]*(suite|hydra)[.=/]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +92,16 @@ class Sweep:
     zero: tuple[int, ...] = (0, 2)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """The keys of conf/suite/base.yaml.  experiments: by name; rows: those that are run.  sweep:
-    None: experiments say their layouts.
+    """The keys of conf/suite/base.yaml.  rows: the experiments that are run.  sweep: None:
+    experiments say their layouts.
     """
 
     name: str
-    note: str
-    recipe: str
-    overrides: tuple[str, ...]
+    note: str = ""
+    recipe: str = ""
+    overrides: tuple[str, ...] = ()
     rows: tuple[str, ...]
     modes: tuple[str, ...]
     rounds: int
@@ -126,7 +109,7 @@ class Suite:
     warmup: int
     loss_tolerance: float
     timeout_s: float
-    efficiency_of: str
+    efficiency_of: str = ""
     settings: Mapping[str, Mapping[str, str]]
     mode_overrides: Mapping[str, tuple[str, ...]]
     experiments: Mapping[str, Experiment]
@@ -140,167 +123,96 @@ class Suite:
         return [f"recipe={name}", *always, *experiment.overrides, *self.overrides]
 
 
-def load_suite(
-    arguments: list[str], config_dir: str | None = None
-) -> tuple[Suite | Foreseen, Path]:
-    """The suite that `suite=NAME suite.key=value key=value …` means, and the folder of its results.
-
-    A suite of `kind: foreseen` runs nothing (foreseen/).  config_dir: a folder of the user's own
-    groups (suite/, published/), searched first.  Raises RecipeError.
+def parse(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> Suite:
+    """The suite's keys, checked.  overrides: more of them, of every experiment.  Raises
+    RecipeError.
     """
-    ours = [_spell(text) for text in arguments if _OURS.match(text)]
-    of_recipes = [text for text in arguments if not _OURS.match(text)]
-    if config_dir is not None:
-        ours.append(f"hydra.searchpath=['file://{Path(config_dir).absolute()}']")
-    hydra_source.register()
-    try:
-        with hydra.initialize_config_module(
-            CONFIG_MODULE, version_base="1.3", job_name=CONFIG_NAME
-        ):
-            cfg = hydra.compose(CONFIG_NAME, ours, return_hydra_config=True)
-            folder = _folder(cfg)
-    except COMPOSING_ERRORS as error:
-        raise from_hydra(error, OmegaConf.create({"suite": {}})) from error
-    tree: Any = OmegaConf.to_container(cfg.suite, resolve=True)
-    try:
-        made = published.parse if tree.get("kind") == published.KIND else parse
-        return made(tree, of_recipes), folder
-    except RecipeError as error:
-        if any(text.lstrip("+").partition("=")[0] == error.where for text in ours):
-            raise
-        place = f"suite {tree.get('name')}"  # its files are no part of the recipe
-        raise PlacedError(place, error.where, error.problem, error.instead) from error
-
-
-def list_suites() -> str:
-    """Return the suites that come with flowrun, a line each."""
-    folder = Path(__file__).resolve().parents[2] / "conf" / "suite"
-    found: Any = {file.stem: OmegaConf.load(file) for file in sorted(folder.glob("*.yaml"))}
-    notes = {name: suite.get("note") for name, suite in found.items()}
-    return "\n".join(f"{name:<15} {note}" for name, note in notes.items() if note)
-
-
-def parse(tree: dict[str, Any], overrides: list[str] | None = None) -> Suite:
-    """The suite's keys, checked.  overrides: more of them, of every experiment."""
     experiments = {
-        str(name): _experiment(str(name), node or {})
+        str(name): {**(node or {}), "name": name}
         for name, node in (tree.get("experiments") or {}).items()
     }
-    settings = {
-        str(name): {str(key): str(value) for key, value in variables.items()}
-        for name, variables in (tree.get("settings") or {}).items()
-        if variables is not None
-    }
-    modes = {name: tuple(given) for name, given in (tree.get("mode_overrides") or {}).items()}
     given = {
         **tree,
         "experiments": experiments,
-        "sweep": _make(Sweep, tree["sweep"], "suite.sweep") if tree.get("sweep") else None,
-        "settings": settings,
-        "mode_overrides": modes,
-        "overrides": [*(tree.get("overrides") or []), *(overrides or [])],
-        "rows": [*(tree.get("rows") or experiments)],
+        "overrides": [*(tree.get("overrides") or []), *overrides],
+        "rows": tree.get("rows") or list(experiments),
     }
-    suite: Suite = _make(Suite, given, "suite")
+    suite = make(Suite, given, "suite")
     _check(suite)
     return suite
 
 
-def _spell(text: str) -> str:
-    """Add the `+` that Hydra wants for keys that the file leaves open
-    (`suite.experiments.mine.ranks`).
+def make(kind: type[T], given: Mapping[str, object], where: str) -> T:
+    """Make a dataclass of keys, with those that it holds: null is the default of a key, and is left
+    out of a mapping.
+
+    where: the dotted key of them.  Raises RecipeError for a key that is not one, or is missing.
     """
-    return f"++{text}" if text.startswith("suite.") else text
-
-
-def _folder(cfg: DictConfig) -> Path:
-    """Return the folder where Hydra would run: the pattern of hydra.run.dir, filled in."""
-    HydraConfig.instance().set_config(cfg)
-    with open_dict(cfg):
-        return Path(str(cfg.hydra.run.dir))
-
-
-def _experiment(name: str, node: dict[str, Any]) -> Experiment:
-    where = f"suite.experiments.{name}"
-    peers = {
-        str(title): _make(Peer, given or {}, f"{where}.peers.{title}")
-        for title, given in (node.get("peers") or {}).items()
+    known, hints = {f.name: f for f in fields(kind)}, get_type_hints(kind)
+    for key in given:
+        problem = f"{where!r} has no key {key!r}."
+        require(key in known, f"{where}.{key}", problem, did_you_mean(key, known))
+    for key, f in known.items():
+        optional = f.default is not MISSING or f.default_factory is not MISSING
+        has = optional or given.get(key) is not None
+        require(has, f"{where}.{key}", "this key is missing.", "Give it a value.")
+    values = {
+        key: _convert(hints[key], value, f"{where}.{key}")
+        for key, value in given.items()
+        if value is not None
     }
-    others = {str(title): tuple(given) for title, given in (node.get("others") or {}).items()}
-    given = {**node, "name": name, "peers": peers, "others": others}
-    made: Experiment = _make(Experiment, given, where)
-    for title, peer in peers.items():
-        _check_peer(peer, f"{where}.peers.{title}")
-    return made
-
-
-def _check_peer(peer: Peer, where: str) -> None:
-    if peer.kind not in KINDS:
-        raise RecipeError(
-            f"{where}.kind",
-            f"torch has no kind {peer.kind!r} here.",
-            did_you_mean(peer.kind, KINDS),
-        )
-    for key in (f.name for f in fields(Peer) if f.name not in ("kind", *KINDS[peer.kind])):
-        if getattr(peer, key) != getattr(Peer(peer.kind), key):
-            raise RecipeError(
-                f"{where}.{key}",
-                f"a peer of kind {peer.kind} does not read {key!r}.",
-                f"Write some of {', '.join(KINDS[peer.kind])}.",
-            )
-
-
-def _make(kind: Any, given: Mapping[str, Any], where: str) -> Any:
-    """Make the dataclass of these keys; lists become tuples, null its default or nothing."""
-    known = {f.name: f for f in fields(kind)}
-    values = {}
-    for key, value in given.items():
-        if key not in known:
-            raise RecipeError(
-                f"{where}.{key}", f"{where!r} has no key {key!r}.", did_you_mean(key, known)
-            )
-        if value is None:
-            fallback = known[key].default
-            value = "" if fallback is MISSING else fallback
-        values[key] = tuple(value) if isinstance(value, list) else value
-    missing = [
-        name
-        for name, f in known.items()
-        if name not in values and f.default is MISSING and f.default_factory is MISSING
-    ]
-    if missing:
-        raise RecipeError(f"{where}.{missing[0]}", "this key is missing.", "Give it a value.")
     return kind(**values)
 
 
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    """The value as a field with this type has it."""
+    if type(None) in get_args(hint):
+        hint = get_args(hint)[0]
+    if isinstance(hint, type) and is_dataclass(hint):
+        return make(hint, value, where)
+    if get_origin(hint) is Mapping:
+        kind = get_args(hint)[1]
+        pairs = ((str(key), each) for key, each in value.items() if each is not None)
+        return {key: _convert(kind, each, f"{where}.{key}") for key, each in pairs}
+    if get_origin(hint) is tuple:
+        return tuple(value)
+    return str(value) if hint is str else value
+
+
 def _check(suite: Suite) -> None:
-    names = {*suite.rows, *([suite.efficiency_of] if suite.efficiency_of else [])}
-    for name in sorted(names - suite.experiments.keys()):
-        key = "rows" if name in suite.rows else "efficiency_of"
-        raise RecipeError(
-            f"suite.{key}",
-            f"there is no experiment {name!r}.",
-            did_you_mean(name, suite.experiments),
-        )
+    for key, what, words, known in (
+        ("rows", "experiment", suite.rows, suite.experiments),
+        ("efficiency_of", "experiment", (suite.efficiency_of,), ("", *suite.experiments)),
+        ("modes", "mode", suite.modes, MODES),
+    ):
+        for word in words:
+            problem = f"there is no {what} {word!r}."
+            require(word in known, f"suite.{key}", problem, did_you_mean(word, known))
+    require(
+        suite.rounds >= 1 and 0 <= suite.warmup < suite.steps,
+        "suite.steps",
+        f"{suite.rounds} rounds of {suite.steps} steps, {suite.warmup} of them not counted, "
+        "leave nothing to measure.",
+        "Write rounds >= 1 and steps > warmup.",
+    )
     for name, experiment in suite.experiments.items():
-        if experiment.copies < 1:
-            raise RecipeError(
-                f"suite.experiments.{name}.copies",
-                f"{experiment.copies} trainings at once measure nothing.",
-                "Write copies >= 1.",
-            )
-        if experiment.steps and experiment.steps <= suite.warmup:
-            raise RecipeError(
-                f"suite.experiments.{name}.steps",
-                f"of {experiment.steps} steps, {suite.warmup} not counted, nothing is left.",
-                "Write more than suite.warmup.",
-            )
-    for mode in (m for m in suite.modes if m not in MODES):
-        raise RecipeError("suite.modes", f"{mode!r} is not a mode.", did_you_mean(mode, MODES))
-    if suite.rounds < 1 or not 0 <= suite.warmup < suite.steps:
-        raise RecipeError(
-            "suite.steps",
-            f"{suite.rounds} rounds of {suite.steps} steps, {suite.warmup} of them not counted, "
-            "leave nothing to measure.",
-            "Write rounds >= 1 and steps > warmup.",
+        where, steps = f"suite.experiments.{name}", experiment.steps or suite.steps
+        none = f"{experiment.copies} trainings at once measure nothing."
+        require(experiment.copies >= 1, f"{where}.copies", none, "Write copies >= 1.")
+        none = f"of {steps} steps, {suite.warmup} not counted, nothing is left."
+        require(steps > suite.warmup, f"{where}.steps", none, "Write more than suite.warmup.")
+        for title, peer in experiment.peers.items():
+            _check_peer(peer, f"{where}.peers.{title}")
+
+
+def _check_peer(peer: Peer, where: str) -> None:
+    problem = f"torch has no kind {peer.kind!r} here."
+    require(peer.kind in KINDS, f"{where}.kind", problem, did_you_mean(peer.kind, KINDS))
+    read = KINDS[peer.kind]
+    for key in (f.name for f in fields(Peer)[1:] if f.name not in read):
+        require(
+            getattr(peer, key) == getattr(Peer(peer.kind), key),
+            f"{where}.{key}",
+            f"a peer of kind {peer.kind} does not read {key!r}.",
+            f"Write some of {', '.join(read)}.",
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from flowrun.launcher.bench.suite import Experiment, Suite, Sweep
+from flowrun.launcher.bench.suite import Suite, Sweep
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.place.captures import Captures
 from flowrun.launcher.place.place import place_by
@@ -23,38 +23,30 @@ from flowrun.launcher.recipe.recipe import Recipe
 
 
 def expand_sweep(suite: Suite, config_dir: str | None = None) -> Suite:
-    """Return the suite whose experiments are the layouts of each row on each number of ranks.
+    """Return the suite whose experiments are the layouts of each row on each number of ranks: the
+    pick, and all others of the set.
 
     config_dir: the user's own groups.  Raises FlowrunError where nothing can be picked.
     """
     assert suite.sweep is not None
     rows = [suite.experiments[name] for name in suite.rows]
     loaded = [load([*suite.recipe_of(row), "auto.placement=true"], config_dir) for row in rows]
-    experiments = [
-        each
-        for row, recipe in zip(rows, loaded, strict=True)
-        for each in _of_row(row, recipe, suite.sweep)
-    ]
-    by_name = {each.name: each for each in experiments}
-    return replace(suite, experiments=by_name, rows=tuple(by_name), sweep=None)
-
-
-def _of_row(row: Experiment, recipe: Recipe, wanted: Sweep) -> Iterator[Experiment]:
-    """Yield an experiment for each number of ranks: the pick, and all others of the set."""
-    captures = Captures(Job(recipe, values=False))
-    for ranks in wanted.ranks:
-        pick = place_by(Planner(captures, ranks)).best.candidate
-        others = {
-            str(each): each.overrides for each in candidates(recipe, ranks, wanted) if each != pick
-        }
-        yield replace(
-            row,
-            name=f"{row.name}_{ranks}",
-            title=f"{row.title or row.name}, {ranks} ranks; auto.placement picks {pick}",
-            ranks=ranks,
-            flowrun=pick.overrides,
-            others=others,
-        )
+    experiments = {}
+    for row, recipe in zip(rows, loaded, strict=True):
+        captures = Captures(Job(recipe, values=False))
+        for ranks in suite.sweep.ranks:
+            pick = place_by(Planner(captures, ranks)).best.candidate
+            others = (each for each in candidates(recipe, ranks, suite.sweep) if each != pick)
+            name = f"{row.name}_{ranks}"
+            experiments[name] = replace(
+                row,
+                name=name,
+                title=f"{row.title or row.name}, {ranks} ranks; auto.placement picks {pick}",
+                ranks=ranks,
+                flowrun=pick.overrides,
+                others={str(each): each.overrides for each in others},
+            )
+    return replace(suite, experiments=experiments, rows=tuple(experiments), sweep=None)
 
 
 def candidates(recipe: Recipe, ranks: int, wanted: Sweep) -> Iterator[Candidate]:

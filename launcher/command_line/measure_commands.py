@@ -31,7 +31,8 @@ def bench(
     with show_errors(given, config_dir):
         from flowrun.launcher.bench.bench import bench as run_suite
         from flowrun.launcher.bench.foreseen.foresee import foresee
-        from flowrun.launcher.bench.suite import Suite, list_suites, load_suite
+        from flowrun.launcher.bench.load_suite import list_suites, load_suite
+        from flowrun.launcher.bench.suite import Suite
         from flowrun.launcher.terminal.console import wide_console
 
         if not any(text.startswith("suite=") for text in given):

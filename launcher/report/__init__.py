@@ -9,5 +9,5 @@ group_equal.py       equal stages on one line
 progress.py step_lines.py   steps as they come, as a bar or as lines
 metric_lines.py      a line of metrics.jsonl, read again
 trace_file.py        trace.json, a timeline of all ranks
-sweep_table.py       the table that ends a sweep
+sweep_table.py       the table that ends a sweep; bars.py its bars, and those of a bench
 """

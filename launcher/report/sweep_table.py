@@ -8,10 +8,10 @@ combination that makes no sense is skipped with its reason; the others run.
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
@@ -19,34 +19,33 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.launcher.recipe.schema import VALIDATION
+from flowrun.launcher.report.bars import BarPanel, draw_bars
 from flowrun.launcher.terminal.console import NO_PLOT, wide_console
 from flowrun.launcher.terminal.units import seconds, size
-
-if TYPE_CHECKING:  # of the extra `plot`
-    from matplotlib.axes import Axes
 
 TABLE, PLOT = "comparison.csv", "comparison.png"
 RAN, SKIPPED, FAILED, SUBMITTED = "ran", "skipped", "failed", "submitted"
 
-# valid.: validation loss.  tokens/s: samples, where they are no sequences of tokens.
-# peak: memory of the rank that needs most.  sent: by all ranks in a step.
-COLUMNS = ("ranks", "loss", "valid.", "tokens/s", "step", "foreseen", "peak", "foreseen", "sent")
+# A job's numbers by their names in the CSV -> the heading in the table, and how it is shown there.
+# tokens/s: samples, where they are no sequences of tokens.  peak: memory of the rank that needs
+# most.  sent: by all ranks in a step.
+COLUMNS: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "ranks": ("ranks", "{:.0f}".format),
+    "loss": ("loss", "{:.4f}".format),
+    "validation_loss": ("valid.", "{:.4f}".format),
+    "tokens_per_s": ("tokens/s", "{:,.0f}".format),
+    "step_s": ("step", seconds),
+    "foreseen_step_s": ("foreseen", seconds),
+    "peak_bytes": ("peak", size),
+    "foreseen_peak_bytes": ("foreseen", size),
+    "sent_bytes": ("sent", size),
+}
+NUMBERS = (*COLUMNS, "foreseen_sent_bytes")
 WIDE, _NARROW = 110, 5  # columns of a terminal that has room for all; how many others show
-NUMBERS = (
-    "ranks",
-    "loss",
-    "validation_loss",
-    "tokens_per_s",
-    "step_s",
-    "foreseen_step_s",
-    "peak_bytes",
-    "foreseen_peak_bytes",
-    "sent_bytes",
-    "foreseen_sent_bytes",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ class JobRow:
         return {name: value for name, value in values.items() if value is not None}
 
     @property
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, object]:
         """Results of the last evaluation but the loss, as validation_NAME."""
         if self.status != RAN:
             return {}
@@ -119,7 +118,7 @@ class JobObjective(float):
     outcome: Any
 
     @staticmethod
-    def of(name: str, outcome: Any) -> Any:
+    def of(name: str, outcome: Any) -> object:
         """Return the objective `name` (sweep.objective) of an outcome; the outcome itself where
         none is asked for or it is no report: a sweeper counts that job as failed.
         """
@@ -143,13 +142,13 @@ class Comparison(Callback):
         self.console = console or wide_console()
         self.rows: list[JobRow] = []
 
-    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+    def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
         """Say which job begins; a single run has nothing to say."""
         if _is_sweep(config):
             words = " ".join(readable(config.hydra.overrides.task))
             self.console.rule(f"job {len(self.rows)}  {escape(words)}", align="left", style="dim")
 
-    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
         """Keep the outcome; the work of a job itself never raises a FlowrunError (cli.py returns
         it).
         """
@@ -161,7 +160,7 @@ class Comparison(Callback):
                 self.console.print(f"[yellow]skipped[/]: {escape(self.rows[-1].reason)}")
             write_csv(self.rows, Path(config.hydra.sweep.dir) / TABLE)
 
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+    def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
         """The table, and where to find it again."""
         if config.launch.slurm.wait:
             self.rows = [row.wait() for row in self.rows]
@@ -175,7 +174,7 @@ class Comparison(Callback):
             self.console.print(NO_PLOT)
 
 
-def comparison(rows: list[JobRow], width: int = WIDE) -> Table:
+def comparison(rows: Sequence[JobRow], width: int = WIDE) -> Table:
     """A line a job: what differs between the jobs, then numbers, or the reason why not.
 
     width: of the output; where it is narrow the last numbers are left out, and not what differs.
@@ -183,33 +182,20 @@ def comparison(rows: list[JobRow], width: int = WIDE) -> Table:
     table = Table(title="jobs", title_justify="left", box=None, pad_edge=False)
     table.add_column("job", justify="right", no_wrap=True)
     table.add_column("recipe and changes", overflow="fold", min_width=24)
-    shown = COLUMNS if width >= WIDE else COLUMNS[:_NARROW]
-    for heading in shown:
+    shown = list(COLUMNS.items())[: None if width >= WIDE else _NARROW]
+    for _, (heading, _) in shown:
         table.add_column(heading, justify="right", no_wrap=True)
-    shows = {
-        "ranks": "{:.0f}".format,
-        "loss": "{:.4f}".format,
-        "validation_loss": "{:.4f}".format,
-        "tokens_per_s": "{:,.0f}".format,
-        "step_s": seconds,
-        "foreseen_step_s": seconds,
-        "peak_bytes": size,
-        "foreseen_peak_bytes": size,
-        "sent_bytes": size,
-    }
     for number, (row, label) in enumerate(zip(rows, labels(rows), strict=True)):
-        if row.status == RAN:
-            have = row.numbers
-            cells = [show(have[name]) if name in have else "" for name, show in shows.items()]
-            table.add_row(str(number), escape(label), *cells[: len(shown)])
-        else:
+        cells = [show(row.numbers[k]) if k in row.numbers else "" for k, (_, show) in shown]
+        about = Text(label)
+        if row.status != RAN:
             colour = {SKIPPED: "yellow", FAILED: "red"}.get(row.status, "dim")
-            reason = f"[{colour}]{row.status}: {escape(row.reason)}[/]"
-            table.add_row(str(number), f"{escape(label)}\n{reason}")
+            about.append(f"\n{row.status}: {row.reason}", colour)
+        table.add_row(str(number), about, *cells)
     return table
 
 
-def labels(rows: list[JobRow]) -> list[str]:
+def labels(rows: Sequence[JobRow]) -> list[str]:
     """Return for each job what was set for it and not for all of them."""
     shared = set.intersection(*(set(row.overrides) for row in rows)) if len(rows) > 1 else set()
     return [
@@ -218,7 +204,7 @@ def labels(rows: list[JobRow]) -> list[str]:
     ]
 
 
-def write_csv(rows: list[JobRow], file: Path) -> None:
+def write_csv(rows: Sequence[JobRow], file: Path) -> None:
     """A line a job: a column for each key that was set, then status, reason, NUMBERS and the other
     results of evaluations.
     """
@@ -235,60 +221,33 @@ def write_csv(rows: list[JobRow], file: Path) -> None:
             writer.writerow({**given, **about, **row.numbers, **metrics[number]})
 
 
-def draw(rows: list[JobRow], file: Path) -> bool:
+def draw(rows: Sequence[JobRow], file: Path) -> bool:
     """Draw bars of the jobs that ran: step time and memory, foreseen and measured, and speed.
 
     Return False if nothing ran, or if matplotlib (extra `plot`) is not installed.
     """
-    drawn = [(label, row.numbers) for label, row in zip(labels(rows), rows, strict=True)]
-    drawn = [(label, numbers) for label, numbers in drawn if numbers]
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
-    if not drawn:
-        return False
-    panels = [
+    ran = {k: row.numbers for k, row in enumerate(rows) if row.numbers}
+    panels = []
+    for title, name, unit in (
         ("step time (ms)", "step_s", 1e3),
         ("tokens/s, or samples/s", "tokens_per_s", 1.0),
         ("peak memory of a rank (MB)", "peak_bytes", 1e-6),
-    ]
-    figure = Figure(figsize=(13, 1.4 + 0.45 * len(drawn)), layout="constrained")
-    for axes, (title, name, unit) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
-        sides = [(name, "measured", "#3b6ea5"), (f"foreseen_{name}", "foreseen", "#d9a441")]
-        sides = [side for side in sides if any(side[0] in numbers for _, numbers in drawn)]
-        _draw_bars(axes, [numbers for _, numbers in drawn], sides, unit)
-        axes.set_title(title, fontsize=10)
-        axes.grid(axis="x", alpha=0.3)
-        axes.set_axisbelow(True)
-        if len(sides) > 1 and name == "step_s":
-            figure.legend(loc="outside upper left", ncols=2, fontsize=8)
-    axes.set_yticks(range(len(drawn)), [label for label, _ in drawn], fontsize=9)
-    axes.invert_yaxis()
-    figure.savefig(file, dpi=110)
-    return True
+    ):
+        sides = ((name, "measured", "#3b6ea5"), (f"foreseen_{name}", "foreseen", "#d9a441"))
+        bars = [
+            (side, colour, [numbers.get(key, 0) * unit for numbers in ran.values()])
+            for key, side, colour in sides
+            if any(key in numbers for numbers in ran.values())
+        ]
+        panels.append(BarPanel(title, bars))
+    named = labels(rows)
+    return draw_bars(file, [named[k] for k in ran], panels)
 
 
-def readable(overrides: Any) -> tuple[str, ...]:
+def readable(overrides: Iterable[object]) -> tuple[str, ...]:
     """Overrides without Hydra's `+`."""
     return tuple(str(text).lstrip("+") for text in overrides)
 
 
 def _is_sweep(config: DictConfig) -> bool:
     return config.hydra.mode is not None and config.hydra.mode.name == "MULTIRUN"
-
-
-def _draw_bars(
-    axes: Axes,
-    jobs: Sequence[Mapping[str, float]],
-    sides: Sequence[tuple[str, str, str]],
-    unit: float,
-) -> None:
-    """Draw a bar for each job and side.
-
-    jobs: numbers by name.  sides: (name of the number, label, colour).  unit: factor of the axis.
-    """
-    for k, (key, side, colour) in enumerate(sides):
-        places = [i + (k - (len(sides) - 1) / 2) * 0.36 for i in range(len(jobs))]
-        values = [numbers.get(key, 0) * unit for numbers in jobs]
-        axes.barh(places, values, 0.34, label=side, color=colour)

@@ -4,26 +4,28 @@ table, files.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 from rich.console import Console
+from torch import Tensor
 
+from flowrun.engine.capture.capture import Task
+from flowrun.engine.compile import Compilation, Rehearsed
 from flowrun.engine.errors import FlowrunError
-from flowrun.launcher.bench.foreseen.figures import UNITS
-from flowrun.launcher.bench.foreseen.planning import plan_row
-from flowrun.launcher.bench.foreseen.plot_tables import draw
-from flowrun.launcher.bench.foreseen.published import Foreseen, PublishedRow, PublishedTable
+from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.launcher.bench.bench import PLOT, show_files, write_results
+from flowrun.launcher.bench.foreseen.published import UNITS, Foreseen, PublishedTable
 from flowrun.launcher.bench.foreseen.score import Score, ScoredFigure, score
-from flowrun.launcher.bench.foreseen.show_tables import result
+from flowrun.launcher.bench.foreseen.show_tables import draw, result
+from flowrun.launcher.job.plan_cache import PlanCache, inputs
+from flowrun.launcher.job.recipe_strategy import AUTOCAST, strategy_of
+from flowrun.launcher.model import build
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.report.report import strict
-from flowrun.launcher.terminal.console import NO_PLOT
-
-FILE, PLOT = "bench.json", "bench.svg"
+from flowrun.launcher.recipe.recipe import Recipe
 
 
 def foresee(
@@ -35,69 +37,82 @@ def foresee(
     Raises RecipeError if a row does not compose (nothing was planned).  A row that cannot be
     planned is a line with a problem.
     """
-    for table in suite.tables:
-        for row in table.rows:
-            load(list(row.overrides), config_dir)
+    recipes = {
+        row.name: load(list(row.overrides), config_dir)
+        for table in suite.tables
+        for row in table.rows
+    }
     folder.mkdir(parents=True, exist_ok=True)
     lines: list[ScoredFigure] = []
     scores: list[Score] = []
     for table in suite.tables:
         for place, row in enumerate(table.rows, start=1):
             begun = time.monotonic()
-            found = tuple(_foreseen(table, row, config_dir))
-            lines += found
+            lines += _plan_figures(table, row.name, dict(row.figures), recipes[row.name])
             line = f"{table.name} {place}/{len(table.rows)}  {row.name}"
             console.print(f"{line}  {time.monotonic() - begun:.0f} s", style="dim", highlight=False)
         mine = [score(suite, table, unit, lines) for unit in table.units]
-        scores += [each for each in mine if each is not None]
+        scores += filter(None, mine)
         console.print(result(suite, table, lines, scores))
-        _write(suite, lines, scores, folder / FILE)
-    plotted = draw(suite, lines, folder / PLOT)
-    files = f"{FILE}, {PLOT}" if plotted else FILE
-    console.print(f"the same in {folder}: {files}", highlight=False, soft_wrap=True)
-    if not plotted:
-        console.print(NO_PLOT)
+        written = [{**asdict(line), "error": line.error} for line in lines]
+        scored = [asdict(each) for each in scores]
+        write_results(folder, {"suite": asdict(suite), "lines": written, "scores": scored})
+    show_files(console, folder, draw(suite, lines, folder / PLOT))
     return tuple(lines)
 
 
-def _foreseen(
-    table: PublishedTable, row: PublishedRow, config_dir: str | None
+def _plan_figures(
+    table: PublishedTable, row: str, figures: Mapping[str, float], recipe: Recipe
 ) -> Iterator[ScoredFigure]:
     """A line for each published figure of the row."""
+    found, problem = None, ""
     try:
-        recipe = load(list(row.overrides), config_dir)
-        rehearsal = plan_row(recipe).rehearsal
+        found = plan_row(recipe).rehearsal
     except (FlowrunError, MemoryError, RuntimeError) as error:
-        if not isinstance(error, FlowrunError) and not _lacks_memory(error):
+        known = isinstance(error, FlowrunError | MemoryError)
+        if not known and "can't allocate memory" not in str(error):  # not even to name the bytes
             raise
-        for unit, published in row.figures:
-            yield ScoredFigure(
-                table=table.name,
-                row=row.name,
-                unit=unit,
-                published=published,
-                problem=" ".join(str(error).split()),
-            )
-        return
-    for unit, published in row.figures:
+        problem = " ".join(str(error).split())
+    for unit, published in figures.items():
         yield ScoredFigure(
             table=table.name,
-            row=row.name,
+            row=row,
             unit=unit,
             published=published,
-            foreseen=UNITS[unit][1](recipe, rehearsal),
+            foreseen=UNITS[unit][1](recipe, found) if found else None,
+            problem=problem,
         )
 
 
-def _lacks_memory(error: Exception) -> bool:
-    """True if this machine cannot even name as many bytes as the row's tensors have."""
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+def plan_row(recipe: Recipe) -> Rehearsed:
+    """Plan the training of a recipe of any size, or read the plan that is on disk: weights and
+    samples have shapes and no bytes.  Raises FlowrunError.
+
+    Attention is written as products and a softmax: published figures are of software without a
+    fused kernel.
+    """
+    model = build.describe_model(recipe, draws=False).model
+    item = build.instantiate_data(recipe)[0]
+    task = Task(
+        model,
+        build.task_inputs(recipe, model, item),
+        build.instantiate_loss(recipe),
+        autocast=AUTOCAST[recipe.precision.dtype],
+        decomposed_attention=True,
+        low_precision_attention=True,
+        seed=recipe.train.seed,
+        keep_logits=recipe.engine.keeps_logits,
+    )
+    strategy = strategy_of(recipe)
+    cache = PlanCache(recipe.engine.cache)
+
+    def keep(_: str, graphs: tuple[LogicalGraph, ...], make: Callable[[], Rehearsed]) -> Rehearsed:
+        return cache.get("foreseen", inputs(strategy, *graphs), make)
+
+    batch = {name: _samples(value, recipe.micro_batch_size) for name, value in item.items()}
+    return Compilation(task, batch, strategy, keep).training
 
 
-def _write(suite: Foreseen, lines: list[ScoredFigure], scores: list[Score], file: Path) -> None:
-    text = {
-        "suite": asdict(suite),
-        "lines": [{**asdict(line), "error": line.error} for line in lines],
-        "scores": [asdict(each) for each in scores],
-    }
-    file.write_text(json.dumps(strict(text), indent=1) + "\n")
+def _samples(value: Tensor, count: int) -> Tensor:
+    """As many samples as one; nothing is written, so that they take no page of memory."""
+    return torch.empty((count, *value.shape), dtype=value.dtype)

@@ -1,21 +1,55 @@
 """conf/suite/paper_foreseen.yaml, conf/published/*.yaml + command line -> Foreseen.
 
-A file of conf/published is one published table.  Its columns are figures (units of figures.py) and
-keys of a recipe; a row has a value for each, null where there is none.
+A file of conf/published is one published table.  Its columns are figures (UNITS) and keys of a
+recipe; a row has a value for each, null where there is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from flowrun.engine.errors import RecipeError
-from flowrun.launcher.bench.foreseen.figures import UNITS
-from flowrun.launcher.recipe.recipe_errors import did_you_mean
+from flowrun.engine.rehearsal.rehearsal import Rehearsal
+from flowrun.launcher.bench.suite import make
+from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.recipe.recipe_errors import did_you_mean, require
 
 KIND = "foreseen"
+
+
+def _tflops(recipe: Recipe, rehearsal: Rehearsal) -> float:
+    """Of one rank, by the formula of Megatron-LM, which counts activations that are computed
+    twice.
+    """
+    model, length = recipe.model, int(recipe.data["length"])
+    sizes = (int(model[key]) for key in ("depth", "width", "vocabulary"))
+    flop = gpt_flop(recipe.train.batch_size, length, *sizes)
+    return flop / rehearsal.step_s / recipe.num_ranks / 1e12
+
+
+def gpt_flop(samples: int, length: int, depth: int, width: int, vocabulary: int) -> float:
+    """Count the operations of one step of a GPT whose blocks run forward twice (arXiv 2104.04473,
+    eq. 3).
+
+    samples: of a step.  length: tokens of a sample.  depth, width, vocabulary: of the model.
+    """
+    more = 1 + length / (6 * width) + vocabulary / (16 * depth * width)
+    return 96.0 * samples * length * depth * width**2 * more
+
+
+# unit -> its name on the screen, and the figure that a rehearsal comes to.  Memory is of the rank
+# that takes most, as nvidia-smi counts: with what driver and libraries keep.
+UNITS: Mapping[str, tuple[str, Callable[[Recipe, Rehearsal], float]]] = {
+    "samples_per_s": ("samples/s", lambda recipe, found: recipe.train.batch_size / found.step_s),
+    "step_ms": ("ms a step", lambda recipe, found: found.step_s * 1e3),
+    "memory_mib": (
+        "MiB",
+        lambda recipe, found: (max(found.peak_bytes) + recipe.hardware.reserved_bytes) / 2**20,
+    ),
+    "tflops_per_gpu": ("TFLOP/s per GPU", _tflops),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,42 +87,33 @@ class Foreseen:
     """
 
     name: str
-    note: str
+    note: str = ""
     rank_at_least: float
     error_at_most: float
     tables: tuple[PublishedTable, ...]
 
 
-def parse(tree: Mapping[str, Any], overrides: list[str] | None = None) -> Foreseen:
+def parse(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> Foreseen:
     """The suite's keys, checked.  overrides: more of them, of every row.  Raises RecipeError."""
     given = {key: value for key, value in tree.items() if key not in ("kind", "rows", "overrides")}
-    known = {field.name for field in fields(Foreseen)}
-    for key in (key for key in given if key not in known):
-        raise RecipeError(
-            f"suite.{key}", f"the suite has no key {key!r}.", did_you_mean(key, known)
-        )
-    always = [*(tree.get("overrides") or []), *(overrides or [])]
+    always = (*(tree.get("overrides") or []), *overrides)
     tables = [_table(str(name), node, always) for name, node in given["tables"].items()]
-    return Foreseen(
-        name=str(given["name"]),
-        note=str(given["note"]),
-        rank_at_least=float(given["rank_at_least"]),
-        error_at_most=float(given["error_at_most"]),
-        tables=_chosen(tables, tree.get("rows")),
-    )
+    if tree.get("rows") is not None:
+        tables = _choose(tables, tree["rows"])
+    return make(Foreseen, {**given, "tables": tables}, "suite")
 
 
-def _table(name: str, node: Mapping[str, Any], always: list[str]) -> PublishedTable:
+def _table(name: str, node: Mapping[str, Any], always: tuple[str, ...]) -> PublishedTable:
     common = [f"recipe={node['recipe']}", *(node.get("overrides") or [])]
     columns = [str(column) for column in node["columns"]]
     rows = []
     for title, values in node["rows"].items():
-        if len(values) != len(columns):
-            raise RecipeError(
-                f"suite.tables.{name}.rows.{title}",
-                f"{len(values)} values stand under {len(columns)} columns.",
-                f"Give one for each of {', '.join(columns)}; null where there is none.",
-            )
+        require(
+            len(values) == len(columns),
+            f"suite.tables.{name}.rows.{title}",
+            f"{len(values)} values stand under {len(columns)} columns.",
+            f"Give one for each of {', '.join(columns)}; null where there is none.",
+        )
         pairs = [(k, v) for k, v in zip(columns, values, strict=True) if v is not None]
         keys = tuple(f"{key}={_spell(value)}" for key, value in pairs if key not in UNITS)
         figures = tuple((key, float(value)) for key, value in pairs if key in UNITS)
@@ -96,31 +121,23 @@ def _table(name: str, node: Mapping[str, Any], always: list[str]) -> PublishedTa
     return PublishedTable(name, str(node["title"]), str(node["source"]), tuple(rows))
 
 
-def _spell(value: Any) -> str:
+def _spell(value: object) -> str:
     """Write a value as Hydra reads it."""
     if isinstance(value, list):
         return f"[{','.join(map(_spell, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _chosen(tables: list[PublishedTable], patterns: list[str] | None) -> tuple[PublishedTable, ...]:
+def _choose(tables: Sequence[PublishedTable], patterns: Sequence[str]) -> list[PublishedTable]:
     """Tables with those rows whose "table/row" or whose table matches a pattern (fnmatch)."""
-    if patterns is None:
-        return tuple(tables)
     names = [name for table in tables for name in (table.name, *(row.name for row in table.rows))]
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise RecipeError(
-                "suite.rows", f"no row matches {pattern!r}.", did_you_mean(pattern, names)
-            )
-    kept = (
-        PublishedTable(
-            t.name, t.title, t.source, tuple(r for r in t.rows if _is_wanted(t, r, patterns))
-        )
-        for t in tables
-    )
-    return tuple(table for table in kept if table.rows)
+        matches = any(fnmatchcase(name, pattern) for name in names)
+        problem = f"no row matches {pattern!r}."
+        require(matches, "suite.rows", problem, did_you_mean(pattern, names))
 
+    def chosen(table: PublishedTable, row: PublishedRow) -> bool:
+        return any(fnmatchcase(name, p) for p in patterns for name in (table.name, row.name))
 
-def _is_wanted(table: PublishedTable, row: PublishedRow, patterns: list[str]) -> bool:
-    return any(fnmatchcase(name, p) for p in patterns for name in (table.name, row.name))
+    kept = (replace(t, rows=tuple(row for row in t.rows if chosen(t, row))) for t in tables)
+    return [table for table in kept if table.rows]

@@ -52,22 +52,29 @@ def score(
     """Score the lines of one table and unit, by the bounds of the suite; None if no row could be
     planned.
     """
-    mine = [line for line in lines if (line.table, line.unit) == (table.name, unit)]
-    pairs = [(line.published, line.foreseen) for line in mine if line.foreseen is not None]
+    pairs = points(lines, table.name, unit)
     if not pairs:
         return None
-    rank = spearman([p for p, _ in pairs], [f for _, f in pairs])
-    error = statistics.median(abs(f / p - 1) for p, f in pairs)
-    holds = None if rank is None else rank >= suite.rank_at_least
+    rank = spearman(*zip(*pairs, strict=True))
+    error = statistics.median(abs(foreseen / published - 1) for published, foreseen in pairs)
     return Score(
         table=table.name,
         unit=unit,
         rows=len(pairs),
         rank=rank,
         error=error,
-        ranks_hold=holds,
+        ranks_hold=None if rank is None else rank >= suite.rank_at_least,
         errors_hold=error <= suite.error_at_most,
     )
+
+
+def points(lines: Sequence[ScoredFigure], table: str, unit: str) -> list[tuple[float, float]]:
+    """Published and foreseen figures of the rows that could be planned."""
+    return [
+        (line.published, line.foreseen)
+        for line in lines
+        if (line.table, line.unit) == (table, unit) and line.foreseen is not None
+    ]
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
@@ -81,7 +88,4 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
 
 def ranks(values: Sequence[float]) -> list[float]:
     """Place of each value among all, from 1; equal values share the mean of their places."""
-    places: dict[float, list[int]] = {}
-    for place, value in enumerate(sorted(values), start=1):
-        places.setdefault(value, []).append(place)
-    return [statistics.fmean(places[value]) for value in values]
+    return [sum(v < w for v in values) + (values.count(w) + 1) / 2 for w in values]

@@ -1,20 +1,105 @@
-"""A single rank, and DistributedDataParallel: every rank has all layers, a part of the batch."""
+"""Data parallel layouts: all ranks have a part of the batch; under ZeRO they share the rest."""
 
 from __future__ import annotations
 
-from torch.nn.parallel import DistributedDataParallel
+from typing import Any
 
-from flowrun.launcher.bench.peers.setting import Setting, TrainStep
-from flowrun.launcher.bench.peers.training_loop import loop, prepare
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from flowrun.launcher.bench.peers.setting import PeerBatch, Setting, TrainStep, chosen, sums
+from flowrun.launcher.bench.peers.torch_optimizer import KINDS, arguments, optimizer
+from flowrun.launcher.job.recipe_strategy import AUTOCAST
 
 
 def single(setting: Setting) -> TrainStep:
     """A plain loop."""
-    model = prepare(setting)
-    return loop(setting, model)
+    return _loop(setting, _prepare(setting))
 
 
 def ddp(setting: Setting) -> TrainStep:
     """DistributedDataParallel, gradients as views of its buckets."""
-    model = DistributedDataParallel(prepare(setting), gradient_as_bucket_view=True)
-    return loop(setting, model)
+    return _loop(setting, _distribute(setting))
+
+
+def zero1(setting: Setting) -> TrainStep:
+    """DistributedDataParallel, the optimizer's state sharded."""
+    model, optim = _distribute(setting), setting.job.recipe.optim
+    sharded = ZeroRedundancyOptimizer(
+        model.parameters(), KINDS[optim.name], parameters_as_bucket_view=True, **arguments(optim)
+    )
+    return _loop(setting, model, sharded)
+
+
+def fsdp2(setting: Setting) -> TrainStep:
+    """fully_shard: of every unit, then of what is left."""
+    model = _prepare(setting)
+    mesh = init_device_mesh(setting.device.type, (setting.world,))
+    dtype = AUTOCAST[setting.job.recipe.precision.dtype]
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+    for unit in (*chosen(model, setting.peer.units).values(), model):
+        fully_shard(unit, mesh=mesh, mp_policy=policy)
+    return _loop(setting, model)
+
+
+def _distribute(setting: Setting) -> DistributedDataParallel:
+    return DistributedDataParallel(_prepare(setting), gradient_as_bucket_view=True)
+
+
+def _prepare(setting: Setting) -> nn.Module:
+    """Make the model as the peer wants it, before it is wrapped."""
+    model = setting.model().to(setting.device).train()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and setting.peer.sparse:
+            module.sparse = True
+    for module in chosen(model, setting.peer.recompute).values():
+        _checkpoint(module)
+    if setting.compiled and not setting.peer.whole:
+        model.compile()
+    return model
+
+
+def _checkpoint(module: nn.Module) -> None:
+    """Compute the activations of this module again in backward."""
+    forward = module.forward
+
+    def again(*inputs: object, **named: Any) -> object:
+        return checkpoint(forward, *inputs, use_reentrant=False, **named)
+
+    module.forward = again  # type: ignore[method-assign]
+
+
+def _loop(setting: Setting, model: Any, update: torch.optim.Optimizer | None = None) -> TrainStep:
+    """Return a step: forward and backward of every micro-batch of the setting, with gradients
+    summed over ranks in the last.
+
+    update: the optimizer; None: the recipe's, over all parameters of the model.
+    """
+    update = update or optimizer(setting.job.recipe.optim, model.parameters(), setting.peer.sparse)
+    batches, count = setting.batches(setting.world, setting.rank), setting.micro_batches
+
+    def measured(batch: PeerBatch) -> Tensor:
+        with setting.autocast():
+            return setting.loss(setting.output(model, batch), batch) / count
+
+    if setting.compiled and setting.peer.whole:
+        measured = torch.compile(measured)
+
+    def step() -> Tensor:
+        update.zero_grad(set_to_none=True)
+        losses = []
+        for k in range(count):
+            batch = next(batches)
+            with sums(model, k == count - 1):
+                loss = measured(batch)
+                loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        update.step()
+        return torch.stack(losses).sum()
+
+    return step

@@ -1,6 +1,7 @@
-"""The process of one rank of a peer: `python -m flowrun.launcher.bench.peers.peer_rank ORDER`.
+"""The process of one rank of a peer: `python -m flowrun.launcher.bench.peers.peer_rank ORDER DIR`.
 
-ORDER is a file with a PeerOrder; each rank writes what it measured to a file in ORDER's folder.
+ORDER is a file with a Run; each rank writes what it measured to a file in ORDER's folder.  DIR: the
+user's own groups, or empty.
 """
 
 from __future__ import annotations
@@ -19,16 +20,14 @@ import torch.distributed as dist
 
 from flowrun.engine.runtime.process.process_memory import most_taken, taken
 from flowrun.engine.runtime.rank.readback import HostReadback
-from flowrun.launcher.bench.peer_order import PeerOrder
 from flowrun.launcher.bench.peers.setting import Setting, TrainStep
+from flowrun.launcher.bench.runs import Run
+from flowrun.launcher.bench.suite import make
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 
 MODULES = {  # of each kind; only the one that is needed is imported: it takes up to a second
-    "single": "data_parallel",
-    "ddp": "data_parallel",
-    "zero1": "sharded",
-    "fsdp2": "sharded",
+    **dict.fromkeys(("single", "ddp", "zero1", "fsdp2"), "data_parallel"),
     "tensor": "tensor",
     "pipeline": "torch_pipelining",
 }
@@ -40,35 +39,38 @@ def layout(kind: str) -> Callable[[Setting], TrainStep]:
     return getattr(module, kind)  # type: ignore[no-any-return]
 
 
-def main(file: Path) -> None:
+def main(file: Path, config_dir: str) -> None:
     """Train, and write what was measured."""
-    order = PeerOrder.from_json(file.read_text())
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    job = Job(load(list(order.overrides), order.config_dir), values=False)
+    run, rank = make(Run, json.loads(file.read_text()), "run"), int(os.environ["RANK"])
+    assert run.peer is not None
+    job = Job(load(list(run.overrides), config_dir or None), values=False)
     torch.set_num_threads(job.recipe.launch.threads)
-    device = torch.device("cpu")
+    device, backend = torch.device("cpu"), "gloo"
     if job.device_type == "cuda":
-        device = torch.device("cuda", rank)
+        device, backend = torch.device("cuda", rank), "nccl"
         torch.cuda.set_device(device)
-    if world > 1:
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(
-            backend, init_method=f"file://{order.meet}", rank=rank, world_size=world
-        )
-    make = layout(order.peer.kind)
+    if run.ranks > 1:
+        meet = f"file://{file.with_name('meet').absolute()}"
+        dist.init_process_group(backend, init_method=meet, rank=rank, world_size=run.ranks)
+    train = layout(run.peer.kind)
     before = taken()  # weights are training's
-    step = make(
+    step = train(
         Setting(
-            job=job, peer=order.peer, rank=rank, world=world, device=device, compiled=order.compiled
+            job=job,
+            peer=run.peer,
+            rank=rank,
+            world=run.ranks,
+            device=device,
+            compiled=run.mode == "compiled",
         )
     )
     losses, seconds = _measure(step, job.recipe.train.steps)
-    readbacks: dict[str, object] = {"losses": losses, "step_s": seconds}
-    readbacks["peak_bytes"] = most_taken() - before
+    peak = most_taken() - before
     if device.type == "cuda":
-        readbacks["peak_bytes"] = torch.cuda.max_memory_reserved(device)
+        peak = torch.cuda.max_memory_reserved(device)
+    readbacks = {"losses": losses, "step_s": seconds, "peak_bytes": peak}
     file.with_name(f"rank{rank}.json").write_text(json.dumps(readbacks))
-    if world > 1:
+    if run.ranks > 1:
         dist.barrier()  # otherwise a rank that has gone is an error of one that still listens
 
 
@@ -96,7 +98,7 @@ def _measure(step: TrainStep, steps: int) -> tuple[list[float | None], list[floa
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])
     # Gloo keeps tensors of the last collectives, DDP the group: tearing them down while the
     # interpreter ends aborts at random (pytorch/pytorch#179291), and nothing is left to do.
     sys.stdout.flush()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from flowrun.engine.runtime.rank.readback import copy_to_device
@@ -109,3 +110,11 @@ def chosen(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
             raise ValueError(f"the model has no module {pattern!r}")
         found |= hits
     return found
+
+
+def sums(model: Any, last: bool) -> AbstractContextManager[None]:
+    """Around a micro-batch: whether its backward sums gradients over the ranks."""
+    if hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(last)
+    waits = isinstance(model, DistributedDataParallel) and not last
+    return model.no_sync() if waits else nullcontext()  # type: ignore[no-any-return]

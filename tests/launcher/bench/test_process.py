@@ -4,15 +4,15 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from flowrun.launcher.bench.peer_order import PeerOrder
 from flowrun.launcher.bench.process import _reason, execute
-from flowrun.launcher.bench.runs import FLOWRUN, Run
-from flowrun.launcher.bench.suite import Peer
+from flowrun.launcher.bench.runs import Run
+from flowrun.launcher.bench.suite import Peer, make
 from flowrun.launcher.recipe.compose import load
 from support.runs.command import Command, run_folder
 
@@ -42,26 +42,14 @@ experiments:
 def peer(kind: str, *overrides: str, ranks: int = 1) -> Run:
     common = ("recipe=mlp_data_parallel", "train.steps=2", "eval.batches=0")
     return Run(
-        experiment="x",
-        side="peer",
-        mode="eager",
-        setting="",
-        overrides=(*common, *overrides),
-        environment={},
-        ranks=ranks,
-        peer=Peer(kind),
+        experiment="x", side="peer", overrides=(*common, *overrides), ranks=ranks, peer=Peer(kind)
     )
 
 
-def test_an_order_is_read_as_it_was_written() -> None:
-    order = PeerOrder(
-        overrides=("a=1",),
-        peer=Peer("pipeline", units=("a", "b"), cut=(1,)),
-        compiled=True,
-        meet="meet",
-        config_dir="dir",
-    )
-    assert PeerOrder.from_json(order.to_json()) == order
+def test_a_run_is_read_as_it_was_written() -> None:
+    cut = Peer("pipeline", units=("a", "b"), cut=(1,))
+    run = replace(peer("single", "a=1"), peer=cut, environment={"b": "c"})
+    assert make(Run, json.loads(json.dumps(asdict(run))), "run") == run
 
 
 @pytest.mark.parametrize(
@@ -129,16 +117,7 @@ def test_a_bench_from_the_command_line(tmp_path: Path) -> None:
 def test_copies_train_at_once_and_count_together(tmp_path: Path) -> None:
     """A step is the mean of both, the work is theirs together."""
     overrides = ("recipe=mlp_data_parallel", "train.steps=3", "eval.batches=0", "train.save=false")
-    given = Run(
-        experiment="x",
-        side=FLOWRUN,
-        mode="eager",
-        setting="",
-        overrides=overrides,
-        environment={},
-        ranks=2,
-        copies=2,
-    )
+    given = Run(experiment="x", overrides=overrides, ranks=2, copies=2)
     sample = execute(given, tmp_path, timeout_s=60)
     assert not sample.problem
     files = [tmp_path / f"copy{k}" / "metrics.jsonl" for k in range(2)]
@@ -158,9 +137,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGINT))
 command = [sys.executable, "-c", "import signal; signal.pause()"]
 try:
-    run = process.Run(
-        experiment="", side="", mode="", setting="", overrides=(), environment={}, ranks=1
-    )
+    run = process.Run(experiment="", overrides=(), ranks=1)
     process._run([(command, {})], run, Path("."), 60)
 except KeyboardInterrupt:
     print("heard")

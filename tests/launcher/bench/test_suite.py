@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.bench.load_suite import load_suite
 from flowrun.launcher.bench.runs import FLOWRUN, round_of
-from flowrun.launcher.bench.suite import KINDS, Suite, load_suite
+from flowrun.launcher.bench.suite import KINDS, Suite
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe_errors import explain
 
@@ -130,7 +131,7 @@ def test_a_setting_reaches_the_process() -> None:
     [
         ("suite=peer", "suite", "there is no suite 'peer'"),
         ("suite.rows=[zero4]", "suite.rows", "no experiment 'zero4'"),
-        ("suite.modes=[fast]", "suite.modes", "'fast' is not a mode"),
+        ("suite.modes=[fast]", "suite.modes", "no mode 'fast'"),
         ("suite.warmup=12", "suite.steps", "leave nothing to measure"),
         ("suite.round=2", "suite.round", "has no key 'round'"),
         (

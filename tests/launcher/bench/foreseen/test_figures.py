@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from flowrun.engine.rehearsal.rehearsal import Rehearsal
-from flowrun.launcher.bench.foreseen.figures import UNITS, gpt_flop
+from flowrun.launcher.bench.foreseen.published import UNITS, gpt_flop
 from flowrun.launcher.recipe.compose import load
 
 REHEARSAL = Rehearsal(

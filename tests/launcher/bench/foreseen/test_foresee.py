@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from flowrun.engine.compile import Rehearsed
+from flowrun.launcher.bench.bench import FILE
 from flowrun.launcher.bench.foreseen import foresee as story
-from flowrun.launcher.bench.foreseen.foresee import FILE, foresee
-from flowrun.launcher.bench.foreseen.planning import plan_row
+from flowrun.launcher.bench.foreseen.foresee import foresee, plan_row
 from flowrun.launcher.bench.foreseen.published import Foreseen, parse
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load

@@ -6,7 +6,7 @@ import pytest
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.bench.foreseen.published import Foreseen, parse
-from flowrun.launcher.bench.suite import load_suite
+from flowrun.launcher.bench.load_suite import load_suite
 from flowrun.launcher.recipe.compose import load
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import pipelining
 
+from flowrun.launcher.bench.load_suite import load_suite
 from flowrun.launcher.bench.peers.torch_pipelining import ONE_STAGE, best_cut, products, stage_ranks
-from flowrun.launcher.bench.suite import load_suite
 from flowrun.models.gpt_chain import ChainGPT
 
 GPT = [0.0, 1.0, 1.0, 1.0, 1.0, 2.7]  # embedding, blocks, head
