@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -38,6 +39,9 @@ class Signature:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
 
 
+Rows = tuple[Signature, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class NdSignature:
     """A row of an op for all axes of a grid: an nd-SBP for each of op.inputs and op.outputs."""
@@ -58,6 +62,18 @@ class NdSignature:
         return f"{left} -> {right}"
 
 
+Function = Callable[..., Any]  # of torch or of the engine, with arguments of its own kinds
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCall:
+    """A rank runs function(*args, **kwargs) in place of the op; Refs stand where tensors go."""
+
+    function: Function
+    args: tuple[object, ...]
+    kwargs: tuple[tuple[str, object], ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class OpView:
     """A rule sees an op, the shapes left over by the axes before, and the parts of this axis.
@@ -70,6 +86,31 @@ class OpView:
     in_shapes: tuple[Shape, ...]
     out_shapes: tuple[Shape | None, ...]
     parts: int
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Every argument of a torch op by its name, defaults filled in."""
+        return bind(self.op)
+
+    def row(self, sbps: Mapping[str, Sbp], *outputs: Sbp, reduced: int = 0) -> Signature:
+        """Return a row of a torch op: SBPs of the tensor arguments by name, B for others.
+
+        outputs: an SBP for each output; one alone stands for all.  reduced: see Signature.
+        """
+        inputs = tuple(sbps.get(name, B) for name in places(self.op))
+        out_sbps = outputs * len(self.op.outputs) if len(outputs) == 1 else outputs
+        return Signature(inputs, out_sbps, reduced)
+
+    def partial(self, *groups: Sequence[str]) -> Rows:
+        """Return P rows: for each group of arguments (by name) in which the op is jointly linear, P
+        on the group and B on the rest -> P.
+
+        A group with an argument that is a Python number gives no row: x + 1 on every rank would add
+        1 too often.
+        """
+        names = places(self.op) if groups else ()
+        linear = (group for group in groups if set(group) <= set(names))
+        return tuple(self.row(dict.fromkeys(group, P), P) for group in linear)
 
     @property
     def made(self) -> Shape:
@@ -95,43 +136,40 @@ class LocalView:
     out_slices: tuple[Slices | None, ...]
 
     @property
+    def given(self) -> dict[str, Any]:
+        """Every argument of a torch op by its name, defaults filled in."""
+        return bind(self.op)
+
+    @property
     def made(self) -> Slices:
         """The slices of the op's only output that this rank holds."""
         (made,) = self.out_slices
         assert made is not None, f"{self.op.name}: its only output is unused"
         return made
 
+    @property
+    def made_shape(self) -> Shape:
+        """The shape of what this rank holds of the op's only output."""
+        return sizes(self.made)
 
-# A function of torch or of the engine, with arguments of its own kinds.
-Function = Callable[..., Any]
-
-
-@dataclass(frozen=True, slots=True)
-class LocalCall:
-    """A rank runs function(*args, **kwargs) in place of the op; Refs stand where tensors go."""
-
-    function: Function
-    args: tuple[object, ...]
-    kwargs: tuple[tuple[str, object], ...] = ()
+    def rebind(self, function: Function | None = None, **changed: object) -> LocalCall:
+        """Return the torch op as a call, as `rebind` does."""
+        return rebind(self.op, function, **changed)
 
 
-Rule = Callable[[OpView], "tuple[Signature, ...]"]
+Rule = Callable[[OpView], Rows]
 Local = Callable[[LocalView], LocalCall]
 
 
-def whole(view: OpView) -> tuple[Signature, ...]:
+def whole(view: OpView) -> Rows:
     """No row but all-B: the rule of an op that every rank does on whole tensors."""
     return ()
 
 
-def rows(*texts: str) -> tuple[Signature, ...]:
+def rows(*texts: str) -> Rows:
     """Rows from text: rows("S0,B -> S0", "P,B -> P")."""
-    return tuple(_row(text) for text in texts)
-
-
-def _row(text: str) -> Signature:
-    left, right = text.split("->")
-    return Signature(_sbps(left), _sbps(right))
+    sides = (text.split("->") for text in texts)
+    return tuple(Signature(_sbps(left), _sbps(right)) for left, right in sides)
 
 
 def _sbps(text: str) -> tuple[Sbp, ...]:
@@ -163,36 +201,19 @@ def argument_names(target: str) -> tuple[str, ...]:
 
 def bind(op: Op) -> dict[str, Any]:
     """Every argument of a torch op by its name in the operator's schema, defaults filled in."""
-    parameters = _parameters(op.target)
-    given = dict(zip((name for name, _ in parameters), op.args, strict=False))
-    return {**dict(parameters), **given, **dict(op.kwargs)}
+    given = zip(argument_names(op.target), op.args, strict=False)
+    return {**dict(_parameters(op.target)), **dict(given), **dict(op.kwargs)}
 
 
 def places(op: Op) -> tuple[str, ...]:
     """Return for each of op.inputs the name of the argument it is (part of)."""
-    names = [name for name, _ in _parameters(op.target)]
-    given = [*zip(names, op.args, strict=False), *op.kwargs]
+    given = [*zip(argument_names(op.target), op.args, strict=False), *op.kwargs]
     return tuple(name for name, value in given for _ in refs(value))
 
 
-def row(op: Op, given: Mapping[str, Sbp], *outputs: Sbp, reduced: int = 0) -> Signature:
-    """Make a row of an op: SBPs of the tensor arguments by name (`given`), B for those not named.
-
-    outputs: an SBP for each output; one alone stands for all.
-    reduced: see Signature.
-    """
-    inputs = tuple(given.get(name, B) for name in places(op))
-    out_sbps = outputs * len(op.outputs) if len(outputs) == 1 else outputs
-    return Signature(inputs, out_sbps, reduced)
-
-
 def rebind(op: Op, function: Function | None = None, **changed: object) -> LocalCall:
-    """Return the torch op as a call with some arguments replaced, by name; function: in place of
-    the op.
-    """
-    names = [name for name, _ in _parameters(op.target)]
-    args = list(op.args)
-    kwargs = dict(op.kwargs)
+    """Return the torch op as a call with some arguments replaced; function: in place of the op."""
+    names, args, kwargs = argument_names(op.target), list(op.args), dict(op.kwargs)
     for name, value in changed.items():
         if name in names[: len(args)]:
             args[names.index(name)] = value
@@ -213,44 +234,25 @@ def dims_but(ndim: int, *dims: int) -> Labels:
 
 
 def labelled_rows(
-    ins: Sequence[Labels], outs: Sequence[Labels], contracted: Mapping[Any, Sbp] | None = None
-) -> tuple[Signature, ...]:
-    """Return rows of an op whose dims carry labels, as in einsum; a dim labelled None cannot be
-    split.
+    ins: Sequence[Labels],
+    outs: Sequence[Labels],
+    contracted: Mapping[Any, Sbp] = MappingProxyType({}),
+) -> Rows:
+    """Return rows of an op whose dims carry labels, as in einsum.
 
-    ins, outs: labels of the dims of each input and output.
+    ins, outs: labels of the dims of each input and output; a dim labelled None cannot be split.
 
     A label splits every tensor that has it and leaves the others B.  An output that lacks it
     becomes `contracted[label]`; a label that is neither in all outputs nor contracted gives no row.
     """
-    missing = contracted or {}
-    legal = []
-    for label in dict.fromkeys(
-        label for labels in (*ins, *outs) for label in labels if label is not None
-    ):
-        outputs = tuple(_at(label, labels, missing.get(label)) for labels in outs)
-        if all(sbp is not None for sbp in outputs):
-            inputs = tuple(_at(label, labels, B) for labels in ins)
-            legal.append(Signature(inputs, outputs))  # type: ignore[arg-type]
-    return tuple(legal)
-
-
-def _at(label: int | str, labels: Labels, otherwise: Sbp | None) -> Sbp | None:
-    return S(labels.index(label)) if label in labels else otherwise
-
-
-def partial_rows(op: Op, *groups: Sequence[str]) -> tuple[Signature, ...]:
-    """P rows: for every group of arguments in which the op is jointly linear, P on the group and B
-    on the rest -> P.
-
-    A group with an argument that is a Python number gives no row: x + 1 on every rank would add 1
-    too often.
-    """
-    names = places(op)
+    labels = dict.fromkeys(label for dims in (*ins, *outs) for label in dims)
     return tuple(
-        Signature(tuple(P if name in group else B for name in names), (P,) * len(op.outputs))
-        for group in groups
-        if all(name in names for name in group)
+        Signature(
+            tuple(S(dims.index(label)) if label in dims else B for dims in ins),
+            tuple(S(dims.index(label)) if label in dims else contracted[label] for dims in outs),
+        )
+        for label in labels
+        if label is not None and all(label in dims or label in contracted for dims in outs)
     )
 
 

@@ -28,7 +28,6 @@ from flowrun.engine.ir.signature import (
 from flowrun.engine.ir.table import table_of
 from flowrun.engine.ops.flow import (
     check,
-    mirror,
     random,
     ranges,
     rounding,
@@ -43,8 +42,6 @@ from flowrun.engine.ops.nn import (
     batch_norm,
     conv,
     cross_entropy,
-    ctc,
-    document_attention,
     embedding,
     loss,
     norm,
@@ -65,13 +62,11 @@ OPS: Mapping[str, OpInfo] = {
     **norm.OPS,
     **batch_norm.OPS,
     **attention.OPS,
-    **document_attention.OPS,
     **embedding.OPS,
     **conv.OPS,
     **softmax.OPS,
     **loss.OPS,
     **cross_entropy.OPS,
-    **ctc.OPS,
     **random.OPS,
     **ranges.OPS,
     **check.OPS,
@@ -79,7 +74,6 @@ OPS: Mapping[str, OpInfo] = {
     **rounding.OPS,
     **scaling.OPS,
     **sparse.OPS,
-    **mirror.OPS,
     **structure.OPS,
 }
 _UNKNOWN = OpInfo()

@@ -31,7 +31,7 @@ from flowrun.engine.ir.graph import (
     Ref,
     rename_inputs,
 )
-from flowrun.engine.ops.flow.mirror import BY_RANK, OWN, SHARE
+from flowrun.engine.ops.flow.structure import BY_RANK, OWN, SHARE
 from flowrun.engine.ops.registry import info
 from flowrun.engine.strategy import Strategy
 

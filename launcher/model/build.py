@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -78,10 +78,10 @@ def build(recipe: Recipe) -> RecipeParts:
 
 def instantiate_model(recipe: Recipe, notes: list[str] | None = None) -> nn.Module:
     """The model as plain torch makes it, whole: its weights drawn from `train.seed`, or read from
-    `model.weights`.  notes: where to say what went otherwise than a user expects.
+    `model.weights`.  notes: takes what went otherwise than a user expects.
     """
     with _keep_random_state(recipe):
-        model = _make_model(recipe, notes)
+        model = _make_model(recipe, [] if notes is None else notes)
     if recipe.weights:
         tensors = named_tensors(model)
         with torch.no_grad():
@@ -118,7 +118,6 @@ def describe_model(recipe: Recipe, draws: bool = True) -> Described:
 
 
 def _note_whole(model: nn.Module, error: Exception, recipe: Recipe) -> str:
-    """Note that a constructor could not be followed.  error: of the attempt."""
     found = error.__cause__.__cause__ if error.__cause__ else None
     why = " ".join(str(found if isinstance(found, Unrecordable) else error).split())
     held = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
@@ -138,10 +137,7 @@ def _keep_random_state(recipe: Recipe) -> Iterator[None]:
         yield
 
 
-def _make_model(recipe: Recipe, notes: list[str] | None = None) -> nn.Module:
-    """Make the model that a recipe names.  notes: where to say what went otherwise
-    than a user expects.
-    """
+def _make_model(recipe: Recipe, notes: list[str]) -> nn.Module:
     model = make_object(recipe.model, "model")
     if not isinstance(model, nn.Module):
         raise RecipeError(
@@ -151,8 +147,7 @@ def _make_model(recipe: Recipe, notes: list[str] | None = None) -> nn.Module:
     add_adapters(model, recipe.adapters)
     _freeze(model, "", recipe.optim.groups)
     narrow |= _widen_trained(model, recipe)  # what a group trains again
-    if notes is not None and narrow:
-        notes[:] = _note_narrow(narrow.values(), recipe.precision.param_dtype)
+    notes[:] = _note_narrow(narrow.values(), recipe.precision.param_dtype)
     return model
 
 
@@ -177,26 +172,21 @@ def _widen_trained(module: nn.Module, recipe: Recipe) -> dict[int, nn.Parameter]
 
 
 def _note_narrow(narrow: Collection[nn.Parameter], kept: str) -> list[str]:
-    """Note what becomes of the parameters that the model makes in bf16 or fp16.
-
-    narrow: these.  kept: `precision.param_dtype`.
-    """
+    """Note what becomes of parameters in bf16 or fp16.  kept: `precision.param_dtype`."""
     elements = sum(parameter.numel() for parameter in narrow)
+    become = {
+        FP32: f"are kept in fp32, {size(4 * elements)} (precision.param_dtype=bf16 keeps them in "
+        "bf16, with updates rounded at random)",
+        KEEP_DTYPE: "stay so, and each update is rounded to nearest, which loses small ones "
+        f"(precision.param_dtype={KEEP_DTYPE})",
+    }
+    if not narrow or kept not in become:
+        return []
     made = f"the model makes {len(narrow)} parameters in bf16 or fp16 ({elements:,} elements)"
-    if kept == FP32:
-        return [
-            f"{made}: they are kept in fp32, {size(4 * elements)} (precision.param_dtype=bf16 "
-            "keeps them in bf16, with updates rounded at random)"
-        ]
-    if kept == KEEP_DTYPE:
-        return [
-            f"{made}: they stay so, and each update is rounded to nearest, which loses small ones "
-            f"(precision.param_dtype={KEEP_DTYPE})"
-        ]
-    return []
+    return [f"{made}: they {become[kept]}"]
 
 
-def _freeze(module: nn.Module, prefix: str, groups: Mapping[str, Any]) -> None:
+def _freeze(module: nn.Module, prefix: str, groups: Mapping[str, object]) -> None:
     """No gradient for parameters that a group of `optim.groups` has frozen; the later pattern wins.
     One that says frozen: false gives those that were frozen before a gradient again.
 
@@ -204,11 +194,13 @@ def _freeze(module: nn.Module, prefix: str, groups: Mapping[str, Any]) -> None:
     the loss alone.  Raises RecipeError for a value that is neither true nor false, and for a
     pattern that matches no parameter.
     """
-    asked = {pattern: keys["frozen"] for pattern, keys in groups.items() if is_freezing(keys)}
     frozen: dict[str, bool] = {}
     held = module.named_parameters(remove_duplicate=False)
     names = {prefix + name: parameter for name, parameter in held}
-    for pattern, value in asked.items():
+    for pattern, keys in groups.items():
+        if not is_freezing(keys):
+            continue
+        value = keys["frozen"]
         where = f"optim.groups.{pattern}"
         if not isinstance(value, bool):
             raise RecipeError(f"{where}.frozen", f"{value!r} is not true or false.")
@@ -226,7 +218,7 @@ def _freeze(module: nn.Module, prefix: str, groups: Mapping[str, Any]) -> None:
         parameter.requires_grad_(trains and not value)
 
 
-def is_freezing(keys: Any) -> bool:
+def is_freezing(keys: object) -> TypeGuard[Mapping[str, object]]:
     """Return True if a group of `optim.groups` says whether its parameters are frozen."""
     return isinstance(keys, Mapping) and "frozen" in keys
 
@@ -252,12 +244,8 @@ def instantiate_loss(recipe: Recipe) -> LossFunction | None:
     return loss
 
 
-def loss_of(loss: LossFunction | None, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    """Return the loss of a batch.
-
-    loss: computes it; None: it is the output itself, or its `loss`.  output: of the model.  batch:
-    that it was called with.
-    """
+def loss_of(loss: LossFunction | None, output: object, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the loss of a batch; without a function for it, the output itself or its `loss`."""
     if loss is not None:
         return loss(output, batch)
     return output if isinstance(output, Tensor) else part_of(output, "loss")
@@ -283,7 +271,14 @@ def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) ->
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
     inputs = dict(recipe.task.inputs) or {p.name: p.name for p in named if p.name in item}
     inputs |= packed_inputs(model, item, inputs)
-    _check_inputs(inputs, item, None if anything else [p.name for p in named])
+    arguments = inputs if anything else [p.name for p in named]
+    for argument, field in inputs.items():
+        for word, known, problem in (
+            (field, item, f"items of the data set have no field {field!r}."),
+            (argument, arguments, f"forward of the model takes no {argument!r}."),
+        ):
+            if word not in known:
+                raise RecipeError(f"task.inputs.{argument}", problem, did_you_mean(word, known))
     missing = [p.name for p in named if p.default is p.empty and p.name not in inputs]
     if missing or not inputs:
         raise RecipeError(
@@ -292,23 +287,3 @@ def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) ->
             f"Map it to a field of the items: {', '.join(item)}.",
         )
     return inputs
-
-
-def _check_inputs(
-    inputs: Mapping[str, str], fields: Collection[str], arguments: Collection[str] | None
-) -> None:
-    """fields: of the items.  arguments: that forward takes; None: it takes any."""
-    for argument, field in inputs.items():
-        where = f"task.inputs.{argument}"
-        if field not in fields:
-            raise RecipeError(
-                where,
-                f"items of the data set have no field {field!r}.",
-                did_you_mean(field, fields),
-            )
-        if arguments is not None and argument not in arguments:
-            raise RecipeError(
-                where,
-                f"forward of the model takes no {argument!r}.",
-                did_you_mean(argument, arguments),
-            )

@@ -3,5 +3,5 @@
 update.py sparse.py scaling.py    the update: sums, optimizers, embedding tables, loss scale
 random.py rounding.py             draws; bf16 rounded at random
 ranges.py check.py                checks of ids; asserts of the model
-mirror.py structure.py            what passes put between ops: mirrored view, boxings, pins
+structure.py                      what passes put between ops: boxings, pins, mirrored view
 """

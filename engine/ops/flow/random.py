@@ -20,9 +20,9 @@ import torch
 
 from flowrun.engine.ir.op_info import OpCost, OpInfo, Trait
 from flowrun.engine.ir.placement import Shape, Slices
-from flowrun.engine.ir.sbp import B, S
-from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, Signature
+from flowrun.engine.ir.signature import LocalCall, LocalView
 from flowrun.engine.ops.math.pointwise import LINEAR_IN_GRAD
+from flowrun.engine.ops.shapes.create import from_nothing
 
 Tensor = torch.Tensor
 
@@ -89,9 +89,7 @@ def _xor_shift(x: Tensor, shift: int) -> Tensor:
 def dropout_mask(
     draw: Tensor, seed: int, stream: str, shape: Shape, p: float, *, slices: Slices | None = None
 ) -> Tensor:
-    """Draw a mask: False, which drops, with probability `p`.  draw, seed, stream, shape, slices:
-    see words.
-    """
+    """Draw a mask: False, which drops, with probability `p`.  Other arguments: see words."""
     drawn = words(draw, seed, stream, shape, slices)
     if p >= 1:
         return torch.zeros_like(drawn, dtype=torch.bool)
@@ -166,8 +164,7 @@ def permutation(
     dtype: torch.dtype,
     slices: Slices | None = None,
 ) -> Tensor:
-    """Draw the numbers below shape[0] in random order; the whole order is drawn, then cut to
-    `slices`.
+    """Draw the numbers below shape[0] in random order, which is drawn whole, then cut to `slices`.
 
     draw, seed, stream: see words.  dtype: of the result.
     """
@@ -181,12 +178,7 @@ def _wide(draw: Tensor, seed: int, stream: str, shape: Shape, slices: Slices | N
     return high << 31 | low
 
 
-# ---- signatures ----------------------------------------------------------------------------------
-
-
-def rows_of_draw(view: OpView) -> tuple[Signature, ...]:
-    """Any dim can be made split.  Not "B -> P": a sum of draws is not a draw."""
-    return tuple(Signature((B,), (S(d),)) for d in range(len(view.out_shapes[0] or ())))
+# ---- signatures: any dim can be made split; not "B -> P": a sum of draws is not a draw -----------
 
 
 def local_draw(view: LocalView) -> LocalCall:
@@ -210,7 +202,7 @@ _SCRATCH_BYTES = {DROPOUT_MASK: 120.0, NORMAL: 300.0}
 OPS: Mapping[str, OpInfo] = {
     **{
         target: OpInfo(
-            rows_of_draw,
+            from_nothing,
             local=local_draw,
             function=function,
             traits=(Trait.ROW_STATISTICS,) if target == DROPOUT_MASK else (),

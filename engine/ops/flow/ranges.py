@@ -18,8 +18,7 @@ from collections.abc import Mapping
 import torch
 
 from flowrun.engine.ir.op_info import OpInfo, Trait
-from flowrun.engine.ir.sbp import S
-from flowrun.engine.ir.signature import OpView, Signature
+from flowrun.engine.ops.math.pointwise import NONLINEAR
 from flowrun.engine.torch_internals import assert_async
 
 CHECK = "flow.check_range"
@@ -79,11 +78,6 @@ def check_range(
     return ids
 
 
-def rows_of_ids(view: OpView) -> tuple[Signature, ...]:
-    """Any dim can be split; a sum of parts is not an id."""
-    return tuple(Signature((S(d),), (S(d),)) for d in range(len(view.in_shapes[0])))
-
-
 OPS: Mapping[str, OpInfo] = {
-    CHECK: OpInfo(rows_of_ids, function=check_range, traits=(Trait.VIEW, Trait.PLAIN))
+    CHECK: OpInfo(NONLINEAR, function=check_range, traits=(Trait.VIEW, Trait.PLAIN))
 }

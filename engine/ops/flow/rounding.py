@@ -9,18 +9,17 @@ and a value that bf16 has stays (decision 34).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.op_info import OpCost, OpInfo, Trait
 from flowrun.engine.ir.placement import Shape, Slices
-from flowrun.engine.ir.sbp import B, S
-from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, Signature
+from flowrun.engine.ir.signature import Function, Local, LocalCall
 from flowrun.engine.ops.flow.random import words
 from flowrun.engine.ops.flow.update import Changed, adamw, one_or_all, sgd, update
+from flowrun.engine.ops.math.pointwise import NONLINEAR
 
 Tensor = torch.Tensor
 
@@ -65,19 +64,11 @@ def update_narrow(
     """
     changed = (param, *states)
     if param.dim() == 0:
-        update_narrow(
-            *(x.view(1) for x in (param, grad, *states)),
-            optimizer=optimizer,
-            draw=draw,
-            seed=seed,
-            stream=stream,
-            shape=(1,),
-            **numbers,
-        )
-        return one_or_all(changed)
+        param, grad, *rest = (x.view(1) for x in (param, grad, *states))
+        states, shape, slices = tuple(rest), (1,), None
     (first, _), *inside = slices or tuple((0, size) for size in shape)
     for start, length in _pieces(param):
-        rows = [x.narrow(0, start, length) for x in changed]
+        rows = [x.narrow(0, start, length) for x in (param, *states)]
         wide = [x.to(torch.float32, copy=True) for x in rows]
         _OPTIMIZERS[optimizer](wide[0], grad.narrow(0, start, length), *wide[1:], **numbers)
         places = ((first + start, length), *inside)
@@ -100,28 +91,14 @@ def _pieces(x: Tensor) -> Iterator[tuple[int, int]]:
     return ((start, min(count, rows - start)) for start in range(0, rows, count))
 
 
-# ---- signatures ----------------------------------------------------------------------------------
+# ---- signatures: any dim may be split; not P: rounded parts do not add up to the rounded sum -----
 
 
-def rows_of_round(view: OpView) -> tuple[Signature, ...]:
-    """(x, draw): any dim may be split.  Not P: rounded parts do not add up to the rounded sum."""
-    return tuple(Signature((S(d), B), (S(d),)) for d in range(len(view.in_shapes[0])))
-
-
-def local_round(view: LocalView) -> LocalCall:
+def _here(program: Function) -> Local:
     """The slices that this rank holds."""
-    return LocalCall(
-        round_at_random, view.op.args, (*view.op.kwargs, ("slices", view.in_slices[0]))
+    return lambda view: LocalCall(
+        program, view.op.args, (*view.op.kwargs, ("slices", view.in_slices[0]))
     )
-
-
-def local_update(view: LocalView) -> LocalCall:
-    """The slices that this rank holds."""
-    return LocalCall(update_narrow, view.op.args, (*view.op.kwargs, ("slices", view.in_slices[0])))
-
-
-def _count_bytes(op: Op, read: Sequence[int], written: Sequence[int]) -> float:
-    return 2.0 * sum(read)
 
 
 ROUND, UPDATE_NARROW = "flow.round", "flow.update_narrow"
@@ -130,17 +107,19 @@ _SCRATCH_BYTES = 150.0
 
 OPS: Mapping[str, OpInfo] = {
     ROUND: OpInfo(
-        rows_of_round,
-        local=local_round,
+        NONLINEAR,
+        local=_here(round_at_random),
         function=round_at_random,
         traits=(Trait.PLAIN,),
         cost=OpCost(scratch_bytes=_SCRATCH_BYTES),
     ),
     UPDATE_NARROW: OpInfo(
         update,
-        local=local_update,
+        local=_here(update_narrow),
         function=update_narrow,
         traits=(Trait.IN_PLACE, Trait.PLAIN),
-        cost=OpCost(moved_bytes=_count_bytes, scratch_bytes=2 * _SCRATCH_BYTES),
+        cost=OpCost(
+            moved_bytes=lambda op, read, made: 2.0 * sum(read), scratch_bytes=2 * _SCRATCH_BYTES
+        ),
     ),
 }

@@ -17,7 +17,7 @@ import torch
 from flowrun.engine.ir.graph import refs
 from flowrun.engine.ir.op_info import OpCost, OpInfo, Trait
 from flowrun.engine.ir.sbp import B, P, S
-from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, Signature, rows
+from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, Rows, Signature, rows
 from flowrun.engine.ops.flow.update import Changed, one_or_all
 
 Tensor = torch.Tensor
@@ -135,9 +135,9 @@ def one_for_others(mine: Tensor) -> tuple[Tensor, Tensor]:
 # ---- signatures ----------------------------------------------------------------------------------
 
 
-def rows_of_collect(view: OpView) -> tuple[Signature, ...]:
-    """(grad (…, D), ids (…)) -> (ids (K,), rows (K, D)): a split of the samples stays one, for the
-    order of rows means nothing as long as ids have the same; so does one of the columns.
+def rows_of_collect(view: OpView) -> Rows:
+    """(grad (…, D), ids (…)) -> (ids (K,), rows (K, D)), whose order means nothing as long as both
+    have the same: samples split, and columns.
     """
     grad, ids = view.in_shapes
     once = view.out_shapes[0] in (None, (math.prod(ids),))
@@ -148,37 +148,26 @@ def rows_of_collect(view: OpView) -> tuple[Signature, ...]:
     return (*samples, columns, Signature((P, B), (B, P)))
 
 
-def rows_of_coalesce(view: OpView) -> tuple[Signature, ...]:
-    """Columns are independent of each other, and sums are linear in the rows.  Rows are not split:
-    two ranks may hold rows of one id.
-    """
+def rows_of_coalesce(view: OpView) -> Rows:
+    """Columns are independent, and sums linear in the rows.  Two ranks may hold rows of one id."""
     count = len(view.op.args[0])
     return tuple(Signature((B,) * count + (sbp,) * count, (B, sbp)) for sbp in (S(1), P))
 
 
-def rows_of_update(view: OpView) -> tuple[Signature, ...]:
-    """(table, ids, sums, states …, scalars …): a table split by rows takes its own ids out of all,
-    one split by columns the columns of every row.
-    """
+def rows_of_update(view: OpView) -> Rows:
+    """(table, ids, sums, states …, scalars …): a table split by rows takes its own ids of all."""
     states = sum(1 for _ in refs(view.op.args)) - 3
     scalars = (B,) * (len(view.in_shapes) - 3 - states)
-    num_outputs = 1 + states
     return tuple(
-        Signature((home, B, sums, *(home,) * states, *scalars), (home,) * num_outputs)
+        Signature((home, B, sums, *(home,) * states, *scalars), (home,) * (1 + states))
         for home, sums in ((S(0), B), (S(1), S(1)))
     )
 
 
 def local_update(view: LocalView) -> LocalCall:
     """The rows that are here."""
-    numbers = dict(view.op.kwargs)
-    by = numbers.pop("by")
     start = view.in_slices[0][0][0]
-
-    def update(*tensors: Tensor, **fed: Any) -> Changed:
-        return update_rows(*tensors, by=by, start=start, **fed)
-
-    return LocalCall(update, view.op.args, tuple(numbers.items()))
+    return LocalCall(update_rows, view.op.args, (*view.op.kwargs, ("start", start)))
 
 
 COLLECT, COALESCE, UPDATE_ROWS = "flow.collect", "flow.coalesce", "flow.update_rows"

@@ -18,7 +18,7 @@ from torch.optim.sgd import sgd as plain_sgd
 from flowrun.engine.ir.graph import refs
 from flowrun.engine.ir.op_info import OpInfo, Trait
 from flowrun.engine.ir.sbp import B, P, S, Sbp
-from flowrun.engine.ir.signature import OpView, Signature, whole
+from flowrun.engine.ir.signature import OpView, Rows, Signature, whole
 from flowrun.engine.torch_internals import fused_adamw, fused_sgd
 
 Tensor = torch.Tensor
@@ -93,41 +93,18 @@ def adamw_of_many(
 
     One pass over memory, on a CPU 4 to 6 times as fast as elementwise ops.
     """
-    rule: dict[str, Any] = {
-        "beta1": beta1,
-        "beta2": beta2,
-        "weight_decay": weight_decay,
-        "eps": eps,
-        "amsgrad": False,
-        "maximize": False,
-    }
+    rule: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "weight_decay": weight_decay}
+    rule |= {"eps": eps, "amsgrad": False, "maximize": False}
 
-    def fused(changed: Sequence[list[Tensor]], gradients: list[Tensor]) -> None:
-        fused_adamw(
-            changed[0],
-            gradients,
-            changed[1],
-            changed[2],
-            [],
-            [step] * len(gradients),
-            lr=lr,
-            **rule,
-            found_inf=None if skip is None else skip.float(),
-        )
+    def fused(changed: Sequence[list[Tensor]], grads: list[Tensor]) -> None:
+        params, averages, squares = changed
+        steps, bad = [step] * len(grads), _flag(skip)
+        fused_adamw(params, grads, averages, squares, [], steps, lr=lr, found_inf=bad, **rule)
 
-    def plain(changed: Sequence[Tensor], gradient: Tensor) -> None:
+    def plain(changed: Sequence[Tensor], grad: Tensor) -> None:
         param, average, square = changed
-        plain_adamw(
-            [param],
-            [gradient],
-            [average],
-            [square],
-            [],
-            [step - 1],
-            foreach=False,
-            lr=float(lr),
-            **rule,
-        )
+        how = {"lr": float(lr), "foreach": False, **rule}
+        plain_adamw([param], [grad], [average], [square], [], [step - 1], **how)
 
     _in_place(fused, plain, each, coefficient, skip)
 
@@ -155,28 +132,17 @@ def sgd_of_many(
     lr, weight_decay, nesterov: as of torch.optim.SGD.
     coefficient, skip: as of adamw_of_many.
     """
-    rule: dict[str, Any] = {
-        "momentum": momentum,
-        "weight_decay": weight_decay,
-        "dampening": 0.0,
-        "nesterov": nesterov,
-        "maximize": False,
-    }
+    rule: dict[str, Any] = {"momentum": momentum, "weight_decay": weight_decay}
+    rule |= {"dampening": 0.0, "nesterov": nesterov, "maximize": False}
 
-    def fused(changed: Sequence[list[Tensor]], gradients: list[Tensor]) -> None:
-        fused_sgd(
-            changed[0],
-            gradients,
-            changed[1] if len(changed) > 1 else [],
-            lr=lr,
-            **rule,
-            is_first_step=False,
-            found_inf=None if skip is None else skip.float(),
-        )
+    def fused(changed: Sequence[list[Tensor]], grads: list[Tensor]) -> None:
+        params, buffers = changed if len(changed) > 1 else (*changed, [])
+        how = {"lr": lr, "is_first_step": False, "found_inf": _flag(skip), **rule}
+        fused_sgd(params, grads, buffers, **how)
 
-    def plain(changed: Sequence[Tensor], gradient: Tensor) -> None:
+    def plain(changed: Sequence[Tensor], grad: Tensor) -> None:
         param, *buffer = changed
-        plain_sgd([param], [gradient], [*buffer] or [None], foreach=False, lr=float(lr), **rule)
+        plain_sgd([param], [grad], [*buffer] or [None], foreach=False, lr=float(lr), **rule)
 
     _in_place(fused, plain, each, coefficient, skip)
 
@@ -192,7 +158,7 @@ def assign(
     if skip is not None:
         values = [torch.where(skip, old, new) for old, new in zip(changed, values, strict=True)]
     elif len(changed) > 1:
-        values = [value.clone() if _is_one_of(value, changed) else value for value in values]
+        values = [v.clone() if any(v is old for old in changed) else v for v in values]
     for old, new in zip(changed, values, strict=True):
         old.copy_(new)
     return one_or_all(changed)
@@ -208,8 +174,11 @@ def ema(average: Tensor, param: Tensor, *, decay: float, skip: Tensor | None = N
     return average.lerp_(param, (1 - decay) * (~skip).to(param.dtype))
 
 
+_Fused = Callable[[Sequence[list[Tensor]], list[Tensor]], None]
+
+
 def _in_place(
-    fused: Callable[[Sequence[list[Tensor]], list[Tensor]], None],
+    fused: _Fused,
     plain: Callable[[Sequence[Tensor], Tensor], None],
     each: Sequence[Sequence[Tensor]],
     coefficient: Tensor | None,
@@ -241,11 +210,7 @@ def _in_place(
         _update_copies(fused, tensors, coefficient)
 
 
-def _update_copies(
-    fused: Callable[[Sequence[list[Tensor]], list[Tensor]], None],
-    tensors: Sequence[Tensor],
-    coefficient: Tensor | None,
-) -> None:
+def _update_copies(fused: _Fused, tensors: Sequence[Tensor], coefficient: Tensor | None) -> None:
     """Update one weight and its states in copies where they are strided."""
     param, grad, *states = tensors
     changed = (param, *states)
@@ -268,6 +233,10 @@ def one_or_all(changed: Sequence[Tensor]) -> Changed:
     return tuple(changed) if len(changed) > 1 else changed[0]
 
 
+def _flag(skip: Tensor | None) -> Tensor | None:
+    return None if skip is None else skip.float()
+
+
 def _real(x: Tensor) -> Tensor:
     return torch.view_as_real(x) if x.is_complex() else x
 
@@ -280,29 +249,25 @@ def _scale(grad: Tensor, coefficient: Tensor | None, param: Tensor) -> Tensor:
     return (grad if coefficient is None else grad * coefficient).to(param.dtype).contiguous()
 
 
-def _is_one_of(value: Tensor, others: Sequence[Tensor]) -> bool:
-    return any(value is other for other in others)
-
-
 # What does for many weights what the first does for one.
 OF_MANY: Mapping[Callable[..., Any], Callable[..., None]] = {adamw: adamw_of_many, sgd: sgd_of_many}
 
 # ---- signatures ----------------------------------------------------------------------------------
 
 
-def together(view: OpView) -> tuple[Signature, ...]:
+def together(view: OpView) -> Rows:
     """accumulate, add_n: linear and elementwise, all tensors alike."""
     count, ndim = len(view.in_shapes), len(view.in_shapes[0])
     sbps: list[Sbp] = [*map(S, range(ndim)), P]
     return tuple(Signature((sbp,) * count, (sbp,)) for sbp in sbps)
 
 
-def squares(view: OpView) -> tuple[Signature, ...]:
+def squares(view: OpView) -> Rows:
     """sumsq: a split gives P.  Not "P -> P": the square of a sum has cross terms."""
     return tuple(Signature((S(d),), (P,)) for d in range(len(view.in_shapes[0])))
 
 
-def update(view: OpView) -> tuple[Signature, ...]:
+def update(view: OpView) -> Rows:
     """Weight, gradient and states split alike, and so a buffer; keyword arguments are scalars,
     whole everywhere.
 

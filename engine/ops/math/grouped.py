@@ -17,41 +17,31 @@ from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.op_info import OpCost, OpInfo, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, S
-from flowrun.engine.ir.signature import (
-    LocalCall,
-    LocalView,
-    OpView,
-    Signature,
-    partial_rows,
-    rebind,
-    row,
-)
+from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, Rows
 
 
-def forward(view: OpView) -> tuple[Signature, ...]:
+def forward(view: OpView) -> Rows:
     """(input, weight, offs) -> (tokens, out)."""
-    op = view.op
     return (
-        row(op, {"input": S(0)}, S(0)),
-        row(op, {"weight": S(0)}, P),
-        row(op, {"input": S(1), "weight": S(1)}, P),
-        row(op, {"weight": S(2)}, S(1)),
-        *partial_rows(op, ("input",), ("weight",)),
+        view.row({"input": S(0)}, S(0)),
+        view.row({"weight": S(0)}, P),
+        view.row({"input": S(1), "weight": S(1)}, P),
+        view.row({"weight": S(2)}, S(1)),
+        *view.partial(("input",), ("weight",)),
     )
 
 
-def backward(view: OpView) -> tuple[Signature, ...]:
+def backward(view: OpView) -> Rows:
     """(input, weight, offs, grad_output) -> gradients of (input, weight)."""
-    op = view.op
     return (
-        row(op, {"input": S(0), "grad_output": S(0)}, S(0), P),
-        row(op, {"weight": S(0)}, P, S(0)),
-        row(op, {"input": S(1), "weight": S(1)}, S(1), S(1)),
-        row(op, {"weight": S(2), "grad_output": S(1)}, P, S(2)),
-        row(op, {"grad_output": P}, P),
-        row(op, {"input": P}, B, P),
-        row(op, {"weight": P}, P, B),
-        row(op, {"input": P, "weight": P}, P),
+        view.row({"input": S(0), "grad_output": S(0)}, S(0), P),
+        view.row({"weight": S(0)}, P, S(0)),
+        view.row({"input": S(1), "weight": S(1)}, S(1), S(1)),
+        view.row({"weight": S(2), "grad_output": S(1)}, P, S(2)),
+        view.row({"grad_output": P}, P),
+        view.row({"input": P}, B, P),
+        view.row({"weight": P}, P, B),
+        view.row({"input": P, "weight": P}, P),
     )
 
 
@@ -108,7 +98,7 @@ def local(view: LocalView) -> LocalCall:
     """The op itself where all experts and all tokens are here."""
     (token, tokens), (expert, experts) = view.in_slices[0][0], view.in_slices[1][0]
     if (tokens, experts) == (view.in_shapes[0][0], view.in_shapes[1][0]):
-        return rebind(view.op)
+        return view.rebind()
     program = gradients if "backward" in view.op.target else product
     return LocalCall(program, (*view.op.args, expert, token))
 

@@ -15,15 +15,7 @@ from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.op_info import OpCost, OpInfo, ProductKind, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import P, S
-from flowrun.engine.ir.signature import (
-    Labels,
-    OpView,
-    Rule,
-    Signature,
-    labelled_rows,
-    partial_rows,
-    row,
-)
+from flowrun.engine.ir.signature import Labels, OpView, Rows, Rule, labelled_rows
 
 
 def product(equation: str, first: str, second: str) -> Rule:
@@ -34,17 +26,17 @@ def product(equation: str, first: str, second: str) -> Rule:
     left, out = equation.split("->")
     ins = [tuple(labels) for labels in left.split(",")]
     table = labelled_rows(ins, [tuple(out)], dict.fromkeys(set(ins[0]) & set(ins[1]) - set(out), P))
-    return lambda view: (*table, *partial_rows(view.op, (first,), (second,)))
+    return lambda view: (*table, *view.partial((first,), (second,)))
 
 
-def addmm(view: OpView) -> tuple[Signature, ...]:
+def addmm(view: OpView) -> Rows:
     """bias + a @ b, bias broadcast to the product; the whole is P only if the bias is P too.
 
     "B,S(1),S(0) -> P" is absent: every rank would add the bias.  Boxing a bias B -> P moves
     nothing.
     """
-    op, bias = view.op, view.in_shapes[0]
-    batch = ("b",) if op.target == "aten.baddbmm.default" else ()
+    bias = view.in_shapes[0]
+    batch = ("b",) if view.op.target == "aten.baddbmm.default" else ()
     first, second = ("batch1", "batch2") if batch else ("mat1", "mat2")
     out: Labels = (*batch, "m", "n")
     own: Labels = tuple(
@@ -54,9 +46,9 @@ def addmm(view: OpView) -> tuple[Signature, ...]:
     k = len(batch)
     return (
         *labelled_rows([own, (*batch, "m", "k"), (*batch, "k", "n")], [out]),
-        row(op, {"self": P, first: S(k + 1), second: S(k)}, P),
-        row(op, {"self": P, first: P}, P),
-        row(op, {"self": P, second: P}, P),
+        view.row({"self": P, first: S(k + 1), second: S(k)}, P),
+        view.row({"self": P, first: P}, P),
+        view.row({"self": P, second: P}, P),
     )
 
 

@@ -15,17 +15,7 @@ import torch
 
 from flowrun.engine.ir.op_info import OpInfo, OutVariant, Trait
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.ir.signature import (
-    Labels,
-    OpView,
-    Rule,
-    Signature,
-    bind,
-    labelled_rows,
-    partial_rows,
-)
-
-Groups = Sequence[Sequence[str]]
+from flowrun.engine.ir.signature import Labels, OpView, Rows, Rule, labelled_rows
 
 
 def broadcast_labels(shape: Shape, out: Shape) -> Labels:
@@ -36,49 +26,35 @@ def broadcast_labels(shape: Shape, out: Shape) -> Labels:
     )
 
 
-def elementwise(*groups: Sequence[str]) -> Rule:
+def elementwise(
+    *groups: Sequence[str], linear_if: Callable[[OpView], bool] = lambda view: True
+) -> Rule:
     """Make the rule of an elementwise op that is jointly linear in each group of arguments (by
-    name).
+    name), where `linear_if` says so of its view.
     """
-    return lambda view: _rows(view, groups)
+
+    def rule(view: OpView) -> Rows:
+        out = view.out_shapes[0]
+        if out is None:
+            out = tuple(torch.broadcast_shapes(*view.in_shapes))
+        ins = [broadcast_labels(shape, out) for shape in view.in_shapes]
+        linear = view.partial(*groups) if linear_if(view) else ()
+        return (*labelled_rows(ins, [tuple(range(len(out)))]), *linear)
+
+    return rule
 
 
-def elementwise_if(linear: Callable[[OpView], bool], *groups: Sequence[str]) -> Rule:
-    """Make the rule of an elementwise op that is linear in `groups` only where `linear(view)` says
-    so.
-    """
-    return lambda view: _rows(view, groups if linear(view) else ())
-
-
-def _rows(view: OpView, groups: Groups) -> tuple[Signature, ...]:
-    out = view.out_shapes[0]
-    if out is None:
-        out = tuple(torch.broadcast_shapes(*view.in_shapes))
-    ins = [broadcast_labels(shape, out) for shape in view.in_shapes]
-    return (*labelled_rows(ins, [tuple(range(len(out)))]), *partial_rows(view.op, *groups))
-
-
-def prelu_backward(view: OpView) -> tuple[Signature, ...]:
+def prelu_backward(view: OpView) -> Rows:
     """(grad_output, self, weight) -> gradients of self and weight, both of the full shape."""
     ins = [broadcast_labels(shape, view.in_shapes[0]) for shape in view.in_shapes]
     full = tuple(range(len(view.in_shapes[0])))
-    return (*labelled_rows(ins, [full, full]), *partial_rows(view.op, ("grad_output",)))
+    return (*labelled_rows(ins, [full, full]), *view.partial(("grad_output",)))
 
 
 def stays_float(view: OpView) -> bool:
-    """Return False for a cast to an integer: it rounds each part, and the rounded parts sum to
-    another.
-    """
-    dtype = bind(view.op).get("dtype")
+    """Return False for a cast to an integer, which rounds each part."""
+    dtype = view.given.get("dtype")
     return dtype is None or dtype.is_floating_point or dtype.is_complex
-
-
-def _fills_zero(view: OpView) -> bool:
-    return bool(bind(view.op)["value"] == 0)
-
-
-def _no_rounding(view: OpView) -> bool:
-    return bind(view.op)["rounding_mode"] is None
 
 
 NONLINEAR = elementwise()
@@ -102,6 +78,12 @@ _NONLINEAR_NAMES = """
     reciprocal.default remainder.Scalar remainder.Tensor round.default rsqrt.default
     sigmoid.default sign.default silu.default sin.default sinh.default softplus.default sqrt.default
     sgn.default tan.default tanh.default trunc.default add.Scalar sub.Scalar rsub.Scalar
+    _prelu_kernel.default
+"""
+
+_LINEAR_NAMES = """
+    neg.default mul.Scalar div.Scalar clone.default detach.default alias.default contiguous.default
+    lift_fresh_copy.default
 """
 
 _LINEAR_IN_GRAD_NAMES = """
@@ -135,30 +117,25 @@ OPS: Mapping[str, OpInfo] = {
     "aten.relu.default": _over(NONLINEAR, _relu_over),
     "aten.log.default": _info(NONLINEAR, Trait.ALLOCATES),
     "aten.gelu.default": _info(NONLINEAR, Trait.ALLOCATES),
-    "aten._prelu_kernel.default": _info(NONLINEAR),
     "aten._prelu_kernel_backward.default": _info(prelu_backward),
-    "aten.neg.default": _info(LINEAR),
-    "aten.mul.Scalar": _info(LINEAR),
-    "aten.div.Scalar": _info(LINEAR),
-    "aten.clone.default": _info(LINEAR),
-    "aten.detach.default": _info(LINEAR),
-    "aten.alias.default": _info(LINEAR),
-    "aten.contiguous.default": _info(LINEAR),
-    "aten.lift_fresh_copy.default": _info(LINEAR),
-    CAST: _info(elementwise_if(stays_float, ("self",)), Trait.ALLOCATES),
+    **{f"aten.{name}": _info(LINEAR) for name in _LINEAR_NAMES.split()},
+    CAST: _info(elementwise(("self",), linear_if=stays_float), Trait.ALLOCATES),
     "aten.add.Tensor": _over(SUM, aten.add.out, "out", 0, 1),
     "aten.sub.Tensor": _over(SUM, aten.sub.out),
     "aten.rsub.Tensor": _info(SUM),
     "aten.mul.Tensor": _over(PRODUCT, aten.mul.out, "out", 0, 1),
     "aten.div.Tensor": _over(LINEAR, aten.div.out),
-    "aten.div.Tensor_mode": _info(elementwise_if(_no_rounding, ("self",))),
+    "aten.div.Tensor_mode": _info(
+        elementwise(("self",), linear_if=lambda view: view.given["rounding_mode"] is None)
+    ),
     "aten.where.self": _info(elementwise(("self", "other"))),
-    "aten.masked_fill.Scalar": _info(elementwise_if(_fills_zero, ("self",))),
+    "aten.masked_fill.Scalar": _info(
+        elementwise(("self",), linear_if=lambda view: bool(view.given["value"] == 0))
+    ),
     "aten.masked_fill.Tensor": _info(elementwise(("self", "value"))),
     "aten.addcmul.default": _info(elementwise(("self", "tensor1"), ("self", "tensor2"))),
     "aten.addcdiv.default": _info(elementwise(("self", "tensor1"))),
-    "aten.lerp.Scalar": _info(elementwise(("self", "end"))),
-    "aten.lerp.Tensor": _info(elementwise(("self", "end"))),
+    **dict.fromkeys(("aten.lerp.Scalar", "aten.lerp.Tensor"), _info(elementwise(("self", "end")))),
     **{f"aten.{name}": _info(LINEAR_IN_GRAD) for name in _LINEAR_IN_GRAD_NAMES.split()},
     "aten.threshold_backward.default": _over(
         LINEAR_IN_GRAD, aten.threshold_backward.grad_input, "grad_input"

@@ -14,20 +14,18 @@ import torch
 
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.op_info import OpCost, OpInfo, Trait
-from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, P_MAX, P_MIN, P, S, Sbp
 from flowrun.engine.ir.signature import (
     Labels,
     LocalCall,
     LocalView,
     OpView,
+    Rows,
     Rule,
     Signature,
     bind,
     dims_but,
     labelled_rows,
-    partial_rows,
-    torch_callable,
 )
 from flowrun.engine.ops.math.pointwise import stays_float
 
@@ -49,36 +47,32 @@ def reduction(over: Sbp | None, *, linear: bool = False) -> Rule:
     over: what an output becomes when a reduced dim is split; None: no such row.
     """
 
-    def rule(view: OpView) -> tuple[Signature, ...]:
-        op, ndim = view.op, len(view.in_shapes[0])
-        reduced = reduced_dims(op, ndim)
-        out: Labels = tuple(
-            None if d in reduced else d
-            for d in range(ndim)
-            if bind(op).get("keepdim") or d not in reduced
-        )
+    def rule(view: OpView) -> Rows:
+        given, ndim = view.given, len(view.in_shapes[0])
+        reduced = reduced_dims(view.op, ndim)
+        dims = (d for d in range(ndim) if given.get("keepdim") or d not in reduced)
+        out: Labels = tuple(None if d in reduced else d for d in dims)
         contracted = {} if over is None else dict.fromkeys(reduced, over)
-        split = labelled_rows([tuple(range(ndim))], [out] * len(op.outputs), contracted)
-        return (*split, *(partial_rows(op, ("self",)) if linear and stays_float(view) else ()))
+        split = labelled_rows([tuple(range(ndim))], [out] * len(view.op.outputs), contracted)
+        return (*split, *(view.partial(("self",)) if linear and stays_float(view) else ()))
 
     return rule
 
 
-def along(*, linear: bool = False) -> Rule:
-    """Rule of cumsum, sort, topk, which work along one dim: the other dims pass their split."""
-
-    def rule(view: OpView) -> tuple[Signature, ...]:
-        op, ndim = view.op, len(view.in_shapes[0])
-        dims = dims_but(ndim, bind(op)["dim"])
-        split = labelled_rows([dims], [dims] * len(op.outputs))
-        return (*split, *(partial_rows(op, ("self",)) if linear and stays_float(view) else ()))
-
-    return rule
+def along(view: OpView) -> Rows:
+    """cumsum, sort, topk, which work along one dim: the other dims pass their split."""
+    dims = dims_but(len(view.in_shapes[0]), view.given["dim"])
+    return labelled_rows([dims], [dims] * len(view.op.outputs))
 
 
-def histogram(view: OpView) -> tuple[Signature, ...]:
+def cumsum(view: OpView) -> Rows:
+    """The sum of parts is linear."""
+    return (*along(view), *(view.partial(("self",)) if stays_float(view) else ()))
+
+
+def histogram(view: OpView) -> Rows:
     """Counts of the parts add up.  Bounds that are equal stand for those of the data: no split."""
-    given, ndim = bind(view.op), len(view.in_shapes[0])
+    given, ndim = view.given, len(view.in_shapes[0])
     if given["min"] == given["max"]:
         return ()
     return tuple(Signature((S(d),), (P,)) for d in range(ndim))
@@ -90,8 +84,7 @@ def histogram(view: OpView) -> tuple[Signature, ...]:
 def part_of_mean(
     x: torch.Tensor, dims: Sequence[int], keepdim: bool, total: int, dtype: torch.dtype | None
 ) -> torch.Tensor:
-    """Return this rank's addend of a mean of `x` over `total` elements, however unevenly they are
-    split.
+    """Return this rank's addend of a mean of `x` over `total` elements.
 
     dims, keepdim, dtype: as of torch.mean; a sum of 16-bit numbers leaves what fp16 can hold.
     """
@@ -102,19 +95,13 @@ def part_of_mean(
 
 def local_mean(view: LocalView) -> LocalCall:
     """A mean of a part divides by the logical count."""
-    op, shape = view.op, view.in_shapes[0]
-    dims = sorted(reduced_dims(op, len(shape)))
+    given, shape = view.given, view.in_shapes[0]
+    dims = sorted(reduced_dims(view.op, len(shape)))
     if all(view.in_slices[0][d] == (0, shape[d]) for d in dims):
-        return LocalCall(torch_callable(op.target), op.args, op.kwargs)
-    given = bind(op)
-    total = _count(shape, dims)
-    return LocalCall(
-        part_of_mean, (op.args[0], tuple(dims), bool(given.get("keepdim")), total, given["dtype"])
-    )
-
-
-def _count(shape: Shape, dims: Sequence[int]) -> int:
-    return math.prod(shape[d] for d in dims)
+        return view.rebind()
+    total = math.prod(shape[d] for d in dims)
+    keepdim = bool(given.get("keepdim"))
+    return LocalCall(part_of_mean, (given["self"], tuple(dims), keepdim, total, given["dtype"]))
 
 
 def log_sum_exp(x: torch.Tensor, dims: tuple[int, ...], keepdim: bool = False) -> torch.Tensor:
@@ -135,14 +122,12 @@ def log_sum_exp(x: torch.Tensor, dims: tuple[int, ...], keepdim: bool = False) -
 
 def local_log_sum_exp(view: LocalView) -> LocalCall:
     """A rank runs the same in every layout."""
-    given = bind(view.op)
+    given = view.given
     return LocalCall(log_sum_exp, (given["self"], tuple(given["dim"]), given["keepdim"]))
 
 
 SUM = reduction(P, linear=True)
-MAX = reduction(P_MAX)
-MIN = reduction(P_MIN)
-LOG_SUM_EXP = reduction(P_LOGSUMEXP)
+MAX, MIN = reduction(P_MAX), reduction(P_MIN)
 OTHER = reduction(None)
 
 _OTHER_NAMES = """
@@ -160,14 +145,14 @@ OPS: Mapping[str, OpInfo] = {
     "aten.amin.default": OpInfo(MIN),
     "aten.min.default": OpInfo(MIN),
     "aten.logsumexp.default": OpInfo(
-        LOG_SUM_EXP,
+        reduction(P_LOGSUMEXP),
         local=local_log_sum_exp,
         traits=(Trait.ALLOCATES,),
         cost=OpCost(counted_input=0),
     ),
     **{f"aten.{name}": OpInfo(OTHER) for name in _OTHER_NAMES.split()},
     "aten.histc.default": OpInfo(histogram),
-    "aten.cumsum.default": OpInfo(along(linear=True)),
-    "aten.sort.default": OpInfo(along()),
-    "aten.topk.default": OpInfo(along()),
+    "aten.cumsum.default": OpInfo(cumsum),
+    "aten.sort.default": OpInfo(along),
+    "aten.topk.default": OpInfo(along),
 }

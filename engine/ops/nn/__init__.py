@@ -1,8 +1,8 @@
 """Families of neural networks.
 
 norm.py batch_norm.py   layer, RMS and group norms; batch norms
-attention.py document_attention.py   attention, and that of packed documents
+attention.py     attention, and that of packed documents
 document_op.py   the op of torch for the latter, which models call too
 conv.py embedding.py   convolutions and pooling; look-ups in tables
-softmax.py loss.py cross_entropy.py ctc.py   softmax and losses
+softmax.py loss.py cross_entropy.py   softmax and losses
 """

@@ -14,7 +14,7 @@ from flowrun.engine.ir.expansion import Expansion, LaidOutValue
 from flowrun.engine.ir.graph import LogicalTensor, Op
 from flowrun.engine.ir.op_info import Expands, OpInfo, Trait
 from flowrun.engine.ir.sbp import B, P, S, Split
-from flowrun.engine.ir.signature import OpView, Signature, bind, partial_rows, places, row
+from flowrun.engine.ir.signature import OpView, Rows, Signature, bind, places
 
 _WHOLE = ("grad_out", "input")
 
@@ -22,7 +22,7 @@ _WHOLE = ("grad_out", "input")
 def _channels(view: OpView, *outputs: int) -> Signature:
     """The channels split; outputs: dims of the channels."""
     given = {name: S(1 if name in _WHOLE else 0) for name in places(view.op)}
-    return row(view.op, given, *(S(d) if d >= 0 else B for d in outputs))
+    return view.row(given, *(S(d) if d >= 0 else B for d in outputs))
 
 
 def _samples(view: OpView) -> list[int]:
@@ -30,30 +30,28 @@ def _samples(view: OpView) -> list[int]:
     return [d for d in range(len(view.in_shapes[0])) if d != 1]
 
 
-def forward(view: OpView) -> tuple[Signature, ...]:
+def forward(view: OpView) -> Rows:
     """-> (out, mean, invstd, the two running statistics)."""
-    op, rest = view.op, len(view.op.outputs) - 1
-    trains = bind(op)["training"]
-    reduced = 2 * view.in_shapes[0][1] if trains else 0
-    rows = [row(op, {"input": S(d)}, S(d), *(B,) * rest, reduced=reduced) for d in _samples(view)]
+    rest = len(view.op.outputs) - 1
+    reduced = 2 * view.in_shapes[0][1] if view.given["training"] else 0
+    rows = [view.row({"input": S(d)}, S(d), *(B,) * rest, reduced=reduced) for d in _samples(view)]
     return (_channels(view, 1, *(0,) * rest), *rows)
 
 
-def given_statistics(view: OpView) -> tuple[Signature, ...]:
+def given_statistics(view: OpView) -> Rows:
     """-> (out, two outputs of no elements)."""
-    rows = (row(view.op, {"input": S(d)}, S(d), B, B) for d in _samples(view))
+    rows = (view.row({"input": S(d)}, S(d), B, B) for d in _samples(view))
     return (_channels(view, 1, -1, -1), *rows)
 
 
-def backward(view: OpView) -> tuple[Signature, ...]:
+def backward(view: OpView) -> Rows:
     """-> gradients of (input, weight, bias).  The last two are what the ranks reduce inside."""
-    op, trains = view.op, bind(view.op)["train"]
-    reduced, over = (2 * view.in_shapes[0][1], B) if trains else (0, P)
+    reduced, over = (2 * view.in_shapes[0][1], B) if view.given["train"] else (0, P)
     rows = [
-        row(op, dict.fromkeys(_WHOLE, S(d)), S(d), over, over, reduced=reduced)
+        view.row(dict.fromkeys(_WHOLE, S(d)), S(d), over, over, reduced=reduced)
         for d in _samples(view)
     ]
-    return (_channels(view, 1, 0, 0), *rows, *partial_rows(op, ("grad_out",)))
+    return (_channels(view, 1, 0, 0), *rows, *view.partial(("grad_out",)))
 
 
 # ---- split samples as ordinary ops ---------------------------------------------------------------
@@ -72,9 +70,7 @@ def batch(op: Op, tensors: Mapping[str, LogicalTensor]) -> tuple[int, ...]:
 
 
 def expand_forward(p: Expansion) -> None:
-    """(x - mean) / sqrt(var + eps) * weight + bias; var without Bessel's correction, but with it in
-    the running one.
-    """
+    """(x - mean) / sqrt(var + eps) * weight + bias; Bessel's correction in running_var alone."""
     given = bind(p.op)
     x = p.argument("input")
     mean = p.reduce("mean", "aten.mean.dim", x, P)

@@ -25,7 +25,15 @@ import torch
 from flowrun.engine.ir.graph import Op, Ref
 from flowrun.engine.ir.op_info import LABELS, LookUp, OpInfo, OutVariant, Trait
 from flowrun.engine.ir.sbp import B, P, S, Sbp
-from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, Signature
+from flowrun.engine.ir.signature import (
+    Function,
+    Local,
+    LocalCall,
+    LocalView,
+    OpView,
+    Rows,
+    Signature,
+)
 from flowrun.engine.ops.math.reduce import LOG2_E
 from flowrun.engine.ops.nn.loss import NONE, SUM, divisor, of_mine, reduced_loss, weights_of
 
@@ -36,19 +44,14 @@ _GIVEN = ("x", "lse", "target", "weight", "reduction", "ignored")
 _GIVEN_BACKWARD = ("grad", *_GIVEN, "total", "loss")
 
 
-def rows_of_forward(view: OpView) -> tuple[Signature, ...]:
+def rows_of_forward(view: OpView) -> Rows:
     """Split classes: a rank adds what the targets among its own lose."""
-    reduction = given(view.op)["reduction"]
     of_rows = {"x": S(0), "lse": S(0), "target": S(0)}
-    rows = [_row(view.op, {"x": S(1)}, P, B)]
-    if reduction == SUM:
-        rows.append(_row(view.op, of_rows, P, P))
-    if reduction == NONE:
-        rows.append(_row(view.op, of_rows, S(0), B))
-    return tuple(rows)
+    by_sample = {SUM: (_row(view.op, of_rows, P, P),), NONE: (_row(view.op, of_rows, S(0), B),)}
+    return (_row(view.op, {"x": S(1)}, P, B), *by_sample.get(given(view.op)["reduction"], ()))
 
 
-def rows_of_backward(view: OpView) -> tuple[Signature, ...]:
+def rows_of_backward(view: OpView) -> Rows:
     """Linear in the gradient; whose rows are those of the logits where the loss was not reduced.
 
     The loss is waited for and not read: its partial sum will do.
@@ -128,8 +131,7 @@ def gradient_of_logits(
 
 
 def compare_with_target(x: Tensor, lse: Tensor, here: Tensor, mine: Tensor, each: Tensor) -> Tensor:
-    """Return the gradient of logits with each class compared with the target, instead of written
-    there.
+    """Return the gradient of logits by comparing each class with the target.
 
     Compiled regions make one kernel of it, its cast to low precision included.
     x, lse: as of gradient_of_logits.  here, mine: see of_mine.  each: (N, 1), what a row counts.
@@ -139,14 +141,9 @@ def compare_with_target(x: Tensor, lse: Tensor, here: Tensor, mine: Tensor, each
     return (((x.to(lse.dtype) - lse) * LOG2_E).exp2() - at_target.to(lse.dtype)) * each
 
 
-def local_forward(view: LocalView) -> LocalCall:
-    """A rank looks up the classes that are here."""
-    return LocalCall(loss_of_logits, (*view.op.args, _first_class(view)))
-
-
-def local_backward(view: LocalView) -> LocalCall:
-    """A rank makes the gradient of the classes that are here."""
-    return LocalCall(gradient_of_logits, (*view.op.args, _first_class(view)))
+def _here(program: Function) -> Local:
+    """A rank looks at the classes that are here."""
+    return lambda view: LocalCall(program, (*view.op.args, _first_class(view)))
 
 
 def _first_class(view: LocalView) -> int:
@@ -156,7 +153,7 @@ def _first_class(view: LocalView) -> int:
 OPS: Mapping[str, OpInfo] = {
     FORWARD: OpInfo(
         rows_of_forward,
-        local=local_forward,
+        local=_here(loss_of_logits),
         function=loss_of_logits,
         arguments=_GIVEN,
         looks_up=LookUp(
@@ -166,7 +163,7 @@ OPS: Mapping[str, OpInfo] = {
     ),
     BACKWARD: OpInfo(
         rows_of_backward,
-        local=local_backward,
+        local=_here(gradient_of_logits),
         function=gradient_of_logits,
         arguments=_GIVEN_BACKWARD,
         traits=(Trait.ALLOCATES,),

@@ -18,11 +18,9 @@ from flowrun.engine.ir.signature import (
     LocalCall,
     LocalView,
     OpView,
+    Rows,
     Signature,
-    bind,
     labelled_rows,
-    rebind,
-    torch_callable,
 )
 
 
@@ -30,7 +28,7 @@ def _positions(view: OpView) -> Labels:
     return tuple(f"i{d}" for d in range(len(view.in_shapes[1])))
 
 
-def embedding(view: OpView) -> tuple[Signature, ...]:
+def embedding(view: OpView) -> Rows:
     """(weight (V, D), indices (…)) -> (…, D)."""
     where = _positions(view)
     return (
@@ -40,14 +38,14 @@ def embedding(view: OpView) -> tuple[Signature, ...]:
     )
 
 
-def embedding_backward(view: OpView) -> tuple[Signature, ...]:
+def embedding_backward(view: OpView) -> Rows:
     """(grad (…, D), indices (…)) -> (V, D): a sum over positions, linear in the gradient.
 
     Rows are independent of each other, so any can be made alone.
     """
     where = _positions(view)
-    by_freq = bind(view.op)["scale_grad_by_freq"]  # would count the indices of a part
-    contracted = {} if by_freq else {label: P for label in where if label is not None}
+    by_freq = view.given["scale_grad_by_freq"]  # would count the indices of a part
+    contracted = {} if by_freq else dict.fromkeys(where, P)
     return (
         *labelled_rows([(*where, "d"), where], [(None, "d")], contracted),
         Signature((B, B), (S(0),)),
@@ -88,24 +86,19 @@ def rows_gradient(
 
 def local_embedding(view: LocalView) -> LocalCall:
     """The op itself where all rows are here."""
-    op = view.op
     start, rows = view.in_slices[0][0]
     if rows == view.in_shapes[0][0]:
-        return LocalCall(torch_callable(op.target), op.args, op.kwargs)
-    return LocalCall(look_up_rows, (op.args[0], op.args[1], start))
+        return view.rebind()
+    return LocalCall(look_up_rows, (*view.op.args[:2], start))
 
 
 def local_embedding_backward(view: LocalView) -> LocalCall:
     """The op itself where all rows are made here."""
-    op, held = view.op, view.out_slices[0]
-    given = bind(op)
+    given, held = view.given, view.out_slices[0]
     if held is None or held[0][1] == given["num_weights"]:
-        return rebind(op)
-    start, rows = held[0]
-    return LocalCall(
-        rows_gradient,
-        (op.args[0], op.args[1], start, rows, given["padding_idx"], given["scale_grad_by_freq"]),
-    )
+        return view.rebind()
+    rest = (given["padding_idx"], given["scale_grad_by_freq"])
+    return LocalCall(rows_gradient, (*view.op.args[:2], *held[0], *rest))
 
 
 EMBEDDING_BACKWARD = "aten.embedding_dense_backward.default"

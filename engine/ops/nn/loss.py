@@ -14,17 +14,15 @@ from collections.abc import Mapping
 import torch
 
 from flowrun.engine.ir.op_info import LABELS, LookUp, OpInfo, Trait
-from flowrun.engine.ir.sbp import B, P, S
+from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ir.signature import (
+    Function,
+    Local,
     LocalCall,
     LocalView,
     OpView,
+    Rows,
     Signature,
-    bind,
-    partial_rows,
-    places,
-    rebind,
-    row,
 )
 
 NONE, MEAN, SUM = 0, 1, 2  # torch's `reduction`
@@ -33,71 +31,50 @@ COUNT = "flow.target_weight"  # (target (N,), weight (C,) or None, ignored class
 # ---- negative log-likelihood ---------------------------------------------------------------------
 
 
-def nll(view: OpView) -> tuple[Signature, ...]:
-    """(self (N, C), target (N,)) -> (loss, total weight of the targets).
+def nll(view: OpView) -> Rows:
+    """(self (N, C, …), target (N, …)) -> (loss, total weight of the targets).
 
-    The weight of the classes stays B, for every rank needs that of any target.
+    The weight of the classes stays B, for every rank needs that of any target.  A mean has no split
+    of targets: simplify.py makes a sum and a division of it.  Classes of images stay whole.
     """
-    op, given = view.op, bind(view.op)
-    classes = len(view.in_shapes[0]) - 1
-    rows = [row(op, {"self": S(classes)}, P, B), row(op, {"self": P}, P, B)]
-    if classes == 1 and given["reduction"] == SUM:
-        rows.append(row(op, {"self": S(0), "target": S(0)}, P, P))
-    if classes == 1 and given["reduction"] == NONE:
-        rows.append(row(op, {"self": S(0), "target": S(0)}, S(0), B))
+    of_self, of_target, *_ = view.in_shapes
+    rows = [view.row({"self": P}, P, B)]
+    if len(of_self) <= 2:
+        rows.insert(0, view.row({"self": S(len(of_self) - 1)}, P, B))
+    if (reduction := view.given["reduction"]) != MEAN:
+        for d in range(len(of_target)):
+            outputs = (P, P) if reduction == SUM else (S(d), B)
+            rows.append(view.row(_split_targets(d), *outputs))
     return tuple(rows)
 
 
-def nll_backward(view: OpView) -> tuple[Signature, ...]:
+def _split_targets(d: int) -> dict[str, Sbp]:
+    return {"self": S(d and d + 1), "target": S(d)}
+
+
+def nll_backward(view: OpView) -> Rows:
     """(grad_output, self, target, total_weight) -> gradient of self, whose values are not read."""
-    op, given = view.op, bind(view.op)
-    classes = len(view.in_shapes[1]) - 1
-    rows = [row(op, {"self": S(classes)}, S(classes)), row(op, {"grad_output": P}, P)]
-    if classes == 1:
-        grad = S(0) if given["reduction"] == NONE else B
-        rows.append(row(op, {"grad_output": grad, "self": S(0), "target": S(0)}, S(0)))
+    _, of_self, of_target, *_ = view.in_shapes
+    rows = [view.row({"grad_output": P}, P)]
+    if len(of_self) <= 2:
+        rows.insert(0, view.row({"self": S(len(of_self) - 1)}, S(len(of_self) - 1)))
+    for d in range(len(of_target)):
+        split = _split_targets(d)
+        grad = S(d) if view.given["reduction"] == NONE else B
+        rows.append(view.row({"grad_output": grad, **split}, split["self"]))
     return tuple(rows)
 
 
-def target_weight(view: OpView) -> tuple[Signature, ...]:
-    """A mean over targets is divided by it; a split batch gives P.  The weight of the classes stays
-    B, as above.
-    """
+def target_weight(view: OpView) -> Rows:
+    """A mean over targets is divided by it; the weight of the classes stays B, as above."""
     of_targets, *of_classes = view.in_shapes
     return tuple(Signature((S(d), *(B for _ in of_classes)), (P,)) for d in range(len(of_targets)))
-
-
-def nll_2d(view: OpView) -> tuple[Signature, ...]:
-    """(self (N, C, H, W), target (N, H, W)) -> (loss, total weight of the targets).
-
-    Classes stay whole.  A mean has no split: simplify.py makes a sum and a division of it.
-    """
-    op, reduction = view.op, bind(view.op)["reduction"]
-    split = [({"self": S(d and d + 1), "target": S(d)}, S(d)) for d in range(3)]
-    rows = [row(op, {"self": P}, P, B)]
-    if reduction == SUM:
-        rows += [row(op, given, P, P) for given, _ in split]
-    if reduction == NONE:
-        rows += [row(op, given, output, B) for given, output in split]
-    return tuple(rows)
-
-
-def nll_2d_backward(view: OpView) -> tuple[Signature, ...]:
-    """(grad_output, self, target, total_weight) -> gradient of self, whose values are not read."""
-    op, none = view.op, bind(view.op)["reduction"] == NONE
-    rows = [row(op, {"grad_output": P}, P)]
-    for d in range(3):
-        inner = S(d and d + 1)
-        grad = S(d) if none else B
-        rows.append(row(op, {"grad_output": grad, "self": inner, "target": S(d)}, inner))
-    return tuple(rows)
 
 
 def of_mine(
     target: torch.Tensor, start: int, count: int, ignored: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (class of each target counted from `start`, 0 where it is not here; whether it is
-    here).
+    """Return (class of each target, counted from `start`, or 0; whether it is here).
 
     start, count: the classes that are here.  ignored: a target that counts for nothing.
     """
@@ -193,56 +170,43 @@ def nll_gradient_of_classes(
     return torch.zeros_like(log_p).scatter_(-1, here.unsqueeze(-1), value.unsqueeze(-1))
 
 
-def local_nll(view: LocalView) -> LocalCall:
-    """The op itself where all classes are here."""
-    return _over_classes(view, 0, nll_of_classes)
+def _over_classes(at: int, program: Function) -> Local:
+    """The op itself where all classes are here.  at: the input that has them."""
 
+    def local(view: LocalView) -> LocalCall:
+        start, count = view.in_slices[at][-1]
+        if count == view.in_shapes[at][-1]:
+            return view.rebind()
+        return LocalCall(program, (*view.given.values(), start))
 
-def local_nll_backward(view: LocalView) -> LocalCall:
-    """The op itself where all classes are here."""
-    return _over_classes(view, 1, nll_gradient_of_classes)
-
-
-def _over_classes(view: LocalView, at: int, program: object) -> LocalCall:
-    start, count = view.in_slices[at][-1]
-    if count == view.in_shapes[at][-1]:
-        return rebind(view.op)
-    assert callable(program)
-    return LocalCall(program, (*bind(view.op).values(), start))
+    return local
 
 
 # ---- squared error -------------------------------------------------------------------------------
 
 
-def mse(view: OpView) -> tuple[Signature, ...]:
+def mse(view: OpView) -> Rows:
     """A mean is this rank's sum divided by the logical count."""
-    op = view.op
-    none = bind(op)["reduction"] == NONE
+    none = view.given["reduction"] == NONE
     return tuple(
-        row(op, {"self": S(d), "target": S(d)}, S(d) if none else P)
-        for d in _alike(view, "self", "target")
+        view.row({"self": S(d), "target": S(d)}, S(d) if none else P) for d in _alike(view)
     )
 
 
-def mse_backward(view: OpView) -> tuple[Signature, ...]:
+def mse_backward(view: OpView) -> Rows:
     """2 (self - target) grad: linear in the gradient, and in self and target together."""
-    op = view.op
-    none = bind(op)["reduction"] == NONE
-    return (
-        *(
-            row(op, {"grad_output": S(d) if none else B, "self": S(d), "target": S(d)}, S(d))
-            for d in _alike(view, "self", "target")
-        ),
-        *partial_rows(op, ("grad_output",), ("self", "target")),
+    none = view.given["reduction"] == NONE
+    split = (
+        view.row({"grad_output": S(d) if none else B, "self": S(d), "target": S(d)}, S(d))
+        for d in _alike(view)
     )
+    return (*split, *view.partial(("grad_output",), ("self", "target")))
 
 
-def _alike(view: OpView, *names: str) -> range:
-    """Dims that can be split alike: all, if no operand is broadcast."""
-    shapes = [
-        shape for name, shape in zip(places(view.op), view.in_shapes, strict=True) if name in names
-    ]
-    return range(len(shapes[0])) if shapes.count(shapes[0]) == len(shapes) else range(0)
+def _alike(view: OpView) -> range:
+    """Dims that can be split alike: all, if neither self nor target is broadcast."""
+    one, other = view.in_shapes[-2:]
+    return range(len(one) if one == other else 0)
 
 
 def part_of_mse(x: torch.Tensor, y: torch.Tensor, total: int) -> torch.Tensor:
@@ -258,26 +222,37 @@ def part_of_mse(x: torch.Tensor, y: torch.Tensor, total: int) -> torch.Tensor:
 def part_of_mse_gradient(
     grad: torch.Tensor, x: torch.Tensor, y: torch.Tensor, total: int
 ) -> torch.Tensor:
-    """Return the gradient of x for a mean of squares of x - y over `total` elements; grad: of the
-    mean.
-    """
+    """Return the gradient of x; grad: of the mean of squares of x - y over `total` elements."""
     return (x - y).mul_(2 * grad / total)
 
 
-def local_mse(view: LocalView) -> LocalCall:
+def _unless_mean(program: Function) -> Local:
     """The op itself, but for a mean."""
-    op = view.op
-    if bind(op)["reduction"] != MEAN:
-        return rebind(op)
-    return LocalCall(part_of_mse, (*op.args[:2], math.prod(view.in_shapes[0])))
+
+    def local(view: LocalView) -> LocalCall:
+        if view.given["reduction"] != MEAN:
+            return view.rebind()
+        tensors = view.op.args[: len(view.op.inputs)]
+        return LocalCall(program, (*tensors, math.prod(view.in_shapes[-2])))
+
+    return local
 
 
-def local_mse_backward(view: LocalView) -> LocalCall:
-    """The op itself, but for a mean."""
-    op = view.op
-    if bind(op)["reduction"] != MEAN:
-        return rebind(op)
-    return LocalCall(part_of_mse_gradient, (*op.args[:3], math.prod(view.in_shapes[1])))
+# ---- connectionist temporal classification (substitutes.py): samples are independent -------------
+
+_OF_SAMPLES = dict.fromkeys(("targets", "input_lengths", "target_lengths"), S(0))
+
+
+def ctc(view: OpView) -> Rows:
+    """log_probs (time, samples, classes) -> loss (samples,), log_alpha (samples, time, …)."""
+    return (view.row({"log_probs": S(1), **_OF_SAMPLES}, S(0)),)
+
+
+def ctc_backward(view: OpView) -> Rows:
+    """Linear in the gradient."""
+    given = dict.fromkeys(("grad", "loss", "log_alpha"), S(0))
+    split = view.row({"log_probs": S(1), **_OF_SAMPLES, **given}, S(1))
+    return (split, *view.partial(("grad",)))
 
 
 NLL, NLL_BACKWARD = "aten.nll_loss_forward.default", "aten.nll_loss_backward.default"
@@ -287,11 +262,19 @@ _LABELS = LookUp(
 )
 
 OPS: Mapping[str, OpInfo] = {
-    NLL: OpInfo(nll, local=local_nll, traits=(Trait.ALLOCATES,), looks_up=_LABELS),
-    NLL_BACKWARD: OpInfo(nll_backward, local=local_nll_backward, traits=(Trait.ALLOCATES,)),
-    NLL_2D: OpInfo(nll_2d, looks_up=_LABELS),
-    "aten.nll_loss2d_backward.default": OpInfo(nll_2d_backward),
+    NLL: OpInfo(
+        nll, local=_over_classes(0, nll_of_classes), traits=(Trait.ALLOCATES,), looks_up=_LABELS
+    ),
+    NLL_BACKWARD: OpInfo(
+        nll_backward, local=_over_classes(1, nll_gradient_of_classes), traits=(Trait.ALLOCATES,)
+    ),
+    NLL_2D: OpInfo(nll, looks_up=_LABELS),
+    "aten.nll_loss2d_backward.default": OpInfo(nll_backward),
     COUNT: OpInfo(target_weight, function=weight_of_targets),
-    "aten.mse_loss.default": OpInfo(mse, local=local_mse),
-    "aten.mse_loss_backward.default": OpInfo(mse_backward, local=local_mse_backward),
+    "aten.mse_loss.default": OpInfo(mse, local=_unless_mean(part_of_mse)),
+    "aten.mse_loss_backward.default": OpInfo(
+        mse_backward, local=_unless_mean(part_of_mse_gradient)
+    ),
+    "flowrun.ctc_loss.default": OpInfo(ctc),
+    "flowrun.ctc_loss_backward.default": OpInfo(ctc_backward),
 }

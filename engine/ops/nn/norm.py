@@ -11,37 +11,37 @@ from collections.abc import Mapping
 
 from flowrun.engine.ir.op_info import OpInfo, Trait
 from flowrun.engine.ir.sbp import P, S
-from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, Signature, bind, rebind, row
+from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, Rows
 
 _ROWWISE = ("grad_out", "input", "mean", "rstd")
 
 
 def _independent_dims(view: OpView) -> range:
     """Dims in front of the normalised ones; the samples of a group norm."""
-    given, ndim = bind(view.op), len(view.in_shapes[0])
+    given, ndim = view.given, len(view.in_shapes[0])
     normalized = given.get("normalized_shape")
     return range(1) if normalized is None else range(ndim - len(normalized))
 
 
-def forward(view: OpView) -> tuple[Signature, ...]:
+def forward(view: OpView) -> Rows:
     """Output and its statistics follow the input."""
-    return tuple(row(view.op, {"input": S(d)}, S(d)) for d in _independent_dims(view))
+    return tuple(view.row({"input": S(d)}, S(d)) for d in _independent_dims(view))
 
 
-def backward(view: OpView) -> tuple[Signature, ...]:
+def backward(view: OpView) -> Rows:
     """Gradients of input, weight and bias.  All are linear in the output's gradient."""
     op = view.op
     outputs = [
-        row(op, dict.fromkeys(_ROWWISE, S(d)), S(d), *(P,) * (len(op.outputs) - 1))
+        view.row(dict.fromkeys(_ROWWISE, S(d)), S(d), *(P,) * (len(op.outputs) - 1))
         for d in _independent_dims(view)
     ]
-    return (*outputs, row(op, {"grad_out": P}, P))
+    return (*outputs, view.row({"grad_out": P}, P))
 
 
 def local_group_norm(view: LocalView) -> LocalCall:
     """The number of samples is an argument."""
     at = 1 if view.op.target.endswith("backward.default") else 0
-    return rebind(view.op, N=view.in_slices[at][0][1])
+    return view.rebind(N=view.in_slices[at][0][1])
 
 
 LAYER_NORM = "aten.native_layer_norm.default"

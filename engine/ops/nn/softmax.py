@@ -15,44 +15,32 @@ from flowrun.engine.ir.expansion import Expansion, LaidOutValue
 from flowrun.engine.ir.graph import LogicalTensor, Op
 from flowrun.engine.ir.op_info import Expands, OpInfo, OutVariant, Trait
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, P, S
-from flowrun.engine.ir.signature import (
-    OpView,
-    Signature,
-    bind,
-    partial_rows,
-    places,
-    row,
-    torch_callable,
-)
+from flowrun.engine.ir.signature import OpView, Rows, bind, places, torch_callable
 
 aten = torch.ops.aten
 
 
-def softmax(view: OpView) -> tuple[Signature, ...]:
+def softmax(view: OpView) -> Rows:
     """Other dims pass their split; split classes reduce one number of each row inside."""
-    return _softmax_rows(view)
-
-
-def safe_softmax(view: OpView) -> tuple[Signature, ...]:
-    """A row of -inf gives zeros: it has no expansion, so the classes stay whole."""
-    return tuple(r for r in _softmax_rows(view) if not r.reduced)
-
-
-def softmax_backward(view: OpView) -> tuple[Signature, ...]:
-    """(grad_output, output): linear in the gradient; split classes reduce one sum of a row."""
-    return (*_softmax_rows(view), *partial_rows(view.op, ("grad_output",)))
-
-
-def _softmax_rows(view: OpView) -> tuple[Signature, ...]:
     shape = view.in_shapes[0]
     if not shape:
         return ()
-    classes = bind(view.op)["dim"] % len(shape)
+    classes, names = view.given["dim"] % len(shape), places(view.op)
     num_rows = math.prod(shape) // max(shape[classes], 1)
     return tuple(
-        row(view.op, dict.fromkeys(places(view.op), S(d)), S(d), reduced=num_rows * (d == classes))
+        view.row(dict.fromkeys(names, S(d)), S(d), reduced=num_rows * (d == classes))
         for d in range(len(shape))
     )
+
+
+def safe_softmax(view: OpView) -> Rows:
+    """A row of -inf gives zeros: it has no expansion, so the classes stay whole."""
+    return tuple(r for r in softmax(view) if not r.reduced)
+
+
+def softmax_backward(view: OpView) -> Rows:
+    """(grad_output, output): linear in the gradient; split classes reduce one sum of a row."""
+    return (*softmax(view), *view.partial(("grad_output",)))
 
 
 # ---- split classes as ordinary ops ---------------------------------------------------------------

@@ -15,58 +15,56 @@ import torch
 from flowrun.engine.ir.op_info import OpInfo, Trait
 from flowrun.engine.ir.placement import Shape, Slices
 from flowrun.engine.ir.sbp import B, P, S, Sbp
-from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, Signature, bind, rebind, sizes
+from flowrun.engine.ir.signature import (
+    Function,
+    Local,
+    LocalCall,
+    LocalView,
+    OpView,
+    Rows,
+    Signature,
+)
 
 
-def from_nothing(view: OpView) -> tuple[Signature, ...]:
-    """Any dim can be made split."""
-    return tuple(Signature((), (S(d),)) for d in range(len(view.out_shapes[0] or ())))
+def from_nothing(view: OpView) -> Rows:
+    """Any dim can be made split; of a draw, its number is whole."""
+    inputs = (B,) * len(view.in_shapes)
+    return tuple(Signature(inputs, (S(d),)) for d in range(len(view.out_shapes[0] or ())))
 
 
-def like(view: OpView) -> tuple[Signature, ...]:
+def like(view: OpView) -> Rows:
     """The output follows the input's split; the values are not read, so P in gives B out."""
     dims = range(len(view.in_shapes[0]))
     return (*(Signature((S(d),), (S(d),)) for d in dims), Signature((P,), (B,)))
 
 
-def new(view: OpView) -> tuple[Signature, ...]:
+def new(view: OpView) -> Rows:
     """Only dtype and device of the input are read: any SBP in, any dim split out."""
     ins: list[Sbp] = [B, P, *(S(d) for d in range(len(view.in_shapes[0])))]
     outs: list[Sbp] = [B, *(S(d) for d in range(len(view.out_shapes[0] or ())))]
     return tuple(Signature((a,), (b,)) for a in ins for b in outs)
 
 
-def local_full(view: LocalView) -> LocalCall:
-    """A rank fills the local shape."""
-    given = bind(view.op)
-    return LocalCall(torch.full, (sizes(view.made), given["fill_value"]), _dtype_argument(view))
+def _filled_by(function: Function, *names: str) -> Local:
+    """A rank makes the local shape; names: arguments of the op that follow it."""
+
+    def local(view: LocalView) -> LocalCall:
+        args = (view.made_shape, *(view.given[name] for name in names))
+        return LocalCall(function, args, _dtype_argument(view))
+
+    return local
 
 
-def local_zeros(view: LocalView) -> LocalCall:
-    """A rank makes the local shape."""
-    return LocalCall(torch.zeros, (sizes(view.made),), _dtype_argument(view))
-
-
-def local_ones(view: LocalView) -> LocalCall:
-    """A rank makes the local shape."""
-    return LocalCall(torch.ones, (sizes(view.made),), _dtype_argument(view))
-
-
-def local_scalar(view: LocalView) -> LocalCall:
-    """The same everywhere."""
-    return LocalCall(torch.scalar_tensor, (bind(view.op)["s"],), _dtype_argument(view))
-
-
-def local_new(view: LocalView) -> LocalCall:
-    """A rank makes the local shape."""
-    return rebind(view.op, size=sizes(view.made))
+def _local_scalar(view: LocalView) -> LocalCall:
+    return LocalCall(torch.scalar_tensor, (view.given["s"],), _dtype_argument(view))
 
 
 def local_arange(view: LocalView) -> LocalCall:
     """A rank counts from start + step * offset on, for the local length."""
-    given, (offset, length) = bind(view.op), view.made[0]
+    given, (offset, length) = view.given, view.made[0]
     start, step = given.get("start", 0), given.get("step", 1)
-    dtype = given["dtype"] or _number_type(start, given["end"], step)
+    whole = all(isinstance(n, int) for n in (start, given["end"], step))
+    dtype = given["dtype"] or (torch.int64 if whole else torch.get_default_dtype())
     return LocalCall(count_up, (start, step, offset, length), (("dtype", dtype),))
 
 
@@ -87,12 +85,8 @@ def count_up(
     return torch.arange(first, last + (step if whole else step / 2), step, dtype=dtype)
 
 
-def _number_type(*numbers: float) -> torch.dtype:
-    return torch.int64 if all(isinstance(n, int) for n in numbers) else torch.get_default_dtype()
-
-
 def _dtype_argument(view: LocalView) -> tuple[tuple[str, object], ...]:
-    dtype = bind(view.op).get("dtype")
+    dtype = view.given.get("dtype")
     return () if dtype is None else (("dtype", dtype),)
 
 
@@ -105,33 +99,25 @@ def local_constant(view: LocalView) -> LocalCall:
 def constant(
     numbers: Sequence[float], shape: Shape, slices: Slices = (), *, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return slices of the tensor of these numbers with this shape and dtype; without slices all of
-    it.
-    """
+    """Return slices of the tensor of these numbers; without slices all of it."""
     whole = torch.tensor(numbers, dtype=dtype).reshape(tuple(shape))
     return whole[tuple(slice(start, start + length) for start, length in slices)]
 
 
 CONSTANT, FULL = "flow.constant", "aten.full.default"
 _ARANGE, _LIKE = OpInfo(from_nothing, local=local_arange), OpInfo(like)
-_NEW = OpInfo(new, local=local_new)
+_NEW = OpInfo(new, local=lambda view: view.rebind(size=view.made_shape))
 
 OPS: Mapping[str, OpInfo] = {
     CONSTANT: OpInfo(
         from_nothing, local=local_constant, function=constant, traits=(Trait.CONSTANT,)
     ),
-    FULL: OpInfo(from_nothing, local=local_full),
-    "aten.zeros.default": OpInfo(from_nothing, local=local_zeros),
-    "aten.ones.default": OpInfo(from_nothing, local=local_ones),
-    "aten.scalar_tensor.default": OpInfo(from_nothing, local=local_scalar),
-    "aten.arange.default": _ARANGE,
-    "aten.arange.start": _ARANGE,
-    "aten.arange.start_step": _ARANGE,
-    "aten.zeros_like.default": _LIKE,
-    "aten.ones_like.default": _LIKE,
-    "aten.full_like.default": _LIKE,
+    FULL: OpInfo(from_nothing, local=_filled_by(torch.full, "fill_value")),
+    "aten.zeros.default": OpInfo(from_nothing, local=_filled_by(torch.zeros)),
+    "aten.ones.default": OpInfo(from_nothing, local=_filled_by(torch.ones)),
+    "aten.scalar_tensor.default": OpInfo(from_nothing, local=_local_scalar),
+    **{f"aten.arange.{name}": _ARANGE for name in ("default", "start", "start_step")},
+    **{f"aten.{name}_like.default": _LIKE for name in ("zeros", "ones", "full")},
     "aten.fill.Scalar": _LIKE,
-    "aten.new_zeros.default": _NEW,
-    "aten.new_ones.default": _NEW,
-    "aten.new_full.default": _NEW,
+    **{f"aten.new_{name}.default": _NEW for name in ("zeros", "ones", "full")},
 }

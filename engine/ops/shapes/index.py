@@ -17,48 +17,50 @@ from flowrun.engine.ir.sbp import B, P, S, Split
 from flowrun.engine.ir.signature import (
     Labels,
     OpView,
+    Rows,
     Signature,
-    bind,
     dims_but,
     labelled_rows,
-    row,
     whole,
 )
 
 
-def gather(view: OpView) -> tuple[Signature, ...]:
+def _beside(view: OpView) -> tuple[int, Labels]:
+    """(`dim`, labels of the other dims that are as long in all operands)."""
+    shape, *others = view.in_shapes
+    at = view.given["dim"] % max(len(shape), 1)
+    alike = (d != at and all(other[d] == n for other in others) for d, n in enumerate(shape))
+    return at, tuple(d if same else None for d, same in enumerate(alike))
+
+
+def gather(view: OpView) -> Rows:
     """gather along `dim`: another dim splits both where it is as long in the index; P of the values
     passes.
 
     Where the index is shorter, it meets the first elements only, which lie on the first ranks.
     """
-    shape, index = view.in_shapes
-    if not shape:
+    if not view.in_shapes[0]:
         return ()
-    at = bind(view.op)["dim"] % len(shape)
-    own = dims_but(len(shape), at, *(d for d, n in enumerate(shape) if n != index[d]))
-    positions: Labels = tuple("i" if d == at else own[d] for d in range(len(shape)))
+    at, own = _beside(view)
+    positions: Labels = (*own[:at], "i", *own[at + 1 :])
     return (*labelled_rows([own, positions], [positions]), Signature((P, B), (P,)))
 
 
-def scatter_add(view: OpView) -> tuple[Signature, ...]:
+def scatter_add(view: OpView) -> Rows:
     """src added into self along `dim`, at the positions of the index: the gradient of a gather.
 
     Another dim splits all three where they are as long.  Linear in self and src together; parts of
     the index along `dim` make parts of the sum.
     """
-    shape, index, source = view.in_shapes
-    if not shape:
+    _, index, source = view.in_shapes
+    if not index:
         return ()
-    at = bind(view.op)["dim"] % len(shape)
-    own: Labels = tuple(
-        d if d != at and shape[d] == index[d] == source[d] else None for d in range(len(shape))
-    )
+    at, own = _beside(view)
     legal = (*labelled_rows([own] * 3, [own]), Signature((P, B, P), (P,)))
     return (*legal, Signature((P, S(at), S(at)), (P,))) if index[at] == source[at] else legal
 
 
-def index_add(view: OpView) -> tuple[Signature, ...]:
+def index_add(view: OpView) -> Rows:
     """Rows of source added into self along `dim`, at the positions of the index: the gradient of an
     index_select.
 
@@ -68,83 +70,75 @@ def index_add(view: OpView) -> tuple[Signature, ...]:
     ndim = len(view.in_shapes[0])
     if not ndim:
         return ()
-    at = bind(view.op)["dim"] % ndim
+    at = view.given["dim"] % ndim
     own = dims_but(ndim, at)
-    partial = Signature((P, B, P), (P,)), Signature((P, S(0), S(at)), (P,))
-    return (*labelled_rows([own, (None,), own], [own]), *partial)
+    parts = (Signature((P, B, P), (P,)), Signature((P, S(0), S(at)), (P,)))
+    return (*labelled_rows([own, (None,), own], [own]), *parts)
 
 
-def index_select(view: OpView) -> tuple[Signature, ...]:
+def index_select(view: OpView) -> Rows:
     """index_select along `dim`: other dims pass their split, and so do the indices, to `dim`."""
     ndim = len(view.in_shapes[0])
-    at = bind(view.op)["dim"] % ndim
+    at = view.given["dim"] % ndim
     own = dims_but(ndim, at)
     out: Labels = tuple("i" if d == at else d for d in range(ndim))
     return (*labelled_rows([own, ("i",)], [out]), Signature((P, B), (P,)))
 
 
-def index(view: OpView) -> tuple[Signature, ...]:
-    """x[indices]: dims of x that no index names, and dims of the indices, pass their split.
+def _indexed(view: OpView) -> tuple[Labels, Labels, list[Labels], dict[int | str | None, int]]:
+    """Labels of an op on x[indices]: of x, of the positions and x's other dims together, of each
+    index; and the length that each label has.
 
     Indices are broadcast against each other; their dims stand where the first named dim was, or in
     front where whole dims lie between two that are named.
     """
-    op, at = view.op, _indexed_dims(view.op)
-    shape, *indices = view.in_shapes
+    shape, at = view.in_shapes[0], _indexed_dims(view.op)
+    indices = view.in_shapes[1 : 1 + len(at)]
     positions = torch.broadcast_shapes(*indices)
     names = tuple(f"i{d}" for d in range(len(positions)))
-    inner = [_align(i, positions) for i in indices]
+    before = at[0] if at == list(range(at[0], at[-1] + 1)) else 0
     own = dims_but(len(shape), *at)
-    together = at == list(range(at[0], at[-1] + 1))
-    before = at[0] if together else 0
     kept = [d for d in own if d is not None]
-    out: Labels = (*kept[:before], *names, *kept[before:])
-    return (*labelled_rows([own, *inner], [out]), row(op, {"self": P}, P))
+    lengths: dict[int | str | None, int] = {d: n for d, n in enumerate(shape) if d not in at}
+    lengths.update(zip(names, positions, strict=True))
+    inner = [_align(i, positions) for i in indices]
+    return own, (*kept[:before], *names, *kept[before:]), inner, lengths
 
 
-def index_put(view: OpView) -> tuple[Signature, ...]:
+def index(view: OpView) -> Rows:
+    """x[indices]: dims of x that no index names, and dims of the indices, pass their split."""
+    own, out, inner, _ = _indexed(view)
+    return (*labelled_rows([own, *inner], [out]), view.row({"self": P}, P))
+
+
+def index_put(view: OpView) -> Rows:
     """x with values put at, or added at, indices: linear in x and the values together.
 
     Dims of x that no index names pass their split.  Added values can come in parts, split along a
     dim of the indices: the parts add up, if x is one of the addends.
     """
-    op, at = view.op, _indexed_dims(view.op)
-    shape, *indices, values = view.in_shapes
-    positions = torch.broadcast_shapes(*indices)
-    names = tuple(f"i{d}" for d in range(len(positions)))
-    together = at == list(range(at[0], at[-1] + 1))
-    before = at[0] if together else 0
-    own = dims_but(len(shape), *at)
-    kept = [d for d in own if d is not None]
-    whole: Labels = (*kept[:before], *names, *kept[before:])
-    sizes: dict[int | str | None, int] = {
-        **dict(zip(names, positions, strict=True)),
-        **{d: n for d, n in enumerate(shape) if d not in at},
-    }
+    own, whole, inner, lengths = _indexed(view)
+    values = view.in_shapes[-1]
     given = whole[len(whole) - len(values) :]
     put: Labels = tuple(
-        label if n == sizes[label] else None for label, n in zip(given, values, strict=True)
+        label if n == lengths[label] else None for label, n in zip(given, values, strict=True)
     )
-    inner = [_align(i, positions) for i in indices]
-    rows = [*labelled_rows([own, *[()] * len(indices), put], [own])]
+    rows = [*labelled_rows([own, *[()] * len(inner), put], [own])]
     rows = [r for r in rows if isinstance(r.inputs[0], Split)]
-    if bind(op)["accumulate"]:
+    if view.given["accumulate"]:
+        names = [label for label in whole if isinstance(label, str)]
         for each in labelled_rows([own, *inner, put], [own], dict.fromkeys(names, P)):
             if each.outputs == (P,):
                 rows.append(Signature((P, *each.inputs[1:]), (P,)))
-    return (*rows, row(op, {"self": P, "values": P}, P))
+    return (*rows, view.row({"self": P, "values": P}, P))
 
 
-def scatter_src(view: OpView) -> tuple[Signature, ...]:
+def scatter_src(view: OpView) -> Rows:
     """x with src put at an index along `dim`: other dims, as long in all three, pass their split;
     linear in x and src together.
     """
-    shape, positions, source = view.in_shapes
-    at = bind(view.op)["dim"] % max(len(shape), 1)
-    own: Labels = tuple(
-        None if d == at or not n == positions[d] == source[d] else d for d, n in enumerate(shape)
-    )
-    return (*labelled_rows([own] * 3, [own]), row(view.op, {"self": P, "src": P}, P))
+    _, own = _beside(view)
+    return (*labelled_rows([own] * 3, [own]), view.row({"self": P, "src": P}, P))
 
 
 def _indexed_dims(op: Op) -> list[int]:

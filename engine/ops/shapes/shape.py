@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+import torch
+
 from flowrun.engine.ir.op_info import OpInfo, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import P, S
@@ -18,35 +20,30 @@ from flowrun.engine.ir.signature import (
     LocalCall,
     LocalView,
     OpView,
+    Rows,
     Signature,
-    bind,
     labelled_rows,
-    rebind,
-    sizes,
-    torch_callable,
 )
 
 # ---- views ---------------------------------------------------------------------------------------
 
 
 def dim_groups(source: Shape, target: Shape) -> Iterator[tuple[list[int], list[int]]]:
-    """Smallest groups of consecutive dims of equal volume on both sides of a view; dims of size 1
-    belong to none.
-    """
+    """Smallest groups of dims of equal volume on both sides of a view, without dims of size 1."""
     ins = [d for d, size in enumerate(source) if size != 1]
     outs = [d for d, size in enumerate(target) if size != 1]
     while ins and outs:
         left, right = [ins.pop(0)], [outs.pop(0)]
-        while (a := math.prod(source[d] for d in left)) != (
-            b := math.prod(target[d] for d in right)
-        ):
+        a, b = source[left[0]], target[right[0]]
+        while a != b:
             if not (side := ins if a < b else outs):
                 return  # a tensor without elements
             (left if a < b else right).append(side.pop(0))
+            a, b = math.prod(source[d] for d in left), math.prod(target[d] for d in right)
         yield left, right
 
 
-def regroup(view: OpView) -> tuple[Signature, ...]:
+def regroup(view: OpView) -> Rows:
     """Rows of view: a group of dims passes the split of its first dim.
 
     Only the first: pieces of a later dim are strided in the other shape.  Where dims are merged or
@@ -63,16 +60,14 @@ def regroup(view: OpView) -> tuple[Signature, ...]:
 
 
 def local_view(view: LocalView) -> LocalCall:
-    """A rank reshapes to the local shape, for a part that came out of a boxing may have other
-    strides.
-    """
-    return LocalCall(torch_callable("aten.reshape.default"), (view.op.args[0], sizes(view.made)))
+    """A rank reshapes: a part that came out of a boxing may have other strides."""
+    return LocalCall(torch.ops.aten.reshape.default, (view.op.args[0], view.made_shape))
 
 
 # ---- one dim becomes another ---------------------------------------------------------------------
 
 
-def move_dims(in_labels: Labels, out_labels: Labels, view: OpView) -> tuple[Signature, ...]:
+def move_dims(in_labels: Labels, out_labels: Labels, view: OpView) -> Rows:
     """Return rows of an op of one tensor whose dims keep their meaning, and P -> P.
 
     in_labels, out_labels: of the dims, as of labelled_rows.
@@ -81,9 +76,9 @@ def move_dims(in_labels: Labels, out_labels: Labels, view: OpView) -> tuple[Sign
     return (*labelled_rows([in_labels], [out_labels] * count), Signature((P,), (P,) * count))
 
 
-def transpose(view: OpView) -> tuple[Signature, ...]:
+def transpose(view: OpView) -> Rows:
     """t, transpose, permute: a dim passes its split to where it goes."""
-    ndim, given = len(view.in_shapes[0]), bind(view.op)
+    ndim, given = len(view.in_shapes[0]), view.given
     order = list(range(ndim))
     if "dims" in given:
         order = [d % ndim for d in given["dims"]]
@@ -95,10 +90,8 @@ def transpose(view: OpView) -> tuple[Signature, ...]:
     return move_dims(tuple(range(ndim)), tuple(order), view)
 
 
-def expand(view: OpView) -> tuple[Signature, ...]:
-    """expand: a dim of full size passes its split; a new or widened dim can be made split from a
-    whole input.
-    """
+def expand(view: OpView) -> Rows:
+    """expand: a dim of full size passes its split; a new or widened dim can be made split."""
     source, target = view.in_shapes[0], view.made
     shift = len(target) - len(source)
     widened = [d for d, n in enumerate(target) if d < shift or source[d - shift] != n]
@@ -106,40 +99,33 @@ def expand(view: OpView) -> tuple[Signature, ...]:
     return move_dims(own, tuple(range(len(target))), view)
 
 
-def local_expand(view: LocalView) -> LocalCall:
-    """A rank expands to the local shape."""
-    return rebind(view.op, size=sizes(view.made))
-
-
-def unsqueeze(view: OpView) -> tuple[Signature, ...]:
+def unsqueeze(view: OpView) -> Rows:
     """unsqueeze: the new dim has size 1 and no split."""
     ndim = len(view.in_shapes[0])
-    at = bind(view.op)["dim"] % (ndim + 1)
+    at = view.given["dim"] % (ndim + 1)
     return move_dims(tuple(range(ndim)), (*range(at), None, *range(at, ndim)), view)
 
 
-def squeeze(view: OpView) -> tuple[Signature, ...]:
+def _named_dims(view: OpView | LocalView) -> list[int]:
+    """Dims that a squeeze names; all where it names none."""
+    ndim = len(view.in_shapes[0])
+    dim = view.given.get("dim", range(ndim))
+    return [d % ndim for d in ((dim,) if isinstance(dim, int) else dim)] if ndim else []
+
+
+def squeeze(view: OpView) -> Rows:
     """squeeze: dims of size 1 go, the others pass their split."""
-    shape, out = view.in_shapes[0], view.out_shapes[0]
-    dim = bind(view.op).get("dim", range(len(shape)))
-    named = {d % len(shape) for d in ((dim,) if isinstance(dim, int) else dim)} if shape else set()
+    shape, out, named = view.in_shapes[0], view.out_shapes[0], _named_dims(view)
     kept = tuple(d for d, size in enumerate(shape) if size != 1 or d not in named)
-    if out is not None and len(kept) != len(
-        out
-    ):  # a dim that the axes before have cut to 1 is not squeezed
-        return (Signature((P,), (P,)),)
+    if out is not None and len(kept) != len(out):
+        return (Signature((P,), (P,)),)  # a dim that the axes before have cut to 1 stays
     return move_dims(tuple(range(len(shape))), kept, view)
 
 
 def local_squeeze(view: LocalView) -> LocalCall:
-    """squeeze without dims would also take a dim of which this rank holds one element: the logical
-    dims are named.
-    """
-    op, shape = view.op, view.in_shapes[0]
-    dim = bind(op).get("dim", range(len(shape)))
-    named = [d % len(shape) for d in ((dim,) if isinstance(dim, int) else dim)] if shape else []
-    ones = tuple(d for d in named if shape[d] == 1)
-    return LocalCall(torch_callable("aten.squeeze.dims"), (op.args[0], ones))
+    """The logical dims are named: of another dim this rank may hold one element."""
+    ones = tuple(d for d in _named_dims(view) if view.in_shapes[0][d] == 1)
+    return LocalCall(torch.ops.aten.squeeze.dims, (view.op.args[0], ones))
 
 
 _RESHAPE = OpInfo(regroup, local=local_view, traits=(Trait.RESHAPE, Trait.ALIASES))
@@ -147,16 +133,10 @@ _TRANSPOSE = OpInfo(transpose, traits=(Trait.ALIASES,))
 _SQUEEZE = OpInfo(squeeze, local=local_squeeze)
 
 OPS: Mapping[str, OpInfo] = {
-    "aten.view.default": _RESHAPE,
+    **{f"aten.{name}.default": _RESHAPE for name in ("view", "_reshape_alias", "reshape")},
     "aten._unsafe_view.default": replace(_RESHAPE, traits=(*_RESHAPE.traits, Trait.VIEW)),
-    "aten._reshape_alias.default": _RESHAPE,
-    "aten.reshape.default": _RESHAPE,
-    "aten.t.default": _TRANSPOSE,
-    "aten.transpose.int": _TRANSPOSE,
-    "aten.permute.default": _TRANSPOSE,
-    "aten.expand.default": OpInfo(expand, local=local_expand),
+    **{f"aten.{name}": _TRANSPOSE for name in ("t.default", "transpose.int", "permute.default")},
+    "aten.expand.default": OpInfo(expand, local=lambda view: view.rebind(size=view.made_shape)),
     "aten.unsqueeze.default": OpInfo(unsqueeze, traits=(Trait.ALIASES,)),
-    "aten.squeeze.default": _SQUEEZE,
-    "aten.squeeze.dim": _SQUEEZE,
-    "aten.squeeze.dims": _SQUEEZE,
+    **{f"aten.squeeze.{name}": _SQUEEZE for name in ("default", "dim", "dims")},
 }

@@ -14,29 +14,18 @@ import torch
 
 from flowrun.engine.ir.op_info import OpInfo
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.ir.signature import (
-    LocalCall,
-    LocalView,
-    OpView,
-    Signature,
-    bind,
-    rebind,
-    rows,
-    sizes,
-)
+from flowrun.engine.ir.signature import OpView, Rows, rows, sizes
 
 
-def read(view: OpView) -> tuple[Signature, ...]:
+def read(view: OpView) -> Rows:
     """as_strided splits samples that it reads each by itself."""
     slices = view.made
     each = view.in_shapes[0][:1] == slices[:1] and _by_samples(view, slices, view.in_shapes[0][0])
     return rows("P -> P", *(["S0 -> S0"] if each else []))
 
 
-def write(view: OpView) -> tuple[Signature, ...]:
-    """as_strided_scatter: src over what is there, which may be flat; pieces of that must end with a
-    sample.
-    """
+def write(view: OpView) -> Rows:
+    """as_strided_scatter: pieces of what src is written over, maybe flat, end with a sample."""
     whole, source = view.in_shapes
     aligned = bool(source) and (whole[:1] == source[:1] or source[0] % view.parts == 0)
     each = aligned and _by_samples(view, source, source[0])
@@ -45,7 +34,7 @@ def write(view: OpView) -> tuple[Signature, ...]:
 
 def _by_samples(view: OpView, output: Shape, samples: int) -> bool:
     """True if dim 0 of `output` takes each sample of the input by itself."""
-    given = bind(view.op)
+    given = view.given
     steps: Sequence[int] = given["stride"]
     if not samples or not output or math.prod(view.in_shapes[0]) % samples:
         return False
@@ -53,16 +42,6 @@ def _by_samples(view: OpView, output: Shape, samples: int) -> bool:
     offset = given["storage_offset"] or 0
     reach = offset + sum((n - 1) * s for n, s in zip(output[1:], steps[1:], strict=True))
     return steps[0] == each and reach < each
-
-
-def local_read(view: LocalView) -> LocalCall:
-    """A rank reads the local size."""
-    return rebind(view.op, in_order, size=sizes(view.made))
-
-
-def local_write(view: LocalView) -> LocalCall:
-    """A rank writes the local size."""
-    return rebind(view.op, over_in_order, size=sizes(view.in_slices[1]))
 
 
 def in_order(
@@ -93,6 +72,10 @@ def over_in_order(
 
 
 OPS: Mapping[str, OpInfo] = {
-    "aten.as_strided.default": OpInfo(read, local=local_read),
-    "aten.as_strided_scatter.default": OpInfo(write, local=local_write),
+    "aten.as_strided.default": OpInfo(
+        read, local=lambda view: view.rebind(in_order, size=view.made_shape)
+    ),
+    "aten.as_strided_scatter.default": OpInfo(
+        write, local=lambda view: view.rebind(over_in_order, size=sizes(view.in_slices[1]))
+    ),
 }
