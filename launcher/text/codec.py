@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from flowrun.engine.errors import ArgumentError, RecipeError
 from flowrun.engine.runtime.process.own_process import bound_work
@@ -28,39 +28,11 @@ if TYPE_CHECKING:
 
 KEY = "data.tokenizer"
 BYTES = "bytes"  # in place of a tokenizer's path
-
-
 Message = Mapping[str, str]  # {role: user or assistant, content: …}
 
 
-class Codec(Protocol):
-    """A codec turns text into ids, and ids into text.
-
-    size: ids are below it.  ends: ids that end a text.
-    """
-
-    size: int
-    ends: frozenset[int]
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text."""
-
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of a conversation, up to where the assistant answers.
-
-        Raises RecipeError where there is no chat template.
-        """
-
-    def decoder(self, before: list[int]) -> Callable[[int], str]:
-        """Return a function from the next id to the text that it completes; "" where it is a part
-        of a character.
-
-        before: ids that come before the first.
-        """
-
-
 class ByteCodec:
-    """An id is a byte of UTF-8."""
+    """An id is a byte of UTF-8.  size: ids are below it.  ends: ids that end a text."""
 
     size = 256
     ends: frozenset[int] = frozenset()
@@ -74,7 +46,11 @@ class ByteCodec:
         raise _no_template("ids are bytes", messages)
 
     def decoder(self, before: list[int]) -> Callable[[int], str]:
-        """See Codec.decoder; bytes that are no UTF-8 become U+FFFD."""
+        """Return a function from the next id to the text that it completes; "" where it is a part
+        of a character.
+
+        before: ids that come before the first.  Bytes that are no UTF-8 become U+FFFD.
+        """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return lambda byte: decoder.decode(bytes([byte]))
 
@@ -95,7 +71,10 @@ class TokenizerCodec:
         return ids
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """See Codec.encode_chat."""
+        """Return the ids of a conversation, up to where the assistant answers.
+
+        Raises RecipeError where there is no chat template.
+        """
         if not self.tokenizer.chat_template:
             raise _no_template("the tokenizer has none", messages)
         special = SpecialTokens(self.tokenizer)
@@ -111,11 +90,14 @@ class TokenizerCodec:
         return special.encode([text], [letters])[0].ids
 
     def decoder(self, before: list[int]) -> Callable[[int], str]:
-        """See Codec.decoder."""
+        """See ByteCodec.decoder."""
         from tokenizers.decoders import DecodeStream
 
         stream = DecodeStream(ids=before, skip_special_tokens=True)
         return lambda token: stream.step(self.backend, token) or ""
+
+
+Codec = ByteCodec | TokenizerCodec
 
 
 def _no_template(why: str, messages: Sequence[Message]) -> RecipeError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,24 +12,9 @@ from torch import Tensor
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.text.codec import KEY, Codec
+from flowrun.launcher.text.text_model import TextModel
 
 _SEEDS = range(-(1 << 63), 1 << 64)  # that torch takes
-
-
-class NextToken(Protocol):
-    """A model that predicts the next token.
-
-    name: for errors.  window: the most tokens that it reads at once.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def window(self) -> int: ...
-
-    def next_logits(self, ids: Sequence[int]) -> Tensor:
-        """Return logits (V,) of the token after `ids`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +41,7 @@ class Drawing:
 
 
 def generate(
-    model: NextToken, codec: Codec, prompt: Sequence[int], drawing: Drawing
+    model: TextModel, codec: Codec, prompt: Sequence[int], drawing: Drawing
 ) -> Iterator[str]:
     """Yield pieces of text that follow the prompt, as they are made; an id that ends a text ends it
     earlier than `drawing` says.

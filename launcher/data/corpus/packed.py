@@ -1,4 +1,4 @@
-"""Several documents in a sample, one after the other, so that few of its tokens are padding."""
+"""Documents as samples: one in each, or several, so that few tokens are padding."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from flowrun.launcher.data.stacked import DOCUMENTS, POSITIONS, Numbers, Stacked
 from flowrun.models.losses import IGNORED
 
 
-class PackedDocuments(StackedDataset):
-    """{tokens (T,), targets (T,), positions (T,), documents (N,)}, int64, targets one id ahead.
+class DocumentSamples(StackedDataset):
+    """{tokens (T,), targets (T,)}, int64, targets one id ahead: a piece of a document a sample, or
+    several, with {positions (T,), documents (N,)}.
 
-    documents: the ids.  starts, sizes: (D,) of the pieces of them that are packed, in ids; each has
-    one token less, as its last id is only a target.  length: T.
-    most: N, the most pieces of a sample; None: as many as the fullest sample has.
+    documents: the ids.  starts, sizes: (D,) of the pieces, in ids; each has one token less, as its
+    last id is only a target.  length: T.
+    pack: a sample holds several pieces.  most: N, the most of them; None: as many as the fullest
+    sample has.
 
     `documents` of a sample has the tokens of each piece, in order, and 0 after the last; what they
     leave is padding, and counts to the last one.  Positions count from 0 in each piece.  Targets
@@ -35,25 +37,30 @@ class PackedDocuments(StackedDataset):
         starts: Numbers,
         sizes: Numbers,
         length: int,
+        pack: bool,
         most: int | None = None,
     ) -> None:
         if most is not None and most < 1:
             raise ArgumentError("most_documents", f"it must be 1 or more, not {most}.")
         if not len(sizes):
             raise ArgumentError("path", "no document has two ids, of which one could be a target.")
-        self.documents, self.length, self.vocabulary = documents, length, documents.vocabulary
+        self.documents, self.length, self.pack = documents, length, pack
+        self.vocabulary, self.ids_digest = documents.vocabulary, documents.ids_digest
+        self.notes = documents.notes
         tokens = sizes - 1
-        packed = _fill(tokens.tolist(), length, most)
+        packed = _fill(tokens.tolist(), length, most if pack else 1)
         counts = np.array([len(each) for each in packed])
-        self.most = most or int(counts.max())
+        self.most = int(counts.max() if most is None or not pack else most)
         self.ends = np.cumsum(counts)
-        self.order = np.concatenate(packed).astype(np.int64)
-        self.starts, self.tokens = starts[self.order], tokens[self.order]
-        share, before = (tokens.sum() / (n * length) for n in (len(packed), len(tokens)))
-        self.notes: tuple[str, ...] = (
-            f"{len(tokens):,} documents are packed into {len(packed):,} samples of {length} tokens"
-            f", which are {share:.1%} full; with one document each they would be {before:.1%}",
-        )
+        order = np.concatenate(packed).astype(np.int64)
+        self.starts, self.tokens = starts[order], tokens[order]
+        if pack:
+            share, before = (tokens.sum() / (n * length) for n in (len(packed), len(tokens)))
+            self.notes += (
+                f"{len(tokens):,} documents are packed into {len(packed):,} samples of {length} "
+                f"tokens, which are {share:.1%} full; with one document each they would be "
+                f"{before:.1%}",
+            )
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -75,12 +82,15 @@ class PackedDocuments(StackedDataset):
         begins = np.cumsum(lengths, 1) - lengths
         positions = steps - np.take_along_axis(begins, slot, 1)
         inside = steps < total[:, None]
-        at = np.where(inside, self.starts[np.take_along_axis(piece, slot, 1)] + positions, 0)
+        shown = inside if self.pack else steps <= total[:, None]  # alone, with its last id
+        at = np.where(shown, self.starts[np.take_along_axis(piece, slot, 1)] + positions, 0)
         ids, answers = self.documents.ids, self.documents.answers
-        tokens = np.where(inside, ids[at], self.documents.end or 0).astype(np.int64)
+        tokens = np.where(shown, ids[at], self.documents.end or 0)
         wanted = inside if answers is None else inside & answers[at + inside]
         targets = np.where(wanted, ids[at + inside].astype(np.int64), IGNORED)
-        fields = {"tokens": tokens, "targets": targets, POSITIONS: positions, DOCUMENTS: lengths}
+        fields = {"tokens": tokens, "targets": targets}
+        if self.pack:
+            fields |= {POSITIONS: positions, DOCUMENTS: lengths}
         return {name: torch.from_numpy(values.astype(np.int64)) for name, values in fields.items()}
 
 

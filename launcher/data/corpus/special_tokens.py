@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 TextSpans = tuple[tuple[int, int], ...]  # (start, end) in characters
@@ -63,15 +63,19 @@ class SpecialTokens:
         matches = (self._pattern.match(text, place) for place in sorted(places))
         return text, tuple(each.span() for each in matches if each)
 
-    def encode(self, texts: Sequence[str], letters: Sequence[TextSpans]) -> list[EncodedText]:
+    def encode(
+        self, texts: Sequence[str], letters: Sequence[TextSpans], places: Sequence[str] = ()
+    ) -> list[EncodedText]:
         """Return the ids of texts, in which all special tokens count but those at `letters`.
 
-        Raise ValueError for a tokenizer that has no other ids for such letters.
+        Raise ValueError, which begins with the text's place, for a tokenizer that has no other ids
+        for such letters.
         """
         if not any(letters):
             encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
             return [EncodedText(each.ids, each.offsets) for each in encodings]
-        marked = [self._mark(text, spans) for text, spans in zip(texts, letters, strict=True)]
+        places = places or [""] * len(texts)
+        marked = [*map(self._mark, texts, letters, places)]
         if self._marking is None:
             self._marking = self._make_marking()
         encodings = self._marking.encode_batch(marked, add_special_tokens=False)
@@ -79,15 +83,17 @@ class SpecialTokens:
             self._marking.token_to_id(self._sign(_MARKS, token.content)): k
             for k, token in self.tokens.items()
         }
-        for text, spans, each in zip(texts, letters, encodings, strict=True):
-            self._check(text, spans, each)
+        for text, spans, each, place in zip(texts, letters, encodings, places, strict=True):
+            self._check(text, spans, each, place)
         return [EncodedText([ids.get(k, k) for k in each.ids], each.offsets) for each in encodings]
 
-    def _mark(self, text: str, letters: TextSpans) -> str:
+    def _mark(self, text: str, letters: TextSpans, place: str) -> str:
         """Mark the special tokens of a text, except those at `letters`."""
         for k in range(len(self._firsts)):
             if chr(_MARKS + k) in text:
-                raise ValueError(f"the text holds U+{_MARKS + k:X}, which is not a character")
+                raise ValueError(
+                    f"{place}the text holds U+{_MARKS + k:X}, which is not a character"
+                )
         starts = {start for start, _ in letters}
 
         def sign(match: re.Match[str]) -> str:
@@ -119,12 +125,12 @@ class SpecialTokens:
         )
         return marking  # type: ignore[no-any-return]
 
-    def _check(self, text: str, letters: TextSpans, encoding: Any) -> None:
+    def _check(self, text: str, letters: TextSpans, encoding: Encoding, place: str) -> None:
         """Raise ValueError if letters became the special token after all."""
         for k, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             token = self.tokens.get(k)
             if token and (start, end) in letters:
                 raise ValueError(
-                    f"the text holds {text[start:end]!r}, and the tokenizer has no ids for these "
-                    "letters but its special token: take them out"
+                    f"{place}the text holds {text[start:end]!r}, and the tokenizer has no ids for "
+                    "these letters but its special token: take them out"
                 )

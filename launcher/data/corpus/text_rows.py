@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from flowrun.launcher.data.corpus.answers import AnsweredText, tokenise_rows
-from flowrun.launcher.data.corpus.packed import PackedDocuments, cut_documents
+from flowrun.launcher.data.corpus.packed import DocumentSamples, cut_documents
 from flowrun.launcher.data.corpus.row_source import Fields, RowSource, text_of
 from flowrun.launcher.data.corpus.special_tokens import SpecialTokens
 from flowrun.launcher.data.corpus.windows import Windows
@@ -21,7 +21,7 @@ class TextRows(StackedDataset):
     followed by the end-of-text token.
     length: T; windows do not overlap.
     pack: several texts make a sample and see nothing of each other; those of more than T tokens are
-    cut into pieces.  most_documents: of a packed sample; see PackedDocuments.
+    cut into pieces.  most_documents: of a packed sample; see DocumentSamples.
     """
 
     def __init__(
@@ -40,13 +40,15 @@ class TextRows(StackedDataset):
             return AnsweredText(text_of(row, field) + (special.tokenizer.eos_token or ""), None)
 
         documents = tokenise_rows(source, tokenizer, f"text {field}", write)
-        self.vocabulary, self.notes = documents.vocabulary, documents.notes
-        self.ids_digest = documents.ids_digest
+        self.vocabulary, self.ids_digest = documents.vocabulary, documents.ids_digest
+        self.notes = documents.notes
         self.samples: StackedDataset
         if pack:
             pieces = cut_documents(documents, length)
-            self.samples = packed = PackedDocuments(documents, *pieces, length, most_documents)
-            self.notes += packed.notes
+            self.samples = packed = DocumentSamples(
+                documents, *pieces, length, True, most_documents
+            )
+            self.notes = packed.notes
         else:
             self.samples = Windows(documents.ids, length, f"ids of {path}")
 

@@ -86,7 +86,7 @@ def test_every_shipped_data_set_that_stacks_is_in_the_table() -> None:
         "AnsweredDocuments",
         "Chat",
         "Instructions",
-        "PackedDocuments",
+        "DocumentSamples",
         "TextRows",
         "DataMixture",
     }

@@ -82,7 +82,7 @@ def test_kept_keys_and_values_give_the_logits_of_a_whole_forward(kind: str) -> N
     config = getattr(transformers, f"{kind}Config")(**{**SMALL, **CAUSAL[kind]})
     module = transformers.AutoModelForCausalLM.from_config(config).eval()
     found = text_model(module, {}, 12, kind)
-    assert (found.read is None) == (kind == "Mamba")
+    assert (not found.cache) == (kind == "Mamba")
     ids = [1, 2, 3]
     for _ in range(6):
         logits = module(torch.tensor([ids])).logits[0, -1]

@@ -14,7 +14,7 @@ from torch import Tensor
 from flowrun.launcher.data.corpus.answers import AnsweredDocuments
 from flowrun.launcher.data.corpus.chat import Instructions
 from flowrun.launcher.data.corpus.documents import Documents
-from flowrun.launcher.data.corpus.packed import PackedDocuments, cut_documents
+from flowrun.launcher.data.corpus.packed import DocumentSamples, cut_documents
 from flowrun.launcher.data.corpus.text_rows import TextRows
 from flowrun.launcher.data.mixture import DataMixture
 
@@ -36,6 +36,12 @@ def make_documents(sizes: list[int], answers: bool = True) -> Documents:
         end=0,
         notes=(),
     )
+
+
+def whole(documents: Documents) -> DocumentSamples:
+    """Pack whole documents."""
+    starts, sizes = documents.starts[:-1], np.diff(documents.starts)
+    return DocumentSamples(documents, starts, sizes, LENGTH, pack=True)
 
 
 def pieces_of(item: dict[str, Tensor]) -> list[tuple[list[int], list[int]]]:
@@ -70,14 +76,18 @@ def test_each_document_is_there_once_as_it_is_alone(sizes: list[int], most: int 
 
 @given(SIZES)
 def test_no_two_samples_would_fit_into_one(sizes: list[int]) -> None:
-    data = PackedDocuments(made := make_documents(sizes), made.starts[:-1], np.array(sizes), LENGTH)
+    data = DocumentSamples(
+        made := make_documents(sizes), made.starts[:-1], np.array(sizes), LENGTH, True
+    )
     used = [sum(len(tokens) for tokens, _ in pieces_of(data[k])) for k in range(len(data))]
     assert all(one + other > LENGTH for k, one in enumerate(used) for other in used[:k])
 
 
 def test_documents_go_where_they_leave_the_least_room() -> None:
     documents = make_documents([11, 9, 4, 3, 9])  # tokens: 10 8 3 2 8
-    data = PackedDocuments(documents, documents.starts[:-1], np.diff(documents.starts), LENGTH)
+    data = DocumentSamples(
+        documents, documents.starts[:-1], np.diff(documents.starts), LENGTH, True
+    )
     lengths = [data[k]["documents"].tolist() for k in range(len(data))]
     assert lengths == [[10, 2], [8, 4], [12, 0]]  # what is left counts to the last
     assert data.notes == (
@@ -97,7 +107,7 @@ def test_many_samples_at_once_are_those_of_one_by_one() -> None:
 
 def test_long_texts_are_cut_into_pieces_that_lose_no_target() -> None:
     documents = make_documents([30, 1, 5], answers=False)
-    data = PackedDocuments(documents, *cut_documents(documents, LENGTH), LENGTH)
+    data = DocumentSamples(documents, *cut_documents(documents, LENGTH), LENGTH, True)
     found = sorted(piece for k in range(len(data)) for piece in pieces_of(data[k]))
     assert [len(tokens) for tokens, _ in found] == [12, 12, 5, 4]
     assert [t for _, targets in found for t in targets] == [*range(2, 31), *range(33, 37)]
@@ -136,4 +146,4 @@ def test_what_cannot_be_packed_is_refused() -> None:
         AnsweredDocuments(documents, LENGTH, None, pack=True, most_documents=0)
     none = make_documents([1, 1], answers=False)
     with pytest.raises(ValueError, match="no document has two ids"):
-        PackedDocuments(none, *cut_documents(none, LENGTH), LENGTH)
+        DocumentSamples(none, *cut_documents(none, LENGTH), LENGTH, True)
