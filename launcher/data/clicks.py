@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from torch import Tensor
 
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.stacked import Rows
+
+if TYPE_CHECKING:
+    from pyarrow import ChunkedArray, Table
 
 
 class ClickLog(Rows):
@@ -49,7 +52,7 @@ class ClickLog(Rows):
         )
 
 
-def _columns(file: Path, categories: Sequence[str], numbers: Sequence[str]) -> Any:
+def _columns(file: Path, categories: Sequence[str], numbers: Sequence[str]) -> Table:
     """Read columns as an Arrow table: numbers as float64, and categories of CSV as text."""
     from pyarrow import csv, dataset, float64, string
 
@@ -67,7 +70,7 @@ def _columns(file: Path, categories: Sequence[str], numbers: Sequence[str]) -> A
     return table.to_table(columns=[*types])
 
 
-def _rows(column: Any, rows: int) -> Tensor:
+def _rows(column: ChunkedArray, rows: int) -> Tensor:
     """Return the row of each cell; a value is hashed once."""
     from pyarrow.types import is_dictionary
 
@@ -78,7 +81,7 @@ def _rows(column: Any, rows: int) -> Tensor:
     return torch.from_numpy(hashed[coded.indices.to_numpy()])
 
 
-def _numbers(column: Any) -> Tensor:
+def _numbers(column: ChunkedArray) -> Tensor:
     values = column.cast("float64").fill_null(0.0).to_numpy()
     return torch.from_numpy(values.astype(np.float32))
 
@@ -123,7 +126,7 @@ class Clicks(Rows):
 def zipf_ranks(uniform: np.ndarray, rows: int, exponent: float) -> np.ndarray:
     """Return ranks 0 to rows - 1 by Zipf's law, by the inverse of its continuous distribution.
 
-    uniform: numbers in [0, 1).  rows: number of ranks.  exponent: of the law.
+    uniform: numbers in [0, 1).
     """
     power, end = 1 - exponent, rows + 1.0
     if abs(power) < 1e-9:

@@ -16,8 +16,7 @@ from torch.utils.data import default_collate
 
 _STACKED = (Tensor, np.ndarray, np.number, np.bool_, bool, int, float, complex)
 _INSTEAD: Mapping[type, str] = {
-    str: "leave it out of __getitem__",
-    bytes: "leave it out of __getitem__",
+    **dict.fromkeys((str, bytes), "leave it out of __getitem__"),
     type(None): "leave it out of __getitem__, or return a tensor in its place",
     list: "write torch.tensor(…)",
     tuple: "write torch.tensor(…)",
@@ -32,8 +31,8 @@ class ItemError(ValueError):
 def collate(items: Sequence[object], numbers: Sequence[int]) -> dict[str, Tensor]:
     """Stack B items to {field: (B, …)}.
 
-    numbers: indices of the items in the data set, for messages.  Raise ItemError if they cannot be
-    stacked, or are no dicts of tensors, numbers or arrays.
+    numbers: indices of the items in the data set.  Raise ItemError if they cannot be stacked, or
+    are no dicts of tensors, numbers or arrays.
     """
     try:
         batch = default_collate(list(items))
@@ -66,12 +65,11 @@ def _find_fault(items: Sequence[Any], numbers: Sequence[int]) -> str:
         if missing := [field for field in first if field not in item]:
             return f"item {number} has no field {missing[0]!r}, which item {numbers[0]} has"
     for field in first:
-        shape = _shape(first[field])
         for item, number in zip(items, numbers, strict=False):
-            if _shape(item[field]) != shape:
-                shapes = f"{shape} and {_shape(item[field])}"
-                which = f"items {numbers[0]} and {number}"
-                return f"field {field!r} of {which} is of shape {shapes}: pad it to one shape"
+            one, other = (tuple(getattr(x[field], "shape", ())) for x in (first, item))
+            if one != other:
+                which = f"items {numbers[0]} and {number} is of shape {one} and {other}"
+                return f"field {field!r} of {which}: pad it to one shape"
     return ""
 
 
@@ -102,10 +100,6 @@ def _with_article(value: object) -> str:
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
-def _shape(value: Any) -> tuple[int, ...]:
-    return tuple(np.shape(value)) if not isinstance(value, Tensor) else tuple(value.shape)
-
-
 def _list(numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[:3]))
     return f"items {shown}{' …' if len(numbers) > 3 else ''}"
@@ -121,7 +115,7 @@ def item_of(data: Any, number: int) -> Any:
 def naming_items(numbers: Sequence[int], step: str = "") -> Iterator[None]:
     """Name the items to which an error of the data set's own code belongs, in a note of it.
 
-    numbers: of the items.  step: of their making, if they are made in steps.
+    step: of their making, if they are made in steps.
     """
     try:
         yield

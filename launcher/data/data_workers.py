@@ -46,16 +46,8 @@ class BatchReading:
     rows: slice
 
 
-@dataclass(frozen=True, slots=True)
-class FailedReading:
-    """A batch that could not be made.  problem: why, at which item and in which of the user's own
-    lines.
-    """
-
-    problem: str
-
-
-Made = tuple[BatchReading, Batch | FailedReading]
+# Why a batch could not be made is text: at which item, and in which of the user's own lines.
+Made = tuple[BatchReading, Batch | str]
 
 
 class DataWorkers:
@@ -90,8 +82,8 @@ class DataWorkers:
         except (OSError, EOFError, RuntimeError) as error:  # of what a process left half done
             raise self._name_the_dead() from error
         assert number == reading, (number, reading)
-        if isinstance(batch, FailedReading):
-            raise RunError(self._where, batch.problem)
+        if isinstance(batch, str):
+            raise RunError(self._where, batch)
         return batch
 
     def close(self) -> None:
@@ -109,11 +101,8 @@ class DataWorkers:
 
     def _name_the_dead(self) -> RunError:
         dead = connection.wait([process.sentinel for process in self._processes], _ENDS_S)
-        ended = [
-            f"process {process.pid} {_say_how(process)}"
-            for process in self._processes
-            if process.sentinel in dead
-        ]
+        gone = [process for process in self._processes if process.sentinel in dead]
+        ended = [f"process {process.pid} {_say_how(process)}" for process in gone]
         return RunError(self._where, f"{', '.join(ended) or 'it gave no batch'}.", _DIED)
 
 
@@ -137,7 +126,6 @@ def _start_loader(
 
 
 def _say_how(process: BaseProcess) -> str:
-    """Say how a process ended, which it has done, or is about to."""
     process.join(_ENDS_S)
     exitcode = process.exitcode or 0
     if exitcode >= 0:
@@ -174,7 +162,10 @@ class _Batches(Dataset[Made]):
             batch = sampler(reading.step, reading.micro_batch, reading.rows)
             return reading, {field: _share(value) for field, value in batch.items()}
         except Exception as error:
-            return reading, FailedReading(_describe(error))
+            facts = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]
+            if not isinstance(error, ItemError):  # which says all
+                facts += user_lines(error.__traceback__)
+            return reading, "\n".join(facts)
 
 
 def _share(value: torch.Tensor) -> torch.Tensor:
@@ -183,13 +174,6 @@ def _share(value: torch.Tensor) -> torch.Tensor:
     own = value if alone else value.clone()
     own.share_memory_()
     return own
-
-
-def _describe(error: Exception) -> str:
-    facts = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]
-    # an ItemError says all that there is
-    lines = [] if isinstance(error, ItemError) else user_lines(error.__traceback__)
-    return "\n".join([*facts, *lines])
 
 
 def _begin(parent: int, _: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from flowrun.launcher.data.transforms import (
     transform,
 )
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 _DECODE_S, _TRANSFORM_S = 10e-9, 8e-9  # seconds a value on one core, about, for the rehearsal
 _HEIGHT, _WIDTH = 427, 640  # of both
 _PIXELS = _HEIGHT * _WIDTH * 3
@@ -34,8 +37,8 @@ class ImageFiles(StepwiseDataset):
 
     unprepared: ClassVar = {"labels": "label"}
 
-    def decode(self, sample: tuple[bytes, int]) -> tuple[object, int]:
-        """Return (an RGB image of PIL, what came with the file's bytes)."""
+    def decode(self, sample: tuple[bytes, int]) -> tuple[Image.Image, int]:
+        """Return (an RGB image, what came with the file's bytes)."""
         from PIL import Image
 
         encoded, beside = sample
@@ -105,16 +108,14 @@ class ImageFolder(ImageFiles):
         return Path(file).read_bytes(), label
 
     def augment(
-        self, sample: tuple[object, int], draws: np.random.Generator | None
+        self, sample: tuple[Image.Image, int], draws: np.random.Generator | None
     ) -> dict[str, Tensor]:
         """Return the transformed image as the item's tensors."""
         image, label = sample
         if draws is None:
-            transformed = transform(image, self.eval_transforms)
-        else:
-            with seed_draws(int(draws.integers(2**63))):
-                transformed = transform(image, self.transforms)
-        return {"images": transformed, "labels": torch.tensor(label)}
+            return {"images": transform(image, self.eval_transforms), "labels": torch.tensor(label)}
+        with seed_draws(int(draws.integers(2**63))):
+            return {"images": transform(image, self.transforms), "labels": torch.tensor(label)}
 
 
 class Photographs(ImageFiles):
@@ -151,7 +152,7 @@ class Photographs(ImageFiles):
         return self.files[index % _CLASSES // 4].read_bytes(), index
 
     def augment(
-        self, sample: tuple[Any, int], draws: np.random.Generator | None
+        self, sample: tuple[Image.Image, int], draws: np.random.Generator | None
     ) -> dict[str, Tensor]:
         """Return the window as the item's tensors."""
         from PIL import ImageOps

@@ -84,9 +84,8 @@ class DataMixture(StackedDataset):
 
 
 def find_mixture(data: object, place: str = "data") -> tuple[str, DataMixture] | None:
-    """Return (place in a recipe, the mixture) whose samples a data set has; None: it has none.
-
-    data: the mixture, or a data set that changes its items, as Masked does.  place: of `data`.
+    """Return (place in a recipe, the mixture) whose samples a data set has, also one that changes
+    its items, as Masked does; None: it has none.
     """
     if isinstance(data, DataMixture):
         return place, data
@@ -97,8 +96,8 @@ def find_mixture(data: object, place: str = "data") -> tuple[str, DataMixture] |
 class MixtureOrder:
     """The order finds which sample of which source an item is; nothing is kept for a sample.
 
-    sizes: of the sources.  shares: of each, summing to 1.  samples: N; None: enough for all to
-    occur.  held_out: share of N, and of each source, that is held out.  seed: of the order.
+    sizes, shares: of the sources; shares sum to 1.  samples: N; None: enough for all to occur.
+    held_out: share of N, and of each source, that is held out.
     """
 
     def __init__(
@@ -134,9 +133,8 @@ class MixtureOrder:
         """Return source and index of items (B,): both (B,) int64."""
         limit = self.samples - self.held_out
         source, index = (np.empty(len(numbers), np.int64) for _ in range(2))
-        for part, inside, first in zip(
-            self.parts, (numbers < limit, numbers >= limit), (0, limit), strict=True
-        ):
+        below = numbers < limit
+        for part, inside, first in zip(self.parts, (below, ~below), (0, limit), strict=True):
             if inside.any():
                 source[inside], index[inside] = part.find(numbers[inside] - first)
         return source, index
@@ -154,12 +152,7 @@ class MixtureOrder:
         """Return N with which all that is trained on occurs."""
         needed = max(size / share for size, share in zip(trained, self.shares, strict=True))
         samples = math.floor(needed / (1 - held_out))
-        while any(
-            count < size
-            for count, size in zip(
-                self._counts(samples - int(samples * held_out)), trained, strict=True
-            )
-        ):
+        while any(map(int.__lt__, self._counts(samples - int(samples * held_out)), trained)):
             samples += 1
         return samples
 
@@ -198,30 +191,22 @@ def _spread(numbers: Numbers, size: int, seed: int) -> Numbers:
 def _shares(
     sources: Mapping[str, object], sizes: list[int], weights: Mapping[str, float] | None
 ) -> list[float]:
-    """Return the weights of sources, summing to 1.  Raise ValueError for names that differ, and for
-    a weight that is not positive.
-
-    sources: by name.  sizes: of each, which are the weights where there are none.
-    """
+    """Return the weights of sources, or else their sizes, so that they sum to 1."""
     if weights is None:
         weights = dict(zip(sources, map(float, sizes), strict=True))
     if weights.keys() != sources.keys():
         problem = f"weights are of {', '.join(weights)}; sources are {', '.join(sources)}."
         raise ArgumentError("weights", problem)
-    wrong = [name for name, weight in weights.items() if not 0 < weight < math.inf]
-    if wrong:
-        name = wrong[0]
-        raise ArgumentError(f"weights.{name}", f"it is {weights[name]}, not a positive number.")
+    for name, weight in weights.items():
+        if not 0 < weight < math.inf:
+            raise ArgumentError(f"weights.{name}", f"it is {weight}, not a positive number.")
     total = sum(weights.values())
     return [weights[name] / total for name in sources]
 
 
 def _check_alike(sources: Mapping[str, object], length: int | None) -> None:
-    """Raise ValueError where the items of sources are not alike.
-
-    sources: by name.  length: that their fields must have; None: any.
-    """
-    if len(sources) < 1:
+    """Raise ValueError where the items of sources are not alike, or not of a length."""
+    if not sources:
         raise ArgumentError("sources", "a mixture has sources: {name: {_target_: a data set}}.")
     forms = {name: _form(source) for name, source in sources.items()}
     first, form = next(iter(forms.items()))
@@ -237,8 +222,9 @@ def _check_alike(sources: Mapping[str, object], length: int | None) -> None:
 
 
 def _one_vocabulary(sources: Mapping[str, object]) -> tuple[int | None, str | None]:
-    """Return the number of ids of sources, and the digest of what they stand for; None: no source
-    says it.  Raise ValueError where sources differ in one.
+    """Return the number of ids of sources, and the digest of what they stand for, if one says it.
+
+    Raise ValueError where sources differ in one.
     """
     sizes, digests = (
         {name: value for name, each in sources.items() if (value := getattr(each, key, None))}

@@ -58,9 +58,8 @@ class Sampler:
     ) -> list[object]:
         """Take samples through one step of their making (launcher/data/steps.py).
 
-        name: of the step.  samples: what the step before made; None before the first.  step,
-        micro_batch, rows: say which samples.  Random choices are functions of the seed and of the
-        sample's number in the run alone.
+        samples: what the step before made; None before the first.  Random choices are functions of
+        the seed and of the sample's number in the run alone.
         """
         chosen = self._chosen(step, micro_batch, rows).tolist()
         numbers = self._numbers(step, micro_batch, rows)
@@ -72,10 +71,7 @@ class Sampler:
         return prepared
 
     def read_raw_fields(self, step: int, micro_batch: int, rows: slice) -> Batch:
-        """Make the fields that need no other part of their samples.
-
-        step, micro_batch, rows: say which samples.
-        """
+        """Make the fields that need no other part of their samples."""
         chosen = self._chosen(step, micro_batch, rows).tolist()
         return {
             field: default_collate([getattr(self.data, method)(index) for index in chosen])
@@ -83,10 +79,7 @@ class Sampler:
         }
 
     def collate(self, samples: list[object], step: int, micro_batch: int, rows: slice) -> Batch:
-        """Stack samples into one batch.
-
-        samples: the items.  step, micro_batch, rows: say which they are, for an error.
-        """
+        """Stack samples into one batch."""
         chosen = self._chosen(step, micro_batch, rows)
         batch = collate(samples, chosen.tolist())
         self._check(batch, chosen)
@@ -109,29 +102,22 @@ class Sampler:
         return f"field {field!r} of items {chosen} is not {_shown(form)}, as it was so far"
 
     def _numbers(self, step: int, micro_batch: int, rows: slice) -> range:
-        """Numbers in the run of some samples."""
         size = self.batch_size // self.micro_batches
         first = step * self.batch_size + micro_batch * size
         return range(first + rows.start, first + rows.stop)
 
     def index(self, step: int, micro_batch: int, row: int) -> int:
-        """Return the number in the data set of sample `row` of a micro-batch of a step.
-
-        step, micro_batch, row: count from 0.
-        """
+        """Return the number in the data set of sample `row` of a micro-batch of a step."""
         return int(self._chosen(step, micro_batch, slice(row, row + 1))[0])
 
     def _chosen(self, step: int, micro_batch: int, rows: slice) -> torch.Tensor:
-        """Data set indices of some samples."""
         numbers, total = self._numbers(step, micro_batch, rows), length(self.data)
         if self.evaluation:
             return held_out_indices(numbers, self.held_out, total)
         return sample_indices(self.seed, numbers, total - self.held_out)
 
     def eval_steps(self, most: int) -> int:
-        """Evaluation batches of one step's size: all that the held-out samples fill, at most
-        `most`.
-        """
+        """Return how many batches of a step's size an evaluation has, at most `most`."""
         return min(most, max(1, self.held_out // self.batch_size)) if self.held_out else 0
 
     def eval_samples(self, steps: int) -> int:

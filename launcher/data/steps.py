@@ -55,20 +55,16 @@ def preparation(data: object) -> tuple[Step, ...]:
 
 def unprepared_fields(data: object) -> Mapping[str, str]:
     """Return field -> method that makes it from the index, without the rest of the sample."""
-    methods: Mapping[str, str] = getattr(data, "unprepared", {})
-    return methods
+    return dict(getattr(data, "unprepared", {}))
 
 
 def sample_seconds(data: object) -> float:
-    """Return the seconds of a sample on one core, as the data set states; 0 if it does not."""
+    """Return the seconds of a sample on one core, if the data set states them."""
     return float(getattr(data, "sample_seconds", 0.0))
 
 
-def apply_step(data: Any, name: str, value: Any, seed: tuple[int, ...] | None) -> object:
-    """Run the step `name` of a sample of `data` on the value of the step before.
-
-    seed: of a random step; None: the typical choice.
-    """
+def apply_step(data: Any, name: str, value: object, seed: tuple[int, ...] | None) -> object:
+    """Run a step on what the one before made.  seed: of a random step; None: its typical choice."""
     step = next(s for s in data.steps if s.name == name)
     method = getattr(data, name)
     if not step.random:

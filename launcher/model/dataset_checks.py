@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.engine.ir.user_code import place_of
@@ -16,6 +16,7 @@ from flowrun.launcher.data.collate import ItemError, collate, differing_fields, 
 from flowrun.launcher.data.named import NamedFields
 from flowrun.launcher.data.stacked import batch_method, batch_of
 from flowrun.launcher.data.steps import preparation, unprepared_fields
+from flowrun.launcher.recipe.schema import Target
 from flowrun.models.losses import IGNORED, model_loss
 
 NAMED = f"{NamedFields.__module__}.{NamedFields.__name__}"
@@ -59,7 +60,7 @@ def check_kind(data: object) -> None:
         )
 
 
-def check_items(data: Any) -> None:
+def check_items(data: Dataset[object]) -> None:
     """Check a map-style data set with two items or more.  Raises RecipeError."""
     with data_errors():
         items = [item_of(data, number) for number in (0, 1)]
@@ -81,12 +82,13 @@ def check_items(data: Any) -> None:
         _check_alone(data, items[0], field, name)
 
 
-def check_labels(model: object, inputs: Mapping[str, str], loss: Any, data: object) -> None:
+def check_labels(
+    model: object, inputs: Mapping[str, str], loss: Target | None, data: object
+) -> None:
     """Check that labels of a model that computes its loss are those of the data set.
 
-    model: as it is trained.  inputs: argument of forward -> field.  loss: of the recipe; a model
-    whose loss is computed outside needs no labels.  data: its first item, and that of each of its
-    sources, is looked at.
+    inputs: argument of forward -> field.  loss: of the recipe; a model whose loss is computed
+    outside needs no labels.  data: its first item, and that of each of its sources, is looked at.
     Raises RecipeError for labels that count what `targets` mask, and for labels that are shifted
     already where the model shifts them again.
     """
@@ -98,7 +100,7 @@ def check_labels(model: object, inputs: Mapping[str, str], loss: Any, data: obje
         with data_errors():
             item = {name: torch.as_tensor(value) for name, value in item_of(part, 0).items()}
         labels, targets = item[field], item.get("targets")
-        if targets is not None and _masks(targets) and not _masks(labels):
+        if targets is not None and IGNORED in targets and IGNORED not in labels:
             raise RecipeError(
                 "task.inputs.labels",
                 f"{field!r} counts every id, also those that the field 'targets' of the data set "
@@ -112,10 +114,6 @@ def check_labels(model: object, inputs: Mapping[str, str], loss: Any, data: obje
                 "its labels by itself: it would learn the id after the next.",
                 _OWN_LOSS,
             )
-
-
-def _masks(labels: Tensor) -> bool:
-    return bool((labels == IGNORED).any())
 
 
 def _shifts(model: object) -> bool:
@@ -152,9 +150,8 @@ def data_errors() -> Iterator[None]:
         raise RecipeError("data._target_", f"{error}.") from error
     except Exception as error:
         what = f"{type(error).__name__}: {error}".strip(": ")
-        notes = [*getattr(error, "__notes__", []), place_of(error)]
-        lines = "\n".join(line for line in [what, *notes] if line)
-        raise RecipeError("data._target_", lines) from error
+        lines = filter(None, [what, *getattr(error, "__notes__", []), place_of(error)])
+        raise RecipeError("data._target_", "\n".join(lines)) from error
 
 
 def random_fields(data: object) -> list[str]:
@@ -166,40 +163,37 @@ def random_fields(data: object) -> list[str]:
 
 def _check_alone(data: object, item: Mapping[str, Tensor], field: str, name: str) -> None:
     """Check that a field made from the index alone equals that of the item.  Raises RecipeError."""
-    try:
-        alone = getattr(data, name)(0)
-        fact = f"makes {alone!r}; the item's {field!r} is {item.get(field)!r}."
-        right = field in item and torch.equal(alone, torch.as_tensor(item[field]))
-    except Exception as error:
-        fact, right = f"failed: {type(error).__name__}: {error}.", False
-    if not right:
+    alone, fact = _call(lambda: torch.as_tensor(getattr(data, name)(0)))
+    if fact or field not in item or not torch.equal(alone, torch.as_tensor(item[field])):
         raise RecipeError(
             "data._target_",
-            f"{type(data).__name__}.{name}, which `unprepared` names, given the index 0, {fact}",
+            f"{type(data).__name__}.{name}, which `unprepared` names, given the index 0, "
+            + (fact or f"makes {alone!r}; the item's {field!r} is {item.get(field)!r}."),
             "It returns what the item of that index has in the field.",
         )
 
 
-def _wrong(data: Any, expected: Mapping[str, Tensor]) -> str:
+def _wrong(data: Dataset[object], expected: Mapping[str, Tensor]) -> str:
     """Say how two items made at once differ from the same two made one by one."""
-    try:
-        made = batch_of(data, torch.tensor([0, 1]))
-    except Exception as error:
-        return f"failed: {type(error).__name__}: {error}"
-    if not _is_dict_of_tensors(made):
+    made, failed = _call(lambda: batch_of(data, torch.tensor([0, 1])))
+    if failed:
+        return failed
+    if not isinstance(made, dict) or not all(isinstance(each, Tensor) for each in made.values()):
         return f"makes a {type(made).__name__}, not a dict of tensors."
     if made.keys() != expected.keys():
         return f"makes the fields {', '.join(made)}; items have {', '.join(expected)}."
     for field, values in expected.items():
-        found, wanted = _form(made[field]), _form(values)
+        found, wanted = (
+            f"shape {tuple(each.shape)} and {each.dtype}" for each in (made[field], values)
+        )
         if found != wanted:
             return f"makes {field!r} of {found}; two items make {wanted}."
     return ""
 
 
-def _is_dict_of_tensors(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(each, Tensor) for each in value.values())
-
-
-def _form(value: Tensor) -> str:
-    return f"shape {tuple(value.shape)} and {value.dtype}"
+def _call(function: Callable[[], Any]) -> tuple[Any, str]:
+    """Call code of a data set; return what it makes, and how it failed."""
+    try:
+        return function(), ""
+    except Exception as error:
+        return None, f"failed: {type(error).__name__}: {error}"

@@ -46,31 +46,32 @@ _FULL_KEY = re.compile(r"^full_key: (.+)$", re.MULTILINE)  # in Hydra's error
 
 def make_object(target: Target, where: str) -> Any:
     """The object that `_target_` and its arguments describe; an argument may be such an object."""
-    target = _with_new_names(target)
     made_by = find(str(target["_target_"]), f"{where}._target_")
-    arguments = {key: value for key, value in target.items() if not _is_hydra_word(key)}
+    arguments = _arguments_of(target)
     if "_args_" not in target:
         check_arguments(made_by, arguments, where)
-    _check_targets_within(arguments, where)
+    # paths alone: a config of transformers takes more than its signature shows
+    for place, path in targets_within(arguments, where):
+        find(path, place)
     return _instantiate(target, str(target["_target_"]), where)
 
 
-def _check_targets_within(arguments: Mapping[str, object], where: str) -> None:
-    """Check the paths alone: a config of transformers takes more than its signature shows."""
-    for key, value in arguments.items():
-        if isinstance(value, Mapping):
-            if "_target_" in value:
-                find(str(value["_target_"]), f"{where}.{key}._target_")
-            _check_targets_within(value, f"{where}.{key}")
-        if isinstance(value, list):
-            within = {f"{key}[{k}]": each for k, each in enumerate(value)}
-            _check_targets_within(within, where)
+def targets_within(value: object, where: str) -> Iterator[tuple[str, str]]:
+    """Yield (key, dotted path) of every `_target_` in the value of a key, `where`."""
+    if isinstance(value, Mapping):
+        if "_target_" in value:
+            yield f"{where}._target_", str(value["_target_"])
+        for key, each in value.items():
+            yield from targets_within(each, f"{where}.{key}")
+    elif isinstance(value, list):
+        for k, each in enumerate(value):
+            yield from targets_within(each, f"{where}[{k}]")
 
 
 def new_name(path: str) -> str:
     """Return the dotted path at which a class or function is that a recipe names."""
-    found = next((old for old in MOVED if path.startswith(old)), "")
-    return MOVED.get(found, "") + path.removeprefix(found)
+    old = next((old for old in MOVED if path.startswith(old)), "")
+    return MOVED.get(old, "") + path.removeprefix(old)
 
 
 def _with_new_names(value: Any) -> Any:
@@ -80,17 +81,11 @@ def _with_new_names(value: Any) -> Any:
     return [_with_new_names(each) for each in value] if isinstance(value, list) else value
 
 
-def note_moved(value: Any, where: str) -> Iterator[str]:
+def note_moved(value: object, where: str) -> Iterator[str]:
     """Note names that have moved.  value: of the key `where`, which may hold targets."""
-    if isinstance(value, Mapping):
-        old = str(value.get("_target_", ""))
+    for place, old in targets_within(value, where):
         if (new := new_name(old)) != old:
-            yield f"{where}._target_={old} is {new} by now"
-        for key, each in value.items():
-            yield from note_moved(each, f"{where}.{key}")
-    elif isinstance(value, list):
-        for k, each in enumerate(value):
-            yield from note_moved(each, f"{where}[{k}]")
+            yield f"{place}={old} is {new} by now"
 
 
 def make_function(target: Target, where: str) -> Callable[..., Any]:
@@ -98,19 +93,17 @@ def make_function(target: Target, where: str) -> Callable[..., Any]:
     batch).
     """
     function = find(str(target["_target_"]), f"{where}._target_")
-    arguments = {key: value for key, value in target.items() if not _is_hydra_word(key)}
-    if inspect.isclass(function) and issubclass(
-        function, nn.Module
-    ):  # a loss module: made once, then called
+    if inspect.isclass(function) and issubclass(function, nn.Module):
         return make_object(target, where)  # type: ignore[no-any-return]
+    arguments = _arguments_of(target)
     check_arguments(function, arguments, where, positional=2)
     made = _instantiate({"arguments": arguments}, str(target["_target_"]), where)["arguments"]
-    return functools.partial(function, **made) if made else function  # type: ignore[no-any-return]
+    return functools.partial(function, **made) if made else function
 
 
 def _instantiate(target: Target, name: str, where: str) -> Any:
     try:
-        return instantiate(target, _convert_="all")
+        return instantiate(_with_new_names(target), _convert_="all")
     except (HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ or error
         if isinstance(cause, ArgumentError):
@@ -123,12 +116,13 @@ def _instantiate(target: Target, name: str, where: str) -> Any:
         ) from error
 
 
-def _is_hydra_word(key: str) -> bool:
-    return key.startswith("_") and key.endswith("_")
+def _arguments_of(target: Target) -> dict[str, object]:
+    """Return all but Hydra's own words, such as `_target_`."""
+    return {k: value for k, value in target.items() if not (k.startswith("_") and k.endswith("_"))}
 
 
 def check_arguments(
-    made_by: Any, arguments: Mapping[str, object], where: str, positional: int = 0
+    made_by: Callable[..., object], arguments: Mapping[str, object], where: str, positional: int = 0
 ) -> None:
     """Compare the names of `arguments` with the signature of `made_by`, not their values.
 
@@ -155,7 +149,7 @@ def check_arguments(
             )
 
 
-def find(path: str, where: str) -> Any:
+def find(path: str, where: str) -> Callable[..., Any]:
     """The class or function at a dotted path; a RecipeError says which part is missing."""
     path = new_name(path)
     if os.getcwd() not in sys.path:
@@ -172,7 +166,8 @@ def find(path: str, where: str) -> Any:
     for part in parts[depth:]:
         if not hasattr(found, part):
             owner = getattr(found, "__name__", str(found))
-            known = [name for name in dir(found) if not name.startswith("_")] + _submodules(found)
+            known = [name for name in dir(found) if not name.startswith("_")]
+            known += [m.name for m in pkgutil.iter_modules(getattr(found, "__path__", []))]
             near = did_you_mean(part, known) if len(known) < 12 else _near(part, known)
             raise RecipeError(where, f"{owner!r} has no {part!r}.", near)
         found = getattr(found, part)
@@ -209,10 +204,6 @@ def _deepest_module(parts: list[str], where: str) -> tuple[object, int]:
                 where, f"importing {name!r} failed: {type(error).__name__}: {error}."
             ) from error
     return module, len(parts)
-
-
-def _submodules(module: object) -> list[str]:
-    return [m.name for m in pkgutil.iter_modules(getattr(module, "__path__", []))]
 
 
 def _near(word: str, known: list[str]) -> str:
