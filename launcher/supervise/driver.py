@@ -90,7 +90,8 @@ from flowrun.launcher.supervise.life.instructions import (
     SendAll,
     SetTimer,
 )
-from flowrun.launcher.supervise.life.machine import Terms, begin, step
+from flowrun.launcher.supervise.life.machine import begin, step
+from flowrun.launcher.supervise.life.run_state import Terms
 from flowrun.launcher.supervise.life.verdicts import TIME_LIMIT
 
 # who starts which thread of a launcher or a rank, by file; a test reads the tree for others

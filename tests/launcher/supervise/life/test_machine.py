@@ -27,7 +27,8 @@ from flowrun.launcher.supervise.life import events as ev
 from flowrun.launcher.supervise.life import instructions as do
 from flowrun.launcher.supervise.life.events import StartPlace
 from flowrun.launcher.supervise.life.instructions import COMPLETE, FAILED, PREEMPTED, STOPPED, End
-from flowrun.launcher.supervise.life.machine import Life, Terms, begin, step, violations
+from flowrun.launcher.supervise.life.machine import begin, step
+from flowrun.launcher.supervise.life.run_state import Life, Terms, violations
 
 STEPS, EVERY = 12, 4
 
