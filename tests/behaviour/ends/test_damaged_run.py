@@ -8,7 +8,6 @@ import json
 import os
 import pickle
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,20 +23,15 @@ from flowrun.launcher.report.record import METRICS
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import FOLDER, find_all, prepare
-from support.runs.command import workplace
+from support.runs.workplace import working_in
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of a run with checkpoints after 2 and 4 steps."""
-    place = workplace(tmp_path_factory.mktemp("runs"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        patch.syspath_prepend(place)
-        patch.delitem(sys.modules, "samples", raising=False)
+    with working_in(tmp_path_factory.mktemp("runs")) as place:
         run(load(["recipe=small", "launch=virtual", "train.save_every=2"]), place / "whole")
         yield place / "whole"
-    sys.modules.pop("samples", None)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,20 +14,17 @@ import pytest
 
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
-from support.runs.command import Command, losses, run_folder, workplace
+from support.runs.command import Command, losses, run_folder
+from support.runs.workplace import working_in
 
 pytestmark = pytest.mark.processes
 WORKERS = "launch.data_workers=2"
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with the recipe `small` and its data."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    sys.modules.pop("samples", None)
-    yield workplace(tmp_path)
-    sys.modules.pop("samples", None)
+def place(tmp_path: Path) -> Iterator[Path]:
+    with working_in(tmp_path) as place:
+        yield place
 
 
 def evaluations(folder: Path) -> list[float]:

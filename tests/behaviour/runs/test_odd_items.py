@@ -21,7 +21,8 @@ from flowrun.launcher.job.forked import run_in_fork
 from flowrun.launcher.model.dataset_checks import check_items, check_kind, random_fields
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
-from support.runs.command import Command, losses, run_folder, workplace
+from support.runs.command import Command, losses, run_folder
+from support.runs.workplace import working_in
 
 X = torch.arange(40.0).view(20, 2)
 
@@ -220,15 +221,12 @@ class Drawn(Samples):
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(tmp_path: Path) -> Iterator[Path]:
     """A folder with the recipe `small` and odd data sets."""
-    names = ("samples", "odd", "text_file")
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in names:
-        sys.modules.pop(name, None)
-    yield workplace(tmp_path)
-    for name in names:
-        sys.modules.pop(name, None)
+    sys.modules.pop("odd", None)  # it has the samples of another test
+    with working_in(tmp_path) as place:
+        (place / "odd.py").write_text(ODD)
+        yield place
 
 
 @pytest.mark.parametrize(
@@ -241,7 +239,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_later_item_is_a_run_error_with_item_and_line(
     place: Path, name: str, said: list[str]
 ) -> None:
-    (place / "odd.py").write_text(ODD)
     recipe = load(["recipe=small", "launch=virtual", f"data._target_=odd.{name}", "eval.batches=0"])
     with pytest.raises(RunError) as told:
         run(recipe, place / "out")
@@ -251,7 +248,6 @@ def test_a_later_item_is_a_run_error_with_item_and_line(
 def test_random_items_are_noted_where_ranks_may_share_them(place: Path) -> None:
     from flowrun.launcher.job.job import Job
 
-    (place / "odd.py").write_text(ODD)
     given = ["recipe=small", "data._target_=odd.Drawn"]
     assert any("images of an item" in note for note in Job(load(given)).notes)
     alone = Job(load([*given, "placement.axes.tensor=1"]))

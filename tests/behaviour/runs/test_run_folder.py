@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,18 +18,16 @@ from flowrun.launcher.report.report import advice_on
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import alone
-from support.runs.command import losses, workplace
+from support.runs.command import losses
+from support.runs.workplace import working_in
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of a run of 4 steps."""
-    place = workplace(tmp_path_factory.mktemp("run"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        patch.syspath_prepend(place)
+    with working_in(tmp_path_factory.mktemp("run")) as place:
         run(load(["recipe=small", "launch=virtual", "eval.every=2"]), place / "out")
-    return place / "out"
+        yield place / "out"
 
 
 @pytest.mark.parametrize(
@@ -108,10 +107,7 @@ def test_the_weights_have_the_names_and_shapes_of_the_model(folder: Path) -> Non
     }
 
 
-def test_the_recipe_in_the_folder_is_the_recipe_that_ran(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(folder.parent)
+def test_the_recipe_in_the_folder_is_the_recipe_that_ran(folder: Path) -> None:
     again = load([f"recipe={folder / 'recipe.yaml'}"])
     assert (again.train.steps, again.launch.name, again.num_ranks) == (4, "virtual", 2)
 
@@ -120,7 +116,6 @@ def test_a_failed_step_names_rank_actor_and_the_users_lines(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder.parent)
-    monkeypatch.syspath_prepend(folder.parent)
     recipe = load(["recipe=small", "launch=virtual", "train.steps=8", "+data.fail=raise"])
     said = (
         r"rank \d, actor batch\n  ValueError: sample 40 is not there\n"
@@ -134,9 +129,8 @@ def test_a_failed_step_names_rank_actor_and_the_users_lines(
 
 
 @pytest.fixture
-def shards(folder: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def shards(folder: Path, workplace: Path) -> Path:
     """A folder with the shards of both ranks of `small`, cut from its trained weights."""
-    monkeypatch.syspath_prepend(folder.parent)
     job = Job(load([f"recipe={folder / 'recipe.yaml'}"]))
     plan = job.training.plan
     trained = weights.load(folder)
@@ -152,7 +146,6 @@ def test_what_the_file_cannot_hold_is_refused_before_training(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder.parent)
-    monkeypatch.syspath_prepend(folder.parent)
     recipe = load(["recipe=small", "launch=virtual"])
     wide = {name: ((1,), torch.complex128) for name in weights.load(folder)}
     monkeypatch.setattr(Job, "saved", wide)

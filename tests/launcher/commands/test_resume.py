@@ -5,7 +5,6 @@ import io
 import json
 import math
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import FOLDER, Checkpoint, find_all
-from support.runs.command import workplace
+from support.runs.workplace import working_in
 
 RUN = ("recipe=small", "launch=virtual", "optim=adamw", "eval.every=4", "train.keep=0")
 
@@ -31,16 +30,9 @@ RUN = ("recipe=small", "launch=virtual", "optim=adamw", "eval.every=4", "train.k
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A working directory with `whole`, a run of 6 steps with checkpoints after 2, 4 and 6."""
-    place = workplace(tmp_path_factory.mktemp("runs"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        patch.syspath_prepend(place)
-        patch.delitem(sys.modules, "samples", raising=False)  # another test's
-        try:
-            run(load([*RUN, "train.steps=6", "train.save_every=2"]), place / "whole")
-            yield place
-        finally:
-            sys.modules.pop("samples", None)
+    with working_in(tmp_path_factory.mktemp("runs")) as place:
+        run(load([*RUN, "train.steps=6", "train.save_every=2"]), place / "whole")
+        yield place
 
 
 @pytest.fixture

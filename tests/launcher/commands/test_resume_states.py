@@ -5,7 +5,6 @@ what a run that never stopped has, states and buffers included, bit for bit.
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +20,8 @@ from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import FOLDER
-from support.runs.command import losses, workplace
+from support.runs.command import losses
+from support.runs.workplace import working_in
 
 NET = """\
 from torch import nn
@@ -76,18 +76,10 @@ KINDS = {
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A working directory, with the runs of `whole`."""
-    place = workplace(tmp_path_factory.mktemp("states"))
-    (place / "net.py").write_text(NET)
-    (place / "recipes" / "states.yaml").write_text(RECIPE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        patch.syspath_prepend(place)
-        patch.delitem(sys.modules, "samples", raising=False)  # another test's
-        try:
-            yield place
-        finally:
-            for name in ("samples", "net"):
-                sys.modules.pop(name, None)
+    with working_in(tmp_path_factory.mktemp("states")) as place:
+        (place / "net.py").write_text(NET)
+        (place / "recipes" / "states.yaml").write_text(RECIPE)
+        yield place
 
 
 @pytest.fixture(autouse=True)

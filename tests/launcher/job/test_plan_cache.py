@@ -39,16 +39,15 @@ from flowrun.launcher.job.plan_cache import PlanCache
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
-from support.runs.command import Command, losses, run_folder, workplace
+from support.runs.command import Command, losses, run_folder
+from support.runs.workplace import working_in
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(tmp_path: Path) -> Iterator[Path]:
     """A folder with the recipe `small`, and a module `samples` of its own."""
-    monkeypatch.syspath_prepend(tmp_path)
-    sys.modules.pop("samples", None)
-    yield workplace(tmp_path)
-    sys.modules.pop("samples", None)
+    with working_in(tmp_path) as place:
+        yield place
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,8 @@ from flowrun.launcher.model.build import instantiate_model
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
-from support.runs.command import losses, workplace
+from support.runs.command import losses
+from support.runs.workplace import working_in
 
 MODEL = """\
 import torch
@@ -55,19 +55,11 @@ train: {batch_size: 8, micro_batches: 2, save_every: 2}
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A working directory with a run of 3 steps, in the folder `out`."""
-    place = workplace(tmp_path_factory.mktemp("tied"))
-    (place / "tied.py").write_text(MODEL)
-    (place / "recipes" / "tied.yaml").write_text(RECIPE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        patch.syspath_prepend(place)
-        patch.delitem(sys.modules, "samples", raising=False)  # another test's
-        try:
-            run(load(["recipe=tied", "train.steps=3"]), place / "out")
-            yield place
-        finally:
-            for name in ("samples", "tied"):
-                sys.modules.pop(name, None)
+    with working_in(tmp_path_factory.mktemp("tied")) as place:
+        (place / "tied.py").write_text(MODEL)
+        (place / "recipes" / "tied.yaml").write_text(RECIPE)
+        run(load(["recipe=tied", "train.steps=3"]), place / "out")
+        yield place
 
 
 @pytest.fixture(autouse=True)
