@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
@@ -21,15 +21,11 @@ from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import CommandLineError, PlacedError
 from flowrun.launcher.store.checkpoint import FOLDER, RECIPE, Checkpoint, find_all, find_best
 
-# What makes it the same training, by section of the recipe; none named: all.  The rest may change.
-FIXED: Mapping[str, tuple[str, ...]] = {
-    "view": (),
-    "model": (),
-    "adapters": ("rank", "alpha", "modules"),
-    "data": (),
-    "train": ("seed", "batch_size"),
-    "eval": ("fraction",),
-}
+# Keys that make it the same training, each with all inside of it.  The rest may change.
+FIXED = (
+    *("view", "model", "data", "train.seed", "train.batch_size", "eval.fraction"),
+    *("adapters.rank", "adapters.alpha", "adapters.modules"),
+)
 
 
 def checkpoint_of(run_folder: Path, step: int | None = None, best: bool = False) -> Checkpoint:
@@ -94,17 +90,16 @@ def compose_resumed(
     config_dir: the user's own groups.  Raises RecipeError for a key that must not change.
     """
     _check_recipe(start)
-    file = f"recipe={start.folder.parents[1] / RECIPE}"
-    before, after = load([file]), with_steps(load([file, *overrides], config_dir))
-    if changed := _first_change(before, after):
-        raise _keeps(start, *changed)
-    if after.train.steps <= start.step:
+    file = start.folder.parents[1] / RECIPE
+    recipe = with_steps(load([f"recipe={file}", *overrides], config_dir))
+    _check_same(start, recipe)
+    if recipe.train.steps <= start.step:
         raise RecipeError(
             "train.steps",
             f"the checkpoint is already at step {start.step}.",
             f"Write train.steps={2 * start.step} to train as long again.",
         )
-    return replace(after, weights="")  # the checkpoint has them
+    return replace(recipe, weights="")  # the checkpoint has them
 
 
 def _check_recipe(start: Checkpoint) -> None:
@@ -113,15 +108,14 @@ def _check_recipe(start: Checkpoint) -> None:
     """
     file, copy = start.folder.parents[1] / RECIPE, start.folder / RECIPE
     try:
-        found = set(_paths(yaml.safe_load(file.read_text(encoding="utf-8"))))
+        found = dict(flatten_keys(yaml.safe_load(file.read_text(encoding="utf-8"))))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        found, why = set(), f"it cannot be read: {type(error).__name__}."
+        why = f"it cannot be read: {type(error).__name__}."
     else:
-        known = set(_paths(OmegaConf.to_container(schema())))
-        lost = [key for key in _paths(start.recipe()) if key in known and key not in found]
+        lost = (_defaults().keys() & dict(flatten_keys(start.recipe()))) - found.keys()
         if not lost:
             return
-        why = f"it has no {lost[0]}, which it had at step {start.step}."
+        why = f"it has no {min(lost)}, which it had at step {start.step}."
     raise PlacedError(show_path(file), "", why, f"cp {copy} {file} brings it back.")
 
 
@@ -132,59 +126,37 @@ def find_continuation(recipe: Recipe, run_folder: Path) -> tuple[Recipe, Checkpo
     Raises RecipeError where all are damaged, or for a key that must not change.
     """
     left = [c for c in reversed(find_all(run_folder)) if c.step < recipe.train.steps]
+    if not left:
+        return recipe, None
     start = next((c for c in left if not c.damage()), None)
-    if start is None and left:
+    if start is None:
         raise RecipeError(
             "train.resume",
             f"no checkpoint in {run_folder} is whole; the newest: {left[0].damage()}",
             "To begin anew, give another folder: hydra.run.dir=…",
         )
-    if start is None:
-        return recipe, None
-    defaults = OmegaConf.to_container(schema())  # of sections that are newer than the checkpoint
-    assert isinstance(defaults, dict)
-    old, new = {**defaults, **start.recipe()}, yaml.safe_load(recipe.to_yaml())
-    for section, names in FIXED.items():
-        before, after = (dict(flatten_keys(tree.get(section))) for tree in (old, new))
-        for name in names or {**before, **after}:
-            if differ(before.get(name), after.get(name)):
-                key = f"{section}.{name}".rstrip(".")
-                raise _keeps(start, key, before.get(name, "not there"))
+    _check_same(start, recipe)
     return replace(recipe, weights=""), start  # the checkpoint has them
 
 
-def _keeps(start: Checkpoint, key: str, old: object) -> RecipeError:
-    """Return the error for a key that must not change."""
-    return RecipeError(
-        key,
-        f"a resumed run keeps the settings of its training: {key} was {old}.",
-        train_anew(start),
-    )
+def _check_same(start: Checkpoint, recipe: Recipe) -> None:
+    """Refuse a recipe that trains something else than the checkpoint did.  Raises RecipeError."""
+    old = _defaults() | dict(flatten_keys(start.recipe()))  # of keys newer than the checkpoint
+    new = dict(flatten_keys(yaml.safe_load(recipe.to_yaml())))
+    for tree in (old, new):
+        tree["eval.batches"] = bool(tree["eval.batches"])  # nothing or something is held out
+    for key in {**old, **new}:
+        fixed = any(f"{key}.".startswith(f"{each}.") for each in (*FIXED, "eval.batches"))
+        if fixed and differ(old.get(key), new.get(key)):
+            raise RecipeError(
+                key,
+                "a resumed run keeps the settings of its training: "
+                f"{key} was {old.get(key, 'not there')}.",
+                train_anew(start),
+            )
 
 
-def _paths(node: object, prefix: str = "") -> Iterator[str]:
-    """Dotted key of all that a tree holds, mappings too."""
-    for key, value in node.items() if isinstance(node, Mapping) else ():
-        yield f"{prefix}{key}"
-        yield from _paths(value, f"{prefix}{key}.")
-
-
-def _first_change(before: Recipe, after: Recipe) -> tuple[str, object] | None:
-    """Key and former value of the first thing that may not differ and does."""
-    for section, names in FIXED.items():
-        old, new = (_keys_of(getattr(recipe, section)) for recipe in (before, after))
-        for name in names or {**old, **new}:
-            if differ(old.get(name), new.get(name)):
-                return f"{section}.{name}".rstrip("."), old.get(name, "not there")
-    if before.weights != after.weights:
-        return "model.weights", before.weights or "not there"
-    if bool(before.eval.batches) != bool(after.eval.batches):  # nothing or something is held out
-        return "eval.batches", before.eval.batches
-    return None
-
-
-def _keys_of(section: object) -> Mapping[str, object]:
-    """Return the keys of a section; one that is a single value has the key ""."""
-    if isinstance(section, Mapping):
-        return section
-    return vars(section) if is_dataclass(section) else {"": section}
+def _defaults() -> dict[str, Any]:
+    """Return the keys that every recipe has, with their defaults."""
+    found = flatten_keys(OmegaConf.to_container(schema()))
+    return {key: value for key, value in found if value != {}}
