@@ -1,24 +1,22 @@
-"""Check what the keys of a recipe say together.  Each check raises RecipeError with the key, the
-facts and what to write instead.
-"""
+"""Check what the keys of a recipe say together: a table of what cannot be."""
 
 from __future__ import annotations
 
 import re
 import sys
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.placement import BATCH_AXES
 from flowrun.engine.strategy import Zero
 from flowrun.launcher.recipe import hydra_source
 from flowrun.launcher.recipe.hardware_keys import check_hardware
-from flowrun.launcher.recipe.placement_keys import FROM_MODEL, parse_pins, parse_plan_axis
+from flowrun.launcher.recipe.placement_keys import FROM_MODEL, check_axis, parse_pins
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.recipe.recipe_errors import CommandLineError, did_you_mean, one_of, require
+from flowrun.launcher.recipe.recipe_errors import CommandLineError, one_of, require
 from flowrun.launcher.recipe.schema import (
     BF16,
-    KEEPABLE,
-    KEPT,
     MIRRORED,
     OBJECTIVES,
     ROLLBACK,
@@ -32,17 +30,278 @@ from flowrun.launcher.recipe.schema import (
 from flowrun.launcher.recipe.value_ranges import MOST_RANKS, check_values
 
 
-def zero_of(recipe: RecipeSchema) -> Zero:
-    """ZeRO shards over the axis that divides the batch, unless the recipe names another."""
-    batch_axis = next((axis for axis in recipe.placement.axes if axis in BATCH_AXES), None)
+@dataclass(frozen=True)
+class Contradiction:
+    """Keys that cannot stand together.
+
+    where: the key that the error names.  holds: whether a recipe has it, or what of it is wrong.
+    problem: the facts; {launch.nnodes} stands for the value of a key, and {0} for what `holds`
+    returned.  instead: what to write.
+    """
+
+    where: str
+    holds: Callable[[RecipeSchema], object]
+    problem: str
+    instead: str
+
+
+def _hosts(r: RecipeSchema) -> Nodes:
+    try:
+        return nodes_of(r.launch)
+    except ValueError:
+        return Nodes(0, 0, may_change=False)
+
+
+def _has_bad_time(r: RecipeSchema) -> bool:
+    try:
+        limit = time_limit_s(r.launch)
+    except ValueError:
+        return True
+    return limit is not None and limit <= 0
+
+
+def _holds_out(r: RecipeSchema) -> bool:
+    return bool(r.eval.batches and r.eval.fraction)
+
+
+def _axes_of_many(r: RecipeSchema) -> list[str]:
+    return [axis for axis, size in r.placement.axes.items() if size > 1]
+
+
+def _pinned(r: RecipeSchema) -> str:
+    """Return a key of `sbp` for an axis of several ranks; "" if there is none."""
+    axes, own = _axes_of_many(r), f"sbp.{FROM_MODEL}"
+    pins = parse_pins(r.sbp, tuple(r.placement.axes))
     return (
-        replace(recipe.zero, axis=recipe.zero.axis or batch_axis)
-        if recipe.zero.stage
-        else recipe.zero
+        own
+        if r.sbp.get(FROM_MODEL) in axes
+        else next((pin.key for pin in pins if pin.axis in axes), "")
     )
 
 
-def _check_named(recipe: RecipeSchema) -> None:
+def _kept_narrow(r: RecipeSchema) -> str:
+    keys = ("param_dtype", "state_dtype")
+    return next((key for key in keys if getattr(r.precision, key) == BF16), "")
+
+
+_OWN_BATCH = "in the mirrored view each rank has a batch and a model of its own, but "
+_ONE_BATCH = "Use axes named {} alone, or view: consistent.".format(" or ".join(BATCH_AXES))
+_NOT_FEWER = "in the mirrored view fewer ranks would train something else: each has its own batch."
+_RESULT = "Write loss, or a metric of task.metrics"
+
+CONTRADICTIONS = (
+    Contradiction(
+        "train.keep_best",
+        lambda r: r.train.keep_best.removeprefix("-") not in ("", "loss", *r.task.metrics),
+        "{train.keep_best} is not a result of an evaluation.",
+        f"{_RESULT}; -NAME keeps the highest, NAME the lowest.",
+    ),
+    Contradiction(
+        "train.keep_best",
+        lambda r: r.train.keep_best and not _holds_out(r),
+        "checkpoints are compared by evaluations, and no samples are held out.",
+        "Set eval.batches and eval.fraction over 0, or leave train.keep_best out.",
+    ),
+    Contradiction(
+        "sweep.objective",
+        lambda r: (
+            r.sweep.objective
+            not in ("", *OBJECTIVES, *(VALIDATION + name for name in ("loss", *r.task.metrics)))
+        ),
+        "{sweep.objective} is not a result of a run.",
+        f"Write {one_of(OBJECTIVES)}, or {VALIDATION}NAME with loss or a metric of task.metrics.",
+    ),
+    Contradiction(
+        "sweep.objective",
+        lambda r: r.sweep.objective.startswith(VALIDATION) and not _holds_out(r),
+        "no samples are held out, so nothing is evaluated.",
+        "Set eval.batches and eval.fraction over 0, or write loss.",
+    ),
+    Contradiction(
+        "optim.betas",
+        lambda r: len(r.optim.betas) != 2,
+        "betas are two numbers, not {optim.betas}.",
+        "Usual are [0.9, 0.95] and [0.9, 0.999].",
+    ),
+    Contradiction(
+        "optim.nesterov",
+        lambda r: r.optim.nesterov and not r.optim.momentum,
+        "nesterov needs momentum, which is 0.",
+        "Set optim.momentum, usually 0.9.",
+    ),
+    Contradiction(
+        "zero.stage",
+        lambda r: zero_of(r).stage and zero_of(r).axis is None,
+        "ZeRO {zero.stage} needs an axis to shard over.",
+        "Set zero.axis, or add an axis that divides the batch: placement: {axes: {data: 2}}.",
+    ),
+    Contradiction(
+        "view",
+        lambda r: r.view == MIRRORED and ", ".join({*_axes_of_many(r)} - {*BATCH_AXES}),
+        f"{_OWN_BATCH}the axis {{0}} divides them over ranks.",
+        _ONE_BATCH,
+    ),
+    Contradiction(
+        "view",
+        lambda r: r.view == MIRRORED and r.placement.stages != 1,
+        f"{_OWN_BATCH}placement.stages divides the model over ranks.",
+        _ONE_BATCH,
+    ),
+    Contradiction(
+        "view",
+        lambda r: r.view == MIRRORED and _pinned(r),
+        f"{_OWN_BATCH}{{0}} lays out one logical batch, which this view does not have.",
+        _ONE_BATCH,
+    ),
+    Contradiction(
+        "auto.enabled",
+        lambda r: r.auto.enabled and r.view == MIRRORED,
+        "in the mirrored view every rank computes its whole batch: there is no layout to search.",
+        "Write view: consistent, or auto.enabled: false.",
+    ),
+    Contradiction(
+        "recompute.keep",
+        lambda r: r.recompute.keep and not r.recompute.modules,
+        "recompute.modules is empty: nothing is recomputed, so nothing can be kept.",
+        'Name modules: recompute: {modules: ["blocks.*"]}.',
+    ),
+    Contradiction(
+        "precision.reduce_dtype",
+        lambda r: r.precision.reduce_dtype and not r.precision.accumulate_dtype,
+        "gradients accumulated in the dtype they were computed in are also reduced in it.",
+        "Leave it out, or set precision.accumulate_dtype=fp32.",
+    ),
+    Contradiction(
+        "precision.loss_scale",
+        lambda r: r.precision.loss_scale is not None and r.precision.dtype != "fp16",
+        "{precision.dtype} has the range of fp32: its gradients need no scale.",
+        "Leave it out, or set precision.dtype=fp16.",
+    ),
+    Contradiction(
+        "optim.ema",
+        lambda r: r.optim.ema and r.precision.param_dtype == BF16,
+        "a moving average of weights that are kept in bf16 would hardly move.",
+        "Leave it out, or set precision.param_dtype=fp32.",
+    ),
+    Contradiction(
+        "optim.sparse",
+        lambda r: r.optim.sparse == "lazy" and _kept_narrow(r),
+        "tables are updated whole where precision.{0} is bf16.",
+        "Write optim.sparse=exact.",
+    ),
+    Contradiction(
+        "launch.nnodes",
+        lambda r: not 0 < _hosts(r).most <= MOST_RANKS,
+        "it must be a number of hosts or MIN:MAX, not {launch.nnodes!r}.",
+        'Write launch.nnodes=2, or launch.nnodes="1:4".',
+    ),
+    Contradiction(
+        "launch.nnodes",
+        lambda r: _hosts(r).may_change and r.launch.name != "local",
+        "hosts join and leave a run only with launch=local, not {launch.name}.",
+        "Write launch.nnodes=2, a number of hosts that stay.",
+    ),
+    Contradiction(
+        "launch.nnodes",
+        lambda r: _hosts(r).may_change and r.view == MIRRORED,
+        _NOT_FEWER,
+        "Write launch.nnodes=2, a number of hosts that stay.",
+    ),
+    Contradiction(
+        "launch.node_rank",
+        lambda r: _hosts(r).may_change and r.launch.node_rank is not None,
+        "hosts that join and leave get new numbers each time.",
+        "Leave it out.",
+    ),
+    Contradiction(
+        "launch.node_rank",
+        lambda r: not 0 <= (r.launch.node_rank or 0) < _hosts(r).most,
+        "it is the number of a host, from 0 to launch.nnodes - 1, not {launch.node_rank}.",
+        "Leave it out where launch.rdzv_endpoint is given: hosts number themselves.",
+    ),
+    Contradiction(
+        "launch.transport",
+        lambda r: (
+            r.launch.transport == "shared"
+            and (sys.platform != "linux" or _hosts(r).most > 1 or r.launch.device == "cuda")
+        ),
+        "shared memory serves only CPU ranks of one host, on Linux.",
+        "Write auto: it takes shared memory where possible, else gloo.",
+    ),
+    Contradiction(
+        "launch.rdzv_endpoint",
+        lambda r: _hosts(r).most > 1 and not r.launch.rdzv_endpoint and r.launch.name != "slurm",
+        "{launch.nnodes} hosts need an endpoint for their rendezvous.",
+        "Write launch.rdzv_endpoint=host:port, the same on every host.",
+    ),
+    Contradiction(
+        "launch.rdzv_endpoint",
+        lambda r: not re.fullmatch(r"(\S+:\d{1,5})?", r.launch.rdzv_endpoint),
+        "an endpoint is HOST:PORT, not {launch.rdzv_endpoint}.",
+        "Write a host's name or address and a port that is free there: node0:29500.",
+    ),
+    Contradiction(
+        "launch.restarts",
+        lambda r: r.launch.restarts and r.launch.name == "virtual",
+        "only ranks that are processes are started again.",
+        "Write launch.restarts=0.",
+    ),
+    Contradiction(
+        "launch.min_ranks",
+        lambda r: r.launch.min_ranks is not None and not r.launch.restarts,
+        "ranks become fewer where restarts do not help, and launch.restarts is 0.",
+        "Write launch.restarts=3, or leave it out.",
+    ),
+    Contradiction(
+        "launch.min_ranks",
+        lambda r: r.launch.min_ranks is not None and _hosts(r).most > 1,
+        "the ranks of one host may become fewer, and launch.nnodes is {launch.nnodes}.",
+        'Let hosts leave: launch.nnodes="1:2".',
+    ),
+    Contradiction(
+        "launch.min_ranks",
+        lambda r: r.launch.min_ranks is not None and r.view == MIRRORED,
+        _NOT_FEWER,
+        "Write view=consistent, or leave it out.",
+    ),
+    Contradiction(
+        "train.snapshot_every",
+        lambda r: r.train.snapshot_every and _hosts(r).most > 1,
+        "train.snapshot_every needs one host, as a host takes its memory with it; launch.nnodes is"
+        " {launch.nnodes}.",
+        "Leave it out and set train.save_every: ranks do not wait for the disk.",
+    ),
+    Contradiction(
+        "train.snapshot_every",
+        lambda r: r.train.snapshot_every and not r.launch.restarts,
+        "snapshots serve restarts, and launch.restarts is 0.",
+        "Write launch.restarts=3, or leave it out.",
+    ),
+    Contradiction(
+        "train.on_nonfinite",
+        lambda r: r.train.on_nonfinite == ROLLBACK and not r.train.save_every,
+        "a rollback takes the weights of a checkpoint, and train.save_every is 0.",
+        "Write train.save_every=100, or on_nonfinite: skip.",
+    ),
+    Contradiction(
+        "train.on_nonfinite",
+        lambda r: r.train.on_nonfinite == ROLLBACK and _hosts(r).most > 1,
+        "only the ranks of one host are started again, which a rollback does.",
+        "Write on_nonfinite: skip, or stop.",
+    ),
+    Contradiction(
+        "launch.time_limit",
+        _has_bad_time,
+        "{launch.time_limit!r} is not a time.",
+        'Write minutes, such as 90, or "01:30:00".',
+    ),
+)
+
+
+def check(recipe: RecipeSchema) -> None:
+    """Check the values of all keys, and what they say together.  Raises RecipeError with the key,
+    the facts and what to write instead.
+    """
     if not recipe.name and not recipe.model:
         raise CommandLineError(
             "recipe",
@@ -50,28 +309,43 @@ def _check_named(recipe: RecipeSchema) -> None:
             "Write recipe=NAME or recipe=path/to/file.yaml."
             f"\nThere is: {', '.join(hydra_source.recipe_names())}.",
         )
+    check_values(recipe)
+    _check_targets(recipe)
+    _check_micro_batches(recipe.train.batch_size, recipe.train.micro_batches)
+    axes = recipe.placement.axes
+    for where, named in (
+        ("zero.axis", [recipe.zero.axis]),
+        ("engine.blocking", recipe.engine.blocking),
+    ):
+        for axis in filter(None, named):
+            check_axis(where, axis, axes)
+    for each in CONTRADICTIONS:
+        if found := each.holds(recipe):
+            raise RecipeError(each.where, each.problem.format(found, **vars(recipe)), each.instead)
+    check_hardware(recipe)
+
+
+def zero_of(recipe: RecipeSchema) -> Zero:
+    """ZeRO shards over the axis that divides the batch, unless the recipe names another."""
+    zero = recipe.zero
+    batch_axis = next((axis for axis in recipe.placement.axes if axis in BATCH_AXES), None)
+    return replace(zero, axis=zero.axis or batch_axis) if zero.stage else zero
 
 
 def _check_targets(recipe: RecipeSchema) -> None:
-    examples = {
-        "model": "torch.nn.Linear, or model=gpt_tiny",
-        "data": "my_package.MyDataset, or data=text",
-    }
     targets: dict[str, object] = {"model": recipe.model, "data": recipe.data}
     if recipe.task.loss is not None:
         targets["task.loss"] = recipe.task.loss
     targets |= {f"task.metrics.{name}": metric for name, metric in recipe.task.metrics.items()}
     for where, target in targets.items():
-        example = examples.get(where, "flowrun.models.losses.cross_entropy")
         name = target.get("_target_") if isinstance(target, dict) else None
-        given = isinstance(name, str) and bool(name)
         require(
-            given,
+            isinstance(name, str) and bool(name),
             f"{where}._target_",
             "nothing says what to build.",
-            f"Write the dotted path of a class or function, such as {example}.",
+            "Write the dotted path of a class or function, such as torch.nn.Linear"
+            + (f", or a choice: {where}=NAME." if where in ("model", "data") else "."),
         )
-
     weights = recipe.model.get(WEIGHTS)
     require(
         weights is None or isinstance(weights, str),
@@ -81,334 +355,14 @@ def _check_targets(recipe: RecipeSchema) -> None:
     )
 
 
-def _check_train(recipe: RecipeSchema) -> None:
-    train = recipe.train
-    near = [n for n in range(1, min(train.batch_size, 4096) + 1) if train.batch_size % n == 0]
+def _check_micro_batches(samples: int, parts: int) -> None:
+    near = [str(n) for n in range(1, min(samples, 4096) + 1) if samples % n == 0]
     require(
-        train.batch_size % train.micro_batches == 0,
+        samples % parts == 0,
         "train.micro_batches",
-        f"{train.batch_size} samples of a step cannot be divided into {train.micro_batches}"
-        " micro-batches.",
-        f"batch_size {train.batch_size} can be divided by {', '.join(map(str, near))}.",
+        f"{samples} samples of a step cannot be divided into {parts} micro-batches.",
+        f"batch_size {samples} can be divided by {', '.join(near)}.",
     )
-
-
-def _check_optim(recipe: RecipeSchema) -> None:
-    optim = recipe.optim
-    betas = optim.betas
-    require(
-        len(betas) == 2,
-        "optim.betas",
-        f"betas are two numbers, not {list(betas)}.",
-        "Usual are [0.9, 0.95] and [0.9, 0.999].",
-    )
-    require(
-        optim.momentum > 0 or not optim.nesterov,
-        "optim.nesterov",
-        "nesterov needs momentum, which is 0.",
-        "Set optim.momentum, usually 0.9.",
-    )
-
-
-def _check_zero(recipe: RecipeSchema) -> None:
-    zero, axes = recipe.zero, recipe.placement.axes
-    if zero.axis is not None:
-        require(
-            zero.axis in axes,
-            "zero.axis",
-            f"the placement has no axis {zero.axis!r}; its axes: {', '.join(axes) or 'none'}.",
-            did_you_mean(zero.axis, axes) if axes else "Add it: placement: {axes: {data: 2}}.",
-        )
-    require(
-        zero_of(recipe).stage == 0 or zero_of(recipe).axis is not None,
-        "zero.stage",
-        f"ZeRO {zero.stage} needs an axis to shard over.",
-        "Set zero.axis, or add an axis that divides the batch: placement: {axes: {data: 2}}.",
-    )
-
-
-def _check_view(recipe: RecipeSchema) -> None:
-    if recipe.view != MIRRORED:
-        return
-    axes = {axis: size for axis, size in recipe.placement.axes.items() if size > 1}
-    others = [axis for axis in axes if axis not in BATCH_AXES]
-    pins = parse_pins(recipe.sbp, tuple(recipe.placement.axes))
-    pinned = next((pin.key for pin in pins if pin.axis in axes), "")
-    if parse_plan_axis(recipe.sbp, tuple(recipe.placement.axes)) in axes:
-        pinned = f"sbp.{FROM_MODEL}"
-    wrong = (
-        (others, f"the axis {', '.join(others)} divides them over ranks."),
-        (recipe.placement.stages != 1, "placement.stages divides the model over ranks."),
-        (pinned, f"{pinned} lays out one logical batch, which this view does not have."),
-    )
-    for here, problem in wrong:
-        require(
-            not here,
-            "view",
-            f"in the mirrored view each rank has a batch and a model of its own, but {problem}",
-            f"Use axes named {' or '.join(BATCH_AXES)} alone, or view: consistent.",
-        )
-
-
-def _check_recompute(recipe: RecipeSchema) -> None:
-    modules, keep = recipe.recompute.modules, recipe.recompute.keep
-    for name in keep:
-        require(
-            name in KEPT,
-            "recompute.keep",
-            f"{name!r} is not a class of ops that can be kept.",
-            f"Write {one_of(KEPT)}; an empty list keeps only the inputs of the modules.",
-        )
-    require(
-        bool(modules) or not keep,
-        "recompute.keep",
-        "recompute.modules is empty: nothing is recomputed, so nothing can be kept.",
-        'Name modules: recompute: {modules: ["blocks.*"]}.',
-    )
-
-
-def _check_auto(recipe: RecipeSchema) -> None:
-    auto = recipe.auto
-    require(
-        not auto.enabled or recipe.view != MIRRORED,
-        "auto.enabled",
-        "in the mirrored view every rank computes its whole batch: there is no layout to search.",
-        "Write view: consistent, or auto.enabled: false.",
-    )
-
-
-def _check_precision(recipe: RecipeSchema) -> None:
-    dtype, scale = recipe.precision.dtype, recipe.precision.loss_scale
-    require(
-        recipe.precision.accumulate_dtype == "fp32" or recipe.precision.reduce_dtype is None,
-        "precision.reduce_dtype",
-        "gradients accumulated in the dtype they were computed in are also reduced in it.",
-        "Leave it out, or set precision.accumulate_dtype=fp32.",
-    )
-    _check_kept(recipe)
-    if scale is None:
-        return
-    require(
-        dtype == "fp16",
-        "precision.loss_scale",
-        f"{dtype} has the range of fp32: its gradients need no scale.",
-        "Leave it out, or set precision.dtype=fp16.",
-    )
-    require(
-        scale == "dynamic" or not isinstance(scale, str),
-        "precision.loss_scale",
-        f"a loss scale must be dynamic or a number over 0, not {scale}.",
-        "Usual are dynamic, and powers of two such as 1024.",
-    )
-
-
-def _check_kept(recipe: RecipeSchema) -> None:
-    """Weights and states that are kept in bf16."""
-    precision, optim = recipe.precision, recipe.optim
-    kept = [key for key in ("param_dtype", "state_dtype") if getattr(precision, key) == BF16]
-    require(
-        not optim.ema or precision.param_dtype != BF16,
-        "optim.ema",
-        "a moving average of weights that are kept in bf16 would hardly move.",
-        "Leave it out, or set precision.param_dtype=fp32.",
-    )
-    require(
-        not kept or optim.sparse != "lazy",
-        "optim.sparse",
-        f"tables are updated whole where precision.{''.join(kept[:1])} is bf16.",
-        "Write optim.sparse=exact.",
-    )
-
-
-def _check_keep_best(recipe: RecipeSchema) -> None:
-    name, known = recipe.train.keep_best.removeprefix("-"), ["loss", *recipe.task.metrics]
-    require(
-        not name or name in known,
-        "train.keep_best",
-        f"{name} is not a result of an evaluation.",
-        f"Write {one_of(known)}; -NAME keeps the highest, NAME the lowest.",
-    )
-    require(
-        not name or bool(recipe.eval.batches and recipe.eval.fraction),
-        "train.keep_best",
-        "checkpoints are compared by evaluations, and no samples are held out.",
-        "Set eval.batches and eval.fraction over 0, or leave train.keep_best out.",
-    )
-
-
-def _check_sweep(recipe: RecipeSchema) -> None:
-    name = recipe.sweep.objective
-    results = [f"{VALIDATION}{metric}" for metric in ("loss", *recipe.task.metrics)]
-    require(
-        not name or name in (*OBJECTIVES, *results),
-        "sweep.objective",
-        f"{name} is not a result of a run.",
-        f"Write {one_of((*OBJECTIVES, *results))}.",
-    )
-    require(
-        not name.startswith(VALIDATION) or bool(recipe.eval.batches and recipe.eval.fraction),
-        "sweep.objective",
-        "no samples are held out, so nothing is evaluated.",
-        "Set eval.batches and eval.fraction over 0, or write loss.",
-    )
-
-
-def _check_launch(recipe: RecipeSchema) -> None:
-    launch, hosts = recipe.launch, _check_nodes(recipe)
-    require(
-        launch.transport != "shared"
-        or (sys.platform == "linux" and launch.num_hosts == 1 and launch.device != "cuda"),
-        "launch.transport",
-        "shared memory serves only CPU ranks of one host, on Linux.",
-        "Write auto: it takes shared memory where possible, else gloo.",
-    )
-    require(
-        hosts.most == 1 or bool(launch.rdzv_endpoint) or launch.name == "slurm",
-        "launch.rdzv_endpoint",
-        f"{launch.nnodes} hosts need an endpoint for their rendezvous.",
-        "Write launch.rdzv_endpoint=host:port, the same on every host.",
-    )
-    require(
-        not launch.rdzv_endpoint or bool(re.fullmatch(r"\S+:\d{1,5}", launch.rdzv_endpoint)),
-        "launch.rdzv_endpoint",
-        f"an endpoint is HOST:PORT, not {launch.rdzv_endpoint}.",
-        "Write a host's name or address and a port that is free there: node0:29500.",
-    )
-    rank = launch.node_rank
-    require(
-        rank is None or 0 <= rank < hosts.most,
-        "launch.node_rank",
-        f"{hosts.most} hosts have node ranks 0 to {hosts.most - 1}, not {rank}.",
-    )
-
-
-def _check_nodes(recipe: RecipeSchema) -> Nodes:
-    """Check launch.nnodes, and what hosts that may join and leave exclude."""
-    launch = recipe.launch
-    try:
-        hosts = nodes_of(launch)
-    except ValueError:
-        hosts = Nodes(0, 0, may_change=False)
-    require(
-        0 < hosts.most <= MOST_RANKS,
-        "launch.nnodes",
-        f"it must be a number of hosts or MIN:MAX, not {launch.nnodes!r}.",
-        'Write launch.nnodes=2, or launch.nnodes="1:4".',
-    )
-    fixed = not hosts.may_change
-    require(
-        fixed or launch.name == "local",
-        "launch.nnodes",
-        f"hosts join and leave a run only with launch=local, not {launch.name}.",
-        f"Write launch.nnodes={hosts.most}.",
-    )
-    require(
-        fixed or launch.node_rank is None,
-        "launch.node_rank",
-        "hosts that join and leave get new numbers each time.",
-        "Leave it out.",
-    )
-    require(
-        fixed or recipe.view != MIRRORED,
-        "launch.nnodes",
-        "in the mirrored view fewer hosts would train something else: each rank has a batch of"
-        " its own.",
-        f"Write launch.nnodes={hosts.most}.",
-    )
-    return hosts
-
-
-def _check_restarts(recipe: RecipeSchema) -> None:
-    launch = recipe.launch
-    require(
-        not launch.restarts or launch.name != "virtual",
-        "launch.restarts",
-        "only ranks that are processes are started again.",
-        "Write launch.restarts=0.",
-    )
-    require(
-        launch.min_ranks is None or bool(launch.restarts),
-        "launch.min_ranks",
-        "ranks become fewer where restarts do not help, and launch.restarts is 0.",
-        "Write launch.restarts=3, or leave it out.",
-    )
-    require(
-        launch.min_ranks is None or launch.num_hosts == 1,
-        "launch.min_ranks",
-        f"the ranks of one host may become fewer, and there are {launch.num_hosts} hosts.",
-        f'Let hosts leave: launch.nnodes="1:{launch.num_hosts}".',
-    )
-    require(
-        launch.min_ranks is None or recipe.view != MIRRORED,
-        "launch.min_ranks",
-        "in the mirrored view fewer ranks would train something else: each has a batch of its own.",
-        "Write view=consistent, or leave it out.",
-    )
-    hosts = nodes_of(launch)
-    require(
-        hosts.most == 1 or not recipe.train.snapshot_every,
-        "train.snapshot_every",
-        f"train.snapshot_every needs one host, as a host takes its memory with it; launch.nnodes is"
-        f" {launch.nnodes}.",
-        "Leave it out and set train.save_every: ranks do not wait for the disk.",
-    )
-    require(
-        bool(launch.restarts) or not recipe.train.snapshot_every,
-        "train.snapshot_every",
-        "snapshots serve restarts, and launch.restarts is 0.",
-        "Write launch.restarts=3, or leave it out.",
-    )
-
-
-def _check_rollback(recipe: RecipeSchema) -> None:
-    if recipe.train.on_nonfinite != ROLLBACK:
-        return
-    require(
-        recipe.train.save_every > 0,
-        "train.on_nonfinite",
-        "a rollback takes the weights of a checkpoint, and train.save_every is 0.",
-        "Write train.save_every=100, or on_nonfinite: skip.",
-    )
-    require(
-        recipe.launch.num_hosts == 1,
-        "train.on_nonfinite",
-        "only the ranks of one host are started again, which a rollback does.",
-        "Write on_nonfinite: skip, or stop.",
-    )
-
-
-def _check_time_limit(recipe: RecipeSchema) -> None:
-    launch = recipe.launch
-    try:
-        limit = time_limit_s(launch)
-    except ValueError:
-        limit = 0
-    require(
-        limit is None or limit > 0,
-        "launch.time_limit",
-        f"{launch.time_limit!r} is not a time.",
-        'Write minutes, such as 90, or "01:30:00".',
-    )
-
-
-def _check_engine(recipe: RecipeSchema) -> None:
-    for axis in recipe.engine.blocking:
-        require(
-            axis in recipe.placement.axes,
-            "engine.blocking",
-            f"there is no axis {axis!r}.",
-            f"The placement has {', '.join(recipe.placement.axes) or 'none'}.",
-        )
-
-
-def _check_placement(recipe: RecipeSchema) -> None:
-    for key in recipe.auto.keep:
-        require(
-            any(key == known or known.startswith(f"{key}.") for known in KEEPABLE),
-            "auto.keep",
-            f"{key!r} is not chosen by auto.placement.",
-            f"Write {one_of(KEEPABLE)}, or a section of these, such as placement.",
-        )
 
 
 def check_batch(recipe: Recipe, samples: int) -> None:
@@ -420,26 +374,3 @@ def check_batch(recipe: Recipe, samples: int) -> None:
         f" train on: {samples:,}.",
         "Use a smaller train.batch_size, or more train.micro_batches.",
     )
-
-
-CHECKS = (
-    _check_named,
-    check_values,
-    _check_targets,
-    _check_train,
-    _check_keep_best,
-    _check_sweep,
-    _check_optim,
-    _check_zero,
-    _check_view,
-    _check_auto,
-    _check_placement,
-    _check_recompute,
-    _check_precision,
-    _check_launch,
-    _check_restarts,
-    _check_rollback,
-    _check_time_limit,
-    _check_engine,
-    check_hardware,
-)

@@ -11,9 +11,9 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, get_args, get_origin
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -22,14 +22,13 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe import hydra_source
-from flowrun.launcher.recipe.checks import CHECKS, zero_of
+from flowrun.launcher.recipe.checks import check, zero_of
 from flowrun.launcher.recipe.key_schema import schema
-from flowrun.launcher.recipe.key_trees import flatten_keys, plain
+from flowrun.launcher.recipe.key_trees import Keys, flatten_keys, plain
 from flowrun.launcher.recipe.placement_keys import (
+    FROM_MODEL,
     check_axis_names,
-    parse_in_flight,
     parse_pins,
-    parse_plan_axis,
     parse_stages,
 )
 from flowrun.launcher.recipe.recipe import Recipe
@@ -42,6 +41,7 @@ from flowrun.launcher.recipe.recipe_errors import (
     unknown_key,
 )
 from flowrun.launcher.recipe.schema import WEIGHTS, RecipeSchema
+from flowrun.launcher.recipe.value_ranges import hints_of
 
 CONFIG_MODULE, CONFIG_NAME = "flowrun.conf", "config"
 GROUPS = ("model", "data", "optim", "launch", "hardware")
@@ -152,60 +152,48 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
 
     text: the same as YAML; empty for candidates of a search, whose text nobody reads.
     """
-    betas = cast(tuple[float, float], tuple(tree.optim.betas))  # a list, after Hydra
-    slurm = replace(tree.launch.slurm, setup=tuple(tree.launch.slurm.setup))
-    optim = replace(
-        tree.optim,
-        betas=betas,
-        schedule=plain(tree.optim.schedule),
-        groups=plain(tree.optim.groups),
-        update=plain(tree.optim.update),
-    )
-    again = tree.recompute
-    recipe = replace(
-        tree,
-        optim=optim,
-        launch=replace(tree.launch, slurm=slurm),
-        recompute=replace(again, modules=tuple(again.modules), keep=tuple(again.keep)),
-        precision=replace(tree.precision, keep_fp32=tuple(tree.precision.keep_fp32)),
-        adapters=replace(tree.adapters, modules=tuple(tree.adapters.modules)),
-        auto=replace(tree.auto, keep=tuple(tree.auto.keep)),
-    )
-    for check in CHECKS:
-        check(recipe)
+    recipe = _with_tuples(tree)
+    check(recipe)
     axes, stages = parse_stages(recipe.placement)
-    pins = parse_pins(recipe.sbp, tuple(recipe.placement.axes))
-    plan_axis = parse_plan_axis(recipe.sbp, tuple(recipe.placement.axes))
+    plan_axis = recipe.sbp.get(FROM_MODEL) or ""
+    in_flight = recipe.placement.in_flight
+    weights = str(recipe.model.get(WEIGHTS) or "")
+    same = {f.name: getattr(recipe, f.name) for f in fields(Recipe) if hasattr(recipe, f.name)}
     return Recipe(
-        name=recipe.name or "recipe",
-        model={key: value for key, value in plain(recipe.model).items() if key != WEIGHTS},
-        weights=str(recipe.model.get(WEIGHTS) or ""),
-        adapters=recipe.adapters,
-        task=recipe.task,
-        data=plain(recipe.data),
-        eval=recipe.eval,
-        optim=recipe.optim,
-        axes=axes,
-        stages=stages,
-        chunks=recipe.placement.chunks,
-        in_flight=parse_in_flight(recipe.placement.in_flight),
-        pins=pins,
-        plan_axis=plan_axis if plan_axis in axes else "",
-        signatures=plain(recipe.signatures),
-        view=recipe.view,
-        zero=zero_of(recipe),
-        recompute=recipe.recompute,
-        auto=recipe.auto,
-        precision=recipe.precision,
-        train=recipe.train,
-        launch=recipe.launch,
-        callbacks=tuple(plain(recipe.callbacks)),
-        log=tuple(plain(recipe.log)),
-        sweep=recipe.sweep,
-        engine=recipe.engine,
-        hardware=recipe.hardware,
-        text=text,
+        **same
+        | {
+            "name": recipe.name or "recipe",
+            "model": {key: value for key, value in recipe.model.items() if key != WEIGHTS},
+            "weights": weights,
+            "axes": axes,
+            "stages": stages,
+            "chunks": recipe.placement.chunks,
+            "callbacks": tuple(recipe.callbacks),
+            "log": tuple(recipe.log),
+            "in_flight": "auto" if in_flight is None else in_flight,
+            "pins": parse_pins(recipe.sbp, tuple(recipe.placement.axes)),
+            "plan_axis": plan_axis if plan_axis in axes else "",
+            "zero": zero_of(recipe),
+            "text": text,
+        }
     )
+
+
+def _with_tuples(section: Keys) -> Keys:
+    """Return a section of keys with tuples where the schema says so, and plain dicts: OmegaConf
+    makes lists.
+    """
+    given = {}
+    for name, hint in hints_of(type(section)):
+        value = getattr(section, name)
+        if is_dataclass(value):
+            value = _with_tuples(value)
+        elif get_origin(hint) is tuple:
+            value = tuple(value)
+        elif Any in (hint, *get_args(hint)):
+            value = plain(value)
+        given[name] = value
+    return replace(section, **given)
 
 
 def load(overrides: list[str], config_dir: str | None = None) -> Recipe:

@@ -37,6 +37,11 @@ COMPOSING_ERRORS = (
     *(ValueError, TypeError, LookupError, AttributeError, AssertionError, RecursionError),
 )
 _MAPPING = "only a mapping of keys can stand here."
+# type of a value -> as people say it
+KINDS: Mapping[object, str] = {
+    **{int: "an integer", float: "a number", str: "a word", bool: "true or false"},
+    **{type(None): "null", dict: "a mapping"},
+}
 _ENDLESS = re.compile(r"(\S{200})\S{300,}")  # a word that would fill the screen
 
 
@@ -329,7 +334,6 @@ def unknown_key(key: str, schema: DictConfig) -> RecipeError:
 
 def describe_key(key: str, schema: DictConfig) -> str:
     """Describe what a key holds, by its default in the schema: "An integer, such as 100."."""
-    kinds = {bool: "true or false", int: "an integer", float: "a number", str: "a word"}
     default: Any = OmegaConf.select(schema, key) if key else schema
     if OmegaConf.is_dict(default):
         return (
@@ -337,7 +341,7 @@ def describe_key(key: str, schema: DictConfig) -> str:
             if len(default)
             else "Write a mapping."
         )
-    kind = kinds.get(type(default))
+    kind = KINDS.get(type(default)) if default is not None else None
     if kind == "an integer" and default == 0:  # 0 stands for none, which is no example
         return "Write an integer, in digits alone."
     if kind == "true or false":

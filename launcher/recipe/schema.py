@@ -27,7 +27,16 @@ VALIDATION = "validation."
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
 FP32, BF16, KEEP_DTYPE = "fp32", "bf16", "model"
 EAGER, INDUCTOR, HANDWRITTEN = "eager", "inductor", "handwritten"
-# key that holds a word -> the words that it may be
+KEEPABLE = (
+    "placement.axes",
+    "placement.stages",
+    "placement.chunks",
+    "placement.in_flight",
+    "train.micro_batches",
+    "zero.stage",
+    "recompute.modules",
+)
+# key, with * for what is inside a list, that holds a word -> the words that it may be
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "view": ("consistent", MIRRORED),
     "optim.name": ("adagrad", "adamw", "lamb", "lion", "sgd"),
@@ -36,6 +45,10 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "train.on_nonfinite": (STOP, SKIP, ROLLBACK, IGNORE),
     "train.resume": (NEVER, AUTO),
     "auto.memory": ("off", "slight", "moderate", "heavy", "adaptive"),
+    "auto.keep.*": (*KEEPABLE, *dict.fromkeys(key.partition(".")[0] for key in KEEPABLE)),
+    "placement.in_flight": SCHEDULES,
+    "precision.loss_scale": ("dynamic",),
+    "recompute.keep.*": KEPT,
     "precision.dtype": ("fp32", "bf16", "fp16"),
     "precision.reduce_dtype": ("fp32", "null"),
     "precision.accumulate_dtype": ("fp32", "null"),
@@ -48,15 +61,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "launch.slurm.cluster": ("slurm", "local"),
     "engine.compiler": (EAGER, INDUCTOR, HANDWRITTEN),
 }
-KEEPABLE = (
-    "placement.axes",
-    "placement.stages",
-    "placement.chunks",
-    "placement.in_flight",
-    "train.micro_batches",
-    "zero.stage",
-    "recompute.modules",
-)
 
 
 # The engine's Task (capture.py) holds what is made of these: a module, tensors and functions, which

@@ -1,8 +1,4 @@
-"""Check the values of a recipe's keys: the types of what lists and mappings hold, as the schema
-annotates them, the range of every number, and the words that a key may hold.
-
-Hydra compares types of keys alone: what lies inside a list or a mapping passes it.
-"""
+"""Check the values of keys, also inside lists and mappings: ranges of numbers, and words."""
 
 from __future__ import annotations
 
@@ -15,12 +11,13 @@ from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.recipe.recipe_errors import one_of, require
+from flowrun.launcher.recipe.recipe_errors import KINDS, one_of, require
 from flowrun.launcher.recipe.schema import CHOICES
 
 _INTERVAL = re.compile(r"([\[(])(.*), (.*)([\])])")
 _INT64 = 2**63
 MOST_RANKS = 2**20
+_HOLDERS = (dict, list, tuple)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +142,17 @@ RANGES: Mapping[str, Range] = {
 }
 
 
-def check_values(recipe: Any) -> None:
-    """Types and ranges of all that the annotated keys hold.  Raises RecipeError with the key."""
+def check_values(recipe: object) -> None:
+    """Check ranges and words of all that the annotated keys hold, and that what lists and mappings
+    hold is no list or mapping itself, which OmegaConf takes.  Raises RecipeError with the key.
+    """
     _check(recipe, type(recipe), "", "")
 
 
-def check_number(value: Any, row: str, where: str) -> None:
+def check_number(value: float, row: str, where: str) -> None:
     """Check a number that stands at `where`.
 
-    value: the number.  row: the key whose range applies, such as optim.lr.  Raises RecipeError.
+    row: the key whose range applies, such as optim.lr.  Raises RecipeError.
     """
     if isinstance(value, bool):
         return
@@ -163,80 +162,35 @@ def check_number(value: Any, row: str, where: str) -> None:
         raise RecipeError(where, f"{name} is {problem}, not {value}.", range_.instead)
 
 
-def _check(value: object, kind: Any, key: str, row: str) -> None:
-    """key: where the value stands; row: the same with * inside of lists and mappings."""
-    if isinstance(kind, type) and is_dataclass(kind):
-        _check_fields(value, kind, key, row)
-        return
-    if not _is_a(value, kind):
-        raise RecipeError(
-            key, f"{_show_value(value)} is not {_name_type(kind)}.", f"Write {_name_type(kind)}."
-        )
-    kind = next((each for each in _choices(kind) if _is_a(value, each)), kind)
-    inner = get_args(kind)
-    if isinstance(value, Mapping) and len(inner) == 2:
-        _check_mapping(value, inner, key, row)
-    elif isinstance(value, list | tuple) and inner:
-        for at, held in enumerate(value):
-            _check(held, inner[0], f"{key}.{at}", f"{row}.*")
-    elif isinstance(value, int | float) and kind is not Any:
+def _check(value: object, hint: object, key: str, row: str) -> None:
+    """hint: its type.  key: where it stands; row: the same with * inside of lists and mappings."""
+    if is_dataclass(value):
+        for name, inner in hints_of(type(value)):
+            _check(getattr(value, name), inner, *(f"{at}.{name}".lstrip(".") for at in (key, row)))
+    elif isinstance(value, Mapping | list | tuple) and hint is not Any:
+        kind = next((each for each in kinds_of(hint) if get_origin(each) in _HOLDERS), None)
+        if kind is None:
+            name = one_of(dict.fromkeys(KINDS.get(each, str(each)) for each in kinds_of(hint)))
+            shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}…"
+            raise RecipeError(key, f"{shown} is not {name}.", f"Write {name}.")
+        inner = get_args(kind)[-1 if get_origin(kind) is dict else 0]
+        for at, held in value.items() if isinstance(value, Mapping) else enumerate(value):
+            _check(held, inner, f"{key}.{at}", f"{row}.*")
+    elif isinstance(value, int | float) and hint is not Any:
         check_number(value, row, key)
     elif isinstance(value, str) and (words := CHOICES.get(row)):
-        require(
-            value in words, key, f"{value!r} is not one of its values.", f"Write {one_of(words)}."
-        )
-
-
-def _check_fields(value: object, kind: Any, key: str, row: str) -> None:
-    hints = _hints(kind)
-    for each in fields(kind):
-        names = (f"{at}.{each.name}".lstrip(".") for at in (key, row))
-        _check(getattr(value, each.name), hints[each.name], *names)
-
-
-def _check_mapping(
-    value: Mapping[object, object], inner: tuple[object, ...], key: str, row: str
-) -> None:
-    """inner: the kinds of its keys and of what they hold."""
-    for name, held in value.items():
-        if not _is_a(name, inner[0]):
-            raise RecipeError(key, f"its key {_show_value(name)} is not {_name_type(inner[0])}.")
-        _check(held, inner[1], f"{key}.{name}", f"{row}.*")
+        numbers = [KINDS[each] for each in kinds_of(hint) if each in (int, float)]
+        instead = f"Write {one_of((*numbers, *words))}."
+        require(value in words, key, f"{value!r} is not one of its values.", instead)
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+def hints_of(kind: type) -> tuple[tuple[str, object], ...]:
+    """Return the keys of a class of the schema with their types."""
+    hints = get_type_hints(kind)
+    return tuple((field.name, hints[field.name]) for field in fields(kind))
 
 
-def _choices(kind: Any) -> tuple[Any, ...]:
-    """The kinds of which a value may be one."""
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-
-
-def _is_a(value: Any, kind: Any) -> bool:
-    """Check the outermost type alone; what lists and mappings hold is checked by itself."""
-    if len(_choices(kind)) > 1:
-        return any(_is_a(value, each) for each in _choices(kind))
-    origin = get_origin(kind) or kind
-    if kind is Any or value is None:
-        return kind is Any or kind is type(None)
-    if isinstance(value, bool):
-        return origin is bool
-    wide = {float: int | float, list: list | tuple, tuple: list | tuple, dict: Mapping}
-    return isinstance(value, wide.get(origin, origin))
-
-
-def _name_type(kind: Any) -> str:
-    """Name a type as people say it."""
-    words = {int: "an integer", float: "a number", str: "a word", bool: "true or false"}
-    words |= {list: "a list", tuple: "a list", dict: "a mapping", type(None): "null"}
-    if len(_choices(kind)) > 1:
-        return " or ".join(map(_name_type, _choices(kind)))
-    origin = get_origin(kind) or kind
-    return words.get(origin, str(origin))
-
-
-def _show_value(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+def kinds_of(hint: object) -> tuple[Any, ...]:
+    """Return the types of which a value may be one."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
