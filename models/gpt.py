@@ -156,8 +156,8 @@ class GPT(nn.Module):
     ) -> Tensor:
         """Return the logits.
 
-        tokens_BT: ids.  positions: (B, T) of each token in its document; None: a sample is one
-        document.  documents: lengths (B, N) of the documents of each sample.
+        positions: (B, T) of each token in its document; None: a sample is one document.  documents:
+        lengths (B, N) of the documents of each sample.
         """
         x_BTD = self.embed(tokens_BT, positions)
         if self.narrow_residual:

@@ -26,11 +26,7 @@ class Attention(nn.Module):
     def forward(
         self, x_BTD: Tensor, positions_BT: Tensor | None = None, documents_BN: Tensor | None = None
     ) -> Tensor:
-        """Return what the tokens see of each other (B, T, D).
-
-        x_BTD: the tokens.  positions_BT: in their documents; None: a sample is one.
-        documents_BN: lengths of the documents.
-        """
+        """Return (B, T, D).  positions_BT, documents_BN: see Llama."""
         B, T, D = x_BTD.shape
         q_BHTC = self.q(x_BTD).view(B, T, self.heads, self.C).transpose(1, 2)
         k_BGTC = self.k(x_BTD).view(B, T, self.key_heads, self.C).transpose(1, 2)
@@ -82,10 +78,6 @@ class Block(nn.Module):
     def forward(
         self, x_BTD: Tensor, positions_BT: Tensor | None = None, documents_BN: Tensor | None = None
     ) -> Tensor:
-        """Return the tokens (B, T, D) with what the block adds.
-
-        x_BTD, positions_BT, documents_BN: as attention takes them.
-        """
         x_BTD = x_BTD + self.attn(self.norm1(x_BTD), positions_BT, documents_BN)
         return x_BTD + self.mlp(self.norm2(x_BTD))
 
@@ -118,8 +110,8 @@ class Llama(nn.Module):
     ) -> Tensor:
         """Return the logits.
 
-        tokens_BT: ids.  positions: (B, T) of each token in its document; None: a sample is one
-        document.  documents: lengths (B, N) of the documents of each sample.
+        positions: (B, T) of each token in its document; None: a sample is one document.  documents:
+        lengths (B, N) of the documents of each sample.
         """
         x_BTD = self.embed(tokens_BT)
         for block in self.blocks:

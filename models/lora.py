@@ -105,10 +105,7 @@ class LoraTensors:
     transposed: bool
 
     def merge(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Return the weight of a plain linear that computes the same.
-
-        weight, a, b: the values of its tensors.
-        """
+        """Return the weight of a plain linear that computes the same."""
         delta = (b @ a) * self.scale
         return (weight + (delta.T if self.transposed else delta)).to(weight.dtype)
 

@@ -32,10 +32,7 @@ def part_of(output: Any, part: OutputPart) -> Tensor:
 
 
 def model_loss(output: object, batch: Mapping[str, Tensor], part: OutputPart = "loss") -> Tensor:
-    """Return the loss that the model has computed, as a part of its output.
-
-    output, part: see part_of.  batch: is not read.
-    """
+    """Return the loss that the model has computed, as a part of its output (part_of)."""
     return part_of(output, part)
 
 
@@ -96,8 +93,5 @@ def margin_softmax(output: Scores, batch: Mapping[str, Tensor]) -> Tensor:
 def routed_cross_entropy(
     output: Routed, batch: Mapping[str, Tensor], target: str = "targets", balance: float = 0.01
 ) -> Tensor:
-    """Return the cross entropy of the logits plus `balance` times the imbalance of experts.
-
-    output: logits and imbalance of a mixture.  batch: has the class ids in the field `target`.
-    """
+    """Return the cross entropy of the logits plus `balance` times the imbalance of experts."""
     return cross_entropy(output.logits, batch, target) + balance * output.balance

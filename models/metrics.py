@@ -50,10 +50,7 @@ def hit_rate(output: Scores, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def perplexity(output: object, batch: Mapping[str, Tensor], target: str = "targets") -> Tensor:
-    """Return the mean cross entropy; exp of its mean over all batches is the perplexity.
-
-    output: logits (..., V).  batch: has the class ids (...) in the field `target`.
-    """
+    """Return the mean cross entropy; exp of its mean over all batches is the perplexity."""
     return cross_entropy(output, batch, target)
 
 

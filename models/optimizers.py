@@ -26,7 +26,6 @@ def lion(
 ) -> tuple[Tensor, Tensor]:
     """Lion (Chen et al. 2023, arXiv 2302.06675, algorithm 2): a step along a momentum's sign.
 
-    param, grad: the parameter and its gradient.  exp_avg: the momentum.  lr: learning rate.
     beta1, beta2: decay of the momentum in the direction, and in the state.  weight_decay:
     decoupled, times lr.
     """
@@ -49,9 +48,8 @@ def lamb(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """LAMB (You et al. 2020, arXiv 1904.00962, algorithm 2): Adam scaled to the weight's norm.
 
-    param, grad: the parameter and its gradient.  exp_avg, exp_avg_sq: moments.  lr: learning rate.
-    step: number of the step, from 1.  beta1, beta2: decay of the moments.  eps: added to the root
-    of the second.  weight_decay: part of the direction.  The scale is 1 if either norm is 0.
+    eps: added to the root of the second moment.  weight_decay: part of the direction.  The scale is
+    1 if either norm is 0.
     """
     exp_avg = beta1 * exp_avg + (1 - beta1) * grad
     exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * grad * grad
@@ -68,8 +66,7 @@ def adagrad(
 ) -> tuple[Tensor, Tensor]:
     """Adagrad (Duchi et al. 2011), as torch.optim.Adagrad without lr_decay.
 
-    param, grad: the parameter and its gradient.  state_sum: sum of squared gradients.  lr: learning
-    rate.  eps: added to the root of the sum.  weight_decay: added to the gradient, times param.
+    eps: added to the root of the sum.  weight_decay: added to the gradient, times param.
     """
     grad = grad + weight_decay * param
     state_sum = state_sum + grad * grad

@@ -18,8 +18,8 @@ from torch import Tensor
 def sample_indices(seed: int, numbers: range, num_samples: int) -> Tensor:
     """Return the data set indices (B,) int64 of samples.
 
-    seed: of the run.  numbers: consecutive numbers in the run, at least one.  num_samples: training
-    samples in the data set.
+    numbers: consecutive numbers in the run, at least one.  num_samples: training samples in the
+    data set.
     """
     epochs = range(numbers.start // num_samples, (numbers.stop - 1) // num_samples + 1)
     pieces = [

@@ -74,9 +74,7 @@ class DataWorkers:
         threading.Thread(target=self._watch, name="data workers", daemon=True).start()
 
     def take(self, reading: BatchReading) -> Batch:
-        """Return the next batch, which must be that of `reading`.  Raises RunError for a sample
-        that could not be made.
-        """
+        """Return the next batch, that of `reading`.  Raises RunError if it could not be made."""
         try:
             number, batch = next(self._made)
         except (OSError, EOFError, RuntimeError) as error:  # of what a process left half done

@@ -84,9 +84,7 @@ class DataMixture(StackedDataset):
 
 
 def find_mixture(data: object, place: str = "data") -> tuple[str, DataMixture] | None:
-    """Return (place in a recipe, the mixture) whose samples a data set has, also one that changes
-    its items, as Masked does; None: it has none.
-    """
+    """Return (place in a recipe, mixture) of whose samples a data set is made, if it is."""
     if isinstance(data, DataMixture):
         return place, data
     source = getattr(data, "source", None)
@@ -177,9 +175,7 @@ class _Part:
 
 
 def _spread(numbers: Numbers, size: int, seed: int) -> Numbers:
-    """Return a permutation of range(size) at `numbers`: neighbours become distant, and every
-    stretch of numbers covers the range evenly.
-    """
+    """Return a permutation of range(size) at `numbers`: every stretch of them covers it evenly."""
     step = max(1, round(size * _GOLDEN))
     while math.gcd(step, size) != 1:
         step += 1

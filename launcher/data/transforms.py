@@ -51,9 +51,7 @@ def import_torchvision() -> None:
 
 @contextmanager
 def seed_draws(seed: int) -> Iterator[None]:
-    """Seed the generators that transforms draw from, torch's on the CPU, Python's and NumPy's, and
-    give them their states back.
-    """
+    """Seed what transforms draw from, torch's on the CPU, Python's and NumPy's, and restore it."""
     with _DRAWING:
         states = torch.get_rng_state(), random.getstate(), np.random.get_state()
         torch.default_generator.manual_seed(seed)  # and no GPU's

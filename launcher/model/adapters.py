@@ -46,10 +46,7 @@ def add_adapters(model: nn.Module, asked: Adapters) -> None:
 
 
 def base_names(model: nn.Module) -> dict[str, str]:
-    """Return the names that the model without adapters has for its tensors -> the names here.
-
-    The adapters may be peft's (`peft.get_peft_model`), which renames what it wraps.
-    """
+    """Return names of the model without adapters, ours or peft's -> names here."""
     if hasattr(model, "peft_config"):
         prefix = getattr(model.base_model, "prefix", "lora_")
         return {
@@ -100,10 +97,7 @@ def _of_peft(model: nn.Module) -> tuple[tuple[LoraTensors, ...], str]:
 
 
 def check_read(model: nn.Module, read: Iterable[str]) -> None:
-    """Check that forward calls every linear that has an adapter.  Raises RecipeError.
-
-    read: names of the parameters that the captured step reads.
-    """
+    """Raise RecipeError unless the captured step reads the adapter of every linear that has one."""
     read = set(read)
     for name, _ in find_loras(model):
         if f"{name}.{A}" not in read:

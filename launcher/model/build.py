@@ -152,9 +152,9 @@ def _make_model(recipe: Recipe, notes: list[str]) -> nn.Module:
 
 
 def _widen_trained(module: nn.Module, recipe: Recipe) -> dict[int, nn.Parameter]:
-    """Make the parameters that train fp32 where the module made them in bf16 or fp16, with the
-    buffers of the same module, unless `precision.param_dtype` says that they stay; return each
-    once, by its id.
+    """Make parameters that train, and buffers of the same module, fp32 where the module made them
+    in bf16 or fp16, unless `precision.param_dtype` says that they stay; return the parameters by
+    id.
 
     What the constructor froze (a quantised base), and every wider dtype, is left as it is.
     """
@@ -233,9 +233,7 @@ def instantiate_data(recipe: Recipe) -> Dataset[dict[str, Tensor]]:
 
 
 def instantiate_loss(recipe: Recipe) -> LossFunction | None:
-    """loss(output, batch) -> scalar, or None where the model's output is or holds the loss.
-    Weights of its own are drawn from `train.seed`.
-    """
+    """loss(output, batch) -> scalar, drawn from `train.seed`; None: the model has it."""
     with _keep_random_state(recipe):
         loss = None if recipe.task.loss is None else make_function(recipe.task.loss, "task.loss")
     if isinstance(loss, nn.Module):

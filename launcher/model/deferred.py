@@ -280,9 +280,7 @@ class _Recorder(DispatchMode):
         state: Tensor | None,
         blank: Tensor | None = None,
     ) -> RecordedCall:
-        """blank: a tensor that is written to and not read; if it is all of its storage, what was
-        there before does not count.
-        """
+        """blank: is written to and not read; if all of its storage, what was there is not kept."""
         kept: list[Any] = []
         for x in leaves:
             if isinstance(x, Tensor):

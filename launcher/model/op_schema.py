@@ -90,11 +90,7 @@ UNKNOWN_RESULT = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticEr
 
 
 def run_on_meta(op: Any, leaves: Sequence[object], spec: TreeSpec) -> object:
-    """Call an op on the meta device.
-
-    op: the op.  leaves, spec: its arguments, flattened by pytree.  Raises one of UNKNOWN_RESULT
-    where torch does not know it.
-    """
+    """Call an op, with flat arguments, on the meta device; raises one of UNKNOWN_RESULT."""
     args, kwargs = tree_unflatten(list(map(_without_values, leaves)), spec)
     if any(x.name == "device" for x in schema_of(op).arguments):
         kwargs = {**kwargs, "device": torch.device("meta")}

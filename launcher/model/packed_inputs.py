@@ -46,9 +46,8 @@ def packed_inputs(
 ) -> dict[str, str]:
     """Return the arguments of the model that take documents and positions -> fields.
 
-    A model of transformers then attends within documents.
-    item: of the data set; nothing is needed for one that is not packed.  inputs: what the recipe
-    maps.  Raises RecipeError for a model that would attend across documents.
+    A model of transformers then attends within documents.  inputs: what the recipe maps.  Raises
+    RecipeError for a model that would attend across documents.
     """
     if not is_packed(item):
         return {}
@@ -88,9 +87,7 @@ def _of_transformers(model: nn.Module) -> object:
 
 
 def _attend_within_documents(model: Any) -> None:
-    """Let every layer attend by causal_attention.  Raises RecipeError for a model with layers that
-    mix tokens in another way.
-    """
+    """Let every layer attend by causal_attention, or raise RecipeError."""
     parts = [each for each in model.modules() if hasattr(each, "set_attn_implementation")]
     for part in parts:
         kinds = {*(getattr(part.config, "layer_types", None) or ())} - _ATTENDS
@@ -142,10 +139,8 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Attend within documents, as transformers calls an attention.
 
-    module: of the layer.  query: (B, H, T, C).  key, value: (B, G, T, C).  attention_mask: none.
-    dropout: 0.  scaling: of the scores.  documents: their lengths (B, N).  more: what else the
-    layer says of its attention.  Return the output (B, T, H, C).  Raises RecipeError for what
-    causal attention does not have.
+    query: (B, H, T, C).  key, value: (B, G, T, C).  documents: their lengths (B, N).  Return the
+    output (B, T, H, C).  Raises RecipeError for what causal attention does not have.
     """
     if more.get(_LOCAL) is not None and more[_LOCAL] >= query.shape[2]:
         del more[_LOCAL]

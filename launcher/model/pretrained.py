@@ -116,9 +116,7 @@ def _check_names(
 
 
 def _find_unexpected(model: nn.Module, others: Iterable[str]) -> list[str]:
-    """Return names of a file that a model does not have, but for those that transformers lets
-    a model leave out.
-    """
+    """Return those that the model lacks, and that transformers does not let it leave out."""
     needless = re.compile(
         "|".join(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()) or r"(?!)"
     )

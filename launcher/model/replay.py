@@ -145,9 +145,7 @@ def perform(op: Any, leaves: Sequence[Any], spec: TreeSpec) -> list[Any]:
 def _find_needed(
     wanted: Sequence[View], known: Storages
 ) -> tuple[list[RecordedCall], dict[RecordedCall, list[StorageValue]], Counter[StorageValue]]:
-    """Sort the calls that are needed, each after those that it depends on; say which values of each
-    are read, and how often.
-    """
+    """Sort needed calls, each after those that it depends on; count readers of values."""
     calls: list[RecordedCall] = []
     made: dict[RecordedCall, list[StorageValue]] = {}
     readers = Counter(view.value for view in wanted)
@@ -211,9 +209,7 @@ def _storage(storages: Storages, value: StorageValue) -> torch.UntypedStorage:
 
 
 def _own(result: Tensor, geometry: Geometry, taken: set[int]) -> torch.UntypedStorage:
-    """The storage of a result, or a copy where that is another tensor's too, or is not as was
-    foreseen.
-    """
+    """The storage of a result; a copy, if another tensor has it or it is not as was foreseen."""
     storage = result.untyped_storage()
     as_foreseen = Geometry.of(result) == geometry and storage.nbytes() == geometry.num_bytes
     if not as_foreseen or storage_id(storage) in taken:

@@ -89,9 +89,7 @@ def note_moved(value: object, where: str) -> Iterator[str]:
 
 
 def make_function(target: Target, where: str) -> Callable[..., Any]:
-    """The callable that `_target_` names, with the arguments that the recipe gives after (output,
-    batch).
-    """
+    """The callable that `_target_` names; the recipe's arguments follow (output, batch)."""
     function = find(str(target["_target_"]), f"{where}._target_")
     if inspect.isclass(function) and issubclass(function, nn.Module):
         return make_object(target, where)  # type: ignore[no-any-return]
@@ -126,8 +124,7 @@ def check_arguments(
 ) -> None:
     """Compare the names of `arguments` with the signature of `made_by`, not their values.
 
-    where: the key of the recipe.  positional: how many arguments are given by position.  Raises
-    RecipeError for one that is unknown or missing.
+    positional: how many arguments are given by position.  Raises RecipeError at a key of `where`.
     """
     try:
         parameters = list(inspect.signature(made_by).parameters.values())[positional:]

@@ -15,8 +15,7 @@ _NAMES = ("vocabulary", "vocab_size")  # how flowrun's models and those of trans
 def check_vocabulary(recipe: Recipe, model: nn.Module, data: object) -> None:
     """Raise RecipeError where a key of the model, or its config, names fewer ids than the data has.
 
-    recipe, model: its keys, and the model that they made.  data: its attribute `vocabulary`, if it
-    has one, is the number of its ids.
+    data: its attribute `vocabulary`, if it has one, is the number of its ids.
     """
     ids = getattr(data, "vocabulary", None)
     found = [*_sizes(recipe.model, "model")]

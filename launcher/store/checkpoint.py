@@ -140,9 +140,7 @@ def find_all(run_folder: Path) -> list[Checkpoint]:
 
 
 def find_step(run_folder: Path, step: int) -> Checkpoint | None:
-    """Return the checkpoint of a step, which hosts of a run go on from; None for the beginning.
-    Raises RunError.
-    """
+    """Return the checkpoint from which hosts of a run go on; None at step 0.  Raises RunError."""
     found = next((kept for kept in find_all(run_folder) if kept.step == step), None)
     if step and not found:
         raise RunError(
@@ -156,9 +154,7 @@ def find_step(run_folder: Path, step: int) -> Checkpoint | None:
 
 @contextmanager
 def alone(run_folder: Path, hosts: int) -> Iterator[None]:
-    """Within, no other run writes to the folder; hosts of one run may share it.  Raises RecipeError
-    if another does.
-    """
+    """Within, no other run of this machine writes here.  Raises RecipeError if one does."""
     run_folder.mkdir(parents=True, exist_ok=True)
     if hosts > 1:
         yield
@@ -219,12 +215,11 @@ def complete_folder(run_folder: Path, step: int) -> Path:
 def complete(
     folder: Path, about: About, recipe: str, keep: int, best: str, due: int = 0
 ) -> Checkpoint:
-    """Make a checkpoint count: all ranks have written it, and metrics.jsonl has its steps.
+    """Make a checkpoint count: all ranks have filled its `folder`, and metrics.jsonl has its steps.
 
-    folder: what the ranks have filled.  about: goes to checkpoint.json.  recipe: goes to
-    recipe.yaml.  keep: the number of newest checkpoints that stay; 0: all.  best: the one that is
-    best by this stays, too (train.keep_best).  due: so does the newest whose steps are a multiple
-    of it; 0: none does.  Later ones, of a run that was resumed from an earlier step, are removed.
+    keep: the number of newest checkpoints that stay; 0: all.  best: the one that is best by this
+    stays, too (train.keep_best).  due: so does the newest whose steps are a multiple of it; 0: none
+    does.  Later ones, of a run that was resumed from an earlier step, are removed.
     """
     for left in folder.iterdir():  # of ranks that were killed, and are others now
         if left.name not in about.files:
@@ -251,9 +246,7 @@ def complete(
 
 
 def find_best(found: Sequence[Checkpoint], best: str) -> Checkpoint | None:
-    """Return the checkpoint with the lowest number of a name, or with -NAME the highest; the
-    earliest of equal ones; None if none has it.
-    """
+    """Return the earliest checkpoint with the lowest number of a name; -NAME: the highest."""
     name, sign = best.removeprefix("-"), -1 if best.startswith("-") else 1
     values = {}
     for checkpoint in found if name else ():

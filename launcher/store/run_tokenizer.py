@@ -18,11 +18,7 @@ TOKENIZER_FOLDER = "tokenizer"
 
 
 def keep_tokenizer(data: Mapping[str, object], run_folder: Path) -> None:
-    """Copy the tokenizer of a recipe's data set to a run's folder, if the recipe names one.
-
-    data: the section of the recipe, whose `tokenizer` is a path in flowrun's data sets; in those of
-    users it may be anything.
-    """
+    """Copy the tokenizer of a recipe's data set to a run's folder, if the recipe names one."""
     named = data.get("tokenizer")
     if isinstance(named, str):
         with suppress(ArgumentError):  # it means something else to a user's data set
@@ -30,10 +26,7 @@ def keep_tokenizer(data: Mapping[str, object], run_folder: Path) -> None:
 
 
 def use_own_tokenizer(recipe: Recipe, folder: Path) -> Recipe:
-    """Return the recipe of a run with the run's own copy of the tokenizer, if there is one.
-
-    folder: of the run, or of a checkpoint in it.
-    """
+    """Return the recipe with the tokenizer that its run has kept.  folder: run or checkpoint."""
     for run_folder in (folder, *folder.resolve().parents[1:2]):
         if (copy := run_folder / TOKENIZER_FOLDER).is_dir():
             return replace(recipe, data={**recipe.data, "tokenizer": str(copy)})

@@ -49,7 +49,7 @@ class TensorFile:
         """Lay out a file at `path`.
 
         names: name in the file -> name among the contents.  A tensor with two names is written
-        twice, so that torch and others load it by either.  metadata: strings of the file's header.
+        twice, so that torch and others load it by either.
         """
         entries: dict[str, object] = {"__metadata__": dict(metadata)}
         places, end = defaultdict(list), 0
@@ -116,9 +116,7 @@ class TensorFile:
 
 
 def write(files: Sequence[TensorFile], shards: Iterable[Shard]) -> None:
-    """Write regions, one after another, to each of the files that have their tensors; all files
-    have begun.
-    """
+    """Write regions, one after another, to each of the files, begun, that have their tensors."""
     with ExitStack() as stack:
         opened = [(file, stack.enter_context(file.open())) for file in files]
         for shard in shards:
@@ -137,10 +135,7 @@ def write_whole(files: Sequence[TensorFile], shards: Iterable[Shard]) -> None:
 
 
 def runs(shape: Shape, slices: Slices) -> tuple[int, Iterator[int]]:
-    """Split a region of a tensor into contiguous runs: (length of each, offsets), in elements.
-
-    shape: of the tensor.  slices: the region, which is not empty.
-    """
+    """Split a region, not empty, into contiguous runs: (length of each, offsets), in elements."""
     strides = [1, *accumulate(reversed(shape[1:]), mul)][::-1]
     whole = 0  # dims at the end that the region has all of
     while whole < len(shape) and slices[-1 - whole] == (0, shape[-1 - whole]):

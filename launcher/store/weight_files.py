@@ -53,8 +53,7 @@ def check(contents: Contents, names: Mapping[str, str]) -> None:
 def plan_files(folder: Path, contents: Contents, about: About) -> list[TensorFile]:
     """Lay out the files of weights that a run leaves in `folder`.
 
-    contents: shapes and dtypes of the saved tensors, averages as ema/NAME.  about: says which name
-    of the state_dict of the model, and of the loss, is which tensor.
+    contents: of the saved tensors, averages as ema/NAME.
     """
     out = [file_of(folder / FILE, contents, of_model(about.names), about.step, about.adapters)]
     if of_loss := {n.removeprefix(LOSS): t for n, t in about.names.items() if n.startswith(LOSS)}:
@@ -66,9 +65,7 @@ def plan_files(folder: Path, contents: Contents, about: About) -> list[TensorFil
 
 
 def averaged_names(contents: Contents, names: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of a model's state_dict -> the moving average of the tensor, if it has one
-    among the contents, or the tensor.
-    """
+    """Return name of a state_dict -> moving average of the tensor, or else the tensor."""
     return {
         name: _EMA + tensor if _EMA + tensor in contents else tensor
         for name, tensor in names.items()
@@ -87,11 +84,6 @@ def file_of(
     steps: int,
     adapters: AdaptedWeights | None = None,
 ) -> TensorFile:
-    """Lay out one file.
-
-    path: of the file.  contents: shapes and dtypes.  names: name in the file -> name among the
-    contents.  steps: of the training, for the header.  adapters: among the weights, likewise.
-    """
     metadata = {"format": "pt", _STEPS: str(steps)}
     if adapters:
         metadata[_ADAPTERS] = json.dumps(asdict(adapters))
@@ -135,9 +127,7 @@ def averages(plan: Plan) -> dict[str, str]:
 
 
 def load(folder: Path) -> dict[str, torch.Tensor]:
-    """Read logical values of the weights that a run has left: the model's, and behind LOSS those of
-    a loss that is a module.
-    """
+    """Read logical values of a run's weights, those of a loss with LOSS before their names."""
     file = folder / LOSS_FILE
     of_loss = load_file(file) if file.exists() else {}
     return load_file(folder / FILE) | {LOSS + name: value for name, value in of_loss.items()}
@@ -149,11 +139,7 @@ def load(folder: Path) -> dict[str, torch.Tensor]:
 def save_shards(
     folder: Path, rank: int, num_ranks: int, shards: Iterable[Shard], about: About
 ) -> None:
-    """Write a rank's part of the values, with the logical shape and the slices of each tensor.
-
-    folder: of the run.  rank, num_ranks: this rank, and the number of all.  shards: its parts.
-    about: see `plan_files`.
-    """
+    """Write a rank's part of the values, with the logical shape and the slices of each tensor."""
     told = {_RANKS: str(num_ranks), _ABOUT: json.dumps(asdict(about))}
     file = _shard_file(folder, rank)
     partial = file.with_name(file.name + PARTIAL)
@@ -179,9 +165,9 @@ def has_all(folder: Path, num_ranks: int) -> bool:
 
 def join_shards(folders: Sequence[Path], num_ranks: int) -> Path:
     """Join the shards of all ranks, from any of the folders, to one file in the first of them; one
-    shard after another is in memory.
+    shard after another is in memory, and the shards go.
 
-    The shards go.  Raises FileNotFoundError for a rank that has none.
+    Raises FileNotFoundError for a rank that has none.
     """
     found = [_find(folders, rank) for rank in range(num_ranks)]
     contents: dict[str, tuple[Shape, torch.dtype]] = {}

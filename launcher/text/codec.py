@@ -106,11 +106,10 @@ def _no_template(why: str, messages: Sequence[Message]) -> RecipeError:
 
 
 def codec_of(data: Mapping[str, object], given: str | None = None) -> Codec:
-    """Return the codec of a recipe's data set.
+    """Return the codec of a recipe's section `data`: a tokenizer, or bytes.
 
-    data: the section of the recipe; `tokenizer` in it is a path, and flowrun's Text without one
-    has bytes.  given: a path, or "bytes", that goes before.  Raises RecipeError where nothing says
-    what text the ids are.
+    given: a path, or "bytes", that goes before.  Raises RecipeError where nothing says what text
+    the ids are.
     """
     if named := given or data.get("tokenizer"):
         return ByteCodec() if named == BYTES else read_tokenizer(Path(str(named)))
@@ -151,9 +150,7 @@ def read_tokenizer(path: Path) -> TokenizerCodec:
 
 
 def make_byte_tokenizer() -> Tokenizer:
-    """Return a tokenizer of the library `tokenizers` whose ids are bytes, for programs that know no
-    other kind.
-    """
+    """Return a tokenizer whose ids are bytes, for programs that know no other kind."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     # A byte that is no character of its own stands for one above 255 there, in the same order.

@@ -67,10 +67,9 @@ def generate(
 
 
 def draw(logits: Tensor, drawing: Drawing, generator: torch.Generator) -> int:
-    """Return the number of a token, drawn from logits (V,).
+    """Return the number of a token, drawn from logits (V,), of which -inf is never drawn.
 
-    drawing: says how.  generator: of the random numbers.  Raises RecipeError for logits that are
-    not finite; -inf stands for a token that is never drawn.
+    Raises RecipeError for logits that are not finite.
     """
     highest = float(logits.max())  # NaN if any is
     if not math.isfinite(highest):

@@ -102,9 +102,8 @@ def tokenise_rows(
 ) -> Documents:
     """Return rows as documents, tokenised once.
 
-    source: the rows.  tokenizer: folder or file.  settings: all else that `write` depends on.
-    write: makes the text of a row.  begin: a document begins with what the tokenizer puts in front
-    of a text; False: the text has all of it.
+    settings: all else that `write` depends on.  begin: a document begins with what the tokenizer
+    puts in front of a text; False: the text has all of it.
     """
     LOG.info("reading %s", source.path)
     digest = hashlib.sha256(f"{source.digest()} {settings} {begin=}".encode()).hexdigest()

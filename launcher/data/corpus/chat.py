@@ -116,10 +116,7 @@ def _fields_of(key: str, form: str) -> list[tuple[str, bool]]:
 
 
 def _check_field(row: Fields, name: str, as_text: bool) -> None:
-    """Raise ValueError unless a row has the field of a form as text.
-
-    name: field, or place in one, as {meta[title]} has it.  as_text: numbers are made text.
-    """
+    """Raise ValueError unless a row has text at a name of a form, such as {meta[title]}."""
     value = field_of(row, re.split(r"[.\[]", name)[0])
     if "." in name or "[" in name:
         try:
@@ -172,10 +169,9 @@ def _check_message(message: object, place: str) -> None:
 def render_chat(messages: Sequence[Fields], special: SpecialTokens, name: str) -> AnsweredText:
     """Return a conversation as the tokenizer's template writes it, with the places of answers.
 
-    messages: {role, content} of each.  special: of the loaded tokenizer; what messages hold of them
-    are letters.  name: of the tokenizer, for errors.  Raise ValueError for one without a template,
-    and for a template that writes the first messages in another way when more follow, and marks no
-    answers.
+    What messages hold of special tokens are letters.  name: of the tokenizer, for errors.  Raise
+    ValueError for one without a template, and for a template that writes the first messages in
+    another way when more follow, and marks no answers.
     """
     written, spans = _write(special.quote(list(messages)), special.tokenizer, name)
     text, letters = special.unquote(written)

@@ -83,8 +83,8 @@ def keep_documents(name: str, made_of: str, tokenizer: str, make_pieces: PieceMa
     """Return the documents of this content, from the cache or made and then kept there.
 
     name: of the source, for a person.  made_of: digest of all that `make_pieces` reads, its
-    settings included.  tokenizer: folder or file.  make_pieces: loaded tokenizer -> pieces, in a
-    process of its own.  Raises ArgumentError if they hold no id.
+    settings included.  make_pieces runs in a process of its own.  Raises ArgumentError if they hold
+    no id.
     """
     DIGESTS.get({}).update({name: made_of, tokenizer: (read := digest_tokenizer(tokenizer))})
     key = hashlib.sha256(f"{_FORM} {made_of} {read}".encode()).hexdigest()
@@ -130,10 +130,7 @@ def _digest(file: Path) -> str:
 
 
 def _make(where: Path, name: str, tokenizer: str, make_pieces: PieceMaker) -> tuple[str, ...]:
-    """Write a folder of the cache, all of it or nothing; return notes for the user.
-
-    where: the folder.  The others: see keep_documents.
-    """
+    """Write a folder of the cache, all of it or nothing; return notes for the user."""
     began = time.monotonic()
     try:
         with making_folder(where) as made:
@@ -193,9 +190,7 @@ def _remove(where: Path) -> None:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove what killed processes left, and what was not used for longest until the rest is within
-    MOST_BYTES.
-    """
+    """Remove what killed processes left, and the longest unused, until MOST_BYTES are left."""
     drop_partial(folder)
     total = 0
     for each in sorted(folder.glob(f"{_PREFIX}*"), key=_last_use, reverse=True):

@@ -95,10 +95,7 @@ class DocumentSamples(StackedDataset):
 
 
 def _fill(sizes: list[int], length: int, most: int | None) -> list[list[int]]:
-    """Return for each sample the numbers of the pieces in it.
-
-    sizes: of the pieces, 1 to `length`.  most: pieces of a sample; None: any number.
-    """
+    """Return for each sample the numbers of the pieces, of 1 to `length` tokens, that are in it."""
     packed: list[list[int]] = []
     open_samples: list[tuple[int, int]] = []  # (room left, number), sorted
     for piece, size in enumerate(sizes):
@@ -115,7 +112,7 @@ def _fill(sizes: list[int], length: int, most: int | None) -> list[list[int]]:
 
 
 def cut_documents(documents: Documents, length: int) -> tuple[Numbers, Numbers]:
-    """Return starts and sizes, in ids, of documents of two ids or more, cut into pieces of `length`
+    """Return starts and sizes, in ids, of documents of two ids or more, in pieces of `length`
     tokens.
 
     A piece begins with the id that the one before has as its last target.

@@ -31,10 +31,8 @@ def tokenise_files(
 ) -> Documents:
     """Return text files as documents, tokenised once.
 
-    A file of more than 256 kB is encoded in pieces of whole lines.
-    name: of the text, for a person.  files: of UTF-8 text.  max_bytes: of all files that are read;
-    None: all.  tokenizer: folder or file.  strict: raise ValueError for a file that is not UTF-8;
-    False: what is not becomes U+FFFD.
+    name: of the text, for a person.  max_bytes: of all files that are read; None: all.  strict:
+    raise ValueError for a file that is not UTF-8; False: what is not becomes U+FFFD.
     """
     shares = [*_shares(files, max_bytes)]
     errors = "strict" if strict else "replace"
@@ -67,9 +65,6 @@ def _digest(shares: Shares, settings: str) -> str:
 def _encode(
     shares: Shares, errors: str, name: str, tokenizer: PreTrainedTokenizerFast
 ) -> Iterator[DocumentPart]:
-    """Yield ids of files.  shares, errors: what is read, and how.  name: for a person.  tokenizer:
-    the loaded one.
-    """
     end, backend = tokenizer.eos_token_id, tokenizer.backend_tokenizer
     beginning, begins = find_beginning(tokenizer), True
     total, read = sum(num_bytes for _, num_bytes in shares), 0
@@ -85,10 +80,9 @@ def _encode(
 
 
 def _pieces(file: Path, num_bytes: int, errors: str) -> Iterator[tuple[str, bool, int]]:
-    """Yield (text, whether the file ends with it, its bytes).
+    """Yield (text, whether the file ends with it, its bytes) of the first bytes of a file.
 
-    file: is read.  num_bytes: of it that count; a character that is cut there is left out.
-    errors: for bytes that are no UTF-8.
+    A character that is cut there is left out.
     """
     left, whole = num_bytes, num_bytes == file.stat().st_size
     with file.open("rb") as stream:
@@ -106,9 +100,7 @@ def _pieces(file: Path, num_bytes: int, errors: str) -> Iterator[tuple[str, bool
 
 
 def find_text_files(path: str | None) -> list[Path]:
-    """Return a file, or the visible files of a folder, sorted; None: those of Python's standard
-    library.  Raise ArgumentError for a path that is not there.
-    """
+    """Return a file, or the visible files of a folder, sorted; None: Python's standard library."""
     if path is None:
         return sorted(_find_standard_library())
     root = Path(path).expanduser()

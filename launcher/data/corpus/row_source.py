@@ -151,9 +151,7 @@ class RowSource:
 
 
 def _split_of(file: Path) -> str | None:
-    """Return the split that a name says, or else those of the folders around it.  file: relative
-    to the folder of the rows.
-    """
+    """Return the split that a name says, or else those of the folders around it."""
     if shard := _SHARD.fullmatch(file.stem):
         return shard["split"]
     for name in (file.stem, *reversed(file.parts[:-1])):

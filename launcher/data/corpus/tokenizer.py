@@ -70,10 +70,7 @@ def copy_tokenizer(path: str, to: Path) -> None:
 
 
 def digest_ids(path: str) -> str:
-    """Return a digest of what the ids of a tokenizer stand for; its chat template does not count.
-
-    path: a folder or a file.
-    """
+    """Return a digest of what ids of a tokenizer stand for, its chat template left out."""
     where = _existing(path)
     file = where / TOKENIZER if where.is_dir() else where
     return (
@@ -95,10 +92,7 @@ def find_beginning(tokenizer: PreTrainedTokenizerFast) -> list[int]:
 
 
 def put_beginning(beginning: list[int], ids: list[int]) -> list[int]:
-    """Return the ids of a document with its beginning, unless its text has written that already.
-
-    beginning: what the tokenizer puts there.  ids: of the text.
-    """
+    """Return the ids of a document with its beginning, unless its text has written that already."""
     return ids if ids[: len(beginning)] == beginning else [*beginning, *ids]
 
 

@@ -35,10 +35,9 @@ class Tokens(Windows):
 
 
 def write_tokens(path: str | Path, pieces: Iterable[Sequence[int]], dtype: str = "uint16") -> int:
-    """Write a token file; return the number of tokens.
+    """Write a token file of uint16 or uint32; return the number of tokens.
 
-    path: file to write.  pieces: sequences of ids.  dtype: uint16 or uint32.  Raise ValueError for
-    an id that does not fit.
+    Raise ValueError for an id that does not fit.
     """
     largest, total = np.iinfo(dtype).max, 0
     with Path(path).open("wb") as file:
@@ -60,9 +59,8 @@ def tokenise(
 ) -> int:
     """Write the tokens of text files to a token file; return their number.
 
-    files: text files.  path: file to write.  encode: text -> ids, such as a tokenizer's `encode`.
-    end: an id that follows each file; None: none.  dtype: uint16 or uint32.  Raise ValueError for
-    an id that does not fit.
+    encode: text -> ids, such as a tokenizer's `encode`.  end: an id that follows each file; None:
+    none.  Raise ValueError for an id that does not fit.
     """
     tail = [] if end is None else [end]
     texts = (Path(file).read_text(encoding="utf-8") for file in files)

@@ -28,11 +28,11 @@ _LINES_BYTES = 1 << 20
 
 
 def train_tokenizer(files: Sequence[Path], vocabulary: int, folder: Path) -> int:
-    """Train on text files, write the folder, and return the number of ids.
+    """Train on text files, write the folder, whole or not at all, and return the number of ids.
 
-    files: of text; what is not UTF-8 in them does not count.  vocabulary: ids, special tokens
-    included, at most MOST_VOCABULARY; less are made where the text has not as many words.
-    folder: is made, whole or not at all.  Raises ChildProcessError if the library ends its process.
+    vocabulary: ids, special tokens included, at most MOST_VOCABULARY; less are made where the text
+    has not as many words.  What is not UTF-8 does not count.  Raises ChildProcessError if the
+    library ends its process.
     """
     with making_folder(folder) as unfinished:
         return run_in_child(

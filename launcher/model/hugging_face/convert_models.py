@@ -28,9 +28,8 @@ def rename_to_ours(
 ) -> Mapping[str, Tensor]:
     """Return what a folder of Hugging Face's holds by the names of a model of ours, if it is one.
 
-    path: the folder, or a file in it.  found: its tensors; of any other model, and by our own names
-    already, they are returned as they are.  Raises RecipeError where their config says that their
-    model computes something else.
+    path: the folder, or a file in it.  found: its tensors.  Raises RecipeError where their config
+    says that their model computes something else.
     """
     file = (path if path.is_dir() else path.parent) / CONFIG
     counterpart = find_counterpart(model)

@@ -214,8 +214,6 @@ COUNTERPARTS: Mapping[type, Callable[[Any], Counterpart]] = {GPT: _gpt, Llama: _
 
 
 def find_counterpart(model: nn.Module) -> Counterpart | None:
-    """Return the class of transformers that computes what a model of ours does; None: there is
-    none.
-    """
+    """Return the class of transformers that computes what a model does, if one does."""
     found = COUNTERPARTS.get(type(model))
     return found(model) if found else None
