@@ -130,9 +130,8 @@ def _convolution_share(
 
 
 def curve(timed: Sequence[TimedWork]) -> Products:
-    """Return the highest speed of products, and the share of it that each size reaches.
-
-    A size counts as at least as fast as the sizes below it.
+    """Return the highest speed of products, and the share of it that each size reaches: a size
+    counts as at least as fast as the sizes below it.
     """
     sizes = sorted({one.work for one in timed})
     speeds = [median(t.work / t.seconds for t in timed if t.work == size) for size in sizes]
@@ -144,9 +143,10 @@ def curve(timed: Sequence[TimedWork]) -> Products:
 def exchange_bytes(moved: Sequence[Moved]) -> int:
     """Return the size of message up to which an exchange is faster than an all-reduce; 0: never.
 
-    moved: measurements of one group, both ways, between ops.  The result is the size with the least
-    sum of log seconds over all sizes.  In a loop without ops between, an exchange among more ranks
-    than cores looks faster than it is in a step, and repeated figures differ by a factor of three.
+
+    moved: measurements of one group, both ways.  Those between ops count: in a loop without ops an
+    exchange among more ranks than cores looks faster than it is in a step.  The result is the size
+    with the least sum of log seconds over all sizes, for figures differ by a factor of three.
     """
     ways = {
         kind: {m.message_bytes: m.seconds for m in moved if m.kind == kind and m.between_ops}
@@ -238,12 +238,10 @@ def as_yaml(hardware: Hardware) -> Mapping[str, object]:
 
 
 def _share(timed: Sequence[TimedWork], products: Products) -> float:
-    """Return the median of speeds relative to `products`."""
     return digits(median(products.seconds(one.work) / one.seconds for one in timed))
 
 
 def _speed(timed: Sequence[TimedWork]) -> float:
-    """Return the median of work per second."""
     return digits(median(one.work / one.seconds for one in timed))
 
 

@@ -84,7 +84,7 @@ class ProbeSizes:
 
 
 def device_times(device: torch.device, sizes: ProbeSizes) -> list[TimedWork]:
-    """Measure this rank's device; sizes: which products and vectors, and how many trials."""
+    """Measure this rank's device."""
     timed: list[TimedWork] = []
     for name, (tokens, wide, out) in itertools.product(sizes.dtypes, sizes.products):
         timed += _products(name, tokens, wide, out, device, sizes.trials)
@@ -156,13 +156,13 @@ def _time_probe(what: str, probe: Probe, trials: int) -> TimedWork:
 def paces(
     rank: int, cores: int, seconds: float, rounds: int, meet: Callable[[], object]
 ) -> list[tuple[float, float]]:
-    """Measure how often per second this rank runs all probes of single ops.
+    """Measure how often per second this rank runs all probes of single ops, `rounds` times.
 
-    rank: of this host.  cores: of this host.  seconds: least length of each phase.  rounds: number
-    of results.  meet: returns when all ranks have called it.  Each result is (pace while all ranks
-    run, pace while one rank a core runs; 0 for ranks that pause).  Ranks that share a core take
-    turns, and find another's tensors in its caches; a slow minute of the machine affects both
-    phases of a round.
+
+    rank, cores: of this host.  seconds: least length of each phase.  meet: returns when all ranks
+    have called it.  Each result is (pace while all ranks run, pace while one rank a core runs; 0
+    for ranks that pause).  Ranks that share a core take turns, and find another's tensors in its
+    caches.
     """
     probes = [*itertools.chain(*convolution_probes()), *element_probes().values()]
     sets = [(probe.run, probe.tensors()) for probe in probes]
@@ -196,10 +196,10 @@ def link_times(
 ) -> list[Moved]:
     """Measure every collective, and messages between two ranks; all ranks of the group call this.
 
-    links: the transport.  rank: this rank.  ranks: the group.  sizes: which tensors, and how many
-    trials.  exchanged: measure all-reduces as exchanges, too, and both ways between ops for all
-    sizes; ranks that share memory do not use exchanges.  Tensors that are summed are column-major,
-    as the gradients of weights are: transposing takes longer than copying.
+
+    exchanged: measure all-reduces as exchanges, too, and both ways between ops for all sizes; ranks
+    that share memory do not use exchanges.  Tensors that are summed are column-major, as the
+    gradients of weights are: transposing takes longer than copying.
     """
     group, parts = tuple(ranks), len(ranks)
     links.join_groups([group])
@@ -323,7 +323,7 @@ def _seconds(run: Callable[[int], object], device: torch.device, sizes: ProbeSiz
 
 
 def _median_seconds(run: Callable[[int], object], device: torch.device, trials: int) -> float:
-    """Return the median seconds of a call over `trials` calls that follow two uncounted ones."""
+    """Return the median over `trials` calls that follow two uncounted ones."""
     taken = []
     for k in range(trials + 2):
         start = time.perf_counter()

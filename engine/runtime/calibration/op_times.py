@@ -38,8 +38,6 @@ class _TimedCalls:
     seconds: list[float] = field(default_factory=list)
 
     def wrap(self, function: Function) -> Function:
-        """Return the function with a clock."""
-
         def timed(*args: object, **kwargs: object) -> object:
             begin = time.perf_counter()
             result = function(*args, **kwargs)
@@ -56,13 +54,12 @@ def measure_op_times(
     hardware: Hardware,
     steps: int,
 ) -> TimeRatios:
-    """Run a plan and return measured over foreseen seconds of ops, one value a call in the plan.
+    """Return measured over foreseen seconds of ops of a plan, one value a call in the plan.
 
-    plan: to run, on all its ranks in this process.  batches: what they read.  initial: values of
-    variables.  hardware: the profile that foresees seconds.  steps: number of steps that count.
 
-    Each value is the mean over acts and ranks.  Seconds of ops have a long tail, so that the sum of
-    medians is 1 to 4 % less than a step, which the sum of means is not.
+    All its ranks run in this process.  hardware: foresees seconds.  steps: number of steps that
+    count.  Each value is the mean over acts and ranks: seconds of ops have a long tail, so that the
+    sum of medians is 1 to 4 % less than a step, which the sum of means is not.
     """
     timed: list[_TimedCalls] = []
 

@@ -34,9 +34,8 @@ class InFlightAct:
         return sum(pending.sent_bytes for pending in self.pendings)
 
     def on_done(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, when every message is done.
-
-        Messages end in any order and in several threads; the last to end calls back in its thread.
+        """Call back once, when every message is done.  Messages end in any order and in several
+        threads; the last to end calls back in its thread.
         """
         countdown = itertools.count(1)  # one next() is atomic
         last = len(self.pendings)
@@ -51,7 +50,7 @@ class InFlightAct:
             pending.on_done(count_one)
 
     def finish(self) -> list[torch.Tensor]:
-        """Wait for the messages and return the tensors.  Raises the error of a failed one."""
+        """Return the tensors, after all messages.  Raises the error of a failed one."""
         for pending in self.pendings:
             pending.wait()
         return self._finish()

@@ -89,7 +89,7 @@ class DistributedRank:
 
     @property
     def sent_bytes(self) -> dict[int, int]:
-        """Bytes that this rank has sent, by actor."""
+        """By actor."""
         return self.communication.sent_bytes
 
     @property
@@ -105,7 +105,6 @@ class DistributedRank:
 
     @property
     def reports(self) -> bool:
-        """True on the rank whose report counts."""
         return self.rank == self.reporter
 
     @torch.no_grad()
@@ -117,15 +116,13 @@ class DistributedRank:
         may_begin: Callable[[int], bool] | None = None,
     ) -> list[Results]:
         """Run steps `first` to `steps` - 1, come to rest and return the results of each step that
-        `on_step` has not taken.
+        `on_step` has not taken.  Several runs in a row give the same numbers as one run.
 
-        steps: number of steps done at the end, counted from step 0.  first: number of steps done
-        before; several runs in a row give the same numbers as one run.
-        may_begin: see Scheduler; all ranks must be refused the same step.
-        on_step: called with (step, results, seconds since the last call) when a step has reported
-        and as many acts as a step has have ended, for a loss may come early or late in a step.
-        Raises RunError, which names rank and actor, if an act fails; LostPeer if another rank
-        seems to have failed.
+
+        may_begin: see Scheduler; all ranks must be refused the same step.  on_step: called with
+        (step, results, seconds since the last call) when a step has reported and as many acts as a
+        step has have ended, for a loss may come early or late in a step.  Raises RunError, which
+        names rank and actor, if an act fails; LostPeer if another rank seems to have failed.
         """
 
         def ask(granted: int) -> bool:
@@ -207,14 +204,14 @@ class DistributedRank:
         self.body.compute(actor, act)
 
     def _sleep(self) -> tuple[int, int]:
-        """Sleep until an act that is under way is done; return its actor and number."""
+        """Return what is done first, actor and act, of that which is under way."""
         self.pulse.sleep()
         done = self.inbox.get()
         self.pulse.wake(for_others=self.plan.actors[done[0]].kind in COMMUNICATION)
         return done
 
     def _announce(self, actor: int, act: int) -> None:
-        """Put an act that is done into the inbox.  It may be called in any thread."""
+        """Put an act that is done into the inbox, from any thread."""
         self.inbox.put((actor, act))
 
     def _end(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
@@ -224,7 +221,6 @@ class DistributedRank:
         self.to_end -= 1
 
     def _supply(self, actor: Actor, act: int) -> None:
-        """Start an act of a reader in a thread."""
         work: list[Any] = [self.body.readers.supply, actor, act, self.body.inputs(actor, act)]
         if self.metering.is_on:
             work.insert(0, self.metering.live_bytes.read)
@@ -237,7 +233,6 @@ class DistributedRank:
         self._run_in_thread(actor, act, self.pool.submit(self.body.report(actor, act)))
 
     def _run_in_thread(self, actor: Actor, act: int, future: Future[list[object] | None]) -> None:
-        """Keep an act that runs in a thread, and announce it when it is done."""
         self.pulse.begin_in_thread(actor.id, act)
         self.under_way[actor.id, act] = ThreadAct(future)
         future.add_done_callback(lambda _: self._announce(actor.id, act))
@@ -264,9 +259,8 @@ class DistributedRank:
 
 
 def _use_device(device: torch.device) -> None:
-    """Choose the device of a thread that begins.
-
-    This is a function, not a method, so that the thread keeps no reference to the rank.
+    """Choose the device of a thread that begins: a function, so that it keeps no reference to the
+    rank.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -25,25 +25,23 @@ _FILES = "rank*.safetensors"  # * is five digits or more
 
 
 def file_of(folder: Path, rank: int) -> Path:
-    """Return the file that a rank writes to a checkpoint."""
     return folder / _FILES.replace("*", f"{rank:05d}")
 
 
 def write(folder: Path, rank: int, shards: Sequence[Shard]) -> Written:
     """Write the regions that a rank adds to a checkpoint; they are on the disk when this returns.
-
-    folder: the checkpoint.  rank: names the file.  shards: the regions.  Raises OSError if the disk
-    refuses.
+    Raises OSError if the disk refuses.
     """
     return write_shards(file_of(folder, rank), shards, {"format": "pt"})
 
 
 def restore(folder: Path, plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) -> None:
-    """Fill the variables of a rank from a checkpoint that has every tensor of the plan.
+    """Fill the variables of a rank, its pieces by tensor, from a checkpoint that has every tensor
+    of the plan.
 
-    folder: the checkpoint.  plan, rank: the rank that reads.  variables: its pieces by tensor,
-    filled in place.  For a variable of which each rank has its own, a rank that the checkpoint
-    does not know takes the first rank's.  Raises RunError.
+
+    For a variable of which each rank has its own, a rank that the checkpoint does not know takes
+    the first rank's.  Raises RunError.
     """
     there = read_contents(folder)
     read(
@@ -91,14 +89,13 @@ def read_whole(folder: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
 
 
 def _open_files(folder: Path) -> Iterator[ShardFile]:
-    """Open one file after another."""
     for path in sorted(folder.glob(_FILES.replace("*", "[0-9]*"))):
         with open_shards(path) as opened:
             yield opened
 
 
 def _overlap(one: Slices, other: Slices) -> Slices | None:
-    """Return what two regions of a tensor have in common; None if that is nothing."""
+    """Return what two regions have in common; None if that is nothing."""
     common = []
     for (start, length), (begin, count) in zip(one, other, strict=True):
         first, end = max(start, begin), min(start + length, begin + count)

@@ -19,10 +19,7 @@ class Metering:
     """
 
     def __init__(self, variables: Iterable[torch.Tensor], wanted: bool) -> None:
-        """Prepare to count.
-
-        variables: tensors that the rank holds before it begins.  wanted: False to count nothing.
-        """
+        """variables: tensors that the rank holds before it begins.  wanted: False to count nothing."""
         self.live_bytes = LiveBytes(variables)
         self._wanted = wanted
         self._until: dict[int, int] = {}  # actor -> the act up to which bytes are counted
@@ -38,7 +35,7 @@ class Metering:
         return self.live_bytes.peak
 
     def begin(self, scheduler: Scheduler) -> None:
-        """Begin to count, if counting is wanted and has not been done before."""
+        """Begin to count, if that is wanted and has not been done before."""
         if self._wanted:
             self._wanted = False
             self._until = {

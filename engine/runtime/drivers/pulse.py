@@ -67,7 +67,7 @@ class Pulse:
 
     @staticmethod
     def private(plan: Plan) -> Pulse:
-        """Return a pulse of one plan that nobody else reads."""
+        """Return a pulse that nobody else reads."""
         return Pulse(memoryview(bytearray(8 * count_words([plan]))).cast("q"), [plan])
 
     # ------------------------------------------------------------------ the rank writes
@@ -113,7 +113,6 @@ class Pulse:
         self._words[_AT] = actor
 
     def end(self, actor: int, act: int) -> None:
-        """Note that an act is done."""
         words = self._words
         words[self._done + actor] = act + 1
         words[_ACTED] = monotonic_ns()
@@ -140,7 +139,6 @@ class Pulse:
 
     @property
     def phase(self) -> Phase:
-        """The phase that the rank is in."""
         return list(Phase)[self._words[_PHASE]]
 
     @property
@@ -226,7 +224,6 @@ class Pulses:
 
 
 def count_words(plans: Sequence[Plan]) -> int:
-    """Return how many numbers a pulse has."""
     return _HEAD + 2 * sum(len(plan.actors) for plan in plans)
 
 

@@ -62,7 +62,6 @@ class RecordedRank(DistributedRank):
         first: int = 0,
         may_begin: Callable[[int], bool] | None = None,
     ) -> list[Results]:
-        """Run steps and note the time of the whole run.  See DistributedRank.run."""
         with self._noted(RUN, 0, 0):
             return super().run(steps, on_step, first, may_begin)
 
@@ -75,9 +74,8 @@ class RecordedRank(DistributedRank):
         return replace_with_device_times(notes, self._device_times(acts))
 
     def _device_times(self, acts: Collection[ActKey]) -> dict[ActKey, tuple[int, int]]:
-        """Return the (begin, end) of acts on the device, in ns of the host's clock.
-
-        They are late by the time in which the host sees an event: about 10 us.
+        """Return the (begin, end) of acts on the device, in ns of the host's clock, late by the
+        time in which the host sees an event: about 10 us.
         """
         last = self._mark()
         last.synchronize()
@@ -92,7 +90,7 @@ class RecordedRank(DistributedRank):
 
     @staticmethod
     def _mark() -> torch.cuda.Event:
-        """Record an event on the stream that computes and return it."""
+        """Return an event on the stream that computes."""
         mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         mark.record()
         return mark

@@ -75,14 +75,13 @@ class VirtualCluster:
         may_begin: Callable[[int, int], bool] | None = None,
     ) -> list[Results]:
         """Run steps `first` to `steps` - 1, come to rest and return the results of each step.
+        Several runs in a row give the same numbers as one run.
 
-        steps: number of steps done at the end, counted from step 0.  first: number of steps done
-        before; several runs in a row give the same numbers as one run.
+
         may_begin: asked with a rank and a number of steps (see Scheduler); all ranks must be
-        refused the same step.
-        on_step: called with (step, results) when a step has reported.
-        Raises PlanError if nothing can act before the end; RunError, which names rank and actor,
-        if an act fails.
+        refused the same step.  on_step: called with (step, results) when a step has reported.
+        Raises PlanError if nothing can act before the end; RunError, which names rank and actor, if
+        an act fails.
         """
         self.schedulers = {
             rank: Scheduler(
@@ -245,7 +244,7 @@ class _VirtualSharedMemory:
         self._made: dict[tuple[tuple[int, ...], int], _VirtualMemory] = {}
 
     def make_share(self) -> Share:
-        """Return the function by which a rank asks for shared memory; requests count in order."""
+        """Return the function by which a rank asks for memory; requests count in order."""
         asked: Counter[tuple[int, ...]] = Counter()
 
         def share(ranks: tuple[int, ...], _: int, num_bytes: int) -> _VirtualMemory:
@@ -263,5 +262,4 @@ class _VirtualMemory(NamedTuple):
     memory: bytearray
 
     def tensor(self, start: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a flat view.  start: in bytes.  count: number of elements.  dtype: its type."""
         return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=start)

@@ -25,9 +25,8 @@ def list_new_pieces(regions: BuiltRegions) -> tuple[BuiltPiece, ...]:
 
 
 def build_ahead(regions: BuiltRegions, processes: int = os.cpu_count() or 1) -> None:
-    """Compile what is new in `processes` processes at a time, then load all code.
-
-    Raise RunError for the first program that Inductor does not build.
+    """Compile what is new in `processes` processes at a time, then load all code.  Raises RunError
+    for the first program that Inductor does not build.
     """
     new = list_new_pieces(regions)
     if len(new) > 1 and processes > 1:

@@ -93,9 +93,8 @@ class BuiltRegions:
         }
 
     def kernel(self, part: BuiltPiece) -> Boxed:
-        """Return the code of a piece, built now or loaded from Inductor's cache on disk.
-
-        Raise RunError if Inductor does not build it.
+        """Return the code of a piece, built now or loaded from Inductor's cache on disk.  Raises
+        RunError.
         """
         if not part.key:
             return emit(part.piece.program)
@@ -146,7 +145,7 @@ class BuiltRegions:
     def _region(
         self, program: Program, given: Sequence[Spec]
     ) -> tuple[BuiltRegion, dict[int, Spec]]:
-        """Return a region whose inputs have the specs `given`, and the specs of all its values."""
+        """Return a region with inputs of these specs, and the specs of all its values."""
         specs = dict(enumerate(given))
         parts = []
         for piece in split(program):
@@ -213,8 +212,7 @@ class Chain:
 
 
 def _copy_with_strides(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """Copy an input to the strides for which the code was built.
-
-    This is never a variable, which code changes in place: these are always row-major (Rank).
+    """Copy an input to the strides for which the code was built.  It is never a variable, which
+    code changes in place: these are always row-major (Rank).
     """
     return value.new_empty_strided(value.shape, stride).copy_(value)

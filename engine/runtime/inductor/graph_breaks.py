@@ -32,7 +32,6 @@ class GraphPiece:
 
 
 def split(program: Program) -> tuple[GraphPiece, ...]:
-    """Return the pieces of a program in the order in which they run."""
     lines: dict[int, list[ProgramCall]] = {}
     for line, at in zip(program.lines, _places(program), strict=True):
         lines.setdefault(at, []).append(line)
@@ -46,9 +45,8 @@ def split(program: Program) -> tuple[GraphPiece, ...]:
 
 
 def _is_fusible(lines: list[ProgramCall]) -> bool:
-    """Return whether there is something to fuse.
-
-    Products call a library in any case, and views do no work.
+    """Return whether there is something to fuse: products call a library in any case, and views do
+    no work.
     """
     functions = [line.call.function for line in lines]
     if not all(isinstance(function, OpOverload) for function in functions):
@@ -87,8 +85,8 @@ def _piece(lines: list[ProgramCall], wanted: set[int], plain: bool) -> GraphPiec
 
 
 def _renumber(line: ProgramCall, numbers: Mapping[int, int]) -> ProgramCall:
-    """Return the line with other numbers of values; `any_stride` is False, as the next pieces are
-    built for row-major inputs.
+    """Return the line with other numbers of values, and of plain strides: the next pieces are built
+    for row-major inputs.
     """
 
     def rename(ref: Ref) -> Ref:

@@ -44,19 +44,16 @@ class Spec:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Spec:
-        """Return the spec of a tensor, which may be fake."""
         return Spec(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     @staticmethod
     def row_major(shape: tuple[int, ...], dtype: torch.dtype) -> Spec:
-        """Return the spec of a contiguous tensor."""
         return Spec.of(torch.empty(shape, dtype=dtype, device="meta"))
 
 
 def infer_specs(program: Program, specs: Sequence[Spec], device: str) -> tuple[Spec, ...]:
-    """Return the specs of a program's results, by running it on fake tensors.
-
-    specs: of its inputs.  device: "cpu" or "cuda".
+    """Return the specs of a program's results, by running it on fake tensors.  specs: of its
+    inputs.
     """
     with FakeTensorMode(), torch.no_grad(), torch.device(device):
         return tuple(map(Spec.of, emit(program)(_examples(specs, device))))
@@ -77,10 +74,7 @@ class Code:
 
 
 def build_program(program: Program, specs: Sequence[Spec], device: str, threads: int) -> Code:
-    """Build a program.
-
-    specs: of its inputs.  device: "cpu" or "cuda".  threads: compute threads of a rank.
-    """
+    """Build a program.  specs: of its inputs.  threads: compute threads of a rank."""
     from torch.func import functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import ShapeEnv

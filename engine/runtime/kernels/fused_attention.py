@@ -41,10 +41,10 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Compute aten._scaled_dot_product_flash_attention_for_cpu on any device.
 
-    query: (samples, heads, queries, width).  key, value: (samples, heads, keys, width).
-    dropout_p: 0 on CUDA.  is_causal: a query sees no later keys.  attn_mask: added to the scores.
-    scale: of the scores; None: 1 / sqrt(width).  Return the output, shaped as query, and the
-    logsumexp of the scores (samples, heads, queries) in fp32.
+
+    query: (samples, heads, queries, width).  key, value: (samples, heads, keys, width).  dropout_p:
+    0 on CUDA.  attn_mask: added to the scores.  scale: None: 1 / sqrt(width).  Return the output,
+    shaped as query, and the logsumexp of the scores (samples, heads, queries) in fp32.
     """
     how = {"attn_mask": attn_mask, "scale": scale}
     if query.is_cpu:
@@ -68,11 +68,7 @@ def backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of query, key and value on CUDA.
-
-    grad: of the output.  query, key, value, dropout_p, is_causal, attn_mask, scale: as in
-    `forward`.  out, logsumexp: its results.
-    """
+    """Compute the gradients of query, key and value on CUDA.  out, logsumexp: of `forward`."""
     assert not dropout_p, "capture writes dropout as ops of its own"
     run = torch.ops.flowrun.attention_backward.default
     given = (grad, query, key, value, out, logsumexp)
@@ -171,7 +167,7 @@ _cudnn_choices: dict[tuple[object, ...], bool] = {}  # by dtype, shapes and caus
 
 
 def _is_cudnn(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> bool:
-    """Return whether cuDNN's kernel runs; the answer is the same for an op and its gradient."""
+    """Return whether cuDNN's kernel runs; the same for an op and its gradient."""
     if query.is_meta or mask is not None:
         return False
     how = (query.dtype, query.shape, key.shape, value.shape, causal)
@@ -184,9 +180,8 @@ def _is_cudnn(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, ca
 
 @cache
 def _cudnn_stats(device: torch.device) -> tuple[int, ...] | None:
-    """Return the dims that follow (samples, heads, queries) in cuDNN's logsumexp.
-
-    Releases of torch differ.  None, with a warning, if cuDNN's kernel fails or does not agree with
+    """Return the dims that follow (samples, heads, queries) in cuDNN's logsumexp, of which releases
+    of torch differ; None, with a warning, if cuDNN's kernel fails or does not agree with
     FlashAttention, which is used instead.
     """
     draws = torch.Generator(device).manual_seed(0)
@@ -217,7 +212,7 @@ def _cudnn_stats(device: torch.device) -> tuple[int, ...] | None:
 
 
 def is_flash(query: Tensor, mask: Tensor | None) -> bool:
-    """Return whether FlashAttention runs; the answer is the same for an op and its gradient."""
+    """Return whether FlashAttention runs; the same for an op and its gradient."""
     half = query.dtype in (torch.bfloat16, torch.float16)
     return half and mask is None and query.shape[-1] <= _MAX_FLASH_WIDTH and _has_flash()
 

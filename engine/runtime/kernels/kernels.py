@@ -32,10 +32,7 @@ CPU = torch.device("cpu")
 def eager_kernels(
     plan: Plan, stage: int, coordinate: tuple[int, ...], device: torch.device = CPU
 ) -> Mapping[int, Kernel]:
-    """Return region actor -> kernel that runs op after op.
-
-    plan: holds the regions.  stage, coordinate: of the rank.  device: of its tensors.
-    """
+    """Return region actor -> kernel that runs op after op, for the rank at a coordinate of a stage."""
     return {
         actor.id: emit(region_program(plan, actor.work, stage, coordinate), device=device)
         for actor in plan.stage_actors(stage)
@@ -46,9 +43,10 @@ def eager_kernels(
 def emit(program: Program, wrap: KernelWrapper | None = None, device: torch.device = CPU) -> Kernel:
     """Compile a program to a Python function.
 
-    program: the calls.  wrap: replaces the function of each line; None: updates are batched
-    instead.  device: where ops without inputs make their tensors.  The function empties the list
-    that it takes, so that a tensor is freed after the op that reads it last.
+
+    wrap: replaces the function of each line; None: updates are batched instead.  device: where ops
+    without inputs make their tensors.  The function empties the list that it takes, so that a
+    tensor is freed after the op that reads it last.
     """
     lines = program.lines if wrap else batch_updates(program.lines)
     names: dict[str, object] = {}  # functions, and arguments that the program does not make
@@ -79,6 +77,7 @@ def _code(text: str) -> CodeType:
 def _text(program: Program, lines: Sequence[ProgramCall], names: dict[str, object]) -> str:
     """Return the source of the function `kernel`; call0 is the function of its first line.
 
+
     names: receives the arguments that the source refers to by name.
     """
     rows = [f"{_value(k)}, " for k in range(program.reads)]
@@ -102,7 +101,6 @@ def _value(number: int | str) -> str:
 
 
 def _source(argument: object, names: dict[str, object]) -> str:
-    """Return the source of an argument."""
     if isinstance(argument, Ref):
         return _value(argument.name)
     if isinstance(argument, tuple) and any(refs(argument)):
@@ -128,9 +126,8 @@ def _last_reads(program: Program, lines: Sequence[ProgramCall]) -> list[list[int
 
 
 def run_on_device(device: torch.device, function: Function) -> Function:
-    """Return the function with a default device.
-
-    A default device for the whole run would cost a microsecond in each call of torch.
+    """Return the function with a default device: one for the whole run would cost a microsecond in
+    each call of torch.
     """
 
     def run(*args: object, **kwargs: object) -> object:
@@ -159,7 +156,7 @@ def batch_updates(lines: Sequence[ProgramCall]) -> list[ProgramCall]:
 
 
 def _update_key(line: ProgramCall) -> tuple[Function | None, tuple[tuple[str, object], ...], int]:
-    """Return a key that is equal for updates that can be merged, and unique for other lines."""
+    """Return a key that is equal for updates that can be merged."""
     if line.call.function in OF_MANY:
         return line.call.function, line.call.kwargs, 0
     return None, (), id(line)

@@ -35,7 +35,7 @@ class LiveBytes(DispatchMode):
 
     @property
     def peak(self) -> int:
-        """The largest number of bytes at a time while any mode with this count was on."""
+        """The most at a time while any mode with this count was on."""
         return self.count.peak
 
     @property
@@ -91,7 +91,6 @@ class _Count:
     lock: Lock = field(default_factory=Lock)
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Add the storages that are not counted yet."""
         with self.lock:
             for tensor in tensors:
                 storage = tensor.untyped_storage()
@@ -124,7 +123,6 @@ class _Count:
 
 
 def _held_bytes(value: object) -> int:
-    """Return the bytes of an item of a sample, other than a tensor."""
     if isinstance(value, np.ndarray):
         return int(value.nbytes)
     return len(value) if isinstance(value, bytes | bytearray) else 0

@@ -26,8 +26,9 @@ Tensor = torch.Tensor
 def into(function: Function) -> Callable[..., Tensor]:
     """Return the function as one that takes a tensor before its arguments, fills and returns it.
 
-    If that tensor is not contiguous and has other strides than the result would have, it is left
-    alone, and the result is a new tensor.
+
+    If that is not contiguous and has other strides than the result would have, it is left alone,
+    and the result is a new tensor.
     """
     variant = _variants()[function]
     overload = kernel_of(variant.overload)
@@ -43,7 +44,6 @@ def into(function: Function) -> Callable[..., Tensor]:
 
 
 def can_write(function: Function) -> bool:
-    """Return whether the function can write into a given tensor without memory of its own."""
     return function in _variants()
 
 

@@ -24,6 +24,7 @@ aten = torch.ops.aten
 def kernel_of(function: Function, any_stride: bool = False) -> Function:
     """Return what runs for a function of torch or of the engine, mostly that function itself.
 
+
     any_stride: its result may have any strides.
     """
     if function is create.constant:
@@ -32,10 +33,8 @@ def kernel_of(function: Function, any_stride: bool = False) -> Function:
 
 
 def cache_constant() -> Callable[..., Tensor]:
-    """Return flow.constant of one op, which copies its numbers to the device only once.
-
-    A copy from the host makes a step wait.  Each call returns a tensor of its own, which its reader
-    may overwrite.
+    """Return flow.constant of one op, which copies its numbers to the device once: a copy from the
+    host makes a step wait.  Each call returns a tensor of its own, which its reader may overwrite.
     """
     kept: list[Tensor] = []
 
@@ -55,8 +54,7 @@ def _attention_backward(grad: Tensor, *given: Any, **how: Any) -> tuple[Tensor, 
 def _layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalize low-precision activations with fp32 weights, as autocast leaves them on a CPU.
-
+    """Normalize low-precision activations with fp32 weights, as autocast leaves them on a CPU;
     CUDA's kernel takes only one dtype, so activations are cast there.
     """
     run = aten.native_layer_norm.default

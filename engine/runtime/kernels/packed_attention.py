@@ -26,10 +26,6 @@ _FROM_TOP_LEFT = 1  # its number of a causal mask
 
 @op.document_attention_backward.register_kernel("cpu")
 def _backward_on_cpu(grad: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradient of each document by the kernel that suits it.
-
-    grad: of the output.  given: further arguments of the op.
-    """
     return op.run_backward(products.attention_backward, grad, *given)
 
 

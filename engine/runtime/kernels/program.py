@@ -42,7 +42,6 @@ class ProgramCall:
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """The values among the arguments, in order."""
         numbers: list[int] = []
         map_refs((self.call.args, self.call.kwargs), lambda ref: numbers.append(int(ref.name)))
         return tuple(numbers)
@@ -60,10 +59,7 @@ class Program:
     results: tuple[int, ...]
 
     def __str__(self) -> str:
-        """Return a text that is equal for equal programs.
-
-        Functions appear by name, closures with what they hold.
-        """
+        """Return a text that is equal for equal programs."""
         rows = [
             f"{x.outputs}{x.single}{x.changes}{x.into}{x.any_stride} = {describe(x.call)}"
             for x in self.lines
@@ -75,9 +71,9 @@ class Program:
 
 
 def describe(value: object) -> str:
-    """Return a text that is equal for equal parts of a call.
-
-    An object whose content is not known appears by its identity, and equals nothing else.
+    """Return a text that is equal for equal parts of a call; functions appear by name, closures
+    with what they hold.  An object whose content is not known appears by its identity, and equals
+    nothing else.
     """
     if isinstance(value, functools.partial):
         return f"partial{describe((value.func, value.args, value.keywords))}"

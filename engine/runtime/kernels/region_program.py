@@ -28,11 +28,11 @@ from flowrun.engine.runtime.transport.transport import local_step
 def region_program(
     plan: Plan, work: RegionWork, stage: int, coordinate: tuple[int, ...]
 ) -> Program:
-    """Return the program of a region for one rank.
+    """Return the program of a region for the rank at a coordinate of a stage.
 
-    plan: holds the graph.  work: the region.  stage, coordinate: of the rank.  The program takes
-    `reads`, then the sums so far (sums_of; None in the first micro-batch), and returns `makes`,
-    then the new values of `updates`.
+
+    It takes `reads`, then the sums so far (sums_of; None in the first micro-batch), and returns
+    `makes`, then the new values of `updates`.
     """
     return region_lines(plan, work, stage, coordinate)[0]
 
@@ -40,10 +40,7 @@ def region_program(
 def region_lines(
     plan: Plan, work: RegionWork, stage: int, coordinate: tuple[int, ...]
 ) -> tuple[Program, tuple[Op, ...]]:
-    """Return the program of a region for one rank, and the op that each of its lines runs.
-
-    plan, work, stage, coordinate: as in region_program.
-    """
+    """Return the program, and the op that each of its lines runs."""
     writer = _Writer(plan, work, plan.placements[stage].shape, coordinate)
     ops: list[Op] = []
     for op in work.ops:
@@ -72,7 +69,6 @@ class _Writer:
         self.lines: list[ProgramCall] = []
 
     def program(self, results: Iterable[str]) -> Program:
-        """Return the program that returns tensors of these names."""
         return Program(self.reads, tuple(self.lines), tuple(self.numbers[n] for n in results))
 
     def op(self, op: Op) -> None:
@@ -133,7 +129,6 @@ class _Writer:
 
 
 def _before(name: str) -> str:
-    """Return the name of the sum over earlier micro-batches."""
     return f"{name} before"
 
 
@@ -167,9 +162,8 @@ def _localize(
 
 
 def _boxing(op: Op, shape: Shape, grid: tuple[int, ...], coordinate: tuple[int, ...]) -> Function:
-    """Return the local step of a boxing op as a function of one tensor.
-
-    FX prints arguments as constants, which a BoxingStep is not.
+    """Return the local step of a boxing op as a function of one tensor: FX prints arguments as
+    constants, which a BoxingStep is not.
     """
     step, nd_sbp = op.args[1], op.in_sbp[0]
 

@@ -8,11 +8,9 @@ import os
 def pin_to_core(rank: int, ranks: int) -> None:
     """Pin this process to one core if its host has more ranks than cores.
 
-    rank: number of this rank among those of its host, from 0; cores are assigned round-robin.
-    ranks: number of ranks on the host.
 
-    Without pins the scheduler may leave three ranks on one core and one on another.  Nothing
-    changes if there are enough cores, or if the system has no affinity (macOS).
+    rank: number of this rank among those of its host.  Without pins the scheduler may leave three
+    ranks on one core and one on another.  Nothing changes if the system has no affinity (macOS).
     """
     if not hasattr(os, "sched_setaffinity"):
         return

@@ -27,11 +27,12 @@ _TUNABLES, _NO_CACHE = "GLIBC_TUNABLES", "glibc.malloc.tcache_count=0"
 
 
 def reexec_with_tunables() -> None:
-    """Replace this process by the same program with malloc's thread caches switched off.
+    """Replace this process by the same program with malloc's thread caches switched off, unless
+    they are off already or the C library is not glibc.
 
-    Return if they are off already, or if the C library is not glibc.  glibc reads this setting
-    only from the environment (GLIBC_TUNABLES) and only when a program starts.  Tunables that the
-    user has set stay.
+
+    glibc reads this setting only from the environment (GLIBC_TUNABLES) when a program starts.
+    Tunables that the user has set stay.
     """
     tunables = os.environ.get(_TUNABLES, "")
     if _glibc() is None or "tcache_count" in tunables:
@@ -42,6 +43,7 @@ def reexec_with_tunables() -> None:
 
 def keep_pages() -> bool:
     """Allocate everything from one heap that never shrinks; freed chunks merge with neighbours.
+
 
     Return False if the C library is not glibc or refuses.  A higher mmap threshold would not be
     enough: malloc maps and unmaps every larger block, such as the logits of a step.
@@ -73,7 +75,6 @@ def trim_above(least_bytes: int) -> Iterator[None]:
 
 
 def _glibc() -> ctypes.CDLL | None:
-    """Return the C library of this process if it is glibc, else None."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)

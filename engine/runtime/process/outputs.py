@@ -160,10 +160,8 @@ class _Screen:
 
 
 def _redirect(number: int, name: str, writer: int) -> None:
-    """Make a standard stream of this process write to a pipe.
-
-    number, name: of the stream.  writer: of the pipe.  Objects that hold the stream, such as
-    handlers of logging, go on unaware.
+    """Make a standard stream of this process write to a pipe; objects that hold the stream, such as
+    handlers of logging, are unaware of it.
     """
     os.dup2(writer, number)
     stream: object = getattr(sys, name)

@@ -17,17 +17,14 @@ def address_space() -> int:
 
 
 def most_taken() -> int:
-    """The most so far.
-
-    Linux counts the most of all pages together.  Those of libraries are left out: they come in as
-    code is first run.  So are those that several processes share: each would count them.
+    """The most so far, as Linux counts it: without pages of libraries, which come in as code is
+    first run, and without those that several processes share, which each would count.
     """
     most = _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return max(taken(), most - _status("RssFile") - _status("RssShmem"))
 
 
 def _status(key: str, process: int | str = "self") -> int:
-    """A line of /proc/PROCESS/status in bytes; 0 where there is none."""
     if sys.platform != "linux":
         return 0
     try:

@@ -29,10 +29,7 @@ class Stacks:
         faulthandler.register(_SIGNAL, file=self._files[index], all_threads=True)
 
     def collect(self, processes: Mapping[int, int]) -> dict[int, str]:
-        """Ask processes for their stacks and return them.
-
-        processes: index -> process that has registered.
-        """
+        """Ask processes, by the index with which they have registered, for their stacks."""
         starts = {k: os.fstat(self._files[k]).st_size for k in processes}
         for process in processes.values():
             with contextlib.suppress(ProcessLookupError):
@@ -51,14 +48,14 @@ class Stacks:
     def collect_children(self, index: int, process: int) -> dict[int, str]:
         """Return the stacks of the children that a process has forked, by their number.
 
-        index, process: as `collect` takes them.  A child writes where its parent does, so they are
-        asked one after the other; one that runs another program is not asked.
+
+        A child writes where its parent does, so they are asked one after the other; one that runs
+        another program is not asked.
         """
         asked = [child for child in list_children(process) if catches(child, _SIGNAL)]
         return {child: self.collect({index: child})[index] for child in asked}
 
     def close(self) -> None:
-        """Let go of the memory."""
         for file in self._files:
             os.close(file)
 

@@ -112,6 +112,7 @@ class Rank:
     ) -> None:
         """Take the variables that are lent, and make and fill the others.
 
+
         Those with an initial value come first: a value is made whole, and its memory is free again
         when the states of the optimizer are made.
         """
@@ -126,7 +127,6 @@ class Rank:
     def _fill_whole(
         self, variables: Iterable[Variable], initial: Mapping[str, torch.Tensor] | None
     ) -> None:
-        """Make variables, and fill those of one initial value together."""
         pieces: dict[str, list[tuple[torch.Tensor, Slices]]] = {}
         for v in variables:
             pieces.setdefault(v.of or v.name, []).append(self._empty(v))
@@ -149,8 +149,8 @@ class Rank:
     def lend_variables(self, plan: Plan, instead: Mapping[str, str]) -> LentVariables:
         """Return the variables that the same rank of another plan reads (evaluation of training's).
 
-        plan: the other plan.  instead: by name of its variable, the name of this plan's variable;
-        variables that it leaves out have the same name.
+
+        instead: by name of its variable, the name of this plan's, where they differ.
         """
         own = {v.name: tensor for tensor, v in self.plan.variables.items()}
         names = {tensor: instead.get(v.name, v.name) for tensor, v in plan.variables.items()}
@@ -221,19 +221,15 @@ class Rank:
         self.store(actor, act, results)
 
     def give_up(self, actor: Actor, act: int) -> None:
-        """Empty the slots that no other act will read.
-
-        A kernel frees their tensors as it goes, communication when it has copied them.
+        """Empty the slots that no other act will read: a kernel frees their tensors as it goes,
+        communication when it has copied them.
         """
         for ring, every, *_ in self.read[actor.id]:
             if (act + 1) % every == 0 and ring.left[act // every] == 1:
                 ring.versions[act // every] = []
 
     def store(self, actor: Actor, act: int, results: Sequence[torch.Tensor]) -> None:
-        """Put the tensors of an act into the slots of its registers.
-
-        actor, act: the act.  results: its tensors, in the order of its work.
-        """
+        """Put the tensors of an act, in the order of its work, into the slots of its registers."""
         for binding in self.filled[actor.id]:
             versions, every = binding.ring.versions, binding.every
             values = [results[k] for k in binding.positions]

@@ -109,7 +109,6 @@ class Readers:
         return cast(StepwiseSamples, self.batches)
 
     def _number(self, feed: Feed, actor: Actor, act: int) -> torch.Tensor:
-        """Return a number that the engine itself supplies, as a scalar."""
         step, micro_batch = divmod(act, self.plan.acts_per_step(actor))
         value: float
         match feed.field:
@@ -150,9 +149,8 @@ class Readers:
 
 
 def item_rows(plan: Plan, rank: int) -> slice | None:
-    """Return the rows of each micro-batch of which a rank reads whole items; None: it reads none.
-
-    All of them come from one reader (lowering/add_readers.py).
+    """Return the rows of each micro-batch of which a rank reads whole items, all by one reader;
+    None: it reads none.
     """
     stage = plan.stage_of(rank)
     coordinate = plan.placements[stage].coordinate(rank)

@@ -63,8 +63,8 @@ def locate_inputs(
 ) -> tuple[Source, ...]:
     """Return the places of the tensors that an actor reads, in the order of its work.
 
-    plan: has the registers.  actor: reads the tensors.  rings: live versions, by register.
-    variables: names of the tensors that are variables.
+
+    rings: live versions, by register.  variables: names of the tensors that are variables.
     """
     places: dict[str, Source] = {}
     acts = plan.acts_per_step(actor)
@@ -78,10 +78,8 @@ def locate_inputs(
 def bind_registers(
     plan: Plan, actor: Actor, rings: Mapping[int, RegisterVersions], registers: Sequence[int]
 ) -> tuple[RegisterBinding, ...]:
-    """Bind an actor to those of its registers that have versions; variables are updated in place.
-
-    plan: has the registers.  actor: reads or fills them.  rings: live versions, by register.
-    registers: ids of the actor's inputs, or of its outputs.
+    """Bind an actor to those of `registers` (its inputs, or its outputs) that have versions;
+    variables are updated in place.
     """
     acts = plan.acts_per_step(actor)
     at = {name: k for k, name in enumerate(actor.makes)}
@@ -108,7 +106,8 @@ def bind_registers(
 def locate_sums(plan: Plan, actor: Actor, filled: Sequence[RegisterBinding]) -> tuple[Source, ...]:
     """Return the places of the sums that a region adds to, in the order of its program.
 
-    plan, actor: the region; other actors have no sums.  filled: the registers that it fills.
+
+    filled: the registers that it fills.
     """
     if not isinstance(actor.work, RegionWork):
         return ()

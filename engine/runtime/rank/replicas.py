@@ -35,9 +35,8 @@ class ReplicaDifference:
 
 
 def digest(value: torch.Tensor) -> int:
-    """Return a number of 64 bits that any change of up to 8 bytes in a row of words changes.
-
-    It is a sum of words, each times an odd number of its place, modulo 2^64.
+    """Return a number of 64 bits that any change of up to 8 bytes in a row of words changes: a sum
+    of words, each times an odd number of its place, modulo 2^64.
     """
     raw_bytes = value.detach().reshape(-1).contiguous().view(torch.uint8)
     words = torch.zeros(-(-len(raw_bytes) // 8), dtype=torch.int64, device=raw_bytes.device)
@@ -51,7 +50,7 @@ def digest(value: torch.Tensor) -> int:
 
 
 def digests_of(plan: Plan, variables: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Return the digests of a rank.  variables: its pieces, by tensor of the plan."""
+    """Return the digests of a rank's pieces, by tensor of the plan."""
     return {
         tensor: digest(value)
         for tensor, value in variables.items()

@@ -69,8 +69,9 @@ class StoredShard:
 def write_shards(file: Path, shards: Sequence[Shard], metadata: Mapping[str, str]) -> Written:
     """Write a file; it is on the disk when this returns.  Raises OSError with the file's name.
 
-    shards: what it will hold.  metadata: more strings of the header.  Python's lock is free while
-    bytes are written, so that a thread which writes does not hold up one that computes.
+
+    Python's lock is free while bytes are written, so that a thread which writes does not hold up
+    one that computes.
     """
     kept = sorted(shards, key=lambda shard: -shard.value.element_size())  # so that all are aligned
     header, checksum, num_bytes = _make_header(kept, metadata), 0, 0
@@ -95,7 +96,6 @@ def compute_checksum(file: Path) -> int:
 
 
 def bytes_of(value: Tensor) -> memoryview:
-    """Return the memory of a tensor."""
     flat = value.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 

@@ -36,7 +36,6 @@ class Shard:
 
 
 def make_whole_shard(name: str, value: torch.Tensor) -> Shard:
-    """Return a whole tensor as one region."""
     shape = tuple(value.shape)
     return Shard(name, shape, tuple((0, size) for size in shape), value)
 
@@ -44,10 +43,7 @@ def make_whole_shard(name: str, value: torch.Tensor) -> Shard:
 def collect_shards(
     plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]
 ) -> dict[Variable, Shard]:
-    """Return the pieces that a rank holds of parameters, buffers and states.
-
-    variables: its tensors, by tensor of the plan.
-    """
+    """Return the pieces that a rank holds of its `variables` (by tensor of the plan)."""
     return {
         v: Shard(
             name_shard(plan, v, rank), plan.tensors[v.tensor].shape, slices, variables[v.tensor]
@@ -66,18 +62,15 @@ def list_held(plan: Plan, rank: int) -> Iterator[tuple[Variable, Slices]]:
 def name_shard(plan: Plan, variable: Variable, rank: int) -> str:
     """Return the name under which a checkpoint has the piece that `rank` holds of `variable`.
 
-    A variable of which each rank of `plan` has its own has a name for each rank; the first rank's
-    name is the model's.
+
+    A variable of which each rank has its own has a name for each; the first rank's is the model's.
     """
     shared = not variable.own or rank == plan.placements[variable.stage].ranks[0]
     return variable.name if shared else f"rank{rank}/{variable.name}"
 
 
 def choose_shards(plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) -> list[Shard]:
-    """Choose the pieces that a rank writes: ranks that hold a region alike take turns by variable.
-
-    variables: its tensors, by tensor of the plan.
-    """
+    """Choose the pieces that a rank writes: ranks that hold a region alike take turns by variable."""
     names = list(dict.fromkeys(v.name for v in plan.variables.values()))
     out = []
     for v, shard in collect_shards(plan, rank, variables).items():
@@ -88,7 +81,6 @@ def choose_shards(plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) 
 
 
 def written_bytes(plan: Plan, rank: int) -> int:
-    """Return the bytes of the pieces that `rank` of `plan` writes."""
     nothing = {
         name: torch.empty(0, dtype=plan.tensors[name].dtype, device="meta")
         for name in plan.variables
@@ -100,6 +92,5 @@ def written_bytes(plan: Plan, rank: int) -> int:
 
 
 def _holders(plan: Plan, variable: Variable, shard: Shard) -> list[int]:
-    """Return the ranks that hold the same region of a variable."""
     held = slices_of_ranks(plan.placements[variable.stage], variable.nd_sbp, shard.shape)
     return [rank for rank, slices in held.items() if slices == shard.slices]

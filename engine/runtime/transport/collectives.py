@@ -105,10 +105,7 @@ class TorchPending:
         self._result: list[Tensor] = []
 
     def wait(self) -> list[Tensor]:
-        """The tensors after the step (of a send: none), again at every call.
-
-        Blocks the host until then; on CUDA, where on_done was not called, the current stream alone.
-        """
+        """As of Pending; on CUDA, where on_done was not called, the current stream alone waits."""
         if self._finish is not None:
             if self._watched is None:
                 self.settle()
@@ -122,10 +119,7 @@ class TorchPending:
         return self._result
 
     def on_done(self, callback: Callback) -> None:
-        """Call back, once, when `wait` will not block any more (it may raise).
-
-        At once if that is so already; else from another thread.
-        """
+        """Call back, once, when `wait` will not block any more: at once, or from another thread."""
         if self._work is None:
             callback()
         elif self._channel is None:
@@ -138,6 +132,7 @@ class TorchPending:
         self, make_stream: Callable[[torch.device], torch.cuda.Stream] | None = None
     ) -> None:
         """Wait for torch's handle; an error is kept for `wait`.
+
 
         make_stream: of CUDA, which waits in the place of the current one, and the host for it.
         """
@@ -157,7 +152,6 @@ class TorchPending:
 
     @property
     def device(self) -> torch.device:
-        """The device of the memory that it holds."""
         return self._holds[0].device if self._holds else torch.device("cpu")
 
 
@@ -168,7 +162,7 @@ class TorchTransport:
     """A Transport between any ranks: a process group of torch's for each group."""
 
     def __init__(self, rank: int, device: torch.device, group_per_channel: bool) -> None:
-        """rank, device: of this one.  group_per_channel: as of Links."""
+        """group_per_channel: as of Links."""
         self._rank = rank
         self._device = device
         self._group_per_channel = group_per_channel
@@ -176,15 +170,12 @@ class TorchTransport:
         self._channels: dict[tuple[int, Ranks], Group] = {}  # (tag, source and target)
 
     def reaches(self, ranks: Ranks) -> bool:
-        """True: of any ranks."""
         return True
 
     def join(self, ranks: Ranks) -> None:
-        """Make a group."""
         self._groups[ranks] = self._new_group(ranks)
 
     def has_group(self, ranks: Ranks) -> bool:
-        """Return whether `join` has made the group."""
         return ranks in self._groups
 
     def join_channels(self, wanted: Iterable[tuple[int, Ranks]]) -> None:
@@ -200,7 +191,7 @@ class TorchTransport:
         return group
 
     def start(self, collective: Collective, bucket: Sequence[Tensor]) -> Pending:
-        """Begin a step.  See Transport.start.  The bucket is only read; results are new memory."""
+        """Begin a step.  The bucket is only read; results are new memory."""
         step, layouts, ranks = collective.step, collective.layouts, collective.ranks
         assert step.moves and layouts.parts == len(ranks), f"{step}, {len(ranks)} ranks"
         if layouts.empty:
@@ -213,9 +204,11 @@ class TorchTransport:
         return TorchPending(work, finish, sent_bytes, channel, holds)
 
     def send(self, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
-        """Begin a message.  See Transport.send.  It is done when the other rank has received it;
-        the tensors must not change before.  tag: one for each channel of the plan, not for each
-        message: a thread waits for each.
+        """Begin a message, done when the other rank has received it; the tensors must not change
+        before.
+
+
+        tag: one for each channel of the plan, not for each message: a thread waits for each.
         """
         size = num_bytes([t.shape for t in tensors], [t.dtype for t in tensors])
         if not size:
@@ -230,7 +223,6 @@ class TorchTransport:
     def receive(
         self, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype], source_rank: int, tag: int
     ) -> Pending:
-        """Post a slot.  See Transport.receive."""
         group = self._channels.get((tag, (source_rank, self._rank)))
         size = num_bytes(shapes, dtypes)
         message = torch.empty(size, dtype=torch.uint8, device=self._device)

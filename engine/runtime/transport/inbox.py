@@ -35,7 +35,6 @@ class Inbox(Generic[T]):
         self._poll.register(descriptor, select.POLLIN | (select.POLLOUT if write else 0))
 
     def forget(self, descriptor: int) -> None:
-        """Watch it no more."""
         del self._handlers[descriptor]
         self._poll.unregister(descriptor)
 

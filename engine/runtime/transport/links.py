@@ -61,8 +61,8 @@ class Links:
         self._carriers: dict[Ranks, Transport] = {}
 
     def join(self, plan: Plan) -> None:
-        """Make the groups that the collectives of a plan run over; all ranks join all plans, in
-        one order.
+        """Make the groups that the collectives of a plan run over; all ranks join all plans, in one
+        order.
         """
         wanted = {
             ranks
@@ -74,7 +74,6 @@ class Links:
         self._torch.join_channels(channels_of(plan))
 
     def join_groups(self, wanted: Iterable[Ranks]) -> None:
-        """Make the groups of these ranks."""
         for ranks in sorted(set(wanted)):
             carrier = self._carrier(ranks)
             if not carrier.has_group(ranks):
@@ -86,7 +85,6 @@ class Links:
         return self._carriers[ranks]
 
     def start(self, collective: Collective, bucket: Sequence[Tensor]) -> Pending:
-        """Begin a collective.  See Transport.start."""
         return self._carrier(collective.ranks).start(collective, bucket)
 
     def share(self, ranks: Ranks, owner: int, num_bytes: int) -> ArenaPiece | None:
@@ -101,13 +99,11 @@ class Links:
         return self._shared.meet(ranks)
 
     def send(self, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
-        """Begin one message.  See Transport.send."""
         return self._carrier((self.rank, target_rank)).send(tensors, target_rank, tag)
 
     def receive(
         self, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype], source_rank: int, tag: int
     ) -> Pending:
-        """Post the slot for one message.  See Transport.receive."""
         return self._carrier((self.rank, source_rank)).receive(shapes, dtypes, source_rank, tag)
 
     def rest(self, ranks: Container[int]) -> None:

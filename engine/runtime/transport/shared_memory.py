@@ -89,10 +89,7 @@ class PendingMessage:
             callback()
 
     def wait(self) -> list[Tensor]:
-        """The tensors after the step (of a send: none), again at every call.
-
-        Raises PeerGone if a rank that takes part has ended.
-        """
+        """As of Pending.  Raises PeerGone if a rank that takes part has ended."""
         while not self._done:
             self._inbox.turn()
         if self._missing:
@@ -127,7 +124,7 @@ class SharedMemoryTransport:
     """
 
     def __init__(self, rank: int, inbox: Inbox[tuple[int, int]], host: str, used: bool) -> None:
-        """rank: this one.  inbox: of its loop.  host: as of Links.  used: False reaches nobody."""
+        """host: as of Links.  used: False reaches nobody."""
         self._rank = rank
         self._inbox = inbox
         self._hosts: list[set[int]] = []  # the ranks of each
@@ -163,11 +160,9 @@ class SharedMemoryTransport:
         return any(here.issuperset(ranks) for here in self._hosts)
 
     def join(self, ranks: Ranks) -> None:
-        """Make a group."""
         self._streams[ranks] = -1 - len(self._streams)
 
     def has_group(self, ranks: Ranks) -> bool:
-        """Return whether `join` has made the group."""
         return ranks in self._streams
 
     # ---- this rank's memory ----------------------------------------------------------------------
@@ -199,8 +194,9 @@ class SharedMemoryTransport:
     # ---- collectives -----------------------------------------------------------------------------
 
     def start(self, collective: Collective, bucket: Sequence[Tensor]) -> Pending:
-        """Begin a step.  See Transport.start.  The bucket must not change before it is done, unless
-        its owner lets go of it; the result is new memory.
+        """Begin a step.  The bucket must not change before it is done, unless its owner lets go of
+        it; the result is new memory.
+
 
         What all members want alike is written once, and this rank reads it as the others do: the
         bucket may go.  Else each of them gets a message of its own, in which pieces that lie by
@@ -294,8 +290,8 @@ class SharedMemoryTransport:
     # ---- messages --------------------------------------------------------------------------------
 
     def send(self, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
-        """Begin a message.  See Transport.send.  It is done when the other rank has posted its
-        slot; the tensors may change at once.
+        """Begin a message, done when the other rank has posted its slot; the tensors may change at
+        once.
         """
         size = num_bytes([t.shape for t in tensors], [t.dtype for t in tensors])
         if not size:
@@ -309,7 +305,6 @@ class SharedMemoryTransport:
     def receive(
         self, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype], source_rank: int, tag: int
     ) -> Pending:
-        """Post a slot.  See Transport.receive."""
         size = num_bytes(shapes, dtypes)
         if not size:
             return Settled(tensors_in(torch.empty(0, dtype=torch.uint8), shapes, dtypes))

@@ -93,7 +93,6 @@ class BucketLayout:
 
     @property
     def parts(self) -> int:
-        """Members of the group."""
         return self.each[0].parts
 
     @property
@@ -102,7 +101,6 @@ class BucketLayout:
         return not any(math.prod(layout.shape) for layout in self.each)
 
     def after(self, index: int) -> list[Shape]:
-        """Shapes of what a member holds after the step."""
         return [layout.after(index) for layout in self.each]
 
     def message(self, sender: int, receiver: int) -> list[Shape]:
@@ -295,7 +293,6 @@ def sent_elements(step: BoxingStep, layouts: BucketLayout, index: int) -> int:
 
 
 def _cut(tensor: Tensor, sbp: Sbp, parts: int, index: int) -> Tensor:
-    """The piece of member `index`, as a view; the whole unless sbp splits."""
     if not isinstance(sbp, Split):
         return tensor
     return tensor.narrow(sbp.dim, *split_range(tensor.shape[sbp.dim], parts, index))

@@ -15,10 +15,7 @@ aten = torch.ops.aten
 
 
 def cpu_kernel(function: Function, any_stride: bool) -> Function:
-    """Return the kernel in place of `function`, or `function`.
-
-    any_stride: its result may have any strides.
-    """
+    """Return the kernel in place of `function`, or `function`.  any_stride: of its result."""
     if function in _CHUNKED:
         return _CHUNKED[function]
     if not products.rule():

@@ -22,9 +22,8 @@ aten = torch.ops.aten
 
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *given: Any) -> Tensor:
-    """Compute aten.convolution of x (samples, channels, height, width), weight and bias.
-
-    given: stride, padding, dilation, transposed, output_padding, groups.
+    """Compute aten.convolution.  given: stride, padding, dilation, transposed, output_padding,
+    groups.
     """
     if _is_product(x, weight, given):
         given = _to_onednn(given)
@@ -34,10 +33,8 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *given: Any) -> 
 def convolution_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, *rest: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute aten.convolution_backward: gradients of x, weight and bias.
-
-    grad: of the result.  x, weight: as in forward.  bias_sizes: shape of the bias.  rest: `given`
-    as in forward, then which gradients are wanted; the others are None.
+    """Compute aten.convolution_backward.  rest: `given` as in forward, then which gradients are
+    wanted.
     """
     given, wanted = rest[:-1], rest[-1]
     of_weight = None
@@ -53,7 +50,7 @@ def convolution_backward(
 
 
 def _is_product(x: Tensor, weight: Tensor, given: Sequence[Any]) -> bool:
-    """Return whether a convolution is a product, and large enough for the other library."""
+    """Return whether a convolution is a product that is large enough for oneDNN."""
     rule = products.rule()
     if rule is None or not rule.pixel_convolutions or x.dtype != torch.float32 or not x.is_cpu:
         return False

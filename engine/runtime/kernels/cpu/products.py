@@ -48,9 +48,8 @@ FULL_WIDTH = ProductRule(1 << 22, 1.0, 1 << 14, pixel_convolutions=True)
 
 @cache
 def rule() -> ProductRule | None:
-    """Return the rule of AMD's processors with AVX-512; None for all others.
-
-    From Zen 5 on (family 26) the units of AVX-512 are as wide as its registers.
+    """Return the rule of AMD's processors with AVX-512; None for all others.  From Zen 5 on (family
+    26) the units of AVX-512 are as wide as its registers.
     """
     has_avx512 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     is_amd = _read_cpuinfo("vendor_id") == "AuthenticAMD"
@@ -79,9 +78,8 @@ def mm_any_stride(first: Tensor, second: Tensor) -> Tensor:
 
 
 def addmm(bias: Tensor, first: Tensor, second: Tensor, **factors: float) -> Tensor:
-    """Compute aten.addmm: bias (n) + first (m, k) x second (k, n).
-
-    factors: alpha and beta.  With these, or another shape of bias, torch's own kernel runs.
+    """Compute aten.addmm: bias (n) + first (m, k) x second (k, n).  With `factors` (alpha, beta),
+    or another shape of bias, torch's own kernel runs.
     """
     plain = not factors and bias.shape == second.shape[1:] and first.is_contiguous()
     if plain and _is_large(first, second):
@@ -100,8 +98,9 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of query, key and value (samples, heads, …, width) of fused attention.
 
-    grad: of the output `out`.  how, more: further arguments of torch's op.  In bf16 each block has
-    a high fixed cost, so short sequences run in fp32.
+
+    how, more: further arguments of torch's op.  In bf16 each block has a high fixed cost, so short
+    sequences run in fp32.
     """
     given = (grad, query, key, value, out)
     run = cpu_attention_backward
@@ -129,7 +128,7 @@ def _has_aspect(rows: int, columns: int) -> bool:
 
 
 def _read_cpuinfo(name: str) -> str:
-    """Return a field of /proc/cpuinfo for the first processor; "" if it is not known."""
+    """Return a field of the first processor; "" if it is not known."""
     if sys.platform != "linux":
         return ""
     with open("/proc/cpuinfo") as file:

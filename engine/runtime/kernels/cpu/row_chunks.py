@@ -22,10 +22,7 @@ CHUNK_BYTES = 1 << 21  # of one tensor and thread
 
 
 def log_sum_exp(x: Tensor, dims: tuple[int, ...], keepdim: bool = False) -> Tensor:
-    """Compute ops.math.reduce.log_sum_exp of x over `dims`; in chunks for the rows of a matrix.
-
-    keepdim: keep the reduced dims with size 1.
-    """
+    """Compute ops.math.reduce.log_sum_exp; in chunks for the rows of a matrix."""
     count = _num_chunks(x) if x.dim() == 2 and dims in ((1,), (-1,)) else 1
     parts = [reduce.log_sum_exp(rows, dims, keepdim) for rows in x.tensor_split(count)]
     return torch.cat(parts) if count > 1 else parts[0]
@@ -43,9 +40,8 @@ def gradient_of_logits(
 ) -> Tensor:
     """Compute ops.nn.cross_entropy.gradient_of_logits; in chunks if the loss was reduced.
 
-    grad: of the loss.  x: logits (rows, classes).  lse: (rows, 1).  target: (rows).  weight: of the
-    classes.  reduction: none, mean or sum by torch's number.  given: further arguments of the op.
-    out: the tensor to fill, or None.
+
+    x: (rows, classes).  lse: (rows, 1).  target: (rows).
     """
     count = _num_chunks(x) if reduction != NONE else 1
     if count == 1:
@@ -62,9 +58,8 @@ def gradient_of_logits(
 
 
 def _num_chunks(x: Tensor) -> int:
-    """Return the number of chunks, of two rows at least.
-
-    All threads would share the sum over a single row, in another order.
+    """Return the number of chunks, of two rows at least: all threads would share the sum over a
+    single row, in another order.
     """
     if not x.is_cpu:
         return 1
