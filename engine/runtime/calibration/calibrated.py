@@ -143,7 +143,6 @@ def curve(timed: Sequence[TimedWork]) -> Products:
 def exchange_bytes(moved: Sequence[Moved]) -> int:
     """Return the size of message up to which an exchange is faster than an all-reduce; 0: never.
 
-
     moved: measurements of one group, both ways.  Those between ops count: in a loop without ops an
     exchange among more ranks than cores looks faster than it is in a step.  The result is the size
     with the least sum of log seconds over all sizes, for figures differ by a factor of three.

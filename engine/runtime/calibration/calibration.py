@@ -10,7 +10,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -56,21 +56,19 @@ _STEPS = (
     BoxingStep(0, S(0), S(1)),
 )
 _aten = torch.ops.aten
+Tensors = Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSizes:
     """The sizes and numbers of measurements.
 
-    products: (tokens, in, out) of each product.
-    dtypes: names of DTYPES.
+    products: (tokens, in, out) of each product.  dtypes: names of DTYPES.
     stream_bytes: size of each of three vectors that are added.
     moved_bytes: sizes of tensors that are moved, at least 1 KiB for two ranks and 4 KiB for four,
         so that each rank has a part of rows and columns.
-    trials: calls of each, of which the median counts.
-    pace_s: seconds for which ranks that are more than cores compute at a time.
-    pace_rounds: number of such phases.
-    rounds: repetitions of everything, of which the median counts.
+    trials: calls of each.  rounds: repetitions of everything.  The median of both counts.
+    pace_s: seconds for which ranks that are more than cores compute at a time, `pace_rounds` times.
     """
 
     products: tuple[tuple[int, int, int], ...]
@@ -92,11 +90,12 @@ def device_times(device: torch.device, sizes: ProbeSizes) -> list[TimedWork]:
     timed += _time_probes(sizes.trials)
     count = sizes.stream_bytes // 4
     vectors = [torch.randn(count, device=device) for _ in range(3)]
-    taken = _seconds(lambda k: torch.add(vectors[k % 3], vectors[(k + 1) % 3]), device, sizes)
-    timed.append(TimedWork("stream", 12.0 * count, taken))
     few = torch.zeros(16, device=device)
-    taken = _seconds(lambda _: [_aten.add.Tensor(few, few) for _ in range(200)], device, sizes)
-    timed.append(TimedWork("op", 200.0, taken))
+    for what, work, run in (
+        ("stream", 12.0 * count, lambda k: torch.add(vectors[k % 3], vectors[(k + 1) % 3])),
+        ("op", 200.0, lambda _: [_aten.add.Tensor(few, few) for _ in range(200)]),
+    ):
+        timed.append(TimedWork(what, work, _median_seconds(run, device, sizes.trials)))
     return timed
 
 
@@ -111,7 +110,7 @@ def _products(
         for shapes in [((tokens, wide), (out, wide), (tokens, out), (out,))]
         * max(1, min(32, _COLD_BYTES // each))
     ]
-    work: dict[str, Callable[[Sequence[torch.Tensor]], object]] = {
+    work: dict[str, Callable[[Tensors], object]] = {
         FORWARD: lambda t: addmm(t[3], t[0], t[1].t()),
         BACKWARD: lambda t: mm(t[2], t[1]),
         WEIGHT_GRAD: lambda t: mm(t[2].t(), t[0]),
@@ -148,7 +147,7 @@ def _time_probes(trials: int) -> Iterator[TimedWork]:
 
 
 def _time_probe(what: str, probe: Probe, trials: int) -> TimedWork:
-    sets = [probe.tensors() for _ in range(_PROBE_SETS)]
+    sets = [probe.arguments() for _ in range(_PROBE_SETS)]
     taken = _median_seconds(lambda k: probe.run(*sets[k % _PROBE_SETS]), _CPU, trials)
     return TimedWork(what, probe.work, taken)
 
@@ -158,18 +157,17 @@ def paces(
 ) -> list[tuple[float, float]]:
     """Measure how often per second this rank runs all probes of single ops, `rounds` times.
 
-
     rank, cores: of this host.  seconds: least length of each phase.  meet: returns when all ranks
     have called it.  Each result is (pace while all ranks run, pace while one rank a core runs; 0
     for ranks that pause).  Ranks that share a core take turns, and find another's tensors in its
     caches.
     """
     probes = [*itertools.chain(*convolution_probes()), *element_probes().values()]
-    sets = [(probe.run, probe.tensors()) for probe in probes]
+    sets = [(probe.run, probe.arguments()) for probe in probes]
 
     def once() -> None:
-        for run, tensors in sets:
-            run(*tensors)
+        for run, arguments in sets:
+            run(*arguments)
 
     once()  # libraries create their kernels in the first call
     measured = []
@@ -196,7 +194,6 @@ def link_times(
 ) -> list[Moved]:
     """Measure every collective, and messages between two ranks; all ranks of the group call this.
 
-
     exchanged: measure all-reduces as exchanges, too, and both ways between ops for all sizes; ranks
     that share memory do not use exchanges.  Tensors that are summed are column-major, as the
     gradients of weights are: transposing takes longer than copying.
@@ -210,35 +207,26 @@ def link_times(
         layouts = BucketLayout((layout_of(step, shape, (step.source,), (parts,), (0,)),))
         rows = shape[0] // parts if step.source == S(0) else shape[0]
         pieces = _cold_tensors((rows, shape[1]), column_major=step.source == P)
-
         member = Collective(step, layouts, group, group.index(rank))
 
-        def collective(k: int, member=member, pieces=pieces) -> None:  # type: ignore[no-untyped-def]
+        def collective(k: int, member: Collective = member, pieces: Tensors = pieces) -> None:
             _wait(links, links.start(member, [pieces[k % len(pieces)]]))
 
         total = 4 * math.prod(shape)
         sent = step_bytes(step, (step.source,), (parts,), total) / parts
         dist.barrier()
-        taken = _median_seconds(collective, _CPU, sizes.trials)
-        moved.append(
-            Moved(
-                kind=step.kind, members=parts, message_bytes=total, sent_bytes=sent, seconds=taken
-            )
+        one = Moved(
+            kind=step.kind,
+            members=parts,
+            message_bytes=total,
+            sent_bytes=sent,
+            seconds=_median_seconds(collective, _CPU, sizes.trials),
         )
+        moved.append(one)
         both_ways = exchanged and step.kind in (ALL_REDUCE, EXCHANGE)
         if both_ways or num_bytes == min(sizes.moved_bytes):
             added, busy_s = _time_between_ops(collective, sizes.trials)
-            moved.append(
-                Moved(
-                    kind=step.kind,
-                    members=parts,
-                    message_bytes=total,
-                    sent_bytes=sent,
-                    seconds=added,
-                    between_ops=True,
-                    busy_s=busy_s,
-                )
-            )
+            moved.append(replace(one, seconds=added, between_ops=True, busy_s=busy_s))
     dist.barrier()
     return moved + _messages(links, rank, sizes) if parts == 2 else moved
 
@@ -249,14 +237,13 @@ def _messages(links: Links, rank: int, sizes: ProbeSizes) -> list[Moved]:
     for num_bytes in sizes.moved_bytes:
         vectors = _cold_tensors((num_bytes // 4,))
 
-        def there_and_back(k: int, vectors=vectors) -> None:  # type: ignore[no-untyped-def]
+        def there_and_back(k: int, vectors: Tensors = vectors) -> None:
             vector = vectors[k % len(vectors)]
             for sender in (0, 1):
                 if rank == sender:
                     _wait(links, links.send([vector], 1 - rank, 0))
                 else:
-                    shapes, dtypes = [vector.shape], [vector.dtype]
-                    _wait(links, links.receive(shapes, dtypes, 1 - rank, 0))
+                    _wait(links, links.receive([vector.shape], [vector.dtype], 1 - rank, 0))
 
         taken = _median_seconds(there_and_back, _CPU, sizes.trials)
         moved.append(
@@ -316,10 +303,6 @@ def _wait(links: Links, pending: Pending) -> list[torch.Tensor]:
     pending.on_done(lambda: links.inbox.put((0, 0)))
     links.inbox.get()
     return pending.wait()
-
-
-def _seconds(run: Callable[[int], object], device: torch.device, sizes: ProbeSizes) -> float:
-    return _median_seconds(run, device, sizes.trials)
 
 
 def _median_seconds(run: Callable[[int], object], device: torch.device, trials: int) -> float:

@@ -56,7 +56,6 @@ def measure_op_times(
 ) -> TimeRatios:
     """Return measured over foreseen seconds of ops of a plan, one value a call in the plan.
 
-
     All its ranks run in this process.  hardware: foresees seconds.  steps: number of steps that
     count.  Each value is the mean over acts and ranks: seconds of ops have a long tail, so that the
     sum of medians is 1 to 4 % less than a step, which the sum of means is not.

@@ -118,7 +118,6 @@ class DistributedRank:
         """Run steps `first` to `steps` - 1, come to rest and return the results of each step that
         `on_step` has not taken.  Several runs in a row give the same numbers as one run.
 
-
         may_begin: see Scheduler; all ranks must be refused the same step.  on_step: called with
         (step, results, seconds since the last call) when a step has reported and as many acts as a
         step has have ended, for a loss may come early or late in a step.  Raises RunError, which

@@ -39,7 +39,6 @@ def restore(folder: Path, plan: Plan, rank: int, variables: Mapping[str, torch.T
     """Fill the variables of a rank, its pieces by tensor, from a checkpoint that has every tensor
     of the plan.
 
-
     For a variable of which each rank has its own, a rank that the checkpoint does not know takes
     the first rank's.  Raises RunError.
     """

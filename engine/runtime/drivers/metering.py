@@ -19,7 +19,7 @@ class Metering:
     """
 
     def __init__(self, variables: Iterable[torch.Tensor], wanted: bool) -> None:
-        """variables: tensors that the rank holds before it begins.  wanted: False to count nothing."""
+        """variables: tensors that the rank holds before it begins."""
         self.live_bytes = LiveBytes(variables)
         self._wanted = wanted
         self._until: dict[int, int] = {}  # actor -> the act up to which bytes are counted

@@ -77,7 +77,6 @@ class VirtualCluster:
         """Run steps `first` to `steps` - 1, come to rest and return the results of each step.
         Several runs in a row give the same numbers as one run.
 
-
         may_begin: asked with a rank and a number of steps (see Scheduler); all ranks must be
         refused the same step.  on_step: called with (step, results) when a step has reported.
         Raises PlanError if nothing can act before the end; RunError, which names rank and actor, if

@@ -41,7 +41,6 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Compute aten._scaled_dot_product_flash_attention_for_cpu on any device.
 
-
     query: (samples, heads, queries, width).  key, value: (samples, heads, keys, width).  dropout_p:
     0 on CUDA.  attn_mask: added to the scores.  scale: None: 1 / sqrt(width).  Return the output,
     shaped as query, and the logsumexp of the scores (samples, heads, queries) in fp32.

@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 def eager_kernels(
     plan: Plan, stage: int, coordinate: tuple[int, ...], device: torch.device = CPU
 ) -> Mapping[int, Kernel]:
-    """Return region actor -> kernel that runs op after op, for the rank at a coordinate of a stage."""
+    """Return region actor -> kernel that runs op after op, for a rank of a stage."""
     return {
         actor.id: emit(region_program(plan, actor.work, stage, coordinate), device=device)
         for actor in plan.stage_actors(stage)
@@ -42,7 +42,6 @@ def eager_kernels(
 
 def emit(program: Program, wrap: KernelWrapper | None = None, device: torch.device = CPU) -> Kernel:
     """Compile a program to a Python function.
-
 
     wrap: replaces the function of each line; None: updates are batched instead.  device: where ops
     without inputs make their tensors.  The function empties the list that it takes, so that a
@@ -76,7 +75,6 @@ def _code(text: str) -> CodeType:
 
 def _text(program: Program, lines: Sequence[ProgramCall], names: dict[str, object]) -> str:
     """Return the source of the function `kernel`; call0 is the function of its first line.
-
 
     names: receives the arguments that the source refers to by name.
     """

@@ -26,7 +26,6 @@ Tensor = torch.Tensor
 def into(function: Function) -> Callable[..., Tensor]:
     """Return the function as one that takes a tensor before its arguments, fills and returns it.
 
-
     If that is not contiguous and has other strides than the result would have, it is left alone,
     and the result is a new tensor.
     """

@@ -24,7 +24,6 @@ aten = torch.ops.aten
 def kernel_of(function: Function, any_stride: bool = False) -> Function:
     """Return what runs for a function of torch or of the engine, mostly that function itself.
 
-
     any_stride: its result may have any strides.
     """
     if function is create.constant:

@@ -30,7 +30,6 @@ def region_program(
 ) -> Program:
     """Return the program of a region for the rank at a coordinate of a stage.
 
-
     It takes `reads`, then the sums so far (sums_of; None in the first micro-batch), and returns
     `makes`, then the new values of `updates`.
     """

@@ -8,7 +8,6 @@ import os
 def pin_to_core(rank: int, ranks: int) -> None:
     """Pin this process to one core if its host has more ranks than cores.
 
-
     rank: number of this rank among those of its host.  Without pins the scheduler may leave three
     ranks on one core and one on another.  Nothing changes if the system has no affinity (macOS).
     """

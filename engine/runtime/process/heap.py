@@ -30,7 +30,6 @@ def reexec_with_tunables() -> None:
     """Replace this process by the same program with malloc's thread caches switched off, unless
     they are off already or the C library is not glibc.
 
-
     glibc reads this setting only from the environment (GLIBC_TUNABLES) when a program starts.
     Tunables that the user has set stay.
     """
@@ -43,7 +42,6 @@ def reexec_with_tunables() -> None:
 
 def keep_pages() -> bool:
     """Allocate everything from one heap that never shrinks; freed chunks merge with neighbours.
-
 
     Return False if the C library is not glibc or refuses.  A higher mmap threshold would not be
     enough: malloc maps and unmaps every larger block, such as the logits of a step.

@@ -11,7 +11,6 @@ import sys
 def end_with(parent: int) -> None:
     """Let only the parent end this process, and end it if the parent is killed itself (Linux).
 
-
     What asks a run to end, or to save, is for the launcher: Slurm sends it to all processes.
     """
     asking = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)

@@ -28,7 +28,6 @@ MOST_S, MOST_BYTES = 10.0, 1 << 30  # of a core, and more than there are, for on
 def run_in_child(work: Callable[[], T], what: str, log: logging.Logger) -> T:
     """Return what `work` returns in a fork of this process, or raise what it raises there.
 
-
     The result is pickled.  What interrupts this process kills the other one at once.  what: is done
     there, for the error.  log: its records there are records here.  Raises ChildProcessError for a
     process that ends without an answer.
@@ -95,7 +94,6 @@ class _Sender(logging.Handler):
 def bound_work(what: str, most_s: float | None = None) -> Iterator[None]:
     """Bound the seconds of a core and the memory that foreign code within may take, such as a
     template.
-
 
     what: it is, for the error.  Raises ValueError, also for whatever it raises.  Signals are the
     main thread's: in another there is no bound.

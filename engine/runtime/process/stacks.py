@@ -48,7 +48,6 @@ class Stacks:
     def collect_children(self, index: int, process: int) -> dict[int, str]:
         """Return the stacks of the children that a process has forked, by their number.
 
-
         A child writes where its parent does, so they are asked one after the other; one that runs
         another program is not asked.
         """

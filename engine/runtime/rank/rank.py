@@ -112,7 +112,6 @@ class Rank:
     ) -> None:
         """Take the variables that are lent, and make and fill the others.
 
-
         Those with an initial value come first: a value is made whole, and its memory is free again
         when the states of the optimizer are made.
         """
@@ -148,7 +147,6 @@ class Rank:
 
     def lend_variables(self, plan: Plan, instead: Mapping[str, str]) -> LentVariables:
         """Return the variables that the same rank of another plan reads (evaluation of training's).
-
 
         instead: by name of its variable, the name of this plan's, where they differ.
         """

@@ -22,7 +22,7 @@ def copy_to_device(value: Tensor, device: torch.device) -> Tensor:
 
 
 def make_scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a scalar tensor; on CUDA the value is an argument of a kernel, so nothing is copied."""
+    """Return a scalar tensor; on CUDA its value is an argument of a kernel: nothing is copied."""
     return torch.full((), value, dtype=dtype, device=device)
 
 

@@ -63,7 +63,6 @@ def locate_inputs(
 ) -> tuple[Source, ...]:
     """Return the places of the tensors that an actor reads, in the order of its work.
 
-
     rings: live versions, by register.  variables: names of the tensors that are variables.
     """
     places: dict[str, Source] = {}
@@ -105,7 +104,6 @@ def bind_registers(
 
 def locate_sums(plan: Plan, actor: Actor, filled: Sequence[RegisterBinding]) -> tuple[Source, ...]:
     """Return the places of the sums that a region adds to, in the order of its program.
-
 
     filled: the registers that it fills.
     """

@@ -69,7 +69,6 @@ class StoredShard:
 def write_shards(file: Path, shards: Sequence[Shard], metadata: Mapping[str, str]) -> Written:
     """Write a file; it is on the disk when this returns.  Raises OSError with the file's name.
 
-
     Python's lock is free while bytes are written, so that a thread which writes does not hold up
     one that computes.
     """

@@ -62,7 +62,6 @@ def list_held(plan: Plan, rank: int) -> Iterator[tuple[Variable, Slices]]:
 def name_shard(plan: Plan, variable: Variable, rank: int) -> str:
     """Return the name under which a checkpoint has the piece that `rank` holds of `variable`.
 
-
     A variable of which each rank has its own has a name for each; the first rank's is the model's.
     """
     shared = not variable.own or rank == plan.placements[variable.stage].ranks[0]
@@ -70,7 +69,7 @@ def name_shard(plan: Plan, variable: Variable, rank: int) -> str:
 
 
 def choose_shards(plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) -> list[Shard]:
-    """Choose the pieces that a rank writes: ranks that hold a region alike take turns by variable."""
+    """Choose the pieces that a rank writes: ranks that hold one alike take turns by variable."""
     names = list(dict.fromkeys(v.name for v in plan.variables.values()))
     out = []
     for v, shard in collect_shards(plan, rank, variables).items():

@@ -133,7 +133,6 @@ class TorchPending:
     ) -> None:
         """Wait for torch's handle; an error is kept for `wait`.
 
-
         make_stream: of CUDA, which waits in the place of the current one, and the host for it.
         """
         try:
@@ -206,7 +205,6 @@ class TorchTransport:
     def send(self, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
         """Begin a message, done when the other rank has received it; the tensors must not change
         before.
-
 
         tag: one for each channel of the plan, not for each message: a thread waits for each.
         """

@@ -197,7 +197,6 @@ class SharedMemoryTransport:
         """Begin a step.  The bucket must not change before it is done, unless its owner lets go of
         it; the result is new memory.
 
-
         What all members want alike is written once, and this rank reads it as the others do: the
         bucket may go.  Else each of them gets a message of its own, in which pieces that lie by
         columns and are to be summed lie so, for who sums them turns the sum alone; after the

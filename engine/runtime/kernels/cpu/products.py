@@ -98,7 +98,6 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of query, key and value (samples, heads, …, width) of fused attention.
 
-
     how, more: further arguments of torch's op.  In bf16 each block has a high fixed cost, so short
     sequences run in fp32.
     """

@@ -40,7 +40,6 @@ def gradient_of_logits(
 ) -> Tensor:
     """Compute ops.nn.cross_entropy.gradient_of_logits; in chunks if the loss was reduced.
 
-
     x: (rows, classes).  lse: (rows, 1).  target: (rows).
     """
     count = _num_chunks(x) if reduction != NONE else 1
