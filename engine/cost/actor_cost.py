@@ -20,11 +20,10 @@ from flowrun.engine.actors.plan import (
 from flowrun.engine.boxing.boxing import start_seconds, step_bytes, step_seconds
 from flowrun.engine.boxing.crossing import Send
 from flowrun.engine.cost.fusion import FUSIONS, FusedKernel, kernels
-from flowrun.engine.cost.op_cost import element_seconds
-from flowrun.engine.cost.seconds import local_seconds
+from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.hardware.hardware import CPU, Hardware
 from flowrun.engine.ir.graph import Op
-from flowrun.engine.ir.placement import Shape, largest_shape
+from flowrun.engine.ir.placement import largest_shape
 from flowrun.engine.ir.sbp import NdSbp
 from flowrun.engine.strategy import Strategy
 
@@ -36,46 +35,34 @@ class ActorCost:
     plan: Plan
     strategy: Strategy
 
-    def _shape(self, name: str, nd_sbp: NdSbp, stage: int) -> tuple[int, ...]:
-        return largest_shape(
-            self.plan.tensors[name].shape, nd_sbp, self.strategy.placements[stage].shape
-        )
+    def _samples(self, name: str, nd_sbp: NdSbp, stage: int) -> int:
+        grid = self.strategy.placements[stage].shape
+        return largest_shape(self.plan.tensors[name].shape, nd_sbp, grid)[0]
 
-    def _ins(self, op: Op) -> list[Shape]:
-        return [self._shape(n, nd, op.stage) for n, nd in zip(op.inputs, op.in_sbp, strict=True)]
-
-    def _outs(self, op: Op) -> list[Shape | None]:
-        return [
-            None if n is None else self._shape(n, nd, op.stage)
-            for n, nd in zip(op.outputs, op.out_sbp, strict=True)
-        ]
-
-    def _op_seconds(self, op: Op, hardware: Hardware) -> float:
-        grid = self.strategy.placements[op.stage].shape
-        return local_seconds(op, self.plan.tensors, grid, hardware)
+    def _sized(self, op: Op) -> SizedOp:
+        return SizedOp.local(op, self.plan.tensors, self.strategy.placements[op.stage].shape)
 
     def _region_seconds(self, work: RegionWork) -> float:
         """Return the sum over ops, or over kernels if Inductor builds the region."""
         hardware = self.strategy.hardware
         if not self.strategy.fusion:
-            return sum(self._op_seconds(op, hardware) for op in work.ops)
+            return sum(self._sized(op).seconds(hardware) for op in work.ops)
         hardware = replace(hardware, bias_apart=False)  # fused into the op after the product
         kept = (*work.makes, *(new for _, new in work.updates))
         fused = kernels(work.ops, kept, self._elements, FUSIONS[self.strategy.fusion])
         return sum(self._kernel_seconds(kernel, hardware) for kernel in fused)
 
     def _elements(self, op: Op) -> int:
-        """Return the number of elements of the largest tensor that the op reads or makes."""
-        shapes = (*self._ins(op), *(shape for shape in self._outs(op) if shape is not None))
+        sized = self._sized(op)
+        shapes = (*sized.ins, *(shape for shape in sized.outs if shape is not None))
         return max(map(math.prod, shapes), default=0)
 
     def _kernel_seconds(self, kernel: FusedKernel, hardware: Hardware) -> float:
-        if len(kernel.ops) == 1:
-            return self._op_seconds(kernel.ops[0], hardware)
+        ops = list(map(self._sized, kernel.ops))
+        if len(ops) == 1:
+            return ops[0].seconds(hardware)
         moved = sum(map(self.plan.tensor_bytes, (*kernel.reads, *kernel.writes)))
-        busy_s = sum(
-            element_seconds(op, self._ins(op), self._outs(op), hardware) for op in kernel.ops
-        )
+        busy_s = sum(op.element_seconds(hardware) for op in ops)
         return max(busy_s, moved / hardware.memory_bytes_per_s) + hardware.op_s
 
     def seconds(self, actor: Actor) -> float:
@@ -96,15 +83,13 @@ class ActorCost:
                     total += step_seconds(step, lies, grid, move.shape, move.num_bytes, link)
                 return total
             case PrepareWork(step=name, made=made):
-                samples = self._shape(made, self.plan.locations[made].nd_sbp, actor.stage)[0]
+                samples = self._samples(made, self.plan.locations[made].nd_sbp, actor.stage)
                 each = next(p.seconds for p in self.strategy.preparation if p.name == name)
                 return hardware.act_s + samples * each
             case FeedWork(feeds, None, False):
                 fields = [f for f in feeds if not f.is_own]
-                samples = max(
-                    (self._shape(f.tensor, f.nd_sbp, f.stage)[0] for f in fields), default=0
-                )
-                return hardware.act_s + samples * self.strategy.sample_s
+                samples = [self._samples(f.tensor, f.nd_sbp, f.stage) for f in fields]
+                return hardware.act_s + max(samples, default=0) * self.strategy.sample_s
             case TransferWork(_, source, target, moves):
                 placements = self.strategy.placements
                 link = hardware.crossing(placements[source], placements[target])
@@ -158,5 +143,4 @@ class ActorCost:
 
 
 def _crossing_bytes(move: TensorMove, sends: Sequence[Send]) -> int:
-    """Return the bytes of one tensor of a transfer that cross between ranks."""
     return sum(s.num_elements for s in sends if s.source != s.target) * move.dtype.itemsize

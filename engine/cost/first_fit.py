@@ -21,14 +21,14 @@ class FirstFit:
     """
 
     def __init__(self, size: int) -> None:
-        """Begin with `size` free bytes, a multiple of a page."""
+        """size: free bytes, a multiple of a page."""
         self.touched = 0
         self._free = [(0, size)]  # (start, end), in order, never adjacent
         self._taken: dict[int, int] = {}  # start -> end
 
     def take(self, num_bytes: int) -> int:
-        """Take the lowest free piece of `num_bytes` and return its start.  Raises MemoryError if
-        none fits.
+        """Take the lowest free piece of `num_bytes`; return its start.  Raises MemoryError if none
+        fits.
         """
         size = round_to_pages(num_bytes)
         for k, (start, end) in enumerate(self._free):

@@ -97,7 +97,6 @@ class Footprint:
             self.source.update({n: self.updated[n] for n in op.makes if n in self.updated})
 
     def _add_message(self, actor: Actor) -> None:
-        """Record which tensors are views of one message, or of variables that ranks share."""
         if isinstance(actor.work, BoxWork) and actor.work.one_copy:
             self.source.update((move.made, move.read) for move in actor.work.moves)
         elif isinstance(actor.work, BoxWork | TransferWork) and actor.kind != "send":
@@ -107,7 +106,6 @@ class Footprint:
                 self.source.update(dict.fromkeys(outputs[1:], outputs[0]))
 
     def _own(self, actor: Actor) -> tuple[str, ...]:
-        """Return the outputs of a collective that lie in memory used by nothing else."""
         work = actor.work
         if not self.plan.own_messages or self.plan.blocks(actor) or not isinstance(work, BoxWork):
             return ()

@@ -56,12 +56,9 @@ def kernels(
 ) -> tuple[FusedKernel, ...]:
     """Group the ops of a region into kernels; views are left out.
 
-    kept: tensors that are read outside of it.
-    elements: op -> elements that it runs over.
-    fusion: where kernels end.
-
-    An op joins the kernel of an op that feeds it if both run over as many elements and no product
-    lies between them on any way; so no two kernels wait for each other.
+    kept: tensors that are read outside of it.  elements: op -> elements that it runs over.  An op
+    joins the kernel of an op that feeds it if both run over as many elements and no product lies
+    between them on any way; so no two kernels wait for each other.
     """
     grouped: list[list[Op]] = []
     source: dict[str, str] = {}  # view -> what it shows

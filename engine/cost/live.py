@@ -67,7 +67,6 @@ class Live:
         return self.live, self.messages.moment()
 
     def begin(self, actor: int, act: int) -> None:
-        """Record that an act starts."""
         needed = self._act(actor, act)
         self._reach(actor, act, needed.begin)
         self.under_way[actor] = needed.held
@@ -75,8 +74,8 @@ class Live:
         self.messages.begin(actor, needed.written)
 
     def end(self, actor: int, act: int) -> None:
-        """Record that an act ends: its outputs are live, and inputs that it was the last to read
-        are free.
+        """Record that an act ends: its outputs are live; inputs that it was the last to read are
+        free.
         """
         self.held -= self.under_way.pop(actor)
         self.messages.end(actor)
@@ -147,16 +146,12 @@ class Live:
                 self._add(piece, storage_version, -1)
 
     def _storage_version(self, register: int, version: int, piece: _HeldStorage) -> int:
-        """Return the version of a storage that a version of a register holds: its own, or the
-        step's.
-        """
+        """Return the version of a storage that one of a register holds: its own, or the step's."""
         views = piece.storage in self.of_step and not self.plan.registers[register].per_step
         return version // self.plan.micro_batches if views else version
 
     def _act(self, actor: int, act: int) -> ActBytes:
-        """Return the bytes of an act; an actor has few kinds of acts, by the storages that they
-        free.
-        """
+        """Return the bytes of an act; an actor has few kinds, by the storages that they free."""
         freed, first = (
             self._storages_freed_by(actor, act),
             act % self._changes_of(actor)[0].acts == 0,
@@ -175,9 +170,7 @@ class Live:
         return self._pieces[register]
 
     def _changes_of(self, actor: int) -> tuple[_Changes, _Changes]:
-        """Return the versions that an act begins to fill, and those that it is the last act to
-        read.
-        """
+        """Return the versions that an act begins to fill, and those that it is the last to read."""
         if actor not in self._changes:
             described, known = self.plan.actors[actor], self.plan.registers
             acts = self.plan.acts_per_step(described)
@@ -245,7 +238,6 @@ class _Changes(NamedTuple):
 def _later(
     versions: dict[K, dict[int, int]], of_step: Container[K], acts: int
 ) -> dict[K, dict[int, int]]:
-    """Return the same after `acts` more acts; versions of a step stay."""
     return {
         key: found if key in of_step else {v + acts: n for v, n in found.items()}
         for key, found in versions.items()

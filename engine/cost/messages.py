@@ -30,12 +30,10 @@ class Messages:
             self._under_way[actor] = self._arena.take(num_bytes)
 
     def end(self, actor: int) -> None:
-        """Record that an actor's communication is done."""
         if actor in self._under_way:
             self._done.append((self._under_way.pop(actor), _ACTS_UNTIL_FREE))
 
     def end_compute(self) -> None:
-        """Record that an act of compute has ended."""
         for start in [start for start, acts in self._done if acts == 1]:
             self._arena.give(start)
         self._done = [(start, acts - 1) for start, acts in self._done if acts > 1]

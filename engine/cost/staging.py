@@ -41,8 +41,7 @@ IN_PLACE = Staging(0, 0, 0, shared=True, keeps=True)
 def collective(kind: str, parts: int, before: Sequence[int], after: Sequence[int]) -> Staging:
     """Return the staging of a collective by torch.distributed.
 
-    kind: of boxing.py.  parts: members of the group.  before, after: bytes on this rank of every
-    tensor of the bucket, before and after.
+    before, after: bytes on this rank of every tensor of the bucket, before and after.
     """
     read, result = sum(before), sum(after)
     if kind == EXCHANGE:
@@ -64,11 +63,9 @@ def shared_collective(
 ) -> Staging:
     """Return the staging of a collective in shared memory.
 
-    kind: of boxing.py.  parts: members of the group.  before, after: bytes on this rank of every
-    tensor of the bucket, before and after.  A rank writes the parts that others need and builds its
-    outputs from what the others wrote.  It copies nothing else.  A tensor that goes to a single
-    member takes one byte more.  All-reduces of up to 64 kB return views of one message; that is
-    left out.
+    before, after: bytes on this rank of every tensor of the bucket.  A rank writes the parts that
+    others need and builds its outputs from what the others wrote.  It copies nothing else.  A
+    tensor that goes to a single member takes one byte more.
     """
     read, result = sum(before), sum(after)
     if kind in (ALL_REDUCE, EXCHANGE, ALL_GATHER):
@@ -78,16 +75,15 @@ def shared_collective(
 
 
 def send(num_bytes: int, shared_memory: bool = False) -> Staging:
-    """Return the staging of a send: the pieces are copied into a message of `num_bytes`."""
+    """Return the staging of a send: the pieces are copied into a message."""
     if shared_memory:
         return Staging(0, 0, 0, shared=True, written=num_bytes)
     return Staging(num_bytes, num_bytes, num_bytes, shared=True)
 
 
 def receive(num_bytes: int, shared_memory: bool = False) -> Staging:
-    """Return the staging of a receive: outputs are views of the message of `num_bytes`.
-
-    In shared memory the message is the sender's until it is copied.
+    """Return the staging of a receive: outputs are views of the message.  In shared memory it is
+    the sender's until it is copied.
     """
     held = 0 if shared_memory else num_bytes
     return Staging(held, held, num_bytes, shared=True)

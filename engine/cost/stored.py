@@ -19,9 +19,8 @@ from flowrun.engine.strategy import Strategy
 def stored_bytes(graph: LogicalGraph, strategy: Strategy, stage: int) -> int:
     """Return the bytes of one micro-batch that wait for backward on a rank of a stage.
 
-    graph: every op has a signature.  strategy: has the placements.  stage: its number.  A view
-    counts as the tensor that it shows.  Tensors made of weights alone exist all step long and do
-    not count.
+    graph: every op has a signature.  A view counts as the tensor that it shows.  Tensors made of
+    weights alone exist all step long and do not count.
     """
     stored: dict[tuple[str, int], int] = {}
     grid = strategy.placements[stage].shape
@@ -45,8 +44,6 @@ def stored_bytes(graph: LogicalGraph, strategy: Strategy, stage: int) -> int:
 def moved_bytes(graph: LogicalGraph, strategy: Strategy, ops: Iterable[Op]) -> float:
     """Return the bytes, over all ranks, of boxing between `ops` and the tensors that backward makes
     for them.
-
-    graph: every op has a signature.  strategy: has the placements.
     """
     moved: dict[tuple[str, NdSbp], float] = {}
     for op in ops:

@@ -36,11 +36,9 @@ class Products:
             object.__setattr__(self, name, tuple(getattr(self, name)))  # lists, after Hydra
 
     def seconds(self, flop: float) -> float:
-        """Return the seconds of one product of `flop` operations."""
         return flop / (self.flops * self.share_at(flop)) if flop else 0.0
 
     def share_at(self, flop: float) -> float:
-        """Return the share of `flops` that a product of `flop` operations reaches."""
         at = bisect_left(self.flop, flop)
         if not self.flop or at in (0, len(self.flop)):
             return self.share[max(0, at - 1)] if self.flop else 1.0
@@ -146,18 +144,16 @@ class Hardware:
         return max(1, int(self.memory_bytes - self.reserved_bytes)) if self.memory_bytes else 0
 
     def products(self, dtype: str) -> Products:
-        """Return the speed of products of a dtype, given by its short name: "bf16".
-
-        Dtypes that the profile does not know, and those of speed 0, count as "fp32".
+        """Return the speed of products of a dtype, by its short name: "bf16".  Dtypes that the
+        profile does not know, and those of speed 0, count as "fp32".
         """
         fp32 = self.tf32 if self.uses_tf32 and self.tf32.flops else self.fp32
         narrow = {"bf16": self.bf16, "fp16": self.fp16}.get(dtype, fp32)
         return narrow if narrow.flops else fp32
 
     def slow_down(self, share: float) -> Hardware:
-        """Return the hardware of a rank that has only a `share` of its core.
-
-        The same share applies to levels in shared memory, which the core serves too.
+        """Return the hardware of a rank that has only a `share` of its core, which serves the
+        levels in shared memory, too.
         """
         core, share = share, share * (self.crowded_share if share < 1 else 1.0)
         return replace(

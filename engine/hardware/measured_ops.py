@@ -27,9 +27,8 @@ class Factors(dict[str, dict[str, float]]):
 
 
 def text_of(dtype: str, shapes: Sequence[Shape]) -> str:
-    """Return an op as text: the dtype of its first output, its inputs, its first output.
-
-    For example "fp32 8x64 64x32 8x32"; a scalar is "1".
+    """Return an op as text: the dtype of its first output, its inputs, its first output: "fp32 8x64
+    64x32 8x32"; a scalar is "1".
     """
     return " ".join([dtype, *("x".join(map(str, shape or (1,))) for shape in shapes)])
 
@@ -43,10 +42,8 @@ def shapes_of(text: str) -> tuple[str, Shapes]:
 
 @lru_cache(maxsize=1 << 16)
 def factor(known: Factors, target: str, dtype: str, shapes: Shapes) -> float:
-    """Return the factor of the measured op that is nearest to an op.
-
-    known: all factors.  target, dtype, shapes: of the op, as of `text_of`.  Only measured ops of
-    the same target, dtype and numbers of dims count; without any the factor is 1.
+    """Return the factor of the measured op that is nearest to an op: of the same target, dtype and
+    numbers of dims; without any it is 1.
     """
     best, least = 1.0, math.inf
     for others, value in _group_by_dims(known, target, dtype).get(tuple(map(len, shapes)), ()):

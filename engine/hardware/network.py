@@ -69,9 +69,7 @@ class Level:
         object.__setattr__(self, "mesh", tuple(self.mesh))  # a list, after Hydra
 
     def max_exchange_bytes(self, members: int) -> int:
-        """Return the largest all-reduce, in bytes, that a group of `members` ranks runs as an
-        exchange.
-        """
+        """Return the largest all-reduce, in bytes, that such a group runs as an exchange."""
         larger = (size for size in self.exchange_bytes if size >= members)
         return self.exchange_bytes.get(min(larger, default=0), 0)
 
@@ -118,7 +116,6 @@ class Link:
     crowding_s: float = 0.0
 
     def message_seconds(self, num_bytes: float) -> float:
-        """Return the seconds of a message from one rank to another."""
         return self.latency_s + num_bytes / self.bytes_per_s
 
 
@@ -173,7 +170,6 @@ def _units(levels: Sequence[Level]) -> Iterator[tuple[Level, int, float]]:
 
 @lru_cache(maxsize=256)
 def _by_unit(ranks: tuple[int, ...], size: int) -> Counter[int]:
-    """Return how many of the ranks are in each unit of `size` ranks."""
     return Counter(rank // size for rank in ranks)
 
 
@@ -185,9 +181,7 @@ def _share(level: Level, unit_ranks: int, senders: int) -> float:
 
 def _linked_share(level: Level, rank: int, group: Sequence[int]) -> float:
     """Return the share of a rank's links in a mesh that lead to others of the group; at least one
-    link.
-
-    Ranks without a link reach each other by way of a neighbour.
+    link: ranks without one reach each other by way of a neighbour.
     """
     if not level.mesh:
         return 1.0
@@ -208,9 +202,7 @@ def _unlinked_bytes_per_s(level: Level, rank: int, group: Sequence[int]) -> floa
 
 
 def _peers(members: Mapping[int, int], below: int, size: float) -> int:
-    """Return the most ranks in other units that one rank of the group meets, inside the joining
-    unit.
-    """
+    """Return the most ranks in other units that one rank meets, inside the joining unit."""
     joined: Counter[int] = Counter()
     for unit, count in members.items():
         joined[int(unit * below // size)] += count
@@ -233,10 +225,8 @@ def axis_links(levels: tuple[Level, ...], placement: Placement) -> tuple[Link, .
 
 @lru_cache(maxsize=4096)
 def message_link(levels: tuple[Level, ...], source: Placement, target: Placement) -> Link:
-    """Return the link of messages from each rank of a grid to another grid, all at once.
-
-    source, target: the grids; rank k of the larger grid talks to the rank at the same fraction of
-    the smaller one.
+    """Return the link of messages from each rank of a grid to another grid, all at once: rank k of
+    the larger one talks to the rank at the same fraction of the smaller one.
     """
     sources, targets = source.ranks, target.ranks
     most = max(len(sources), len(targets))

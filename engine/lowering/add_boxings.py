@@ -70,10 +70,8 @@ def _transfer(plan: Plan, ops: Sequence[Op], channel: int) -> Iterator[Actor]:
 
 
 def _collective(plan: Plan, strategy: Strategy, ops: Sequence[Op]) -> Actor:
-    """Make a collective of one message.
-
-    Whether it goes as an exchange is decided by the bytes of the rank with the largest shards, for
-    all ranks have to go the same way.
+    """Make a collective of one message.  Whether it is an exchange is decided by the bytes of the
+    rank with the largest shards, for all ranks have to do alike.
     """
     first, moves = ops[0], _moves(plan, ops)
     steps: list[BoxingStep] = [op.args[1] for op in ops]
@@ -86,7 +84,6 @@ def _collective(plan: Plan, strategy: Strategy, ops: Sequence[Op]) -> Actor:
 
 
 def _moves(plan: Plan, ops: Sequence[Op]) -> tuple[TensorMove, ...]:
-    """Return the moves of boxings or transfers, each of its one tensor."""
     return tuple(
         TensorMove(
             read=op.inputs[0],

@@ -75,7 +75,7 @@ def _together(
 def _chain_of_steps(
     plan: Plan, strategy: Strategy, feeds: tuple[Feed, ...]
 ) -> Iterator[tuple[LogicalTensor, Location, Actor]]:
-    """A chain of actors, one for each step that makes a sample, with what each makes, and where.
+    """Yield an actor for each step that makes a sample, with what it makes, and where.
 
     Samples are described as a tensor of bytes that lies as the field of which most is held.
     """

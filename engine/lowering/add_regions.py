@@ -47,7 +47,6 @@ class Region:
 
     @property
     def name(self) -> str:
-        """Block, phase, run and depth."""
         _, phase, run, depth = self.key
         return f"{self.unit}.{PHASES[phase]}.{run}.{depth}"
 
@@ -67,8 +66,8 @@ def read_regions(plan: Plan) -> Iterable[Region]:
 
 
 def set_regions(plan: Plan, regions: Sequence[Region]) -> Plan:
-    """Return the plan with one actor a region.  regions: together they have all ops of the graph
-    that are not communication.
+    """Return the plan with one actor a region; together they have all ops that are not
+    communication.
     """
     graph = plan.graph
     region_of = {op.name: k for k, region in enumerate(regions) for op in region.ops}
@@ -99,7 +98,6 @@ def set_regions(plan: Plan, regions: Sequence[Region]) -> Plan:
 
 
 def _sums(ops: Iterable[Op]) -> tuple[str, ...]:
-    """Return the tensors that are sums over micro-batches."""
     return tuple(name for op in ops if has(op.target, Trait.SUM) for name in op.makes)
 
 
@@ -115,7 +113,6 @@ def is_communication(op: Op) -> bool:
 
 
 def form_regions(graph: LogicalGraph) -> tuple[Region, ...]:
-    """Find all regions of a boxed graph, in topological order."""
     runs, counts = _number_runs(graph), tensors_of_counts(graph)
     depths = _sink(graph, runs, _count_depths(graph, counts))
     places = {name: (run, depths[name]) for name, run in runs.items()}
@@ -170,9 +167,8 @@ def _number_runs(graph: LogicalGraph) -> dict[str, int]:
 
 
 def _count_depths(graph: LogicalGraph, counts: frozenset[str]) -> dict[str, int]:
-    """Count the moving boxings before each op.
-
-    Counts of the step are there already for what reads them with every micro-batch.
+    """Count the moving boxings before each op; counts of the step are there already for what reads
+    them with every micro-batch.
     """
     depth_of: dict[str, int] = {}
     depths: dict[str, int] = {}

@@ -76,17 +76,14 @@ class _Connector:
 
     @property
     def actors(self) -> tuple[Actor, ...]:
-        """The actors, which have no registers yet."""
         return self.plan.actors
 
     @cached_property
     def maker(self) -> Mapping[str, int]:
-        """Tensor -> the actor that makes it."""
         return {name: actor.id for actor in self.actors for name in actor.makes}
 
     @cached_property
     def readers(self) -> Mapping[str, list[int]]:
-        """Tensor -> the actors that read it."""
         readers: dict[str, list[int]] = {}
         new_of = {v.tensor: v.new for v in self.plan.graph.variables if v.new}
         for k, actor in enumerate(self.actors):
@@ -98,7 +95,6 @@ class _Connector:
 
     @cached_property
     def throttle(self) -> Throttle:
-        """The pairs of actors of which one holds the other back."""
         return Throttle(self.actors, self.maker, self.readers, self.plan.graph.variable_of)
 
     def _producer(self, name: str) -> int | None:

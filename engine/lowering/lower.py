@@ -16,7 +16,7 @@ from flowrun.engine.strategy import Strategy
 
 
 def start_plan(graph: LogicalGraph, strategy: Strategy) -> Plan:
-    """Return the plan of a boxed graph before any pass: it has no actors."""
+    """Return the plan of a boxed graph before any pass."""
     hardware = strategy.hardware
     return Plan(
         placements=strategy.placements,
@@ -40,7 +40,6 @@ def start_plan(graph: LogicalGraph, strategy: Strategy) -> Plan:
 
 
 def _locations(graph: LogicalGraph) -> dict[str, Location]:
-    """Return the location at which every tensor enters or is made."""
     locations = {source.tensor: Location(source.stage, source.nd_sbp) for source in graph.sources}
     for op in graph.ops:
         placed = zip(op.outputs, op.out_sbp, strict=True)

@@ -44,10 +44,10 @@ def merge_chains(plan: Plan, strategy: Strategy) -> Plan:
 def join_regions(
     graph: LogicalGraph, regions: Sequence[Region], micro_batches: int
 ) -> tuple[Region, ...]:
-    """Join the regions of each chain of a boxed graph; return those that remain, in order.
+    """Join the regions (in topological order) of each chain of a boxed graph; return those that
+    remain.
 
-    regions: in topological order.  micro_batches: of a step.  A chain takes the place of its first
-    region; its regions' ops follow one another.
+    A chain takes the place of its first region; its regions' ops follow one another.
     """
     merging = _Merging(graph, regions, micro_batches)
     merged: set[int] = set()
@@ -130,7 +130,6 @@ def _find_inputs(graph: LogicalGraph, regions: Sequence[Region]) -> dict[Node, s
 
 
 def _readers(before: Mapping[Node, Collection[Node]]) -> dict[Node, list[int]]:
-    """Node -> the regions that read what it makes."""
     readers: dict[Node, list[int]] = {}
     for node, read in before.items():
         if isinstance(node, int):
@@ -147,7 +146,6 @@ def _equal_regions(graph: LogicalGraph, regions: Sequence[Region]) -> set[int]:
 
 
 def _program(graph: LogicalGraph, region: Region) -> tuple[object, ...]:
-    """Return a key that equal regions share."""
     return (
         region.key[:2],
         *((op.target, *(graph.tensors[name].shape for name in op.makes)) for op in region.ops),

@@ -101,7 +101,6 @@ class _Names:
         return unread and memory not in self.lasting and memory not in self.fixed
 
     def memory(self, name: str) -> str:
-        """Return the name that stands for all names of a piece of memory."""
         first = self._first.get(name, name)
         if first == name:
             return name
@@ -130,12 +129,10 @@ def _of_region(
 
 
 def _tensors(op: Op) -> Iterable[str]:
-    """Every tensor among the arguments, as often as it is there."""
     return (arg.name for arg in (*op.args, *(v for _, v in op.kwargs)) if isinstance(arg, Ref))
 
 
 def _match_in_layout(plan: Plan, op: Op, name: str) -> bool:
-    """Return whether the tensor and the op's result have one shape, dtype and layout."""
     read, written = plan.graph.tensors[name], plan.graph.tensors[op.makes[0]]
     layouts = {op.in_sbp[k] for k, other in enumerate(op.inputs) if other == name}
     same = (read.shape, read.dtype) == (written.shape, written.dtype)

@@ -39,9 +39,8 @@ def share_weights(plan: Plan, strategy: Strategy) -> Plan:
 def mark_shared_gathers(
     actors: Sequence[Actor], graph: LogicalGraph, grids: Sequence[tuple[int, ...]]
 ) -> list[Actor]:
-    """Return the actors of `graph`'s plan with `one_copy` set for such gathers.
-
-    grids: of each stage; all ranks share memory.
+    """Return the actors of `graph`'s plan with `one_copy` set for such gathers; all ranks share
+    memory.
     """
     order = _ActOrder(actors)
     updates = {
@@ -90,7 +89,6 @@ def _are_one_stretch(shape: Sequence[int], nd_sbp: NdSbp, axis: int, grid: tuple
 
 
 def _possible_views(graph: LogicalGraph, name: str) -> set[str]:
-    """Tensors that may be views of this one."""
     views, left = {name}, [name]
     while left:
         for op in graph.consumers.get(left.pop(), ()):
@@ -130,7 +128,6 @@ class _ActOrder:
         return all(met >> k & 1 for name in names for k in self._readers.get(name, ()))
 
     def _group(self, k: int) -> tuple[int, int] | None:
-        """(stage, axis) of a collective."""
         actor = self._actors[k]
         return (actor.stage, actor.work.step.axis) if isinstance(actor.work, BoxWork) else None
 

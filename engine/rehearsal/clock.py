@@ -96,7 +96,6 @@ class Clock:
         )
 
     def _start(self, stages: Iterable[int]) -> None:
-        """Begin all that may begin on these stages."""
         state = self.state
         for stage in stages:
             rank = state.ranks[stage]

@@ -117,7 +117,6 @@ class ClockState:
         self.memory = [Live(plan, stage) for stage in stages]
 
     def push(self, end: float, actors: tuple[int, ...]) -> None:
-        """Let acts that are under way end at a time."""
         self.num_begun += 1
         heapq.heappush(self.heap, (end, self.num_begun, actors))
 
@@ -153,15 +152,12 @@ class ClockState:
 
     @property
     def often(self) -> list[int]:
-        """The actors that act with every micro-batch."""
         return [k for k, n in enumerate(self.table.acts) if n > 1]
 
     def acts_of(self, actor: int) -> int:
-        """Acts that an actor has finished."""
         return self.ranks[self.table.stage[actor]].acts[actor]
 
     def snapshot(self, act: int) -> Snapshot:
-        """Describe this moment, at which the anchor has ended act number `act`."""
         return Snapshot(
             key=self.key(act, 0),
             act=act,
@@ -172,10 +168,10 @@ class ClockState:
         )
 
     def advance(self, earlier: Snapshot, later: Snapshot, times: int) -> None:
-        """Go on as if the period between two snapshots had happened `times` more.
+        """Go on as if the period between two snapshots, the later one of now, had happened `times`
+        more.
 
-        earlier, later: the snapshots; the later one is of now.  The queues do not change: the keys
-        of both snapshots are equal.
+        The queues do not change: the keys of both snapshots are equal.
         """
         acts, period_s = later.act - earlier.act, later.now - earlier.now
         self._repeat_records(earlier, later, times)

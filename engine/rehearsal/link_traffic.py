@@ -59,10 +59,11 @@ class LinkTraffic:
             self._routes[actor.id] = Route(out, into, around, actor.taken, stages)
 
     def take(self, actor: int, now: float, seconds: float, spared: float = 0.0) -> float:
-        """Return when an act of communication begins that asks for its links now, and occupy them.
+        """Occupy the links of an act of communication that asks for them now; return when it
+        begins.
 
-        actor: which.  seconds: its duration.  spared: seconds that it does not wait this time; the
-        compute that it takes, it takes in what is left.
+        spared: seconds that it does not wait this time; the compute that it takes, it takes in what
+        is left.
         """
         out, into, around, taken, stages = self._routes[actor]
         if spared:
@@ -89,7 +90,6 @@ class LinkTraffic:
         """Return the seconds by which transmissions delay the end of an act that should end now.
 
         While it is delayed they slow it further; those that begin later count at the next call.
-        Several at once take what the one that takes most takes.
         """
         if not self.under_way[stage]:
             return 0.0
@@ -127,7 +127,6 @@ class LinkTraffic:
         return tuple(free), tuple(sent_now)
 
     def forward(self, wait: float) -> None:
-        """Move every time on by `wait` seconds."""
         for free in (self.out, self.into, self.around):
             free[:] = [time + wait for time in free]
         self.under_way = [[(s + wait, t + wait, k) for s, t, k in each] for each in self.under_way]

@@ -46,14 +46,11 @@ class SharedCores:
         return self._active() + self.joined[actor] <= self.cores
 
     def _active(self) -> int:
-        """Count the ranks that compute now."""
         return sum(self.ranks[actor] for actor in self.left)
 
     def begin(self, actor: int, seconds: float, now: float) -> None:
-        """Begin an act of `actor` at `now`.
-
-        seconds: as foreseen, with all ranks computing; what runs in a thread is foreseen on a whole
-        core.
+        """Begin an act.  seconds: as foreseen, with all ranks computing; what runs in a thread is
+        foreseen on a whole core.
         """
         self._advance(now)
         self.left[actor] = self._whole(seconds * (1.0 if self.in_thread[actor] else self.core))
@@ -64,7 +61,6 @@ class SharedCores:
         self.left[actor] = math.floor(seconds * self.rate / self.quantum) * self.quantum
 
     def end(self, actor: int, now: float) -> None:
-        """End an act."""
         self._advance(now)
         del self.left[actor]
 
@@ -74,11 +70,9 @@ class SharedCores:
         return {k: self.now + self._whole(left / rate) for k, left in self.left.items()}
 
     def moment(self, now: float) -> tuple[object, ...]:
-        """Return all that decides what follows, with times counted from now."""
         return now - self.now, tuple(sorted(self.left.items()))
 
     def forward(self, wait: float) -> None:
-        """Move the time on by `wait` seconds."""
         self.now += wait
 
     def _advance(self, now: float) -> None:
@@ -104,5 +98,4 @@ def _count_ranks(actor: Actor, plan: Plan) -> int:
 
 
 def _cores(plan: Plan) -> float:
-    """Return the cores of the host for each rank."""
     return plan.core if plan.core < 1 else plan.cores

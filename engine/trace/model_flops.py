@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from flowrun.engine.actors.plan import Plan
-from flowrun.engine.cost.op_cost import op_flops
+from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.passes.recompute import AGAIN
@@ -30,7 +30,6 @@ def model_flops(plan: Plan) -> float:
 def utilisation(plan: Plan, hardware: Hardware, dtype: str, step_s: float) -> float:
     """Return the share of the peak of all ranks' devices that the model's products reach.
 
-    plan: gives the model's operations and the number of ranks.  hardware: gives a device's peak.
     dtype: short name of the dtype that multiplies ("bf16").  step_s: seconds of a step; 0 gives 0.
     """
     peak = hardware.products(dtype).flops * plan.num_ranks
@@ -38,8 +37,6 @@ def utilisation(plan: Plan, hardware: Hardware, dtype: str, step_s: float) -> fl
 
 
 def _flops(plan: Plan, op: Op) -> float:
-    tensors = plan.graph.tensors
-    out_shapes = [None if name is None else tensors[name].shape for name in op.outputs]
-    flops = op_flops(op, [tensors[name].shape for name in op.inputs], out_shapes)
+    flops = SizedOp.whole(op, plan.graph.tensors).flops
     recomputes = re.search(r"(scaled_dot_product|document)_.*backward\.default$", op.target)
     return flops * (_OWN_SHARE_OF_ATTENTION_BACKWARD if recomputes else 1.0)

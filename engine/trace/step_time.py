@@ -55,9 +55,8 @@ class StepTime:
 
 
 def measure_steps(plan: Plan, events: Mapping[int, Sequence[TraceEvent]]) -> tuple[StepTime, ...]:
-    """Return the step times of each rank in `events` that recorded.
-
-    The result is empty unless a complete step, and the step before it, were recorded.
+    """Return the step times of each rank that recorded; none unless a complete step, and the step
+    before it, were recorded.
     """
     traced = {rank: build_slices(plan, rank, own) for rank, own in events.items()}
     first = first_whole_step(plan, traced)
@@ -71,7 +70,6 @@ def measure_steps(plan: Plan, events: Mapping[int, Sequence[TraceEvent]]) -> tup
 
 
 def first_whole_step(plan: Plan, traced: Mapping[int, Sequence[Slice]]) -> int | None:
-    """Return the first step of which every act of every rank in `traced` is recorded, or None."""
     steps = []
     for rank, slices in traced.items():
         actors = plan.stage_actors(plan.stage_of(rank))
@@ -158,7 +156,6 @@ class _RankTrace:
             yield "ranks", "?", end - begin
 
     def _is_asynchronous(self, actor: int) -> bool:
-        """Return whether the actor works outside of the rank's own thread."""
         described = self.plan.actors[actor]
         return described.runs_in_thread or described.kind in (BOX, SEND, RECEIVE)
 

@@ -33,8 +33,7 @@ class Straggler(NamedTuple):
 def find_straggler(plan: Plan, waited_s: Mapping[int, float], step_s: float) -> Straggler | None:
     """Return the rank that costs a step most, if it costs a tenth of it.
 
-    plan: of the ranks.  waited_s: seconds of a step for which ranks wait for others; of any ranks.
-    step_s: seconds of a step.
+    waited_s: seconds of a step for which ranks wait for others; of any ranks.
     """
     losses = []
     for placement in plan.placements:

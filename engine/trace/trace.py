@@ -102,7 +102,6 @@ class Needs:
         yield from self._turn(actor, act)
 
     def _every(self, actor: int, per_step: bool) -> int:
-        """Return how many acts of an actor one version of a register takes."""
         return self.plan.acts_per_step(self.plan.actors[actor]) if per_step else 1
 
     def _turn(self, actor: Actor, act: int) -> Iterator[Need]:
@@ -136,10 +135,7 @@ class _Before(NamedTuple):
 
 
 def step_number(plan: Plan, actor: int, act: int) -> int:
-    """Return the step of the training, from 0, to which act number `act` of `actor` belongs.
-
-    plan: gives the number of acts of an actor in a step.
-    """
+    """Return the step of the training, from 0, to which an act belongs."""
     return act // plan.acts_per_step(plan.actors[actor])
 
 
@@ -148,9 +144,8 @@ def replace_with_device_times(
 ) -> list[TraceEvent]:
     """Return the events of a host as its asynchronous device saw them.
 
-    events: as the host's thread recorded them.  times: act of compute -> (begin, end) on the
-    device, ns.  Work of the host takes no time of the device; the rank sleeps where its device has
-    nothing to compute.
+    times: act of compute -> (begin, end) on the device, ns.  Work of the host takes no time of the
+    device; the rank sleeps where its device has nothing to compute.
     """
     out: list[TraceEvent] = []
     computed: list[TraceEvent] = []
@@ -172,17 +167,13 @@ def replace_with_device_times(
 
 
 def keep_last_steps(plan: Plan, events: Collection[TraceEvent], steps: int) -> list[TraceEvent]:
-    """Return those of `events` that belong to the last `steps` steps that began under `plan`."""
     at = {event: step_number(plan, event.actor, event.act) for event in events if event.what != RUN}
     last = max(at.values(), default=0)
     return [event for event in events if at.get(event, last) > last - steps]
 
 
 def build_slices(plan: Plan, rank: int, events: Iterable[TraceEvent]) -> tuple[Slice, ...]:
-    """Return the acts that were recorded from beginning to end, in order of their beginning.
-
-    plan: gives what each act needed.  rank: the rank that recorded `events`.
-    """
+    """Return the acts that a rank recorded from beginning to end, in order of their beginning."""
     begun: dict[ActKey, int] = {}
     ended: dict[ActKey, int] = {}
     done: dict[ActKey, int] = {}

@@ -17,7 +17,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from flowrun.engine.cost.seconds import boxing_seconds, local_seconds, whole_seconds
+from flowrun.engine.cost.op_cost import SizedOp
+from flowrun.engine.cost.seconds import boxing_seconds
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Variable
 from flowrun.engine.ir.placement import largest_shape
 from flowrun.engine.passes.stages.split_stages import split_stages
@@ -61,7 +62,7 @@ class WholeStep:
         seconds = {FORWARD: 0.0, BACKWARD: 0.0}
         for op in graph.ops:
             if op.phase != UPDATE:
-                seconds[op.phase] += whole_seconds(op, graph, strategy.hardware)
+                seconds[op.phase] += SizedOp.whole(op, graph.tensors).seconds(strategy.hardware)
         held = sum(graph.tensors[v.tensor].num_bytes for v in graph.variables)
         return WholeStep(sum(seconds.values()), seconds[FORWARD], held, strategy.hardware.core)
 
@@ -105,7 +106,8 @@ class LaidOutBranch:
         each, forward, once = ([0.0] * len(grids) for _ in range(3))
         of_weights = self.graph.of_weights
         for op in (op for op in self.graph.ops if op.phase != UPDATE):
-            seconds = local_seconds(op, self.graph.tensors, grids[op.stage], self.strategy.hardware)
+            sized = SizedOp.local(op, self.graph.tensors, grids[op.stage])
+            seconds = sized.seconds(self.strategy.hardware)
             if of_weights.issuperset(op.makes):
                 once[op.stage] += seconds
                 continue

@@ -24,9 +24,9 @@ from flowrun.engine.capture.check.state import (
 )
 from flowrun.engine.capture.module_checks import place_of_function
 from flowrun.engine.capture.side_effects import Effect
-from flowrun.engine.cost.op_cost import op_flops
+from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import LogicalGraph, Op
+from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.ir.user_code import place_of
 from flowrun.engine.ops.traits import is_random, is_view
 from flowrun.engine.torch_internals import FakeTensorMode, gradient_hooks, version_of
@@ -49,7 +49,7 @@ def explain_size_limit(graph: LogicalGraph) -> str:
     outputs = [graph.tensors[name] for op in ops for name in op.makes]
     elements = sum(tensor.num_elements for tensor in outputs)
     num_bytes = sum(tensor.num_bytes for tensor in outputs)
-    flops = sum(_flops(op, graph) for op in ops)
+    flops = sum(SizedOp.whole(op, graph.tensors).flops for op in ops)
     held = sum(graph.tensors[v.tensor].num_bytes for v in graph.variables)
     if flops > MAX_FLOPS or elements > MAX_ELEMENTS:
         return f"a micro-batch takes {flops / 1e9:,.0f} Gflop, more than a second here"
@@ -57,11 +57,6 @@ def explain_size_limit(graph: LogicalGraph) -> str:
     if 3 * held + 2 * num_bytes > MAX_MEMORY_SHARE * free:
         return f"it takes {(3 * held + 2 * num_bytes) / 1e9:,.1f} GB"
     return ""
-
-
-def _flops(op: Op, graph: LogicalGraph) -> float:
-    shapes = [None if n is None else graph.tensors[n].shape for n in op.outputs]
-    return op_flops(op, [graph.tensors[name].shape for name in op.inputs], shapes)
 
 
 def check_capture(

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from flowrun.engine.boxing.boxing import path_seconds
-from flowrun.engine.cost.op_cost import op_seconds
+from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.errors import SbpError
 from flowrun.engine.hardware.network import Link
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Op, gradient_of
@@ -102,7 +102,7 @@ class Costs:
         dtype = tensors[(*op.makes, *op.inputs)[0]].dtype
         key = (op.target, op.phase, dtype, *ins, *outs)
         if key not in self._works:
-            self._works[key] = op_seconds(op, ins, outs, tensors, self.strategy.hardware)
+            self._works[key] = SizedOp(op, ins, outs, tensors).seconds(self.strategy.hardware)
         return self._works[key]
 
     def _gradients(self, op: Op, row: Signature, in_shapes: Sequence[Shape], parts: int) -> float:

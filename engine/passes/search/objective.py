@@ -24,7 +24,7 @@ import numpy.typing as npt
 from flowrun.engine.actors.schedules import held_micro_batches
 from flowrun.engine.boxing.boxing import path_seconds, start_seconds, states, step_seconds
 from flowrun.engine.boxing.crossing import transfer_sbps
-from flowrun.engine.cost.op_cost import op_seconds
+from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.errors import SbpError
 from flowrun.engine.ir.graph import FORWARD, UPDATE, LogicalGraph, Op, Variable
 from flowrun.engine.ir.location import Location
@@ -123,8 +123,8 @@ class Objective:
             None if name is None else largest_shape(tensors[name].shape, nd, grid)
             for name, nd in zip(op.outputs, outputs_of(row), strict=True)
         ]
-        hardware = self.strategy.hardware
-        seconds = self.auto.computation_cost_ratio * op_seconds(op, ins, outs, tensors, hardware)
+        sized = SizedOp(op, ins, outs, tensors)
+        seconds = self.auto.computation_cost_ratio * sized.seconds(self.strategy.hardware)
         whole: NdSbp = (B,) * len(grid)
         for axis, signature in enumerate(row):
             if signature.reduced and grid[axis] > 1:

@@ -17,7 +17,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from flowrun.engine.cost.seconds import boxing_seconds, local_seconds
+from flowrun.engine.cost.op_cost import SizedOp
+from flowrun.engine.cost.seconds import boxing_seconds
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph
 from flowrun.engine.ir.placement import Placement, largest_shape
 from flowrun.engine.passes.layout.infer_sbp import infer_sbp
@@ -47,7 +48,8 @@ def weigh_line(
         sources = (place_of[name] for name in op.inputs if name in place_of)
         at = places[op.name] if op.name in places else next(sources, 0)
         place_of.update(dict.fromkeys(op.makes, at))
-        each = local_seconds(op, graph.tensors, strategy.placements[0].shape, hardware)
+        sized = SizedOp.local(op, graph.tensors, strategy.placements[0].shape)
+        each = sized.seconds(hardware)
         once = graph.of_weights.issuperset(op.makes)
         seconds[at] += each / micro_batches if once else each
     for maker, each in boxing_seconds(graph, strategy.placements, hardware):

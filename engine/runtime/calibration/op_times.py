@@ -14,8 +14,7 @@ from statistics import mean
 import torch
 
 from flowrun.engine.actors.plan import Plan, RegionWork
-from flowrun.engine.cost.op_cost import dtype_name, measured_shapes
-from flowrun.engine.cost.seconds import local_seconds, local_shapes
+from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.hardware.measured_ops import text_of
 from flowrun.engine.ir.graph import Op
@@ -78,14 +77,10 @@ def measure_op_times(
     cluster.run(_WARM_STEPS + steps, first=_WARM_STEPS)
     ratios: TimeRatios = defaultdict(list)
     for one in timed:
-        grid = plan.placements[one.stage].shape
-        foreseen = local_seconds(one.op, plan.tensors, grid, hardware)
-        if not foreseen or not one.seconds:
-            continue  # a view, or an op that ran in no counted step
-        ins, outs = local_shapes(one.op, plan.tensors, grid)
-        dtype = dtype_name(one.op, plan.tensors)
-        key = one.op.target, text_of(dtype, measured_shapes(ins, outs))
-        ratios[key].append(mean(one.seconds) / foreseen)
+        sized = SizedOp.local(one.op, plan.tensors, plan.placements[one.stage].shape)
+        if (foreseen := sized.seconds(hardware)) and one.seconds:  # no view, and in a counted step
+            key = one.op.target, text_of(sized.dtype, sized.measured_shapes)
+            ratios[key].append(mean(one.seconds) / foreseen)
     return dict(ratios)
 
 

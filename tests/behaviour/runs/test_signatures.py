@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrun.engine.cost.op_cost import op_flops, op_seconds
+from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.errors import RecipeError, SbpError
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.ir.graph import LogicalGraph, Op, Ref
@@ -157,9 +157,10 @@ def test_local_program_and_cost_are_those_that_the_recipe_names(
         )
     )
     assert call == LocalCall(torch.div, (Ref("x"), 2))
-    assert op_flops(op, [(2, 6)], [(2, 6)]) == 2.5
+    sized = SizedOp(op, [(2, 6)], [(2, 6)], {})
+    assert sized.flops == 2.5
     hardware = Hardware()
-    assert op_seconds(op, [(2, 6)], [(2, 6)], {}, hardware) == 2.5 + hardware.op_s
+    assert sized.seconds(hardware) == 2.5 + hardware.op_s
     (bare,) = (t for _, t in tables_of({"my::op": {"_target_": f"{here}.negated"}}))
     assert bare.over(OpInfo()).cost == OpCost()
 

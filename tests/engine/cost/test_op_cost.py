@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from flowrun.engine.cost.op_cost import op_flops, op_seconds
+from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.hardware.hardware import Hardware, Products
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, WEIGHT_GRAD, LogicalTensor, Op, Ref
 from flowrun.engine.ops.math.grouped import GROUPED, GROUPED_BACKWARD
@@ -43,7 +43,7 @@ def seconds(
     args = (*map(Ref, reads), *more)
     op = Op("z", target, args, (), outputs=("z",), module="net", phase=phase)
     hardware = replace(HARDWARE, **keys)
-    return op_seconds(op, shapes[:-1], shapes[-1:], tensors, hardware) - START_S
+    return SizedOp(op, shapes[:-1], shapes[-1:], tensors).seconds(hardware) - START_S
 
 
 def product(side: int, **keys: Any) -> float:
@@ -191,14 +191,14 @@ def test_experts_are_products_of_the_tokens_that_are_theirs() -> None:
         Op("y", target, (), (), outputs=("y",)) for target in (GROUPED, GROUPED_BACKWARD)
     )
     held = [(100, 16), (4, 16, 32), (8,)]
-    assert op_flops(forward, held, [(100, 32)]) == 2 * 50 * 16 * 32
+    assert SizedOp(forward, held, [(100, 32)], {}).flops == 2 * 50 * 16 * 32
     both = [(100, 16), (4, 16, 32)]
-    assert op_flops(backward, [*held, (100, 32)], both) == 2 * 2 * 50 * 16 * 32
-    assert op_flops(backward, [*held, (100, 32)], [None, both[1]]) == 2 * 50 * 16 * 32
+    assert SizedOp(backward, [*held, (100, 32)], both, {}).flops == 2 * 2 * 50 * 16 * 32
+    assert SizedOp(backward, [*held, (100, 32)], [None, both[1]], {}).flops == 2 * 50 * 16 * 32
 
 
 def test_a_transposed_convolution_multiplies_what_it_reads() -> None:
     """3 channels of 4 x 4 to 5 of 8 x 8, kernels of 2 x 2: each number meets 5 x 4 weights."""
     args = (Ref("x"), Ref("w"), None, (2, 2), (0, 0), (1, 1), True, (0, 0), 1)
     op = Op("y", "aten.convolution.default", args, (), outputs=("y",))
-    assert op_flops(op, [(1, 3, 4, 4), (3, 5, 2, 2)], [(1, 5, 8, 8)]) == 2 * 3 * 16 * 5 * 4
+    assert SizedOp(op, [(1, 3, 4, 4), (3, 5, 2, 2)], [(1, 5, 8, 8)], {}).flops == 2 * 3 * 16 * 5 * 4

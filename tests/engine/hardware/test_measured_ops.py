@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrun.engine.cost.op_cost import op_seconds
+from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.hardware.measured_ops import Factors, factor, shapes_of, text_of
 from flowrun.engine.ir.graph import FORWARD, LogicalTensor, Op, Ref
@@ -79,6 +79,8 @@ def test_an_op_takes_its_factor_times_the_formula() -> None:
     plain = Hardware()
     timed = replace(plain, ops={ADD: {"fp32 64x512 64x512 64x512": 1.75}})
     halved = timed.slow_down(0.5)
-    seconds = [op_seconds(op, [shape] * 2, [shape], tensors, h) for h in (plain, timed, halved)]
+    seconds = [
+        SizedOp(op, [shape] * 2, [shape], tensors).seconds(h) for h in (plain, timed, halved)
+    ]
     assert seconds[1] == 1.75 * seconds[0]
     assert seconds[2] == 2 * seconds[1]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrun.engine.capture.capture import capture
-from flowrun.engine.cost.seconds import whole_seconds
+from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.ir.graph import FORWARD, LogicalGraph
 from flowrun.engine.passes.stages.balance_stages import (
     WORK_TOLERANCE,
@@ -65,7 +65,7 @@ def stage_seconds(graph: LogicalGraph, training: Training) -> list[float]:
     hardware = strategy(training, Layout()).hardware
     seconds: Counter[int] = Counter()
     for op in graph.ops:
-        seconds[op.stage] += whole_seconds(op, graph, hardware)
+        seconds[op.stage] += SizedOp.whole(op, graph.tensors).seconds(hardware)
     return [seconds[stage] for stage in sorted(seconds)]
 
 
