@@ -2,8 +2,6 @@
 with the same examples each time, however long one takes; every graph and plan is verified.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

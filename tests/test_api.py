@@ -1,7 +1,5 @@
 """`import flowrun`: what the command line does, from Python."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import subprocess
 import sys

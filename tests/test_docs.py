@@ -3,8 +3,6 @@
 Nothing is built and nothing runs, so files and classes of the reader's own need not be there.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

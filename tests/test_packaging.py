@@ -1,7 +1,5 @@
 """What is installed is what is in the tree."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

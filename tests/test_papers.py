@@ -1,7 +1,5 @@
 """README, ARCHITECTURE and CONTRIBUTING name files that exist, and stay short."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

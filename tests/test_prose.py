@@ -1,7 +1,5 @@
 """Prose reads plainly: sentences have subjects, and functions are verbs."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from pathlib import Path

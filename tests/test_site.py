@@ -2,8 +2,6 @@
 recipe keys and commands.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import shlex

@@ -5,8 +5,6 @@ A budget falls when its room does.  A change that needs more in one room lowers 
 are ceilings.  `python tests/test_size.py` prints what there is beside each budget.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

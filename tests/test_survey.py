@@ -3,8 +3,6 @@
 All of them: `python docs/measured/ops.py`, which writes the page of modules and functions.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from flowrun.engine.errors import FlowrunError

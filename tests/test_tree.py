@@ -1,7 +1,5 @@
 """The tree tells the story: a folder imports only folders that come before it."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

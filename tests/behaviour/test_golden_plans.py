@@ -3,8 +3,6 @@
 FLOWRUN_REGENERATE=1 writes them anew; then read what `git diff` shows.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 A run is of one host, of two hosts on loopback, or of two that a link joins.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ It must end, or go on by itself, within a bound, name who was struck, leave noth
 started again, end with the weights and losses of an undisturbed run.  Status 1 if one does not.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import sys

@@ -1,7 +1,5 @@
 """The processes of a run under chaos: start them, strike them, see what they leave behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

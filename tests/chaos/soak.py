@@ -7,8 +7,6 @@ warming up.  Exit status 1 if a process has grown since by more than 2 MB and a 
 more descriptors or threads.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -1,7 +1,5 @@
 """A few strikes, of many that `python tests/chaos/chaos.py` makes, and what judges them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Verdicts: what was seen of a run that was struck -> what is wrong with it."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence

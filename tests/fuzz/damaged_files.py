@@ -4,8 +4,6 @@ Kinds: rows and text that a data set reads, tokenizers, weights, folders of Hugg
 of runs, and the cache of tokenised text.  A case is a function of its seed alone.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -8,8 +8,6 @@ out.
 A case may use 30 s of a core and 4 GiB.  Exit status 1 if any case is a fault (judge.py).
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

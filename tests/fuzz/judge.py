@@ -3,8 +3,6 @@
 A mistake should be one error with a place, in words of its own.  Everything else is a fault.
 """
 
-from __future__ import annotations
-
 import re
 
 COMPOSED, PLANNED, LOCATED = "composed", "planned", "located error"

@@ -5,8 +5,6 @@ command line), texts (bytes of a recipe's file) and plausible ones, which a pers
 A case is a function of its seed alone.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import random

@@ -1,7 +1,5 @@
 """Mutated recipes are refused with a place, or composed: 500 of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

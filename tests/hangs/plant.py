@@ -6,8 +6,6 @@ One line a fault: the seconds from the fault to the end of the run, and what the
 status is the number of faults that are not named, or not within `launch.hang_s` + 5 s.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -4,8 +4,6 @@ They replace functions of flowrun in the launcher, before ranks are forked.  In 
 strikes once, and the file `struck` in the working directory says when.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

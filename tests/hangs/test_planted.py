@@ -1,7 +1,5 @@
 """Faults that `python tests/hangs/plant.py` plants replace functions that there are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """ResNet, BERT, GPT-2 and InsightFace on one device: sizes as published, and what each promises."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

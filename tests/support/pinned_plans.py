@@ -9,8 +9,6 @@ last bit: another processor adds in another order, and so they are compared by t
 on the machine that wrote them.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -5,8 +5,6 @@ Run before mypy:
     python tests/support/typing_links.py && MYPYPATH=build/typing mypy -p flowrun
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 PACKAGES = ("conf", "engine", "launcher", "models", "recipes", "testing")

@@ -5,8 +5,6 @@ CPU seconds of all ranks of the recipe on the virtual cluster, so that other pro
 do not count; reading is part of it.  Median of the steps behind the first ten.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import time

@@ -2,8 +2,6 @@
 checkpoint to take instead; and what is the user's own there stays.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

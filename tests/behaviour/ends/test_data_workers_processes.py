@@ -2,8 +2,6 @@
 layout, and nobody is left when a run ends.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator

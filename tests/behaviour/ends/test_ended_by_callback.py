@@ -1,7 +1,5 @@
 """A callback ends a run in order: with its checkpoint, its weights and its report."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run that hangs ends by itself, and says which rank owes what."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

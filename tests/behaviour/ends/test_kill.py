@@ -2,8 +2,6 @@
 test_slurm.py.
 """
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A host that is lost costs what was done since the newest checkpoint, and changes no bit."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Real processes: ranks come to rest after a step that is not finite, repeat it and name the op."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Recipes that once made a wrong plan, or an error in the wrong place."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run that is asked to end finishes its step and saves; the same command goes on from there."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

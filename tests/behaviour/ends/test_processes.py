@@ -1,7 +1,5 @@
 """Real processes: how a run on one host ends, well or badly, and what it leaves behind."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

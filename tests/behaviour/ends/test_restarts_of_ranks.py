@@ -1,7 +1,5 @@
 """Ranks that die are started again (launch.restarts), and the run ends as if nothing had been."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

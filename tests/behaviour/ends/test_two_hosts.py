@@ -1,7 +1,5 @@
 """Two hosts: two launchers on loopback, each with its own folder and half of the ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -4,8 +4,6 @@ T: bytes of one micro-batch's activations between blocks.  A ring all-reduce ove
 2(p-1) times its tensor, a reduce-scatter or an all-gather p-1 times (design.md, section 6).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Experts split by S(0) of their stacked weights: tokens travel to them and back by all-to-all."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace

@@ -4,8 +4,6 @@ Within 10 % is promised; what is left is small (measured: 2 %): a kernel of seve
 the order in which the bytes of one act come and go.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial

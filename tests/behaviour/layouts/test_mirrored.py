@@ -4,8 +4,6 @@ Losses within 1e-5 relative, weights and running statistics within 1e-5: float32
 order.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 

@@ -4,8 +4,6 @@ Losses within 1e-5 relative, weights and statistics within 1e-5: float32 sums in
 DDP hands rank 0's buffers to all before each forward; in training nobody reads them.
 """
 
-from __future__ import annotations
-
 import pickle
 from contextlib import nullcontext
 from dataclasses import replace

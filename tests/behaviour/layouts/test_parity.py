@@ -5,8 +5,6 @@ share of the way that training moved them: SGD within 1e-5 (measured: 1e-6); Ada
 (measured: 6e-5), for it divides the gradient by its own size, rounding errors included.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -4,8 +4,6 @@ ZeRO alone or with others.
 Tolerances are those of test_parity.py, for the same reasons.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

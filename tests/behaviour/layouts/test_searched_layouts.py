@@ -1,7 +1,5 @@
 """A searched layout trains, and evaluates, as plain torch does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -2,8 +2,6 @@
 token on the tensor axis.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

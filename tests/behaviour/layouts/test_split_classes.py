@@ -4,8 +4,6 @@ It trains as plain torch does, and of the classes nothing travels: features and 
 one number of a sample is reduced at a time.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache, partial
 

@@ -1,7 +1,5 @@
 """Models of any shape cut into stages by foreseen time, beside plain torch; evaluation follows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

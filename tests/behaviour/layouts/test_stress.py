@@ -6,8 +6,6 @@ messages.  Within a layout the
 results are the same to the last bit, for sums are taken in order of micro-batches and of ranks.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

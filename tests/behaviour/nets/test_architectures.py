@@ -6,8 +6,6 @@ them (measured: 3e-7 and 5e-5). Each architecture has one or two of the layouts 
 in docs/measured/architectures.md.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from support.layouts.grids import virtual_run

@@ -1,7 +1,5 @@
 """Ops that make nothing, such as asserts: left out with a note, or run (engine.check)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

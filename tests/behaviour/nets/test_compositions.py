@@ -4,8 +4,6 @@ Each row of support/nets/written_rows.py is in one model, each model in two of t
 turn; the script there tries others.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from support.nets.compositions import (

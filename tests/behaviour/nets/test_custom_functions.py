@@ -2,8 +2,6 @@
 backward, whatever it reads, and runs in the stage of its forward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

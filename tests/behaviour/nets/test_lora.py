@@ -2,8 +2,6 @@
 neither state nor gradient nor reduction.  So do models that peft has wrapped.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

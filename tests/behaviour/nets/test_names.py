@@ -1,7 +1,5 @@
 """Names of a model's own never meet those of ops and passes, whatever they are."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

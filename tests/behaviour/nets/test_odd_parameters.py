@@ -2,8 +2,6 @@
 ones that forward changes; recurrent layers, and gradients within forward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Tolerance: sums of the same fp32 numbers in another order.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,8 +3,6 @@
 Losses within 1e-4 relative; batch normalisation over few values amplifies rounding.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """A weight that two ends of a model share: one logical tensor, whatever stages read it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

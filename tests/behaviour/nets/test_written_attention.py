@@ -1,7 +1,5 @@
 """Attention written as products and a softmax, as software before fused kernels ran it."""
 
-from __future__ import annotations
-
 import torch
 
 from flowrun.engine.capture.capture import Task, capture

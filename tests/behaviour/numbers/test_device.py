@@ -2,8 +2,6 @@
 tensors have shapes alone, and with reports that a thread waits for.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Losses within 1e-5 relative of one rank's, float32 sums in another order; weight
 the way that SGD moved them.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import cast

@@ -2,8 +2,6 @@
 rank does all of it.  One note says so, and the numbers are right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

@@ -2,8 +2,6 @@
 that rounds the same values after each step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

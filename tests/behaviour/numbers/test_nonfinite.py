@@ -2,8 +2,6 @@
 those of before it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

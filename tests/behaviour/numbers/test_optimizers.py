@@ -2,8 +2,6 @@
 schedules, clipping by value, moving averages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

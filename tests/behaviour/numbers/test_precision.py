@@ -6,8 +6,6 @@ is a mean of many tokens, so that they mostly cancel: 1e-3 is about ten times wh
 same bound holds for fp32 beside bf16 over the few steps here.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 

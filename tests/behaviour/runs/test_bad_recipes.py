@@ -1,7 +1,5 @@
 """Each mistake in a recipe is one located error, exit status 2, no traceback, nothing started."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

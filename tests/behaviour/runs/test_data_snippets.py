@@ -1,7 +1,5 @@
 """The recipes of docs/how_to/data.md make the data sets that they tell of."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """optim.groups freezes parameters: they stay, and take no state and no gradient."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

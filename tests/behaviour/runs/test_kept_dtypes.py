@@ -1,7 +1,5 @@
 """precision.param_dtype and state_dtype in a run: what is kept, saved, resumed and refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A loss that is a module: its parameters and buffers are trained, saved and sharded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

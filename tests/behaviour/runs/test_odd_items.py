@@ -1,7 +1,5 @@
 """Items that make no batch: one error with field and items, before the start or in mid-run."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A run's folder: what is in it after a run on the virtual cluster, and weights on disk."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -2,8 +2,6 @@
 how good it is.  All recipes, in their own size: `python docs/how_to/auto.py`.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from flowrun.engine.passes.search.search_sbp import note

@@ -1,7 +1,5 @@
 """Rows that a recipe gives for an op of one's own."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace

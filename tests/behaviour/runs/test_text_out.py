@@ -1,7 +1,5 @@
 """A run on text, and what one does with it: text, a folder for others, its metrics."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The page "From text to a model that answers": all that a reader types, with less to train."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

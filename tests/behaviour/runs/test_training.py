@@ -1,7 +1,5 @@
 """What a recipe says of the update, from the recipe to the run's folder, on the virtual cluster."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -2,8 +2,6 @@
 leaves is the model's again, tied weights or not, whatever the layout.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass

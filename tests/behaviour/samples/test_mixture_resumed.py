@@ -1,7 +1,5 @@
 """A mixture gives a run the same samples in any layout, and after a resume in another one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

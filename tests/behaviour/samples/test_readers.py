@@ -2,8 +2,6 @@
 batches which reading at once gives.
 """
 
-from __future__ import annotations
-
 import threading
 from contextlib import closing
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Samples made in steps, on real gloo processes: threads beside compute on each rank."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

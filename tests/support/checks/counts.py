@@ -1,7 +1,5 @@
 """What a tree of Python files is measured by, besides its lines."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Cycles of a graph: sets of nodes that reach each other (Tarjan, 1972)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Set
 
 Graph = Mapping[str, Set[str]]  # node -> the nodes that its arrows end at

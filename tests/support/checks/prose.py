@@ -6,8 +6,6 @@ It prints, for each file, docstrings whose first sentence has no subject, functi
 participle, and words of a private dialect in docstrings, comments and messages.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -2,8 +2,6 @@
 nothing; behind it the stream's thread runs the op of the CPU on the same memory.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Of pytest: tests compute on the hollow GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import ops

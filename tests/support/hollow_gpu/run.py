@@ -12,8 +12,6 @@ other; it shows nothing of time.  Kernels that Inductor makes for the GPU run, b
 them: their losses are NaN, and tests that compare them fail.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

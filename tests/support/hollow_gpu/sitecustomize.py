@@ -2,8 +2,6 @@
 compute on the hollow GPU.
 """
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import sys

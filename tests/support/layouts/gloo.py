@@ -1,7 +1,5 @@
 """Real processes: forks of one that has imported torch; and such as train plan after plan."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 from collections import Counter

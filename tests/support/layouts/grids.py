@@ -3,8 +3,6 @@
 Compiling takes most of the time: plans and runs are kept for all test files of a session.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache

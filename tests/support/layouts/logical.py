@@ -3,8 +3,6 @@
 Slicing is written apart from transport/transport.py, so that the two check each other.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 The loop is autograd and torch.optim on whole batches: nothing of the engine, no micro-batches.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

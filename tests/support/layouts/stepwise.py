@@ -1,7 +1,5 @@
 """Digits' shapes made in three steps, to be trained on as a chain of actors."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """What an architecture is, to be trained in every layout beside a plain torch loop."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

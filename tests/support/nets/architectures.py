@@ -2,8 +2,6 @@
 `transformers`, and of torchvision and timm where these are installed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 

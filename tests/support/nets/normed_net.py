@@ -1,7 +1,5 @@
 """A small net with batch norms, and its training."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -4,8 +4,6 @@ A model takes fields of the batch by the names of forward's arguments; by defaul
 of vectors of 16 numbers.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial

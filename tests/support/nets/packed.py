@@ -1,7 +1,5 @@
 """The same documents twice: packed into samples, and each alone in a padded one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

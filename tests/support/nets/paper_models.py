@@ -1,7 +1,5 @@
 """The models of OneFlow's paper that flowrun ships, tiny, without dropout."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial

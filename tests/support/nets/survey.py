@@ -7,8 +7,6 @@ takes the mean of the tangent hyperbolic of the result; of an op that returns on
 function is given one sample at a time, by vmap; a module all samples together.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping

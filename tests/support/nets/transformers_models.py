@@ -3,8 +3,6 @@
 dropout.  Each is called with labels and gives its own loss, unless a loss is named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """torchvision and timm: whether they are there, and of which versions."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from importlib.util import find_spec
 

@@ -2,8 +2,6 @@
 no dropout and no stochastic depth.  An image classifier each, unless it says otherwise.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping
 from functools import partial

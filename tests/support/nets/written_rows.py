@@ -5,8 +5,6 @@ What stands before `::` is of the constructor, whose names are self.a to self.e;
 Functions of torch alone and modules alone are in survey.py.
 """
 
-from __future__ import annotations
-
 IN_PLACE = """
 y = x.clone() | y[..., 0] = 0.5 | x = y
 y = x.clone() | y[:, 0] = x[:, -1].tanh() | x = y

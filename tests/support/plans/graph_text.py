@@ -10,8 +10,6 @@ A line is a variable, a feed, an op or a result:
 Shapes of what ops make are computed by torch on its meta device.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable, Mapping

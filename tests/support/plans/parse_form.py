@@ -1,7 +1,5 @@
 """Read the text of a CallForm."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 from typing import Any

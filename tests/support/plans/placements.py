@@ -1,7 +1,5 @@
 """A GPT that is small enough to be placed in a test."""
 
-from __future__ import annotations
-
 SMALL = [
     "recipe=gpt_tp",
     "model.depth=2",

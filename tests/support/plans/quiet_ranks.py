@@ -2,8 +2,6 @@
 counts alone, no tensors, no processes.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The search for a layout of a shipped recipe, alone: what it began with, found and proved."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

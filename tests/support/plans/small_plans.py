@@ -6,8 +6,6 @@ the next weights.  Buffers are real rings: version v lies in slot v mod slots, a
 finds another version there has lost a register.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

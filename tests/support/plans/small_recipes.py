@@ -1,7 +1,5 @@
 """The shipped recipes, made smaller: ops, and the layouts that there are for them, stay."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -7,8 +7,6 @@ with its first act, the sum of the whole step.  So stage 0 must be a whole step 
       └───▶ sum ─▶ send ─▶ receive ──┘        registers 2, 3, 4: once a step
 """
 
-from __future__ import annotations
-
 from flowrun.engine.actors.plan import (
     RECEIVE,
     REGION,

@@ -2,8 +2,6 @@
 one op each a stage.
 """
 
-from __future__ import annotations
-
 import torch
 
 from flowrun.engine.actors.plan import Actor, Plan, RegionWork

@@ -1,7 +1,5 @@
 """`flowrun` in a process of its own, in a folder with a recipe and data."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

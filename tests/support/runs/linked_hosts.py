@@ -1,7 +1,5 @@
 """Two hosts on one machine: a network namespace each, and a link between them that can be cut."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

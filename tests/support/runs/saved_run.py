@@ -1,7 +1,5 @@
 """The folder of a run that ended, without the run: its recipe, and weights as they were drawn."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -7,8 +7,6 @@ Each fork is what the command would be: a session, arguments, an environment, a 
 of its own.  Only the seed of hashes and whether a module is there already are not.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import importlib

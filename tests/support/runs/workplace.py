@@ -1,7 +1,5 @@
 """Working directories of tests: an empty one for each test, and one with the recipe `small`."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

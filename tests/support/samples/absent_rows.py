@@ -1,7 +1,5 @@
 """Rows that hold on the samples and that no table lists, each with its reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

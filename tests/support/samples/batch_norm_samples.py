@@ -1,7 +1,5 @@
 """Samples of batch norm, in training and with given statistics."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Modules whose constructors make values in one more way each."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 

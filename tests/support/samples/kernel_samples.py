@@ -4,8 +4,6 @@ Some of these kernels trust the shapes that they are given and would read beyond
 their samples say which local shapes are sound (Sample.sound).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

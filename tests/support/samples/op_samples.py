@@ -4,8 +4,6 @@ Sizes are small, unlike each other and mostly not divisible by the number of ran
 pieces are the rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

@@ -8,8 +8,6 @@ docstrings, comments and the numbers that are drawn do not count.  Digests hold 
 release of torch: with another, all families count as changed.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import hashlib

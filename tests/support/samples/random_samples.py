@@ -1,7 +1,5 @@
 """Samples of the engine's own random ops."""
 
-from __future__ import annotations
-
 import torch
 
 from flowrun.engine.ops.proof.simulated_ranks import OpSample, sample

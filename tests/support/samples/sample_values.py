@@ -1,7 +1,5 @@
 """Values for samples: drawn from one generator, so that every run sees the same."""
 
-from __future__ import annotations
-
 import torch
 
 _random = torch.Generator().manual_seed(20240229)

@@ -1,7 +1,5 @@
 """A tokenizer of a few words, as a folder of transformers has it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -1,7 +1,5 @@
 """The verdict on a table of signatures, by what holds on simulated ranks."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
