@@ -1,7 +1,7 @@
 """The launchers of several hosts find each other, and send each other what happens.
 
 hosts.py             read this first: this launcher's connection to the others, for the whole run
-hub_server.py        the hub's side of all connections
+hub_link.py hub_server.py   its connection; the hub's side of all connections
 hub.py meeting.py    pure: who gets which message; whether two hosts run the same, and their numbers
 words.py             what a host and the hub say to each other
 patience.py          how long others are awaited; a line every few seconds

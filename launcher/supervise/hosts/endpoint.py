@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,36 +42,26 @@ class Endpoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     async def resolve(self) -> list[str]:
-        """Return the numeric addresses of its name.  Raises OSError.
+        """Return the numeric addresses of its name, IPv4 first.  Raises OSError.
 
         A thread asks that nobody joins: an answer may take a minute.
         """
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[list[str]] = loop.create_future()
-
-        def put(found: list[str] | OSError) -> None:
-            if answer.done():
-                return
-            if isinstance(found, OSError):
-                answer.set_exception(found)
-            else:
-                answer.set_result(found)
+        answer: Future[list[str]] = Future()
+        answer.set_running_or_notify_cancel()
 
         def ask() -> None:
             try:
                 found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
                 addresses = dict.fromkeys(str(address[0]) for *_, address in found)
-                known = sorted(addresses, key=lambda address: ":" in address)  # IPv4 first
-                loop.call_soon_threadsafe(put, known)
+                answer.set_result(sorted(addresses, key=lambda address: ":" in address))
             except OSError as error:
-                loop.call_soon_threadsafe(put, error)
+                answer.set_exception(error)
 
         threading.Thread(target=ask, name="resolve", daemon=True).start()
-        async with asyncio.timeout(_RESOLVE_S):
-            return await answer
+        return await asyncio.wait_for(asyncio.wrap_future(answer), _RESOLVE_S)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class MeetingPlace:
     """The ranks of a round meet in a store.
 

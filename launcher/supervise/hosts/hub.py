@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.schema import Nodes
-from flowrun.launcher.supervise.hosts.meeting import Mismatch, find_mismatch, number_hosts
+from flowrun.launcher.supervise.hosts.meeting import SAME_COMMAND, find_mismatch, number_hosts
 from flowrun.launcher.supervise.hosts.words import (
     Host,
     HostsHere,
@@ -25,16 +25,8 @@ from flowrun.launcher.supervise.hosts.words import (
     Numbered,
     Ready,
     Refused,
-    Spread,
 )
-from flowrun.launcher.supervise.life.events import (
-    FromHost,
-    HostGone,
-    HostJoined,
-    HostSilent,
-    Parted,
-    PlanWanted,
-)
+from flowrun.launcher.supervise.life import events as ev
 
 Outgoing = list[tuple[int, Notice]]  # (to which connection, message)
 
@@ -63,18 +55,18 @@ class Hub:
     planning: set[int] = field(default_factory=set)
     first: Host | None = None
     enough_s: float | None = None
-    refusal: Mismatch | None = None
+    refusal: Refused | None = None
 
     def receive(self, sender: int, message: Notice) -> Outgoing:
         """Take a message of a host; return what to send."""
         if isinstance(message, Ready):
             return self._meet(sender, message.host)
-        if isinstance(message, Spread) and sender in self.numbers:
-            return self._to_others(sender, FromHost(self.numbers[sender], message.event))
-        if isinstance(message, Leaving) and sender in self.numbers:
+        if sender not in self.numbers:
+            return []
+        if isinstance(message, Leaving):
             self.parted.add(sender)
             return self._part()
-        return []
+        return self._to_others(sender, ev.FromHost(self.numbers[sender], message))
 
     def lose(self, sender: int, why: str) -> Outgoing:
         """A host's connection has ended; return what to send."""
@@ -85,7 +77,7 @@ class Hub:
         if sender in self.parted:
             self.parted.remove(sender)
         elif number is not None and not waited:
-            gone = HostGone(number, self.names[sender], why)
+            gone = ev.HostGone(number, self.names[sender], why)
             out += [*((to, gone) for to in self.numbers), *self._part()]
         return out + self._begin_if_complete()
 
@@ -93,7 +85,7 @@ class Hub:
         """Nothing came from a host for `silent_s` seconds; return what to send."""
         if sender not in self.numbers:
             return []
-        said = HostSilent(self.numbers[sender], self.names[sender], silent_s)
+        said = ev.HostSilent(self.numbers[sender], self.names[sender], silent_s)
         return self._to_others(sender, said)
 
     def tick(self, now_s: float) -> Outgoing:
@@ -114,26 +106,27 @@ class Hub:
     def _meet(self, sender: int, host: Host) -> Outgoing:
         known = self.numbers.keys() | self.planning
         if self.first and sender not in known and (refused := self._refuse(self.first, host)):
-            return [(sender, _explain(refused))]
+            return [(sender, refused)]
         self.waiting[sender], self.enough_s = host, None
         first, *others = self._hosts().values()
         found = (find_mismatch(first, other) for other in others)
         self.refusal = self.refusal or next(filter(None, found), None)
         if self.refusal is not None:
-            return self._to_waiting(_explain(self.refusal))
+            return self._to_waiting(self.refusal)
         if begun := self._begin_if_complete():
             return begun
         out = self._to_waiting(HostsHere(self._names()))
         if sender not in known:
-            out += [(to, HostJoined(host.name)) for to, n in self.numbers.items() if n == 0]
+            out += [(to, ev.HostJoined(host.name)) for to, n in self.numbers.items() if n == 0]
         return out
 
-    def _refuse(self, first: Host, host: Host) -> Mismatch | None:
+    def _refuse(self, first: Host, host: Host) -> Refused | None:
         """Say why a host cannot join a run of the host `first`; None if it can."""
         if len(self._awaited | self.waiting.keys()) < self.nodes.most:
             return find_mismatch(first, host)
         names = ", ".join(self.names.values())
-        return Mismatch("launch.rdzv_endpoint", f"the run of {names} is under way there.")
+        problem = f"the run of {names} is under way there."
+        return Refused("launch.rdzv_endpoint", problem, SAME_COMMAND)
 
     @property
     def _awaited(self) -> set[int]:
@@ -156,21 +149,21 @@ class Hub:
         here = self._hosts()
         hosts = list(here.values())
         numbers = number_hosts(hosts)
-        if isinstance(numbers, Mismatch):
+        if isinstance(numbers, Refused):
             self.refusal = numbers
-            return self._to_waiting(_explain(numbers))
+            return self._to_waiting(numbers)
         first = hosts[numbers.index(0)]
         start = max(host.start for host in hosts) if first.may_change else first.start
         wanted = (len(hosts), start)
         self.waiting, self.numbers, self.parted, self.first = {}, {}, set(), first
         if any((host.planned, host.start) != wanted for host in hosts):
             self.planning = set(here)
-            return [(to, PlanWanted(*wanted)) for to in here]
+            return [(to, ev.PlanWanted(*wanted)) for to in here]
         self.planning = set()
         self.numbers = dict(zip(here, numbers, strict=True))
         self.names = {key: host.name for key, host in here.items()}
-        ordered = sorted(zip(numbers, hosts, strict=True), key=_number)
-        names, port = tuple(host.name for _, host in ordered), self.open_store()
+        names = tuple(hosts[numbers.index(k)].name for k in range(len(hosts)))
+        port = self.open_store()
         return [
             (key, Numbered(number, names, port, first.folder))
             for key, number in self.numbers.items()
@@ -181,7 +174,7 @@ class Hub:
     def _part(self) -> Outgoing:
         if self.parted != set(self.numbers):
             return []
-        return [(to, Parted()) for to in self.numbers]
+        return [(to, ev.Parted()) for to in self.numbers]
 
     def _to_others(self, sender: int, message: Notice) -> Outgoing:
         return [(to, message) for to in self.numbers if to != sender]
@@ -195,11 +188,3 @@ class Hub:
 
     def _names(self) -> tuple[str, ...]:
         return tuple(host.name for host in self.waiting.values())
-
-
-def _number(numbered: tuple[int, Host]) -> int:
-    return numbered[0]
-
-
-def _explain(why: Mismatch) -> Refused:
-    return Refused(why.where, why.problem, why.instead)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,15 @@ from typing import Any
 import yaml
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.recipe.key_trees import flatten_keys
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import Launch, nodes_of
-from flowrun.launcher.supervise.hosts.words import Host
+from flowrun.launcher.supervise.hosts.words import Host, Refused
 
 _OF_A_HOST = tuple(f"launch.{key}" for key in ("node_rank", "rdzv_endpoint", "join_s", "threads"))
 _OF_THE_PLAN = ("hardware.",)  # keys that matter only if the plans differ
 _MOST_KEYS = 3  # of those that differ, how many are named
-_SAME_COMMAND = "Give the same command on each host, with the same versions installed."
+SAME_COMMAND = "Give the same command on each host, with the same versions installed."
 
 
 def describe_host(
@@ -35,11 +35,13 @@ def describe_host(
     asked: the recipe as it was given.  device: that its ranks compute on.  plan: as text.  planned:
     hosts that it is for.  start: steps done of the state to begin at.  folder: of its run.
     """
+    tree = yaml.safe_load(asked.to_yaml())
+    keys = {key: str(value) for key, value in flatten_keys(tree)}
     return Host(
         name=platform.node(),
         nodes=str(nodes_of(asked.launch)),
         node_rank=asked.launch.node_rank,
-        recipe=flatten(yaml.safe_load(asked.to_yaml())) | {"launch.device": device},
+        recipe={**keys, "launch.device": device},
         plan=hashlib.sha256(plan.encode()).hexdigest(),
         planned=planned,
         start=start,
@@ -49,40 +51,18 @@ def describe_host(
     )
 
 
-@dataclass(frozen=True)
-class Mismatch:
-    """Why two hosts cannot train together, as the fields of a RecipeError."""
-
-    where: str
-    problem: str
-    instead: str = _SAME_COMMAND
-
-
-def flatten(tree: Any, prefix: str = "") -> dict[str, str]:
-    """Return dotted key -> value as text; a list is one value."""
-    if not isinstance(tree, dict) or not tree:
-        return {prefix: str(tree)}
-    found: dict[str, str] = {}
-    for key, value in tree.items():
-        found |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    return found
-
-
-def find_mismatch(first: Host, other: Host) -> Mismatch | None:
+def find_mismatch(first: Host, other: Host) -> Refused | None:
     """Find why `other` cannot train with the host that came first; None if it can."""
-    return (
-        _compare_launches(first, other)
-        or _compare_recipes(first, other)
-        or _compare_plans(first, other)
-    )
+    compare = (_compare_launches, _compare_recipes, _compare_plans)
+    return next(filter(None, (each(first, other) for each in compare)), None)
 
 
-def _compare_launches(first: Host, other: Host) -> Mismatch | None:
+def _compare_launches(first: Host, other: Host) -> Refused | None:
     if first.nodes != other.nodes:
         nodes = _both(first, other, first.nodes, other.nodes)
-        return Mismatch("launch.nnodes", f"launch.nnodes {nodes}")
+        return Refused("launch.nnodes", f"launch.nnodes {nodes}", SAME_COMMAND)
     if first.may_change and first.folder != other.folder:
-        return Mismatch(
+        return Refused(
             "hydra.run.dir",
             f"hydra.run.dir {_both(first, other, first.folder, other.folder)}",
             "Hosts that join and leave need one folder that all of them see.",
@@ -90,7 +70,7 @@ def _compare_launches(first: Host, other: Host) -> Mismatch | None:
     return None
 
 
-def _compare_recipes(first: Host, other: Host) -> Mismatch | None:
+def _compare_recipes(first: Host, other: Host) -> Refused | None:
     differ = [
         key
         for key in (*first.recipe, *(other.recipe.keys() - first.recipe.keys()))
@@ -102,26 +82,28 @@ def _compare_recipes(first: Host, other: Host) -> Mismatch | None:
             f"{key} " + _both(first, other, first.recipe.get(key), other.recipe.get(key))
             for key in (wrong or differ)[:_MOST_KEYS]
         ]
-        return Mismatch((wrong or differ)[0], "\n".join(named))
+        return Refused((wrong or differ)[0], "\n".join(named), SAME_COMMAND)
     return None
 
 
-def _compare_plans(first: Host, other: Host) -> Mismatch | None:
+def _compare_plans(first: Host, other: Host) -> Refused | None:
     """Name the package whose versions explain that two hosts made other plans."""
     if first.plan == other.plan or first.planned != other.planned:
         return None
     for package in first.versions:
         ours, theirs = first.versions[package], other.versions.get(package)
         if ours != theirs:
-            return Mismatch(f"the installed {package}", _both(first, other, ours, theirs))
-    return Mismatch("the plan", f"that of {other.name} differs from that of {first.name}.")
+            both = _both(first, other, ours, theirs)
+            return Refused(f"the installed {package}", both, SAME_COMMAND)
+    differs = f"that of {other.name} differs from that of {first.name}."
+    return Refused("the plan", differs, SAME_COMMAND)
 
 
 def _both(first: Host, other: Host, ours: Any, theirs: Any) -> str:
     return f"is {ours} on {first.name}, and {theirs} on {other.name}."
 
 
-def number_hosts(hosts: Sequence[Host]) -> list[int] | Mismatch:
+def number_hosts(hosts: Sequence[Host]) -> list[int] | Refused:
     """Return each host's number: its node_rank, or the first that is free in the order of names.
 
     hosts: in the order in which they came; the first holds the meeting, and is number 0 unless
@@ -131,7 +113,7 @@ def number_hosts(hosts: Sequence[Host]) -> list[int] | Mismatch:
     for rank in taken:
         if taken.count(rank) > 1:
             names = " and ".join(host.name for host in hosts if host.node_rank == rank)
-            return Mismatch("launch.node_rank", f"is {rank} on {names}.", "Number them 0, 1, …")
+            return Refused("launch.node_rank", f"is {rank} on {names}.", "Number them 0, 1, …")
     free = iter(sorted(set(range(len(hosts))) - set(taken)))
     order = sorted(range(len(hosts)), key=lambda k: (k > 0, hosts[k].name, k))
     given = {k: next(free) for k in order if hosts[k].node_rank is None}

@@ -1,9 +1,9 @@
-"""What a launcher and the hub say to each other, besides events (supervise/events.py).
+"""What a launcher and the hub say to each other, besides events (life/events.py).
 
 a host to the hub                          the hub to a host
-Ready      for a round                     HostsHere     those that have come so far
-Spread     an event, to all other hosts    Numbered    all are here
-Leaving    it has no more to send          Refused     they cannot train together
+Ready      for a round                     HostsHere    those that have come so far
+an event, for all other hosts              Numbered     all are here
+Leaving    it has no more to send          Refused      they cannot train together
                                            PlanWanted, HostJoined, FromHost, HostSilent,
                                            HostGone, Parted: events
 """
@@ -48,12 +48,6 @@ class Ready(Notice):
     """A host is ready for a round."""
 
     host: Host
-
-
-class Spread(Notice):
-    """An event of a host, for all others of its round."""
-
-    event: Notice
 
 
 class Leaving(Notice):

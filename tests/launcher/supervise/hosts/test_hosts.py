@@ -18,7 +18,7 @@ from flowrun.launcher.ranks.rank_events import RankEnded, StepDone
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.schema import Launch, nodes_of
 from flowrun.launcher.supervise.hosts import channel, hub, patience, token
-from flowrun.launcher.supervise.hosts import hosts as module
+from flowrun.launcher.supervise.hosts import hub_link as module
 from flowrun.launcher.supervise.hosts.hosts import Hosts
 from flowrun.launcher.supervise.hosts.words import Host
 from flowrun.launcher.supervise.life.events import (
@@ -333,7 +333,7 @@ SENSELESS = [
     {"is": "Ready", "host": 7},
     {"is": "nothing"},
     ["meet", {}],
-    {"is": "Spread", "event": {"is": "StepDone"}},
+    {"is": "StepDone"},
 ]
 
 

@@ -13,7 +13,7 @@ from flowrun.launcher.ranks import rank_events as said
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.schema import Nodes
 from flowrun.launcher.supervise.hosts.hub import Hub, Outgoing
-from flowrun.launcher.supervise.hosts.meeting import Mismatch, find_mismatch, number_hosts
+from flowrun.launcher.supervise.hosts.meeting import find_mismatch, number_hosts
 from flowrun.launcher.supervise.hosts.words import (
     Host,
     HostsHere,
@@ -21,7 +21,6 @@ from flowrun.launcher.supervise.hosts.words import (
     Numbered,
     Ready,
     Refused,
-    Spread,
 )
 from flowrun.launcher.supervise.life import events as ev
 
@@ -83,7 +82,7 @@ def test_every_host_hears_all_of_the_others_in_order(num: int, seed: int, dying:
         elif todo[key]:
             event = todo[key].pop(0)
             sent[key].append(event)
-            net.send(net.hub.receive(key, Spread(event)))
+            net.send(net.hub.receive(key, event))
         else:
             del todo[key]
             net.send(net.hub.receive(key, Leaving()))
@@ -139,7 +138,7 @@ class Launcher:
             case ev.HostJoined() if self.state == "trains":
                 assert self.round[0] == 0
                 self.state, self.halts = "ends", True
-                net.send(net.hub.receive(self.key, Spread(said.Remarked("halt"))))
+                net.send(net.hub.receive(self.key, said.Remarked("halt")))
             case ev.FromHost() if self.state == "trains":
                 self.state, self.halts = "ends", True
             case ev.HostGone() if self.state == "trains":
@@ -245,4 +244,4 @@ def test_hosts_are_numbered_by_rank_then_by_name() -> None:
     hosts = [host("c"), host("b"), host("x", rank=1), host("a")]
     assert number_hosts(hosts) == [0, 3, 1, 2]
     twice = number_hosts([host("a", rank=0), host("b", rank=0)])
-    assert twice == Mismatch("launch.node_rank", "is 0 on a and b.", "Number them 0, 1, …")
+    assert twice == Refused("launch.node_rank", "is 0 on a and b.", "Number them 0, 1, …")

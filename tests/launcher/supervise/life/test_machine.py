@@ -21,7 +21,6 @@ from flowrun.launcher.supervise.hosts.words import (
     Numbered,
     Ready,
     Refused,
-    Spread,
 )
 from flowrun.launcher.supervise.life import events as ev
 from flowrun.launcher.supervise.life import instructions as do
@@ -105,7 +104,7 @@ class OneHost:
                 assert self.gate
                 self.gate.open(halt if halt >= 0 else None, ends)
             case do.SendAll(event):
-                self.world.send(hub.receive(self.key, Spread(event)))
+                self.world.send(hub.receive(self.key, event))
             case do.LeaveRound(within_s):
                 if within_s == 1.0:
                     self.timers.add("part")
