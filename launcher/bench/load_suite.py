@@ -20,8 +20,8 @@ from flowrun.launcher.bench.foreseen import published
 from flowrun.launcher.bench.foreseen.published import Foreseen
 from flowrun.launcher.bench.suite import Suite
 from flowrun.launcher.recipe import hydra_source
-from flowrun.launcher.recipe.compose import CONFIG_MODULE
-from flowrun.launcher.recipe.recipe_errors import COMPOSING_ERRORS, PlacedError, from_hydra
+from flowrun.launcher.recipe.hydra_source import COMPOSING_ERRORS, CONFIG_MODULE
+from flowrun.launcher.recipe.recipe_errors import PlacedError, from_hydra
 
 CONFIG_NAME = "bench"
 _OURS = re.compile(r"[+~]*(suite|hydra)[.=/]")

@@ -29,9 +29,15 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
     with pause_collection():
         import hydra
 
-        from flowrun.launcher.recipe.compose import CONFIG_MODULE, CONFIG_NAME, register, spell
+        from flowrun.launcher.recipe.compose import spell
+        from flowrun.launcher.recipe.hydra_source import (
+            COMPOSING_ERRORS,
+            CONFIG_MODULE,
+            CONFIG_NAME,
+            register,
+        )
         from flowrun.launcher.recipe.key_schema import schema
-        from flowrun.launcher.recipe.recipe_errors import COMPOSING_ERRORS, from_hydra
+        from flowrun.launcher.recipe.recipe_errors import from_hydra
 
         register()
         spelled = spell(overrides)

@@ -10,19 +10,18 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import hydra
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe import hydra_source
 from flowrun.launcher.recipe.checks import check, zero_of
+from flowrun.launcher.recipe.hydra_source import COMPOSING_ERRORS
 from flowrun.launcher.recipe.key_schema import schema
 from flowrun.launcher.recipe.key_trees import Keys, flatten_keys, plain
 from flowrun.launcher.recipe.placement_keys import (
@@ -33,7 +32,6 @@ from flowrun.launcher.recipe.placement_keys import (
 )
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import (
-    COMPOSING_ERRORS,
     CommandLineError,
     PlacedError,
     from_hydra,
@@ -43,7 +41,6 @@ from flowrun.launcher.recipe.recipe_errors import (
 from flowrun.launcher.recipe.schema import WEIGHTS, RecipeSchema
 from flowrun.launcher.recipe.value_ranges import hints_of
 
-CONFIG_MODULE, CONFIG_NAME = "flowrun.conf", "config"
 GROUPS = ("model", "data", "optim", "launch", "hardware")
 _SECTIONS = {"parallel": "auto"}  # of groups that are not called as what they set
 _OPEN = re.compile(
@@ -119,25 +116,9 @@ def _blame(error: RecipeError, overrides: list[str], config_dir: str | None) -> 
 
 
 def _hydra_compose(overrides: list[str], config_dir: str | None) -> DictConfig:
-    register()
-    arguments = spell(overrides)
-    if config_dir is not None:
-        arguments.append(f"hydra.searchpath=['file://{Path(config_dir).absolute()}']")
-    with (
-        _alone(),
-        hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3", job_name="flowrun"),
-    ):
-        return hydra.compose(CONFIG_NAME, arguments)
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Inside a job of hydra.main: there is one Hydra at a time, so that its own is set aside."""
-    held, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
-    try:
-        yield
-    finally:
-        GlobalHydra.instance().hydra = held
+    arguments = [*spell(overrides), *hydra_source.search_path(config_dir)]
+    with hydra_source.open_hydra():
+        return hydra.compose(hydra_source.CONFIG_NAME, arguments)
 
 
 def to_recipe(cfg: DictConfig) -> Recipe:
@@ -210,12 +191,6 @@ def change(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     if recipe.train.epochs:  # whose steps are counted (with_steps)
         found = replace(found, train=replace(found.train, steps=recipe.train.steps))
     return found
-
-
-def register() -> None:
-    """Make Hydra know the schema and the recipes."""
-    ConfigStore.instance().store(name="schema", node=schema())
-    hydra_source.register()
 
 
 def spell(overrides: list[str]) -> list[str]:

@@ -10,19 +10,31 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import hydra
 import yaml  # type: ignore[import-untyped]
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.recipe.key_schema import schema
 
+CONFIG_MODULE, CONFIG_NAME = "flowrun.conf", "config"
+# what Hydra, OmegaConf and YAML raise of a recipe that is wrong, and of files they cannot read
+COMPOSING_ERRORS = (
+    *(RecipeError, HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ImportError),
+    *(ValueError, TypeError, LookupError, AttributeError, AssertionError, RecursionError),
+)
 GROUP = "recipe"
 FOLDERS = "FLOWRUN_RECIPES"  # environment variable: more folders of recipes, separated as in PATH
 # The recipe of a command line that names none: empty, so that -m can sweep recipes and groups alone
@@ -136,9 +148,28 @@ class RecipeSearchPath(SearchPathPlugin):
 
 
 def register() -> None:
-    """Make Hydra know the recipes; once is enough, more does no harm."""
+    """Make Hydra know the schema and the recipes; once is enough, more does no harm."""
+    ConfigStore.instance().store(name="schema", node=schema())
     Plugins.instance().register(RecipeSource)
     Plugins.instance().register(RecipeSearchPath)
+
+
+@contextlib.contextmanager
+def open_hydra() -> Iterator[GlobalHydra]:
+    """Start Hydra.  Inside a job of hydra.main its own is set aside: there is one at a time."""
+    register()
+    opened = GlobalHydra.instance()
+    held, opened.hydra = opened.hydra, None
+    try:
+        with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3", job_name="flowrun"):
+            yield opened
+    finally:
+        opened.hydra = held
+
+
+def search_path(config_dir: str | None) -> list[str]:
+    """Return the argument by which Hydra searches a folder of the user's own groups first."""
+    return [f"hydra.searchpath=['file://{Path(config_dir).absolute()}']"] if config_dir else []
 
 
 def _read(file: Path) -> DictConfig | ListConfig:

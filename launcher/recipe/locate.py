@@ -1,21 +1,29 @@
 """Dotted key -> where it was written: a file with line and column, or the command line.
 
-Used only to show an error.  The files that took part are followed as Hydra does: the recipe, then
-what its defaults list names, the later the stronger.  Keys may hold dots themselves
-(`sbp.blocks.*.attn.qkv.weight.tensor`), so every way to cut a key is tried.
+Used only to show an error.  Hydra lists the files that took part, the later the stronger.  Keys may
+hold dots themselves (`sbp.blocks.*.attn.qkv.weight.tensor`), so every way to cut a key is tried.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
+from hydra.types import RunMode
 
-from flowrun.launcher.recipe.hydra_source import GROUP, LEFT_OUT, group_of, recipe_file
+from flowrun.launcher.recipe.hydra_source import (
+    COMPOSING_ERRORS,
+    CONFIG_NAME,
+    GROUP,
+    group_of,
+    open_hydra,
+    recipe_file,
+    search_path,
+)
 
 COMMAND_LINE = "command line"
 _CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -23,7 +31,6 @@ _NUMBER = re.compile(
     r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"
 )  # 3e-4 is a number to Hydra, a text to YAML 1.1
 _UNREADABLE = (yaml.YAMLError, RecursionError, ValueError)  # a date may be none
-_PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ def locate(key: str, overrides: list[str], config_dir: str | None = None) -> Fil
     if found := _on_command_line(key, overrides):
         return _with_changes(found, None, overrides)
     nearest: FilePosition | None = None
-    for file, package in files(overrides, config_dir):
+    for file, package in _files(overrides, config_dir):
         place = _in_file(key, file, package, overrides) or FilePosition(
             show_path(file), 0, 0, "", None
         )
@@ -71,79 +78,34 @@ def locate(key: str, overrides: list[str], config_dir: str | None = None) -> Fil
     return _below_on_command_line(key, overrides) or nearest
 
 
-def files(overrides: list[str], config_dir: str | None = None) -> Iterator[tuple[Path, str]]:
-    """The files that take part, strongest first, each with the key that its contents stand under
-    ("" = top).
+def _files(overrides: list[str], config_dir: str | None) -> Iterator[tuple[Path, str]]:
+    """Yield the files that take part, strongest first, each with the key that its contents stand
+    under ("" = top); where Hydra cannot list them, the recipe alone.
     """
-    chosen = _choices(overrides)
-    recipe = recipe_file(chosen[GROUP]) if GROUP in chosen else None
-    folders = ([Path(config_dir)] if config_dir else []) + [_CONF]
-    if recipe is not None:
-        yield from _file_and_defaults(recipe, GROUP, chosen, folders, set())
-    else:
-        for group in LEFT_OUT:
-            if found := _chosen_file({group: chosen.get(group)}, GROUP, chosen, folders):
-                yield from _file_and_defaults(*found, chosen, folders, set())
-    yield _CONF / "config.yaml", ""
-
-
-def _choices(overrides: list[str]) -> dict[str, str]:
-    """group -> option, as chosen on the command line."""
-    pairs = (text.lstrip("+").partition("=") for text in overrides)
-    return {key: value for key, equals, value in pairs if equals and "." not in key}
-
-
-def _file_and_defaults(
-    file: Path, group: str, chosen: Mapping[str, str], folders: list[Path], seen: set[Path]
-) -> Iterator[tuple[Path, str]]:
-    if file in seen:
-        return
-    seen.add(file)
-    text = _read(file)
-    header = _PACKAGE.search(text)
-    package = header[1] if header else ("_global_" if group == GROUP else group)
-    entries, own = _defaults(text), (file, "" if package == "_global_" else package)
-    named = {group_of(entry) for entry in entries}
-    if group == GROUP and GROUP not in named:
-        entries = [
-            {name: option} for name, option in LEFT_OUT.items() if name not in named
-        ] + entries
-    if "_self_" not in entries:
-        entries.append("_self_")
-    for entry in reversed(entries):
-        if entry == "_self_":
-            yield own
-        elif found := _chosen_file(entry, group, chosen, folders):
-            yield from _file_and_defaults(*found, chosen, folders, seen)
+    choices = [text for text in overrides if "." not in text.partition("=")[0]]
+    recipes = [text.partition("=")[2].strip("'") for text in choices if text.startswith("recipe=")]
+    try:
+        with open_hydra() as opened:
+            arguments = [*choices, *search_path(config_dir)]
+            listed = opened.config_loader().compute_defaults_list(
+                CONFIG_NAME, arguments, RunMode.RUN
+            )
+        taking_part = [(each.config_path, each.package) for each in reversed(listed.defaults[:-1])]
+    except COMPOSING_ERRORS:
+        taking_part = [(f"{GROUP}/{name}", "") for name in recipes]
+    taking_part.append((CONFIG_NAME, ""))  # a recipe that sets nothing of a key could set it
+    folders = [*([Path(config_dir)] if config_dir else []), _CONF]
+    for path, package in taking_part:
+        group, _, name = str(path).partition("/")
+        files = (folder / f"{path}.yaml" for folder in folders)
+        own = recipe_file(name) if group == GROUP else None
+        if file := own or next((file for file in files if file.is_file()), None):
+            yield file, package or ""
 
 
 def _read(file: Path) -> str:
     """The text of a file, which may be what the error is about: bytes that are no text stay in."""
     return file.read_text(encoding="utf-8", errors="replace")
-
-
-def _defaults(text: str) -> list[object]:
-    try:
-        tree = yaml.safe_load(text)
-    except _UNREADABLE:
-        return []
-    listed = tree.get("defaults") if isinstance(tree, dict) else None
-    return [each for each in listed if each] if isinstance(listed, list) else []
-
-
-def _chosen_file(
-    entry: object, group: str, chosen: Mapping[str, str], folders: list[Path]
-) -> tuple[Path, str] | None:
-    if isinstance(entry, dict):
-        name = group_of(entry)
-        option = chosen.get(name, next(iter(entry.values())))
-    else:  # a bare name: a neighbour in the same group
-        name, option = group, entry
-    if name == GROUP:
-        file = recipe_file(str(option))
-        return (file, GROUP) if file else None
-    files = (folder / name / f"{option}.yaml" for folder in folders)
-    return next(((file, name) for file in files if file.is_file()), None)
 
 
 def _in_file(key: str, file: Path, package: str, overrides: list[str]) -> FilePosition | None:

@@ -31,11 +31,6 @@ from flowrun.launcher.recipe.key_trees import flatten_keys
 from flowrun.launcher.recipe.locate import COMMAND_LINE, locate, show_path
 from flowrun.launcher.recipe.schema import RecipeSchema
 
-# what Hydra, OmegaConf and YAML raise of a recipe that is wrong, and of files they cannot read
-COMPOSING_ERRORS = (
-    *(RecipeError, HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ImportError),
-    *(ValueError, TypeError, LookupError, AttributeError, AssertionError, RecursionError),
-)
 _MAPPING = "only a mapping of keys can stand here."
 # type of a value -> as people say it
 KINDS: Mapping[object, str] = {
