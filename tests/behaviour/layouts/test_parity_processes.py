@@ -1,7 +1,5 @@
 """Same numbers everywhere, on real gloo processes: layouts of up to 4 ranks, each axis and stage of
 ZeRO alone or with others.
-
-Tolerances are those of test_parity.py, for the same reasons.
 """
 
 from pathlib import Path
@@ -9,14 +7,8 @@ from pathlib import Path
 import pytest
 
 from support.layouts.gloo import run_on_gloo
-from support.layouts.grids import CLIP, LAYOUTS, Layout, Run, compiled
-from support.layouts.plain_loop import (
-    STEPS,
-    TINY_GPT,
-    loss_difference,
-    plain_loop,
-    weight_difference,
-)
+from support.layouts.grids import CLIP, LAYOUTS, Layout, Run, assert_as_plain_torch, compiled
+from support.layouts.plain_loop import STEPS, TINY_GPT
 
 pytestmark = pytest.mark.processes
 
@@ -49,9 +41,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 
 @ANY_LAYOUT
 def test_processes_train_as_plain_torch(runs: dict[str, Run], layout: Layout) -> None:
-    plain, found = plain_loop(TINY_GPT, CLIP), runs[str(layout)]
-    assert loss_difference(found.losses, plain) <= 1e-5
-    assert weight_difference(found.weights, plain) <= 1e-3
+    assert_as_plain_torch(TINY_GPT, runs[str(layout)], CLIP)
 
 
 @ANY_LAYOUT

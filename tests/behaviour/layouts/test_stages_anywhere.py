@@ -8,20 +8,25 @@ import torch
 from torch import Tensor, nn
 
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
-from support.layouts.grids import Layout, compiled, compiled_evaluation, initial, virtual_run
+from support.layouts.grids import (
+    LOSS_TOLERANCE,
+    Layout,
+    assert_as_plain_torch,
+    compiled,
+    compiled_evaluation,
+    initial,
+    virtual_run,
+)
 from support.layouts.plain_loop import (
     VOCABULARY,
     Training,
     gpt,
-    loss_difference,
     plain_evaluation,
     plain_loop,
     seeded,
-    weight_difference,
 )
 
 STEPS = 4
-SAME, SAME_WEIGHTS = 1e-5, 1e-3  # as in test_parity.py
 W = 16
 
 
@@ -124,15 +129,12 @@ def test_a_model_cut_anywhere_trains_and_evaluates_as_plain_torch(
     name: str, layout: Layout
 ) -> None:
     model = MODELS[name]
-    plain, found = plain_loop(model, layout.clip_norm, STEPS), virtual_run(model, layout, STEPS)
-    assert loss_difference(found.losses, plain) <= SAME
-    parameters = {name: found.weights[name] for name in plain.after}
-    assert weight_difference(parameters, plain) <= SAME_WEIGHTS
-    weights = {**initial(model), **plain.after}
+    assert_as_plain_torch(model, virtual_run(model, layout, STEPS), layout.clip_norm)
+    weights = {**initial(model), **plain_loop(model, layout.clip_norm, STEPS).after}
     evaluation = compiled_evaluation(model, layout).plan
     (measured,) = VirtualCluster(evaluation, model.rows, weights).run(1)
     (expected,) = plain_evaluation(model, weights, 1)
-    assert measured == pytest.approx(expected, rel=SAME)
+    assert measured == pytest.approx(expected, rel=LOSS_TOLERANCE)
 
 
 @pytest.mark.parametrize("layout", [Layout(stages=3), Layout(stages=2, chunks=2)], ids=str)

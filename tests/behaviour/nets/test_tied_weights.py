@@ -8,22 +8,11 @@ from torch import Tensor, nn
 
 from flowrun.engine.ir.graph import UPDATE, WEIGHTS, LogicalGraph, Op
 from flowrun.models.gpt import GPT
-from support.layouts.grids import CLIP, Layout, compiled, virtual_run
-from support.layouts.plain_loop import (
-    CONTEXT,
-    VOCABULARY,
-    Training,
-    gpt,
-    loss_difference,
-    plain_loop,
-    seeded,
-    weight_difference,
-)
+from support.layouts.grids import CLIP, Layout, assert_as_plain_torch, compiled, virtual_run
+from support.layouts.plain_loop import CONTEXT, VOCABULARY, Training, gpt, seeded
 
 TIED = "embed.wte.weight"
 STEPS = 6
-SAME = 1e-5  # float32 sums in another order, as in test_parity.py
-SAME_WEIGHTS = 1e-3
 
 
 def _tied() -> nn.Module:
@@ -78,10 +67,7 @@ CASES = [
     ids=[f"{'gpt' if t is GPT_TIED else 'translator'} {layout}" for t, layout in CASES],
 )
 def test_tied_weights_train_as_in_plain_torch(training: Training, layout: Layout) -> None:
-    plain = plain_loop(training, layout.clip_norm, STEPS)
-    found = virtual_run(training, layout, STEPS)
-    assert loss_difference(found.losses, plain) <= SAME
-    assert weight_difference(found.weights, plain) <= SAME_WEIGHTS
+    assert_as_plain_torch(training, virtual_run(training, layout, STEPS), layout.clip_norm)
 
 
 def _moves(graph: LogicalGraph) -> list[Op]:

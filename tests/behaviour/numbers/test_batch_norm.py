@@ -12,17 +12,11 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from support.layouts.grids import Layout, compiled, compiled_evaluation, virtual_run
-from support.layouts.plain_loop import (
-    Training,
-    classifier,
-    micro_batch_loop,
-    plain_evaluation,
-    seeded,
-)
+from support.layouts.plain_loop import Training, micro_batch_loop, plain_evaluation, seeded
 from support.nets.normed_net import NORMED, Normed
 
 STEPS = 3
@@ -101,36 +95,3 @@ def _frozen() -> nn.Module:
 @pytest.mark.parametrize("layout", [Layout(data=2), Layout(tensor=2)], ids=str)
 def test_a_norm_of_another_kind_trains_alike(make: Callable[[], nn.Module], layout: Layout) -> None:
     assert_as_one_device(replace(NORMED, model=partial(seeded, make)), layout)
-
-
-# ---- a model that was written by others ----------------------------------------------------------
-
-
-def _resnet() -> nn.Module:
-    from transformers import ResNetConfig, ResNetForImageClassification
-
-    config = ResNetConfig(
-        num_channels=1, embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1], num_labels=10
-    )
-    return ResNetForImageClassification(config)
-
-
-class Resnet(nn.Module):
-    """The logits of transformers' ResNet, of 8 x 8 images twice as large."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = _resnet()
-
-    def forward(self, x_BP: Tensor) -> Tensor:
-        x_BCHW = x_BP.view(-1, 1, 8, 8).repeat(1, 1, 4, 4)
-        logits: Tensor = self.net(x_BCHW).logits
-        return logits
-
-
-RESNET = classifier(Resnet, "x_BP", (), micro_batches=2)
-
-
-@pytest.mark.parametrize("layout", [Layout(data=2), Layout(data=2, stages=2)], ids=str)
-def test_resnet_of_transformers_trains_as_on_one_device(layout: Layout) -> None:
-    assert_as_one_device(RESNET, layout)

@@ -13,15 +13,8 @@ from torch import Tensor, nn
 
 from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.ops import registry
-from support.layouts.grids import Layout, compiled, virtual_run
-from support.layouts.plain_loop import (
-    TINY_MLP,
-    Training,
-    loss_difference,
-    plain_loop,
-    seeded,
-    weight_difference,
-)
+from support.layouts.grids import Layout, assert_as_plain_torch, compiled, virtual_run
+from support.layouts.plain_loop import TINY_MLP, Training, seeded
 
 STEPS = 5
 TARGETS = {"flowrun_test.ripple.default", "flowrun_test.ripple_backward.default"}
@@ -100,9 +93,7 @@ LEVELLED: Training = replace(
 def test_an_op_that_nobody_knows_trains_as_in_plain_torch(
     layout: Layout, training: Training
 ) -> None:
-    plain, found = plain_loop(training, 0.0, STEPS), virtual_run(training, layout, STEPS)
-    assert loss_difference(found.losses, plain) <= 1e-5
-    assert weight_difference(found.weights, plain) <= 1e-5
+    assert_as_plain_torch(training, virtual_run(training, layout, STEPS))
 
 
 def test_rows_that_hold_are_found_and_noted_once() -> None:

@@ -18,7 +18,19 @@ from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.strategy import Recompute, Strategy, Zero
 from support.layouts.logical import put_together
-from support.layouts.plain_loop import STEPS, Batch, Training
+from support.layouts.plain_loop import (
+    STEPS,
+    Batch,
+    Training,
+    loss_difference,
+    plain_loop,
+    weight_difference,
+)
+
+LOSS_TOLERANCE = 1e-5  # relative: float32 sums taken in another order (measured: 3e-7)
+# Of a weight, as a share of the way that training moved it (measured: 1e-6 and 6e-5): AdamW divides
+# a gradient by its own size, rounding errors included.
+WEIGHT_TOLERANCE = {"sgd": 1e-5, "adamw": 1e-3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,3 +255,11 @@ def run_plan(
         dict(ranks.sent_bytes),
         {(k, r): most for k, rank in ranks.ranks.items() for r, most in rank.most_live.items()},
     )
+
+
+def assert_as_plain_torch(training: Training, run: Run, clip_norm: float = 0.0) -> None:
+    """Losses and weights of a run are those of a plain loop of as many steps."""
+    plain = plain_loop(training, clip_norm, len(run.losses))
+    assert loss_difference(run.losses, plain) <= LOSS_TOLERANCE
+    weights = {name: run.weights[name] for name in plain.after}
+    assert weight_difference(weights, plain) <= WEIGHT_TOLERANCE[training.optimizer.name]

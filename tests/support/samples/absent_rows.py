@@ -16,13 +16,14 @@ Given = Mapping[str, Sbp]  # argument -> SBP
 class Absent:
     """Rows of some targets that hold, or seem to on the sample, and are not wanted."""
 
-    targets: str  # a pattern
+    targets: str  # patterns
     when: Callable[[Given, Signature], bool]
     reason: str
 
     def among(self, targets: Iterable[str]) -> list[str]:
         """Return the targets that it is about."""
-        return [target for target in targets if fnmatchcase(target, self.targets)]
+        patterns = self.targets.split()
+        return [t for t in targets if any(fnmatchcase(t, pattern) for pattern in patterns)]
 
     def covers(self, op: Op, row: Signature) -> bool:
         """Return whether it is the reason why a row of an op is left out."""
@@ -35,8 +36,8 @@ def partial(*names: str) -> Callable[[Given, Signature], bool]:
     return lambda given, row: any(given.get(name) == P for name in names)
 
 
-def both_partial(*names: str) -> Callable[[Given, Signature], bool]:
-    return lambda given, row: all(given.get(name) == P for name in names)
+def any_partial(given: Given, row: Signature) -> bool:
+    return P in row.inputs
 
 
 def cut_in_space(given: Given, row: Signature) -> bool:
@@ -44,23 +45,14 @@ def cut_in_space(given: Given, row: Signature) -> bool:
 
 
 ABSENT = (
+    Absent("flow.not_finite", any_partial, "parts may be finite where their sum is not"),
     Absent(
-        "flow.not_finite",
-        lambda given, row: P in row.inputs,
-        "parts may be finite where their sum is not",
+        "flow.round flow.update_narrow",
+        any_partial,
+        "it holds within the digits of bf16: other numbers are drawn, or a weight would be partial",
     ),
     Absent(
-        "flow.round",
-        lambda given, row: P in row.inputs,
-        "within the digits of bf16 a sum of rounded parts is as near, but other numbers are drawn",
-    ),
-    Absent(
-        "flow.update_narrow",
-        lambda given, row: P in row.inputs,
-        "no layout makes a weight partial; it holds within the digits of bf16 alone",
-    ),
-    Absent(
-        "aten.*batch_norm*",
+        "aten.*_norm* aten._fused_rms_norm*",
         partial("weight", "bias", "running_mean", "running_var"),
         "no layout makes weights, biases or running statistics partial",
     ),
@@ -70,38 +62,13 @@ ABSENT = (
         "the outputs after the first have no elements",
     ),
     Absent(
-        "aten.native_*_norm.default",
-        partial("weight"),
-        "no layout makes weight and bias of a norm partial",
-    ),
-    Absent(
-        "aten._fused_rms_norm.default",
-        partial("weight"),
-        "no layout makes the weight of a norm partial",
-    ),
-    Absent(
-        "aten.native_*_norm_backward.default",
-        partial("weight", "bias"),
-        "no layout makes the weight of a norm partial, and the bias is not read",
-    ),
-    Absent(
-        "aten.convolution*",
+        "aten.convolution* aten.avg_pool2d.default",
         cut_in_space,
-        "holds only for the sample's stride, equal to the kernel: no window reaches over the cut",
-    ),
-    Absent(
-        "aten.avg_pool2d.default",
-        cut_in_space,
-        "holds only where the windows end at the cut, which depends on sizes and ranks",
+        "holds only for the sample's sizes, on which no window reaches over the cut",
     ),
     Absent(
         "aten.convolution_backward.default",
-        both_partial("input", "weight"),
-        "each is listed alone; no forward row leaves both partial",
-    ),
-    Absent(
-        "aten.convolution_backward.default",
-        lambda given, row: given.get("weight") == P,
+        partial("weight"),
         "listed; with output_mask[0] off the weight is not read, and any SBP of it does",
     ),
     Absent(
@@ -115,18 +82,9 @@ ABSENT = (
         "self is read for its shape, total_weight for a mean only; class weights are never partial",
     ),
     Absent("aten.nll_loss*forward.default", partial("weight"), "class weights are never partial"),
+    Absent("flow.target_weight", any_partial, "neither classes nor their weights are partial"),
     Absent(
-        "flow.target_weight",
-        lambda given, row: P in row.inputs,
-        "neither classes nor their weights are ever partial",
-    ),
-    Absent(
-        "aten.nll_loss*forward.default",
-        lambda given, row: row.outputs[1] == P,
-        "the total weight of an unreduced loss is a constant 0, which is its own partial sum",
-    ),
-    Absent(
-        "flow.cross_entropy",
+        "aten.nll_loss*forward.default flow.cross_entropy",
         lambda given, row: row.outputs[1] == P,
         "the total weight of an unreduced loss is a constant 0, which is its own partial sum",
     ),
@@ -145,13 +103,10 @@ ABSENT = (
         lambda given, row: row.inputs != (B,) * 4,
         "states of the step are whole; a sum may overflow where no part does, unlike here",
     ),
-    *(
-        Absent(
-            target,
-            lambda given, row: P in row.inputs,
-            "it is linear, but a weight that is a partial sum has no home",
-        )
-        for target in ("flow.sgd", "flow.snapshot", "flow.assign", "flow.ema", "flow.update_rows")
+    Absent(
+        "flow.sgd flow.snapshot flow.assign flow.ema flow.update_rows",
+        any_partial,
+        "it is linear, but a weight that is a partial sum has no home",
     ),
     Absent(
         "flow.collect",

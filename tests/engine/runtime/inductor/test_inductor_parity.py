@@ -1,7 +1,4 @@
-"""Compiled regions train as plain torch does, within the tolerances of test_parity.py.
-
-Every program takes seconds of the C++ compiler, so layouts are few and models one block deep.
-"""
+"""Every program takes seconds of the C++ compiler, so layouts are few and models one block deep."""
 
 from __future__ import annotations
 
@@ -11,22 +8,10 @@ import pytest
 
 from flowrun.engine.runtime.inductor.built import BuiltRegions
 from flowrun.models.gpt import GPT
-from support.layouts.grids import CLIP, Layout, compiled, run_plan
-from support.layouts.plain_loop import (
-    MEGATRON,
-    STEPS,
-    TINY_MLP,
-    VOCABULARY,
-    Training,
-    gpt,
-    loss_difference,
-    plain_loop,
-    weight_difference,
-)
+from support.layouts.grids import CLIP, Layout, assert_as_plain_torch, compiled, run_plan
+from support.layouts.plain_loop import MEGATRON, STEPS, TINY_MLP, VOCABULARY, Training, gpt
 from support.nets.packed import LENGTH, trainings
 
-LOSS_TOLERANCE = 1e-5
-WEIGHT_TOLERANCE = {"adamw": 1e-3, "sgd": 1e-5}
 SMALL_GPT = gpt(blocks=1, width=16)
 SMALL_PACKED, _ = trainings(partial(GPT, VOCABULARY, LENGTH, 1, 4, 16), MEGATRON)
 CASES = (
@@ -41,7 +26,6 @@ CASES = (
     ("training", "layout"), CASES, ids=["mlp ZeRO", "gpt in stages", "gpt split", "gpt packed"]
 )
 def test_compiled_regions_train_as_plain_torch(training: Training, layout: Layout) -> None:
-    plan, plain = compiled(training, layout).plan, plain_loop(training, layout.clip_norm)
+    plan = compiled(training, layout).plan
     found = run_plan(training, plan, STEPS, kernels=BuiltRegions(plan, "cpu", 1))
-    assert loss_difference(found.losses, plain) <= LOSS_TOLERANCE
-    assert weight_difference(found.weights, plain) <= WEIGHT_TOLERANCE[training.optimizer.name]
+    assert_as_plain_torch(training, found, layout.clip_norm)
