@@ -17,47 +17,23 @@ from flowrun.engine.errors import RunError
 from flowrun.launcher.data.open_files import reopen_files
 
 T = TypeVar("T")
+_UNPICKLED = (AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 @contextmanager
-def fork_concurrently(make: Callable[[], T] | None) -> Iterator[Callable[[], T | None]]:
-    """Call `make` in a fork of this process; give a function that waits for its result, or None.
+def start_fork(make: Callable[[], T], here: bool = False) -> Iterator[Callable[[], T]]:
+    """Call `make` in a fork of this process; give a function that waits, and returns or raises what
+    it does.  The result is pickled.
 
-    The result is pickled.  What fails there fails again here, where the error can be shown.
-    Nothing is started for None, nor where a fork gains nothing or is not safe: on one core, or
-    while other threads run, whose locks it would inherit.
+    The fork starts at once.  Where a concurrent one gains nothing or is not safe (on one core, or
+    while other threads run, whose locks it would inherit), `make` is called when its result is
+    asked for.  here: then in this process, else in a fork.
     """
-    if make is None or not _may_fork():
-        yield lambda: None
-        return
-    with _fork(make, daemon=True) as wait_for:
-
-        def result() -> T | None:
-            made, error = wait_for()
-            return None if error else made
-
-        yield result
-
-
-@contextmanager
-def start_fork(make: Callable[[], T]) -> Iterator[Callable[[], T]]:
-    """Call `make` in a fork of this process; give a function that waits and returns or raises.
-
-    The fork starts at once, or, where a concurrent one gains nothing or is not safe, when its
-    result is asked for.
-    """
-    if not _may_fork():
-        yield lambda: run_in_fork(make)
-        return
-    with _fork(make, daemon=True) as wait_for:
-
-        def result() -> T:
-            made, error = wait_for()
-            if error:
-                raise error
-            return made  # type: ignore[return-value]
-
-        yield result
+    if _may_fork():
+        with _fork(make, daemon=True) as result:
+            yield result
+    else:
+        yield make if here else lambda: run_in_fork(make)
 
 
 def run_in_fork(make: Callable[[], T]) -> T:
@@ -67,18 +43,12 @@ def run_in_fork(make: Callable[[], T]) -> T:
     not have touched if its forks are to use it.  Capture opens both, since autograd asks each kind
     of device how many there are.  Raises RunError if the process ends without an answer.
     """
-    with _fork(make, daemon=False) as wait_for:
-        made, error = wait_for()
-    if error:
-        raise error
-    return made  # type: ignore[return-value]
+    with _fork(make, daemon=False) as result:
+        return result()
 
 
 @contextmanager
-def _fork(
-    make: Callable[[], T], daemon: bool
-) -> Iterator[Callable[[], tuple[T | None, Exception | None]]]:
-    """Fork; give a function that waits for the result of `make`, or for its error."""
+def _fork(make: Callable[[], T], daemon: bool) -> Iterator[Callable[[], T]]:
     reader, writer = multiprocessing.Pipe(duplex=False)
     fork = multiprocessing.get_context("fork")
     process = fork.Process(target=_send_result, args=(make, reader, writer), daemon=daemon)
@@ -87,16 +57,17 @@ def _fork(
         process.start()  # Ctrl-C stays blocked there: it is for the process that waits
     writer.close()
 
-    def wait_for() -> tuple[T | None, Exception | None]:
+    def result() -> T:
         try:
-            found: tuple[T | None, Exception | None] = pickle.loads(reader.recv_bytes())
-            return found
-        except Exception as error:  # or what an exception's own constructor does not take
-            how = f"it ended before it had an answer ({type(error).__name__})."
-            return None, RunError("the process that plans", how)
+            made, error = pickle.loads(reader.recv_bytes())
+        except (EOFError, OSError):
+            raise RunError("the process that plans", "it ended before it had an answer.") from None
+        if error:
+            raise error
+        return made  # type: ignore[no-any-return]
 
     try:
-        yield wait_for
+        yield result
     finally:
         process.kill()  # it has nothing that it should leave in order
         process.join()
@@ -131,9 +102,16 @@ def _send_result(make: Callable[[], object], reader: Connection, writer: Connect
     # that do so at once (autograd's, of which a build with CUDA has one more) find none.
     torch.set_num_threads(torch.get_num_threads())
     try:
-        writer.send_bytes(pickle.dumps((make(), None)))  # tensors by value: this process ends
+        answer = pickle.dumps((make(), None))  # tensors by value: this process ends
     except Exception as error:
-        try:
-            writer.send_bytes(pickle.dumps((None, error)))
-        except (pickle.PicklingError, AttributeError, RuntimeError, TypeError, ValueError):
-            os._exit(1)
+        answer = _dump_error(error)
+    writer.send_bytes(answer)
+
+
+def _dump_error(error: Exception) -> bytes:
+    """An error that its pickle makes again; what it says, where it does not."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except (pickle.PickleError, *_UNPICKLED):  # or its own constructor takes other arguments
+        error = RunError("the process that plans", f"{type(error).__name__}: {error}")
+    return pickle.dumps((None, error))

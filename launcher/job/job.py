@@ -93,9 +93,9 @@ class Job:
         workers = data_workers(recipe)
         self.strategy = add_materials(strategy_of(recipe), self.materials, workers)
         self.plans = JobPlans(
-            recipe,
-            self.materials,
-            self.strategy,
+            recipe=recipe,
+            materials=self.materials,
+            strategy=self.strategy,
             planned=planned,
             device_type=self.device_type,
             checks=values and recipe.engine.check_capture,

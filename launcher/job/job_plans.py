@@ -18,7 +18,7 @@ from flowrun.engine.passes.mirrored_view import rows_of_a_rank
 from flowrun.engine.pipeline import PLANNING
 from flowrun.engine.strategy import Strategy
 from flowrun.engine.torch_internals import import_tracer
-from flowrun.launcher.job.forked import fork_concurrently, run_in_fork, start_fork
+from flowrun.launcher.job.forked import run_in_fork, start_fork
 from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.job.materials import Materials
 from flowrun.launcher.job.plan_cache import PlanCache, inputs
@@ -36,35 +36,31 @@ class Check:
     why_none: str
 
 
+@dataclass(eq=False, kw_only=True)
 class JobPlans:
     """Makes each plan when it is asked for, once.
 
-    check: how long the comparison of the captured step with the model took, or why there was none.
+    planned: the training plan, where it is known already.  device_type: of ranks.  checks: compare
+    the captured step with the model itself; check: how that went.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        materials: Materials,
-        strategy: Strategy,
-        *,
-        planned: Rehearsed | None,
-        device_type: str,
-        checks: bool,
-    ) -> None:
-        """planned: the training plan, where it is known already.  device_type: of ranks.
+    recipe: Recipe
+    materials: Materials
+    strategy: Strategy
+    planned: Rehearsed | None
+    device_type: str
+    checks: bool
+    check: Check | None = None
 
-        checks: compare the captured step with the model itself.
-        """
-        self.recipe = recipe
-        self.materials = materials
-        self.strategy = strategy
-        self.planned = planned
-        self.device_type = device_type
-        self.checks = checks
-        self.check: Check | None = None
-        self.cache = PlanCache(recipe.engine.cache)
-        self.story = Compilation(materials.task, materials.example, strategy, self._keep)
+    @cached_property
+    def cache(self) -> PlanCache:
+        """What is kept of plans on disk."""
+        return PlanCache(self.recipe.engine.cache)
+
+    @cached_property
+    def story(self) -> Compilation:
+        """The compiler, given the materials."""
+        return Compilation(self.materials.task, self.materials.example, self.strategy, self._keep)
 
     @cached_property
     def training(self) -> Rehearsed:
@@ -125,16 +121,16 @@ class JobPlans:
         """
         with pause_collection():
             import_tracer()
-        evaluates = bool(self.materials.sampler.held_out)
+        evaluates, capture = self.materials.sampler.held_out, self._capture_evaluation
         new = evaluates and not self.planned
         with (
-            fork_concurrently(self._capture_evaluation if new else None) as elsewhere,
+            start_fork(capture, here=True) if new else nullcontext(capture) as captured,
             nullcontext() if forks_autograd() else self._checking(),
         ):
             training = self.training
             if not evaluates:
                 return training, None
-            graph = elsewhere() or self._capture_evaluation()
+            graph = captured()
             with pause_collection():
                 return training, self.story.evaluation(graph, self.planned)
 
@@ -164,25 +160,21 @@ class JobPlans:
     def _compare(self) -> Check:
         """Compare what was captured with the model.  Raises RecipeError."""
         start = time.perf_counter()
-        batches = [self.materials.example, self._second_example()]
-        batches = [rows_of_a_rank(batch, self.strategy) for batch in batches]
-        here = self.device_type == "cpu"
-        why = check_capture(
-            self.materials.task, batches, self.traced, self.materials.initial, on_cpu=here
-        )
+        made = self.materials
+        both = (made.example, self._second_example())
+        batches = [rows_of_a_rank(batch, self.strategy) for batch in both]
+        on_cpu = self.device_type == "cpu"
+        why = check_capture(made.task, batches, self.traced, made.initial, on_cpu=on_cpu)
         return Check(time.perf_counter() - start, why)
 
     def _second_example(self) -> Batch:
         """Make the second micro-batch, or the first again if a sample of it cannot be read: the
         rank that reads it will report that.
         """
-        rows, parts = slice(0, self.recipe.micro_batch_size), self.recipe.train.micro_batches
+        rows = slice(0, self.recipe.micro_batch_size)
+        step, micro_batch = (0, 1) if self.recipe.train.micro_batches > 1 else (1, 0)
         try:
-            return (
-                self.materials.sampler(0, 1, rows)
-                if parts > 1
-                else self.materials.sampler(1, 0, rows)
-            )
+            return self.materials.sampler(step, micro_batch, rows)
         except Exception:  # whatever a data set may raise
             return self.materials.example
 

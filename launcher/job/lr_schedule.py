@@ -9,9 +9,12 @@ schedule lasts.
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +22,7 @@ from torch.optim import SGD, lr_scheduler
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.model.targets import check_arguments
-from flowrun.launcher.recipe.recipe_errors import did_you_mean
+from flowrun.launcher.recipe.recipe_errors import did_you_mean, require
 from flowrun.launcher.recipe.schema import Optim
 
 SCHEDULES: Mapping[str, type[lr_scheduler.LRScheduler]] = {  # torch's, or classes of the same form
@@ -37,8 +40,6 @@ SCHEDULES: Mapping[str, type[lr_scheduler.LRScheduler]] = {  # torch's, or class
         lr_scheduler.StepLR,
     )
 }
-# what torch's own arithmetic raises of arguments that the recipe gives
-_REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _LASTS = {"CosineAnnealingLR": "T_max", "OneCycleLR": "total_steps"}
 _ALONE = ("OneCycleLR", "CyclicLR")  # they set the rate themselves, whatever came before
 Rates = tuple[tuple[float, tuple[float, ...]], ...]
@@ -63,116 +64,106 @@ def rates(optim: Optim, lrs: Iterable[float], steps: int) -> Rates:
         for step in range(steps):
             if step:
                 optimizer.step()
-                _advance(scheduler, step)
+                with _refusing("optim.schedule", f"it has no rate of step {step}", _TOO_SHORT):
+                    scheduler.step()
             for column, group in zip(columns, optimizer.param_groups, strict=True):
                 column.append(_check_rate(group["lr"], step))
     return tuple((lr, tuple(column)) for lr, column in zip(distinct, columns, strict=True))
 
 
-def _advance(scheduler: lr_scheduler.LRScheduler, step: int) -> None:
+_TOO_SHORT = "Let total_steps and T_max be train.steps, or leave them out."
+
+
+@contextmanager
+def _refusing(where: str, what: str, instead: str = "") -> Iterator[None]:
+    """Raise RecipeError for what torch's own arithmetic raises of arguments of the recipe."""
     try:
-        scheduler.step()
-    except _REFUSALS as error:
-        raise RecipeError(
-            "optim.schedule",
-            f"it has no rate of step {step}: {type(error).__name__}: {error}",
-            "Let total_steps and T_max be train.steps, or leave them out.",
-        ) from error
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        raise RecipeError(where, f"{what}: {type(e).__name__}: {e}", instead) from e
 
 
 def _check_rate(rate: object, step: int) -> float:
     if not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
-        raise RecipeError(
-            "optim.schedule",
-            f"the rate of step {step} is {rate}.",
-            "A rate is a finite number of 0 or more.",
-        )
+        problem = f"the rate of step {step} is {rate}."
+        raise RecipeError("optim.schedule", problem, "A rate is a finite number of 0 or more.")
     return float(rate)
 
 
-SchedulePart = tuple[str, dict[str, Any], int]  # (where, name and arguments, steps that it lasts)
+@dataclass(frozen=True, slots=True)
+class SchedulePart:
+    """A schedule and the steps that it lasts.  where: its key."""
+
+    where: str
+    name: str
+    arguments: Mapping[str, object]
+    lasts: int
 
 
 def _parts(optim: Optim, steps: int) -> list[SchedulePart]:
-    """The schedules in order, with the steps that each lasts."""
-    given = optim.schedule
+    """The schedules in order.  Raises RecipeError for one that is not there, does not end, or
+    follows none.
+    """
+    given, rise = optim.schedule, optim.warmup_steps
     listed = isinstance(given, list | tuple)
     entries = list(given) if listed else [given] if given else []
     parts: list[SchedulePart] = []
-    if optim.warmup_steps:
-        rise = {
-            "name": "LinearLR",
-            "start_factor": 1.0 / optim.warmup_steps,
-            "total_iters": max(1, optim.warmup_steps - 1),
-        }
-        parts.append(("optim.warmup_steps", rise, optim.warmup_steps))
+    if rise:
+        linear = {"start_factor": 1.0 / rise, "total_iters": max(1, rise - 1)}
+        parts.append(SchedulePart("optim.warmup_steps", "LinearLR", linear, rise))
     for k, entry in enumerate(entries):
         where = f"optim.schedule.{k}" if listed else "optim.schedule"
-        _check(entry, where)
-        arguments = dict(entry)
-        left = max(1, steps - sum(lasts for _, _, lasts in parts))
+        name, arguments = _read(entry, where)
         lasts = arguments.pop("steps", None)
-        if k < len(entries) - 1 and (not isinstance(lasts, int) or lasts < 1):
-            raise RecipeError(
-                f"{where}.steps",
-                f"nothing says how long {arguments['name']} lasts before the next begins.",
-                "Write steps: a number of steps, 1 or more.",
-            )
-        parts.append((where, arguments, int(lasts or left)))
-    if parts and parts[-1][0] == "optim.warmup_steps":
-        parts.append(("optim.schedule", {"name": "ConstantLR", "factor": 1.0}, steps))
-    _check_alone(parts)
+        require(
+            k == len(entries) - 1 or (isinstance(lasts, int) and lasts > 0),
+            f"{where}.steps",
+            f"nothing says how long {name} lasts before the next begins.",
+            "Write steps: a number of steps, 1 or more.",
+        )
+        left = max(1, steps - sum(part.lasts for part in parts))
+        parts.append(SchedulePart(where, name, arguments, int(lasts or left)))
+    if rise and not entries:
+        parts.append(SchedulePart("optim.schedule", "ConstantLR", {"factor": 1.0}, steps))
+    for part in parts:
+        require(
+            part.name not in _ALONE or len(parts) == 1,
+            f"{part.where}.name",
+            f"{part.name} rises and falls by itself; it follows no other schedule.",
+            "Leave out warmup_steps and the other schedules, or use LinearLR and "
+            "CosineAnnealingLR.",
+        )
     return parts
 
 
-def _check_alone(parts: list[SchedulePart]) -> None:
-    for where, arguments, _ in parts:
-        if arguments["name"] in _ALONE and len(parts) > 1:
-            raise RecipeError(
-                f"{where}.name",
-                f"{arguments['name']} rises and falls by itself; it follows no other schedule.",
-                "Leave out warmup_steps and the other schedules, or use LinearLR and "
-                "CosineAnnealingLR.",
-            )
-
-
-def _check(entry: object, where: str) -> None:
+def _read(entry: object, where: str) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments of a schedule."""
     if not isinstance(entry, Mapping) or "name" not in entry:
-        raise RecipeError(
-            where, "nothing names the schedule.", "Write {name: CosineAnnealingLR, T_max: 200}."
-        )
-    if entry["name"] not in SCHEDULES:
-        why = "It waits for a measurement. " if entry["name"] == "ReduceLROnPlateau" else ""
-        raise RecipeError(
-            f"{where}.name",
-            f"there is no schedule {entry['name']!r}.",
-            f"{why}{did_you_mean(str(entry['name']), SCHEDULES)}",
-        )
+        instead = "Write {name: CosineAnnealingLR, T_max: 200}."
+        raise RecipeError(where, "nothing names the schedule.", instead)
+    name, known = str(entry["name"]), SCHEDULES
+    why = "It waits for a measurement. " if name == "ReduceLROnPlateau" else ""
+    instead = f"{why}{did_you_mean(name, known)}"
+    require(name in known, f"{where}.name", f"there is no schedule {name!r}.", instead)
+    return name, {key: value for key, value in entry.items() if key != "name"}
 
 
 def _sequence(optimizer: SGD, parts: list[SchedulePart]) -> lr_scheduler.LRScheduler:
-    made = [_make_scheduler(optimizer, *part) for part in parts]
+    made = [_make_scheduler(optimizer, part) for part in parts]
     if len(made) == 1:
         return made[0]
-    ends = [sum(lasts for _, _, lasts in parts[: k + 1]) for k in range(len(parts) - 1)]
-    return lr_scheduler.SequentialLR(optimizer, made, ends)
+    ends = itertools.accumulate(part.lasts for part in parts[:-1])
+    return lr_scheduler.SequentialLR(optimizer, made, list(ends))
 
 
-def _make_scheduler(
-    optimizer: SGD, where: str, arguments: dict[str, Any], lasts: int
-) -> lr_scheduler.LRScheduler:
-    scheduler: Any = SCHEDULES[arguments["name"]]
-    given = {key: value for key, value in arguments.items() if key != "name"}
-    if arguments["name"] in _LASTS:
-        given.setdefault(_LASTS[arguments["name"]], lasts)
-    if arguments["name"] == "OneCycleLR":
+def _make_scheduler(optimizer: SGD, part: SchedulePart) -> lr_scheduler.LRScheduler:
+    kind, given = SCHEDULES[part.name], dict(part.arguments)
+    if part.name in _LASTS:
+        given.setdefault(_LASTS[part.name], part.lasts)
+    if part.name == "OneCycleLR":
         given.setdefault("max_lr", [group["lr"] for group in optimizer.param_groups])
-    if arguments["name"] in _ALONE and given.setdefault("cycle_momentum", False):
-        raise RecipeError(f"{where}.cycle_momentum", "only the learning rate is scheduled.")
-    check_arguments(scheduler, given, where, positional=1)
-    try:
-        return scheduler(optimizer, **given)  # type: ignore[no-any-return]
-    except _REFUSALS as error:
-        raise RecipeError(
-            where, f"{arguments['name']} refused its arguments: {type(error).__name__}: {error}"
-        ) from error
+    if part.name in _ALONE and given.setdefault("cycle_momentum", False):
+        raise RecipeError(f"{part.where}.cycle_momentum", "only the learning rate is scheduled.")
+    check_arguments(kind, given, part.where, positional=1)
+    with _refusing(part.where, f"{part.name} refused its arguments"):
+        return kind(optimizer, **given)  # type: ignore[arg-type]

@@ -14,7 +14,8 @@ from flowrun.launcher.job.lr_schedule import rates
 from flowrun.launcher.model.build import is_freezing
 from flowrun.launcher.model.targets import find
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.recipe.recipe_errors import did_you_mean
+from flowrun.launcher.recipe.recipe_errors import did_you_mean, require
+from flowrun.launcher.recipe.schema import Optim
 from flowrun.launcher.recipe.value_ranges import check_number
 from flowrun.models import optimizers
 
@@ -58,39 +59,39 @@ def optimizer_of(recipe: Recipe) -> Optimizer:
     )
 
 
-def _value(optim: Any, key: str) -> float | bool:
+def _value(optim: Optim, key: str) -> float | bool:
     """A number of the recipe: beta1 and beta2 are the two betas."""
     if key in ("beta1", "beta2"):
         return float(optim.betas[key == "beta2"])
     return getattr(optim, key)  # type: ignore[no-any-return]
 
 
-def _own(update: Mapping[str, object]) -> tuple[str, Callable[..., Any], dict[str, float | bool]]:
+def _own(
+    update: Mapping[str, object],
+) -> tuple[str, Callable[..., object], dict[str, float | bool]]:
     """The user's function and its numbers: those given, its defaults for the rest."""
-    if not update.get("_target_"):
-        raise RecipeError(
-            "optim.update._target_",
-            "nothing says which function updates the weights.",
-            "Write the dotted path of a function (param, grad, states …, *, lr, numbers …).",
-        )
+    require(
+        bool(update.get("_target_")),
+        "optim.update._target_",
+        "nothing says which function updates the weights.",
+        "Write the dotted path of a function (param, grad, states …, *, lr, numbers …).",
+    )
     function = find(str(update["_target_"]), "optim.update._target_")
     given = {str(key): value for key, value in update.items() if key != "_target_"}
     numbers = dict(keywords_of(function))
     for key, value in given.items():
         where = f"optim.update.{key}"
-        if key not in numbers:
-            raise RecipeError(
-                where, f"{function.__name__} takes no number {key!r}.", did_you_mean(key, numbers)
-            )
+        problem = f"{function.__name__} takes no number {key!r}."
+        require(key in numbers, where, problem, did_you_mean(key, numbers))
         _check_number(value, where)
     numbers.update(given)
     for key, value in numbers.items():
-        if value is inspect.Parameter.empty:
-            raise RecipeError(
-                "optim.update",
-                f"{function.__name__} needs the number {key!r}.",
-                f"Write optim: {{update: {{_target_: …, {key}: …}}}}.",
-            )
+        require(
+            value is not inspect.Parameter.empty,
+            "optim.update",
+            f"{function.__name__} needs the number {key!r}.",
+            f"Write optim: {{update: {{_target_: …, {key}: …}}}}.",
+        )
     return function.__name__, function, numbers
 
 
@@ -104,29 +105,24 @@ def _settings(pattern: str, given: Any, numbers: Mapping[str, float | bool]) -> 
         if key == "frozen":
             continue
         if key == "betas" and "beta1" in numbers:
-            settings.update(_betas(value, f"{where}.betas"))
+            settings |= _betas(value, f"{where}.betas")
             continue
-        if key != "lr" and key not in numbers:
-            known = ["lr", *numbers]
-            raise RecipeError(
-                f"{where}.{key}", f"the update takes no {key!r}.", did_you_mean(key, known)
-            )
+        known, problem = ("lr", *numbers), f"the update takes no {key!r}."
+        require(key in known, f"{where}.{key}", problem, did_you_mean(key, known))
         _check_number(value, f"{where}.{key}", f"optim.{key}")
         settings[key] = value if isinstance(value, bool) else float(value)
     return tuple(settings.items())
 
 
 def _betas(value: Any, where: str) -> dict[str, float]:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        raise RecipeError(
-            where, f"betas must be two numbers, not {value!r}.", "Usual are [0.9, 0.95]."
-        )
+    two = isinstance(value, list | tuple) and len(value) == 2
+    require(two, where, f"betas must be two numbers, not {value!r}.", "Usual are [0.9, 0.95].")
     for beta in value:
         _check_number(beta, where, "optim.betas.*")
     return {"beta1": float(value[0]), "beta2": float(value[1])}
 
 
-def _check_number(value: Any, where: str, row: str = "") -> None:
+def _check_number(value: object, where: str, row: str = "") -> None:
     """row: the key of which it is; of a function's own numbers, none."""
     if not isinstance(value, bool | int | float):
         raise RecipeError(where, f"{value!r} is not a number.", "Write a number, true or false.")

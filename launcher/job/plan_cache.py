@@ -14,11 +14,11 @@ import os
 import pickle
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -47,7 +47,9 @@ class PlanCache:
         self.used = used
         self.notes: list[str] = []
 
-    def get(self, kind: str, made_of: tuple[Any, ...], make: Callable[[], Rehearsed]) -> Rehearsed:
+    def get(
+        self, kind: str, made_of: tuple[object, ...], make: Callable[[], Rehearsed]
+    ) -> Rehearsed:
         """The plan of a kind ("training", "evaluation"), from disk or made, and then kept.
 
         made_of: all that `make` reads, as values whose repr is all of them (dataclasses, numbers,
@@ -56,44 +58,42 @@ class PlanCache:
         if not self.used:
             return make()
         text = repr((kind, made_of, _made_by()))
-        if hides := HIDES.search(text):
-            self._note(f"no plan is kept: {hides[0]} does not print what it is made of")
-            return make()
-        try:
+        file = None
+        with self._noting("no plan is kept"):
+            if hides := HIDES.search(text):
+                raise Unusable(f"{hides[0]} does not print what it is made of")
             key = hashlib.sha256(text.encode()).hexdigest()
             file = own_folder(cache_folder()) / f"{kind}-{key[:32]}{_SUFFIX}"
-        except (Unusable, OSError, RuntimeError) as error:
-            self._note(f"no plan is kept: {_reason(error)}")
+        if file is None:
             return make()
         return self._read(file) or self._make(file, make)
 
     def _make(self, file: Path, make: Callable[[], Rehearsed]) -> Rehearsed:
         made = make()
-        try:
+        with self._noting("no plan is kept"):
             write_own(file, pickle.dumps(made, protocol=pickle.HIGHEST_PROTOCOL))
             _tidy(file.parent)
-        except (OSError, Unusable, *_UNPICKLED) as error:
-            self._note(f"no plan is kept: {_reason(error)}")
         return made
 
     def _read(self, file: Path) -> Rehearsed | None:
-        try:
+        with self._noting("the stored plan was not used"), suppress(FileNotFoundError):
             found: Rehearsed = pickle.loads(read_own(file))
             os.utime(file)
             return found
-        except FileNotFoundError:
-            return None
-        except (OSError, Unusable, *_UNPICKLED) as error:
-            self._note(f"the stored plan was not used: {_reason(error)}")
-            return None
+        return None
 
-    def _note(self, text: str) -> None:
-        """Once, though there are two plans."""
-        if text not in self.notes:
-            self.notes.append(text)
+    @contextmanager
+    def _noting(self, what: str) -> Iterator[None]:
+        """Note why a file is not used: once, though there are two plans."""
+        try:
+            yield
+        except (OSError, RuntimeError, Unusable, *_UNPICKLED) as error:
+            why = str(error) if isinstance(error, Unusable) else f"{type(error).__name__}: {error}"
+            if (note := f"{what}: {why}") not in self.notes:
+                self.notes.append(note)
 
 
-def inputs(strategy: Strategy, *graphs: LogicalGraph) -> tuple[Any, ...]:
+def inputs(strategy: Strategy, *graphs: LogicalGraph) -> tuple[object, ...]:
     """Collect the values that a plan of captured graphs is made from: rows of ops as they are known
     now, and an optimizer's function by what it does.
 
@@ -139,7 +139,3 @@ def _tidy(where: Path) -> None:
         total += file.stat().st_size
         if k >= MOST_FILES or (k and total > MOST_BYTES):
             file.unlink(missing_ok=True)
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, Unusable) else f"{type(error).__name__}: {error}"

@@ -14,7 +14,7 @@ import torch
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.launcher.job import forked as module
-from flowrun.launcher.job.forked import fork_concurrently, run_in_fork, start_fork
+from flowrun.launcher.job.forked import run_in_fork, start_fork
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.job_plans import JobPlans
 from flowrun.launcher.recipe.compose import load
@@ -29,28 +29,44 @@ def forks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.processes
 def test_the_result_is_made_by_another_process() -> None:
-    with fork_concurrently(lambda: (os.getpid(), "x" * 1_000_000)) as result:
-        process, long = result() or (0, "")
+    with start_fork(lambda: (os.getpid(), "x" * 1_000_000)) as result:
+        process, long = result()
     assert process not in (0, os.getpid())
     assert len(long) == 1_000_000
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "make", [lambda: 1 / 0, lambda: threading.Lock(), lambda: os.kill(os.getpid(), signal.SIGKILL)]
+    ("make", "error"),
+    [
+        (lambda: 1 / 0, ZeroDivisionError),
+        (lambda: threading.Lock(), TypeError),
+        (lambda: fail(Unpicklable(1, 2)), RunError),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), RunError),
+    ],
+    ids=["an error", "no pickle", "an error that no pickle makes again", "killed"],
 )
-def test_what_fails_there_has_no_result(
-    make: Callable[[], object], capfd: pytest.CaptureFixture[str]
+def test_what_fails_there_fails_here(
+    make: Callable[[], object], error: type[Exception], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with fork_concurrently(make) as result:
-        assert result() is None
+    with start_fork(make) as result, pytest.raises(error):
+        result()
     assert capfd.readouterr() == ("", "")
+
+
+class Unpicklable(Exception):
+    def __init__(self, one: int, other: int) -> None:
+        super().__init__(f"{one} of {other}")
+
+
+def fail(error: Exception) -> None:
+    raise error
 
 
 @pytest.mark.processes
 def test_who_does_not_wait_leaves_no_process_behind() -> None:
     read, write = os.pipe()
-    with pytest.raises(KeyboardInterrupt), fork_concurrently(lambda: threading.Event().wait()):
+    with pytest.raises(KeyboardInterrupt), start_fork(lambda: threading.Event().wait()):
         os.close(write)  # the other copy is the process's
         raise KeyboardInterrupt
     assert os.read(read, 1) == b""
@@ -63,8 +79,8 @@ def test_beside_other_threads_nothing_is_started(monkeypatch: pytest.MonkeyPatch
     other = threading.Thread(target=ended.wait)
     other.start()
     try:
-        with fork_concurrently(os.getpid) as result:
-            assert result() is None
+        with start_fork(os.getpid, here=True) as result:
+            assert result() == os.getpid()
     finally:
         ended.set()
         other.join()
