@@ -2,51 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from flowrun.engine.compile import longest_equal_step
-from flowrun.launcher.place.outcome import Outcome, Spent
+from flowrun.launcher.place.outcome import Outcome
 from flowrun.launcher.place.placement_search import SHOWN, PlacementResult
+from flowrun.launcher.report.plain_table import plain_table
 from flowrun.launcher.terminal.units import seconds, size
 
 _LACKING = 3  # candidates that lack memory, of the ten, at most
 _NUMBERS = ("", "a step", "~", "memory", "sent", "bubble")
 # What a step is spent on -> how it is said of a candidate that spends more on it.
 _SPENT = {"repeated": "recomputation", "bubble": "bubble", "bytes": "bytes", "work": "work"}
+_NOTE = (
+    "~: from plans of few of the model's blocks (docs/how_to/placement_search.md), as are the"
+    " memory, bytes and bubble of rows without a whole plan. "
+)
 
 
 def table(found: PlacementResult) -> RenderableType:
     """The winner first.  Figures keep their width; what is said of a candidate, and why it lost,
     take as many lines as the console needs.
     """
-    best = found.best
-    assert best is not None, "place() raises where nothing fits"
+    best = _best(found)
     estimated = any(outcome.extrapolated for outcome in found.outcomes)
     headings = [name for name in _NUMBERS if estimated or name != "~"]
-    rows = Table(box=None, pad_edge=False)
-    for heading in headings:
-        rows.add_column(heading, justify="right", no_wrap=True)
-    rows.add_column("placement, and why not")
+    rows: list[list[str | Text]] = []
     for number, outcome in enumerate(ten(found), 1):
         figures = {"": str(number), **_figures(outcome)}
         said = Text(f"{outcome.candidate}\n").append(f"- {why(outcome, best)}", "dim")
-        rows.add_row(*(figures[heading] for heading in headings), said)
-    notes = f"{_NOTE} {coverage(found)}" if estimated else coverage(found)
-    return Group(Text("placements", "bold"), rows, Text(notes, "dim"))
+        rows.append([*(figures[heading] for heading in headings), said])
+    columns = (*headings, "placement, and why not")
+    shown = plain_table("", columns, rows, right=headings, whole=headings)
+    notes = f"{_NOTE if estimated else ''}{coverage(found)}"
+    return Group(Text("placements", "bold"), shown, Text(notes, "dim"))
 
 
-_NOTE = (
-    "~: from plans of few of the model's blocks (docs/how_to/placement_search.md), as are the"
-    " memory, bytes and bubble of rows without a whole plan."
-)
+def _best(found: PlacementResult) -> Outcome:
+    assert found.best is not None, "place() raises where nothing fits"
+    return found.best
 
 
 def summary(found: PlacementResult) -> str:
     """The winner in a line."""
-    best = found.best
-    assert best is not None, "place() raises where nothing fits"
+    best = _best(found)
     return (
         f"placed: {best.candidate}; foreseen {seconds(best.step_s)} a step,"
         f" {size(best.bytes)} a rank. {coverage(found)}"
@@ -73,15 +75,11 @@ def why(outcome: Outcome, best: Outcome) -> str:
     if outcome.extrapolated and best.estimate:
         best = best.estimate  # like with like
     slower = outcome.step_s / best.step_s - 1
-    more = {name: _more(outcome.spent, best.spent, name) for name in _SPENT}
-    most = max(more, key=lambda name: more[name])
+    one, other = asdict(outcome.spent), asdict(best.spent)
+    most = max(_SPENT, key=lambda name: one[name] - other[name])
     if outcome.step_s <= longest_equal_step(best.step_s):
         return "as fast, but not planned whole" if outcome.extrapolated else "as fast, no simpler"
-    return f"{slower:.1%} slower: {_SPENT[most]} +{seconds(more[most])}"
-
-
-def _more(one: Spent, other: Spent, name: str) -> float:
-    return float(getattr(one, name)) - float(getattr(other, name))
+    return f"{slower:.1%} slower: {_SPENT[most]} +{seconds(one[most] - other[most])}"
 
 
 def coverage(found: PlacementResult) -> str:

@@ -5,7 +5,7 @@ The job and its rehearsed plan enter before the run, measured figures after it.
 report.py record.py  foreseen figures next to measured ones; the files of a run's folder
 show_plan.py notes.py   `flowrun plan`: tables, and what a person should know of a plan
 show_level.py        one level of the compiler as text
-group_equal.py       equal stages on one line
+group_equal.py plain_table.py   equal stages on one line; tables
 progress.py step_lines.py   steps as they come, as a bar or as lines
 metric_lines.py      a line of metrics.jsonl, read again
 trace_file.py        trace.json, a timeline of all ranks

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import cast
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from flowrun.engine.actors.plan import Actor, BoxWork
 from flowrun.engine.hardware.hardware import CPU
@@ -95,18 +95,17 @@ def _slow_readers(job: Job) -> Iterator[str]:
     rest = rehearse(plan, lambda actor: 0.0 if actor.runs_in_thread else actor.seconds).step_s
     if step_s > rest * (1 + READING_SHARE):
         step = busiest.name.partition(".")[2]
-        alone = a_step(busiest) > step_s * (1 - READING_SHARE)  # else it shares cores with compute
-        instead = (
-            ", let processes make them (launch.data_workers), or cut this into several steps, "
-            "each with a thread"
-            if alone
-            else ""
-        )
+        what = f"The step {step!r} of the data set" if step else "Reading"
+        instead = ""
+        if a_step(busiest) > step_s * (1 - READING_SHARE):  # else it shares cores with compute
+            instead = (
+                ", let processes make them (launch.data_workers), or cut this into several steps, "
+                "each with a thread"
+            )
         yield (
-            f"samples bound the step: {seconds(step_s)}, {seconds(rest)} if they were ready. "
-            f"{f'The step {step!r} of the data set' if step else 'Reading'} takes a rank "
-            f"{seconds(a_step(busiest))} of one core; prepare samples beforehand{instead} "
-            "(docs/how_to/data.md)"
+            f"samples bound the step: {seconds(step_s)}, {seconds(rest)} if they were ready. {what}"
+            f" takes a rank {seconds(a_step(busiest))} of one core; prepare samples beforehand"
+            f"{instead} (docs/how_to/data.md)"
         )
 
 
@@ -205,15 +204,15 @@ FACTS: tuple[Callable[[Job], Iterator[str]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """Keys of one section that change nothing where `why` gives a reason; "" where they do."""
+    """Keys of one section that change nothing, and why, unless a job has what they are about.
+
+    why: a function may return "": they change something.
+    """
 
     section: str
     keys: str
-    why: Callable[[Job], str]
-
-
-def _unless(holds: Callable[[Job], object], reason: str) -> Callable[[Job], str]:
-    return lambda job: "" if holds(job) else reason
+    why: str | Callable[[Job], str]
+    unless: Callable[[Job], object] = lambda job: False
 
 
 def _unread(key: str) -> Callable[[Job], str]:
@@ -229,10 +228,6 @@ def _unread(key: str) -> Callable[[Job], str]:
     return why
 
 
-def _tables(job: Job) -> object:
-    return sparse_tables(job.training.plan.graph)
-
-
 def _narrow(job: Job) -> bool:
     """Something of the gradients is in another type than fp32."""
     tensors = job.training.plan.graph.tensors.values()
@@ -246,71 +241,72 @@ def _blocks_nothing(job: Job) -> str:
     return f"there are no collectives over {', '.join(idle)}" if idle else ""
 
 
-_HELD_OUT = _unless(
-    lambda job: job.materials.sampler.held_out,
-    "no samples are held out (eval.fraction, eval.batches)",
-)
+def _has(key: str) -> Callable[[Job], object]:
+    """The recipe's value: nothing, 0 or false leaves the other keys without effect."""
+    return attrgetter(f"recipe.{key}")
+
+
+def _is_virtual(job: Job) -> bool:
+    return job.recipe.launch.name == "virtual"
+
+
 NO_EFFECT = (
     *(NoEffect("optim", key, _unread(key)) for key in ("betas", "eps", "momentum", "weight_decay")),
-    NoEffect("optim", "sparse", _unless(_tables, "no table is updated by rows")),
-    NoEffect("optim", "ema_eval", _unless(lambda job: job.recipe.optim.ema, "optim.ema is off")),
-    NoEffect("zero", "axis min_size", _unless(lambda job: job.recipe.zero.stage, "stage is 0")),
     NoEffect(
-        "adapters",
-        "rank alpha dropout",
-        _unless(lambda job: job.recipe.adapters.modules, "adapters.modules is empty"),
+        "optim",
+        "sparse",
+        "no table is updated by rows",
+        lambda job: sparse_tables(job.training.plan.graph),
     ),
-    NoEffect("recompute", "whole", _unless(lambda job: job.recipe.recompute.modules, "no modules")),
+    NoEffect("optim", "ema_eval", "optim.ema is off", _has("optim.ema")),
+    NoEffect("zero", "axis min_size", "stage is 0", _has("zero.stage")),
     NoEffect(
-        "precision",
-        "reduce_dtype accumulate_dtype",
-        _unless(_narrow, "everything is computed in fp32"),
+        "adapters", "rank alpha dropout", "adapters.modules is empty", _has("adapters.modules")
+    ),
+    NoEffect("recompute", "whole", "no modules", _has("recompute.modules")),
+    NoEffect(
+        "precision", "reduce_dtype accumulate_dtype", "everything is computed in fp32", _narrow
     ),
     NoEffect(
         "precision",
         "keep_fp32",
-        _unless(
-            lambda job: job.strategy.kept.weights or job.strategy.kept.states,
-            "nothing is kept in bf16",
-        ),
+        "nothing is kept in bf16",
+        lambda job: job.strategy.kept.weights or job.strategy.kept.states,
     ),
-    NoEffect("eval", "every", _HELD_OUT),
+    NoEffect(
+        "eval",
+        "every",
+        "no samples are held out (eval.fraction, eval.batches)",
+        lambda job: job.materials.sampler.held_out,
+    ),
     NoEffect(
         "auto",
         "ignore_user_sbp computation_cost_ratio wait_time trunk sbp_collector memory",
-        _unless(lambda job: job.recipe.auto.enabled, "auto.enabled is false (parallel=auto)"),
+        "auto.enabled is false (parallel=auto)",
+        _has("auto.enabled"),
     ),
-    NoEffect(
-        "auto",
-        "ranks keep plans",
-        _unless(lambda job: job.recipe.auto.placement, "auto.placement is false"),
-    ),
-    NoEffect("auto", "enabled", _unless(lambda job: job.recipe.axes, "no axis has two ranks")),
-    NoEffect(
-        "train",
-        "keep keep_best save_aside",
-        _unless(lambda job: job.recipe.train.save_every, "save_every is 0"),
-    ),
-    NoEffect(
-        "launch",
-        "message_order_seed",
-        _unless(lambda job: job.recipe.launch.name == "virtual", "only launch=virtual reads it"),
-    ),
+    NoEffect("auto", "ranks keep plans", "auto.placement is false", _has("auto.placement")),
+    NoEffect("auto", "enabled", "no axis has two ranks", _has("axes")),
+    NoEffect("train", "keep keep_best save_aside", "save_every is 0", _has("train.save_every")),
+    NoEffect("launch", "message_order_seed", "only launch=virtual reads it", _is_virtual),
     NoEffect(
         "launch",
         "threads data_workers transport nnodes",
-        _unless(lambda job: job.recipe.launch.name != "virtual", "launch=virtual is one process"),
+        "launch=virtual is one process",
+        lambda job: not _is_virtual(job),
     ),
     NoEffect(
         "launch",
         "node_rank rdzv_endpoint",
-        _unless(lambda job: job.recipe.launch.num_hosts > 1, "there is one host"),
+        "there is one host",
+        lambda job: job.recipe.launch.num_hosts > 1,
     ),
     NoEffect("engine", "blocking", _blocks_nothing),
     NoEffect(
         "engine",
         "overwrites",
-        _unless(lambda job: job.recipe.engine.compiler == EAGER, "the compiler does this itself"),
+        "the compiler does this itself",
+        lambda job: job.recipe.engine.compiler == EAGER,
     ),
 )
 
@@ -318,32 +314,24 @@ NO_EFFECT = (
 def _without_effect(job: Job) -> Iterator[str]:
     for row in NO_EFFECT:
         keys = [key for key in row.keys.split() if _is_asked(job.recipe, row.section, key)]
-        if keys and (why := row.why(job)):
-            yield f"{', '.join(f'{row.section}.{key}' for key in keys)} has no effect: {why}"
+        if keys and not row.unless(job):
+            why = row.why if isinstance(row.why, str) else row.why(job)
+            if why:
+                yield f"{', '.join(f'{row.section}.{key}' for key in keys)} has no effect: {why}"
 
 
 def _is_asked(recipe: Recipe, section: str, key: str) -> bool:
-    """Return True if the value is not one that a recipe gets by default: the schema's, or that of a
-    shipped group.
+    """Return True if the value is not one that a recipe gets by default: the schema's, or of an
+    optimizer that of its group, or of the default group.
     """
-    value = attrgetter(f"{section}.{key}")(recipe)
-    return value not in (_default(section, key), *_of_groups(recipe, section, key))
-
-
-def _default(section: str, key: str) -> object:
-    """Return the schema's default."""
-    return attrgetter(f"{section}.{key}")(RecipeSchema())
-
-
-def _of_groups(recipe: Recipe, section: str, key: str) -> Iterator[object]:
-    """Yield the values of the group that the recipe's `name` is of, and of the default group."""
-    for name in ("adamw", recipe.optim.name) if section == "optim" else ():
-        value = _group(section, name).get(key)
-        yield tuple(value) if isinstance(value, list) else value
+    groups = ("adamw", recipe.optim.name) if section == "optim" else ()
+    given = [_group(section, name).get(key) for name in groups]
+    defaults = (tuple(value) if isinstance(value, ListConfig) else value for value in given)
+    value = attrgetter(f"{section}.{key}")
+    return value(recipe) not in (value(RecipeSchema()), *defaults)
 
 
 @cache
-def _group(section: str, name: str) -> dict[str, object]:
+def _group(section: str, name: str) -> Mapping[str, object]:
     file = Path(__file__).resolve().parents[2] / "conf" / section / f"{name}.yaml"
-    found: Any = OmegaConf.to_container(OmegaConf.load(file))
-    return dict(found)
+    return cast(DictConfig, OmegaConf.load(file))

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
+from rich.text import Text
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.cost.footprint import memory_of
 from flowrun.engine.ir.graph import Op
-from flowrun.engine.ir.sbp import format_nd_sbp
+from flowrun.engine.ir.module_path import unit_of
+from flowrun.engine.ir.sbp import NdSbp, format_nd_sbp
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.trace.step_time import StepTime
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.report.group_equal import alike, extent, one_of_each, spans
+from flowrun.launcher.report.plain_table import plain_table
 from flowrun.launcher.report.report import Report, StepRecord, numbers
 from flowrun.launcher.report.step_lines import SmoothSpeed, StepLines
 from flowrun.launcher.terminal import doing
@@ -35,7 +37,7 @@ class Progress:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or wide_console()
         self.bar: Bar | None = None
-        self.task: Any = None
+        self.task = TaskID(0)
         self.steps = 0
         self.unit = ""
         self.lines: StepLines | None = None
@@ -108,24 +110,8 @@ class Progress:
             done = report.first_step + report.steps
             text = f"{report.ended_by} ended the run after {done} of {self.steps} steps"
             self.console.print(text, highlight=False, markup=False)
-        table = Table(box=None, pad_edge=False)
-        for heading in ("", "foreseen", "measured"):
-            table.add_column(heading, justify="right" if heading else "left")
-        foreseen, measured = report.foreseen, report.measured
-        table.add_row("step time", seconds(foreseen["step_s"]), seconds(measured["step_s"]))
-        if "utilisation" in measured:
-            shares = (f"{found['utilisation']:.1%}" for found in (foreseen, measured))
-            table.add_row("model FLOPs, of the peak", *shares)
-        table.add_row(
-            "bytes sent, all ranks", size(foreseen["sent_bytes"]), size(measured["sent_bytes"])
-        )
-        if any(measured["peak_bytes"].values()):
-            table.add_row(
-                "peak memory of a rank",
-                size(max(foreseen["peak_bytes"].values())),
-                size(max(measured["peak_bytes"].values())),
-            )
-        self.console.print(table)
+        headings = ("", "foreseen", "measured")
+        self.console.print(plain_table("", headings, _compare(report), right=headings[1:]))
         if report.best_step is not None:
             self.console.print(f"best checkpoint: step {report.best_step}", highlight=False)
         if report.step_times:
@@ -138,9 +124,8 @@ class Progress:
     def show_sample(self, prompt: str, text: str) -> None:
         """Show the beginning of a text, and how the trained model goes on."""
         self.console.print("it now writes:", highlight=False)
-        shown: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
-        self.console.print(printable(prompt), end="", style="dim", **shown)
-        self.console.print(printable(text), **shown)
+        written = Text.assemble((printable(prompt), "dim"), printable(text))
+        self.console.print(written, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Stop drawing."""
@@ -149,32 +134,38 @@ class Progress:
             self.bar = None
 
 
+def _compare(report: Report) -> Iterator[tuple[str, str, str]]:
+    """What was foreseen next to what was measured, a figure a row."""
+    foreseen, measured = sides = report.foreseen, report.measured
+    yield "step time", seconds(foreseen["step_s"]), seconds(measured["step_s"])
+    if "utilisation" in measured:
+        one, other = (f"{side['utilisation']:.1%}" for side in sides)
+        yield "model FLOPs, of the peak", one, other
+    yield "bytes sent, all ranks", size(foreseen["sent_bytes"]), size(measured["sent_bytes"])
+    if any(measured["peak_bytes"].values()):
+        one, other = (size(max(side["peak_bytes"].values())) for side in sides)
+        yield "peak memory of a rank", one, other
+
+
 def step_time_table(times: Sequence[StepTime]) -> Table:
     """Make a table of where the time of a step went, one line for each rank (engine.trace)."""
-    table = Table(
-        title=f"where a step went, mean of the last {times[0].steps}",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        pad_edge=False,
-    )
-    columns = ("rank", "step", "compute", "packing", "bytes under way", "ranks not there", "data")
-    for heading in (*columns, "engine"):
-        table.add_column(heading, justify="right")
-    table.add_column("waited longest for")
+    columns = {
+        "step": "step_s",
+        "compute": "compute_s",
+        "packing": "handling_s",
+        "bytes under way": "communication_s",
+        "ranks not there": "ranks_s",
+        "data": "data_s",
+        "engine": "engine_s",
+    }
+    rows = []
     for time in times:
-        spent = (
-            time.step_s,
-            time.compute_s,
-            time.handling_s,
-            time.communication_s,
-            time.ranks_s,
-            time.data_s,
-            time.engine_s,
-        )
+        spent = (seconds(getattr(time, name)) for name in columns.values())
         longest = next((f"{name} {seconds(s)}" for name, s in time.reasons.items()), "")
-        table.add_row(str(time.rank), *map(seconds, spent), longest)
-    return table
+        rows.append((str(time.rank), *spent, longest))
+    title = f"where a step went, mean of the last {times[0].steps}"
+    headings = ("rank", *columns, "waited longest for")
+    return plain_table(title, headings, rows, right=headings[:-1])
 
 
 def stage_table(job: Job, training: Rehearsed) -> Table:
@@ -182,32 +173,26 @@ def stage_table(job: Job, training: Rehearsed) -> Table:
     of time that a rank computes.
     """
     plan, rehearsal = training.plan, training.rehearsal
-    table = Table(
-        title=f"{job.recipe.name}: {ranks(plan.num_ranks)}",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        pad_edge=False,
-    )
-    for heading in ("stage", "placement", "modules", "memory of a rank", "busy"):
-        table.add_column(
-            heading, justify="right" if heading in ("stage", "memory of a rank", "busy") else "left"
-        )
 
     def kind(stage: int) -> tuple[object, ...]:
         held = memory_of(plan, stage)
         return plan.placements[stage].axes, held["parameter"], held["state"]
 
+    rows = []
     for stages in alike(range(len(plan.placements)), kind):
         placement, more = plan.placements[stages[0]], len(stages) > 1
-        table.add_row(
+        row = (
             spans(stages),
             " x ".join(f"{name} {n}" for name, n in placement.axes) if more else str(placement),
             units(training, stages[0]) + (" …" if more else ""),
             extent((rehearsal.peak_bytes[k] for k in stages), size),
             extent((1 - rehearsal.bubble[k] for k in stages), "{:.0%}".format),
         )
-    return table
+        rows.append(row)
+    title = f"{job.recipe.name}: {ranks(plan.num_ranks)}"
+    right = ("stage", "memory of a rank", "busy")
+    headings = ("stage", "placement", "modules", "memory of a rank", "busy")
+    return plain_table(title, headings, rows, right=right)
 
 
 def units(training: Rehearsed, stage: int) -> str:
@@ -215,30 +200,26 @@ def units(training: Rehearsed, stage: int) -> str:
 
     Blocks of which it has only copies of constants (split_stages.py), such as a mask, are left out.
     """
-    from flowrun.engine.ir.module_path import unit_of
-
     ops = training.plan.graph.ops
     known = {op.name for op in ops}
 
-    def copied(op: Op) -> bool:
+    def is_copy(op: Op) -> bool:
         """An earlier stage has the same op."""
         base, at, _ = op.name.rpartition("@")
         return bool(at) and any(f"{base}@{earlier}" in known for earlier in range(stage))
 
-    names = list(
-        dict.fromkeys(
-            unit_of(op.module)
-            for op in ops
-            if op.stage == stage
-            and op.phase == "forward"
-            and op.module not in ("", "loss")
-            and op.target.startswith("aten.")
-            and not copied(op)
-        )
+    own = (
+        unit_of(op.module)
+        for op in ops
+        if (op.stage, op.phase) == (stage, "forward")
+        and op.module not in ("", "loss")
+        and op.target.startswith("aten.")
+        and not is_copy(op)
     )
+    names = list(dict.fromkeys(own))
     return ", ".join(names) if len(names) <= 5 else f"{names[0]} … {names[-1]} ({len(names)})"
 
 
-def layout(nd_sbp: Any) -> str:
+def layout(nd_sbp: NdSbp) -> str:
     """An nd-SBP for a person; no axes at all is a whole tensor."""
     return format_nd_sbp(nd_sbp) if nd_sbp else "whole"

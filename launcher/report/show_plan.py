@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from flowrun.engine.actors.plan import BOX, SEND, Actor, BoxWork, Plan, RegionWork, TransferWork
-from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.cost.footprint import memory_of
 from flowrun.engine.ir.graph import BACKWARD, COUNT, FORWARD, PHASES, UPDATE, WEIGHT_GRAD, WEIGHTS
@@ -21,6 +20,7 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.schema import INDUCTOR
 from flowrun.launcher.report.group_equal import FEW, alike, extent, one_of_each, some, spans
 from flowrun.launcher.report.notes import notes
+from flowrun.launcher.report.plain_table import plain_table
 from flowrun.launcher.report.progress import layout, stage_table
 from flowrun.launcher.terminal.units import seconds, size
 
@@ -33,10 +33,18 @@ _MARKS = {
     UPDATE: ("U", "magenta"),
 }
 
-
+_LEGEND = (
+    "          C targets counted  P weights prepared  F forward  B backward"
+    "  W weight gradient  U update  · waits"
+)
 _WIDE = 100  # columns in which the tables of a plan have all that they say
-_KINDS = ("weights", "optimizer", "gradients", "stash", "other registers")
-_PEAKS = ("peak foreseen", "at most")
+_FOLLOWS = ("a rank holds", "bytes each")  # from shape and SBP; from times and a step
+_KINDS = (
+    *("weights", "optimizer", "gradients", "stash", "other registers"),
+    *("peak foreseen", "at most"),
+)
+_WHOLE = ("phase", "stage", "times", "bytes each", "a step")
+_NUMBERS = (*_WHOLE[1:], *_KINDS)
 _SBP = (
     "S(d): split along dim d; B: whole on every rank; P: parts of a sum; a boxing turns one into"
     " another"
@@ -49,14 +57,16 @@ _MEMORY = (
 
 def plan_report(job: Job, width: int = 100) -> RenderableType:
     """Stages, layers, boxings, memory, time and the rehearsed timeline of a recipe."""
-    training = job.training
+    training, narrow = job.training, width < _WIDE
+    plan = training.plan
+    distinct = one_of_each((*plan.notes, *notes(job)), len(plan.placements))
     parts: list[RenderableType] = [
         stage_table(job, training),
         "",
-        layers(training.plan, narrow=width < _WIDE),
+        layers(plan, narrow),
         "",
-        boxings(training.plan, narrow=width < _WIDE),
-        *([Text(_SBP, style="dim")] if training.plan.num_ranks > 1 else []),
+        boxings(plan, narrow),
+        *([Text(_SBP, style="dim")] if plan.num_ranks > 1 else []),
         "",
         memory(training),
         Text(_MEMORY, style="dim"),
@@ -64,27 +74,28 @@ def plan_report(job: Job, width: int = 100) -> RenderableType:
         times(job, training),
         *compiler(job, training),
         timeline(training, width),
+        *(Text(f"note: {note}", style="yellow") for note in distinct),
     ]
-    stages = len(training.plan.placements)
-    distinct = one_of_each((*training.plan.notes, *notes(job)), stages)
-    parts += [Text(f"note: {note}", style="yellow") for note in distinct]
     return Group(*parts)
+
+
+def _table(
+    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], narrow: bool = False
+) -> Table:
+    """narrow: leave out what follows from the other columns."""
+    kept = [k for k, heading in enumerate(headings) if not narrow or heading not in _FOLLOWS]
+    shown = ([row[k] for k in kept] for row in rows)
+    return plain_table(title, [headings[k] for k in kept], shown, right=_NUMBERS, whole=_WHOLE)
 
 
 # ------------------------------------------------------------------------------------------ layers
 
 
 def layers(plan: Plan, narrow: bool = False) -> Table:
-    """Every parameter with shape and SBP, and what leaves its module; equal blocks share a line.
-
-    narrow: what a rank holds is left out, as shape and SBP say it.
-    """
+    """Every parameter with shape and SBP, and what leaves its module; equal blocks share a line."""
     headings = ("parameter", "stage", "shape", "SBP", "a rank holds", "output", "SBP ")
-    shown = [k for k, heading in enumerate(headings) if not (narrow and heading == "a rank holds")]
-    table = _table("layers", *(headings[k] for k in shown))
-    for row in _merge(_layer_rows(plan), many=len(plan.placements) > FEW):
-        table.add_row(*(row[k] for k in shown))
-    return table
+    rows = _merge(_layer_rows(plan), many=len(plan.placements) > FEW)
+    return _table("layers", headings, rows, narrow)
 
 
 def _layer_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
@@ -94,23 +105,15 @@ def _layer_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
         for op in plan.graph.ops
         if op.phase == FORWARD and not is_engine_op(op.target)
     }
-    for v in plan.graph.variables:
-        if v.kind == "state":
-            continue
+    for v in (v for v in plan.graph.variables if v.kind != "state"):
         shape = tensors[v.tensor].shape
         held = largest_shape(shape, v.nd_sbp, plan.placements[v.stage].shape)
-        made = outputs.get(v.name.rpartition(".")[0])
-        out = tensors[made.makes[0]].shape if made and made.makes else ()
-        out_sbp = layout(made.out_sbp[0]) if made and made.makes else ""
-        yield (
-            v.name,
-            str(v.stage),
-            _shape(shape),
-            layout(v.nd_sbp),
-            _shape(held),
-            _shape(out),
-            out_sbp,
-        )
+        row = v.name, str(v.stage), _shape(shape), layout(v.nd_sbp), _shape(held)
+        op = outputs.get(v.name.rpartition(".")[0])
+        if op and op.makes:
+            yield *row, _shape(tensors[op.makes[0]].shape), layout(op.out_sbp[0])
+        else:
+            yield *row, "scalar", ""
 
 
 def _shape(shape: Iterable[int]) -> str:
@@ -129,9 +132,9 @@ def _merge(rows: Iterable[tuple[str, ...]], *, many: bool) -> list[tuple[str, ..
         groups.setdefault(key, []).append((number[1] if number else "", stage))
     merged = []
     for (pattern, _, *rest), found in groups.items():
-        numbers = [int(number) for number, _ in found if number]
+        numbers = spans(int(number) for number, _ in found if number)
         stages = spans(int(stage) for _, stage in found)
-        merged.append((pattern.replace("*", spans(numbers), 1), stages, *rest))
+        merged.append((pattern.replace("*", numbers, 1), stages, *rest))
     return merged
 
 
@@ -143,27 +146,25 @@ def boxings(plan: Plan, narrow: bool = False) -> RenderableType:
 
     narrow: phases are letters, as in the timeline, and the bytes of one are left out.
     """
-    headings = ("phase", "where", "what", "SBP", "times", "bytes each", "a step")
-    table = _table("boxings", *(h for h in headings if not (narrow and h == "bytes each")))
     groups: dict[tuple[tuple[str, ...], float], list[Actor]] = {}
     for actor in plan.actors:
         if actor.kind in (BOX, SEND):
             groups.setdefault((_boxing_row(plan, actor), actor.sent_bytes), []).append(actor)
+    if not groups:
+        return Text.assemble(("boxings", "bold"), ": none, no bytes travel between ranks")
+    rows = []
     for (row, each), actors in sorted(groups.items(), key=lambda item: PHASES.index(item[0][0][0])):
         times = sum(plan.acts_per_step(actor) for actor in actors)
         phase, where, *what = row
         if where == "stages":
             where = spans(map(_shown_at, actors))
             where = f"stage {where}" if where.isdigit() else f"stages {where}"
-        of_one = () if narrow else (size(each),)
         phase = _MARKS[phase][0] if narrow else phase
-        table.add_row(phase, where, *what, str(times), *of_one, size(each * times))
-    if not groups:
-        return Text.assemble(("boxings", "bold"), ": none, no bytes travel between ranks")
+        rows.append((phase, where, *what, str(times), size(each), size(each * times)))
     total = sum(actor.sent_bytes * plan.acts_per_step(actor) for actor in plan.actors)
-    last = ("", "", "all", "", "", *(() if narrow else ("",)), size(total))
-    table.add_row(*last, end_section=True)
-    return table
+    rows.append(("", "", "all", "", "", "", size(total)))
+    headings = ("phase", "where", "what", "SBP", "times", "bytes each", "a step")
+    return _table("boxings", headings, rows, narrow)
 
 
 def _shown_at(actor: Actor) -> int:
@@ -177,25 +178,15 @@ def _boxing_row(plan: Plan, actor: Actor) -> tuple[str, ...]:
     """Phase, where, what, change; where is "stages" if there are many."""
     work, many = actor.work, len(plan.placements) > FEW
     if isinstance(work, TransferWork):
-        first = work.moves[0]
-        change = f"{layout(first.source.nd_sbp)} -> {layout(first.target.nd_sbp)}"
-        ahead = work.target_stage - work.source_stage
-        if many and abs(ahead) == 1:
-            return (
-                actor.phase,
-                "stages",
-                f"send to the {'next' if ahead > 0 else 'one before'}",
-                change,
-            )
-        if many:
-            far = (
-                f"from stage {work.source_stage}" if ahead > 0 else f"to stage {work.target_stage}"
-            )
-            return actor.phase, "stages", f"send {far}", change
-        return actor.phase, f"stage {work.source_stage} to {work.target_stage}", "send", change
+        move, one, other = work.moves[0], work.source_stage, work.target_stage
+        change = f"{layout(move.source.nd_sbp)} -> {layout(move.target.nd_sbp)}"
+        if not many:
+            return actor.phase, f"stage {one} to {other}", "send", change
+        far = f"from stage {one}" if other > one else f"to stage {other}"
+        near = {1: "to the next", -1: "to the one before"}
+        return actor.phase, "stages", f"send {near.get(other - one, far)}", change
     assert isinstance(work, BoxWork)
-    step: BoxingStep = work.step
-    what = f"{step.kind.replace('_', '-')} over {plan.axes[step.axis]}"
+    what = f"{work.step.kind.replace('_', '-')} over {plan.axes[work.step.axis]}"
     what += ", one copy" if work.one_copy else ""
     changes = " ".join(dict.fromkeys(f"{s.source} -> {s.target}" for s in work.steps))
     return actor.phase, "stages" if many else f"stage {actor.stage}", what, changes
@@ -210,31 +201,25 @@ def memory(training: Rehearsed) -> Table:
     the most at once, with what acts hold for themselves: as foreseen, and with every stash full.
     """
     plan, rehearsal = training.plan, training.rehearsal
-    table = _table("memory of a rank", "stage", *_KINDS, *_PEAKS)
-    held = [memory_of(plan, stage) for stage in range(len(plan.placements))]
-    numbers = [
-        (
-            h["parameter"] + h["buffer"],
-            h["state"],
-            h["gradient"],
-            h["stash"],
-            h["other"],
-            peak,
-            bound,
-        )
-        for h, peak, bound in zip(held, rehearsal.peak_bytes, rehearsal.bound_bytes, strict=True)
-    ]
-    for stages in alike(range(len(held)), lambda stage: numbers[stage][:3]):
+    peaks = zip(rehearsal.peak_bytes, rehearsal.bound_bytes, strict=True)
+    numbers = []
+    for stage, ends in enumerate(peaks):
+        held = memory_of(plan, stage)
+        weights = held["parameter"] + held["buffer"]
+        rest = (held[kind] for kind in ("state", "gradient", "stash", "other"))
+        numbers.append((weights, *rest, *ends))
+    rows = []
+    for stages in alike(range(len(numbers)), lambda stage: numbers[stage][:3]):
         columns = zip(*(numbers[stage] for stage in stages), strict=True)
-        table.add_row(spans(stages), *(extent(column, size) for column in columns))
-    return table
+        rows.append((spans(stages), *(extent(column, size) for column in columns)))
+    return _table("memory of a rank", ("stage", *_KINDS), rows)
 
 
 def times(job: Job, training: Rehearsed) -> Text:
     """Step time and bubble foreseen, on the recipe's hardware profile."""
     rehearsal = training.rehearsal
-    shares: list[tuple[float, ...]] = [(share,) for share in rehearsal.bubble]
-    shares = shares if len(shares) <= FEW else [rehearsal.bubble]
+    few = len(rehearsal.bubble) <= FEW
+    shares = [(share,) for share in rehearsal.bubble] if few else [rehearsal.bubble]
     bubble = ", ".join(extent(share, "{:.0%}".format) for share in shares)
     return Text(
         f"foreseen on {job.strategy.hardware.name}: {seconds(rehearsal.step_s)} a step, "
@@ -254,7 +239,6 @@ def timeline(training: Rehearsed, width: int = 100) -> Group:
     rehearsal = training.rehearsal
     columns = max(20, width - 12)
     slice_s = rehearsal.first_step_s / columns or 1.0
-    lines: list[RenderableType] = []
     shown = some(len(training.plan.placements))
     shares: dict[int, list[dict[str, float]]] = {k: [{} for _ in range(columns)] for k in shown}
     for event in rehearsal.first_step:
@@ -265,20 +249,14 @@ def timeline(training: Rehearsed, width: int = 100) -> Group:
         for k in range(int(event.start / slice_s), min(columns - 1, int(event.end / slice_s)) + 1):
             overlap = min(event.end, (k + 1) * slice_s) - max(event.start, k * slice_s)
             share[k][actor.phase] = share[k].get(actor.phase, 0.0) + max(0.0, overlap)
+    lines = []
     for stage, share in shares.items():
         line = Text(f"stage {stage:<3} ", no_wrap=True)
         for phase in _phases_shown(share, slice_s):
             line.append(*_MARKS.get(phase, ("·", "dim")))
         lines.append(line)
-    end = Text(
-        f"          0{'first step, ' + seconds(rehearsal.first_step_s):>{columns - 1}}", style="dim"
-    )
-    legend = Text(
-        "          C targets counted  P weights prepared  F forward  B backward"
-        "  W weight gradient  U update  · waits",
-        style="dim",
-    )
-    return Group(*lines, end, legend)
+    end = f"{'first step, ' + seconds(rehearsal.first_step_s):>{columns - 1}}"
+    return Group(*lines, Text(f"          0{end}", style="dim"), Text(_LEGEND, style="dim"))
 
 
 def _phases_shown(slots: list[dict[str, float]], slice_s: float) -> Iterator[str]:
@@ -299,18 +277,3 @@ def _phases_shown(slots: list[dict[str, float]], slice_s: float) -> Iterator[str
         taken = max(shares, key=owed.__getitem__)
         owed[taken] -= 1
         yield taken
-
-
-def _table(title: str, *headings: str) -> Table:
-    """Make a table that fits into any width: words wrap, and no value is cut."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    whole = {"phase", "stage", "times", "bytes each", "a step"}
-    numbers = {*whole, *_KINDS, *_PEAKS} - {"phase"}
-    for heading in headings:
-        table.add_column(
-            heading,
-            justify="right" if heading in numbers else "left",
-            no_wrap=heading in whole,
-            overflow="fold",
-        )
-    return table

@@ -24,6 +24,7 @@ from rich.text import Text
 from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.launcher.recipe.schema import VALIDATION
 from flowrun.launcher.report.bars import BarPanel, draw_bars
+from flowrun.launcher.report.plain_table import plain_table
 from flowrun.launcher.terminal.console import NO_PLOT, wide_console
 from flowrun.launcher.terminal.units import seconds, size
 
@@ -179,19 +180,19 @@ def comparison(rows: Sequence[JobRow], width: int = WIDE) -> Table:
 
     width: of the output; where it is narrow the last numbers are left out, and not what differs.
     """
-    table = Table(title="jobs", title_justify="left", box=None, pad_edge=False)
-    table.add_column("job", justify="right", no_wrap=True)
-    table.add_column("recipe and changes", overflow="fold", min_width=24)
     shown = list(COLUMNS.items())[: None if width >= WIDE else _NARROW]
-    for _, (heading, _) in shown:
-        table.add_column(heading, justify="right", no_wrap=True)
+    lines: list[list[str | Text]] = []
     for number, (row, label) in enumerate(zip(rows, labels(rows), strict=True)):
-        cells = [show(row.numbers[k]) if k in row.numbers else "" for k, (_, show) in shown]
         about = Text(label)
         if row.status != RAN:
             colour = {SKIPPED: "yellow", FAILED: "red"}.get(row.status, "dim")
             about.append(f"\n{row.status}: {row.reason}", colour)
-        table.add_row(str(number), about, *cells)
+        cells = (show(row.numbers[k]) if k in row.numbers else "" for k, (_, show) in shown)
+        lines.append([str(number), about, *cells])
+    numbers = ["job", *(heading for _, (heading, _) in shown)]
+    headings = ("job", "recipe and changes", *numbers[1:])
+    table = plain_table("jobs", headings, lines, right=numbers, whole=numbers)
+    table.columns[1].min_width = 24
     return table
 
 
