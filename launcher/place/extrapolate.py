@@ -58,7 +58,7 @@ class ReducedDepthPlan:
         live = [Live(self.found.plan, stage) for stage in self.stages]
         return tuple(sum(map(each.footprint.storage_bytes, each.slots)) for each in live)
 
-    def stretch(self, shares: Sequence[float]) -> StretchedPlan:
+    def stretch(self, shares: Sequence[float]) -> Rehearsed:
         """Return the plan with as much work in all, of which each stage has its share."""
         total = sum(self.work_s)
         factor = [share * total / work for share, work in zip(shares, self.work_s, strict=True)]
@@ -68,7 +68,7 @@ class ReducedDepthPlan:
             return actor.seconds if between else actor.seconds * factor[actor.stage]
 
         plan = replace(self.found.plan, order=())
-        return StretchedPlan(Rehearsed(plan, rehearse(plan, seconds)))
+        return Rehearsed(plan, rehearse(plan, seconds))
 
     @property
     def repeated_s(self) -> float:
@@ -90,39 +90,21 @@ class ReducedDepthPlan:
         return (self.found.rehearsal.sent_bytes - self.boxed_bytes) / cuts if cuts else 0.0
 
 
-@dataclass(frozen=True)
-class StretchedPlan:
-    """A short plan whose stages share the work as those of the whole do."""
-
-    found: Rehearsed
-
-    @property
-    def step_s(self) -> float:
-        """The seconds of a step."""
-        return self.found.rehearsal.step_s
-
-    @property
-    def moving(self) -> float:
-        """Share of waits in which messages are under way."""
-        return moving_share(self.found, [1 for _ in self.found.plan.placements])
-
-    @cached_property
-    def fill_s(self) -> float:
-        """The seconds that a further stage adds to a step: by these the first activation reaches
-        the third stage later than the second, and the last gradient the first later than the
-        second.
-        """
-        plan, last = self.found.plan, self.found.plan.micro_batches - 1
-        if len(plan.placements) < 3:
-            return 0.0
-        came = {
-            (plan.actors[event.actor].phase, event.stage, event.act): event.end
-            for event in self.found.rehearsal.first_step
-            if plan.actors[event.actor].kind == RECEIVE
-        }
-        fill_s = came[FORWARD, 2, 0] - came[FORWARD, 1, 0]
-        drain_s = came[BACKWARD, 0, last] - came[BACKWARD, 1, last]
-        return max(0.0, fill_s) + max(0.0, drain_s)
+def _fill_seconds(found: Rehearsed) -> float:
+    """The seconds that a further stage adds to a step: by these the first activation reaches the
+    third stage later than the second, and the last gradient the first later than the second.
+    """
+    plan, last = found.plan, found.plan.micro_batches - 1
+    if len(plan.placements) < 3:
+        return 0.0
+    came = {
+        (plan.actors[event.actor].phase, event.stage, event.act): event.end
+        for event in found.rehearsal.first_step
+        if plan.actors[event.actor].kind == RECEIVE
+    }
+    fill_s = came[FORWARD, 2, 0] - came[FORWARD, 1, 0]
+    drain_s = came[BACKWARD, 0, last] - came[BACKWARD, 1, last]
+    return max(0.0, fill_s) + max(0.0, drain_s)
 
 
 def extrapolate(
@@ -157,11 +139,11 @@ def extrapolate(
     def at_work(one: float, other: float) -> float:
         return max(0.0, one + (other - one) * along)
 
-    fill_s = (stages - here) * at_work(low.fill_s, high.fill_s)
-    step_s = at_work(low.step_s, high.step_s) + fill_s
+    fill_s = (stages - here) * at_work(_fill_seconds(low), _fill_seconds(high))
+    step_s = at_work(low.rehearsal.step_s, high.rehearsal.step_s) + fill_s
     work_s = whole(sum(few.work_s), sum(more.work_s)) / stages
     repeated_s = whole(few.repeated_s, more.repeated_s) / stages
-    moving_s = max(0.0, step_s - work_s - fill_s) * high.moving
+    moving_s = max(0.0, step_s - work_s - fill_s) * moving_share(high, [1] * here)
     needed = [
         round(
             linear(few.bound_bytes[k], more.bound_bytes[k], most[k])

@@ -110,60 +110,32 @@ def moving_share(found: Rehearsed, ranks: Sequence[int]) -> float:
     """Share of all waits in the first step in which messages of the rank are under way.  ranks: of
     each stage.
     """
-    waits, covered = 0.0, 0.0
+    waits = moving = 0.0
     for stage, count in enumerate(ranks):
-        gaps, links = _gaps(found, stage)
-        waits += count * sum(end - start for start, end in gaps)
-        covered += count * _overlap(gaps, links)
-    return covered / waits if waits else 0.0
+        waits_s, moving_s = _waits(found, stage)
+        waits += count * waits_s
+        moving += count * moving_s
+    return moving / waits if waits else 0.0
 
 
-Spans = list[tuple[float, float]]
-
-
-def _gaps(found: Rehearsed, stage: int) -> tuple[Spans, Spans]:
-    """Find when the ranks of a stage do not compute in the first step, and when messages are under
-    way.
+def _waits(found: Rehearsed, stage: int) -> tuple[float, float]:
+    """Seconds of the first step in which the ranks of a stage do not compute, and those of them in
+    which messages are under way.
     """
-    busy: Spans = []
-    links: Spans = []
+    ends_s = found.rehearsal.first_step_s
+    changes = [(ends_s, 0, 0)]  # when, how many acts more compute, how many more messages move
     for event in found.rehearsal.first_step:
         actor = found.plan.actors[event.actor]
-        if event.stage != stage or (
-            actor.runs_in_thread and actor.kind not in (BOX, SEND, RECEIVE)
-        ):
-            continue
-        into = links if actor.kind in (BOX, SEND, RECEIVE) else busy
-        into.append((event.start, event.end))
-    gaps: Spans = []
-    at = 0.0
-    for start, end in sorted(busy):
-        if start > at:
-            gaps.append((at, start))
-        at = max(at, end)
-    if at < found.rehearsal.first_step_s:
-        gaps.append((at, found.rehearsal.first_step_s))
-    return gaps, _merge(links)
-
-
-def _merge(spans: Spans) -> Spans:
-    out: Spans = []
-    for start, end in sorted(spans):
-        if out and start <= out[-1][1]:
-            out[-1] = (out[-1][0], max(out[-1][1], end))
-        else:
-            out.append((start, end))
-    return out
-
-
-def _overlap(one: Spans, other: Spans) -> float:
-    """Seconds that are in both; each is sorted and without overlap of its own."""
-    total, k = 0.0, 0
-    for start, end in one:
-        while k < len(other) and other[k][1] <= start:
-            k += 1
-        j = k
-        while j < len(other) and other[j][0] < end:
-            total += min(end, other[j][1]) - max(start, other[j][0])
-            j += 1
-    return total
+        moves = actor.kind in (BOX, SEND, RECEIVE)
+        if event.stage == stage and (moves or not actor.runs_in_thread):
+            changes.append((event.start, not moves, moves))
+            changes.append((event.end, moves - 1, -moves))
+    waits_s = moving_s = now_s = 0.0
+    computing = under_way = 0
+    for at_s, computes, moves in sorted(changes):
+        if not computing:
+            passed_s = min(at_s, ends_s) - min(now_s, ends_s)
+            waits_s += passed_s
+            moving_s += passed_s if under_way else 0.0
+        now_s, computing, under_way = at_s, computing + computes, under_way + moves
+    return waits_s, moving_s

@@ -87,33 +87,34 @@ def search(source: PlanSource, limit: int, most: int, shown: int = SHOWN) -> Pla
 
     If nothing fits, half as many plans again look for what lacks least.
     """
-    waiting = _Waiting(source.branches())
+    waiting = [_Open(*each) for each in source.branches()]
     outcomes: list[Outcome] = []
     left = 0
     for by_time in (True, False):
         kept: list[_Open] = []
         while waiting and len(outcomes) < (most if by_time else most + most // 2):
-            item = waiting.pop(by_time, outcomes)
+            promise = _expect(outcomes) if by_time else _count_bytes
+            best = min(range(len(waiting)), key=lambda k: promise(waiting[k]))
+            item = waiting.pop(best)
             if _hopeless(item.bound, outcomes, limit, shown, by_time):
                 kept.append(item)
             elif isinstance(item.what, Branch):
-                waiting.add(source.open(item.what))
+                waiting += [_Open(*each) for each in source.open(item.what)]
             else:
                 outcome = source.plan(item.what)
                 outcomes.append(outcome)
                 if outcome.missing:
-                    waiting.add((each, item.bound) for each in source.smaller(item.what))
+                    waiting += [_Open(each, item.bound) for each in source.smaller(item.what)]
         left = len(kept)
         if not by_time or not limit or any(outcome.fits for outcome in outcomes):
             break
-        waiting.add((each.what, each.bound) for each in kept)
-    best_first = tuple(sorted(outcomes, key=order))
+        waiting += kept
     return PlacementResult(
-        outcomes=best_first,
+        outcomes=tuple(sorted(outcomes, key=order)),
         left=left,
         unseen=len(waiting),
-        unseen_s=waiting.least_s(),
-        expected_s=waiting.expected_s(outcomes),
+        unseen_s=min((item.bound.seconds for item in waiting), default=0.0),
+        expected_s=min(map(_expect(outcomes), waiting), default=0.0),
     )
 
 
@@ -141,52 +142,31 @@ def _hopeless(bound: Bound, outcomes: list[Outcome], limit: int, shown: int, by_
 
 @dataclass(frozen=True, slots=True)
 class _Open:
+    """A branch or a candidate that has not been looked at."""
+
     what: Branch | Candidate
     bound: Bound
 
 
-class _Waiting:
-    """Branches and candidates that have not been looked at."""
+def _count_bytes(item: _Open) -> float:
+    return item.bound.bytes
 
-    def __init__(self, items: Iterable[tuple[Branch | Candidate, Bound]]) -> None:
-        self.items: list[_Open] = []
-        self.add(items)
 
-    def add(self, items: Iterable[tuple[Branch | Candidate, Bound]]) -> None:
-        self.items += [_Open(what, bound) for what, bound in items]
+def _expect(outcomes: list[Outcome]) -> Callable[[_Open], float]:
+    """About the seconds that an item takes: what was expected, corrected by what plans of the same
+    grid came to; of a grid without plans by the best that another came to: each that may be good is
+    tried before many of one.
+    """
+    slower: dict[object, list[float]] = {}
+    for outcome in outcomes:
+        if outcome.expected_s and not outcome.problem:
+            ratio = outcome.step_s / outcome.expected_s
+            slower.setdefault(outcome.candidate.branch.grid, []).append(ratio)
+    factor = {grid: statistics.mean(each) for grid, each in slower.items()}
+    of_all = min(factor.values(), default=1.0)
 
-    def pop(self, by_time: bool, outcomes: list[Outcome]) -> _Open:
-        """The most promising: by seconds, or by bytes.  What was expected is corrected by what
-        plans of the same grid came to; of a grid without plans by the best that another came to:
-        each that may be good is tried before many of one.
-        """
-        promise = self._expect(outcomes) if by_time else lambda item: float(item.bound.bytes)
-        best = min(range(len(self.items)), key=lambda k: promise(self.items[k]))
-        return self.items.pop(best)
+    def expected(item: _Open) -> float:
+        branch = item.what if isinstance(item.what, Branch) else item.what.branch
+        return item.bound.expected_s * factor.get(branch.grid, of_all)
 
-    @staticmethod
-    def _expect(outcomes: list[Outcome]) -> Callable[[_Open], float]:
-        slower: dict[object, list[float]] = {}
-        for outcome in outcomes:
-            if outcome.expected_s and not outcome.problem:
-                ratio = outcome.step_s / outcome.expected_s
-                slower.setdefault(outcome.candidate.branch.grid, []).append(ratio)
-        factor = {grid: statistics.mean(each) for grid, each in slower.items()}
-        of_all = min(factor.values(), default=1.0)
-
-        def expected(item: _Open) -> float:
-            branch = item.what if isinstance(item.what, Branch) else item.what.branch
-            return item.bound.expected_s * factor.get(branch.grid, of_all)
-
-        return expected
-
-    def expected_s(self, outcomes: list[Outcome]) -> float:
-        """The least."""
-        return min(map(self._expect(outcomes), self.items), default=0.0)
-
-    def least_s(self) -> float:
-        """The least seconds of the bounds."""
-        return min((item.bound.seconds for item in self.items), default=0.0)
-
-    def __len__(self) -> int:
-        return len(self.items)
+    return expected

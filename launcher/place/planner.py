@@ -5,6 +5,7 @@ What candidates share is made once: a capture for each number of rows, a layout 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -51,6 +52,8 @@ class Planner:
         self.job = job = captures.job
         self.tree = _in_order(OmegaConf.to_container(OmegaConf.create(job.recipe.text)), ranks)
         self.limit = job.strategy.hardware.tensor_bytes
+        # layouts that differ by schedule come together; 1f1b and gpipe are expected to take as long
+        self._staged, self._boxed = lru_cache(2)(self._stage), lru_cache(4)(self._box)
         self.problems: list[Outcome] = []  # branches that cannot be compiled
         self.expected: dict[Candidate, float] = {}
         self.plans: dict[Candidate, Rehearsed] = {}  # of those that may turn out to be the best
@@ -127,8 +130,9 @@ class Planner:
 
     def branches(self) -> Iterator[tuple[Branch, Bound]]:
         """All of the space."""
+        whole = self.all_of()
         for branch in self.space.branches():
-            yield branch, self._whole.bound(branch)
+            yield branch, whole.bound(branch)
 
     def open(self, branch: Branch) -> Iterator[tuple[Candidate, Bound]]:
         """Its candidates, by their layouts."""
@@ -174,24 +178,15 @@ class Planner:
     @cached_property
     def _laid_out(self) -> Callable[[Strategy], LaidOutBranch]:
         kept = max(4, KEPT_OPS // len(self._all_rows().ops))
-        return lru_cache(maxsize=kept)(self._lay_out)
+        return lru_cache(kept)(pause_collection()(self._lay_out))
 
-    @pause_collection()
     def _lay_out(self, strategy: Strategy) -> LaidOutBranch:
         staged = self._staged(staging_of(strategy))
         return LaidOutBranch(advance(staged, strategy, LAID_OUT), strategy)
 
-    @cached_property
-    def _staged(self) -> Callable[[Strategy], LogicalGraph]:
-        return lru_cache(maxsize=2)(self._stage)  # layouts that differ by schedule come together
-
     def _stage(self, strategy: Strategy) -> LogicalGraph:
         rows = self.job.recipe.train.batch_size // strategy.micro_batches
         return advance(self.captures.of(rows, strategy), strategy, STAGED)
-
-    @cached_property
-    def _boxed(self) -> Callable[[Strategy], LogicalGraph]:
-        return lru_cache(maxsize=4)(self._box)  # 1f1b and gpipe are expected to take as long
 
     def _box(self, strategy: Strategy) -> LogicalGraph:
         return advance(self._laid_out(layout_of(strategy)).graph, strategy, BOXED)
@@ -215,10 +210,6 @@ class Planner:
 
     def _all_rows(self, count: int = 0) -> LogicalGraph:
         return self.captures.of(self.job.recipe.train.batch_size, self.alone, count)
-
-    @cached_property
-    def _whole(self) -> WholeStep:
-        return self.all_of()
 
 
 def _in_order(tree: Any, ranks: int) -> Mapping[str, Any]:
@@ -255,9 +246,6 @@ def boxing_of(strategy: Strategy) -> Strategy:
 def find_repeated(graph: LogicalGraph) -> tuple[str, ...]:
     """Find patterns of the modules that are repeated: "blocks.*"."""
     units = {unit_of(op.module) for op in graph.ops if op.module}
-    families: dict[str, int] = {}
-    for unit in units:
-        name, _, number = unit.rpartition(".")
-        if name and number.isdigit():
-            families[name] = families.get(name, 0) + 1
+    parts = (unit.rpartition(".") for unit in units)
+    families = Counter(name for name, _, number in parts if name and number.isdigit())
     return tuple(f"{name}.*" for name, count in sorted(families.items()) if count > 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 from flowrun.engine.compile import plan_laid_out
 from flowrun.engine.errors import FlowrunError
@@ -24,7 +24,7 @@ from flowrun.launcher.place.extrapolate import ReducedDepthPlan, extrapolate, sc
 from flowrun.launcher.place.outcome import Bound, Outcome
 from flowrun.launcher.place.planner import Planner, layout_of
 from flowrun.launcher.place.repeated_blocks import cut_after_blocks, cut_evenly
-from flowrun.launcher.place.space import Branch, Candidate, Space
+from flowrun.launcher.place.space import Branch, Candidate
 
 MAX_PLANS = 24  # of candidates; auto.plans may say fewer
 MAX_STAGES = 3  # of a plan: the first, one between, the last
@@ -40,15 +40,10 @@ class ReducedDepthPlanner:
 
     def __init__(self, planner: Planner) -> None:
         self.planner = planner
-        self.blocks = planner.captures.blocks
+        self.blocks, self.space = planner.captures.blocks, planner.space
         self.skipped = 0
         self._laid_out = lru_cache(maxsize=64)(self._lay_out)
         self._depth_bound = lru_cache(maxsize=8)(self._bound_branch)
-
-    @cached_property
-    def space(self) -> Space:
-        """The candidates of the whole model."""
-        return self.planner.space
 
     # ------------------------------------------------------------------ PlanSource
 

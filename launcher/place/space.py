@@ -6,8 +6,11 @@ decided once), and ZeRO, recomputation and in_flight (a leaf of it).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from flowrun.engine.ir.placement import BATCH_AXES
@@ -37,10 +40,7 @@ class Branch:
     @property
     def stage_ranks(self) -> int:
         """The number of ranks of one stage."""
-        count = 1
-        for _, size in self.axes:
-            count *= size
-        return count
+        return math.prod(size for _, size in self.axes)
 
     def __str__(self) -> str:
         sizes = [f"{name} {size}" for name, size in self.axes if size > 1]
@@ -128,7 +128,8 @@ class Space:
             names.append("tensor")
         batch = [name for name in names if name in BATCH_AXES]
         kept = tuple(f"{key}." for key in auto["keep"])
-        fixed = {key: _at(tree, key) for key in KEEPABLE if kept and f"{key}.".startswith(kept)}
+        stay = (key for key in KEEPABLE if kept and f"{key}.".startswith(kept))
+        fixed = {key: reduce(getitem, key.split("."), tree) for key in stay}
         return Space(
             ranks=ranks,
             batch_size=tree["train"]["batch_size"],
@@ -146,9 +147,7 @@ class Space:
             axes = tuple(zip(self.axes, sizes, strict=True))
             if stages > self.most_stages or not self._is_allowed(dict(axes), stages):
                 continue
-            shards = 1
-            for name, size in axes:
-                shards *= size if name in self.batch_axes else 1
+            shards = math.prod(size for name, size in axes if name in self.batch_axes)
             for count in self._micro_batches():
                 if self.batch_size // count % shards == 0:
                     yield Branch(axes, stages, count)
@@ -188,9 +187,7 @@ class Space:
         """The same with recomputation: less memory, more work; tried where memory lacks."""
         if self.blocks and not candidate.recompute and "recompute.modules" not in self.fixed:
             for keep in (("matmul",), ()):
-                yield Candidate(
-                    candidate.branch, candidate.in_flight, candidate.zero, self.blocks, keep=keep
-                )
+                yield replace(candidate, recompute=self.blocks, keep=keep)
 
 
 def factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:
@@ -210,10 +207,3 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
         else:
             listed = f"[{','.join(value)}]" if isinstance(value, list) else value
             yield f"{prefix}{key}", "null" if value is None else str(listed)
-
-
-def _at(tree: Mapping[str, Any], key: str) -> Any:
-    found: Any = tree
-    for name in key.split("."):
-        found = found[name]
-    return found
