@@ -1,9 +1,4 @@
-"""Parameters that are unlike most: narrow, complex, of no dims, tables of sparse gradients, frozen
-ones that forward changes; recurrent layers, and gradients within forward.
-"""
-
-from collections.abc import Callable
-from typing import Any
+"""Parameters unlike most: narrow, complex, of no dims, frozen ones that forward changes."""
 
 import pytest
 import torch
@@ -11,19 +6,7 @@ from torch import Tensor, nn
 
 from flowrun.engine.ops.flow.update import adamw, sgd
 from support.layouts.grids import Layout
-from support.nets.odd_models import (
-    CLASSES,
-    DATA,
-    STAGES,
-    TENSOR,
-    TOKENS,
-    VOCABULARY,
-    WIDTH,
-    ZERO,
-    Net,
-    assert_trains_alike,
-    trains_of,
-)
+from support.nets.odd_models import DATA, STAGES, WIDTH, ZERO, Net, assert_trains_alike, trains_of
 
 
 class Scaled(Net):
@@ -54,58 +37,10 @@ class Momentum(Net):
         return torch.tanh(z + z @ self.copy)
 
 
-class Penalised(Net):
-    """A gradient of what it makes is part of it."""
-
-    def between(self, z: Tensor) -> Tensor:
-        x = z.detach().clone().requires_grad_(True)
-        (g,) = torch.autograd.grad(self.h(torch.tanh(x)).logsumexp(1).sum(), x, create_graph=True)
-        return z + g
-
-
 @pytest.mark.parametrize("layout", [DATA, STAGES, ZERO], ids=str)
-@pytest.mark.parametrize("model", [Scaled, Momentum, Penalised])
+@pytest.mark.parametrize("model", [Scaled, Momentum])
 def test_an_odd_parameter_trains_as_in_plain_torch(model: type[Net], layout: Layout) -> None:
     assert_trains_alike(trains_of(model), layout)
-
-
-class Recurrent(nn.Module):
-    """Tokens, a table of sparse gradients, a recurrent layer."""
-
-    def __init__(self, make: Callable[..., nn.RNNBase], **settings: Any) -> None:
-        super().__init__()
-        self.e = nn.Embedding(VOCABULARY, 12, sparse=True)
-        self.l = make(12, 8, batch_first=True, **settings)
-        self.h = nn.LazyLinear(CLASSES * 4)
-        self.h(self.l(torch.zeros(1, 2, 12))[0])
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        made: Tensor = self.h(self.l(self.e(tokens))[0])
-        return made
-
-
-RECURRENT: dict[str, tuple[Callable[..., nn.RNNBase], dict[str, Any]]] = {
-    "lstm": (nn.LSTM, {"num_layers": 2}),
-    "lstm, projected": (nn.LSTM, {"proj_size": 5}),
-    "gru": (nn.GRU, {"bidirectional": True}),
-    "rnn": (nn.RNN, {"nonlinearity": "relu"}),
-}
-
-
-@pytest.mark.filterwarnings("ignore:.*rojections")  # torch's own, of oneDNN
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=pytest.mark.thorough if kind == "lstm" else ())
-        for kind in RECURRENT
-    ],
-)
-def test_recurrent_layers_and_sparse_tables_train_as_in_plain_torch(kind: str) -> None:
-    make, settings = RECURRENT[kind]
-    training = trains_of(lambda: Recurrent(make, **settings), TOKENS, split={"e.weight": 0})
-    assert_trains_alike(training, DATA)
-    if kind == "gru":
-        assert_trains_alike(training, TENSOR)
 
 
 NARROW = [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex64]

@@ -23,7 +23,7 @@ from support.layouts.plain_loop import (
     plain_loop,
     seeded,
 )
-from support.nets.architecture import LAYOUTS, PINNED, STEPS
+from support.nets.architecture import LAYOUTS, STEPS
 from support.nets.architectures import training
 from support.nets.paper_models import PAPER_MODELS
 
@@ -31,25 +31,18 @@ BOUND = 1e-4
 CASES = [
     (name, layout)
     for name in PAPER_MODELS
-    for layout in LAYOUTS
-    if layout != PINNED and (not PAPER_MODELS[name].zero or layout == "stages 2")
+    for layout in (*LAYOUTS.values(), Layout(data=2, zero=3))
+    if layout.tensor == 1 or not layout.pinned
+    if layout.stages > 1 or not PAPER_MODELS[name].zero
 ]
 
 
-@pytest.mark.parametrize(("name", "layout"), CASES)
-def test_a_model_of_the_paper_trains_as_plain_torch(name: str, layout: str) -> None:
+@pytest.mark.parametrize(("name", "layout"), CASES, ids=str)
+def test_a_model_of_the_paper_trains_as_plain_torch(name: str, layout: Layout) -> None:
     given = training(name)
-    found = virtual_run(given, PAPER_MODELS[name].layout(LAYOUTS[layout]), STEPS)
+    found = virtual_run(given, PAPER_MODELS[name].layout(layout), STEPS)
     assert loss_difference(found.losses, plain_loop(given, steps=STEPS)) <= BOUND
     assert [note for note in found.plan.notes if "signature" in note] == []
-
-
-@pytest.mark.parametrize("name", [name for name in PAPER_MODELS if not PAPER_MODELS[name].zero])
-def test_a_model_of_the_paper_trains_with_its_weights_sharded(name: str) -> None:
-    """ZeRO 3."""
-    given = training(name)
-    found = virtual_run(given, PAPER_MODELS[name].layout(Layout(data=2, zero=3)), STEPS)
-    assert loss_difference(found.losses, plain_loop(given, steps=STEPS)) <= BOUND
 
 
 # ---- Partial-FC ----------------------------------------------------------------------------------

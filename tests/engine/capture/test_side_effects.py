@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from flowrun.engine.capture.capture import Task, capture, trace
 from flowrun.engine.errors import RecipeError
-from support.layouts.grids import Layout, virtual_run
-from support.layouts.plain_loop import classifier, micro_batch_loop, pins
 
 COUNT = 0
 TABLE = {"n": 0}
@@ -208,40 +206,3 @@ def test_an_nn_buffer_that_forward_adds_to_is_an_assign(persistent: bool) -> Non
     (buffer,) = (v for v in graph.variables if v.name == "running")
     assert buffer.new
     assert isinstance(net.running, nn.Buffer)
-
-
-class Assigning(nn.Module):
-    """A running mean, a queue of what went by and torch's own spectral norm, all by assignment."""
-
-    running: Tensor
-    queue: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden = nn.Linear(64, 12)
-        self.output = nn.utils.parametrizations.spectral_norm(nn.Linear(12, 10))
-        self.register_buffer("running", torch.zeros(12))
-        self.register_buffer("queue", torch.zeros(6, 12))
-
-    def forward(self, x_BI: Tensor) -> Tensor:
-        hidden_BH = torch.tanh(self.hidden(x_BI))
-        self.running = 0.8 * self.running + 0.2 * hidden_BH.detach().mean(0)
-        self.queue = torch.cat([hidden_BH.detach()[:2], self.queue])[:6]
-        out: Tensor = self.output(hidden_BH - self.running) * (1 + self.queue.mean())
-        return out
-
-
-ASSIGNING = classifier(Assigning, "x_BI", pins({"hidden.*": 0}), micro_batches=2)
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [Layout(), Layout(data=2), Layout(tensor=2), Layout(stages=2), Layout(data=2, zero=3)],
-    ids=str,
-)
-def test_assigned_buffers_change_with_every_micro_batch(layout: Layout) -> None:
-    losses, state = micro_batch_loop(ASSIGNING, 3)
-    run = virtual_run(ASSIGNING, layout, 3)
-    assert run.losses == pytest.approx(losses, rel=1e-5)
-    for name in ("running", "queue", "output.parametrizations.weight.0._u"):
-        torch.testing.assert_close(run.weights[name], state[name], rtol=1e-5, atol=1e-6)

@@ -12,6 +12,11 @@ y = x.clone() | y[y < 0] = 0.1 | x = y
 y = x.clone() | y[x[..., 0] > 0] = 0.2 | x = y
 y = x.clone() | y[..., 0][x[..., 0] > 0] = 0.25 | x = y
 y = x.clone() | y[~(x > 0)] = -1.0 | x = y.where(y > -2, x)
+y = x.clone() | y[:, torch.arange(4) % 2 == 0] = x.mean(1, keepdim=True).detach() | x = y
+y = x.clone() | y[y.flatten(1).sum(1) > 0] = y.mean(0).detach() | x = y
+x = x.index_put((x > 0,), torch.tensor(0.25, dtype=x.dtype), accumulate=True)
+y = x * 1.0 | y[y < -0.5] = -0.5 | y += 1 | y[y > 1.5] = 1.5 | y[:, 2:] = 0 | y.mul_(2).clamp_(max=2.5) | y[:, 0] = y[:, 1] | x = y
+y = x.masked_fill(x < 0, 0.1) | y = y.masked_scatter(y > 0.4, torch.ones_like(x)) | x = torch.where(x > 0.2, x, y)
 y = torch.zeros_like(x) | y[..., :1] = x[..., :1] | x = x + y
 y = x.new_zeros(x.shape) | y[:, ...] = x.sin() | x = y
 y = torch.empty_like(x) | y.copy_(x) | x = y * 2
@@ -120,6 +125,7 @@ self.register_buffer("a", torch.zeros(4, 6)) :: x = x + self.a.mean(0) | self.a 
 self.register_buffer("a", torch.zeros(4, 6)) :: self.a[:-1] = self.a[1:].clone() | self.a[-1:] = x.detach().flatten(0, -2)[:1] | x = x + self.a.sum(0) * 0.1
 self.a = nn.Buffer(torch.zeros(6)) :: setattr(self, 'a', self.a * 0.5 + 0.1) | x = x + self.a
 self.a = nn.Linear(6, 6) | self.a.weight.register_hook(lambda g: g.clamp(-0.01, 0.01)) | self.a.bias.register_hook(lambda g: None) :: x = self.a(x)
+self.a = nn.Linear(6, 6) | self.register_buffer("b", torch.arange(6.0)) | mask = (torch.arange(6) < 3).to(DTYPE) | self.a.weight.register_hook(lambda g: g * mask) | self.a.weight.register_hook(lambda g: g / (g.norm() + 1e-6)) | self.a.bias.register_hook(lambda g: [g.mul_(0.5), None][1]) | self.a.bias.register_hook(lambda g: g * self.b + 0.1 * self.a.bias.detach()) :: x = self.a(x)
 self.a = nn.Linear(6, 6) | self.a.register_forward_hook(lambda m, i, o: o * 2) | self.a.register_forward_pre_hook(lambda m, i: (i[0].tanh(),)) :: x = self.a(x)
 x = x.tanh() | if x.requires_grad: |     x.register_hook(lambda g: g * 0.5) | x = x * 2
 self.a = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)) | self.b = nn.utils.weight_norm(nn.Linear(6, 6), dim=None) :: x = self.a(x) + self.b(x)

@@ -174,24 +174,6 @@ def test_a_module_that_is_captured_right_passes(forward: Forward) -> None:
     assert checked(forward) == ""
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-@pytest.mark.parametrize(
-    "prepare",
-    [
-        lambda net: nn.utils.spectral_norm(net.a),
-        lambda net: nn.utils.weight_norm(net.a),
-        lambda net: nn.utils.parametrizations.spectral_norm(net.a),
-        lambda net: nn.utils.parametrizations.weight_norm(net.a),
-        lambda net: nn.utils.parametrizations.orthogonal(net.a, "weight", "householder"),
-        lambda net: net.a.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01)),
-        lambda net: net.a.register_forward_hook(lambda module, given, made: 2 * made),
-    ],
-    ids=["spectral", "weight", "spectral, new", "weight, new", "orthogonal", "hook", "forward"],
-)
-def test_parametrizations_and_hooks_pass(prepare: Callable[[Any], Any]) -> None:
-    assert checked(plain, prepare) == ""
-
-
 def test_frozen_parameters_that_forward_writes_pass() -> None:
     assert checked(teacher, with_teacher) == ""
 
