@@ -39,7 +39,7 @@ class Signature:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
 
 
-Rows = tuple[Signature, ...]
+OpRows = tuple[Signature, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class OpView:
         out_sbps = outputs * len(self.op.outputs) if len(outputs) == 1 else outputs
         return Signature(inputs, out_sbps, reduced)
 
-    def partial(self, *groups: Sequence[str]) -> Rows:
+    def partial(self, *groups: Sequence[str]) -> OpRows:
         """Return P rows: for each group of arguments (by name) in which the op is jointly linear, P
         on the group and B on the rest -> P.
 
@@ -157,16 +157,16 @@ class LocalView:
         return rebind(self.op, function, **changed)
 
 
-Rule = Callable[[OpView], Rows]
+Rule = Callable[[OpView], OpRows]
 Local = Callable[[LocalView], LocalCall]
 
 
-def whole(view: OpView) -> Rows:
+def whole(view: OpView) -> OpRows:
     """No row but all-B: the rule of an op that every rank does on whole tensors."""
     return ()
 
 
-def rows(*texts: str) -> Rows:
+def rows(*texts: str) -> OpRows:
     """Rows from text: rows("S0,B -> S0", "P,B -> P")."""
     sides = (text.split("->") for text in texts)
     return tuple(Signature(_sbps(left), _sbps(right)) for left, right in sides)
@@ -237,7 +237,7 @@ def labelled_rows(
     ins: Sequence[Labels],
     outs: Sequence[Labels],
     contracted: Mapping[Any, Sbp] = MappingProxyType({}),
-) -> Rows:
+) -> OpRows:
     """Return rows of an op whose dims carry labels, as in einsum.
 
     ins, outs: labels of the dims of each input and output; a dim labelled None cannot be split.

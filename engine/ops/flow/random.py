@@ -21,8 +21,7 @@ import torch
 from flowrun.engine.ir.op_info import OpCost, OpInfo, Trait
 from flowrun.engine.ir.placement import Shape, Slices
 from flowrun.engine.ir.signature import LocalCall, LocalView
-from flowrun.engine.ops.math.pointwise import LINEAR_IN_GRAD
-from flowrun.engine.ops.shapes.create import from_nothing
+from flowrun.engine.ops.math.pointwise import LINEAR_IN_GRAD, NONLINEAR
 
 Tensor = torch.Tensor
 
@@ -202,7 +201,7 @@ _SCRATCH_BYTES = {DROPOUT_MASK: 120.0, NORMAL: 300.0}
 OPS: Mapping[str, OpInfo] = {
     **{
         target: OpInfo(
-            from_nothing,
+            NONLINEAR,
             local=local_draw,
             function=function,
             traits=(Trait.ROW_STATISTICS,) if target == DROPOUT_MASK else (),

@@ -17,7 +17,7 @@ import torch
 from flowrun.engine.ir.graph import refs
 from flowrun.engine.ir.op_info import OpCost, OpInfo, Trait
 from flowrun.engine.ir.sbp import B, P, S
-from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, Rows, Signature, rows
+from flowrun.engine.ir.signature import LocalCall, LocalView, OpRows, OpView, Signature, rows
 from flowrun.engine.ops.flow.update import Changed, one_or_all
 
 Tensor = torch.Tensor
@@ -135,7 +135,7 @@ def one_for_others(mine: Tensor) -> tuple[Tensor, Tensor]:
 # ---- signatures ----------------------------------------------------------------------------------
 
 
-def rows_of_collect(view: OpView) -> Rows:
+def rows_of_collect(view: OpView) -> OpRows:
     """(grad (…, D), ids (…)) -> (ids (K,), rows (K, D)), whose order means nothing as long as both
     have the same: samples split, and columns.
     """
@@ -148,13 +148,13 @@ def rows_of_collect(view: OpView) -> Rows:
     return (*samples, columns, Signature((P, B), (B, P)))
 
 
-def rows_of_coalesce(view: OpView) -> Rows:
+def rows_of_coalesce(view: OpView) -> OpRows:
     """Columns are independent, and sums linear in the rows.  Two ranks may hold rows of one id."""
     count = len(view.op.args[0])
     return tuple(Signature((B,) * count + (sbp,) * count, (B, sbp)) for sbp in (S(1), P))
 
 
-def rows_of_update(view: OpView) -> Rows:
+def rows_of_update(view: OpView) -> OpRows:
     """(table, ids, sums, states …, scalars …): a table split by rows takes its own ids of all."""
     states = sum(1 for _ in refs(view.op.args)) - 3
     scalars = (B,) * (len(view.in_shapes) - 3 - states)

@@ -18,7 +18,7 @@ from torch.optim.sgd import sgd as plain_sgd
 from flowrun.engine.ir.graph import refs
 from flowrun.engine.ir.op_info import OpInfo, Trait
 from flowrun.engine.ir.sbp import B, P, S, Sbp
-from flowrun.engine.ir.signature import OpView, Rows, Signature, whole
+from flowrun.engine.ir.signature import OpRows, OpView, Signature, whole
 from flowrun.engine.torch_internals import fused_adamw, fused_sgd
 
 Tensor = torch.Tensor
@@ -255,19 +255,19 @@ OF_MANY: Mapping[Callable[..., Any], Callable[..., None]] = {adamw: adamw_of_man
 # ---- signatures ----------------------------------------------------------------------------------
 
 
-def together(view: OpView) -> Rows:
+def together(view: OpView) -> OpRows:
     """accumulate, add_n: linear and elementwise, all tensors alike."""
     count, ndim = len(view.in_shapes), len(view.in_shapes[0])
     sbps: list[Sbp] = [*map(S, range(ndim)), P]
     return tuple(Signature((sbp,) * count, (sbp,)) for sbp in sbps)
 
 
-def squares(view: OpView) -> Rows:
+def squares(view: OpView) -> OpRows:
     """sumsq: a split gives P.  Not "P -> P": the square of a sum has cross terms."""
     return tuple(Signature((S(d),), (P,)) for d in range(len(view.in_shapes[0])))
 
 
-def update(view: OpView) -> Rows:
+def update(view: OpView) -> OpRows:
     """Weight, gradient and states split alike, and so a buffer; keyword arguments are scalars,
     whole everywhere.
 

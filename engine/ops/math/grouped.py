@@ -17,10 +17,10 @@ from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.op_info import OpCost, OpInfo, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, S
-from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, Rows
+from flowrun.engine.ir.signature import LocalCall, LocalView, OpRows, OpView
 
 
-def forward(view: OpView) -> Rows:
+def forward(view: OpView) -> OpRows:
     """(input, weight, offs) -> (tokens, out)."""
     return (
         view.row({"input": S(0)}, S(0)),
@@ -31,7 +31,7 @@ def forward(view: OpView) -> Rows:
     )
 
 
-def backward(view: OpView) -> Rows:
+def backward(view: OpView) -> OpRows:
     """(input, weight, offs, grad_output) -> gradients of (input, weight)."""
     return (
         view.row({"input": S(0), "grad_output": S(0)}, S(0), P),

@@ -15,7 +15,7 @@ from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.op_info import OpCost, OpInfo, ProductKind, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import P, S
-from flowrun.engine.ir.signature import Labels, OpView, Rows, Rule, labelled_rows
+from flowrun.engine.ir.signature import Labels, OpRows, OpView, Rule, labelled_rows
 
 
 def product(equation: str, first: str, second: str) -> Rule:
@@ -29,7 +29,7 @@ def product(equation: str, first: str, second: str) -> Rule:
     return lambda view: (*table, *view.partial((first,), (second,)))
 
 
-def addmm(view: OpView) -> Rows:
+def addmm(view: OpView) -> OpRows:
     """bias + a @ b, bias broadcast to the product; the whole is P only if the bias is P too.
 
     "B,S(1),S(0) -> P" is absent: every rank would add the bias.  Boxing a bias B -> P moves

@@ -15,7 +15,7 @@ import torch
 
 from flowrun.engine.ir.op_info import OpInfo, OutVariant, Trait
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.ir.signature import Labels, OpView, Rows, Rule, labelled_rows
+from flowrun.engine.ir.signature import Labels, OpRows, OpView, Rule, labelled_rows
 
 
 def broadcast_labels(shape: Shape, out: Shape) -> Labels:
@@ -33,7 +33,7 @@ def elementwise(
     name), where `linear_if` says so of its view.
     """
 
-    def rule(view: OpView) -> Rows:
+    def rule(view: OpView) -> OpRows:
         out = view.out_shapes[0]
         if out is None:
             out = tuple(torch.broadcast_shapes(*view.in_shapes))
@@ -44,7 +44,7 @@ def elementwise(
     return rule
 
 
-def prelu_backward(view: OpView) -> Rows:
+def prelu_backward(view: OpView) -> OpRows:
     """(grad_output, self, weight) -> gradients of self and weight, both of the full shape."""
     ins = [broadcast_labels(shape, view.in_shapes[0]) for shape in view.in_shapes]
     full = tuple(range(len(view.in_shapes[0])))

@@ -19,8 +19,8 @@ from flowrun.engine.ir.signature import (
     Labels,
     LocalCall,
     LocalView,
+    OpRows,
     OpView,
-    Rows,
     Rule,
     Signature,
     bind,
@@ -47,7 +47,7 @@ def reduction(over: Sbp | None, *, linear: bool = False) -> Rule:
     over: what an output becomes when a reduced dim is split; None: no such row.
     """
 
-    def rule(view: OpView) -> Rows:
+    def rule(view: OpView) -> OpRows:
         given, ndim = view.given, len(view.in_shapes[0])
         reduced = reduced_dims(view.op, ndim)
         dims = (d for d in range(ndim) if given.get("keepdim") or d not in reduced)
@@ -59,18 +59,18 @@ def reduction(over: Sbp | None, *, linear: bool = False) -> Rule:
     return rule
 
 
-def along(view: OpView) -> Rows:
+def along(view: OpView) -> OpRows:
     """cumsum, sort, topk, which work along one dim: the other dims pass their split."""
     dims = dims_but(len(view.in_shapes[0]), view.given["dim"])
     return labelled_rows([dims], [dims] * len(view.op.outputs))
 
 
-def cumsum(view: OpView) -> Rows:
+def cumsum(view: OpView) -> OpRows:
     """The sum of parts is linear."""
     return (*along(view), *(view.partial(("self",)) if stays_float(view) else ()))
 
 
-def histogram(view: OpView) -> Rows:
+def histogram(view: OpView) -> OpRows:
     """Counts of the parts add up.  Bounds that are equal stand for those of the data: no split."""
     given, ndim = view.given, len(view.in_shapes[0])
     if given["min"] == given["max"]:

@@ -24,20 +24,20 @@ from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.op_info import OpCost, OpInfo, ProductKind, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, S, Sbp
-from flowrun.engine.ir.signature import OpView, Rows, Signature, places
+from flowrun.engine.ir.signature import OpRows, OpView, Signature, places
 from flowrun.engine.ops.nn import document_op  # noqa: F401  (it defines the op)
 
 _QUERY = ("query", "out", "grad_out", "logsumexp")
 _KEYS = ("key", "value")
 
 
-def forward(view: OpView) -> Rows:
+def forward(view: OpView) -> OpRows:
     """(output, logsumexp) follow the query.  Linear in the value."""
     queries = _split(view, 2, _QUERY, S(2), S(2))
     return _rows(view, 2, (queries,), (view.row({"value": P}, P, B),))
 
 
-def backward(view: OpView) -> Rows:
+def backward(view: OpView) -> OpRows:
     """(grad_query, grad_key, grad_value).
 
     Linear in the output's gradient, and in value and output together.
@@ -46,11 +46,11 @@ def backward(view: OpView) -> Rows:
     return _rows(view, 3, (queries, keys), _linear_in_backward(view, "grad_out"))
 
 
-def _linear_in_backward(view: OpView, grad: str) -> Rows:
+def _linear_in_backward(view: OpView, grad: str) -> OpRows:
     return (view.row({grad: P}, P, P, P), view.row({"value": P, "out": P}, P, P, B))
 
 
-def _rows(view: OpView, num_outputs: int, lengthwise: Rows, partial: Rows) -> Rows:
+def _rows(view: OpView, num_outputs: int, lengthwise: OpRows, partial: OpRows) -> OpRows:
     given = view.given
     if given["dropout_p"] != 0:
         return ()
@@ -73,17 +73,17 @@ def _of_mask(shape: Shape, dim: int) -> Sbp:
     return S(at) if at >= 0 and shape[at] > 1 else B
 
 
-def _by_document(view: OpView) -> Rows:
+def _by_document(view: OpView) -> OpRows:
     split = [dict.fromkeys(("grad", *_QUERY, *_KEYS), S(dim)) for dim in (0, 1)]
     return (view.row({**split[0], "documents": S(0)}, S(0)), view.row(split[1], S(1)))
 
 
-def document_forward(view: OpView) -> Rows:
+def document_forward(view: OpView) -> OpRows:
     """(out, logsumexp).  Linear in the value."""
     return (*_by_document(view), view.row({"value": P}, P, B))
 
 
-def document_backward(view: OpView) -> Rows:
+def document_backward(view: OpView) -> OpRows:
     """As `backward`."""
     return (*_by_document(view), *_linear_in_backward(view, "grad"))
 

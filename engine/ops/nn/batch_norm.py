@@ -14,7 +14,7 @@ from flowrun.engine.ir.expansion import Expansion, LaidOutValue
 from flowrun.engine.ir.graph import LogicalTensor, Op
 from flowrun.engine.ir.op_info import Expands, OpInfo, Trait
 from flowrun.engine.ir.sbp import B, P, S, Split
-from flowrun.engine.ir.signature import OpView, Rows, Signature, bind, places
+from flowrun.engine.ir.signature import OpRows, OpView, Signature, bind, places
 
 _WHOLE = ("grad_out", "input")
 
@@ -30,7 +30,7 @@ def _samples(view: OpView) -> list[int]:
     return [d for d in range(len(view.in_shapes[0])) if d != 1]
 
 
-def forward(view: OpView) -> Rows:
+def forward(view: OpView) -> OpRows:
     """-> (out, mean, invstd, the two running statistics)."""
     rest = len(view.op.outputs) - 1
     reduced = 2 * view.in_shapes[0][1] if view.given["training"] else 0
@@ -38,13 +38,13 @@ def forward(view: OpView) -> Rows:
     return (_channels(view, 1, *(0,) * rest), *rows)
 
 
-def given_statistics(view: OpView) -> Rows:
+def given_statistics(view: OpView) -> OpRows:
     """-> (out, two outputs of no elements)."""
     rows = (view.row({"input": S(d)}, S(d), B, B) for d in _samples(view))
     return (_channels(view, 1, -1, -1), *rows)
 
 
-def backward(view: OpView) -> Rows:
+def backward(view: OpView) -> OpRows:
     """-> gradients of (input, weight, bias).  The last two are what the ranks reduce inside."""
     reduced, over = (2 * view.in_shapes[0][1], B) if view.given["train"] else (0, P)
     rows = [

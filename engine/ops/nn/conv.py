@@ -16,7 +16,7 @@ from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.op_info import OpCost, OpInfo, ProductKind, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, S
-from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, Rows, bind, places
+from flowrun.engine.ir.signature import LocalCall, LocalView, OpRows, OpView, bind, places
 
 
 def _channel_dims(given: Mapping[str, Any]) -> tuple[int, int]:
@@ -24,7 +24,7 @@ def _channel_dims(given: Mapping[str, Any]) -> tuple[int, int]:
     return (1, 0) if given["transposed"] else (0, 1)
 
 
-def convolution(view: OpView) -> Rows:
+def convolution(view: OpView) -> OpRows:
     """The bias joins every sum of parts once, so it is P wherever the output is."""
     given = view.given
     out_dim, in_dim = _channel_dims(given)
@@ -39,7 +39,7 @@ def convolution(view: OpView) -> Rows:
     return tuple(rows)
 
 
-def convolution_backward(view: OpView) -> Rows:
+def convolution_backward(view: OpView) -> OpRows:
     """(grad_output, input, weight) -> gradients of (input, weight, bias).
 
     The first is a product of grad_output and weight, the second of grad_output and input, the third
@@ -65,7 +65,7 @@ def local_convolution_backward(view: LocalView) -> LocalCall:
     return view.rebind(bias_sizes=(view.in_slices[0][1][1],)) if biased else view.rebind()
 
 
-def pooling(view: OpView) -> Rows:
+def pooling(view: OpView) -> OpRows:
     """Samples and channels are independent.  Averages and gradients are linear, no maximum is."""
     names, ndim = places(view.op), len(view.in_shapes[0])
     rows = [view.row(dict.fromkeys(names, S(d)), S(d)) for d in range(ndim - 2)]

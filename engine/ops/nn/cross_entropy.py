@@ -30,8 +30,8 @@ from flowrun.engine.ir.signature import (
     Local,
     LocalCall,
     LocalView,
+    OpRows,
     OpView,
-    Rows,
     Signature,
 )
 from flowrun.engine.ops.math.reduce import LOG2_E
@@ -44,14 +44,14 @@ _GIVEN = ("x", "lse", "target", "weight", "reduction", "ignored")
 _GIVEN_BACKWARD = ("grad", *_GIVEN, "total", "loss")
 
 
-def rows_of_forward(view: OpView) -> Rows:
+def rows_of_forward(view: OpView) -> OpRows:
     """Split classes: a rank adds what the targets among its own lose."""
     of_rows = {"x": S(0), "lse": S(0), "target": S(0)}
     by_sample = {SUM: (_row(view.op, of_rows, P, P),), NONE: (_row(view.op, of_rows, S(0), B),)}
     return (_row(view.op, {"x": S(1)}, P, B), *by_sample.get(given(view.op)["reduction"], ()))
 
 
-def rows_of_backward(view: OpView) -> Rows:
+def rows_of_backward(view: OpView) -> OpRows:
     """Linear in the gradient; whose rows are those of the logits where the loss was not reduced.
 
     The loss is waited for and not read: its partial sum will do.

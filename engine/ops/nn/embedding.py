@@ -17,8 +17,8 @@ from flowrun.engine.ir.signature import (
     Labels,
     LocalCall,
     LocalView,
+    OpRows,
     OpView,
-    Rows,
     Signature,
     labelled_rows,
 )
@@ -28,7 +28,7 @@ def _positions(view: OpView) -> Labels:
     return tuple(f"i{d}" for d in range(len(view.in_shapes[1])))
 
 
-def embedding(view: OpView) -> Rows:
+def embedding(view: OpView) -> OpRows:
     """(weight (V, D), indices (…)) -> (…, D)."""
     where = _positions(view)
     return (
@@ -38,7 +38,7 @@ def embedding(view: OpView) -> Rows:
     )
 
 
-def embedding_backward(view: OpView) -> Rows:
+def embedding_backward(view: OpView) -> OpRows:
     """(grad (…, D), indices (…)) -> (V, D): a sum over positions, linear in the gradient.
 
     Rows are independent of each other, so any can be made alone.

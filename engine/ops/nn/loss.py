@@ -20,8 +20,8 @@ from flowrun.engine.ir.signature import (
     Local,
     LocalCall,
     LocalView,
+    OpRows,
     OpView,
-    Rows,
     Signature,
 )
 
@@ -31,7 +31,7 @@ COUNT = "flow.target_weight"  # (target (N,), weight (C,) or None, ignored class
 # ---- negative log-likelihood ---------------------------------------------------------------------
 
 
-def nll(view: OpView) -> Rows:
+def nll(view: OpView) -> OpRows:
     """(self (N, C, …), target (N, …)) -> (loss, total weight of the targets).
 
     The weight of the classes stays B, for every rank needs that of any target.  A mean has no split
@@ -52,7 +52,7 @@ def _split_targets(d: int) -> dict[str, Sbp]:
     return {"self": S(d and d + 1), "target": S(d)}
 
 
-def nll_backward(view: OpView) -> Rows:
+def nll_backward(view: OpView) -> OpRows:
     """(grad_output, self, target, total_weight) -> gradient of self, whose values are not read."""
     _, of_self, of_target, *_ = view.in_shapes
     rows = [view.row({"grad_output": P}, P)]
@@ -65,7 +65,7 @@ def nll_backward(view: OpView) -> Rows:
     return tuple(rows)
 
 
-def target_weight(view: OpView) -> Rows:
+def target_weight(view: OpView) -> OpRows:
     """A mean over targets is divided by it; the weight of the classes stays B, as above."""
     of_targets, *of_classes = view.in_shapes
     return tuple(Signature((S(d), *(B for _ in of_classes)), (P,)) for d in range(len(of_targets)))
@@ -185,7 +185,7 @@ def _over_classes(at: int, program: Function) -> Local:
 # ---- squared error -------------------------------------------------------------------------------
 
 
-def mse(view: OpView) -> Rows:
+def mse(view: OpView) -> OpRows:
     """A mean is this rank's sum divided by the logical count."""
     none = view.given["reduction"] == NONE
     return tuple(
@@ -193,7 +193,7 @@ def mse(view: OpView) -> Rows:
     )
 
 
-def mse_backward(view: OpView) -> Rows:
+def mse_backward(view: OpView) -> OpRows:
     """2 (self - target) grad: linear in the gradient, and in self and target together."""
     none = view.given["reduction"] == NONE
     split = (
@@ -243,12 +243,12 @@ def _unless_mean(program: Function) -> Local:
 _OF_SAMPLES = dict.fromkeys(("targets", "input_lengths", "target_lengths"), S(0))
 
 
-def ctc(view: OpView) -> Rows:
+def ctc(view: OpView) -> OpRows:
     """log_probs (time, samples, classes) -> loss (samples,), log_alpha (samples, time, …)."""
     return (view.row({"log_probs": S(1), **_OF_SAMPLES}, S(0)),)
 
 
-def ctc_backward(view: OpView) -> Rows:
+def ctc_backward(view: OpView) -> OpRows:
     """Linear in the gradient."""
     given = dict.fromkeys(("grad", "loss", "log_alpha"), S(0))
     split = view.row({"log_probs": S(1), **_OF_SAMPLES, **given}, S(1))

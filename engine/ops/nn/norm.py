@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from flowrun.engine.ir.op_info import OpInfo, Trait
 from flowrun.engine.ir.sbp import P, S
-from flowrun.engine.ir.signature import LocalCall, LocalView, OpView, Rows
+from flowrun.engine.ir.signature import LocalCall, LocalView, OpRows, OpView
 
 _ROWWISE = ("grad_out", "input", "mean", "rstd")
 
@@ -23,12 +23,12 @@ def _independent_dims(view: OpView) -> range:
     return range(1) if normalized is None else range(ndim - len(normalized))
 
 
-def forward(view: OpView) -> Rows:
+def forward(view: OpView) -> OpRows:
     """Output and its statistics follow the input."""
     return tuple(view.row({"input": S(d)}, S(d)) for d in _independent_dims(view))
 
 
-def backward(view: OpView) -> Rows:
+def backward(view: OpView) -> OpRows:
     """Gradients of input, weight and bias.  All are linear in the output's gradient."""
     op = view.op
     outputs = [

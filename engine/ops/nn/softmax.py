@@ -15,12 +15,12 @@ from flowrun.engine.ir.expansion import Expansion, LaidOutValue
 from flowrun.engine.ir.graph import LogicalTensor, Op
 from flowrun.engine.ir.op_info import Expands, OpInfo, OutVariant, Trait
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, P, S
-from flowrun.engine.ir.signature import OpView, Rows, bind, places, torch_callable
+from flowrun.engine.ir.signature import OpRows, OpView, bind, places, torch_callable
 
 aten = torch.ops.aten
 
 
-def softmax(view: OpView) -> Rows:
+def softmax(view: OpView) -> OpRows:
     """Other dims pass their split; split classes reduce one number of each row inside."""
     shape = view.in_shapes[0]
     if not shape:
@@ -33,12 +33,12 @@ def softmax(view: OpView) -> Rows:
     )
 
 
-def safe_softmax(view: OpView) -> Rows:
+def safe_softmax(view: OpView) -> OpRows:
     """A row of -inf gives zeros: it has no expansion, so the classes stay whole."""
     return tuple(r for r in softmax(view) if not r.reduced)
 
 
-def softmax_backward(view: OpView) -> Rows:
+def softmax_backward(view: OpView) -> OpRows:
     """(grad_output, output): linear in the gradient; split classes reduce one sum of a row."""
     return (*softmax(view), *view.partial(("grad_output",)))
 

@@ -20,25 +20,20 @@ from flowrun.engine.ir.signature import (
     Local,
     LocalCall,
     LocalView,
+    OpRows,
     OpView,
-    Rows,
     Signature,
 )
+from flowrun.engine.ops.math.pointwise import NONLINEAR
 
 
-def from_nothing(view: OpView) -> Rows:
-    """Any dim can be made split; of a draw, its number is whole."""
-    inputs = (B,) * len(view.in_shapes)
-    return tuple(Signature(inputs, (S(d),)) for d in range(len(view.out_shapes[0] or ())))
-
-
-def like(view: OpView) -> Rows:
+def like(view: OpView) -> OpRows:
     """The output follows the input's split; the values are not read, so P in gives B out."""
     dims = range(len(view.in_shapes[0]))
     return (*(Signature((S(d),), (S(d),)) for d in dims), Signature((P,), (B,)))
 
 
-def new(view: OpView) -> Rows:
+def new(view: OpView) -> OpRows:
     """Only dtype and device of the input are read: any SBP in, any dim split out."""
     ins: list[Sbp] = [B, P, *(S(d) for d in range(len(view.in_shapes[0])))]
     outs: list[Sbp] = [B, *(S(d) for d in range(len(view.out_shapes[0] or ())))]
@@ -105,17 +100,15 @@ def constant(
 
 
 CONSTANT, FULL = "flow.constant", "aten.full.default"
-_ARANGE, _LIKE = OpInfo(from_nothing, local=local_arange), OpInfo(like)
+_ARANGE, _LIKE = OpInfo(NONLINEAR, local=local_arange), OpInfo(like)
 _NEW = OpInfo(new, local=lambda view: view.rebind(size=view.made_shape))
 
 OPS: Mapping[str, OpInfo] = {
-    CONSTANT: OpInfo(
-        from_nothing, local=local_constant, function=constant, traits=(Trait.CONSTANT,)
-    ),
-    FULL: OpInfo(from_nothing, local=_filled_by(torch.full, "fill_value")),
-    "aten.zeros.default": OpInfo(from_nothing, local=_filled_by(torch.zeros)),
-    "aten.ones.default": OpInfo(from_nothing, local=_filled_by(torch.ones)),
-    "aten.scalar_tensor.default": OpInfo(from_nothing, local=_local_scalar),
+    CONSTANT: OpInfo(NONLINEAR, local=local_constant, function=constant, traits=(Trait.CONSTANT,)),
+    FULL: OpInfo(NONLINEAR, local=_filled_by(torch.full, "fill_value")),
+    "aten.zeros.default": OpInfo(NONLINEAR, local=_filled_by(torch.zeros)),
+    "aten.ones.default": OpInfo(NONLINEAR, local=_filled_by(torch.ones)),
+    "aten.scalar_tensor.default": OpInfo(NONLINEAR, local=_local_scalar),
     **{f"aten.arange.{name}": _ARANGE for name in ("default", "start", "start_step")},
     **{f"aten.{name}_like.default": _LIKE for name in ("zeros", "ones", "full")},
     "aten.fill.Scalar": _LIKE,

@@ -16,8 +16,8 @@ from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, S, Split
 from flowrun.engine.ir.signature import (
     Labels,
+    OpRows,
     OpView,
-    Rows,
     Signature,
     dims_but,
     labelled_rows,
@@ -33,7 +33,7 @@ def _beside(view: OpView) -> tuple[int, Labels]:
     return at, tuple(d if same else None for d, same in enumerate(alike))
 
 
-def gather(view: OpView) -> Rows:
+def gather(view: OpView) -> OpRows:
     """gather along `dim`: another dim splits both where it is as long in the index; P of the values
     passes.
 
@@ -46,7 +46,7 @@ def gather(view: OpView) -> Rows:
     return (*labelled_rows([own, positions], [positions]), Signature((P, B), (P,)))
 
 
-def scatter_add(view: OpView) -> Rows:
+def scatter_add(view: OpView) -> OpRows:
     """src added into self along `dim`, at the positions of the index: the gradient of a gather.
 
     Another dim splits all three where they are as long.  Linear in self and src together; parts of
@@ -60,7 +60,7 @@ def scatter_add(view: OpView) -> Rows:
     return (*legal, Signature((P, S(at), S(at)), (P,))) if index[at] == source[at] else legal
 
 
-def index_add(view: OpView) -> Rows:
+def index_add(view: OpView) -> OpRows:
     """Rows of source added into self along `dim`, at the positions of the index: the gradient of an
     index_select.
 
@@ -76,7 +76,7 @@ def index_add(view: OpView) -> Rows:
     return (*labelled_rows([own, (None,), own], [own]), *parts)
 
 
-def index_select(view: OpView) -> Rows:
+def index_select(view: OpView) -> OpRows:
     """index_select along `dim`: other dims pass their split, and so do the indices, to `dim`."""
     ndim = len(view.in_shapes[0])
     at = view.given["dim"] % ndim
@@ -105,13 +105,13 @@ def _indexed(view: OpView) -> tuple[Labels, Labels, list[Labels], dict[int | str
     return own, (*kept[:before], *names, *kept[before:]), inner, lengths
 
 
-def index(view: OpView) -> Rows:
+def index(view: OpView) -> OpRows:
     """x[indices]: dims of x that no index names, and dims of the indices, pass their split."""
     own, out, inner, _ = _indexed(view)
     return (*labelled_rows([own, *inner], [out]), view.row({"self": P}, P))
 
 
-def index_put(view: OpView) -> Rows:
+def index_put(view: OpView) -> OpRows:
     """x with values put at, or added at, indices: linear in x and the values together.
 
     Dims of x that no index names pass their split.  Added values can come in parts, split along a
@@ -133,7 +133,7 @@ def index_put(view: OpView) -> Rows:
     return (*rows, view.row({"self": P, "values": P}, P))
 
 
-def scatter_src(view: OpView) -> Rows:
+def scatter_src(view: OpView) -> OpRows:
     """x with src put at an index along `dim`: other dims, as long in all three, pass their split;
     linear in x and src together.
     """

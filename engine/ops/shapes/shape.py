@@ -19,8 +19,8 @@ from flowrun.engine.ir.signature import (
     Labels,
     LocalCall,
     LocalView,
+    OpRows,
     OpView,
-    Rows,
     Signature,
     labelled_rows,
 )
@@ -43,7 +43,7 @@ def dim_groups(source: Shape, target: Shape) -> Iterator[tuple[list[int], list[i
         yield left, right
 
 
-def regroup(view: OpView) -> Rows:
+def regroup(view: OpView) -> OpRows:
     """Rows of view: a group of dims passes the split of its first dim.
 
     Only the first: pieces of a later dim are strided in the other shape.  Where dims are merged or
@@ -67,7 +67,7 @@ def local_view(view: LocalView) -> LocalCall:
 # ---- one dim becomes another ---------------------------------------------------------------------
 
 
-def move_dims(in_labels: Labels, out_labels: Labels, view: OpView) -> Rows:
+def move_dims(in_labels: Labels, out_labels: Labels, view: OpView) -> OpRows:
     """Return rows of an op of one tensor whose dims keep their meaning, and P -> P.
 
     in_labels, out_labels: of the dims, as of labelled_rows.
@@ -76,7 +76,7 @@ def move_dims(in_labels: Labels, out_labels: Labels, view: OpView) -> Rows:
     return (*labelled_rows([in_labels], [out_labels] * count), Signature((P,), (P,) * count))
 
 
-def transpose(view: OpView) -> Rows:
+def transpose(view: OpView) -> OpRows:
     """t, transpose, permute: a dim passes its split to where it goes."""
     ndim, given = len(view.in_shapes[0]), view.given
     order = list(range(ndim))
@@ -90,7 +90,7 @@ def transpose(view: OpView) -> Rows:
     return move_dims(tuple(range(ndim)), tuple(order), view)
 
 
-def expand(view: OpView) -> Rows:
+def expand(view: OpView) -> OpRows:
     """expand: a dim of full size passes its split; a new or widened dim can be made split."""
     source, target = view.in_shapes[0], view.made
     shift = len(target) - len(source)
@@ -99,7 +99,7 @@ def expand(view: OpView) -> Rows:
     return move_dims(own, tuple(range(len(target))), view)
 
 
-def unsqueeze(view: OpView) -> Rows:
+def unsqueeze(view: OpView) -> OpRows:
     """unsqueeze: the new dim has size 1 and no split."""
     ndim = len(view.in_shapes[0])
     at = view.given["dim"] % (ndim + 1)
@@ -113,7 +113,7 @@ def _named_dims(view: OpView | LocalView) -> list[int]:
     return [d % ndim for d in ((dim,) if isinstance(dim, int) else dim)] if ndim else []
 
 
-def squeeze(view: OpView) -> Rows:
+def squeeze(view: OpView) -> OpRows:
     """squeeze: dims of size 1 go, the others pass their split."""
     shape, out, named = view.in_shapes[0], view.out_shapes[0], _named_dims(view)
     kept = tuple(d for d, size in enumerate(shape) if size != 1 or d not in named)

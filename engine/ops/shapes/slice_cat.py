@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 
 from flowrun.engine.ir.op_info import OpInfo, Trait
 from flowrun.engine.ir.sbp import P
-from flowrun.engine.ir.signature import Labels, OpView, Rows, Signature, dims_but, labelled_rows
+from flowrun.engine.ir.signature import Labels, OpRows, OpView, Signature, dims_but, labelled_rows
 from flowrun.engine.ops.shapes.shape import move_dims
 
 # ---- pieces of one tensor ------------------------------------------------------------------------
 
 
-def select(view: OpView) -> Rows:
+def select(view: OpView) -> OpRows:
     """select, unbind: the dim goes, the others pass their split.
 
     Not the selected dim: one rank alone would hold it.
@@ -25,7 +25,7 @@ def select(view: OpView) -> Rows:
     return move_dims(dims_but(ndim, at), tuple(d for d in range(ndim) if d != at), view)
 
 
-def cut(view: OpView) -> Rows:
+def cut(view: OpView) -> OpRows:
     """slice, split, flip and the like along one or some dims: the others pass their split."""
     own = dims_but(len(view.in_shapes[0]), *_touched_dims(view))
     return move_dims(own, own, view)
@@ -43,14 +43,14 @@ def _touched_dims(view: OpView) -> Sequence[int]:
     return (dims,) if isinstance(dims, int) else dims or range(len(shape))
 
 
-def pad(view: OpView) -> Rows:
+def pad(view: OpView) -> OpRows:
     """constant_pad_nd: unpadded dims pass their split; P only when padded with zeros."""
     ndim, given = len(view.in_shapes[0]), view.given
     own = dims_but(ndim, *(ndim - 1 - k // 2 for k, n in enumerate(given["pad"]) if n != 0))
     return move_dims(own, own, view) if given["value"] == 0 else labelled_rows([own], [own])
 
 
-def repeat(view: OpView) -> Rows:
+def repeat(view: OpView) -> OpRows:
     """repeat: a dim repeated once passes its split."""
     repeats, ndim = view.given["repeats"], len(view.in_shapes[0])
     shift = len(repeats) - ndim
@@ -61,13 +61,13 @@ def repeat(view: OpView) -> Rows:
 # ---- several tensors -----------------------------------------------------------------------------
 
 
-def _alike(view: OpView, own: Labels, out: Labels) -> Rows:
+def _alike(view: OpView, own: Labels, out: Labels) -> OpRows:
     """Several tensors whose dims pass their split together; P if all are."""
     count = len(view.in_shapes)
     return (*labelled_rows([own] * count, [out]), Signature((P,) * count, (P,)))
 
 
-def cat(view: OpView) -> Rows:
+def cat(view: OpView) -> OpRows:
     """cat: dims that are not joined pass their split.
 
     Not the joined dim: pieces of the parts would interleave.
@@ -79,7 +79,7 @@ def cat(view: OpView) -> Rows:
     return _alike(view, own, own)
 
 
-def stack(view: OpView) -> Rows:
+def stack(view: OpView) -> OpRows:
     """stack: every dim passes its split to where it goes."""
     ndim = len(view.in_shapes[0])
     at = view.given["dim"] % (ndim + 1)
@@ -89,7 +89,7 @@ def stack(view: OpView) -> Rows:
 # ---- put back ------------------------------------------------------------------------------------
 
 
-def slice_backward(view: OpView) -> Rows:
+def slice_backward(view: OpView) -> OpRows:
     """Zeros with the gradient put in along `dim`: the other dims pass their split."""
     ndim = len(view.made)
     at = view.given["dim"] % ndim
@@ -98,7 +98,7 @@ def slice_backward(view: OpView) -> Rows:
     return move_dims(tuple(d for d in range(ndim) if d != at) if removed else out, out, view)
 
 
-def scatter(view: OpView) -> Rows:
+def scatter(view: OpView) -> OpRows:
     """slice_scatter, select_scatter: src put into self along `dim`; the other dims split both."""
     ndim = len(view.in_shapes[0])
     at = view.given["dim"] % ndim

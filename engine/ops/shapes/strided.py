@@ -14,17 +14,17 @@ import torch
 
 from flowrun.engine.ir.op_info import OpInfo
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.ir.signature import OpView, Rows, rows, sizes
+from flowrun.engine.ir.signature import OpRows, OpView, rows, sizes
 
 
-def read(view: OpView) -> Rows:
+def read(view: OpView) -> OpRows:
     """as_strided splits samples that it reads each by itself."""
     slices = view.made
     each = view.in_shapes[0][:1] == slices[:1] and _by_samples(view, slices, view.in_shapes[0][0])
     return rows("P -> P", *(["S0 -> S0"] if each else []))
 
 
-def write(view: OpView) -> Rows:
+def write(view: OpView) -> OpRows:
     """as_strided_scatter: pieces of what src is written over, maybe flat, end with a sample."""
     whole, source = view.in_shapes
     aligned = bool(source) and (whole[:1] == source[:1] or source[0] % view.parts == 0)
