@@ -2,8 +2,7 @@
 
 An op with samples enters; rows for one axis leave.
 
-judge.py             the layouts under which the ranks' pieces are the whole output
-simulated_ranks.py   one op on every rank of a grid, and the results put together
+simulated_ranks.py   one op on every rank of a grid; layouts in which the results are the whole
 experiment.py        read this first: an op without a table -> the rows that hold
 call_form.py         an op without its sizes: what an experiment is about
 values.py in_child.py  numbers that a wrong row does not survive; experiments in a child process

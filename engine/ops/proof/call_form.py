@@ -7,8 +7,9 @@ kept by: "aten.index_add.default(float[a,b], 0, int64[c], float[c,b])".
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeGuard
 
 import torch
@@ -73,23 +74,18 @@ class CallForm:
     @property
     def has_positions(self) -> bool:
         """True if it reads integers."""
-        kinds = (dtype.is_floating_point or dtype.is_complex for dtype in self.dtypes)
-        return any(
-            not number and dtype != torch.bool
-            for number, dtype in zip(kinds, self.dtypes, strict=True)
-        )
+        return any(_kind(dtype) not in ("float", "complex", "bool") for dtype in self.dtypes)
 
     def op(self, sizes: Mapping[str, int]) -> Op:
         """The op with sizes in the place of letters."""
-        args = map_refs(fill(self.args, sizes), _input)
-        kwargs = map_refs(fill(self.kwargs, sizes), _input)
+        given = map_refs(fill((self.args, self.kwargs), sizes), lambda ref: Ref(f"x{ref.name}"))
         names = tuple(f"y{k}" if used else None for k, used in enumerate(self.used))
-        return Op("op", self.target, args, kwargs, outputs=names)
+        return Op("op", self.target, *given, outputs=names)
 
     def shapes_at(self, sizes: Mapping[str, int]) -> list[Shape]:
         """Shapes of the inputs."""
         return [
-            tuple(sizes[dim.name] if isinstance(dim, Letter) else dim for dim in dims)
+            tuple(sizes[n.name] if isinstance(n, Letter) else n for n in dims)
             for dims in self.shapes
         ]
 
@@ -97,10 +93,6 @@ class CallForm:
 def num_returns(target: str) -> int:
     """Outputs by the schema; a list of tensors counts once, however many it has."""
     return len(schema_of(torch_callable(target)).returns)
-
-
-def _input(ref: Ref) -> Ref:
-    return Ref(f"x{ref.name}")
 
 
 def fill(value: object, sizes: Mapping[str, int]) -> object:
@@ -139,33 +131,28 @@ def call_forms(
             yield form
 
 
+@dataclass
 class _Reading:
-    """Names sizes in the order in which the text shows them."""
+    """Names sizes in the order in which the text shows them; lists, singles: what may be one."""
 
-    def __init__(
-        self,
-        op: Op,
-        in_shapes: Sequence[Shape],
-        in_dtypes: Sequence[torch.dtype],
-        out_shapes: Sequence[Shape | None],
-        lists: bool,
-        singles: bool,
-    ) -> None:
-        self.op = op
-        self.in_shapes = in_shapes
-        self.dtypes = in_dtypes
-        self.out_shapes = out_shapes
-        self.known = [s for s in (*in_shapes, *out_shapes) if s]
-        self.lists, self.singles = lists, singles
-        self.letters: dict[int, Letter] = {}
-        self.shapes: list[FormDims] = []
+    op: Op
+    in_shapes: Sequence[Shape]
+    dtypes: Sequence[torch.dtype]
+    out_shapes: Sequence[Shape | None]
+    lists: bool
+    singles: bool
+    letters: dict[int, Letter] = field(default_factory=dict)
+    shapes: list[FormDims] = field(default_factory=list)
+
+    @property
+    def known(self) -> list[Shape]:
+        """Shapes of all tensors."""
+        return [s for s in (*self.in_shapes, *self.out_shapes) if s]
 
     def form(self) -> CallForm:
         names = argument_names(self.op.target)
-        args = tuple(
-            self._value(value, names[k] if k < len(names) else "")
-            for k, value in enumerate(self.op.args)
-        )
+        given = itertools.zip_longest(self.op.args, names[: len(self.op.args)], fillvalue="")
+        args = tuple(self._value(value, name) for value, name in given)
         kwargs = tuple((name, self._value(value, name)) for name, value in self.op.kwargs)
         return CallForm(
             target=self.op.target,
@@ -194,8 +181,8 @@ class _Reading:
         """0 and 1 are shapes of their own: of what is empty, and of what is broadcast."""
         if size <= 1:
             return size
-        name = _letter(len(self.letters))
-        return self.letters.setdefault(size, Letter(name))
+        k = len(self.letters)
+        return self.letters.setdefault(size, Letter(chr(ord("a") + k) if k < 26 else f"a{k}"))
 
     def _is_size_list(self, value: tuple[object, ...], name: str) -> bool:
         if not self.lists or not value or any(word in name for word in _NO_SIZES):
@@ -207,7 +194,3 @@ class _Reading:
         if type(value) is not int or any(word in name for word in _NO_SIZES):
             return False
         return value > 1 and any(value in shape for shape in self.known)
-
-
-def _letter(k: int) -> str:
-    return chr(ord("a") + k) if k < 26 else f"a{k}"

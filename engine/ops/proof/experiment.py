@@ -16,6 +16,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -34,8 +35,7 @@ from flowrun.engine.ir.signature import (
 )
 from flowrun.engine.ir.table import FoundRow, local_call
 from flowrun.engine.ops.proof.call_form import CallForm, Letter
-from flowrun.engine.ops.proof.judge import layouts_of
-from flowrun.engine.ops.proof.simulated_ranks import FAILURES, alike, lay_out, run
+from flowrun.engine.ops.proof.simulated_ranks import FAILURES, alike, lay_out, layouts_of, run
 from flowrun.engine.ops.proof.values import FLOATS, Draw
 from flowrun.engine.torch_internals import OpOverload, schema_of
 
@@ -52,6 +52,14 @@ MOST_MARKS = 8  # numbers among the arguments that values are made to equal
 MOST_TENSORS = 16  # inputs of an op that is tried
 MOST_LINEAR = 4  # float inputs of an op whose partial sums are tried in every combination
 
+_UNTRIED = frozenset(
+    (
+        torch.Tag.nondeterministic_seeded,
+        torch.Tag.dynamic_output_shape,
+        torch.Tag.data_dependent_output,
+    )
+)
+
 Sizes = Mapping[str, int]
 Outputs = tuple[torch.Tensor | None, ...]
 
@@ -62,15 +70,8 @@ def is_tried(target: str) -> bool:
         operator = torch_callable(target)
     except (AttributeError, RuntimeError):
         return False
-    if not isinstance(operator, OpOverload):
-        return False
-    tags = set(operator.tags)
-    never = {
-        torch.Tag.nondeterministic_seeded,
-        torch.Tag.dynamic_output_shape,
-        torch.Tag.data_dependent_output,
-    }
-    return not schema_of(operator).is_mutable and not tags & never
+    plain = isinstance(operator, OpOverload) and not schema_of(operator).is_mutable
+    return plain and _UNTRIED.isdisjoint(operator.tags)
 
 
 def experiment(form: CallForm, tried: int = 0) -> Iterator[int | FoundRow]:
@@ -132,14 +133,11 @@ class OpTrial:
     def _again(self) -> Outputs:
         """Return the outputs for the same numbers once more, in another order in memory."""
         call = rebind(self.op)
-        if self.op.target.startswith("aten."):
-            return self.call(call, self.inputs)
-        try:
-            return self.call(
-                call, [x.mT.contiguous().mT if x.dim() > 1 else x for x in self.inputs]
-            )
-        except FAILURES:
-            return self.call(call, self.inputs)
+        if not self.op.target.startswith("aten."):
+            turned = [x.mT.contiguous().mT if x.dim() > 1 else x for x in self.inputs]
+            with suppress(*FAILURES):
+                return self.call(call, turned)
+        return self.call(call, self.inputs)
 
     @property
     def runs(self) -> bool:
@@ -157,30 +155,25 @@ class OpTrial:
         torch's own ops, which are of values alone (svd picks other signs by it).
         """
         try:
-            if len(self.made) != len(self.form.used):
-                return False
-            again = self._again()
-            pairs = [(a, b) for a, b in zip(self.made, again, strict=True) if a is not None]
-            alike_twice = all(b is not None and alike(a, b) for a, b in pairs)
+            return self.runs and all(
+                a is None or (b is not None and alike(a, b) and _is_mostly_finite(a))
+                for a, b in zip(self.made, self._again(), strict=True)
+            )
         except FAILURES:
             return False
-        return alike_twice and all(map(_mostly_finite, (a for a, _ in pairs)))
 
 
-def _mostly_finite(value: torch.Tensor) -> bool:
+def _is_mostly_finite(value: torch.Tensor) -> bool:
     return not value.numel() or float(value.isfinite().double().mean()) > 0.5
 
 
 def _trials(form: CallForm) -> Iterator[OpTrial]:
-    """Sizes times numbers.  The first has positions that lie in any piece: most wrong rows fall
-    there, before one reads beyond the end of a piece.
-    """
+    """Sizes times numbers; first, positions in any piece: wrong rows fall before one reads on."""
     for k, sizes in enumerate(_assignments(form)):
         least = min(sizes.values(), default=2)
-        draws = [
-            Draw(floats=floats, below=least) for floats in (FLOATS if k == 0 else ("mixed", "ties"))
-        ]
-        draws.insert(0, Draw(floats="mixed", below=max(1, least // max(PARTS))))
+        draws = [Draw(floats="mixed", below=max(1, least // max(PARTS)))]
+        kinds = FLOATS if k == 0 else ("mixed", "ties")
+        draws += [Draw(floats=floats, below=least) for floats in kinds]
         if form.has_positions:
             draws.append(Draw(floats="mixed", below=least, ordered=True))
         draws += [Draw(floats="mixed", below=least, mark=mark) for mark in _marks(form, sizes)]
@@ -199,9 +192,7 @@ def _marks(form: CallForm, sizes: Sizes) -> list[int | float]:
 
 
 def _telling(form: CallForm, sizes: Sizes, draws: Sequence[Draw]) -> list[OpTrial]:
-    """Return trials in float64, else in the op's own dtypes; where matrices must be definite, such
-    alone.
-    """
+    """Return trials in float64, else in the op's own dtypes, else of a definite matrix."""
     for wide in (True, False):
         trials = [OpTrial(form, sizes, replace(draw, wide=wide)) for draw in draws]
         if telling := [trial for trial in trials if trial.tells]:
@@ -241,22 +232,15 @@ def _is_small(form: CallForm, sizes: Sizes) -> bool:
 
 
 def _runs(form: CallForm, sizes: Sizes) -> bool:
-    """True if the op takes inputs of these sizes: small ones in earnest, large ones as shapes alone
-    (torch is slower at that).
-    """
+    """True if the op takes inputs of these sizes, large ones as shapes alone, which is slower."""
     if _is_small(form, sizes):
-        draws = (
-            Draw(floats="positive", below=1),
-            Draw(floats="positive", below=1, wide=False),
-            Draw(floats="definite", below=1),
-        )
+        kinds = (("positive", True), ("positive", False), ("definite", True))
+        draws = (Draw(floats=floats, below=1, wide=wide) for floats, wide in kinds)
         return any(OpTrial(form, sizes, draw).runs for draw in draws)
-    op, shapes = form.op(sizes), form.shapes_at(sizes)
+    op = form.op(sizes)
+    like = zip(form.shapes_at(sizes), form.dtypes, strict=True)
     try:
-        inputs = [
-            torch.empty(shape, dtype=dtype, device="meta")
-            for shape, dtype in zip(shapes, form.dtypes, strict=True)
-        ]
+        inputs = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in like]
         run(rebind(op), dict(zip(op.inputs, inputs, strict=True)))
     except FAILURES:
         return False
@@ -266,25 +250,21 @@ def _runs(form: CallForm, sizes: Sizes) -> bool:
 # ---- candidates ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class InputLayout:
-    """A layout of the inputs.  sizes: integers to be replaced, as in FoundRow."""
+def _candidates(form: CallForm) -> Iterator[FoundRow]:
+    """Rows without outputs.
 
-    inputs: tuple[Sbp, ...]
-    sizes: tuple[tuple[str, int], ...] = ()
-
-
-def _candidates(form: CallForm) -> Iterator[InputLayout]:
-    """Splits first: of one size in as many inputs as have it, then in fewer; then partial sums."""
+    Splits first: of one size in as many inputs as have it, then in fewer; then partial sums.
+    """
     for letter in dict.fromkeys(n for dims in form.shapes for n in dims if isinstance(n, Letter)):
         at = [[d for d, n in enumerate(dims) if n == letter] for dims in form.shapes]
         options: list[list[Sbp]] = [[*map(S, dims), B] for dims in at]
         layouts = sorted(itertools.islice(itertools.product(*options), 4096), key=_preference)
         for layout in layouts:
             if any(isinstance(sbp, Split) for sbp in layout):
-                yield from (InputLayout(layout, sizes) for sizes in _replacements(form, letter))
+                for sizes in _replacements(form, letter):
+                    yield FoundRow(Signature(layout, ()), sizes)
     for layout in _partial_layouts(form.dtypes):
-        yield InputLayout(layout)
+        yield FoundRow(Signature(layout, ()))
 
 
 def _preference(layout: tuple[Sbp, ...]) -> tuple[int, int]:
@@ -323,13 +303,13 @@ def _partial_layouts(dtypes: Sequence[torch.dtype]) -> Iterator[tuple[Sbp, ...]]
 Fit = tuple[Sbp, bool]  # of an output: its SBP; whether it is multiplied by the rank's share
 
 
-def _rows_of(form: CallForm, candidate: InputLayout, trials: Sequence[OpTrial]) -> list[FoundRow]:
+def _rows_of(form: CallForm, candidate: FoundRow, trials: Sequence[OpTrial]) -> list[FoundRow]:
     """Rows with these inputs: the layouts of outputs that every trial leaves."""
     divisions = [(trial, parts) for trial in trials for parts in _parts(candidate, trial)]
     fits: list[list[Fit]] | None = None
     for trial, parts in divisions:
         fits = _fits(candidate, trial, parts, fits)
-        if fits is None or not _fit_where_used(fits, form):
+        if fits is None or [] in itertools.compress(fits, form.used):
             return []
     split = [n % parts for trial, parts in divisions for n in _lengths(candidate, trial)]
     if fits is None or (split and not any(split)):  # an even split alone proves too little
@@ -338,28 +318,22 @@ def _rows_of(form: CallForm, candidate: InputLayout, trials: Sequence[OpTrial]) 
         each if used else (each or [(B, False)])[:1]
         for each, used in zip(fits, form.used, strict=True)
     ]
-    return [_found_row(candidate, outputs) for outputs in itertools.product(*options)]
-
-
-def _found_row(candidate: InputLayout, outputs: Sequence[Fit]) -> FoundRow:
-    signature = Signature(candidate.inputs, tuple(sbp for sbp, _ in outputs))
-    means = tuple(k for k, (_, mean) in enumerate(outputs) if mean)
-    return FoundRow(signature, candidate.sizes, means)
-
-
-def _fit_where_used(fits: Sequence[Sequence[Fit]], form: CallForm) -> bool:
-    return all(each or not used for each, used in zip(fits, form.used, strict=True))
-
-
-def _lengths(candidate: InputLayout, trial: OpTrial) -> list[int]:
     return [
-        value.shape[sbp.dim]
-        for value, sbp in zip(trial.inputs, candidate.inputs, strict=True)
-        if isinstance(sbp, Split)
+        replace(
+            candidate,
+            signature=Signature(candidate.signature.inputs, tuple(sbp for sbp, _ in outputs)),
+            means=tuple(k for k, (_, mean) in enumerate(outputs) if mean),
+        )
+        for outputs in itertools.product(*options)
     ]
 
 
-def _parts(candidate: InputLayout, trial: OpTrial) -> list[int]:
+def _lengths(candidate: FoundRow, trial: OpTrial) -> list[int]:
+    pairs = zip(trial.inputs, candidate.signature.inputs, strict=True)
+    return [value.shape[sbp.dim] for value, sbp in pairs if isinstance(sbp, Split)]
+
+
+def _parts(candidate: FoundRow, trial: OpTrial) -> list[int]:
     """Numbers of ranks that this trial can be split over, one of them unevenly if that can be."""
     lengths = _lengths(candidate, trial)
     if not lengths:
@@ -372,30 +346,25 @@ def _parts(candidate: InputLayout, trial: OpTrial) -> list[int]:
 
 
 def _fits(
-    candidate: InputLayout, trial: OpTrial, parts: int, before: list[list[Fit]] | None
+    candidate: FoundRow, trial: OpTrial, parts: int, before: list[list[Fit]] | None
 ) -> list[list[Fit]] | None:
     """Return for each output how the pieces that the ranks make lie; None if a rank fails.
 
     before: what earlier trials left.
     """
-    row = FoundRow(Signature(candidate.inputs, ()), candidate.sizes)
-    laid = [
-        lay_out(value, (sbp,), (parts,))
-        for value, sbp in zip(trial.inputs, candidate.inputs, strict=True)
-    ]
+    pairs = zip(trial.inputs, candidate.signature.inputs, strict=True)
+    laid = [lay_out(value, (sbp,), (parts,)) for value, sbp in pairs]
     shapes = [tuple(value.shape) for value in trial.inputs]
     by_rank: list[Outputs] = []
     try:
         for rank in range(parts):
             inputs = [pieces[rank,] for pieces in laid]
-            local = local_call(trial.op, [(row, shapes, [tuple(x.shape) for x in inputs])])
+            local = local_call(trial.op, [(candidate, shapes, [tuple(x.shape) for x in inputs])])
             by_rank.append(trial.call(local, inputs))
-        shares = _shares(row, shapes, parts)
+        shares = _shares(candidate, shapes, parts)
         return [
-            _output_fits(
-                whole, [outputs[k] for outputs in by_rank], shares, before[k] if before else None
-            )
-            for k, whole in enumerate(trial.made)
+            _output_fits(whole, pieces, shares, before[k] if before else None)
+            for k, (whole, *pieces) in enumerate(zip(trial.made, *by_rank, strict=True))
         ]
     except FAILURES:
         return None

@@ -1,5 +1,4 @@
-"""in_child: run experiments in a child process: a kernel that does not check its arguments may
-read out of bounds and crash.
+"""in_child: run experiments in a child: a kernel that checks no arguments may crash.
 
 A candidate that ends the child is refuted; the next child continues after it.
 """
@@ -8,13 +7,13 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import pickle
-import select
 import signal
-import struct
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 
 import torch
 
@@ -25,10 +24,8 @@ from flowrun.engine.ops.proof.experiment import experiment
 MOST_SILENT_S = 20.0  # of one candidate
 MOST_CRASHES = 8  # of one form: what crashes more often is not tried on
 
-_SIZE = struct.Struct("<I")
-TrialEvent = (
-    int | FoundRow | None
-)  # a candidate that is tried now, a row that holds, the end of a form
+# a candidate that is tried now, a row that holds, the end of a form
+TrialEvent = int | FoundRow | None
 
 
 @dataclass
@@ -70,23 +67,25 @@ def experiments(forms: Sequence[CallForm]) -> list[tuple[FoundRow, ...]]:
 
 def _child(work: Sequence[tuple[int, CallForm, int]]) -> Iterator[tuple[int, TrialEvent]]:
     """Yield (number of the form, event), in order."""
-    reads, writes = os.pipe()
+    reads, writes = Pipe(duplex=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of threads: the child uses none
         pid = os.fork()
     if pid == 0:
-        os.close(reads)
         _try_all(work, writes)
-    os.close(writes)
+    writes.close()
     try:
-        yield from _events(reads)
+        with reads, suppress(EOFError, OSError):  # at its end, also in the middle of an event
+            while reads.poll(MOST_SILENT_S):
+                yield reads.recv()
     finally:
-        os.close(reads)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
-def _try_all(work: Sequence[tuple[int, CallForm, int]], writes: int) -> None:
+def _try_all(
+    work: Sequence[tuple[int, CallForm, int]], writes: Connection[tuple[int, TrialEvent], None]
+) -> None:
     """Run the experiments in the child, and end it."""
     try:
         faulthandler.disable()  # what a crashing kernel says concerns nobody
@@ -96,27 +95,7 @@ def _try_all(work: Sequence[tuple[int, CallForm, int]], writes: int) -> None:
         torch.set_num_threads(1)  # a fork has none of the pool's threads
         for k, form, tried in work:
             for event in experiment(form, tried):
-                _send(writes, (k, event))
-            _send(writes, (k, None))
+                writes.send((k, event))
+            writes.send((k, None))
     finally:
         os._exit(0)
-
-
-def _send(writes: int, event: tuple[int, TrialEvent]) -> None:
-    text = pickle.dumps(event)
-    os.write(writes, _SIZE.pack(len(text)) + text)
-
-
-def _events(reads: int) -> Iterator[tuple[int, TrialEvent]]:
-    held = b""
-    while select.select([reads], [], [], MOST_SILENT_S)[0]:
-        got = os.read(reads, 1 << 16)
-        if not got:
-            return
-        held += got
-        while len(held) >= _SIZE.size:
-            (size,) = _SIZE.unpack(held[: _SIZE.size])
-            if len(held) < _SIZE.size + size:
-                break
-            yield pickle.loads(held[_SIZE.size : _SIZE.size + size])
-            held = held[_SIZE.size + size :]

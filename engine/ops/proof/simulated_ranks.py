@@ -1,9 +1,8 @@
-"""Simulated ranks: run one op, or the ops that it expands to, as every rank of a grid would, and
-put the results together.
+"""Simulated ranks: run one op, or the ops that it expands to, as every rank of a grid would.
 
-A row holds if each rank, given its pieces of the inputs, makes
-pieces that together are what the op makes of whole tensors.  Partial pieces are random, of mixed
-signs and unlike each other, so nothing holds by luck.
+A row holds if each rank, given its pieces of the inputs, makes pieces that together are what the op
+makes of whole tensors.  Partial pieces are random, of mixed signs and unlike each other, so nothing
+holds by luck.
 """
 
 from __future__ import annotations
@@ -16,13 +15,25 @@ from dataclasses import dataclass, replace
 import torch
 
 from flowrun.engine.ir.graph import LogicalTensor, Op, Ref, map_refs
-from flowrun.engine.ir.placement import Shape, local_slices, split_range
-from flowrun.engine.ir.sbp import NdSbp, Partial, Sbp, Split, format_nd_sbp
+from flowrun.engine.ir.placement import Shape, Slices, local_slices, split_range
+from flowrun.engine.ir.sbp import (
+    P_LOGSUMEXP,
+    P_MAX,
+    P_MIN,
+    B,
+    NdSbp,
+    P,
+    Partial,
+    Sbp,
+    Split,
+    format_nd_sbp,
+)
 from flowrun.engine.ir.signature import LocalCall, LocalView, NdSignature
 from flowrun.engine.ops import registry
 
 Grid = tuple[int, ...]
 Pieces = dict[tuple[int, ...], torch.Tensor]  # coordinate -> what the rank there holds
+OTHER_PARTIALS: tuple[Sbp, ...] = (P_MAX, P_MIN, P_LOGSUMEXP)
 # what an op raises at arguments that do not fit it
 FAILURES = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError),
@@ -62,19 +73,15 @@ class OpSample:
     @property
     def tensors(self) -> dict[str, LogicalTensor]:
         """Logical tensors of inputs and outputs."""
-        outputs = {
-            n: v for n, v in zip(self.op.outputs, self.made, strict=True) if n and v is not None
-        }
-        return {
-            n: LogicalTensor(n, tuple(v.shape), v.dtype)
-            for n, v in {**self.values, **outputs}.items()
-        }
+        named = [*self.values.items(), *zip(self.op.outputs, self.made, strict=True)]
+        made = ((n, v) for n, v in named if n and v is not None)
+        return {n: LogicalTensor(n, tuple(v.shape), v.dtype) for n, v in made}
 
 
 def sample(
     target: str,
     *args: object,
-    sound: Callable[[Sequence[Shape]], bool] | None = None,
+    sound: Callable[[Sequence[Shape]], bool] = lambda shapes: True,
     **kwargs: object,
 ) -> OpSample:
     """A sample of a target, run on whole tensors; tensors among the arguments become Refs."""
@@ -89,17 +96,14 @@ def sample(
         return value
 
     op = Op("op", target, tuple(map(named, args)), tuple((k, named(v)) for k, v in kwargs.items()))
-    outputs = run(LocalCall(registry.whole_function(target), op.args, op.kwargs), values)
-    names = tuple(None if value is None else f"y{k}" for k, value in enumerate(outputs))
+    made = run(LocalCall(registry.whole_function(target), op.args, op.kwargs), values)
+    names = tuple(None if value is None else f"y{k}" for k, value in enumerate(made))
     shapes = "; ".join("x".join(map(str, v.shape)) or "scalar" for v in values.values())
-    rest = [a for a in op.args if not isinstance(a, Ref | tuple)] + list(kwargs.values())
-    label = (
-        f"{target}({shapes}{''.join(f', {a}' for a in rest if not isinstance(a, torch.Tensor))})"
-    )
-    op = Op("op", target, op.args, op.kwargs, outputs=names)
-    return OpSample(
-        label=label, op=op, values=values, made=outputs, sound=sound or (lambda shapes: True)
-    )
+    rest = [a for a in op.args if not isinstance(a, Ref | tuple)]
+    rest += [a for a in kwargs.values() if not isinstance(a, torch.Tensor)]
+    label = f"{target}({shapes}{''.join(f', {a}' for a in rest)})"
+    op = replace(op, outputs=names)
+    return OpSample(label=label, op=op, values=values, made=made, sound=sound)
 
 
 def run(call: LocalCall, values: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
@@ -139,12 +143,10 @@ def _cut(whole: torch.Tensor, sbp: Sbp, parts: int) -> list[torch.Tensor]:
     noise = torch.Generator().manual_seed(_fingerprint(whole))
     narrow = whole.dtype.is_floating_point and whole.dtype.itemsize < 4
     most = parts if narrow else 1  # the rounding of pieces is that of numbers as large as the whole
-    others = [
-        (torch.randn(whole.shape, generator=noise, dtype=torch.float64) * (k + 2) / most).to(
-            whole.dtype
-        )
-        for k in range(parts - 1)
-    ]
+    drawn = (
+        torch.randn(whole.shape, generator=noise, dtype=torch.float64) for _ in range(parts - 1)
+    )
+    others = [(x * (k + 2) / most).to(whole.dtype) for k, x in enumerate(drawn)]
     if sbp.reduce == "sum":
         return [*others, whole - sum(others)]
     if sbp.reduce == "logsumexp":
@@ -155,9 +157,7 @@ def _cut(whole: torch.Tensor, sbp: Sbp, parts: int) -> list[torch.Tensor]:
 
 
 def _fingerprint(whole: torch.Tensor) -> int:
-    """A seed from the values: the same run to run, and unlike for two tensors, whose noise must not
-    cancel.
-    """
+    """A seed from the values: unlike for two tensors, whose noise must not cancel."""
     plain = torch.view_as_real(whole) if whole.is_complex() else whole
     return int(plain.double().nan_to_num(0, 1, -1).abs().sum() * 1e6) % 2**31
 
@@ -178,6 +178,37 @@ def put_together(pieces: Pieces, nd_sbp: NdSbp, grid: Grid, shape: Shape) -> tor
             return None
         parts.append(part)
     return _join(parts, nd_sbp[0])
+
+
+def layouts_of(
+    value: torch.Tensor | None,
+    pieces: Sequence[torch.Tensor | None],
+    parts: int,
+    among: Sequence[Sbp] | None = None,
+) -> list[Sbp]:
+    """Return SBPs under which the pieces of `parts` ranks are the whole value; B alone for an
+    output that is not made.
+
+    among: those to be looked at; None: all there are.  P(max), P(min) and P(logsumexp) are tried
+    where no other fits: a P(max) is boxed to B where it is made (Expands, ir/op_info.py).
+    """
+    if value is None:
+        return [B]
+    held: Pieces = {(k,): piece for k, piece in enumerate(pieces) if piece is not None}
+    usual: list[Sbp] = [B, *([] if value.dtype == torch.bool else [P]), *splits_of(value, parts)]
+    fits: list[Sbp] = []
+    for sbp in (*usual, *OTHER_PARTIALS) if among is None else among:
+        if sbp in OTHER_PARTIALS and (fits or not value.dtype.is_floating_point):
+            continue
+        whole = put_together(held, (sbp,), (parts,), tuple(value.shape))
+        if whole is not None and alike(whole.to(value.dtype), value):
+            fits.append(sbp)
+    return fits
+
+
+def splits_of(value: torch.Tensor, parts: int) -> list[Split]:
+    """Return the splits of a tensor's dims of at least `parts` elements."""
+    return [Split(d) for d, size in enumerate(value.shape) if size >= parts]
 
 
 def piece_shape(shape: Shape, sbp: Sbp, parts: int, k: int) -> Shape:
@@ -246,13 +277,9 @@ def row_failure(given: OpSample, row: NdSignature, grid: Grid) -> str:
         whole = put_together(pieces[name], nd_sbp, grid, tuple(value.shape))
         assert whole is not None  # run_ops looks at that
         if not alike(whole, value):
-            return f"Output {name}: {_difference(whole, value)}"
+            apart = float((whole.to(torch.complex128) - value.to(torch.complex128)).abs().max())
+            return f"Output {name}: shape {tuple(value.shape)}, differs by up to {apart:.3g}."
     return ""
-
-
-def _difference(whole: torch.Tensor, value: torch.Tensor) -> str:
-    apart = (whole.to(torch.complex128) - value.to(torch.complex128)).abs()
-    return f"shape {tuple(value.shape)}, differs by up to {float(apart.max()):.3g}."
 
 
 def run_ops(
@@ -277,15 +304,16 @@ def run_ops(
                 if name is not None and piece is not None:
                     results.setdefault(name, {})[coordinate] = piece
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
-            if name is not None:
-                whole = put_together(results[name], nd_sbp, grid, tensors[name].shape)
-                if whole is None:
-                    held = ", ".join(str(tuple(piece.shape)) for piece in results[name].values())
-                    raise ValueError(
-                        f"output {name} is not {format_nd_sbp(nd_sbp)}: pieces {held} differ "
-                        f"from each other, or do not make up {tensors[name].shape}"
-                    )
-                wholes[name] = whole
+            if name is None:
+                continue
+            whole = put_together(results[name], nd_sbp, grid, tensors[name].shape)
+            if whole is None:
+                held = ", ".join(str(tuple(piece.shape)) for piece in results[name].values())
+                raise ValueError(
+                    f"output {name} is not {format_nd_sbp(nd_sbp)}: pieces {held} differ "
+                    f"from each other, or do not make up {tensors[name].shape}"
+                )
+            wholes[name] = whole
     return results
 
 
@@ -293,14 +321,15 @@ def local_view(
     op: Op, tensors: Mapping[str, LogicalTensor], grid: Grid, coordinate: tuple[int, ...]
 ) -> LocalView:
     """Return what localize sees of an op at a coordinate of the grid; tensors: shapes by name."""
-    slices = lambda name, nd: local_slices(tensors[name].shape, nd, grid, coordinate)  # noqa: E731
+
+    def slices(name: str, nd_sbp: NdSbp) -> Slices:
+        return local_slices(tensors[name].shape, nd_sbp, grid, coordinate)
+
+    outputs = [*zip(op.outputs, op.out_sbp, strict=True)]
     return LocalView(
         op=op,
         in_shapes=tuple(tensors[n].shape for n in op.inputs),
         out_shapes=tuple(None if n is None else tensors[n].shape for n in op.outputs),
-        in_slices=tuple(slices(n, nd) for n, nd in zip(op.inputs, op.in_sbp, strict=True)),
-        out_slices=tuple(
-            None if n is None else slices(n, nd)
-            for n, nd in zip(op.outputs, op.out_sbp, strict=True)
-        ),
+        in_slices=tuple(map(slices, op.inputs, op.in_sbp)),
+        out_slices=tuple(None if n is None else slices(n, nd) for n, nd in outputs),
     )

@@ -34,7 +34,6 @@ TEST = "tests/engine/ops/test_signatures.py"
 PROOF = (
     *(f"engine/ir/{name}.py" for name in ("expansion", "graph", "placement", "sbp", "signature")),
     "engine/ops/registry.py",
-    "engine/ops/proof/judge.py",
     "engine/ops/proof/simulated_ranks.py",
     "tests/support/samples/absent_rows.py",
     "tests/support/samples/sample_values.py",

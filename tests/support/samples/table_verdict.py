@@ -11,16 +11,17 @@ from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, Sbp, Split
 from flowrun.engine.ir.signature import LocalCall, NdSignature, Signature
 from flowrun.engine.ops import registry
-from flowrun.engine.ops.proof.judge import layouts_of, splits_of
 from flowrun.engine.ops.proof.simulated_ranks import (
     FAILURES,
     Grid,
     OpSample,
     lay_out,
+    layouts_of,
     local_view,
     piece_shape,
     row_failure,
     run,
+    splits_of,
 )
 
 
