@@ -18,18 +18,16 @@ def deadlock(plan: Plan, ranks: Sequence[Scheduler]) -> PlanError:
     plan: the plan that does not end.  ranks: one scheduler of each stage, as they stand.
     """
     cycle = _cycle(plan, ranks)
-    lines = []
+    problem = "the plan would deadlock: its registers do not suffice."
     for actor, wait in cycle:
         stage = plan.actors[actor].stage
-        lines.append(describe_wait(ranks[stage], plan.placements[stage].ranks[0], actor, *wait))
+        first = plan.placements[stage].ranks[0]
+        problem += f"\n{describe_wait(ranks[stage], first, actor, *wait)}"
     short = [register for _, (why, register) in cycle if why == "credit"]
-    return PlanError(
-        f"placement.in_flight (register {short[0]})" if short else "plan",
-        "the plan would deadlock: its registers do not suffice.\n" + "\n".join(lines),
-        "Give the registers more slots: a larger placement.in_flight or engine.register_slots."
-        if short
-        else "",
-    )
+    if not short:
+        return PlanError("plan", problem)
+    more = "Give the registers more slots: a larger placement.in_flight or engine.register_slots."
+    return PlanError(f"placement.in_flight (register {short[0]})", problem, more)
 
 
 def _cycle(plan: Plan, ranks: Sequence[Scheduler]) -> list[tuple[int, Wait]]:
@@ -67,9 +65,7 @@ def awaited_on_rank(rank: Scheduler, actor: int, why: str, what: int) -> int | N
 
 
 def _holder(rank: Scheduler, register: int) -> int:
-    """Return the reader that has returned the fewest credits of a register: it holds the oldest
-    slot.
-    """
+    """Return the reader that has returned the fewest credits: it holds the oldest slot."""
     maker = rank.plan.registers[register].producer
     assert maker is not None, f"register {register} is constant: nobody waits for a slot of it"
     spec = rank.specs[maker]

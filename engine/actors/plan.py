@@ -46,8 +46,7 @@ class PrepareWork:
 
 @dataclass(frozen=True, slots=True)
 class FeedWork:
-    """Supplies batch fields (or @step) of one micro-batch, cut to what the rank holds, on its
-    device.
+    """Supplies fields of one micro-batch (or @step), cut to what the rank holds, on its device.
 
     source: the samples, where actors before have prepared them.  unprepared: these fields can be
     had without the rest of their samples.
@@ -176,9 +175,7 @@ class Actor:
         match self.work:
             case RegionWork(reads=reads):
                 return reads
-            case BoxWork(moves=moves):
-                return tuple(move.read for move in moves)
-            case TransferWork(moves=moves) if self.kind == SEND:
+            case BoxWork(moves=moves) | TransferWork(moves=moves) if self.kind != RECEIVE:
                 return tuple(move.read for move in moves)
             case FeedWork(source=str(source)) | PrepareWork(source=str(source)):
                 return (source,)
@@ -192,9 +189,7 @@ class Actor:
         match self.work:
             case RegionWork(makes=makes, updates=updates):
                 return (*makes, *(new for _, new in updates))
-            case BoxWork(moves=moves):
-                return tuple(move.made for move in moves)
-            case TransferWork(moves=moves) if self.kind == RECEIVE:
+            case BoxWork(moves=moves) | TransferWork(moves=moves) if self.kind != SEND:
                 return tuple(move.made for move in moves)
             case FeedWork(feeds=feeds):
                 return tuple(feed.tensor for feed in feeds)
@@ -218,12 +213,8 @@ class Actor:
 
         Numbers of the engine itself need no thread.
         """
-        match self.work:
-            case PrepareWork():
-                return True
-            case FeedWork(feeds):
-                return not all(feed.is_own for feed in feeds)
-        return False
+        feeds = self.work.feeds if isinstance(self.work, FeedWork) else ()
+        return isinstance(self.work, PrepareWork) or not all(feed.is_own for feed in feeds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,9 +100,7 @@ class ActorSpec:
 
     @cached_property
     def passed(self) -> tuple[tuple[int, tuple[Token, ...]], ...]:
-        """Tokens that leave and where they go, by finished acts modulo the length; versions first,
-        as their readers come later in the step.
-        """
+        """Tokens that leave and where they go, by acts done modulo the length; versions first."""
         found = []
         ports = sorted(range(len(self.ports)), key=lambda k: not self.ports[k].fills)
         for act in range(math.lcm(*(port.every for port in self.ports))):
@@ -130,20 +128,20 @@ def wire(acts: Mapping[int, int], rings: Iterable[Ring], steps: int) -> dict[int
     for (producer, reader, *_), ring in edges.items():
         read[reader].append((ring, producer))
         filled[producer].append((ring, reader))
+    ends = {actor: read[actor] + filled[actor] for actor in acts}
     at = {
         (ring.register, actor, other): k
         for actor in acts
-        for k, (ring, other) in enumerate(read[actor] + filled[actor])
+        for k, (ring, other) in enumerate(ends[actor])
     }
     specs = {}
     for actor, count in acts.items():
         ports = []
-        for fills, ends in ((False, read[actor]), (True, filled[actor])):
-            for ring, other in ends:
-                every = count if ring.per_step else 1
-                start = ring.slots - ring.initial if fills else ring.initial
-                there = Token(other, one_at(at[ring.register, other, actor]))
-                ports.append(Port(ring.register, fills, ring.slots, every, start, there))
+        for k, (ring, other) in enumerate(ends[actor]):
+            fills, every = k >= len(read[actor]), count if ring.per_step else 1
+            start = ring.slots - ring.initial if fills else ring.initial
+            there = Token(other, one_at(at[ring.register, other, actor]))
+            ports.append(Port(ring.register, fills, ring.slots, every, start, there))
         specs[actor] = ActorSpec(actor, tuple(ports), steps * count)
     return specs
 
@@ -159,9 +157,7 @@ def counts(spec: ActorSpec, state: int) -> tuple[int, ...]:
 
 
 def initial_state(spec: ActorSpec, acts: int = 0) -> int:
-    """Return the state before anything ran, or after `acts` acts when all that was made has been
-    read.
-    """
+    """Return the state before anything ran, or after `acts` acts and when all has been read."""
     return state_of(acts < spec.limit, [port.start for port in spec.ports])
 
 

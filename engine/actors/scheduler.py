@@ -15,12 +15,11 @@ its ranks, and its ranks may compute until they come to it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from flowrun.engine.actors.plan import BOX, RECEIVE, SEND, Actor, Plan, RegionWork
+from flowrun.engine.actors.plan import BOX, RECEIVE, SEND, Plan, RegionWork
 from flowrun.engine.actors.protocol import (
-    ActorSpec,
     LaunchAct,
     begin,
     can_act,
@@ -58,9 +57,9 @@ class Scheduler:
         may_begin: Callable[[int], bool] | None = None,
     ) -> None:
         self.plan = plan
-        self.actors: dict[int, Actor] = {actor.id: actor for actor in plan.stage_actors(stage)}
+        self.actors = {actor.id: actor for actor in plan.stage_actors(stage)}
         self.per_step = {k: plan.acts_per_step(actor) for k, actor in self.actors.items()}
-        self.specs: dict[int, ActorSpec] = wire(self.per_step, plan.rings(stage), steps)
+        self.specs = wire(self.per_step, plan.rings(stage), steps)
         self.acts = {k: first * n for k, n in self.per_step.items()}  # finished ones
         self.states = {k: initial_state(spec, self.acts[k]) for k, spec in self.specs.items()}
         self.order = {axis: acts for (where, axis), acts in plan.order if where == stage}
@@ -68,7 +67,7 @@ class Scheduler:
         self._axes = {k: plan.queue(actor) for k, actor in self.actors.items()}
         self._blocking = {k for k, actor in self.actors.items() if plan.blocks(actor)}
         self._blocked: set[int] = set()  # under way: acts of compute and what takes turns with it
-        self._priority = _priorities(self.actors.values())
+        self._priority = {k: PRIORITY[a.phase] for k, a in self.actors.items() if a.computes}
         self._turns: dict[int, Callable[[int], int]] = {}
         if plan.chunks > 1:
             self._take_turns(Turns(len(plan.placements), stage, plan.chunks, plan.micro_batches))
@@ -87,18 +86,15 @@ class Scheduler:
     def from_counts(
         cls, plan: Plan, stage: int, steps: int, *, begun: Sequence[int], done: Sequence[int]
     ) -> Scheduler:
-        """Return the scheduler of a rank as its counts of acts say that it stands; it can say what
-        waits, not what comes next.
+        """Return the scheduler of a rank by its counts; it knows what waits, not what is next.
 
         begun, done: acts by actor.
         """
         scheduler = cls(plan, stage, steps)
         scheduler.acts = {k: done[k] for k in scheduler.actors}
         busy = {k for k in scheduler.actors if begun[k] > done[k]}
-        for k in scheduler.actors:
-            scheduler.states[k] = counted_state(
-                scheduler.specs, scheduler.acts, k, running=k in busy
-            )
+        specs, acts = scheduler.specs, scheduler.acts
+        scheduler.states = {k: counted_state(specs, acts, k, running=k in busy) for k in specs}
         for axis, order in scheduler.order.items():
             scheduler.issued[axis] = _first_missing(order, begun, scheduler.per_step)
         scheduler._blocked = busy & (scheduler._priority.keys() | scheduler._blocking)
@@ -185,14 +181,11 @@ class Scheduler:
         return not self._unfinished
 
     def waits(self) -> dict[int, tuple[tuple[str, int], ...]]:
-        """Return what each unfinished idle actor waits for; ("turn", axis) if it waits for its
-        place in a group's order.
+        """Return what each unfinished idle actor waits for: ("input" | "credit", register), or
+        ("turn", axis) for its place in a group's order.
         """
-        out: dict[int, tuple[tuple[str, int], ...]] = {}
-        for k, spec in self.specs.items():
-            if idle(self.states[k]):
-                out[k] = missing(spec, self.states[k]) or (("turn", self._axes[k]),)
-        return out
+        waiting = ((k, state) for k, state in self.states.items() if idle(state))
+        return {k: missing(self.specs[k], s) or (("turn", self._axes[k]),) for k, s in waiting}
 
     def busy(self) -> list[int]:
         """Return the actors whose act has begun."""
@@ -218,9 +211,7 @@ class Scheduler:
         )
 
     def forward(self, acts: int, turns: Mapping[int, int]) -> None:
-        """Fast-forward every actor of micro-batches by `acts` acts, and each axis by its turns; the
-        queues do not change.
-        """
+        """Fast-forward actors of micro-batches by `acts` acts, and axes by turns; queues stay."""
         for k, n in self.per_step.items():
             self.acts[k] += acts if n > 1 else 0
         for axis, count in turns.items():
@@ -253,20 +244,15 @@ class Scheduler:
         return LaunchAct(actor, self.acts[actor])
 
     def _gives_way(self, actor: int) -> bool:
-        """Return whether a blocking collective waits: for what is under way and, if it acts once a
-        step, for all that can be computed.
-        """
+        """Return whether a blocking collective waits; one of a step does for all compute."""
         if actor not in self._blocking:
             return False
         return bool(self._blocked) or (self.actors[actor].per_step and bool(self._compute))
 
     def _in_turn(self, actor: int) -> bool:
-        axis = self._axes[actor]
-        if axis not in self.order:
-            return True
-        order = self.order[axis]
-        turn = (actor, self.acts[actor] % self.per_step[actor])
-        return order[self.issued[axis] % len(order)] == turn
+        axis, turn = self._axes[actor], (actor, self.acts[actor] % self.per_step[actor])
+        order = self.order.get(axis)
+        return order is None or order[self.issued[axis] % len(order)] == turn
 
     def _queue(self, actor: int) -> None:
         if actor in self._priority:
@@ -275,10 +261,6 @@ class Scheduler:
             self._communicate.append(actor)
         else:
             self._supply.append(actor)
-
-
-def _priorities(actors: Iterable[Actor]) -> dict[int, int]:
-    return {actor.id: PRIORITY[actor.phase] for actor in actors if actor.computes}
 
 
 def _first_missing(

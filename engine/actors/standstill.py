@@ -92,7 +92,6 @@ def find_owed(ranks: Mapping[int, RankState]) -> Standstill:
     ranks: those that are known; others count as absent.
     """
     walk = _WaitWalk(ranks)
-    walk.run()
     waits = {rank: tuple(lines) for rank, lines in walk.lines.items() if lines}
     return Standstill(tuple(_join_owed(walk.owed)), waits)
 
@@ -155,8 +154,6 @@ class _WaitWalk:
         self.missing = {rank: scheduler.waits() for rank, scheduler in self.schedulers.items()}
         self.owed: set[Owed] = set()
         self.lines: dict[int, list[str]] = {rank: [] for rank in ranks}
-
-    def run(self) -> None:
         todo: list[Waiter] = [(rank, None) for rank in sorted(self.ranks, reverse=True)]
         seen: set[Waiter] = set()
         while todo:
@@ -182,8 +179,10 @@ class _WaitWalk:
             return self._owe(rank, actor, 0, ABSENT)
         if state.plan is None:
             return self._follow_phase(rank, state)
-        if state.at is not None:
-            return self._owe_own(rank, state, state.at)
+        if (at := state.at) is not None:  # the act that its loop is in, or was in last
+            ended = state.begun[at] == state.done[at]
+            why = HALTED if state.halted else AFTER if ended else RUNS
+            return self._owe(rank, at, state.done[at] - ended, why)
         if state.halted:
             return () if actor is None else self._owe(rank, actor, state.done[actor], HALTED)
         if actor is None:
@@ -191,12 +190,6 @@ class _WaitWalk:
         if state.begun[actor] > state.done[actor]:
             return self._follow_message(rank, state, state.plan, actor)
         return self._follow_registers(rank, state, actor)
-
-    def _owe_own(self, rank: int, state: RankState, actor: int) -> tuple[Waiter, ...]:
-        """Note that a rank owes the act that its loop is in, or was in last."""
-        ended = state.begun[actor] == state.done[actor]
-        why = HALTED if state.halted else AFTER if ended else RUNS
-        return self._owe(rank, actor, state.done[actor] - ended, why)
 
     def _follow_phase(self, rank: int, state: RankState) -> Sequence[Waiter]:
         """Return the ranks that have not come as far as one that is not in its steps."""
@@ -219,17 +212,13 @@ class _WaitWalk:
             who = ", ".join(f"rank {other}" for other, _ in late)
             what = _name_act(plan, actor, act)
             self.lines[rank].append(f"rank {rank} waits in {what} for {who} to come to it")
-            return [self._find_node(state, *end) for end in late]
-        if awake := [(other, None) for other, _ in ends if self._is_awake(other)]:
-            return awake
-        return self._owe_message(rank, state, act, ends)
-
-    def _owe_message(
-        self, rank: int, state: RankState, act: int, ends: Sequence[tuple[int, int]]
-    ) -> tuple[Waiter, ...]:
-        """Note that the other ends owe the message: those that are past it, else all."""
+            elsewhere = {k for k, each in self.ranks.items() if each.entered != state.entered}
+            return [(other, None if other in elsewhere else end) for other, end in late]
+        awake = {k for k, each in self.ranks.items() if each.at is not None or each.halted}
+        if not awake.isdisjoint(other for other, _ in ends):
+            return [(other, None) for other, _ in ends if other in awake]
         past = [end for end in ends if self._count(state, *end, begun=False) > act]
-        for other, end in past or ends:
+        for other, end in past or ends:  # they owe the message
             self._owe(other, end, act, MESSAGE, rank)
         return ()
 
@@ -241,16 +230,6 @@ class _WaitWalk:
         if other.entered > state.entered:
             return math.inf
         return (other.begun if begun else other.done)[actor]
-
-    def _is_awake(self, rank: int) -> bool:
-        """Return whether a rank does not sleep until a message comes."""
-        state = self.ranks[rank]
-        return state.at is not None or bool(state.halted)
-
-    def _find_node(self, state: RankState, rank: int, actor: int) -> Waiter:
-        """Return the node of an act that another rank is to begin."""
-        other = self.ranks.get(rank)
-        return rank, actor if other is None or other.entered == state.entered else None
 
     def _follow_registers(self, rank: int, state: RankState, actor: int) -> Sequence[Waiter]:
         """Return the actors of the same rank that an idle one waits for."""

@@ -43,9 +43,7 @@ def find_reused_addends(plan: Plan, work: RegionWork) -> frozenset[str]:
 
 
 def find_unordered_results(plan: Plan, work: RegionWork) -> frozenset[str]:
-    """Return the ops whose one result may lie in any order: it is only sent, or only added up in
-    the same region.
-    """
+    """Return the ops whose one result may lie in any order: only sent, or only added up here."""
     maker = {op.makes[0]: op for op in work.ops if len(op.makes) == 1}
     added = sums_of(plan, work)
     sent = maker.keys() & work.sent

@@ -68,13 +68,9 @@ class BoxingStep:
 
     @property
     def reduce(self) -> str:
-        """The reduction ("sum", "max", "min", "logsumexp") of a step from or to P; "" for other
-        steps.
-        """
-        for sbp in (self.source, self.target):
-            if isinstance(sbp, Partial):
-                return sbp.reduce
-        return ""
+        """The reduction ("sum", "max", "min", "logsumexp") of a step from or to P, or ""."""
+        ends = (self.source, self.target)
+        return next((sbp.reduce for sbp in ends if isinstance(sbp, Partial)), "")
 
     def after(self, state: NdSbp) -> NdSbp:
         """Return the nd-SBP that a tensor of nd-SBP `state` has after the step."""
@@ -167,8 +163,7 @@ def step_bytes(step: BoxingStep, state: NdSbp, grid: tuple[int, ...], num_bytes:
 def path_bytes(
     source: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: Shape, num_bytes: float
 ) -> float:
-    """Return the bytes that cross links on the path from source to target, over all ranks of
-    `grid`.
+    """Return the bytes that cross links from source to target, over all ranks of `grid`.
 
     shape, num_bytes: of the logical tensor.
     """
@@ -225,8 +220,7 @@ def step_seconds(
     num_bytes: float,
     link: Link,
 ) -> float:
-    """Return the seconds in which a step moves its bytes on the busiest rank: 1/p of the group's
-    bytes.
+    """Return the seconds in which the busiest rank moves its bytes: 1/p of the group's.
 
     state: the nd-SBP before the step on `grid`.  shape, num_bytes: of the logical tensor.  link: of
     the step's axis.  Local steps cost a little, so that doing nothing wins among equals.
@@ -257,9 +251,7 @@ def states(
 def _next_steps(
     state: NdSbp, partial: Sequence[Partial | None], grid: tuple[int, ...], shape: Shape
 ) -> Iterator[BoxingStep]:
-    """Yield the legal steps from a state.  A P appears only where the target has it: it saves no
-    byte.
-    """
+    """Yield the legal steps from a state; a P, which saves no byte, where the target has it."""
     for axis, (sbp, parts) in enumerate(zip(state, grid, strict=True)):
         if parts == 1:
             continue
@@ -272,9 +264,7 @@ def _next_steps(
 
 
 def _interleaves(step: BoxingStep, state: NdSbp, grid: tuple[int, ...]) -> bool:
-    """Return whether an inner axis splits the dim that the step cuts or joins: pieces would be
-    shuffled.
-    """
+    """Return whether an inner axis splits the dim that the step cuts or joins."""
     inner = range(step.axis + 1, len(grid))
     splits = {state[axis] for axis in inner if grid[axis] > 1 and isinstance(state[axis], Split)}
     return step.source in splits or step.target in splits
@@ -287,8 +277,7 @@ def sbps_without_partial(shape: Shape) -> tuple[Sbp, ...]:
 
 @cache
 def _group_tensors(kind: str, parts: int) -> Fraction:
-    """Return how often the group's tensor crosses links: table 2, same ranks; exchange is our
-    addition.
+    """Return how often the group's tensor crosses links: table 2, same ranks, and exchange.
 
     Ring all-reduce: 2(p-1)/p of the bytes on each rank (Patarasuk and Yuan 2009).
     """
@@ -303,17 +292,13 @@ def _group_tensors(kind: str, parts: int) -> Fraction:
 
 
 def _step_tensors(step: BoxingStep, state: NdSbp, grid: tuple[int, ...]) -> Fraction:
-    """Return how often the logical tensor crosses links: once a group, times the groups with equal
-    data.
-    """
+    """Return how often the logical tensor crosses links: all groups with equal data count."""
     alike = replicas(replace_axis(state, step.axis, S(0)), grid)
     return _group_tensors(step.kind, grid[step.axis]) * alike
 
 
 def path_tensors(source: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: Shape) -> Fraction:
-    """Return the bytes that cross links from source to target on `grid`, in logical tensors of
-    `shape`.
-    """
+    """Return the bytes that cross links from source to target, in logical tensors of `shape`."""
     steps = states(source, target, grid, shape)
     return sum((_step_tensors(step, state, grid) for step, state in steps), Fraction(0))
 

@@ -27,8 +27,7 @@ from flowrun.engine.ir.sbp import B, NdSbp, Partial, Sbp, Split
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A slice of the logical tensor that goes from one rank to another; source == target: a local
-    copy.
+    """A slice of the logical tensor that goes from rank to rank; source == target: a local copy.
 
     region: (start, length) along every dim, in logical coordinates.
     """
@@ -56,8 +55,7 @@ def transfer_sbps(
     shape: Shape,
     far: bool = False,
 ) -> tuple[NdSbp, NdSbp]:
-    """Return (the nd-SBP that leaves the source grid, the nd-SBP that arrives on the target grid),
-    no P.
+    """Return (the nd-SBP that leaves the source grid, that which arrives on the target grid), no P.
 
     source_placement, source: grid and nd-SBP of the tensor.  target_placement, target: those that
     its reader needs.  shape: logical.  far: the link between the grids is slower than those inside
@@ -118,18 +116,14 @@ def route(
 
 
 def _sender(indices: list[int], nearest: int, load: list[int], most: float) -> int:
-    """Return the source nearest to a target whose load is at most `most` (or 0), else the least
-    loaded.
-    """
+    """Return the nearest source whose load is at most `most` (or 0), else the least loaded."""
     by_distance = sorted(indices, key=lambda index: abs(index - nearest))
     fair = (index for index in by_distance if load[index] <= max(most, 0))
     return next(fair, min(by_distance, key=load.__getitem__))
 
 
 def _choose_sent_sbp(grid: tuple[int, ...], source: NdSbp, target: NdSbp, shape: Shape) -> NdSbp:
-    """Return the nd-SBP without P that costs least to reach; among equals, the one split as the
-    target.
-    """
+    """Return the nd-SBP without P that costs least to reach; among equals, one split as target."""
     choices = [
         sbps_without_partial(shape)
         if isinstance(sbp, Partial) and parts > 1
@@ -150,9 +144,7 @@ def _choose_sent_sbp(grid: tuple[int, ...], source: NdSbp, target: NdSbp, shape:
 
 
 def _list_received_sbps(grid: tuple[int, ...], target: NdSbp, shape: Shape) -> Iterator[NdSbp]:
-    """Yield nd-SBPs without P from which the target is a path away: its B and P may arrive as
-    pieces.
-    """
+    """Yield nd-SBPs without P from which a path leads to the target: B and P may be pieces."""
     choices = [
         (_without_partial(sbp),)
         if isinstance(sbp, Split) or parts == 1
@@ -176,9 +168,7 @@ def _crossing_tensors(
     target: NdSbp,
     shape: Shape,
 ) -> Fraction:
-    """Return how often the tensor crosses between the grids; a rank of both grids keeps what it
-    holds.
-    """
+    """Return how often the tensor crosses between the grids; a rank of both keeps what it has."""
     if set(source_placement.ranks).isdisjoint(target_placement.ranks):
         return Fraction(replicas(target, target_placement.shape))
     sends = route(source_placement, source, target_placement, target, shape)
@@ -187,9 +177,7 @@ def _crossing_tensors(
 
 
 def slices_of_ranks(placement: Placement, nd_sbp: NdSbp, shape: Shape) -> dict[int, Slices]:
-    """Return the slices of a logical tensor of `shape` that each rank of a placement holds by
-    `nd_sbp`.
-    """
+    """Return rank -> the slices that it holds of a logical tensor of `shape`."""
     return {rank: placement.slices(rank, shape, nd_sbp) for rank in placement.ranks}
 
 

@@ -64,9 +64,8 @@ class Expansion:
         whole = tuple(B if sbp in splits else sbp for sbp in value.nd_sbp)
         shape = tuple(1 if d in self.dims else n for d, n in enumerate(value.tensor.shape))
         args = (Ref(value.tensor.name), self.dims, True)
-        return replace(
-            self._append(suffix, target, args, (value,), shape, output_sbp), nd_sbp=whole
-        )
+        made = self._append(suffix, target, args, (value,), shape, output_sbp)
+        return LaidOutValue(made.tensor, whole)
 
     def pointwise(
         self,
@@ -128,16 +127,8 @@ class Expansion:
         name = f"{self.op.name}_{suffix}"
         output = LogicalTensor(name, shape, dtype or reads[0].tensor.dtype)
         self.made.append(output)
-        self.ops.append(
-            replace(
-                self.op,
-                name=name,
-                target=target,
-                args=args,
-                kwargs=() if dtype is None else (("dtype", dtype),),
-                outputs=(name,),
-                in_sbp=tuple(v.nd_sbp for v in reads),
-                out_sbp=(nd_sbp,),
-            )
-        )
+        kwargs = () if dtype is None else (("dtype", dtype),)
+        op = replace(self.op, name=name, target=target, args=args, kwargs=kwargs, outputs=(name,))
+        in_sbp = tuple(v.nd_sbp for v in reads)
+        self.ops.append(replace(op, in_sbp=in_sbp, out_sbp=(nd_sbp,)))
         return LaidOutValue(output, nd_sbp)

@@ -15,7 +15,7 @@ verify/ what each promises):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -116,10 +116,8 @@ class Op:
 
     def __post_init__(self) -> None:
         """Passes ask for these all the time."""
-        read: list[str] = []
-        _read(self.args, read)
-        _read(self.kwargs, read)
-        object.__setattr__(self, "inputs", tuple(read))
+        read = refs((self.args, self.kwargs))
+        object.__setattr__(self, "inputs", tuple([ref.name for ref in read]))
         object.__setattr__(self, "makes", tuple([n for n in self.outputs if n is not None]))
 
     @property
@@ -136,12 +134,8 @@ class Op:
         args = [_show(a) for a in self.args] + [f"{k}={_show(v)}" for k, v in self.kwargs]
         text = f"{outputs} = {self.target}({', '.join(args)})"
         if self.out_sbp:
-            signature = (
-                ", ".join(map(format_nd_sbp, self.in_sbp))
-                + " -> "
-                + ", ".join(map(format_nd_sbp, self.out_sbp))
-            )
-            text += f"  {signature}"
+            sides = (", ".join(map(format_nd_sbp, side)) for side in (self.in_sbp, self.out_sbp))
+            text += f"  {' -> '.join(sides)}"
         return f"{text}  # {self.phase} {self.module or '-'} stage {self.stage}"
 
 
@@ -275,22 +269,20 @@ class LogicalGraph:
         return f"{tensor}  {format_nd_sbp(source.nd_sbp)}" if source.nd_sbp else tensor
 
 
-def refs(value: object) -> Iterator[Ref]:
+def refs(value: object) -> list[Ref]:
     """Every Ref in nested tuples, in order."""
-    if isinstance(value, Ref):
-        yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from refs(item)
+    found: list[Ref] = []
+    _add_refs((value,), found)
+    return found
 
 
-def _read(values: tuple[object, ...], into: list[str]) -> None:
-    """Names of all Refs: as `refs` finds them, for ops are made and made again."""
+def _add_refs(values: tuple[object, ...], found: list[Ref]) -> None:
+    """Passes make ops, and so ask for this, all the time: no generators."""
     for value in values:
         if isinstance(value, Ref):
-            into.append(value.name)
+            found.append(value)
         elif isinstance(value, tuple):
-            _read(value, into)
+            _add_refs(value, found)
 
 
 def map_refs(value: Any, fn: Callable[[Ref], object]) -> Any:
@@ -324,8 +316,6 @@ def _show(value: object) -> str:
 
 
 def gradient_of(tensor: str) -> str:
-    """The tensor of the parameter whose accumulated gradient a tensor is ("grad/w", or a stage's
-    part of it, "grad@1/w"); "" for any other tensor.
-    """
+    """The parameter whose gradient, accumulated, a tensor is ("grad/w", "grad@1/w"), or ""."""
     kind, _, parameter = tensor.partition("/")
     return parameter if kind.partition("@")[0] == "grad" else ""

@@ -21,9 +21,7 @@ class Unusable(Exception):
 
 
 def cache_folder() -> Path:
-    """Return the folder of what is kept between runs, $XDG_CACHE_HOME/flowrun or
-    ~/.cache/flowrun; it may not be there.
-    """
+    """Return $XDG_CACHE_HOME/flowrun or ~/.cache/flowrun, which may not be there."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flowrun"
 
 

@@ -115,9 +115,7 @@ def local_slices(
 def local_shape(
     shape: Shape, nd_sbp: NdSbp, grid: tuple[int, ...], coordinate: tuple[int, ...]
 ) -> Shape:
-    """Return the shape of what the rank at `coordinate` holds of a tensor of logical `shape` and
-    `nd_sbp`, on a placement with axes of these sizes (`grid`).
-    """
+    """Return the lengths of local_slices.  grid: sizes of the axes of a placement."""
     return tuple(length for _, length in local_slices(shape, nd_sbp, grid, coordinate))
 
 

@@ -16,7 +16,7 @@ from flowrun.engine.errors import SbpError
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.op_info import OpInfo
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.ir.sbp import Broadcast, Sbp, Split
+from flowrun.engine.ir.sbp import B, Split
 from flowrun.engine.ir.signature import (
     Local,
     LocalCall,
@@ -50,31 +50,24 @@ class FoundRow:
 
     def __str__(self) -> str:
         words = [name if at < 0 else f"{name}[{at}]" for name, at in self.sizes]
-        return (
-            f"{self.signature}"
-            + (f" | local {', '.join(words)}" if words else "")
-            + (f" | mean {', '.join(map(str, self.means))}" if self.means else "")
-        )
+        text = f"{self.signature} | local {', '.join(words)}" if words else str(self.signature)
+        return f"{text} | mean {', '.join(map(str, self.means))}" if self.means else text
 
     @property
     def anchor(self) -> tuple[int, int]:
         """(input, dim) of the first split input."""
-        splits = (
-            (i, sbp.dim) for i, sbp in enumerate(self.signature.inputs) if isinstance(sbp, Split)
-        )
-        return next(splits)
+        inputs = enumerate(self.signature.inputs)
+        return next((i, sbp.dim) for i, sbp in inputs if isinstance(sbp, Split))
 
 
 def parse_found_row(text: str) -> FoundRow:
     """Read what str() of a FoundRow prints."""
     row, *more = text.split(" | ")
     said = dict(word.split(" ", 1) for word in more)
-    places = []
-    for word in (w.strip() for w in said.get("local", "").split(",") if w.strip()):
-        name, _, at = word.rstrip("]").partition("[")
-        places.append((name, int(at) if at else -1))
-    means = tuple(int(word) for word in said.get("mean", "").split(",") if word.strip())
-    return FoundRow(rows(row)[0], tuple(places), means)
+    local, mean = (said[key].split(", ") if key in said else () for key in ("local", "mean"))
+    words = (word.rstrip("]").partition("[") for word in local)
+    places = tuple((name, int(at or -1)) for name, _, at in words)
+    return FoundRow(rows(row)[0], places, tuple(map(int, mean)))
 
 
 def local_call(
@@ -92,7 +85,12 @@ def local_call(
         tensor, dim = row.anchor
         length = pieces[tensor][dim]
         for name, at in row.sizes:
-            changed[name] = _replace_item(changed.get(name, bind(op)[name]), at, length)
+            value = changed.get(name, bind(op)[name])
+            if at >= 0:
+                assert isinstance(value, tuple), value
+                changed[name] = (*value[:at], length, *value[at + 1 :])
+            else:
+                changed[name] = length
         for output in row.means:
             by_dim[output, tensor, dim] = length / shapes[tensor][dim]
     shares: dict[int, float] = {}
@@ -134,35 +132,13 @@ class FoundTable:
         """The op, as the row of each axis says."""
         by_signature = {row.signature: row for row in self.found}
         pieces = [sizes(slices) for slices in view.in_slices]
-        axes = [
-            by_signature[Signature(inputs, outputs)]
-            for inputs, outputs in _axes(view.op.in_sbp, view.op.out_sbp)
-        ]
-        return local_call(view.op, [(row, view.in_shapes, pieces) for row in axes])
+        sides = (zip(*nd_sbps, strict=True) for nd_sbps in (view.op.in_sbp, view.op.out_sbp))
+        axes = (Signature(ins, outs) for ins, outs in zip(*sides, strict=True) if set(ins) != {B})
+        return local_call(view.op, [(by_signature[row], view.in_shapes, pieces) for row in axes])
 
     def over(self, known: OpInfo) -> OpInfo:
         """Return what is known of the op, with these rows."""
         return replace(known, rule=self.rows, local=self.localize)
-
-
-def _axes(
-    in_sbp: Sequence[Sequence[Sbp]], out_sbp: Sequence[Sequence[Sbp]]
-) -> list[tuple[tuple[Sbp, ...], tuple[Sbp, ...]]]:
-    """The row of every axis, outermost first; axes where all is B change nothing."""
-    num_axes = len(next(iter((*in_sbp, *out_sbp)), ()))
-    axes = [
-        (tuple(nd[axis] for nd in in_sbp), tuple(nd[axis] for nd in out_sbp))
-        for axis in range(num_axes)
-    ]
-    return [row for row in axes if not all(isinstance(sbp, Broadcast) for sbp in row[0])]
-
-
-def _replace_item(value: object, at: int, length: int) -> object:
-    """An argument with one of its integers replaced; at -1 it is that integer."""
-    if at < 0:
-        return length
-    assert isinstance(value, tuple), value
-    return (*value[:at], length, *value[at + 1 :])
 
 
 # ---- given ---------------------------------------------------------------------------------------
@@ -195,8 +171,7 @@ class GivenTable:
 
     def rows(self, view: OpView) -> tuple[Signature, ...]:
         """Return the rows of the user's rule.  Raises SbpError if one does not fit this op."""
-        given = self.rule(view)
-        return tuple(self._row(each, view) for each in given)
+        return tuple(self._row(each, view) for each in self.rule(view))
 
     def _row(self, given: Signature | str, view: OpView) -> Signature:
         op = view.op
@@ -222,12 +197,8 @@ class GivenTable:
         cost = known.cost
         if (flops := self.cost_flops) is not None:
             cost = replace(cost, flops=lambda _, read, made: float(flops(read, made)))
-        return replace(
-            known,
-            rule=self.rows,
-            local=self.localize,
-            cost=replace(cost, seconds=self.cost_seconds),
-        )
+        cost = replace(cost, seconds=self.cost_seconds)
+        return replace(known, rule=self.rows, local=self.localize, cost=cost)
 
 
 OpTable = FoundTable | GivenTable

@@ -8,7 +8,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 
 import torch
 
@@ -17,14 +17,8 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep
 _ENGINE = tuple(str(Path(__file__).parents[2] / name) + os.sep for name in ("engine", "launcher"))
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 
-_OURS = tuple(  # flowrun, torch, and what hands on the error of a reader's thread
-    str(folder) + os.sep
-    for folder in (
-        Path(__file__).parents[2],
-        Path(torch.__file__).parent,
-        Path(concurrent.futures.__file__).parent,
-    )
-)
+_READERS = str(Path(concurrent.futures.__file__).parent) + os.sep
+_OURS = ("<", str(Path(__file__).parents[2]) + os.sep, _TORCH, _READERS)  # a thread's error, too
 
 
 def is_users(file: str) -> bool:
@@ -37,9 +31,7 @@ def is_users(file: str) -> bool:
 
 
 def place(frames: Iterable[traceback.FrameSummary]) -> str:
-    """The last of the user's own frames, as "mod.py:41 in forward: return self.head(x)"; "" if
-    there is none.
-    """
+    """The last of the user's own frames, as "mod.py:41 in forward: return self.head(x)", or ""."""
     users = [frame for frame in frames if is_users(frame.filename)]
     if not users:
         return ""
@@ -55,20 +47,9 @@ def place_of(error: BaseException) -> str:
 
 def user_lines(trace: TracebackType | None) -> list[str]:
     """Find the lines in files that are neither flowrun's nor torch's; the last line if none is."""
-    frames = [
-        (frame, line) for frame, line in traceback.walk_tb(trace) if not _is_ours(frame)
-    ] or list(traceback.walk_tb(trace))[-1:]
-    out = []
-    for entry in traceback.StackSummary.extract(iter(frames)):
-        out.append(
-            f"{os.path.relpath(entry.filename)}:{entry.lineno} in {entry.name}: {entry.line}"
-        )
-    return out[-6:]
-
-
-def _is_ours(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
-    return name.startswith(_OURS) or name.startswith("<")
+    frames = traceback.extract_tb(trace)
+    users = [frame for frame in frames if not frame.filename.startswith(_OURS)] or frames[-1:]
+    return [f"{os.path.relpath(f.filename)}:{f.lineno} in {f.name}: {f.line}" for f in users[-6:]]
 
 
 def _relative(file: str) -> str:

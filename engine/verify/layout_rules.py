@@ -7,39 +7,42 @@ from collections.abc import Iterator, Sequence
 from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.ir.graph import BOXED, LAID_OUT, UPDATE, Op
 from flowrun.engine.ir.placement import Shape, left_over
-from flowrun.engine.ir.sbp import Broadcast, NdSbp, Split, format_nd_sbp
+from flowrun.engine.ir.sbp import B, NdSbp, Split, format_nd_sbp
 from flowrun.engine.ir.signature import Signature
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.check import AFTER
 from flowrun.engine.ops.flow.structure import BOX, PIN, TRANSFER
-from flowrun.engine.verify.rules import Fault, Promise, name_of
-from flowrun.engine.verify.subject import Subject
+from flowrun.engine.verify.rules import Fault, Rules, Subject
 
 PASS_ON = (PIN, AFTER)  # their first input, in any layout; it waits for the others
 
 
 def _find_missing_homes(subject: Subject) -> Iterator[Fault]:
+    """Variables and fields have homes that their shapes allow."""
     for source in subject.graph.sources:
         if not _fits(subject, source.tensor, source.nd_sbp, source.stage):
             yield Fault(f"source {source.tensor}", _misfit(subject, source.tensor, source.nd_sbp))
 
 
 def _find_missing_sbps(subject: Subject) -> Iterator[Fault]:
+    """An op has an nd-SBP for each tensor that it reads or makes."""
     for op in _ops_with_sbps(subject):
         given, needed = (len(op.in_sbp), len(op.out_sbp)), (len(op.inputs), len(op.outputs))
         if given != needed:
             fact = f"it has {given[0]} + {given[1]} nd-SBPs for {needed[0]} + {needed[1]} tensors."
-            yield Fault(name_of(op), fact)
+            yield Fault(op, fact)
 
 
 def _find_misfits(subject: Subject) -> Iterator[Fault]:
+    """An nd-SBP has an SBP an axis, and splits dims that are there."""
     for op in _ops_with_sbps(subject):
         for name, nd_sbp in _tensors(op):
             if not _fits(subject, name, nd_sbp, op.stage):
-                yield Fault(name_of(op), _misfit(subject, name, nd_sbp))
+                yield Fault(op, _misfit(subject, name, nd_sbp))
 
 
 def _find_illegal_rows(subject: Subject) -> Iterator[Fault]:
+    """On each axis, an op has a row of its table."""
     for op in _ops_with_sbps(subject):
         if op.target in (BOX, TRANSFER):
             continue
@@ -47,10 +50,11 @@ def _find_illegal_rows(subject: Subject) -> Iterator[Fault]:
             row = _row(op, axis)
             if parts > 1 and not _is_legal(subject, op, row, axis, parts):
                 name = subject.strategy.axes[axis]
-                yield Fault(name_of(op), f"its row on axis {name} is {row}.")
+                yield Fault(op, f"its row on axis {name} is {row}.")
 
 
 def _find_unlike_layouts(subject: Subject) -> Iterator[Fault]:
+    """Stage and nd-SBP of a tensor are those that its readers read."""
     for op in subject.graph.ops:
         for name, wanted in zip(op.inputs, op.in_sbp, strict=True):
             stage, nd_sbp = subject.locations[name]
@@ -58,10 +62,11 @@ def _find_unlike_layouts(subject: Subject) -> Iterator[Fault]:
             grid = subject.grid(stage)
             if stage != reads or _on_wide_axes(nd_sbp, grid) != _on_wide_axes(wanted, grid):
                 fact = f"it reads %{name} as {_at(reads, wanted)}; that is {_at(stage, nd_sbp)}."
-                yield Fault(name_of(op), fact)
+                yield Fault(op, fact)
 
 
 def _find_wrong_steps(subject: Subject) -> Iterator[Fault]:
+    """Flow.box changes the SBP of one axis as its step says."""
     for op in subject.graph.ops:
         if op.target != BOX:
             continue
@@ -69,25 +74,26 @@ def _find_wrong_steps(subject: Subject) -> Iterator[Fault]:
         (source,), (target,) = op.in_sbp, op.out_sbp
         if source[step.axis] != step.source or step.after(source) != target:
             change = f"{format_nd_sbp(source)} -> {format_nd_sbp(target)}"
-            yield Fault(name_of(op), f"its step, {step}, does not change {change}.")
+            yield Fault(op, f"its step, {step}, does not change {change}.")
 
 
 def _find_expansions(subject: Subject) -> Iterator[Fault]:
+    """No op reduces over ranks inside: expansions are written out."""
     for op in subject.graph.ops:
         if registry.needs_expansion(op, subject.graph.tensors):
-            yield Fault(name_of(op), "its signature stands for ordinary ops and boxings.")
+            yield Fault(op, "its signature stands for ordinary ops and boxings.")
 
 
 def _find_partial_results(subject: Subject) -> Iterator[Fault]:
+    """Results are whole on each rank that reports them."""
     for name, tensor in subject.graph.results:
         stage, nd_sbp = subject.locations[tensor]
-        if any(
-            not isinstance(sbp, Broadcast) for sbp in _on_wide_axes(nd_sbp, subject.grid(stage))
-        ):
+        if any(sbp != B for sbp in _on_wide_axes(nd_sbp, subject.grid(stage))):
             yield Fault(f"result {name}", f"%{tensor} is {_at(stage, nd_sbp)}.")
 
 
 def _find_moving_variables(subject: Subject) -> Iterator[Fault]:
+    """The new value of a variable is made where it lives."""
     for v in subject.graph.variables:
         if v.new is None:
             continue
@@ -98,27 +104,16 @@ def _find_moving_variables(subject: Subject) -> Iterator[Fault]:
             yield Fault(f"variable {v.name}", fact)
 
 
-LAYOUT_RULES: tuple[Promise[Subject], ...] = (
-    Promise(
-        LAID_OUT, "variables and fields have homes that their shapes allow.", _find_missing_homes
+LAYOUT_RULES: Rules[Subject] = {
+    LAID_OUT: (_find_missing_homes, _find_missing_sbps, _find_misfits, _find_illegal_rows),
+    BOXED: (
+        _find_unlike_layouts,
+        _find_wrong_steps,
+        _find_expansions,
+        _find_partial_results,
+        _find_moving_variables,
     ),
-    Promise(
-        LAID_OUT, "an op has an nd-SBP for each tensor that it reads or makes.", _find_missing_sbps
-    ),
-    Promise(
-        LAID_OUT, "an nd-SBP has an SBP an axis, and splits dims that are there.", _find_misfits
-    ),
-    Promise(LAID_OUT, "on each axis, an op has a row of its table.", _find_illegal_rows),
-    Promise(
-        BOXED, "stage and nd-SBP of a tensor are those that its readers read.", _find_unlike_layouts
-    ),
-    Promise(BOXED, "flow.box changes the SBP of one axis as its step says.", _find_wrong_steps),
-    Promise(
-        BOXED, "no op reduces over ranks inside: expansions are written out.", _find_expansions
-    ),
-    Promise(BOXED, "results are whole on each rank that reports them.", _find_partial_results),
-    Promise(BOXED, "the new value of a variable is made where it lives.", _find_moving_variables),
-)
+}
 
 
 def _ops_with_sbps(subject: Subject) -> Iterator[Op]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 
 from flowrun.engine.actors.plan import (
     ACTORS,
@@ -18,9 +19,8 @@ from flowrun.engine.actors.plan import (
     RegionWork,
     TransferWork,
 )
-from flowrun.engine.ir.graph import Op
 from flowrun.engine.verify.register_rules import REGISTER_RULES
-from flowrun.engine.verify.rules import Fault, Promise, name_of, refuse_faults
+from flowrun.engine.verify.rules import Fault, Rules, name_of, refuse_faults
 
 
 def validate(plan: Plan, level: str = ORDER, made_by: str = "") -> None:
@@ -28,21 +28,23 @@ def validate(plan: Plan, level: str = ORDER, made_by: str = "") -> None:
 
     level: of the plan, one of PLAN_LEVELS.
     """
-    reached = PLAN_LEVELS.index(level)
-    rules = (rule for rule in PLAN_RULES if PLAN_LEVELS.index(rule.since) <= reached)
-    refuse_faults(rules, plan, level, made_by)
+    refuse_faults(PLAN_RULES, plan, PLAN_LEVELS, level, made_by)
 
 
 def _find_wrong_numbers(plan: Plan) -> Iterator[Fault]:
+    """An actor has its place in the list as its number, and a stage."""
     for k, actor in enumerate(plan.actors):
         if actor.id != k:
-            yield Fault(name_of(actor), f"it is number {k} of the plan's actors.")
+            yield Fault(actor, f"it is number {k} of the plan's actors.")
         if not 0 <= actor.stage < len(plan.placements):
-            yield Fault(name_of(actor), f"it is of stage {actor.stage}.")
+            yield Fault(actor, f"it is of stage {actor.stage}.")
 
 
 def _find_lost_ops(plan: Plan) -> Iterator[Fault]:
-    """Boxings are ops that an actor does without naming them: by what they make."""
+    """One actor does each op of the graph.
+
+    Boxings are ops that an actor does without naming them: by what they make.
+    """
     done = Counter(name for actor in plan.actors for name in _does(actor))
     for op in plan.graph.ops:
         if done[op.name] != 1:
@@ -58,13 +60,15 @@ def _does(actor: Actor) -> Iterator[str]:
 
 
 def _find_mixed_regions(plan: Plan) -> Iterator[Fault]:
+    """The ops of a region are of one stage and phase."""
     for actor, work in _regions(plan):
         for op in work.ops:
             if (op.stage, op.phase, op.per_step) != (actor.stage, actor.phase, actor.per_step):
-                yield Fault(name_of(actor), f"op {op.name} is of {op.phase}, stage {op.stage}.")
+                yield Fault(actor, f"op {op.name} is of {op.phase}, stage {op.stage}.")
 
 
 def _find_disordered_regions(plan: Plan) -> Iterator[Fault]:
+    """A region reads, or an op of it before makes, what its ops read."""
     for actor, work in _regions(plan):
         inside = {name for op in work.ops for name in op.makes}
         there = set(work.reads)
@@ -72,49 +76,48 @@ def _find_disordered_regions(plan: Plan) -> Iterator[Fault]:
             for name in op.inputs:
                 if name not in there:
                     later = "a later op of it makes" if name in inside else "it does not read"
-                    yield Fault(name_of(actor), f"op {op.name} reads %{name}, which {later}.")
+                    yield Fault(actor, f"op {op.name} reads %{name}, which {later}.")
             there.update(op.makes)
         for name in (*work.makes, *work.accumulates, *(new for _, new in work.updates)):
             if name not in inside:
-                yield Fault(name_of(actor), f"none of its ops makes %{name}.")
+                yield Fault(actor, f"none of its ops makes %{name}.")
 
 
 def _find_unmatched_sends(plan: Plan) -> Iterator[Fault]:
-    ends: dict[int, dict[str, list[Actor]]] = {}
-    for actor in plan.actors:
-        if isinstance(actor.work, TransferWork):
-            ends.setdefault(actor.work.channel, {SEND: [], RECEIVE: []})[actor.kind].append(actor)
-    for channel, end in ends.items():
-        sends, receives = end[SEND], end[RECEIVE]
+    """A channel has one send and one receive of its tensors."""
+    works = [actor.work for actor in plan.actors if isinstance(actor.work, TransferWork)]
+    for work in dict.fromkeys(works):
+        where = f"channel {work.channel}"
+        ends = [plan.actors[k] for k in plan.channel_ends(work.channel)]
+        sends, receives = ([a for a in ends if a.kind == kind] for kind in (SEND, RECEIVE))
         if len(sends) != 1 or len(receives) != 1:
-            fact = f"it has {len(sends)} sends and {len(receives)} receives."
-            yield Fault(f"channel {channel}", fact)
+            yield Fault(where, f"it has {len(sends)} sends and {len(receives)} receives.")
             continue
         (send,), (receive,) = sends, receives
-        work = send.work
-        assert isinstance(work, TransferWork)
-        if work != receive.work or send.per_step != receive.per_step:
-            yield Fault(f"channel {channel}", f"{name_of(send)} and {name_of(receive)} differ.")
+        if send.work != receive.work or send.per_step != receive.per_step:
+            yield Fault(where, f"{name_of(send)} and {name_of(receive)} differ.")
         if (send.stage, receive.stage) != (work.source_stage, work.target_stage):
             fact = f"it goes from stage {send.stage} to stage {receive.stage}."
-            yield Fault(f"channel {channel}", fact)
+            yield Fault(where, fact)
 
 
 def _find_mixed_boxings(plan: Plan) -> Iterator[Fault]:
+    """A boxing is one collective with a step for each tensor."""
     for actor in plan.actors:
         if not isinstance(actor.work, BoxWork):
             continue
         steps, moves = actor.work.steps, actor.work.moves
         if len(steps) != len(moves):
-            yield Fault(name_of(actor), f"it has {len(steps)} steps for {len(moves)} tensors.")
+            yield Fault(actor, f"it has {len(steps)} steps for {len(moves)} tensors.")
         kinds = {(step.axis, step.kind, step.reduce) for step in steps}
         if len(kinds) != 1:
-            yield Fault(name_of(actor), f"its steps are {', '.join(map(str, steps))}.")
+            yield Fault(actor, f"its steps are {', '.join(map(str, steps))}.")
         if not 0 <= actor.work.step.axis < len(plan.axes):
-            yield Fault(name_of(actor), f"it is on axis {actor.work.step.axis}.")
+            yield Fault(actor, f"it is on axis {actor.work.step.axis}.")
 
 
 def _find_wrong_moves(plan: Plan) -> Iterator[Fault]:
+    """A move has shape, dtype and locations of its tensors."""
     for actor in plan.actors:
         if not isinstance(actor.work, BoxWork | TransferWork):
             continue
@@ -122,37 +125,31 @@ def _find_wrong_moves(plan: Plan) -> Iterator[Fault]:
             for name, location in ((move.read, move.source), (move.made, move.target)):
                 tensor = plan.tensors[name]
                 if (tensor.shape, tensor.dtype) != (move.shape, move.dtype):
-                    yield Fault(name_of(actor), f"it moves {tensor} as {move.dtype}{move.shape}.")
+                    yield Fault(actor, f"it moves {tensor} as {move.dtype}{move.shape}.")
                 if location != plan.locations[name]:
                     fact = f"%{name} lies as {plan.locations[name]}, and moves as {location}."
-                    yield Fault(name_of(actor), fact)
+                    yield Fault(actor, fact)
 
 
 def _find_bad_overwrites(plan: Plan) -> Iterator[Fault]:
-    tensors = plan.tensors
+    """A result is written over an equal tensor that nobody reads any more."""
     for actor, work in _regions(plan):
         maker = {name: (k, op) for k, op in enumerate(work.ops) for name in op.makes}
         for result, over in work.overwrites:
             k, op = maker.get(result, (0, None))
             if op is None or over not in op.inputs:
-                yield Fault(name_of(actor), f"no op of it reads %{over} and makes %{result}.")
+                yield Fault(actor, f"no op of it reads %{over} and makes %{result}.")
                 continue
-            if (tensors[result].shape, tensors[result].dtype) != (
-                tensors[over].shape,
-                tensors[over].dtype,
-            ):
-                yield Fault(name_of(actor), f"{tensors[result]} is written over {tensors[over]}.")
-            if reader := _later_reader(work.ops[k + 1 :], over):
+            if replace(plan.tensors[result], name=over) != plan.tensors[over]:
+                fact = f"{plan.tensors[result]} is written over {plan.tensors[over]}."
+                yield Fault(actor, fact)
+            for reader in (op.name for op in work.ops[k + 1 :] if over in op.inputs):
                 fact = f"%{result} is written over %{over}, which op {reader} reads later."
-                yield Fault(name_of(actor), fact)
-
-
-def _later_reader(ops: Sequence[Op], name: str) -> str:
-    return next((op.name for op in ops if name in op.inputs), "")
+                yield Fault(actor, fact)
 
 
 def _find_wrong_orders(plan: Plan) -> Iterator[Fault]:
-    """Ranks of a group issue by this one list, so that it has to have every collective once."""
+    """The order of a group, by which its ranks issue, has each act of its collectives once."""
     orders: dict[tuple[int, int], Counter[tuple[int, int]]] = {}
     for actor in plan.actors:
         queue = plan.queue(actor)
@@ -164,10 +161,11 @@ def _find_wrong_orders(plan: Plan) -> Iterator[Fault]:
         wanted, listed = orders.get((stage, axis), Counter()), given.get((stage, axis), Counter())
         if wanted != listed:
             first = next(iter((wanted - listed) + (listed - wanted)))
-            where = name_of(plan.actors[first[0]])
             name = f"stage {stage}, axis {plan.axes[axis]}"
             times = f"{listed[first]} times, not {wanted[first]}"
-            yield Fault(where, f"the order of {name} has act {first[1]} of it {times}.")
+            yield Fault(
+                plan.actors[first[0]], f"the order of {name} has act {first[1]} of it {times}."
+            )
 
 
 def _regions(plan: Plan) -> Iterator[tuple[Actor, RegionWork]]:
@@ -176,31 +174,17 @@ def _regions(plan: Plan) -> Iterator[tuple[Actor, RegionWork]]:
             yield actor, actor.work
 
 
-PLAN_RULES: tuple[Promise[Plan], ...] = (
-    Promise(
-        ACTORS,
-        "an actor has its place in the list as its number, and a stage.",
+PLAN_RULES: Rules[Plan] = {
+    ACTORS: (
         _find_wrong_numbers,
-    ),
-    Promise(ACTORS, "the ops of a region are of one stage and phase.", _find_mixed_regions),
-    Promise(
-        ACTORS,
-        "a region reads, or an op of it before makes, what its ops read.",
+        _find_mixed_regions,
         _find_disordered_regions,
+        _find_unmatched_sends,
+        _find_mixed_boxings,
+        _find_wrong_moves,
+        _find_lost_ops,
     ),
-    Promise(
-        ACTORS, "a channel has one send and one receive of its tensors.", _find_unmatched_sends
-    ),
-    Promise(ACTORS, "a boxing is one collective with a step for each tensor.", _find_mixed_boxings),
-    Promise(ACTORS, "a move has shape, dtype and locations of its tensors.", _find_wrong_moves),
-    Promise(ACTORS, "one actor does each op of the graph.", _find_lost_ops),
-    *REGISTER_RULES,
-    Promise(
-        BUFFERS,
-        "a result is written over an equal tensor that nobody reads any more.",
-        _find_bad_overwrites,
-    ),
-    Promise(
-        ORDER, "the order of a group has each act of its collectives once.", _find_wrong_orders
-    ),
-)
+    **REGISTER_RULES,
+    BUFFERS: (_find_bad_overwrites,),
+    ORDER: (_find_wrong_orders,),
+}

@@ -156,7 +156,7 @@ def rows_of_coalesce(view: OpView) -> OpRows:
 
 def rows_of_update(view: OpView) -> OpRows:
     """(table, ids, sums, states …, scalars …): a table split by rows takes its own ids of all."""
-    states = sum(1 for _ in refs(view.op.args)) - 3
+    states = len(refs(view.op.args)) - 3
     scalars = (B,) * (len(view.in_shapes) - 3 - states)
     return tuple(
         Signature((home, B, sums, *(home,) * states, *scalars), (home,) * (1 + states))

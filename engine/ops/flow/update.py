@@ -273,7 +273,7 @@ def update(view: OpView) -> OpRows:
 
     Not P: Adam is not linear, and what is a partial sum has no home.
     """
-    alike = sum(1 for _ in refs(view.op.args))
+    alike = len(refs(view.op.args))
     scalars = (B,) * (len(view.in_shapes) - alike)
     return tuple(
         Signature((S(d),) * alike + scalars, (S(d),) * len(view.op.outputs))

@@ -72,6 +72,7 @@ def _child(work: Sequence[tuple[int, CallForm, int]]) -> Iterator[tuple[int, Tri
         warnings.simplefilter("ignore")  # of threads: the child uses none
         pid = os.fork()
     if pid == 0:
+        reads.close()
         _try_all(work, writes)
     writes.close()
     try:
