@@ -149,7 +149,7 @@ class BatchesAhead:
 
 
 class _Batches(Dataset[Made]):
-    """What a data worker does for a reading: it makes the batch, in shared memory."""
+    """The batches of readings: a data worker makes each, in shared memory."""
 
     def __init__(self, samplers: tuple[Sampler, Sampler]) -> None:
         self.samplers = samplers

@@ -7,8 +7,7 @@ A safetensors file (such as a run leaves), a file of torch.save, or a folder of 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from zipfile import is_zipfile
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.model.adapters import base_names
-from flowrun.launcher.model.hugging_face.convert_models import KEY, rename_to_ours
+from flowrun.launcher.model.hugging_face.convert_models import KEY, drop_needless, rename_to_ours
 from flowrun.launcher.model.initial import named_tensors
 
 _IN_FOLDER = ("model.safetensors", "pytorch_model.bin", "weights.safetensors")
@@ -95,35 +94,23 @@ def _check_names(
     model: nn.Module, state: Mapping[str, Tensor], found: Mapping[str, Tensor], path: str
 ) -> None:
     there = {id(state[name]) for name in found if name in state}
-    missing = [name for name, value in state.items() if id(value) not in there]  # tied: one will do
-    unexpected = _find_unexpected(model, [name for name in found if name not in state])
-    shapes = [
-        f"{name} is {tuple(found[name].shape)} there and {tuple(value.shape)} here"
-        for name, value in state.items()
-        if name in found and found[name].shape != value.shape
+    problems = {
+        "are missing": [n for n, x in state.items() if id(x) not in there],  # tied: one name does
+        "are not the model's": drop_needless(model, [name for name in found if name not in state]),
+        "have another shape": [
+            f"{name} is {tuple(found[name].shape)} there and {tuple(value.shape)} here"
+            for name, value in state.items()
+            if name in found and found[name].shape != value.shape
+        ],
+    }
+    lines = [
+        f"{len(names)} {what}: {', '.join(names[:_SHOWN])}{' …' if names[_SHOWN:] else ''}"
+        for what, names in problems.items()
+        if names
     ]
-    problems = (
-        _count_names(missing, "are missing"),
-        _count_names(unexpected, "are not the model's"),
-        _count_names(shapes, "have another shape"),
-    )
-    if any(problems):
+    if lines:
         raise RecipeError(
             KEY,
-            "\n".join([f"{path} is not of this model:", *(text for text in problems if text)]),
+            "\n".join([f"{path} is not of this model:", *lines]),
             "The names are those of the model's state_dict().",
         )
-
-
-def _find_unexpected(model: nn.Module, others: Iterable[str]) -> list[str]:
-    """Return those that the model lacks, and that transformers does not let it leave out."""
-    needless = re.compile(
-        "|".join(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()) or r"(?!)"
-    )
-    return [name for name in others if not needless.search(name)]
-
-
-def _count_names(names: Iterable[str], what: str) -> str:
-    names = list(names)
-    shown = ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
-    return f"{len(names)} {what}: {shown}" if names else ""

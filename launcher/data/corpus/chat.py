@@ -182,7 +182,14 @@ def _write(
     messages: list[Fields], tokenizer: PreTrainedTokenizerFast, name: str
 ) -> tuple[str, TextSpans]:
     """Return a conversation as text, and the places of answers."""
-    template = _template_of(tokenizer, name)
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError as error:
+        raise ArgumentError(
+            "tokenizer",
+            f"{name} has no chat template, or several and none that is called default.",
+            "Give a folder with chat_template.jinja, or name one of several so.",
+        ) from error
     if _MARKED.search(template):
         from transformers.utils import chat_template_utils
 
@@ -209,25 +216,6 @@ def _write(
                 )
             answers.append((len(asked), len(said)))
     return whole, tuple(answers)
-
-
-def _template_of(tokenizer: PreTrainedTokenizerFast, name: str) -> str:
-    """Return the chat template of a tokenizer, of several the one called default."""
-    found: Any = tokenizer.chat_template
-    if isinstance(found, dict):
-        if "default" not in found:
-            names = ", ".join(sorted(found))
-            raise ArgumentError(
-                "tokenizer",
-                f"{name} has several chat templates, {names}, and none is called default.",
-                "Name one of them so.",
-            )
-        found = found["default"]
-    if not found:
-        raise ArgumentError(
-            "tokenizer", f"{name} has no chat template.", "Give a folder with chat_template.jinja."
-        )
-    return str(found)
 
 
 def _prompt(tokenizer: PreTrainedTokenizerFast) -> str:

@@ -119,12 +119,13 @@ def _read_about(where: Path) -> dict[str, Any]:
     """
     about: dict[str, Any] = json.loads(read_own(where / _ABOUT))
     for name, digest in about["files"].items():
-        if _digest(where / name) != digest:
+        if digest_file(where / name) != digest:
             raise Unusable(f"{where / name}: its SHA-256 does not fit")
     return about
 
 
-def _digest(file: Path) -> str:
+def digest_file(file: Path) -> str:
+    """Return the SHA-256 of a file."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
@@ -163,7 +164,7 @@ def _write(
         "end": end,
         "dtype": dtype,
         "answers": (made / _ANSWERS).stat().st_size > 0,
-        "files": {each: _digest(made / each) for each in (_IDS, _ANSWERS, _STARTS)},
+        "files": {each: digest_file(made / each) for each in (_IDS, _ANSWERS, _STARTS)},
     }
     write_own(made / _ABOUT, json.dumps(about).encode())
     return starts[-1], end

@@ -34,7 +34,7 @@ def tokenise_files(
     name: of the text, for a person.  max_bytes: of all files that are read; None: all.  strict:
     raise ValueError for a file that is not UTF-8; False: what is not becomes U+FFFD.
     """
-    shares = [*_shares(files, max_bytes)]
+    shares = [*share_bytes(files, max_bytes)]
     errors = "strict" if strict else "replace"
     LOG.info("reading %s", name)
     digest = _digest(shares, f"text, begun, {_PIECE_BYTES} {errors}")
@@ -43,7 +43,8 @@ def tokenise_files(
     )
 
 
-def _shares(files: Sequence[Path], max_bytes: int | None) -> Iterator[tuple[Path, int]]:
+def share_bytes(files: Sequence[Path], max_bytes: int | None) -> Iterator[tuple[Path, int]]:
+    """Yield files until max_bytes are reached, each with how many of its bytes count."""
     left = sys.maxsize if max_bytes is None else max_bytes
     for file in files:
         if num_bytes := min(left, file.stat().st_size):

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from flowrun.engine.errors import ArgumentError
+from flowrun.launcher.data.corpus.documents import digest_file
 from flowrun.launcher.data.corpus.plain_text import find_visible_files
 from flowrun.launcher.data.huggingface import load_saved
 
-_FORM = 2  # of rows; another one is tokenised again
+_FORM = 3  # of rows; another one is tokenised again
 _SAVED = ("dataset_info.json", "dataset_dict.json")  # what save_to_disk leaves
 ALL = "all"  # in place of a split: all files, whatever their names say
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -64,10 +65,7 @@ class RowSource:
         """
         hashed = hashlib.sha256(f"{_FORM} {self.split}\n".encode())
         for file in self._files():
-            hashed.update(f"{file.suffix} {file.stat().st_size}\n".encode())
-            with file.open("rb") as stream:
-                while block := stream.read(1 << 20):
-                    hashed.update(block)
+            hashed.update(f"{file.suffix} {digest_file(file)}\n".encode())
         return hashed.hexdigest()
 
     def batches(self, size: int) -> Iterator[list[PlacedRow]]:

@@ -4,14 +4,12 @@ library's own source.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flowrun.launcher.data.corpus.plain_text import find_text_files, tokenise_files
+from flowrun.launcher.data.corpus.plain_text import find_text_files, share_bytes, tokenise_files
 from flowrun.launcher.data.corpus.windows import Windows
 from flowrun.launcher.data.stacked import BYTES
 
@@ -38,7 +36,7 @@ class Text(Windows):
         files = find_text_files(path)
         self.notes = _note_cut(path, files, max_bytes)
         if tokenizer is None:
-            stream = b"".join(_read_bytes(files, sys.maxsize if max_bytes is None else max_bytes))
+            stream = b"".join(_read_start(*share) for share in share_bytes(files, max_bytes))
             self.stream: NDArray[np.integer] = np.frombuffer(stream, dtype=np.uint8)
             self.vocabulary, self.ids_digest = 256, BYTES
         else:
@@ -60,13 +58,6 @@ def _note_cut(path: str | None, files: list[Path], max_bytes: int | None) -> tup
     return (f"data.max_bytes={max_bytes} reads that many of the {total:,} bytes of {path}",)
 
 
-def _read_bytes(files: list[Path], max_bytes: int) -> Iterator[bytes]:
-    """Yield the contents of files until max_bytes are read."""
-    left = max_bytes
-    for file in files:
-        if left <= 0:
-            return
-        with file.open("rb") as stream:
-            piece = stream.read(left)
-        left -= len(piece)
-        yield piece
+def _read_start(file: Path, num_bytes: int) -> bytes:
+    with file.open("rb") as stream:
+        return stream.read(num_bytes)

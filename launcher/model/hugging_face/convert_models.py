@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +40,31 @@ def rename_to_ours(
     if not any(name.startswith(prefix) for name in found):  # saved without the head
         found = {f"{prefix}{name}": value for name, value in found.items()}
     ours, left = counterpart.to_ours(found)
-    needless = re.compile("|".join(theirs._keys_to_ignore_on_load_unexpected or ()) or r"(?!)")
-    return {**ours, **{name: found[name] for name in left if not needless.search(name)}}
+    return {**ours, **{name: found[name] for name in drop_needless(theirs, left)}}
+
+
+def drop_needless(theirs: object, names: Iterable[str]) -> list[str]:
+    """Return the names of tensors but for those that a model of transformers may leave out."""
+    unread = getattr(theirs, "_keys_to_ignore_on_load_unexpected", None) or ()
+    needless = re.compile("|".join(unread) or r"(?!)")
+    return [name for name in names if not needless.search(name)]
 
 
 def _check_config(counterpart: Counterpart, theirs: Any, file: Path, name: str) -> None:
-    with _reading(file):
+    there: Mapping[str, object] = {}
+    try:
         kind = json.loads(file.read_text(encoding="utf-8")).get("model_type")
+        if kind == counterpart.kind:
+            there = theirs.config_class.from_pretrained(file.parent).to_dict()
+    except Exception as error:  # classes of configs check their fields by errors of their own
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise RecipeError(KEY, f"{file} cannot be read: {reason}") from error
     if kind != counterpart.kind:
         raise RecipeError(
             KEY,
             f"{file.parent} is of model_type {kind!r}; this {name} is {counterpart.kind!r} to it.",
             "Train it as its own class: model._target_=transformers.…",
         )
-    with _reading(file):
-        there = theirs.config_class.from_pretrained(file.parent).to_dict()
     here = theirs.config_class(**counterpart.config).to_dict()
     unlike = [
         f"{key} is {there[key]} there and {here[key]} here"
@@ -68,16 +77,6 @@ def _check_config(counterpart: Counterpart, theirs: Any, file: Path, name: str) 
             f"{file.parent} computes something else than this {name}: {', '.join(unlike)}.",
             f"Change the model's arguments, or train it as transformers.{theirs.__name__}.",
         )
-
-
-@contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    """Within, whatever is wrong with a config is a RecipeError that names its file."""
-    try:
-        yield
-    except Exception as error:  # classes of configs check their fields by errors of their own
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise RecipeError(KEY, f"{file} cannot be read: {reason}") from error
 
 
 def make_theirs(model: nn.Module, also: Mapping[str, Any]) -> Any:

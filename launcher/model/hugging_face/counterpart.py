@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """How a weight (out, in), or its bias (out,), holds one layer, or the three of q, k and v.
+    """One layer, or the three of q, k and v, in a weight (out, in), or its bias (out,).
 
     split: (tensor, heads) -> layers, each (out, in).  join: (layers, heads) -> tensor.
     """

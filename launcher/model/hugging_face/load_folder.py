@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from torch import nn
@@ -50,7 +49,12 @@ def load_text_model(folder: Path) -> nn.Module:
     except CommandLineError:
         raise
     except Exception as error:  # what a damaged file makes of libraries has no common class
-        _refuse(folder, error)
+        reason = " ".join(str(error).split())[:600] or "nothing more is known"
+        raise CommandLineError(
+            str(folder),
+            f"no causal language model can be read from it: {type(error).__name__}: {reason}",
+            "It must be what transformers' save_pretrained writes: config.json, with the weights.",
+        ) from error
     assert isinstance(found, nn.Module), "transformers makes modules"
     return found
 
@@ -62,12 +66,3 @@ def _check_size(described: int, folder: Path) -> None:
         raise ValueError(
             f"config.json describes a model of {described:,} bytes, and its weights are {held:,}"
         )
-
-
-def _refuse(folder: Path, error: Exception) -> NoReturn:
-    reason = " ".join(str(error).split())[:600] or "nothing more is known"
-    raise CommandLineError(
-        str(folder),
-        f"no causal language model can be read from it: {type(error).__name__}: {reason}",
-        "It must be what save_pretrained of transformers writes: config.json, with the weights.",
-    ) from error

@@ -15,9 +15,10 @@ from flowrun.launcher.model.hugging_face.counterpart import (
     TRANSPOSED,
     Counterpart,
     LayerNames,
+    WeightLayout,
 )
 from flowrun.models.bert import BERT
-from flowrun.models.gpt import GPT
+from flowrun.models.gpt import GPT, Attention
 from flowrun.models.llama import Llama
 
 
@@ -28,8 +29,6 @@ def _gpt(model: GPT) -> Counterpart:
 
 def _gpt2(model: GPT) -> Counterpart:
     attention: Any = model.blocks[0].attn
-    ours = "blocks.{}.attn.q blocks.{}.attn.k blocks.{}.attn.v"
-    qkv = (ours, PLAIN) if attention.separate_qkv else ("blocks.{}.attn.qkv", QKV_BY_HEAD)
     block = "transformer.h.{}"
     return Counterpart(
         name="GPT2LMHeadModel",
@@ -56,7 +55,7 @@ def _gpt2(model: GPT) -> Counterpart:
             LayerNames("embed.wte", "transformer.wte"),
             LayerNames("embed.wpe", "transformer.wpe"),
             LayerNames("blocks.{}.ln1", f"{block}.ln_1"),
-            LayerNames(qkv[0], f"{block}.attn.c_attn", qkv[1], QKV_IN_COLUMNS),
+            _name_qkv(attention, f"{block}.attn.c_attn", QKV_IN_COLUMNS),
             LayerNames("blocks.{}.attn.proj", f"{block}.attn.c_proj", PLAIN, TRANSPOSED),
             LayerNames("blocks.{}.ln2", f"{block}.ln_2"),
             LayerNames("blocks.{}.mlp.fc1", f"{block}.mlp.c_fc", PLAIN, TRANSPOSED),
@@ -72,8 +71,6 @@ def _gpt2(model: GPT) -> Counterpart:
 def _opt(model: GPT) -> Counterpart:
     attention: Any = model.blocks[0].attn
     width = model.norm.weight.numel()
-    ours = "blocks.{}.attn.q blocks.{}.attn.k blocks.{}.attn.v"
-    qkv = (ours, PLAIN) if attention.separate_qkv else ("blocks.{}.attn.qkv", QKV_BY_HEAD)
     block = "model.decoder.layers.{}"
     theirs = " ".join(f"{block}.self_attn.{name}_proj" for name in "qkv")
     return Counterpart(
@@ -102,7 +99,7 @@ def _opt(model: GPT) -> Counterpart:
             LayerNames("embed.wte", "model.decoder.embed_tokens"),
             LayerNames("embed.wpe", "model.decoder.embed_positions", PLAIN, AFTER_TWO_ROWS),
             LayerNames("blocks.{}.ln1", f"{block}.self_attn_layer_norm"),
-            LayerNames(qkv[0], theirs, qkv[1]),
+            _name_qkv(attention, theirs),
             LayerNames("blocks.{}.attn.proj", f"{block}.self_attn.out_proj"),
             LayerNames("blocks.{}.ln2", f"{block}.final_layer_norm"),
             LayerNames("blocks.{}.mlp.fc1", f"{block}.fc1"),
@@ -113,6 +110,13 @@ def _opt(model: GPT) -> Counterpart:
         depth=len(model.blocks),
         heads=attention.heads,
     )
+
+
+def _name_qkv(attention: Attention, theirs: str, layout: WeightLayout = PLAIN) -> LayerNames:
+    if attention.separate_qkv:
+        ours = " ".join(f"blocks.{{}}.attn.{name}" for name in "qkv")
+        return LayerNames(ours, theirs, their_layout=layout)
+    return LayerNames("blocks.{}.attn.qkv", theirs, QKV_BY_HEAD, layout)
 
 
 def _llama(model: Llama) -> Counterpart:

@@ -253,7 +253,7 @@ def test_of_several_templates_the_default_one_counts(tmp_path: Path, bpe: str) -
     assert shown(data[0], bpe)[1] == " önly on the mat\n<|im_end|>\nsat<|im_end|>\n"
     tokenizer.chat_template = {"tools": CHATML, "rag": FORGETFUL}
     tokenizer.save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match="has several chat templates, rag, tools, and none is ca"):
+    with pytest.raises(ValueError, match="or several and none that is called default"):
         Chat(path, str(tmp_path / "other"), length=150)
 
 
