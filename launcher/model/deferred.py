@@ -19,7 +19,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 from flowrun.engine.runtime.process.heap import trim_above
 from flowrun.engine.torch_internals import (
     DispatchMode,
+    OpOverload,
     TreeSpec,
     schema_of,
     storage_id,
@@ -95,7 +96,9 @@ class _Recorder(DispatchMode):
         self.failed: Unrecordable | None = None
         self.rests = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
         kwargs = kwargs or {}
         ours = Tensor.__torch_dispatch__
         if any(each.__torch_dispatch__ is not ours for each in types):
@@ -103,72 +106,62 @@ class _Recorder(DispatchMode):
         if self.rests or op_schema.only_views(func):
             return func(*args, **kwargs)
         leaves, spec = tree_flatten((args, kwargs))
-        late = [self.defers(x) for x in leaves]
         written = op_schema.find_written(func, args, kwargs)
         places = tuple(k for k, x in enumerate(leaves) if id(x) in written)
-        if not any(late[k] for k in places):
+        late = [self.defers(leaves[k]) for k in places]
+        if not any(late):
             if places or not _makes_alone(func, leaves):
-                return self._in_memory(func, leaves, spec, late)
-            return self._record_maker(func, leaves, spec, late)
-        if not all(late[k] for k in places):
+                return self._in_memory(func, leaves, spec)
+            return self._record_maker(func, leaves, spec)
+        if not all(late):
             raise self.cannot(f"{func} writes to tensors with and without memory")
         return self._record_writer(func, leaves, spec, places)
 
     # ------------------------------------------------------------------ kinds of ops
 
-    def _in_memory(self, func: Any, leaves: list[Any], spec: TreeSpec, late: list[bool]) -> object:
+    def _in_memory(self, func: OpOverload, leaves: list[object], spec: TreeSpec) -> object:
         """An op as ever, on values."""
-        if not any(late):
-            args, kwargs = tree_unflatten(leaves, spec)
-            return func(*args, **kwargs)
-        wanted = [k for k, x in enumerate(late) if x]
-        tensors = self._values([leaves[k] for k in wanted])
-        ours = {storage_id(tensor) for tensor in tensors}
-        for k, tensor in zip(wanted, tensors, strict=True):
-            leaves[k] = tensor
+        made = self._values([x for x in leaves if self.defers(x)])
+        ours, values = {storage_id(tensor) for tensor in made}, iter(made)
+        leaves = [next(values) if self.defers(x) else x for x in leaves]
         args, kwargs = tree_unflatten(leaves, spec)
         results, out = tree_flatten(func(*args, **kwargs))
         apart = [x.clone() if dense(x) and storage_id(x) in ours else x for x in results]
         return tree_unflatten(apart, out)
 
-    def _should_defer(self, results: Sequence[Tensor | None], late: Sequence[bool]) -> bool:
+    def _should_defer(self, results: Sequence[Tensor | None], leaves: Sequence[object]) -> bool:
         """True if results are dense, and take many bytes or are made of what has no memory."""
         tensors = [x for x in results if x is not None]
-        small = not any(late) and sum(x.nbytes for x in tensors) < self.least_bytes
-        return not small and all(map(dense, tensors))
+        small = sum(x.nbytes for x in tensors) < self.least_bytes
+        return all(map(dense, tensors)) and (not small or any(map(self.defers, leaves)))
 
-    def _record_maker(
-        self, func: object, leaves: list[object], spec: TreeSpec, late: list[bool]
-    ) -> object:
+    def _record_maker(self, func: OpOverload, leaves: list[object], spec: TreeSpec) -> object:
         """Record an op that makes tensors of its own."""
         state = None
         if op_schema.draws(func) and self.draws:
             state = op_schema.generator(leaves).get_state()
-            made = self._in_memory(func, list(leaves), spec, late)
+            made = self._in_memory(func, leaves, spec)
         else:
             try:
                 made = op_schema.run_on_meta(func, leaves, spec)
             except op_schema.UNKNOWN_RESULT:  # or the constructor is wrong
-                return self._in_memory(func, leaves, spec, late)
+                return self._in_memory(func, leaves, spec)
         results, out = tree_flatten(made)
-        if not self._should_defer(results, late):
-            return made if state is not None else self._in_memory(func, leaves, spec, late)
+        if not self._should_defer(results, leaves):
+            return made if state is not None else self._in_memory(func, leaves, spec)
         lie = [None if x is None else Geometry.of(x).from_start for x in results]
         del made, results
         call = self._call(func, leaves, spec, (), lie, state)
         empty = op_schema.name_of(func) in op_schema.EMPTY
-        bare = [
-            None
-            if geometry is None
-            else self._bare(
-                geometry, StorageValue(geometry.num_bytes, None if empty else call, place)
-            )
-            for place, geometry in enumerate(lie)
-        ]
+        bare: list[Tensor | None] = [None] * len(lie)
+        for place, geometry in enumerate(lie):
+            if geometry is not None:
+                value = StorageValue(geometry.num_bytes, None if empty else call, place)
+                bare[place] = self._bare(geometry, value)
         return tree_unflatten(bare, out)
 
     def _record_writer(
-        self, func: Any, leaves: list[Any], spec: TreeSpec, places: tuple[int, ...]
+        self, func: OpOverload, leaves: list[Any], spec: TreeSpec, places: tuple[int, ...]
     ) -> object:
         """Record an op that writes to tensors without memory."""
         if not op_schema.returns_what_it_writes(func):
@@ -179,11 +172,11 @@ class _Recorder(DispatchMode):
         if op_schema.draws(func) and self.draws:
             generator = op_schema.generator(leaves)
             state = generator.get_state()
-            values = list(leaves)
             if fills:
-                values[0] = Geometry.of(first).empty()
+                values = [Geometry.of(first).empty(), *leaves[1:]]
             else:
-                values = self._all_values(leaves)
+                made = iter(self._values([x for x in leaves if self.defers(x)]))
+                values = [next(made).clone() if self.defers(x) else x for x in leaves]
             perform(func, values, spec)
             del values
         elif not (fills and op_schema.draws(func)):
@@ -203,7 +196,7 @@ class _Recorder(DispatchMode):
 
     # ------------------------------------------------------------------ what is known
 
-    def defers(self, x: Any) -> bool:
+    def defers(self, x: object) -> TypeGuard[Tensor]:
         """True if it has no memory."""
         return dense(x) and storage_id(x) in self.values
 
@@ -220,7 +213,9 @@ class _Recorder(DispatchMode):
         self.failed = Unrecordable(why)
         return self.failed
 
-    def look(self, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> object:
+    def look(
+        self, func: Callable[..., object], tensor: Tensor, *args: object, **kwargs: object
+    ) -> object:
         """Call a function of Python on the values of a tensor, which are made for it."""
         self.rests = True
         try:
@@ -258,12 +253,6 @@ class _Recorder(DispatchMode):
         made, self.known = replay(views, self.known, current.__contains__)
         return made
 
-    def _all_values(self, leaves: Sequence[Any]) -> list[Any]:
-        """Arguments with memory of their own."""
-        late = [x for x in leaves if self.defers(x)]
-        made = iter(self._values(late))
-        return [next(made).clone() if self.defers(x) else x for x in leaves]
-
     def _bare(self, geometry: Geometry, value: StorageValue) -> Tensor:
         storage = storage_without_memory(geometry.num_bytes, op_schema.CPU)
         self.values[storage_id(storage)] = value
@@ -272,7 +261,7 @@ class _Recorder(DispatchMode):
 
     def _call(
         self,
-        func: object,
+        func: OpOverload,
         leaves: Sequence[object],
         spec: TreeSpec,
         written: tuple[int, ...],

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
-from flowrun.engine.torch_internals import TreeSpec, schema_of, tree_leaves, tree_unflatten
+from flowrun.engine.torch_internals import (
+    OpOverload,
+    TreeSpec,
+    schema_of,
+    tree_leaves,
+    tree_unflatten,
+)
 from flowrun.launcher.model.replay import Geometry
 
 CPU = torch.device("cpu")
@@ -41,13 +47,13 @@ ESCAPES = frozenset(
 )
 
 
-def name_of(op: Any) -> str:
+def name_of(op: OpOverload) -> str:
     """Return the name of an op without its overload."""
     return str(op.overloadpacket.__name__)
 
 
 @cache
-def only_views(op: Any) -> bool:
+def only_views(op: OpOverload) -> bool:
     """True if it makes other views of a storage, and reads no value."""
     if torch.Tag.inplace_view in op.tags:
         return True
@@ -56,26 +62,26 @@ def only_views(op: Any) -> bool:
 
 
 @cache
-def draws(op: Any) -> bool:
+def draws(op: OpOverload) -> bool:
     """True if it changes a generator."""
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
 @cache
-def makes_tensors(op: Any) -> bool:
+def makes_tensors(op: OpOverload) -> bool:
     """True if all its results are tensors."""
     kinds = [str(x.type) for x in schema_of(op).returns]
     return bool(kinds) and all("Tensor" in kind for kind in kinds)
 
 
 @cache
-def returns_what_it_writes(op: Any) -> bool:
+def returns_what_it_writes(op: OpOverload) -> bool:
     """True if it makes no tensor of its own."""
     aliases = [x.alias_info for x in schema_of(op).returns]
     return all(alias is not None and alias.is_write for alias in aliases)
 
 
-def find_written(op: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> set[int]:
+def find_written(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> set[int]:
     """Return the ids of the tensors that an op writes to, among its `args` and `kwargs`."""
     given = [
         args[k] if k < len(args) else kwargs.get(argument.name)
@@ -89,7 +95,7 @@ def find_written(op: Any, args: Sequence[object], kwargs: Mapping[str, object]) 
 UNKNOWN_RESULT = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AssertionError)
 
 
-def run_on_meta(op: Any, leaves: Sequence[object], spec: TreeSpec) -> object:
+def run_on_meta(op: OpOverload, leaves: Sequence[object], spec: TreeSpec) -> object:
     """Call an op, with flat arguments, on the meta device; raises one of UNKNOWN_RESULT."""
     args, kwargs = tree_unflatten(list(map(_without_values, leaves)), spec)
     if any(x.name == "device" for x in schema_of(op).arguments):
@@ -116,6 +122,6 @@ def ordinary(x: object) -> bool:
     return not isinstance(x, torch.device) or x == CPU
 
 
-def dense(x: object) -> bool:
+def dense(x: object) -> TypeGuard[Tensor]:
     """True for an ordinary tensor of the CPU, or one of the meta device."""
     return isinstance(x, Tensor) and x.layout is torch.strided and x.device.type in ("cpu", "meta")

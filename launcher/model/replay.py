@@ -21,7 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrun.engine.torch_internals import TreeSpec, storage_id, tree_leaves, tree_unflatten
+from flowrun.engine.torch_internals import (
+    OpOverload,
+    TreeSpec,
+    storage_id,
+    tree_leaves,
+    tree_unflatten,
+)
 
 Storages = dict["StorageValue", torch.UntypedStorage]
 
@@ -84,7 +90,7 @@ class RecordedCall:
     dtype: torch's default, which factories look up.
     """
 
-    op: Any
+    op: OpOverload
     leaves: tuple[Any, ...]
     spec: TreeSpec
     written: tuple[int, ...]
@@ -136,7 +142,7 @@ def replay(
     return tensors, {value: s for value, s in storages.items() if stays(value)}
 
 
-def perform(op: Any, leaves: Sequence[Any], spec: TreeSpec) -> list[Any]:
+def perform(op: OpOverload, leaves: Sequence[object], spec: TreeSpec) -> list[Any]:
     """Call `op` with flat arguments `leaves` in the structure `spec`; return flat results."""
     args, kwargs = tree_unflatten(leaves, spec)
     return tree_leaves(op(*args, **kwargs))
