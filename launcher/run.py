@@ -92,10 +92,10 @@ def _run(
         record.write_plan(training, (*notes(job), *resumed))
         desk, replan = Desk(), Replan(record)
         driver = Driver(record, compile_job(job, record.say), listeners, replan, desk, lease)
-        return _report(driver, record, *supervise(driver, signals, desk))
+        return _report(driver, record, supervise(driver, signals, desk))
 
 
-def _report(driver: Driver, record: Record, end: ends.End, raised: BaseException | None) -> Report:
+def _report(driver: Driver, record: Record, end: ends.End) -> Report:
     """Write down how a run ended: its report if it is complete; else raise why it is not."""
     if end.status == ends.THERE:
         report = read_complete(record.run_folder, driver.state.terms.steps)
@@ -103,11 +103,11 @@ def _report(driver: Driver, record: Record, end: ends.End, raised: BaseException
         return _say_complete(report, record.run_folder, record.progress)
     record.close()
     if end.status != ends.COMPLETE:
-        error = raised or error_of(end)
+        error = driver.ranks.exception or error_of(end)
         record.write_end(end.status, str(error) if end.fault else end.by)
         record.advise_resume()
         raise error
-    driver.join_weights()
+    driver.ledger.join_weights(record, driver.state.terms.num_ranks)
     log, job = driver.ledger.log(record), record.job
     if log.notes:
         trace.write(record.folder / trace.NAME, job.training, log.notes)

@@ -12,7 +12,8 @@ from flowrun.engine.errors import FlowrunError
 from flowrun.engine.ir.user_code import user_lines
 from flowrun.engine.runtime.drivers.distributed import LostPeer
 from flowrun.launcher.data.collate import ItemError
-from flowrun.launcher.job.faults import name_error
+from flowrun.launcher.job.faults import name_error, own_fault
+from flowrun.launcher.ranks.rank_events import Reason
 
 _GLOO = re.compile(r"\[/\S+\] | This is typically caused by.*", re.DOTALL)  # paths, guesses
 
@@ -34,6 +35,17 @@ def describe(error: BaseException, rank: int | None = None) -> tuple[str, str, s
         lines = [*getattr(cause, "__notes__", []), *user_lines(cause.__traceback__)]
     said = [error.problem, *lines, *error.instead.splitlines()]
     return error.where, "\n".join(said), story
+
+
+def reason_of(error: BaseException) -> Reason:
+    """Return an error of the launcher as its machine takes it."""
+    if isinstance(error, OSError) and error.filename:
+        return Reason(str(error.filename), f"{error.strerror}.")
+    if isinstance(error, Exception) and not isinstance(error, (FlowrunError, OSError, MemoryError)):
+        error = own_fault(error)
+    if isinstance(error, FlowrunError):
+        return Reason(error.where, error.problem, error.instead)
+    return Reason("the launcher", name_error(error))
 
 
 def describe_exit(code: int) -> str:

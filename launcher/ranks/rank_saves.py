@@ -7,15 +7,18 @@ under way.  No rank waits for another: the launcher knows when all have written.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from flowrun.engine.actors.plan import Plan
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
@@ -39,6 +42,7 @@ class BackgroundSave:
     rank: names its file.  written: called when a file is on the disk.  failed: called with the
     error of one that is not.  waited: called with the steps of two checkpoints when the second has
     to wait for the first.  aside: False to write before training goes on, and without a copy.
+    began_s: when the one under way was begun, on the monotonic clock; inf: it was named as late.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class BackgroundSave:
         self._copies: dict[object, torch.Tensor] = {}  # memory that the next checkpoint takes again
         self._thread: threading.Thread | None = None
         self._step = 0
+        self._began_s = 0.0
 
     def save(self, folder: Path, step: int, shards: Iterable[Shard]) -> None:
         """Save the regions of this rank; they may change as soon as this returns.
@@ -68,13 +73,23 @@ class BackgroundSave:
             self._waited(step, self._step)
         self.finish()
         kept = [self._copy(shard) for shard in shards] if self._aside else list(shards)
-        self._step = step
+        self._step, self._began_s = step, time.monotonic()
         self._thread = threading.Thread(
             target=self._write, args=(folder, step, kept), name="checkpoint", daemon=True
         )
         self._thread.start()
         if not self._aside:
             self.finish()
+
+    def find_late(self, within_s: float) -> int:
+        """Return the steps of a checkpoint that is under way for more than `within_s`, once; 0:
+        there is none.
+        """
+        late = time.monotonic() - self._began_s > within_s
+        if not late or self._thread is None or not self._thread.is_alive():
+            return 0
+        self._began_s = math.inf
+        return self._step
 
     def finish(self) -> None:
         """Wait for the checkpoint that is under way."""
@@ -100,7 +115,7 @@ class BackgroundSave:
         except OSError as error:
             where = f"rank {self._rank}, checkpoint of step {step}"
             self._failed(RunError(where, f"{error.filename}: {error.strerror}."))
-        except BaseException as error:
+        except BaseException as error:  # or the rank would train on without it
             self._failed(error)
 
 
@@ -115,10 +130,13 @@ class RankSaves:
         pulse: Pulse,
         events: EventSender,
         fail: Callable[[BaseException], None],
+        late_s: float,
     ) -> None:
         """job: the run.  trained: the rank.  folder: of the run.  pulse, events: of the rank.
-        fail: called in a thread with the error of a checkpoint that is not written.
+        fail: called in a thread with the error of a checkpoint that is not written.  late_s:
+        seconds after which one is named that is not; 0: never.
         """
+        self._late_s = late_s or math.inf
         self._job, self._trained, self._folder = job, trained, folder
         self._pulse, self._events, self._rank = pulse, events, trained.rank
         self._background = BackgroundSave(
@@ -132,6 +150,15 @@ class RankSaves:
     def finish(self) -> None:
         """Wait for the checkpoint that is under way."""
         self._background.finish()
+
+    def look(self) -> None:
+        """Name a checkpoint that the disk does not take, while training goes on."""
+        if step := self._background.find_late(self._late_s):
+            said = (
+                f"rank {self._rank}: its file of the checkpoint of step {step} is not on the disk"
+                f" after {self._late_s:.0f} s; training continues"
+            )
+            self._events.send(Remarked(said))
 
     def save_checkpoint(self, step: int) -> None:
         """Save this rank's part of a checkpoint to the folder of the first rank's host.
@@ -204,14 +231,12 @@ class RankSaves:
             dist.barrier()  # every rank has looked: the files may go
         self._events.send(WeightsWritten(self._rank, seen, int(os.environ["GROUP_RANK"])))
 
-    def _shards(self) -> Iterator[Shard]:
-        """This rank's part of all variables; the first rank makes what forward does not read."""
-        yield from choose_shards(self._trained.plan, self._rank, self._trained.body.variables)
-        for name in self._job.unused if self._rank == 0 else ():
-            yield make_whole_shard(name, self._job.materials.initial[name])
+    def _shards(self) -> list[Shard]:
+        trained = self._trained
+        return list_shards(self._job, trained.plan, self._rank, trained.body.variables)
 
     def _send_file(self, folder: Path, step: int, name: str, written: Written) -> None:
-        self._events.send(FileWritten(str(folder), step, name, (written[0], written[1])))
+        self._events.send(FileWritten(str(folder), step, name, written))
 
     def _note_wait(self, step: int, before: int) -> None:
         if self._rank == 0:
@@ -220,3 +245,14 @@ class RankSaves:
                 " has not taken yet; a larger train.save_every would not wait"
             )
             self._events.send(Remarked(said))
+
+
+def list_shards(
+    job: Job, plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]
+) -> list[Shard]:
+    """Return what a rank saves: its part of all variables; the first rank also what forward does
+    not read.
+    """
+    shards, initial = choose_shards(plan, rank, variables), job.materials.initial
+    unused = job.unused if rank == 0 else ()
+    return [*shards, *(make_whole_shard(name, initial[name]) for name in unused)]

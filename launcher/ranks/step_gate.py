@@ -79,6 +79,16 @@ class StepGate:
             self.numbers[_HALT], self.numbers[_ENDS] = halt, ends
         self.lock.release()
 
+    @property
+    def completes(self) -> bool:
+        """True if the run is complete at the halt."""
+        return self.numbers[_ENDS] == COMPLETES
+
+    def go_on(self) -> bool:
+        """Let all ranks pass the halt at which they rest; False if the run ends there."""
+        ranks = range((len(self.numbers) - _RANKS) // 2)
+        return all([self.of_rank(rank).go_on() for rank in ranks])
+
     def of_rank(self, rank: int) -> RankGate:
         """Return what rank number `rank` of this host asks."""
         return RankGate(self.numbers, self.lock, _RANKS + 2 * rank)
@@ -111,11 +121,6 @@ class RankGate:
                 return False
             numbers[self._begun] = steps
             return True
-
-    @property
-    def completes(self) -> bool:
-        """True if the run is complete at the halt."""
-        return self._numbers[_ENDS] == COMPLETES
 
     def go_on(self) -> bool:
         """Pass the halt at which the rank rests; False if the run ends there."""

@@ -21,12 +21,12 @@ from typing import Any, NoReturn
 
 import torch
 
+from flowrun.engine.actors.plan import Plan
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.drivers.distributed import DistributedRank, LostPeer
 from flowrun.engine.runtime.drivers.pulse import Phase, Pulse, Pulses
 from flowrun.engine.runtime.drivers.recorder import RecordedRank
-from flowrun.engine.runtime.kernels.kernels import Kernels
 from flowrun.engine.runtime.process import heap
 from flowrun.engine.runtime.process.core import pin_to_core
 from flowrun.engine.runtime.process.lifetime import end_with
@@ -37,6 +37,7 @@ from flowrun.engine.runtime.rank.readers import BatchSource, item_rows
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.launcher.data.data_workers import DataWorkers
 from flowrun.launcher.data.open_files import reopen_files
+from flowrun.launcher.job.compiling import Compiled
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.segments import RankRows, ReadingOrder
 from flowrun.launcher.ranks.failure import describe, with_peers
@@ -58,9 +59,9 @@ from flowrun.launcher.ranks.rank_events import (
     Reason,
     StepDone,
 )
-from flowrun.launcher.ranks.rank_figures import acts_by_name, max_stashed
-from flowrun.launcher.ranks.rank_memory import RankGauges, RankMemory
+from flowrun.launcher.ranks.rank_memory import RankGauges, RankMemory, acts_by_name, max_stashed
 from flowrun.launcher.ranks.rank_saves import RankSaves
+from flowrun.launcher.ranks.segment_loop import train_segments
 from flowrun.launcher.ranks.snapshot_memory import MemorySnapshot, SnapshotMemory
 from flowrun.launcher.ranks.snapshots import SnapshotWriter
 from flowrun.launcher.ranks.step_gate import StepGate
@@ -73,20 +74,19 @@ _BORN_S = 300  # until all ranks of a host are forked; elastic ends all if one h
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """A worker runs in each forked process.  kernels: of training's regions.  gate: says which
-    steps the local ranks may begin.  pipes: to the launcher, one for each local rank.  born: a
-    barrier for all local ranks, before any of them talks to the launcher's store.  pulses, stacks:
-    what the launcher's watch looks at (watch.py).  outputs: what it prints goes there.
-    silence_s: see find_silence in watch.py.
+    """A worker runs in each forked process.
+
+    compiled: what ranks do.  gate: says which steps the local ranks may begin.  pipes: to the
+    launcher, one for each local rank.  born: a barrier for all local ranks, before any of them
+    talks to the launcher's store.  pulses, stacks: what the launcher's watch looks at (watch.py);
+    limit_s, silence_s: see find_limit and find_silence there.  outputs: what it prints goes there.
     interface: of the network between the hosts, for gloo.
     """
 
-    job: Job
-    training: Rehearsed
-    evaluation: Rehearsed | None
-    kernels: Kernels
+    compiled: Compiled
     folder: Path
     launcher: int
+    limit_s: float
     silence_s: float
     gate: StepGate | None = None
     snapshots: SnapshotMemory | None = None
@@ -96,6 +96,16 @@ class Worker:
     stacks: Stacks | None = None
     outputs: ProcessOutputs | None = None
     interface: str = ""
+
+    @property
+    def job(self) -> Job:
+        """What the ranks train."""
+        return self.compiled.job
+
+    @property
+    def training(self) -> Rehearsed:
+        """The plan that they follow."""
+        return self.compiled.training
 
     def live(self) -> None:
         """Run from the fork to the exit."""
@@ -120,7 +130,7 @@ class Worker:
             self._log(self._describe(rank))
             self._run(rank, events)
         except BaseException as error:
-            self._fail(error, rank, events)
+            self.fail(error, rank, events)
 
     def _log(self, text: str) -> None:
         if self.outputs:
@@ -133,7 +143,7 @@ class Worker:
         start = self.job.start.step if self.job.start else 0
         return f"{_read_clock()} {about}, {process}, from step {start}"
 
-    def _fail(self, error: BaseException, rank: int, events: EventSender) -> NoReturn:
+    def fail(self, error: BaseException, rank: int, events: EventSender) -> NoReturn:
         """Leave at once, from any thread, with an error."""
         where, problem, story = describe(error, rank)
         self._log(f"\n{_read_clock()} rank {rank} ends with an error\n{story}")
@@ -169,7 +179,8 @@ class Worker:
             zero_ns = _same_time() if self.job.recipe.launch.num_hosts > 1 else 0
         self.pulse.enter(Phase.MAKING_WEIGHTS)
         trained = self._body(rank, device, links, sources.training)
-        self._train(rank, trained, device, memory, events, sources.evaluation)
+        self._restore(rank, trained)
+        _RankTraining(self, trained, memory, events, sources.evaluation).train()
         sources.close()
         measured = self._measurements(trained, memory, links.message_bytes, zero_ns)
         events.send(RankEnded(rank, measured))
@@ -180,62 +191,6 @@ class Worker:
             dist.destroy_process_group()
         self.pulse.enter(Phase.ENDED)
 
-    def _train(
-        self,
-        rank: int,
-        trained: DistributedRank,
-        device: torch.device,
-        memory: RankMemory,
-        events: EventSender,
-        held_out: BatchSource,
-    ) -> None:
-        """Train segment by segment, with evaluations and checkpoints where they are due."""
-        self._restore(rank, trained)
-        fail = partial(self._fail, rank=rank, events=events)
-        saves = RankSaves(self.job, trained, self.folder, self.pulse, events, fail)
-        evaluation: DistributedRank | None = None
-        problems: list[tuple[int, str]] = []
-        report = self._reporter(trained, events, problems)
-        assert self.gate is not None
-        gate = self.gate.of_rank(int(os.environ["LOCAL_RANK"]))
-        saved = self.job.saved_steps  # of the newest checkpoint
-
-        def may_begin(steps: int) -> bool:
-            if device.type == "cuda":
-                self.pulse.note_device(torch.cuda.memory_reserved(device))
-            return gate.may_begin(steps)
-
-        for segment in self.job.segments:
-            while gate.begun < segment.last:
-                with memory.of_training(trained):
-                    trained.run(segment.last, report, gate.begun, may_begin)
-                check_numbers(self.job, trained, gate.begun, problems, saves.finish)
-                if gate.begun == segment.last:
-                    break
-                if gate.begun > saved:  # all ranks rest here, at a halt
-                    saved = gate.begun
-                    saves.save_checkpoint(saved)
-                if not gate.go_on():
-                    if gate.completes:
-                        saves.save_weights(gate.begun)
-                    self.pulse.enter(Phase.WRITING)
-                    saves.finish()
-                    return
-            if segment.verify:
-                compare_replicas(trained, segment.last)
-            if segment.evaluate and self.evaluation:
-                self.pulse.enter(Phase.PREPARING)
-                evaluation = evaluation or self._evaluator(rank, trained, device, held_out)
-                results = evaluation.run(self.job.eval_steps)
-                if evaluation.reports:
-                    events.send(Evaluated(segment.last - 1, self.job.validation(results)))
-            if segment.save:
-                saved = segment.last
-                saves.save_checkpoint(saved)
-        saves.save_weights(self.job.recipe.train.steps)
-        self.pulse.enter(Phase.WRITING)
-        saves.finish()
-
     def _restore(self, rank: int, trained: DistributedRank) -> None:
         """Fill the variables of this rank with the state that the run goes on from, if it does."""
         start, variables = self.job.start, trained.body.variables
@@ -245,46 +200,6 @@ class Worker:
             start.restore(rank, variables)
         elif start and start.folder:
             logical_checkpoint.restore(start.folder, self.training.plan, rank, variables)
-
-    def _reporter(
-        self, trained: DistributedRank, events: EventSender, problems: list[tuple[int, str]]
-    ) -> OnStep:
-        """Return what is called after each step.
-
-        trained, events: of this rank.  problems: takes the first step that must end the run, and
-        why.
-        """
-        snapshots = self.snapshots and SnapshotWriter(
-            trained.body, trained.reports, self.snapshots, self.job.start
-        )
-        judge = StepJudge.of(self.job)
-        pulses = self.pulses.ranks if self.pulses else ()
-        gauges = RankGauges(pulses, on_cpu=self.job.device_type == "cpu")
-
-        def report(step: int, results: Results, seconds: float) -> None:
-            self.pulse.report()
-            events.send(StepDone(step, results, seconds, gauges.read()))
-            if (problem := judge.problem(results)) and not problems:
-                problems.append((step, problem))
-                if not self._halt(events):
-                    raise explain(self.job, step, problem, (), find_broken(trained.body))
-            if snapshots and not problems:  # a restart does a step again that went wrong
-                snapshots.report(step + 1)
-
-        return report if trained.reports else _forget
-
-    def _halt(self, events: EventSender) -> bool:
-        """Let all ranks come to rest and end there, those of other hosts by their launchers; False
-        if a rank was killed as it passed the gate.
-        """
-        assert self.gate is not None
-        if self.job.recipe.launch.num_hosts > 1:
-            events.send(NumbersSeen())
-            return True
-        if not self.gate.freeze():
-            return False
-        self.gate.open(self.gate.begun, ends=True)
-        return True
 
     def _measurements(
         self, trained: DistributedRank, memory: RankMemory, message_bytes: int, zero_ns: int
@@ -317,12 +232,12 @@ class Worker:
         order = ReadingOrder(
             segments=self.job.segments,
             training=_rows_of(self.training, rank),
-            evaluation=_rows_of(self.evaluation, rank),
+            evaluation=_rows_of(self.compiled.evaluation, rank),
             eval_steps=self.job.eval_steps,
         )
         if not number or next(iter(order), None) is None:
             return BatchSources(*samplers)
-        fail = partial(self._fail, rank=rank, events=events)
+        fail = partial(self.fail, rank=rank, events=events)
         workers = DataWorkers(samplers, order, number, rank, fail)
         return BatchSources(workers.training, workers.evaluation, workers.close)
 
@@ -332,24 +247,135 @@ class Worker:
         job, steps = self.job, self.job.recipe.engine.traced_steps
         arguments = (self.training.plan, rank, batches, job.initial, device, links)
         metered = device.type == "cpu"  # on CUDA torch counts by itself
-        options: dict[str, Any] = {"metered": metered, "kernels": self.kernels, "pulse": self.pulse}
+        options: dict[str, Any] = {
+            "metered": metered,
+            "kernels": self.compiled.kernels,
+            "pulse": self.pulse,
+        }
         if steps:
             return RecordedRank(*arguments, **options, trace=steps)
         return DistributedRank(*arguments, **options)
 
-    def _evaluator(
-        self, rank: int, trained: DistributedRank, device: torch.device, batches: BatchSource
-    ) -> DistributedRank:
-        """This rank of the evaluation plan; it reads the variables that training writes."""
-        assert self.evaluation is not None
-        plan = self.evaluation.plan
-        there = trained.body.lend_variables(plan, self.job.evaluated)
-        initial, links = self.job.materials.initial, trained.links
-        with with_peers(rank, "while the ranks meet for evaluation"):
-            links.join(plan)
-        return DistributedRank(
-            plan, rank, batches, initial, device, links, lent=there, pulse=self.pulse
+
+class _RankTraining:
+    """The training of one rank; a Trainer."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        trained: DistributedRank,
+        memory: RankMemory,
+        events: EventSender,
+        held_out: BatchSource,
+    ) -> None:
+        """trained: the rank.  memory, events: of it.  held_out: gives the batches of evaluation."""
+        self._worker, self._job, self._trained = worker, worker.job, trained
+        self._memory, self._events, self._held_out = memory, events, held_out
+        fail = partial(worker.fail, rank=trained.rank, events=events)
+        self._saves = RankSaves(
+            worker.job, trained, worker.folder, worker.pulse, events, fail, worker.limit_s
         )
+        self._problems: list[tuple[int, str]] = []  # the first step that must end the run, and why
+        self._report = self._reporter()
+        assert worker.gate is not None
+        self._gate = worker.gate.of_rank(int(os.environ["LOCAL_RANK"]))
+        self._evaluation: DistributedRank | None = None
+
+    def train(self) -> None:
+        """Train until the end, or a halt that the run ends at."""
+        is_complete = train_segments(self._job, self._gate, self)
+        gate = self._worker.gate
+        assert gate is not None
+        if is_complete or gate.completes:
+            self._saves.save_weights(self._gate.begun)
+        self._worker.pulse.enter(Phase.WRITING)
+        self._saves.finish()
+
+    def run(self, last: int, first: int) -> None:
+        """See Trainer."""
+        with self._memory.of_training(self._trained):
+            self._trained.run(last, self._report, first, self._may_begin)
+        step = self._gate.begun
+        check_numbers(self._job, self._trained, step, self._problems, self._saves.finish)
+
+    def _may_begin(self, steps: int) -> bool:
+        device = self._trained.device
+        if device.type == "cuda":
+            self._worker.pulse.note_device(torch.cuda.memory_reserved(device))
+        self._saves.look()
+        return self._gate.may_begin(steps)
+
+    def save(self, step: int) -> None:
+        """See Trainer."""
+        self._saves.save_checkpoint(step)
+
+    def compare(self, step: int) -> None:
+        """See Trainer."""
+        compare_replicas(self._trained, step)
+
+    def evaluate(self, step: int) -> None:
+        """See Trainer."""
+        if self._worker.compiled.evaluation is None:
+            return
+        self._worker.pulse.enter(Phase.PREPARING)
+        self._evaluation = self._evaluation or self._make_evaluation(
+            self._worker.compiled.evaluation.plan
+        )
+        results = self._evaluation.run(self._job.eval_steps)
+        if self._evaluation.reports:
+            self._events.send(Evaluated(step - 1, self._job.validation(results)))
+
+    def _make_evaluation(self, plan: Plan) -> DistributedRank:
+        """This rank of the evaluation plan; it reads the variables that training writes."""
+        trained = self._trained
+        with with_peers(trained.rank, "while the ranks meet for evaluation"):
+            trained.links.join(plan)
+        return DistributedRank(
+            plan,
+            trained.rank,
+            self._held_out,
+            self._job.materials.initial,
+            trained.device,
+            trained.links,
+            lent=trained.body.lend_variables(plan, self._job.evaluated),
+            pulse=self._worker.pulse,
+        )
+
+    def _reporter(self) -> OnStep:
+        """Return what is called after each step; every rank takes the snapshots that are wanted."""
+        job, worker, trained, events = self._job, self._worker, self._trained, self._events
+        snapshots = worker.snapshots and SnapshotWriter(
+            trained.body, trained.reports, worker.snapshots, job.start
+        )
+        judge, problems = StepJudge.of(job), self._problems
+        pulses = worker.pulses.ranks if worker.pulses else ()
+        gauges = RankGauges(pulses, on_cpu=job.device_type == "cpu")
+
+        def report(step: int, results: Results, seconds: float) -> None:
+            worker.pulse.report()
+            events.send(StepDone(step, results, seconds, gauges.read()))
+            if (problem := judge.problem(results)) and not problems:
+                problems.append((step, problem))
+                if not self._halt():
+                    raise explain(job, step, problem, (), find_broken(trained.body))
+            if snapshots and not problems:  # a restart does a step again that went wrong
+                snapshots.report(step + 1)
+
+        return report if trained.reports else _forget
+
+    def _halt(self) -> bool:
+        """Let all ranks come to rest and end there, those of other hosts by their launchers; False
+        if a rank was killed as it passed the gate.
+        """
+        gate = self._worker.gate
+        assert gate is not None
+        if self._job.recipe.launch.num_hosts > 1:
+            self._events.send(NumbersSeen())
+            return True
+        if not gate.freeze():
+            return False
+        gate.open(gate.begun, ends=True)
+        return True
 
 
 @dataclass(frozen=True)

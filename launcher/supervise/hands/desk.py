@@ -7,11 +7,12 @@ done there.  It takes signals while it waits, which the loop's thread cannot.
 from __future__ import annotations
 
 import asyncio
-import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 _LOOK_S = 1.0  # a signal's handler runs between two looks, on systems that restart the wait
@@ -25,12 +26,14 @@ class Desk:
     """Work for the main thread.
 
     yields_to: number of the signal, the first or the second of a kind, that interrupts what it
-    does; 0: none does.  works: what it does, for a person; empty: nothing.
+    does; 0: none does.  works: what it does, for a person; empty: nothing.  began_s: when it began
+    to, on the monotonic clock.
     """
 
     def __init__(self) -> None:
         self.yields_to = 0
         self.works = ""
+        self.began_s = 0.0
         self.is_away = False  # it runs the ranks of a virtual cluster, and the loop works itself
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
@@ -41,43 +44,26 @@ class Desk:
         """
         if self.is_away:
             return work()
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-
-        def order() -> None:
-            result, error = self._try(what, work, yields_to)
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(_answer, answer, result, error)
-
-        self._orders.put(order)
-        return await answer
+        return await asyncio.wrap_future(self._order(what, work, yields_to))
 
     def do_alone(self, what: str, work: Callable[[], None]) -> None:
         """Let the main thread work, while the loop's thread stands still: it holds no lock that a
         fork would copy.  Raises what the work does.
         """
-        done = threading.Event()
-        errors: list[BaseException] = []
-
-        def order() -> None:
-            _, error = self._try(what, work, 0)
-            errors.extend([error] if error else [])
-            done.set()
-
-        self._orders.put(order)
-        done.wait()
-        if errors:
-            raise errors[0]
+        self._order(what, work, 0).result()
 
     def begin(self, what: str, work: Callable[[], None], yields_to: int) -> None:
         """Let the main thread work, and do not wait; the loop continues."""
         self.is_away = True
+        self._order(what, work, yields_to).add_done_callback(self._come_back)
 
-        def order() -> None:
-            self._try(what, work, yields_to)
-            self.is_away = False
+    def _come_back(self, _: Future[None]) -> None:
+        self.is_away = False
 
-        self._orders.put(order)
+    @property
+    def quiet_s(self) -> float:
+        """Seconds for which the work under way has not returned; 0 where the loop works itself."""
+        return time.monotonic() - self.began_s if self.works and not self.is_away else 0.0
 
     def serve(self) -> None:
         """Work until the desk is closed; in the main thread."""
@@ -91,23 +77,23 @@ class Desk:
         """Let the main thread go."""
         self._orders.put(None)
 
-    def _try(self, what: str, work: Callable[[], T], yields_to: int) -> tuple[Any, Any]:
-        self.works = what
-        try:
+    def _order(self, what: str, work: Callable[[], T], yields_to: int) -> Future[T]:
+        answer: Future[T] = Future()
+        answer.set_running_or_notify_cancel()
+
+        def order() -> None:
+            self.began_s, self.works = time.monotonic(), what
             try:
-                self.yields_to = yields_to
-                return work(), None
-            finally:
-                self.yields_to = 0
-                self.works = ""
-        except BaseException as error:
-            return None, error
+                try:
+                    self.yields_to = yields_to
+                    result = work()
+                finally:
+                    self.yields_to = 0
+                    self.works = ""
+            except BaseException as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(result)
 
-
-def _answer(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if answer.done():
-        return
-    if error is None:
-        answer.set_result(result)
-    else:
-        answer.set_exception(error)
+        self._orders.put(order)
+        return answer

@@ -15,12 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
-from flowrun.engine.actors.plan import Plan
 from flowrun.engine.runtime.drivers import logical_checkpoint
-from flowrun.engine.runtime.rank.shards import choose_shards, make_whole_shard
 from flowrun.launcher.job.job import Job, Start
+from flowrun.launcher.ranks.rank_saves import list_shards
 from flowrun.launcher.ranks.snapshot_memory import MemorySnapshot, SnapshotMemory
 from flowrun.launcher.ranks.stamps import NONE
 from flowrun.launcher.store import checkpoint as checkpoints
@@ -64,7 +61,7 @@ def place_of(start: Start | None) -> StartPlace:
 
 def find_start(
     found: Sequence[Checkpoint], snapshots: SnapshotMemory | None, below: int
-) -> Start | None:
+) -> Checkpoint | MemorySnapshot | None:
     """Return the newest whole state of a run; None if there is none.  What is older in memory is
     forgotten.
 
@@ -72,30 +69,15 @@ def find_start(
     begun by the end of a bad one, from which on nothing in memory counts; below 0: none was bad.  A
     rank that reports and trains nothing takes no snapshots that could hold such a step back.
     """
-    if snapshots is None:
-        return find_newest_whole(found)
-    forget_bad(snapshots, below)
-    start = choose_start(found, snapshots)
-    snapshots.stamps.keep(start.step if isinstance(start, MemorySnapshot) else NONE)
-    return start
-
-
-def forget_bad(snapshots: SnapshotMemory | None, below: int) -> None:
-    """Forget what ranks left in memory at or after the end of a bad step; below: see find_start."""
-    if snapshots and 0 <= below <= snapshots.stamps.newest():
-        snapshots.stamps.keep(NONE)
-
-
-def choose_start(
-    found: Sequence[Checkpoint], snapshots: SnapshotMemory | None
-) -> Checkpoint | MemorySnapshot | None:
-    """Return the newest whole state of a run; None if there is none.
-
-    found, snapshots: see find_start.
-    """
+    stamps = snapshots and snapshots.stamps
+    if stamps and 0 <= below <= stamps.newest():
+        stamps.keep(NONE)
     snapshot = snapshots.newest if snapshots else None
     newer = [checkpoint for checkpoint in found if not snapshot or checkpoint.step >= snapshot.step]
-    return find_newest_whole(newer, bool(snapshot)) or snapshot
+    start = find_newest_whole(newer, bool(snapshot)) or snapshot
+    if stamps:
+        stamps.keep(start.step if isinstance(start, MemorySnapshot) else NONE)
+    return start
 
 
 def find_newest_whole(found: Sequence[Checkpoint], strict: bool = False) -> Checkpoint | None:
@@ -136,24 +118,14 @@ def save_snapshot(
     checkpoint count.  below: see find_start.  Raises OSError, RunError.
     """
     checkpoints.remove_partial(folder)
-    forget_bad(snapshots, below)
-    start = choose_start(found, snapshots)
+    start = find_start(found, snapshots, below)
     if not isinstance(start, MemorySnapshot) or not start.step:
         return
     plan, partial = start.memory.plan, checkpoints.partial_folder(folder, start.step)
     partial.mkdir(parents=True, exist_ok=True)
     files = {}
     for rank in range(plan.num_ranks):
-        written = _write_rank(job, plan, partial, rank, start.views(rank))
-        files[logical_checkpoint.file_of(partial, rank).name] = written
+        shards = list_shards(job, plan, rank, start.views(rank))
+        name = logical_checkpoint.file_of(partial, rank).name
+        files[name] = logical_checkpoint.write(partial, rank, shards)
     complete(partial, start.step, files)
-
-
-def _write_rank(
-    job: Job, plan: Plan, folder: Path, rank: int, held: Mapping[str, Tensor]
-) -> tuple[int, int]:
-    """Write what a rank left in memory as its file of a checkpoint; return bytes and checksum."""
-    shards = choose_shards(plan, rank, held)
-    unused = job.unused if rank == 0 else ()
-    shards += [make_whole_shard(name, job.materials.initial[name]) for name in unused]
-    return logical_checkpoint.write(folder, rank, shards)

@@ -151,33 +151,29 @@ class Hang:
         return RunError(f"rank {rank}{what}", "\n".join([first, *owed[1:], *waits]))
 
 
+@dataclass(kw_only=True, eq=False)
 class Watch:
-    """The watch over the ranks of this host."""
+    """The watch over the ranks of this host.
 
-    def __init__(
-        self,
-        pulses: Pulses,
-        stacks: Stacks,
-        limit_s: float,
-        folder: Callable[[], Path],
-        say: Callable[[str], None],
-        fail: Callable[[RunError], None],
-        host_of: Callable[[int], str],
-        compares: bool,
-        grows: bool,
-        own: Callable[[], tuple[float, str]] = lambda: (0.0, ""),
-    ) -> None:
-        """Prepare to watch.
+    pulses, stacks: of the ranks.  limit_s: as find_limit returns.  folder: where hang.txt goes.
+    say: shows a line to a person.  fail: takes the error of a run that hangs.  host_of: names the
+    host of a rank for a person.  compares: True to name stragglers: where loops do not run ahead of
+    a device.  grows: see Quiet.  own: returns for how many seconds a thread of the launcher itself
+    has done nothing, and which one.
+    """
 
-        pulses, stacks: of the ranks.  limit_s: as find_limit returns.  folder: where hang.txt goes.
-        say: shows a line to a person.  fail: takes the error of a run that hangs.  host_of: names
-        the host of a rank for a person.  compares: True to name stragglers: where loops do not run
-        ahead of a device.  grows: see Quiet.  own: returns for how many seconds a thread of the
-        launcher itself has done nothing, and which one.
-        """
-        self.compares, self.grows, self._own = compares, grows, own
-        self.pulses, self.stacks, self.limit_s = pulses, stacks, limit_s
-        self._folder, self._say, self._fail, self._host_of = folder, say, fail, host_of
+    pulses: Pulses
+    stacks: Stacks
+    limit_s: float
+    folder: Callable[[], Path]
+    say: Callable[[str], None]
+    fail: Callable[[RunError], None]
+    host_of: Callable[[int], str]
+    compares: bool
+    grows: bool
+    own: Callable[[], tuple[float, str]] = lambda: (0.0, "")
+
+    def __post_init__(self) -> None:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -196,8 +192,8 @@ class Watch:
         """Watch until the run ends.  A fault of the watch ends no run, but it is said."""
         try:
             self._watch()
-        except Exception as error:
-            self._say(f"from here on no hang and no slow rank is named: {own_fault(error)}")
+        except Exception as error:  # whatever it is: the run goes on without a watch
+            self.say(f"from here on no hang and no slow rank is named: {own_fault(error)}")
             if os.environ.get(TRACEBACK) == "1":
                 raise
 
@@ -206,7 +202,7 @@ class Watch:
         quiet, missing = Quiet(self.limit_s, between_s, self.grows), ""
         pace = Pace(self.pulses.ranks)
         while not self._ended.wait(between_s):
-            quiet_s, name = self._own()
+            quiet_s, name = self.own()
             if quiet_s > max(self.limit_s, quiet.limit_s):
                 self._end_launcher(quiet_s, name)
             moved, computed = self._measure_work()
@@ -216,16 +212,16 @@ class Watch:
             elif hangs and self._end_run(quiet):
                 return
             elif self.compares and (straggler := pace.look(time.monotonic())):
-                self._say(straggler)
+                self.say(straggler)
             elif quiet.work_s > _SAY_S and (found := self._find_missing()) != missing:
                 missing = found
-                self._say(f"{found}: the others wait.")
+                self.say(f"{found}: the others wait.")
 
     def _end_launcher(self, quiet_s: float, name: str) -> None:
         """End a launcher one of whose threads blocks: it could not end its ranks, nor itself."""
         print(f"{name}\n  it has not gone on for {quiet_s:.0f} s.", file=sys.stderr, flush=True)
         with contextlib.suppress(OSError):
-            (self._folder() / FILE).write_text("\n".join([name, *_own_stacks()]) + "\n")
+            (self.folder() / FILE).write_text("\n".join([name, *_own_stacks()]) + "\n")
         self._kill_ranks()
         os._exit(1)
 
@@ -262,9 +258,7 @@ class Watch:
         pulses = {pulse.rank: pulse for pulse in self.pulses.ranks}
         halts = {rank: describe_halt(pulse.process) for rank, pulse in pulses.items()}
         ranks = {rank: pulse.state(halts[rank]) for rank, pulse in pulses.items()}
-        hang = Hang(
-            ranks=ranks, found=find_owed(ranks), quiet_s=quiet.acts_s, host_of=self._host_of
-        )
+        hang = Hang(ranks=ranks, found=find_owed(ranks), quiet_s=quiet.acts_s, host_of=self.host_of)
         asked = {
             k: pulse.process
             for k, pulse in enumerate(self.pulses.ranks)
@@ -280,8 +274,8 @@ class Watch:
         if self.pulses.copy() != before:
             return False
         error = hang.error
-        file = self._folder() / FILE
-        self._fail(RunError(error.where, f"{error.problem}\nAll waits and stacks: {file}"))
+        file = self.folder() / FILE
+        self.fail(RunError(error.where, f"{error.problem}\nAll waits and stacks: {file}"))
         self._kill_ranks()
         with contextlib.suppress(OSError):
             file.write_text(describe_hang(hang, pulses, stacks, children))

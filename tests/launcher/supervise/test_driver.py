@@ -35,7 +35,7 @@ def test_there_is_one_event_loop() -> None:
         for file in FILES
         if re.search(r"new_event_loop\(|asyncio\.run\(", file.read_text())
     ]
-    assert made == ["launcher/supervise/driver.py"]
+    assert made == ["launcher/supervise/hands/event_loop.py"]
 
 
 def test_no_class_of_supervision_has_many_attributes() -> None:

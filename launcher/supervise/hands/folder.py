@@ -1,0 +1,138 @@
+"""The run's folder, as rounds of ranks begin, begin again and end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flowrun.engine.trace.trace import TraceEvent
+from flowrun.launcher.job.job import Start
+from flowrun.launcher.ranks.rank_events import RankEnded, Reason, WeightsWritten
+from flowrun.launcher.ranks.wire import Notice
+from flowrun.launcher.report.record import Record
+from flowrun.launcher.report.report import Log
+from flowrun.launcher.store import weight_files as weights
+from flowrun.launcher.store.checkpoint import find_step, remove_partial
+from flowrun.launcher.supervise.hands.lease import Lease, Owner
+from flowrun.launcher.supervise.hosts.token import find_token
+from flowrun.launcher.supervise.life import instructions as do
+from flowrun.launcher.supervise.life.events import FromHost
+from flowrun.launcher.supervise.life.halts import Company
+
+
+@dataclass
+class Ledger:
+    """What the ranks of a round have measured, and where their weights lie.  By rank."""
+
+    ends: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    weights: dict[int, WeightsWritten] = field(default_factory=dict)
+
+    def take(self, event: Notice) -> None:
+        """Keep what is for the report."""
+        event = event.event if isinstance(event, FromHost) else event
+        if isinstance(event, RankEnded):
+            self.ends[event.rank] = event.measured
+        elif isinstance(event, WeightsWritten):
+            self.weights[event.rank] = event
+
+    def log(self, record: Record) -> Log:
+        """Return everything measured on all ranks."""
+
+        def by_rank(key: str) -> dict[int, Any]:
+            return {rank: m[key] for rank, m in sorted(self.ends.items()) if key in m}
+
+        notes = {rank: [TraceEvent(*n) for n in all_] for rank, all_ in by_rank("notes").items()}
+        return Log(
+            record.steps,
+            record.validation,
+            peak_bytes=by_rank("peak"),
+            sent_bytes=by_rank("sent"),
+            acts=by_rank("acts"),
+            most_stashed=by_rank("stashed"),
+            process_bytes=by_rank("process_peak"),
+            waited_s=by_rank("waited_s"),
+            notes={rank: found for rank, found in notes.items() if found},
+            restarts=record.restarts,
+            measured_steps=record.reached - record.first,
+        )
+
+    def join_weights(self, record: Record, num_ranks: int) -> None:
+        """Several hosts: make one file of all shards, if this disk has them all; else they stay,
+        and it is said.
+        """
+        if not self.weights:
+            return
+        seen = next(iter(self.weights.values()))
+        if not seen.sees_all:
+            ranks = ", ".join(map(str, sorted(self.weights)))
+            record.note(
+                f"the weights of ranks {ranks} are here, those of the others on their hosts' disks;"
+                f" join them: {os.path.basename(sys.executable)} -m flowrun.launcher.weights"
+                " FOLDER OTHER_FOLDER"
+            )
+        elif seen.host == 0:
+            weights.join_shards([record.folder], num_ranks)
+
+
+def prepare(record: Record, company: Company, lease: Lease) -> None:
+    """Make the folder ready for the ranks of a round: each host writes to one of its own, and the
+    first removes what ranks that have ended left half written.  Raises RecipeError, OSError.
+    """
+    names = company.names
+    if company.number == 0:
+        endpoint = record.asked.launch.rdzv_endpoint if names else ""
+        lease.take(Owner.of_this(endpoint, find_token(record.run_folder) if names else ""))
+    if company.shared or company.may_change:
+        record.share(company.number)
+    if company.may_change:
+        count = f"{len(names)} hosts" if len(names) > 1 else "1 host"
+        record.say(f"{count} from step {record.first}: {', '.join(names or ('this host',))}")
+    if not record.begun:
+        record.begin()
+    if company.number == 0:
+        remove_partial(record.run_folder)
+
+
+def begin_again(record: Record, start: Start | None, again: do.Restart, may_change: bool) -> None:
+    """Put the folder where the ranks begin again, and say so.
+
+    start: that this host would begin at; hosts may have agreed on another.
+    """
+    fault, place, reached = again.fault, again.place, record.reached
+    if start is None or start.step != place.step:
+        start = find_step(record.run_folder, place.step)
+    record.go_back(start, _line(record, fault, place.step, place.source))
+    count = f"Restart {again.in_row} of {again.limit}" if again.in_row else "Goes on"
+    why = "" if may_change else f"{fault.where}: {fault.problem.splitlines()[0]} "
+    back = reached - place.step
+    record.note(f"{why}{count} from step {place.step} ({place.source}), {back} back.")
+
+
+def roll_back(record: Record, start: Start | None, back: do.RollBack) -> None:
+    """Put the folder after a bad step, with older weights, and say so."""
+    fault, first, last = back.fault, back.weights, back.steps - 1
+    line = _line(record, fault, back.steps, "checkpoint" if first else "beginning")
+    record.go_back(start, {**line, "left_out": [first, last]})
+    record.leave_out(range(first, back.steps))
+    of = f"the checkpoint of step {first}" if first else "the beginning"
+    record.note(
+        f"{fault.where}: {fault.problem.splitlines()[0]} The run goes on at step {back.steps} with"
+        f" the weights of {of}; the updates of steps {first} to {last} are left out."
+    )
+
+
+def _line(record: Record, fault: Reason, first: int, source: str) -> dict[str, object]:
+    """Return a line of restarts.jsonl."""
+    return {
+        "restart": record.restarts + 1,
+        "time": time.time(),
+        "where": fault.where,
+        "problem": fault.problem,
+        "reached": record.reached,
+        "first": first,
+        "source": source,
+    }

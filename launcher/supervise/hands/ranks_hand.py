@@ -1,0 +1,77 @@
+"""The hand of ranks, whatever they are: processes (local_ranks.py), or all in this one
+(virtual_ranks.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from flowrun.launcher.job.compiling import Compiled
+from flowrun.launcher.ranks.snapshot_memory import SnapshotMemory
+from flowrun.launcher.ranks.step_gate import StepGate
+from flowrun.launcher.ranks.wire import Notice
+from flowrun.launcher.report.record import Record
+from flowrun.launcher.supervise.hands.desk import Desk
+from flowrun.launcher.supervise.hosts.endpoint import MeetingPlace
+from flowrun.launcher.supervise.life.events import Frozen
+
+_CLEAR_S = 0.01  # from one look to the next whether ranks have gone on from a halt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wires:
+    """What ranks' hands need of the driver.
+
+    record: of the run.  desk: the main thread.  post: takes events.  begin: lets the loop run a
+    coroutine.  waits: True while too many events wait.  host_of: names the host of a rank.  own:
+    see Watch.
+    """
+
+    record: Record
+    desk: Desk
+    post: Callable[[Notice], None]
+    begin: Callable[[Coroutine[Any, Any, None]], object]
+    waits: Callable[[], bool]
+    host_of: Callable[[int], str]
+    own: Callable[[], tuple[float, str]]
+
+
+class RanksHand:
+    """The ranks of this host, round by round.
+
+    gate: of those that run.  snapshots: what they left in memory.  exception: what a user's code
+    raised, which the run ends with.
+    """
+
+    def __init__(self, compiled: Compiled, wires: Wires) -> None:
+        self.compiled, self.wires = compiled, wires
+        self.gate: StepGate | None = None
+        self.snapshots: SnapshotMemory | None = None
+        self.exception: Exception | None = None
+
+    def fork(self, place: MeetingPlace) -> None:
+        """Let ranks train; RanksForked is posted, at the end RanksGone."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """End the ranks."""
+        raise NotImplementedError
+
+    async def freeze(self) -> None:
+        """Freeze the gate, once all ranks have gone on from the last halt; Frozen is posted.  A
+        rank that was killed as it passed leaves it shut: the ranks end anyway.
+        """
+        gate = self.gate
+        while gate and gate is self.gate:
+            if gate.is_clear and gate.freeze(0):
+                self.wires.post(Frozen(gate.begun))
+                return
+            await asyncio.sleep(_CLEAR_S)
+
+    def open(self, halt: int, ends: int) -> None:
+        """Open the gate.  halt: a step, after which all rest; -1: none.  ends: see StepGate."""
+        if self.gate:
+            self.gate.open(halt if halt >= 0 else None, ends)
