@@ -29,9 +29,10 @@ from flowrun.engine.runtime.drivers.pulse import Phase, Pulse
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.rank.rank import LentVariables, Rank, Results
 from flowrun.engine.runtime.rank.readers import BatchSource
+from flowrun.engine.runtime.transport.arena import ArenaPiece
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.engine.runtime.transport.pending import PeerGone
-from flowrun.engine.runtime.transport.shared_weight_memory import SharedMemory, side_by_side
+from flowrun.engine.runtime.transport.shared_weight_memory import side_by_side
 
 
 class LostPeer(RunError):
@@ -81,7 +82,7 @@ class DistributedRank:
         self.current: Actor | None = None
         self.to_end = 0  # acts that have still to end before the next step is reported
 
-    def _share(self, ranks: tuple[int, ...], owner: int, num_bytes: int) -> SharedMemory | None:
+    def _share(self, ranks: tuple[int, ...], owner: int, num_bytes: int) -> ArenaPiece | None:
         try:
             return self.links.share(ranks, owner, num_bytes)
         except PeerGone as error:

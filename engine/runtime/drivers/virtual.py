@@ -11,7 +11,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
@@ -24,6 +23,7 @@ from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.rank.rank import LentVariables, Rank, Results
 from flowrun.engine.runtime.rank.readers import BatchSource
+from flowrun.engine.runtime.transport.arena import Arena, ArenaPiece
 from flowrun.engine.runtime.transport.shared_weight_memory import Share, side_by_side, wholes
 from flowrun.engine.runtime.transport.transport import cut, run_group, run_route
 
@@ -240,25 +240,15 @@ class _VirtualSharedMemory:
     """The memory that groups of ranks share: the first rank of a group that asks makes it."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[tuple[int, ...], int], _VirtualMemory] = {}
+        self._made: dict[tuple[tuple[int, ...], int], ArenaPiece] = {}
 
     def make_share(self) -> Share:
         """Return the function by which a rank asks for memory; requests count in order."""
         asked: Counter[tuple[int, ...]] = Counter()
 
-        def share(ranks: tuple[int, ...], _: int, num_bytes: int) -> _VirtualMemory:
+        def share(ranks: tuple[int, ...], _: int, num_bytes: int) -> ArenaPiece:
             asked[ranks] += 1
-            return self._made.setdefault(
-                (ranks, asked[ranks]), _VirtualMemory(bytearray(num_bytes))
-            )
+            piece = ArenaPiece(Arena(bytearray(num_bytes)), 0)
+            return self._made.setdefault((ranks, asked[ranks]), piece)
 
         return share
-
-
-class _VirtualMemory(NamedTuple):
-    """Memory of this process in place of memory that processes share."""
-
-    memory: bytearray
-
-    def tensor(self, start: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=start)

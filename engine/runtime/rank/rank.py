@@ -5,8 +5,8 @@ It runs acts, and knows no protocol, no clock and no other rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -117,32 +117,30 @@ class Rank:
         """
         own = [v for v in self.plan.variables.values() if v.stage == self.stage]
         self.variables |= {v.tensor: lent[v.tensor] for v in own if v.tensor in lent}
-        new = [v for v in own if v.tensor not in lent]
-        self._fill_whole([v for v in new if v.kind != "state" or v.start is None], initial)
-        for v in new:
+        states: list[Variable] = []
+        pieces: dict[str, list[tuple[torch.Tensor, Slices]]] = {}  # of one initial value
+        for v in (v for v in own if v.tensor not in lent):
             if v.kind == "state" and v.start is not None:
-                self._empty(v)[0].fill_(v.start)
-
-    def _fill_whole(
-        self, variables: Iterable[Variable], initial: Mapping[str, torch.Tensor] | None
-    ) -> None:
-        pieces: dict[str, list[tuple[torch.Tensor, Slices]]] = {}
-        for v in variables:
-            pieces.setdefault(v.of or v.name, []).append(self._empty(v))
-        if initial is not None:
-            for name, unfilled in pieces.items():
-                _fill(unfilled, initial[name])
+                states.append(v)
+            else:
+                pieces.setdefault(v.of or v.name, []).append(self._empty(v))
+        for name, unfilled in pieces.items() if initial is not None else ():
+            value = initial[name]
+            for target, slices in unfilled:
+                target.copy_(cut(value, slices))
+        for v in states:
+            self._empty(v)[0].fill_(v.start)
 
     def _empty(self, variable: Variable) -> tuple[torch.Tensor, Slices]:
         """Make this rank's piece of a variable, without values; return it and its slices."""
         tensor = self.plan.tensors[variable.tensor]
         slices = local_slices(tensor.shape, variable.nd_sbp, self.grid, self.coordinate)
-        lies = self.side_by_side.get(variable.tensor)
-        value = self.variables[variable.tensor] = (
-            torch.empty([n for _, n in slices], dtype=tensor.dtype, device=self.device)
-            if lies is None
-            else lies.piece
-        )
+        if (lies := self.side_by_side.get(variable.tensor)) is not None:
+            value = lies.piece
+        else:
+            lengths = [length for _, length in slices]
+            value = torch.empty(lengths, dtype=tensor.dtype, device=self.device)
+        self.variables[variable.tensor] = value
         return value, slices
 
     def lend_variables(self, plan: Plan, instead: Mapping[str, str]) -> LentVariables:
@@ -178,7 +176,8 @@ class Rank:
             case RegionWork():
                 self._region(actor, actor.work, act)
             case PrepareWork() | FeedWork():
-                self.store(actor, act, self.readers.supply(actor, act, self.inputs(actor, act)))
+                supplied = self.readers.supply(actor, act, self.inputs(actor, act))
+                self.store(actor, act, cast(list[torch.Tensor], supplied))
             case ReportWork():
                 self.report(actor, act)()
             case other:
@@ -198,14 +197,14 @@ class Rank:
         return read
 
     def _region(self, actor: Actor, work: RegionWork, act: int) -> None:
-        inputs: list[Any] = self.inputs(actor, act)
+        inputs: list[torch.Tensor | None] = [*self.inputs(actor, act)]
         inputs += [
             ring.versions[act // every][position] if ring and act % every else None
             for _, ring, position, every in self.sums[actor.id]
         ]
         self.give_up(actor, act)
         try:
-            results = self.kernels[actor.id](inputs)
+            results = self.kernels[actor.id](cast(list[torch.Tensor], inputs))
         except OutOfRange as error:
             problem = self.readers.locate(error, act) or str(error)
             where = f"rank {self.rank}, actor {actor.name}"
@@ -259,12 +258,10 @@ class Rank:
 
     def find_layouts(self, actor: Actor) -> BucketLayout:
         """Return how the tensors of a collective lie on this rank's group."""
-        layouts = self._layouts.get(actor.id)
-        if layouts is None:
+        if actor.id not in self._layouts:
             assert isinstance(actor.work, BoxWork)
-            layouts = bucket_layout(actor.work, self.grid, self.coordinate)
-            self._layouts[actor.id] = layouts
-        return layouts
+            self._layouts[actor.id] = bucket_layout(actor.work, self.grid, self.coordinate)
+        return self._layouts[actor.id]
 
 
 def _join_rows(
@@ -275,9 +272,3 @@ def _join_rows(
         before = value.new_empty((parts * len(value), *value.shape[1:]))
     before.narrow(0, part * len(value), len(value)).copy_(value)
     return before
-
-
-def _fill(own: Sequence[tuple[torch.Tensor, Slices]], value: torch.Tensor) -> None:
-    """Copy regions of a logical value into the pieces that this rank has of it."""
-    for target, slices in own:
-        target.copy_(cut(value, slices))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import mmap
 import os
 import resource
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,14 +37,32 @@ def _share(ranks: int) -> int:
 
 
 class Arena:
-    """The memory behind a descriptor, as bytes and as tensors."""
+    """Memory as bytes and as tensors: of a descriptor, or of this process alone."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+    def __init__(self, memory: mmap.mmap | bytearray) -> None:
+        self.memory = memory
+
+    @staticmethod
+    def of(descriptor: int) -> Arena:
+        """Map the memory of another process."""
+        return Arena(mmap.mmap(descriptor, os.fstat(descriptor).st_size))
 
     def tensor(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
         """Return a flat view of `count` (at least one) elements of a dtype from byte `start`."""
         return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=start)
+
+
+class ArenaPiece(NamedTuple):
+    """A piece of an arena that ranks of a group write and read as their own, to the end."""
+
+    arena: Arena
+    begin: int
+
+    def tensor(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
+        """Return a flat view of `count` elements of a dtype from byte `start`; its storage is no
+        larger.
+        """
+        return self.arena.tensor(self.begin + start, count, dtype)
 
 
 class OwnArena(Arena):
@@ -54,7 +73,7 @@ class OwnArena(Arena):
         self.descriptor = os.memfd_create("flowrun", os.MFD_CLOEXEC)
         size = _share(ranks)
         os.ftruncate(self.descriptor, size)
-        super().__init__(self.descriptor)
+        super().__init__(mmap.mmap(self.descriptor, size))
         self._pieces = FirstFit(size)
         self._kept = 0
 

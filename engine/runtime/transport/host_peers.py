@@ -57,7 +57,7 @@ def shake_hands(
         socket.send_fds(one, [_RANK.pack(rank)], [arena.descriptor])
     for one in sockets:
         data, descriptors, _, _ = socket.recv_fds(one, _RANK.size, 1)
-        yield *_RANK.unpack(data), one, Arena(descriptors[0])
+        yield *_RANK.unpack(data), one, Arena.of(descriptors[0])
         os.close(descriptors[0])
 
 

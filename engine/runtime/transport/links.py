@@ -14,10 +14,11 @@ from torch import Tensor
 
 from flowrun.engine.actors.plan import SEND, BoxWork, Plan, TransferWork
 from flowrun.engine.ir.placement import Shape
+from flowrun.engine.runtime.transport.arena import ArenaPiece
 from flowrun.engine.runtime.transport.collectives import TorchTransport
 from flowrun.engine.runtime.transport.inbox import Inbox
 from flowrun.engine.runtime.transport.pending import Collective, Pending, Ranks, Transport
-from flowrun.engine.runtime.transport.shared_memory import ArenaPiece, SharedMemoryTransport
+from flowrun.engine.runtime.transport.shared_memory import SharedMemoryTransport
 
 
 def channels_of(plan: Plan) -> set[tuple[int, Ranks]]:

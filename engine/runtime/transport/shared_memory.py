@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,7 @@ from torch import Tensor
 from flowrun.engine.boxing.boxing import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, EXCHANGE
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.runtime.transport import host_peers
-from flowrun.engine.runtime.transport.arena import Arena, OwnArena
+from flowrun.engine.runtime.transport.arena import Arena, ArenaPiece, OwnArena
 from flowrun.engine.runtime.transport.host_peers import POSTED, READ, REST, WRITTEN, HostPeer
 from flowrun.engine.runtime.transport.inbox import Inbox
 from flowrun.engine.runtime.transport.pending import (
@@ -105,17 +104,6 @@ class PendingMessage:
             callback()
         else:
             self._callback = callback
-
-
-class ArenaPiece(NamedTuple):
-    """A piece of a rank's arena that ranks of a group write and read as their own, to the end."""
-
-    arena: Arena
-    begin: int
-
-    def tensor(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
-        """Return a flat view of `count` elements of a dtype from byte `start`."""
-        return self.arena.tensor(self.begin + start, count, dtype)
 
 
 class SharedMemoryTransport:

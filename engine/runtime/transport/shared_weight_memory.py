@@ -7,26 +7,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
 from flowrun.engine.actors.plan import BoxWork, Plan
+from flowrun.engine.runtime.transport.arena import ArenaPiece
 from flowrun.engine.runtime.transport.transport import GroupLayout, bucket_layout
-
-
-class SharedMemory(Protocol):
-    """Memory that a group of ranks shares."""
-
-    def tensor(self, start: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a flat view, whose storage is as large, of `count` elements of a dtype from byte
-        `start`.
-        """
-
 
 # (ranks of a group, the one of them in whose memory it is to lie, bytes) -> memory for all of them;
 # None if they share none
-Share = Callable[[tuple[int, ...], int, int], SharedMemory | None]
+Share = Callable[[tuple[int, ...], int, int], ArenaPiece | None]
 
 
 class Weight(NamedTuple):
@@ -96,7 +87,7 @@ def _lying(plan: Plan, rank: int) -> dict[str, tuple[GroupLayout, int]]:
 
 
 def _view(
-    memory: SharedMemory, start: int, shape: tuple[int, ...], dtype: torch.dtype
+    memory: ArenaPiece, start: int, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
     """start: in elements."""
     return memory.tensor(start * dtype.itemsize, math.prod(shape), dtype).view(shape)

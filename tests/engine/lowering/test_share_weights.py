@@ -14,12 +14,8 @@ from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import B, NdSbp, P, S
 from flowrun.engine.lowering.share_weights import mark_shared_gathers
 from flowrun.engine.runtime.rank.rank import Rank
-from flowrun.engine.runtime.transport.shared_weight_memory import (
-    SharedMemory,
-    Weight,
-    side_by_side,
-    wholes,
-)
+from flowrun.engine.runtime.transport.arena import Arena, ArenaPiece
+from flowrun.engine.runtime.transport.shared_weight_memory import Weight, side_by_side, wholes
 from support.layouts.grids import Layout, compiled, initial
 from support.layouts.plain_loop import gpt, mlp
 
@@ -125,7 +121,7 @@ def test_zero_in_shared_memory_gathers_no_byte(zero: int) -> None:
 
 def test_pieces_lie_in_the_whole_and_members_have_equal_parts_of_all() -> None:
     plan = compiled(mlp(), Layout(data=2, zero=1, shared=True)).plan
-    memory: dict[int, _Memory] = {}
+    memory: dict[int, ArenaPiece] = {}
     asked = [_Asked(memory), _Asked(memory)]
     found = [side_by_side(plan, rank, asked[rank]) for rank in (0, 1)]
     assert found[0].keys() == found[1].keys() and found[0]
@@ -199,19 +195,11 @@ def two_axes() -> Plan:
 class _Asked:
     """Gives memory, and keeps what was asked for.  memory: of all ranks, by number."""
 
-    def __init__(self, memory: dict[int, _Memory]) -> None:
+    def __init__(self, memory: dict[int, ArenaPiece]) -> None:
         self.memory = memory
         self.of: list[tuple[tuple[int, ...], int, int]] = []
 
-    def __call__(self, ranks: tuple[int, ...], owner: int, num_bytes: int) -> SharedMemory:
-        made = self.memory.setdefault(len(self.of), _Memory(num_bytes))
+    def __call__(self, ranks: tuple[int, ...], owner: int, num_bytes: int) -> ArenaPiece:
+        made = self.memory.setdefault(len(self.of), ArenaPiece(Arena(bytearray(num_bytes)), 0))
         self.of.append((ranks, owner, num_bytes))
         return made
-
-
-class _Memory:
-    def __init__(self, num_bytes: int) -> None:
-        self.bytes = bytearray(num_bytes)
-
-    def tensor(self, start: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.frombuffer(self.bytes, dtype=dtype, count=count, offset=start)

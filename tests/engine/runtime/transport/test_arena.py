@@ -47,4 +47,4 @@ def test_what_one_writes_another_reads() -> None:
     with closing(OwnArena()) as own:
         start = own.take(12)
         own.tensor(start, 3, torch.float32).copy_(torch.tensor([1.0, 2.0, 3.0]))
-        assert Arena(own.descriptor).tensor(start, 3, torch.float32).tolist() == [1.0, 2.0, 3.0]
+        assert Arena.of(own.descriptor).tensor(start, 3, torch.float32).tolist() == [1.0, 2.0, 3.0]
