@@ -14,19 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flowrun.engine.actors.plan import BOX, RECEIVE, SEND, BoxWork, Plan, TransferWork
-from flowrun.engine.trace.trace import (
-    COMPUTE,
-    FLIGHT,
-    ISSUE,
-    RUN,
-    SLEEP,
-    TAKE,
-    ActKey,
-    Slice,
-    TraceEvent,
-    build_slices,
-    step_number,
-)
+from flowrun.engine.trace.trace import ActKey, Slice, TraceEvent, What, build_slices, step_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +52,7 @@ def measure_steps(plan: Plan, events: Mapping[int, Sequence[TraceEvent]]) -> tup
     times = (
         _RankTrace(plan, rank, events[rank], traced[rank], begun).time(first)
         for rank in sorted(events)
-        if first is not None and any(event.what == RUN for event in events[rank])
+        if first is not None and any(event.what == What.RUN for event in events[rank])
     )
     return tuple(time for time in times if time is not None)
 
@@ -96,12 +84,11 @@ class _RankTrace:
     ) -> None:
         self.plan = plan
         self.rank = rank
-        self.thread = sorted(
-            (e for e in events if e.what not in (FLIGHT, RUN)), key=lambda event: event.begin
-        )
-        self.runs = [e for e in events if e.what == RUN]
+        of_thread = (e for e in events if e.what not in (What.FLIGHT, What.RUN))
+        self.thread = sorted(of_thread, key=lambda event: event.begin)
+        self.runs = [e for e in events if e.what == What.RUN]
         self.slices: dict[ActKey, Slice] = {(s.actor, s.act): s for s in slices}
-        self.computed = [e for e in self.thread if e.what == COMPUTE]
+        self.computed = [e for e in self.thread if e.what == What.COMPUTE]
         self.begun = begun
 
     def time(self, first: int) -> StepTime | None:
@@ -119,7 +106,7 @@ class _RankTrace:
         spent: Counter[str] = Counter()
         reasons: Counter[str] = Counter()
         for event in (e for e in self.thread if e.begin >= start):
-            if event.what == SLEEP:
+            if event.what == What.SLEEP:
                 for cause, actor, length in self._split_sleep(event):
                     spent[cause] += length
                     reasons[actor] += length
@@ -131,8 +118,8 @@ class _RankTrace:
             rank=self.rank,
             steps=steps,
             step_s=total * each,
-            compute_s=spent[COMPUTE] * each,
-            handling_s=(spent[ISSUE] + spent[TAKE]) * each,
+            compute_s=spent[What.COMPUTE] * each,
+            handling_s=(spent[What.ISSUE] + spent[What.TAKE]) * each,
             communication_s=spent["communication"] * each,
             ranks_s=spent["ranks"] * each,
             data_s=spent["data"] * each,

@@ -10,30 +10,32 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
 from flowrun.engine.actors.plan import Actor, BoxWork, Plan
 
-COMPUTE, ISSUE, FLIGHT, TAKE, SLEEP, RUN = "compute", "issue", "flight", "take", "sleep", "run"
 INPUT, CREDIT, TURN, ITSELF = "input", "credit", "turn", "itself"
 ActKey = tuple[int, int]  # actor, act
 
 
+class What(StrEnum):
+    """What a rank did.  All but FLIGHT and RUN are of its own thread, one after the other."""
+
+    COMPUTE = "compute"  # it ran an act
+    ISSUE = "issue"  # it started communication, or a reader's act
+    FLIGHT = "flight"  # what was started has completed (begin = end)
+    TAKE = "take"  # it stored what arrived
+    SLEEP = "sleep"  # nothing could act until the named act in flight ended
+    RUN = "run"  # a whole segment (actor and act are 0)
+
+
 class TraceEvent(NamedTuple):
-    """Something that a rank did from `begin` to `end`, in ns of the host's monotonic clock.
+    """Something that a rank did from `begin` to `end`, in ns of the host's monotonic clock."""
 
-    COMPUTE: the rank ran an act.
-    ISSUE: it started communication, or a reader's act.
-    FLIGHT: what was started has completed (begin = end).
-    TAKE: it stored what arrived.
-    SLEEP: nothing could act until the named act in flight ended.
-    RUN: a whole segment (actor and act are 0).
-    All but FLIGHT and RUN happen on the rank's own thread, one after the other.
-    """
-
-    what: str
+    what: What
     actor: int
     act: int
     begin: int
@@ -150,24 +152,24 @@ def replace_with_device_times(
     out: list[TraceEvent] = []
     computed: list[TraceEvent] = []
     for event in events:
-        if event.what == COMPUTE:
+        if event.what == What.COMPUTE:
             begin, end = times[event.actor, event.act]
             computed.append(event._replace(begin=begin, end=end))
-        elif event.what == ISSUE:
+        elif event.what == What.ISSUE:
             out.append(event._replace(end=event.begin))
-        elif event.what == TAKE:
+        elif event.what == What.TAKE:
             out.append(event._replace(begin=event.end))
-        elif event.what != SLEEP:
+        elif event.what != What.SLEEP:
             out.append(event)
     computed.sort(key=lambda event: event.begin)
     for one, other in pairwise(computed):
         if other.begin > one.end:
-            out.append(TraceEvent(SLEEP, other.actor, other.act, one.end, other.begin))
+            out.append(TraceEvent(What.SLEEP, other.actor, other.act, one.end, other.begin))
     return [*out, *computed]
 
 
 def keep_last_steps(plan: Plan, events: Collection[TraceEvent], steps: int) -> list[TraceEvent]:
-    at = {event: step_number(plan, event.actor, event.act) for event in events if event.what != RUN}
+    at = {e: step_number(plan, e.actor, e.act) for e in events if e.what != What.RUN}
     last = max(at.values(), default=0)
     return [event for event in events if at.get(event, last) > last - steps]
 
@@ -178,11 +180,11 @@ def build_slices(plan: Plan, rank: int, events: Iterable[TraceEvent]) -> tuple[S
     ended: dict[ActKey, int] = {}
     done: dict[ActKey, int] = {}
     for what, actor, act, begin, end in events:
-        if what in (COMPUTE, ISSUE):
+        if what in (What.COMPUTE, What.ISSUE):
             begun[actor, act] = begin
-        if what in (COMPUTE, FLIGHT):
+        if what in (What.COMPUTE, What.FLIGHT):
             ended[actor, act] = end
-        if what == TAKE:
+        if what == What.TAKE:
             done[actor, act] = end
     needs = Needs(plan)
     slices = []

@@ -17,15 +17,13 @@ from flowrun.engine.compile import Rehearsed
 from flowrun.engine.ir.files import replace_text
 from flowrun.engine.trace.step_time import first_whole_step
 from flowrun.engine.trace.trace import (
-    COMPUTE,
     CREDIT,
-    FLIGHT,
     INPUT,
-    RUN,
     TURN,
     Need,
     Slice,
     TraceEvent,
+    What,
     build_slices,
     step_number,
 )
@@ -131,9 +129,9 @@ def _thread(
     """The first row of a rank: what its thread did, one after the other."""
     yield _meta(rank, 0, "thread_name", name="the rank's thread")
     for what, actor, act, begin, end in notes:
-        if what not in (FLIGHT, RUN):
+        if what not in (What.FLIGHT, What.RUN):
             about = plan.actors[actor]
-            name = about.name if what == COMPUTE else f"{what} {about.name}"
+            name = about.name if what == What.COMPUTE else f"{what} {about.name}"
             times = (begin - zero) / 1e3, (end - zero) / 1e3
             yield _slice(rank, 0, name, what, *times, **_when(plan, about, act))
 

@@ -21,14 +21,9 @@ from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.trace.trace import (
-    COMPUTE,
-    FLIGHT,
-    ISSUE,
-    RUN,
-    SLEEP,
-    TAKE,
     ActKey,
     TraceEvent,
+    What,
     keep_last_steps,
     replace_with_device_times,
 )
@@ -62,7 +57,7 @@ class RecordedRank(DistributedRank):
         first: int = 0,
         may_begin: Callable[[int], bool] | None = None,
     ) -> list[Results]:
-        with self._noted(RUN, 0, 0):
+        with self._noted(What.RUN, 0, 0):
             return super().run(steps, on_step, first, may_begin)
 
     def read_notes(self) -> list[TraceEvent]:
@@ -70,7 +65,7 @@ class RecordedRank(DistributedRank):
         notes = keep_last_steps(self.plan, self.notes, self.trace)
         if self.device.type != "cuda":
             return notes
-        acts = {(note.actor, note.act) for note in notes if note.what == COMPUTE}
+        acts = {(note.actor, note.act) for note in notes if note.what == What.COMPUTE}
         return replace_with_device_times(notes, self._device_times(acts))
 
     def _device_times(self, acts: Collection[ActKey]) -> dict[ActKey, tuple[int, int]]:
@@ -96,43 +91,43 @@ class RecordedRank(DistributedRank):
         return mark
 
     @contextmanager
-    def _noted(self, what: str, actor: int, act: int) -> Iterator[None]:
+    def _noted(self, what: What, actor: int, act: int) -> Iterator[None]:
         begin = perf_counter_ns()
         yield
         self.notes.append(TraceEvent(what, actor, act, begin, perf_counter_ns()))
 
     def _compute(self, actor: Actor, act: int) -> None:
-        with self._noted(COMPUTE, actor.id, act):
+        with self._noted(What.COMPUTE, actor.id, act):
             first = self._mark() if self.device.type == "cuda" else None
             super()._compute(actor, act)
             if first:
                 self.marks.append(((actor.id, act), (first, self._mark())))
 
     def _issue(self, actor: Actor, act: int) -> None:
-        with self._noted(ISSUE, actor.id, act):
+        with self._noted(What.ISSUE, actor.id, act):
             super()._issue(actor, act)
 
     def _supply(self, actor: Actor, act: int) -> None:
-        with self._noted(ISSUE, actor.id, act):
+        with self._noted(What.ISSUE, actor.id, act):
             super()._supply(actor, act)
 
     def _report(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
-        with self._noted(ISSUE, actor.id, act):
+        with self._noted(What.ISSUE, actor.id, act):
             super()._report(scheduler, actor, act)
 
     def _announce(self, actor: int, act: int) -> None:
         now = perf_counter_ns()
-        self.notes.append(TraceEvent(FLIGHT, actor, act, now, now))
+        self.notes.append(TraceEvent(What.FLIGHT, actor, act, now, now))
         super()._announce(actor, act)
 
     def _take(self, scheduler: Scheduler, actor_id: int, act: int) -> None:
-        with self._noted(TAKE, actor_id, act):
+        with self._noted(What.TAKE, actor_id, act):
             super()._take(scheduler, actor_id, act)
 
     def _sleep(self) -> tuple[int, int]:
         begin = perf_counter_ns()
         actor, act = super()._sleep()
-        self.notes.append(TraceEvent(SLEEP, actor, act, begin, perf_counter_ns()))
+        self.notes.append(TraceEvent(What.SLEEP, actor, act, begin, perf_counter_ns()))
         return actor, act
 
 
@@ -156,15 +151,15 @@ class RecordedCluster(VirtualCluster):
     def _act(self, rank: int, launched: LaunchAct) -> None:
         begin = perf_counter_ns()
         super()._act(rank, launched)
-        self.notes[rank].append(TraceEvent(COMPUTE, *launched, begin, perf_counter_ns()))
+        self.notes[rank].append(TraceEvent(What.COMPUTE, *launched, begin, perf_counter_ns()))
 
     def _post(self, rank: int, actor: Actor, act: int) -> None:
         begin = perf_counter_ns()
-        self.notes[rank].append(TraceEvent(ISSUE, actor.id, act, begin, begin))
+        self.notes[rank].append(TraceEvent(What.ISSUE, actor.id, act, begin, begin))
         super()._post(rank, actor, act)
 
     def _end(self, rank: int, actor: Actor, act: int) -> None:
         if actor.kind in COMMUNICATION:
             now = perf_counter_ns()
-            self.notes[rank].append(TraceEvent(FLIGHT, actor.id, act, now, now))
+            self.notes[rank].append(TraceEvent(What.FLIGHT, actor.id, act, now, now))
         super()._end(rank, actor, act)

@@ -23,7 +23,7 @@ from flowrun.engine.runtime.kernels import fused_attention as attention
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.kernels.overrides import kernel_of
 from flowrun.engine.runtime.transport.links import Links
-from flowrun.engine.trace.trace import COMPUTE
+from flowrun.engine.trace.trace import What
 from flowrun.models.mlp import MLP
 from support.layouts.grids import Layout, compiled, initial
 from support.layouts.plain_loop import (
@@ -115,7 +115,7 @@ def test_a_trace_tells_the_time_of_the_device() -> None:
         rank.run(4)
         notes = rank.read_notes()
         end = time.perf_counter_ns()
-    computed = sorted((n.begin, n.end) for n in notes if n.what == COMPUTE)
+    computed = sorted((n.begin, n.end) for n in notes if n.what == What.COMPUTE)
     assert computed and begin < computed[0][0] and computed[-1][1] < end
     assert all(one[1] <= other[0] + 1000 for one, other in pairwise(computed))
 

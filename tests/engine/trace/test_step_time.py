@@ -7,7 +7,7 @@ import pytest
 from flowrun.engine.actors.plan import BOX, RECEIVE, SEND
 from flowrun.engine.compile import Rehearsed, plan_training
 from flowrun.engine.trace.step_time import StepTime, measure_steps
-from flowrun.engine.trace.trace import COMPUTE, FLIGHT, ISSUE, RUN, SLEEP, TAKE, TraceEvent
+from flowrun.engine.trace.trace import TraceEvent, What
 from support.layouts.grids import Layout, captured, compiled, strategy
 from support.layouts.plain_loop import gpt
 
@@ -24,19 +24,19 @@ def notes_of(found: Rehearsed, rank: int, late: int = 0) -> list[TraceEvent]:
         actor = found.plan.actors[e.actor]
         begin, end = (round(t * 1e12) + late for t in (e.start, e.end))
         if actor.kind in (BOX, SEND, RECEIVE) or actor.runs_in_thread:
-            out.append(TraceEvent(ISSUE, e.actor, e.act, begin, begin))
-            out.append(TraceEvent(FLIGHT, e.actor, e.act, end, end))
-            out.append(TraceEvent(TAKE, e.actor, e.act, end, end))
+            out.append(TraceEvent(What.ISSUE, e.actor, e.act, begin, begin))
+            out.append(TraceEvent(What.FLIGHT, e.actor, e.act, end, end))
+            out.append(TraceEvent(What.TAKE, e.actor, e.act, end, end))
         else:
-            thread.append(TraceEvent(COMPUTE, e.actor, e.act, begin, end))
+            thread.append(TraceEvent(What.COMPUTE, e.actor, e.act, begin, end))
     last = max(note.end for note in (*out, *thread))
     awake = sorted(thread, key=lambda note: note.begin)
     at = late
-    for note in (*awake, TraceEvent(COMPUTE, own[-1].actor, own[-1].act, last, last)):
+    for note in (*awake, TraceEvent(What.COMPUTE, own[-1].actor, own[-1].act, last, last)):
         if note.begin > at:
-            out.append(TraceEvent(SLEEP, own[-1].actor, own[-1].act, at, note.begin))
+            out.append(TraceEvent(What.SLEEP, own[-1].actor, own[-1].act, at, note.begin))
         at = max(at, note.end)
-    return [*out, *thread, TraceEvent(RUN, 0, 0, late, last)]
+    return [*out, *thread, TraceEvent(What.RUN, 0, 0, late, last)]
 
 
 def told(layout: Layout, **late: int) -> tuple[StepTime, ...]:

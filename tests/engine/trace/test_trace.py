@@ -9,15 +9,10 @@ from flowrun.engine.actors.plan import BOX, RECEIVE, SEND
 from flowrun.engine.compile import plan_training
 from flowrun.engine.runtime.drivers.recorder import RecordedCluster
 from flowrun.engine.trace.trace import (
-    COMPUTE,
-    FLIGHT,
-    ISSUE,
-    RUN,
-    SLEEP,
-    TAKE,
     TURN,
     Needs,
     TraceEvent,
+    What,
     build_slices,
     keep_last_steps,
     replace_with_device_times,
@@ -68,7 +63,7 @@ def test_a_rehearsed_act_begins_with_what_it_waited_for_or_with_the_end_of_anoth
     ends = defaultdict(set)
     for e in found.rehearsal.first_step:
         times = round(e.start * 1e12), round(e.end * 1e12)
-        notes[e.stage].append(TraceEvent(COMPUTE, e.actor, e.act, *times))
+        notes[e.stage].append(TraceEvent(What.COMPUTE, e.actor, e.act, *times))
         ends[e.stage].add(times[1])
     for stage, own in notes.items():
         for s in build_slices(found.plan, stage, own):
@@ -93,28 +88,28 @@ def test_every_act_of_the_last_steps_is_recorded_once(layout: Layout) -> None:
 
 def test_a_trace_of_more_steps_than_there_are_is_of_all() -> None:
     plan = compiled(TRAINING, Layout()).plan
-    notes = [TraceEvent(COMPUTE, plan.actors[-1].id, 0, 5, 6)]
+    notes = [TraceEvent(What.COMPUTE, plan.actors[-1].id, 0, 5, 6)]
     assert keep_last_steps(plan, notes, 100) == notes
 
 
 def test_what_a_device_does_behind_its_host_is_told_by_its_own_clock() -> None:
     """The host is done with both acts before the device begins with the first."""
     notes = [
-        TraceEvent(RUN, 0, 0, 0, 100),
-        TraceEvent(ISSUE, 7, 0, 1, 3),
-        TraceEvent(COMPUTE, 1, 0, 4, 6),
-        TraceEvent(COMPUTE, 2, 0, 6, 8),
-        TraceEvent(SLEEP, 7, 0, 8, 30),
-        TraceEvent(FLIGHT, 7, 0, 30, 30),
-        TraceEvent(TAKE, 7, 0, 31, 34),
+        TraceEvent(What.RUN, 0, 0, 0, 100),
+        TraceEvent(What.ISSUE, 7, 0, 1, 3),
+        TraceEvent(What.COMPUTE, 1, 0, 4, 6),
+        TraceEvent(What.COMPUTE, 2, 0, 6, 8),
+        TraceEvent(What.SLEEP, 7, 0, 8, 30),
+        TraceEvent(What.FLIGHT, 7, 0, 30, 30),
+        TraceEvent(What.TAKE, 7, 0, 31, 34),
     ]
     times = {(2, 0): (50, 90), (1, 0): (10, 40)}
     assert replace_with_device_times(notes, times) == [
-        TraceEvent(RUN, 0, 0, 0, 100),
-        TraceEvent(ISSUE, 7, 0, 1, 1),
-        TraceEvent(FLIGHT, 7, 0, 30, 30),
-        TraceEvent(TAKE, 7, 0, 34, 34),
-        TraceEvent(SLEEP, 2, 0, 40, 50),
-        TraceEvent(COMPUTE, 1, 0, 10, 40),
-        TraceEvent(COMPUTE, 2, 0, 50, 90),
+        TraceEvent(What.RUN, 0, 0, 0, 100),
+        TraceEvent(What.ISSUE, 7, 0, 1, 1),
+        TraceEvent(What.FLIGHT, 7, 0, 30, 30),
+        TraceEvent(What.TAKE, 7, 0, 34, 34),
+        TraceEvent(What.SLEEP, 2, 0, 40, 50),
+        TraceEvent(What.COMPUTE, 1, 0, 10, 40),
+        TraceEvent(What.COMPUTE, 2, 0, 50, 90),
     ]
