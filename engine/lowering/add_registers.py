@@ -35,30 +35,18 @@ class _Connector:
         for name in (*(v.tensor for v in self.plan.graph.variables), *self.maker):
             if name in readers:
                 producer = self._producer(name)
-                per_step = (
-                    producer is None
-                    or self.actors[producer].per_step
-                    or (name in self.actors[producer].sums)
-                )
+                actor = None if producer is None else self.actors[producer]
+                per_step = actor is None or actor.per_step or name in actor.sums
                 groups.setdefault((producer, per_step, tuple(readers[name])), []).append(name)
-        inputs: list[list[int]] = [[] for _ in self.actors]
-        outputs: list[list[int]] = [[] for _ in self.actors]
-        registers: list[Register] = []
-        for (producer, per_step, read_by), names in groups.items():
-            register = self._register(len(registers), producer, per_step, read_by, tuple(names))
-            if producer is not None and self.throttle.gathers(producer):
-                register = replace(register, slots=1)
-            registers.append(register)
-            for reader in read_by:
-                inputs[reader].append(register.id)
-            if producer is not None:
-                outputs[producer].append(register.id)
+        registers = [
+            self._register(k, producer, per_step, read_by, tuple(names))
+            for k, ((producer, per_step, read_by), names) in enumerate(groups.items())
+        ]
         for before, waiting in self.throttle.pairs(self.strategy.register_slots):
-            name, stage = f"after {self.actors[before].name}", self.actors[before].stage
             empty = Register(
                 id=len(registers),
-                name=name,
-                stage=stage,
+                name=f"after {self.actors[before].name}",
+                stage=self.actors[before].stage,
                 tensors=(),
                 producer=before,
                 readers=(waiting,),
@@ -66,8 +54,13 @@ class _Connector:
                 per_step=False,
             )
             registers.append(empty)
-            outputs[before].append(empty.id)
-            inputs[waiting].append(empty.id)
+        inputs: list[list[int]] = [[] for _ in self.actors]
+        outputs: list[list[int]] = [[] for _ in self.actors]
+        for register in registers:
+            for reader in register.readers:
+                inputs[reader].append(register.id)
+            if register.producer is not None:
+                outputs[register.producer].append(register.id)
         actors = (
             replace(actor, inputs=tuple(inputs[actor.id]), outputs=tuple(outputs[actor.id]))
             for actor in self.actors
@@ -116,13 +109,10 @@ class _Connector:
         chunk, passes_on = self._chunks(producer, readers)
         waits = passes_on or self._is_stash(producer, readers)
         stash = not variable and not per_step and waits
-        slots = (
-            1
-            if per_step or variable
-            else self._in_flight(stage, chunk)
-            if stash
-            else self.strategy.register_slots
-        )
+        slots = self._in_flight(stage, chunk) if stash else self.strategy.register_slots
+        gathered = producer is not None and self.throttle.gathers(producer)
+        if per_step or variable or gathered:
+            slots = 1
         if producer is not None and self.actors[producer].kind == READER:
             slots = max(slots, 2)
             if self._is_counted(producer):  # all of a step is read before its first forward

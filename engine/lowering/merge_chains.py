@@ -15,10 +15,10 @@ before forward.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from graphlib import TopologicalSorter
+from itertools import count
 
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, PHASES, WEIGHT_GRAD, WEIGHTS, LogicalGraph
@@ -29,10 +29,9 @@ from flowrun.engine.lowering.add_regions import (
     set_regions,
     tensors_of_counts,
 )
+from flowrun.engine.lowering.reuse_buffers import find_ancestors
 from flowrun.engine.ops.flow.structure import TRANSFER
 from flowrun.engine.strategy import Strategy
-
-Node = int | str  # a region's number, or the name of a moving op or of a stage's batch
 
 
 def merge_chains(plan: Plan, strategy: Strategy) -> Plan:
@@ -63,26 +62,22 @@ def join_regions(
 
 
 class _Merging:
-    """The order of regions while they are joined: sets of nodes, as bits of integers."""
+    """The order of regions while they are joined: sets of numbers, as bits of integers."""
 
     def __init__(self, graph: LogicalGraph, regions: Sequence[Region], micro_batches: int) -> None:
         self.regions = regions
-        self.before = _find_inputs(graph, regions)
-        self.readers = _readers(self.before)
-        order = tuple(TopologicalSorter(self.before).static_order())
-        self.bit = {node: 1 << k for k, node in enumerate(order)}
-        self.ancestors = dict.fromkeys(order, 0)
-        for node in order:
-            for other in self.before.get(node, ()):
-                self.ancestors[node] |= self.ancestors[other] | self.bit[other]
-        moving = {op.name for op in graph.ops if is_communication(op)}
-        self.boxings = dict.fromkeys(order, 0)  # those that wait for a node
-        for node in reversed(order):
-            here = self.boxings[node] | (self.bit[node] if node in moving else 0)
-            for other in self.before.get(node, ()):
-                self.boxings[other] |= here
+        self.before, moving = _find_inputs(graph, regions)
+        self.readers: dict[int, set[int]] = {k: set() for k in self.before}
+        for k, read in self.before.items():
+            for other in read:
+                self.readers[other].add(k)
+        self.ancestors = find_ancestors(self.before)
+        waiting = find_ancestors(self.readers)
+        self.boxings = {k: others & moving for k, others in waiting.items()}  # that wait for one
         self.leaving = {v.new for v in graph.variables if v.new} | {t for _, t in graph.results}
-        self.equal = _equal_regions(graph, regions)
+        programs = [_program(graph, region) for region in regions]
+        times = Counter(programs)
+        self.equal = {k for k, program in enumerate(programs) if times[program] > 1}
         self.waiting = _stages_that_wait(graph)
         self.may_wait = (WEIGHT_GRAD,) if micro_batches == 1 else (FORWARD, BACKWARD, WEIGHT_GRAD)
 
@@ -102,47 +97,35 @@ class _Merging:
             name for op in self.regions[chain[-1]].ops for name in op.makes
         ):
             return None
-        there = self.ancestors[chain[0]] | sum(self.bit[k] for k in chain)
+        there = self.ancestors[chain[0]] | _bits(chain)
         waiting = self.boxings[chain[-1]]
-        for k in sorted({k for member in chain for k in self.readers.get(member, ())} - {*chain}):
+        readers = {k for member in chain for k in self.readers[member] if k < len(self.regions)}
+        for k in sorted(readers.difference(chain)):
             same = self.regions[k].key[:2] == (stage, phase) and k not in self.equal
-            if same and self._all(self.before[k]) & ~there == 0 == waiting & ~self.boxings[k]:
+            if same and _bits(self.before[k]) & ~there == 0 == waiting & ~self.boxings[k]:
                 return k
         return None
 
-    def _all(self, nodes: Iterable[Node]) -> int:
-        return sum(self.bit[node] for node in nodes)
+
+def _bits(numbers: Iterable[int]) -> int:
+    return sum(1 << number for number in numbers)
 
 
-def _find_inputs(graph: LogicalGraph, regions: Sequence[Region]) -> dict[Node, set[Node]]:
-    """Region, or name of a moving op -> what it reads the tensors of."""
-    inside: dict[str, Node] = {op.name: k for k, r in enumerate(regions) for op in r.ops}
+def _find_inputs(graph: LogicalGraph, regions: Sequence[Region]) -> tuple[dict[int, set[int]], int]:
+    """Return for each region, moving op and batch of a stage, all numbered, those whose tensors it
+    reads; and a bit for each moving op.
+    """
+    inside = {op.name: k for k, region in enumerate(regions) for op in region.ops}
+    numbers = defaultdict(count(len(regions)).__next__, inside)
     there = _tensors_of_weights(graph)
-    maker: dict[str, Node] = {f.tensor: f"batch@{f.stage}" for f in graph.feeds if not f.per_step}
+    maker = {f.tensor: numbers[f"batch@{f.stage}"] for f in graph.feeds if not f.per_step}
     for op in graph.ops:
-        maker.update((name, inside.get(op.name, op.name)) for name in op.makes if name not in there)
-    before: dict[Node, set[Node]] = {}
+        maker.update((name, numbers[op.name]) for name in op.makes if name not in there)
+    before: dict[int, set[int]] = {k: set() for k in numbers.values()}
     for op in graph.ops:
-        node = inside.get(op.name, op.name)
         read = {maker[name] for name in op.inputs if name in maker}
-        before.setdefault(node, set()).update(read - {node})
-    return before
-
-
-def _readers(before: Mapping[Node, Collection[Node]]) -> dict[Node, list[int]]:
-    readers: dict[Node, list[int]] = {}
-    for node, read in before.items():
-        if isinstance(node, int):
-            for other in read:
-                readers.setdefault(other, []).append(node)
-    return readers
-
-
-def _equal_regions(graph: LogicalGraph, regions: Sequence[Region]) -> set[int]:
-    """Return the regions that are not the only one with their program."""
-    programs = [_program(graph, region) for region in regions]
-    times = Counter(programs)
-    return {k for k, program in enumerate(programs) if times[program] > 1}
+        before.setdefault(numbers[op.name], set()).update(read - {numbers[op.name]})
+    return before, _bits(numbers[op.name] for op in graph.ops if is_communication(op))
 
 
 def _program(graph: LogicalGraph, region: Region) -> tuple[object, ...]:
