@@ -212,7 +212,7 @@ def trace_joint(
     return aot_export_joint_with_descriptors(stack, traced, tuple(values))
 
 
-def dynamo_settings(wanted: Mapping[str, Any]) -> AbstractContextManager[None]:
+def dynamo_settings(wanted: Mapping[str, object]) -> AbstractContextManager[None]:
     """Within, Dynamo has these settings; those that this release lacks are left out."""
     config: Any = torch._dynamo.config
     return config.patch({key: x for key, x in wanted.items() if hasattr(config, key)})  # type: ignore[no-any-return]

@@ -88,8 +88,8 @@ class ActorCost:
                 return hardware.act_s + samples * each
             case FeedWork(feeds, None, False):
                 fields = [f for f in feeds if not f.is_own]
-                samples = [self._samples(f.tensor, f.nd_sbp, f.stage) for f in fields]
-                return hardware.act_s + max(samples, default=0) * self.strategy.sample_s
+                most = max((self._samples(f.tensor, f.nd_sbp, f.stage) for f in fields), default=0)
+                return hardware.act_s + most * self.strategy.sample_s
             case TransferWork(_, source, target, moves):
                 placements = self.strategy.placements
                 link = hardware.crossing(placements[source], placements[target])

@@ -61,16 +61,9 @@ class Hardware:
     name: name of the profile.
     device: "cpu": the ranks of a host share its cores; else each rank has a device of its own.
     source: where the numbers come from.
-    fp32: products of fp32 numbers.
-    tf32: products of fp32 numbers that run as tf32.
-    bf16: products of bf16 numbers.
-    fp16: products of fp16 numbers.
-    uses_tf32: products of fp32 numbers run as tf32.
-    backward_share: speed of products of backward, as a share of that of forward.
-    weight_grad_share: speed of products of weight gradients, as a share of that of forward.
-    convolution_share: speed of convolutions, as a share of that of products.
-    batched_share: speed of batched products, as a share of that of products.
-    attention_share: speed of attention, as a share of that of products.
+    fp32, bf16, fp16: products of such numbers.  tf32: of fp32 numbers where `uses_tf32`.
+    backward_share, weight_grad_share: speed of such products, as a share of that of forward.
+    convolution_share, batched_share, attention_share: as a share of that of products.
     winograd: factor by which a 3 x 3 convolution of fp32 takes fewer multiplications than counted;
         2.25 by F(2 x 2, 3 x 3) of Lavin and Gray (arXiv 1509.09308), 1 where it is not used.
     bias_apart: a bias is added in a pass of its own, unless a compiler fuses it into what follows.
@@ -156,12 +149,16 @@ class Hardware:
         levels in shared memory, too.
         """
         core, share = share, share * (self.crowded_share if share < 1 else 1.0)
+        fp32, tf32, bf16, fp16 = (
+            replace(products, flops=products.flops * share)
+            for products in (self.fp32, self.tf32, self.bf16, self.fp16)
+        )
         return replace(
             self,
-            fp32=replace(self.fp32, flops=self.fp32.flops * share),
-            tf32=replace(self.tf32, flops=self.tf32.flops * share),
-            bf16=replace(self.bf16, flops=self.bf16.flops * share),
-            fp16=replace(self.fp16, flops=self.fp16.flops * share),
+            fp32=fp32,
+            tf32=tf32,
+            bf16=bf16,
+            fp16=fp16,
             elements_per_s={op: speed * share for op, speed in self.elements_per_s.items()},
             memory_bytes_per_s=self.memory_bytes_per_s * share,
             op_s=self.op_s / share,

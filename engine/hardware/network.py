@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import lru_cache
 
 from flowrun.engine.ir.placement import Placement
@@ -236,18 +236,12 @@ def message_link(levels: tuple[Level, ...], source: Placement, target: Placement
     return worst(group_link(levels, pair, sources) for pair in sorted(pairs) if len({*pair}) > 1)
 
 
+_MORE_IS_FAST = {"bytes_per_s", "spread_bytes_per_s", "exchange_bytes", "crowding_s"}
+
+
 def worst(links: Iterable[Link]) -> Link:
     """Return a link that is as slow as the slowest of `links` in every respect."""
-    distinct = list(dict.fromkeys(links))
-    return Link(
-        max((link.latency_s for link in distinct), default=0.0),
-        min((link.bytes_per_s for link in distinct), default=math.inf),
-        max((link.ring_s for link in distinct), default=0.0),
-        max((link.tree_s for link in distinct), default=0.0),
-        spread_bytes_per_s=min((link.spread_bytes_per_s for link in distinct), default=math.inf),
-        level=max((link.level for link in distinct), default=-1),
-        peers_s=max((link.peers_s for link in distinct), default=0.0),
-        exchange_bytes=min((link.exchange_bytes for link in distinct), default=0),
-        busy_s=max((link.busy_s for link in distinct), default=0.0),
-        crowding_s=min((link.crowding_s for link in distinct), default=0.0),
-    )
+    if not (distinct := list(dict.fromkeys(links))):
+        return Link()
+    each = {f.name: [getattr(link, f.name) for link in distinct] for f in fields(Link)}
+    return Link(**{name: (min if name in _MORE_IS_FAST else max)(x) for name, x in each.items()})

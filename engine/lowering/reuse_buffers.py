@@ -28,22 +28,15 @@ def reuse_buffers(plan: Plan, strategy: Strategy) -> Plan:
 
 
 def overwrite(plan: Plan) -> Plan:
-    """Fills `overwrites` of every region."""
-    overwrites: dict[int, tuple[tuple[str, str], ...]] = {}
-    before = _actors_before(plan)
-    for stage in range(len(plan.placements)):
-        names = _Names(plan, stage)
-        for actor in plan.stage_actors(stage):
-            if isinstance(actor.work, RegionWork):
-                done = before[actor.id]
-                overwrites[actor.id] = tuple(_of_region(plan, actor, actor.work, names, done))
-    return replace(plan, actors=tuple(_with(a, overwrites.get(a.id, ())) for a in plan.actors))
-
-
-def _with(actor: Actor, overwrites: tuple[tuple[str, str], ...]) -> Actor:
-    if not isinstance(actor.work, RegionWork):
-        return actor
-    return replace(actor, work=replace(actor.work, overwrites=overwrites))
+    """Fill `overwrites` of every region."""
+    before, actors = _actors_before(plan), list[Actor]()
+    names = [_Names(plan, stage) for stage in range(len(plan.placements))]
+    for actor in plan.actors:
+        if isinstance(work := actor.work, RegionWork):
+            pairs = tuple(_of_region(plan, actor, work, names[actor.stage], before[actor.id]))
+            actor = replace(actor, work=replace(work, overwrites=pairs))
+        actors.append(actor)
+    return replace(plan, actors=tuple(actors))
 
 
 def _actors_before(plan: Plan) -> Mapping[int, int]:

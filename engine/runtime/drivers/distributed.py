@@ -13,9 +13,10 @@ thread waits for them, as threads wait for communication (collectives.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import cast
 
 import torch
 
@@ -23,12 +24,12 @@ from flowrun.engine.actors.plan import SEND, Actor, Plan, ReportWork
 from flowrun.engine.actors.scheduler import COMMUNICATION, Scheduler
 from flowrun.engine.actors.standstill import describe_owed, find_owed
 from flowrun.engine.errors import RunError
-from flowrun.engine.runtime.drivers.communication import Communication, InFlightAct
+from flowrun.engine.runtime.drivers.communication import Communication
 from flowrun.engine.runtime.drivers.metering import Metering
 from flowrun.engine.runtime.drivers.pulse import Phase, Pulse
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.rank.rank import LentVariables, Rank, Results
-from flowrun.engine.runtime.rank.readers import BatchSource
+from flowrun.engine.runtime.rank.readers import BatchSource, Supplied
 from flowrun.engine.runtime.transport.arena import ArenaPiece
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.engine.runtime.transport.pending import PeerGone
@@ -74,7 +75,8 @@ class DistributedRank:
         self.communication = Communication(plan, self.body, links)
         self.metering = Metering(self.body.variables.values(), metered)
         self.inbox = links.inbox
-        self.under_way: dict[tuple[int, int], InFlightAct | ThreadAct] = {}
+        # (actor, act) -> what waits for it and returns what it makes
+        self.under_way: dict[tuple[int, int], Callable[[], Sequence[Supplied]]] = {}
         self.async_device = device.type == "cuda" if async_device is None else async_device
         threads = sum(actor.runs_in_thread for actor in plan.stage_actors(self.body.stage))
         threads = max(1, threads + self.async_device)  # one thread waits for reports of a device
@@ -221,10 +223,11 @@ class DistributedRank:
         self.to_end -= 1
 
     def _supply(self, actor: Actor, act: int) -> None:
-        work: list[Any] = [self.body.readers.supply, actor, act, self.body.inputs(actor, act)]
+        supply: Callable[..., list[Supplied]] = self.body.readers.supply
         if self.metering.is_on:
-            work.insert(0, self.metering.live_bytes.read)
-        self._run_in_thread(actor, act, self.pool.submit(*work))
+            supply = partial(self.metering.live_bytes.read, supply)
+        inputs = self.body.inputs(actor, act)
+        self._run_in_thread(actor, act, self.pool.submit(supply, actor, act, inputs))
 
     def _report(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
         """Start an act of a report in a thread, so that this one computes on."""
@@ -232,9 +235,11 @@ class DistributedRank:
         scheduler.aside(actor.id)
         self._run_in_thread(actor, act, self.pool.submit(self.body.report(actor, act)))
 
-    def _run_in_thread(self, actor: Actor, act: int, future: Future[list[object] | None]) -> None:
+    def _run_in_thread(
+        self, actor: Actor, act: int, future: Future[list[Supplied]] | Future[None]
+    ) -> None:
         self.pulse.begin_in_thread(actor.id, act)
-        self.under_way[actor.id, act] = ThreadAct(future)
+        self.under_way[actor.id, act] = lambda: future.result() or []
         future.add_done_callback(lambda _: self._announce(actor.id, act))
 
     # ------------------------------------------------------------------ communication
@@ -244,16 +249,16 @@ class DistributedRank:
         self.pulse.begin(actor.id, act)
         started = self.communication.start(actor, act)
         self.body.give_up(actor, act)
-        self.under_way[actor.id, act] = started
+        self.under_way[actor.id, act] = started.finish
         started.on_done(lambda: self._announce(actor.id, act))
 
     def _take(self, scheduler: Scheduler, actor_id: int, act: int) -> None:
         actor = self.plan.actors[actor_id]
         self.current = actor
         self.pulse.take(actor_id)
-        results = self.under_way.pop((actor_id, act)).finish()
+        results = self.under_way.pop((actor_id, act))()
         if actor.kind != SEND:
-            self.body.store(actor, act, results)
+            self.body.store(actor, act, cast(list[torch.Tensor], results))
         self.body.acts[actor.id] = act + 1
         self._end(scheduler, actor, act)
 
@@ -264,14 +269,3 @@ def _use_device(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
-
-
-class ThreadAct:
-    """An act of a reader or of a report that runs in a thread."""
-
-    def __init__(self, future: Future[list[object] | None]) -> None:
-        self.future = future
-
-    def finish(self) -> list[Any]:
-        """Wait for the act and return what it made.  Raises the error that it failed with."""
-        return self.future.result() or []

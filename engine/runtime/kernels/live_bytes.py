@@ -14,12 +14,15 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from flowrun.engine.torch_internals import DispatchMode, OpOverload, storage_id, tree_leaves
+
+T = TypeVar("T")
 
 
 class LiveBytes(DispatchMode):
@@ -60,11 +63,11 @@ class LiveBytes(DispatchMode):
     def _add(self, tensors: Iterable[torch.Tensor]) -> None:
         self.count.add(tensors)
 
-    def read(self, supply: Callable[..., list[object]], *args: object) -> list[object]:
+    def read(self, supply: Callable[..., list[T]], *args: object) -> list[T]:
         """Call supply(*args) in its own thread; count its tensors and lists of samples."""
         with LiveBytes(count=self.count):
-            results: list[object] = [
-                _ByteSamples(x) if isinstance(x, list) else x for x in supply(*args)
+            results = [
+                cast(T, _ByteSamples(x)) if isinstance(x, list) else x for x in supply(*args)
             ]
         leaves = tree_leaves([list(x) if isinstance(x, _ByteSamples) else x for x in results])
         self._add(x for x in leaves if isinstance(x, torch.Tensor))

@@ -117,19 +117,20 @@ class Rank:
         """
         own = [v for v in self.plan.variables.values() if v.stage == self.stage]
         self.variables |= {v.tensor: lent[v.tensor] for v in own if v.tensor in lent}
-        states: list[Variable] = []
+        states: list[tuple[Variable, float]] = []
         pieces: dict[str, list[tuple[torch.Tensor, Slices]]] = {}  # of one initial value
         for v in (v for v in own if v.tensor not in lent):
             if v.kind == "state" and v.start is not None:
-                states.append(v)
+                states.append((v, v.start))
             else:
                 pieces.setdefault(v.of or v.name, []).append(self._empty(v))
-        for name, unfilled in pieces.items() if initial is not None else ():
-            value = initial[name]
-            for target, slices in unfilled:
-                target.copy_(cut(value, slices))
-        for v in states:
-            self._empty(v)[0].fill_(v.start)
+        if initial is not None:
+            for name, unfilled in pieces.items():
+                value = initial[name]
+                for target, slices in unfilled:
+                    target.copy_(cut(value, slices))
+        for v, start in states:
+            self._empty(v)[0].fill_(start)
 
     def _empty(self, variable: Variable) -> tuple[torch.Tensor, Slices]:
         """Make this rank's piece of a variable, without values; return it and its slices."""

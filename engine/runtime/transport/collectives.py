@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -58,8 +57,9 @@ Channel = tuple[Group, int, int, bool]
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 # torch 2.13 renames these two and warns at the old names.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+Begin = Callable[..., dist.Work]
+_all_gather: Begin = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Begin = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -18,24 +17,24 @@ from flowrun.engine.runtime.kernels.cpu import products
 
 Tensor = torch.Tensor
 
+# stride, padding, dilation, transposed, output_padding, groups
+How = tuple[Sequence[int], Sequence[int], Sequence[int], bool, Sequence[int], int]
+HowBackward = tuple[*How, Sequence[bool]]  # and which gradients are wanted
+
 aten = torch.ops.aten
 
 
-def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *given: Any) -> Tensor:
-    """Compute aten.convolution.  given: stride, padding, dilation, transposed, output_padding,
-    groups.
-    """
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *given: *How) -> Tensor:
+    """Compute aten.convolution."""
     if _is_product(x, weight, given):
         given = _to_onednn(given)
     return aten.convolution.default(x, weight, bias, *given)  # type: ignore[no-any-return]
 
 
 def convolution_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, *rest: Any
+    grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, *rest: *HowBackward
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute aten.convolution_backward.  rest: `given` as in forward, then which gradients are
-    wanted.
-    """
+    """Compute aten.convolution_backward."""
     given, wanted = rest[:-1], rest[-1]
     of_weight = None
     if _is_product(x, weight, given):
@@ -49,7 +48,7 @@ def convolution_backward(
     return grads if of_weight is None else (grads[0], of_weight.view(weight.shape), grads[2])
 
 
-def _is_product(x: Tensor, weight: Tensor, given: Sequence[Any]) -> bool:
+def _is_product(x: Tensor, weight: Tensor, given: How) -> bool:
     """Return whether a convolution is a product that is large enough for oneDNN."""
     rule = products.rule()
     if rule is None or not rule.pixel_convolutions or x.dtype != torch.float32 or not x.is_cpu:
@@ -61,10 +60,10 @@ def _is_product(x: Tensor, weight: Tensor, given: Sequence[Any]) -> bool:
     return 2 * pixels * len(weight) >= rule.min_flop
 
 
-def _to_onednn(given: Sequence[Any]) -> tuple[Any, ...]:
+def _to_onednn(given: How) -> How:
     """Set a dilation, which changes nothing for a 1 x 1 kernel but makes torch call oneDNN."""
-    stride, padding, _, *others = given
-    return (stride, padding, (2, 2), *others)
+    stride, padding, _, transposed, output_padding, groups = given
+    return stride, padding, (2, 2), transposed, output_padding, groups
 
 
 def _rows(images: Tensor) -> Tensor:
