@@ -94,13 +94,19 @@ def _files(overrides: list[str], config_dir: str | None) -> Iterator[tuple[Path,
     except COMPOSING_ERRORS:
         taking_part = [(f"{GROUP}/{name}", "") for name in recipes]
     taking_part.append((CONFIG_NAME, ""))  # a recipe that sets nothing of a key could set it
-    folders = [*([Path(config_dir)] if config_dir else []), _CONF]
     for path, package in taking_part:
-        group, _, name = str(path).partition("/")
-        files = (folder / f"{path}.yaml" for folder in folders)
-        own = recipe_file(name) if group == GROUP else None
-        if file := own or next((file for file in files if file.is_file()), None):
+        if file := _file_of(str(path), config_dir):
             yield file, package or ""
+
+
+def _file_of(path: str, config_dir: str | None) -> Path | None:
+    """Return the file that Hydra calls GROUP/NAME; None if it is none of ours."""
+    group, _, name = path.partition("/")
+    if group == GROUP:
+        return recipe_file(name)
+    folders = [*([Path(config_dir)] if config_dir else []), _CONF]
+    files = (folder / f"{path}.yaml" for folder in folders)
+    return next((file for file in files if file.is_file()), None)
 
 
 def _read(file: Path) -> str:

@@ -32,13 +32,7 @@ def parse_stages(placement: PlacementSchema) -> tuple[tuple[str, ...], tuple[Sta
     """Names of the axes of more than one rank, and a Stage for each of `placement.stages`."""
     axes, stages = placement.axes, placement.stages
     names, sizes = tuple(axes), tuple(axes.values())
-    for name in names:
-        require(
-            str(name).isidentifier() and name not in SIDES,
-            f"placement.axes.{name}",
-            f"{name!r} cannot name an axis.",
-            "Use a word, such as data or tensor; not in, not out.",
-        )
+    _check_names(names)
     _check_stages(stages, math.prod(sizes))
     entries: list[Mapping[str, Any]] = [{}] * stages if isinstance(stages, int) else stages
     grids: list[Grid] = []
@@ -100,6 +94,16 @@ def check_axis(where: str, axis: object, axes: Iterable[str], others: Sequence[s
         f"placement.axes has no axis {axis!r}.",
         did_you_mean(str(axis), known) or "Add it: placement: {axes: {data: 2}}.",
     )
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for name in names:
+        require(
+            str(name).isidentifier() and name not in SIDES,
+            f"placement.axes.{name}",
+            f"{name!r} cannot name an axis.",
+            "Use a word, such as data or tensor; not in, not out.",
+        )
 
 
 def _check_stages(stages: object, ranks: int) -> None:

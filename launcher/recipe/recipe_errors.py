@@ -10,9 +10,9 @@ import difflib
 import errno
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from typing import Any, get_args, get_type_hints
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -25,13 +25,12 @@ from omegaconf.errors import (
 )
 
 from flowrun.engine.errors import FlowrunError, RecipeError
+from flowrun.engine.hardware.network import Level
 from flowrun.launcher.recipe.hydra_source import GROUP, is_path, recipe_names
 from flowrun.launcher.recipe.key_schema import schema
 from flowrun.launcher.recipe.key_trees import flatten_keys
 from flowrun.launcher.recipe.locate import COMMAND_LINE, locate, show_path
-from flowrun.launcher.recipe.schema import RecipeSchema
 
-_MAPPING = "only a mapping of keys can stand here."
 # type of a value -> as people say it
 KINDS: Mapping[object, str] = {
     **{int: "an integer", float: "a number", str: "a word", bool: "true or false"},
@@ -89,42 +88,24 @@ def from_hydra(error: Exception, schema: DictConfig) -> RecipeError:
 
     schema: the known keys.
     """
-    for cause in _chain(error):
-        match cause:
-            case RecipeError():
-                return cause
-            case yaml.MarkedYAMLError():
-                return _bad_yaml(cause)
-            case yaml.reader.ReaderError():
-                return _bad_character(cause)
-            case OverrideParseException():
-                return _bad_override(cause)
-            case MissingConfigException():
-                return _no_such_choice(cause)
-            case OmegaConfBaseException():
-                return _bad_key(cause, schema)
-    return _other(error)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it came from, the most telling first: causes before what they were wrapped
-    in.
-    """
     links: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in links:
         links.append(link)
         link = link.__cause__ or link.__context__
-    order = (
-        RecipeError,
-        yaml.MarkedYAMLError,
-        yaml.reader.ReaderError,
-        OverrideParseException,
-        MissingConfigException,
-        OmegaConfBaseException,
+    telling: tuple[tuple[type, Callable[[Any], RecipeError]], ...] = (  # the most first
+        (RecipeError, lambda cause: cause),
+        (yaml.MarkedYAMLError, _bad_yaml),
+        (yaml.reader.ReaderError, _bad_character),
+        (OverrideParseException, _bad_override),
+        (MissingConfigException, _no_such_choice),
+        (OmegaConfBaseException, lambda cause: _bad_key(cause, schema)),
     )
-    for kind in order:
-        yield from (link for link in links if isinstance(link, kind))
+    for kind, show in telling:
+        for link in links:
+            if isinstance(link, kind):
+                return show(link)
+    return _other(error)
 
 
 def _bad_yaml(error: yaml.MarkedYAMLError) -> RecipeError:
@@ -221,8 +202,8 @@ def _no_such_choice(error: MissingConfigException) -> RecipeError:
 
 def _bad_key(error: OmegaConfBaseException, schema: DictConfig) -> RecipeError:
     key = str(error.full_key or error.key or "")
-    if (entries := _of_list(error.object_type)) and "." not in key:
-        return _bad_entry(entries, key, error)
+    if error.object_type is Level and "." not in key:  # which OmegaConf does not place
+        return _bad_entry("hardware.levels", key, error)
     if isinstance(error, ConfigAttributeError | ConfigKeyError):
         return unknown_key(key, schema)
     reason = str(error.msg or error).splitlines()[0].rstrip(".")
@@ -255,20 +236,8 @@ def _null(key: str, schema: DictConfig) -> RecipeError:
     return RecipeError(key, "null cannot stand here.", instead)
 
 
-def _of_list(kind: Any, tree: type = RecipeSchema, prefix: str = "") -> str:
-    """Find the key of the list whose entries are of a dataclass: OmegaConf does not report it."""
-    for name, hint in get_type_hints(tree).items():
-        key = f"{prefix}{name}"
-        if kind in get_args(hint):
-            return key
-        if is_dataclass(hint) and (found := _of_list(kind, hint, f"{key}.")):  # type: ignore[arg-type]
-            return found
-    return ""
-
-
 def _bad_entry(where: str, key: str, error: OmegaConfBaseException) -> RecipeError:
-    assert error.object_type is not None  # an entry is of a class of the schema
-    known = [each.name for each in fields(error.object_type)]
+    known = [each.name for each in fields(Level)]
     if key not in known:
         return RecipeError(where, f"an entry of it has no key {key!r}.", did_you_mean(key, known))
     reason = str(error.msg or error).splitlines()[0].rstrip(".")
@@ -300,7 +269,7 @@ def _mappings(node: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictCon
 
 def no_mapping(key: str, schema: DictConfig) -> RecipeError:
     """A key whose value does not hold the keys that are expected there."""
-    return RecipeError(key, _MAPPING, describe_key(key, schema))
+    return RecipeError(key, "only a mapping of keys can stand here.", describe_key(key, schema))
 
 
 # keys that recipes of an earlier flowrun may have -> why they went, and what to write instead

@@ -17,7 +17,6 @@ from flowrun.launcher.recipe.schema import CHOICES
 _INTERVAL = re.compile(r"([\[(])(.*), (.*)([\])])")
 _INT64 = 2**63
 MOST_RANKS = 2**20
-_HOLDERS = (dict, list, tuple)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,21 +166,29 @@ def _check(value: object, hint: object, key: str, row: str) -> None:
     if is_dataclass(value):
         for name, inner in hints_of(type(value)):
             _check(getattr(value, name), inner, *(f"{at}.{name}".lstrip(".") for at in (key, row)))
-    elif isinstance(value, Mapping | list | tuple) and hint is not Any:
-        kind = next((each for each in kinds_of(hint) if get_origin(each) in _HOLDERS), None)
-        if kind is None:
-            name = one_of(dict.fromkeys(KINDS.get(each, str(each)) for each in kinds_of(hint)))
-            shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}…"
-            raise RecipeError(key, f"{shown} is not {name}.", f"Write {name}.")
-        inner = get_args(kind)[-1 if get_origin(kind) is dict else 0]
-        for at, held in value.items() if isinstance(value, Mapping) else enumerate(value):
+    elif hint is Any:
+        return
+    elif isinstance(value, Mapping | list | tuple):
+        entries = value.items() if isinstance(value, Mapping) else enumerate(value)
+        inner = _inner(value, hint, key)
+        for at, held in entries:
             _check(held, inner, f"{key}.{at}", f"{row}.*")
-    elif isinstance(value, int | float) and hint is not Any:
+    elif isinstance(value, int | float):
         check_number(value, row, key)
     elif isinstance(value, str) and (words := CHOICES.get(row)):
         numbers = [KINDS[each] for each in kinds_of(hint) if each in (int, float)]
         instead = f"Write {one_of((*numbers, *words))}."
         require(value in words, key, f"{value!r} is not one of its values.", instead)
+
+
+def _inner(value: object, hint: object, key: str) -> object:
+    """Return the type of what a list or mapping holds.  Raises RecipeError where none can stand."""
+    for kind in kinds_of(hint):
+        if get_origin(kind) in (dict, list, tuple):
+            return get_args(kind)[-1 if get_origin(kind) is dict else 0]
+    name, shown = one_of([KINDS.get(each, str(each)) for each in kinds_of(hint)]), repr(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}…"
+    raise RecipeError(key, f"{shown} is not {name}.", f"Write {name}.")
 
 
 @cache

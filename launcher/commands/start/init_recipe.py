@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,42 +241,56 @@ def _as_yaml(value: object) -> str:
 def _task_lines(
     arguments: Mapping[str, bool], fields: Mapping[str, Tensor]
 ) -> tuple[list[str], list[str]]:
-    """Return the YAML of the task, and notes: inputs by equal names, then by what is left; a loss
-    for the next field, unless forward has taken the target.
+    """Return the YAML of the task, and notes: a loss for the first field that is left, unless
+    forward has taken the target.
 
     arguments: of forward, and whether each must be given.  fields: of an item; none if unknown.
     """
-    needed, notes = [name for name, must in arguments.items() if must], []
+    needed = [name for name, must in arguments.items() if must]
     if not fields or not arguments:
         gap = {"inputs": dict.fromkeys(needed or ["x"], _MISSING), "loss": {"_target_": _MISSING}}
         return [f"{key}: {_as_yaml(value)}" for key, value in gap.items()], []
-    inputs = {name: name for name in arguments if name in fields}
-    left = [name for name in fields if name not in inputs]
-    for argument in needed:
-        if argument not in inputs and left:
-            inputs[argument] = left.pop(0)
-            notes.append(f"task.inputs.{argument} is the field {inputs[argument]}, the first left")
+    inputs, left = _match(arguments, needed, fields)
+    notes = [
+        f"task.inputs.{argument} is the field {field}, the first left"
+        for argument, field in inputs.items()
+        if argument != field
+    ]
     lines = [f"inputs: {_as_yaml(inputs)}  # argument of forward: field of an item"]
-    if any(name in TARGETS for name in inputs):
+    if {*TARGETS} & {*inputs}:
         return [*lines, "# loss: the model returns it, or see losses.model_loss"], notes
     if not left:
         return [*lines, f"loss: {{_target_: '{_MISSING}'}}  # called loss(output, batch)"], notes
-    loss, metric, why = _loss_of(fields[left[0]])
-    target = {} if left[0] == "targets" else {"target": left[0]}
-    lines.append(f"loss: {_as_yaml({'_target_': f'flowrun.models.losses.{loss}', **target})}")
-    if metric:
-        named = {metric: {"_target_": f"flowrun.models.metrics.{metric}", **target}}
-        lines.append(f"metrics: {_as_yaml(named)}")
-    return lines, [*notes, f"task.loss is {loss}, as the field {left[0]} holds {why}"]
+    of_loss, why = _loss_lines(left[0], fields[left[0]])
+    return [*lines, *of_loss], [*notes, why]
 
 
-def _loss_of(target: Tensor) -> tuple[str, str, str]:
-    """Return (loss, metric, what the field holds) for a target of an item."""
+def _match(
+    arguments: Iterable[str], needed: Iterable[str], fields: Iterable[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return argument -> field, by equal names, then in their order; and the fields left."""
+    inputs = {name: name for name in arguments if name in fields}
+    left = [name for name in fields if name not in inputs]
+    free = [name for name in needed if name not in inputs]
+    return inputs | dict(zip(free, left, strict=False)), left[len(free) :]
+
+
+def _loss_lines(name: str, target: Tensor) -> tuple[list[str], str]:
+    """Return the YAML of the loss and metrics for a target, the field `name` of an item; a note."""
+    metric = ""
     if not target.dtype.is_floating_point:
-        return "cross_entropy", "accuracy" if target.dim() == 0 else "", "numbers of classes"
-    if {*target.unique().tolist()} <= {0.0, 1.0}:
-        return "binary_cross_entropy", "binary_accuracy", "0 or 1"
-    return "squared_error", "", "numbers"
+        loss, why = "cross_entropy", "numbers of classes"
+        metric = "accuracy" if target.dim() == 0 else ""
+    elif {*target.unique().tolist()} <= {0.0, 1.0}:
+        loss, metric, why = "binary_cross_entropy", "binary_accuracy", "0 or 1"
+    else:
+        loss, why = "squared_error", "numbers"
+    given = {} if name == "targets" else {"target": name}
+    lines = [f"loss: {_as_yaml({'_target_': f'flowrun.models.losses.{loss}', **given})}"]
+    if metric:
+        named = {metric: {"_target_": f"flowrun.models.metrics.{metric}", **given}}
+        lines.append(f"metrics: {_as_yaml(named)}")
+    return lines, f"task.loss is {loss}, as the field {name} holds {why}"
 
 
 def show_written(written: WrittenRecipe, console: Console) -> None:
