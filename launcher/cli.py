@@ -36,7 +36,6 @@ import typer
 
 from flowrun.engine.runtime.process import heap
 from flowrun.launcher.command_line.app import INTERRUPTED, OK, PREEMPTED, app, show_errors
-from flowrun.launcher.command_line.help_texts import FIRST_STEPS
 from flowrun.launcher.terminal import doing
 
 # isort: off
@@ -48,6 +47,15 @@ from flowrun.launcher.command_line import start_commands  # noqa: F401
 # isort: on
 
 COMMANDS = tuple(each.name or cast(Any, each.callback).__name__ for each in app.registered_commands)
+_FIRST_STEPS = """flowrun trains any PyTorch model in any mix of parallelism, from one YAML recipe.
+
+  flowrun recipe=gpt_hybrid        a first run: four ranks, one minute
+  flowrun plan recipe=gpt_hybrid   what a run would do; starts nothing
+  flowrun recipes                  the recipes that there are
+  flowrun init my_models.Net       a recipe for a model of yours, or a folder of Hugging Face's
+  flowrun runs                     the runs that there are
+  flowrun --help                   all commands
+"""
 _OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 _COMPLETES = "_FLOWRUN_COMPLETE"  # typer's name for it
 _READ_RECIPES = ("run", "plan", "verify", "resume")
@@ -62,7 +70,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     if _COMPLETES in os.environ:  # the shell's script asks; what it has typed is in the environment
         app(given, prog_name="flowrun")
     if not given:
-        typer.echo(FIRST_STEPS, nl=False)
+        typer.echo(_FIRST_STEPS, nl=False)
         raise SystemExit(OK)
     if given == ["help"]:
         given = ["--help"]

@@ -1,4 +1,4 @@
-"""The commands as typer declares them: arguments and their help -> one function call, printed.
+"""The commands as typer declares them: their help and arguments -> one function call, printed.
 
 app.py                the program that they register with, shared arguments, how errors are shown
 train_commands.py     run, plan, verify, resume
@@ -6,7 +6,6 @@ model_commands.py     export, sample, eval, tokenizer
 measure_commands.py   bench, calibrate
 start_commands.py     runs, init, schema, recipes
 hydra_jobs.py         composes one job or those of a sweep; slurm.py: queues a job
-help_texts.py         what `--help` says of each
 
 The program enters elsewhere (flowrun.launcher.cli), which imports them in the order of its help.
 """

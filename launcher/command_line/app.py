@@ -28,6 +28,10 @@ RunFolder = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="recipe=NAME [key=value]…", show_default=False)
 ]
+Changes = Annotated[list[str] | None, typer.Argument(metavar="[key=value]…", show_default=False)]
+Step = Annotated[
+    int | None, typer.Option("--step", help="Of the checkpoint; without it the newest.")
+]
 ConfigDir = Annotated[
     str | None,
     typer.Option(

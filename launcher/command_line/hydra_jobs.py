@@ -28,72 +28,58 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
     """
     with pause_collection():
         import hydra
+        from hydra.core.hydra_config import HydraConfig
+        from omegaconf import OmegaConf
 
+        from flowrun.launcher.recipe import hydra_source
         from flowrun.launcher.recipe.compose import spell
-        from flowrun.launcher.recipe.hydra_source import (
-            COMPOSING_ERRORS,
-            CONFIG_MODULE,
-            CONFIG_NAME,
-            register,
-        )
         from flowrun.launcher.recipe.key_schema import schema
         from flowrun.launcher.recipe.recipe_errors import from_hydra
 
-        register()
+        hydra_source.register()
         spelled = spell(overrides)
-    outcomes: list[Any] = []
-
-    rows: list[object] = []  # of a sweep: the arguments and the outcome of each job
-    started = False
+    jobs: list[tuple[Any, Any]] = []  # the arguments and the outcome of each
 
     def train(cfg: Any) -> Any:
-        nonlocal started
-        started = True
-        try:
-            outcomes.append(_job(cfg, config_dir))
-        except KeyboardInterrupt:
-            _show_jobs(rows)
-            raise
-        rows.append((_words(), outcomes[-1]))
         from flowrun.launcher.report.sweep_table import JobObjective
 
-        return JobObjective.of(cfg.sweep.objective, outcomes[-1])
+        # as it was typed: what a reference stands for is looked up where its key is read
+        words = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+        jobs.append((words, None))
+        try:
+            outcome = _job(cfg, words, config_dir)
+        except KeyboardInterrupt:
+            _show_jobs(jobs[:-1])
+            raise
+        jobs[-1] = words, outcome
+        return JobObjective.of(cfg.sweep.objective, outcome)
 
-    job = hydra.main(
-        version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME
-    )(train)
+    folder, name = f"pkg://{hydra_source.CONFIG_MODULE}", hydra_source.CONFIG_NAME
+    job = hydra.main(version_base="1.3", config_path=folder, config_name=name)(train)
     with _command_line(["flowrun", *spelled, *flags]):
         doing.clear()  # Hydra prints, too
         try:
             job()
-        except COMPOSING_ERRORS as error:
-            if started:  # composed: the error is a job's own
+        except hydra_source.COMPOSING_ERRORS as error:
+            if jobs:  # composed: the error is a job's own
                 raise
             raise from_hydra(error, schema()) from error
     # what came of jobs in the queue that are waited for; of others what there is
+    outcomes = [outcome for _, outcome in jobs]
     return [each.outcome() if getattr(each, "waits", False) else each for each in outcomes]
 
 
-def _words() -> object:
-    """Return the arguments of the job under way."""
-    from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
-
-    words = HydraConfig.get().overrides.task
-    return OmegaConf.to_container(words, resolve=False)  # they may name variables that are not set
-
-
-def _show_jobs(rows: list[Any]) -> None:
+def _show_jobs(jobs: list[tuple[Any, Any]]) -> None:
     """Print the jobs of a sweep that Ctrl-C ends; Hydra calls none of its callbacks then."""
-    if not rows:
+    if not jobs:
         return
     from flowrun.launcher.report.sweep_table import JobRow, comparison, readable
     from flowrun.launcher.terminal.console import wide_console
 
     doing.clear()
     console = wide_console()
-    jobs = [JobRow(readable(words), outcome) for words, outcome in rows]
-    console.print(comparison(jobs, console.width))
+    rows = [JobRow(readable(words), outcome) for words, outcome in jobs]
+    console.print(comparison(rows, console.width))
 
 
 def _let_ctrl_c_raise() -> None:
@@ -105,10 +91,9 @@ def _let_ctrl_c_raise() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _job(cfg: Any, config_dir: str | None) -> object:
-    """Run one job, in Hydra's run folder."""
+def _job(cfg: Any, words: Any, config_dir: str | None) -> object:
+    """Run one job, in Hydra's run folder.  words: that it was composed of."""
     from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
 
     from flowrun.launcher.recipe.compose import regroup, to_recipe
 
@@ -120,9 +105,7 @@ def _job(cfg: Any, config_dir: str | None) -> object:
                 " in the run's folder.",
                 "Leave it out: what a run writes is in its folder all the same (hydra.run.dir).",
             )
-        # as it was typed: what a reference stands for is looked up where its key is read
-        chosen: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
-        recipe = to_recipe(regroup(cfg, chosen, config_dir))
+        recipe = to_recipe(regroup(cfg, words, config_dir))
         if recipe.launch.name == "slurm":
             from flowrun.launcher.run import settle
 

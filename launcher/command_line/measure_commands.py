@@ -15,10 +15,9 @@ from flowrun.launcher.command_line.app import (
     load_recipe,
     show_errors,
 )
-from flowrun.launcher.command_line.help_texts import BENCH_HELP, CALIBRATE_HELP
 
 
-@app.command(help=BENCH_HELP)
+@app.command()
 def bench(
     overrides: Annotated[
         list[str] | None,
@@ -26,7 +25,16 @@ def bench(
     ] = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Compare with torch's own layouts (see BENCH_HELP)."""
+    r"""Train by flowrun and by torch's own layouts, in turn, and compare.
+
+    [bold]suite=NAME[/] names what is compared (peers, paper …), [bold]suite.key=value[/]
+    changes how; every other argument changes the recipes, of flowrun and of the peers.
+
+      flowrun bench suite=peers
+      flowrun bench suite=peers suite.rows=\[zero3,tensor] suite.rounds=5
+      flowrun bench suite=auto suite.rows=\[gpt_small] suite.sweep.ranks=\[2]
+      flowrun bench suite=peers precision.dtype=bf16 suite.loss_tolerance=2e-2
+    """
     given = overrides or []
     with show_errors(given, config_dir):
         from flowrun.launcher.bench.bench import bench as run_suite
@@ -50,7 +58,7 @@ def bench(
             raise typer.Exit(RUN_FAILED)
 
 
-@app.command(help=CALIBRATE_HELP)
+@app.command()
 def calibrate(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The profile to write.")] = Path(
         "profiles/hardware/mine.yaml"
@@ -58,7 +66,16 @@ def calibrate(
     overrides: Overrides = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Write a profile of this machine (see CALIBRATE_HELP)."""
+    """Measure this machine, and write a hardware profile (3 minutes).
+
+    Products, convolutions, streams, and every collective between 2 and 4 processes.  The file is
+    one of the group [bold]hardware[/] of a folder of your own groups.  With a recipe its ops are
+    timed too, each with its shapes; to a file that is there they are added:
+
+      flowrun calibrate profiles/hardware/mine.yaml
+      flowrun calibrate profiles/hardware/mine.yaml recipe=resnet_dp
+      flowrun plan recipe=resnet_dp --config-dir profiles hardware=mine
+    """
     given = overrides or []
     if "=" in str(file):  # FILE left out
         given, file = [str(file), *given], Path("profiles/hardware/mine.yaml")

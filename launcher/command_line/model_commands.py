@@ -9,22 +9,22 @@ from typing import Annotated, Any
 
 import typer
 
-from flowrun.launcher.command_line.app import Best, ConfigDir, RunFolder, app, show_errors
-from flowrun.launcher.command_line.help_texts import (
-    EVAL_HELP,
-    EXPORT_HELP,
-    SAMPLE_HELP,
-    TOKENIZER_HELP,
+from flowrun.launcher.command_line.app import (
+    Best,
+    Changes,
+    ConfigDir,
+    RunFolder,
+    Step,
+    app,
+    show_errors,
 )
 from flowrun.launcher.terminal import doing
 
 
-@app.command(help=EXPORT_HELP)
+@app.command()
 def export(
     run_folder: RunFolder,
-    step: Annotated[
-        int | None, typer.Option("--step", help="Of the checkpoint; without it the newest weights.")
-    ] = None,
+    step: Step = None,
     to: Annotated[
         str | None,
         typer.Option(
@@ -56,7 +56,21 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Write the weights of a run (see EXPORT_HELP)."""
+    """Write the weights of a run, from any layout.
+
+    One safetensors file has the names of the model's state_dict: plain torch and transformers
+    load it, and so does model.weights of another recipe.  Adapters are merged into the weights,
+    or written alone.
+
+      flowrun export outputs/2026-01-31/12-00-00_gpt_tiny --to gpt.safetensors
+      flowrun export RUN_DIR --step 200
+      flowrun export RUN_DIR --adapters
+
+    --format hf writes a folder that transformers' from_pretrained loads, with config and
+    tokenizer: of its own models, and of flowrun's GPT, Llama and BERT.
+
+      flowrun export RUN_DIR --format hf --to my_model/ --dtype bf16
+    """
     with show_errors([f"recipe={run_folder / 'recipe.yaml'}"], None):
         from flowrun.launcher.commands.export import check_format, describe_file
         from flowrun.launcher.commands.export import export as export_weights
@@ -73,7 +87,7 @@ def export(
             typer.echo(describe_file(export_weights(run_folder, step, to, best, adapters)))
 
 
-@app.command(help=SAMPLE_HELP)
+@app.command()
 def sample(
     source: Annotated[
         Path,
@@ -108,12 +122,19 @@ def sample(
             "--tokenizer", help="A folder or file, or the word bytes, where the source names none."
         ),
     ] = None,
-    step: Annotated[
-        int | None, typer.Option("--step", help="Of the checkpoint; without it the newest weights.")
-    ] = None,
+    step: Step = None,
     best: Best = False,
 ) -> None:
-    """Write text with a model (see SAMPLE_HELP)."""
+    """Write text with a model that was trained on it.
+
+    FOLDER is that of a run, of one of its checkpoints, or a folder of Hugging Face's.  A run's
+    ids are bytes, or those of its data.tokenizer; of other ids, --tokenizer says what they are.
+
+      flowrun sample outputs/2026-01-31/12-00-00_gpt_tiny --prompt "def "
+      flowrun sample RUN_DIR --step 200 --temperature 0 --tokens 40
+      flowrun sample path/to/llama --prompt "Once upon a time" --top-k 50
+      flowrun sample path/to/llama --chat
+    """
     doing.doing("reading the model")
     with show_errors([f"recipe={source / 'recipe.yaml'}"], None):
         from flowrun.launcher.commands.write_text import open_writer
@@ -156,19 +177,24 @@ def _print_pieces(pieces: Iterable[str]) -> None:
     typer.echo()
 
 
-@app.command("eval", help=EVAL_HELP)
+@app.command("eval")
 def evaluate(
     run_folder: RunFolder,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[key=value]…", show_default=False)
-    ] = None,
-    step: Annotated[
-        int | None, typer.Option("--step", help="Of the checkpoint; without it the newest weights.")
-    ] = None,
+    overrides: Changes = None,
+    step: Step = None,
     best: Best = False,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Evaluate a run (see EVAL_HELP)."""
+    """Evaluate a run on its held-out samples, without training.
+
+    The loss and the metrics of its recipe, by plain torch on one process: with the newest
+    weights, or those of a checkpoint.  Keys of the recipe may be changed: more samples, other
+    data, other metrics.
+
+      flowrun eval outputs/2026-01-31/12-00-00_gpt_tiny
+      flowrun eval RUN_DIR --step 200 eval.batches=100
+      flowrun eval RUN_DIR data.path=other.txt eval.fraction=0.9
+    """
     given = overrides or []
     doing.doing("reading the model")
     with show_errors([f"recipe={run_folder / 'recipe.yaml'}", *given], config_dir):
@@ -181,7 +207,7 @@ def evaluate(
             typer.echo(f"note: {note}", err=True)
 
 
-@app.command(help=TOKENIZER_HELP)
+@app.command()
 def tokenizer(
     to: Annotated[Path, typer.Option("--to", help="The folder to write.", show_default=False)],
     first: Annotated[
@@ -192,7 +218,16 @@ def tokenizer(
         int, typer.Option("--vocabulary", help="Number of ids, special tokens included.")
     ] = 8192,
 ) -> None:
-    """Train a tokenizer (see TOKENIZER_HELP)."""
+    """Train a byte-level BPE tokenizer on text files.
+
+    --to is the folder that it writes, which data.tokenizer takes, and
+    AutoTokenizer.from_pretrained of transformers: with an end-of-text token and a chat
+    template.  Without --from it reads the source of Python's standard library, as data=text
+    does.
+
+      flowrun tokenizer --from corpus/ notes.txt --vocabulary 8192 --to bpe/
+      flowrun recipe=gpt_hybrid data.tokenizer=bpe/ model.vocabulary=8192
+    """
     with show_errors([], None):
         from flowrun.launcher.commands.tokenizer_folder import make_tokenizer
 

@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 
 from flowrun.launcher.command_line.app import app, show_errors
-from flowrun.launcher.command_line.help_texts import INIT_HELP, RUNS_HELP, SCHEMA_HELP
 
 
-@app.command(help=RUNS_HELP)
+@app.command()
 def runs(
     folders: Annotated[
         list[Path] | None, typer.Argument(metavar="[FOLDER | RUN_DIR | A B]", show_default=False)
@@ -21,7 +20,16 @@ def runs(
         typer.Option("--follow", metavar="RUN_DIR", help="Show its steps as they come."),
     ] = None,
 ) -> None:
-    """List runs, compare two, follow one (see RUNS_HELP)."""
+    """List the runs of a folder; without one those of outputs, multirun and runs.
+
+    Each with its steps, loss and status: running, complete, preempted, stopped, failed, or died
+    (it was killed).  One run's folder shows its figures; two are compared: the keys that differ,
+    and figures. --follow shows the steps of a run as they come, until it ends.
+
+      flowrun runs
+      flowrun runs outputs/2026-01-31/12-00-00_gpt_tiny outputs/2026-01-31/13-00-00_gpt_tiny
+      flowrun runs --follow outputs/2026-01-31/13-00-00_gpt_tiny
+    """
     with show_errors([], None):
         from flowrun.launcher.commands.run_folders.list_runs import show_runs
         from flowrun.launcher.terminal.console import wide_console
@@ -29,7 +37,7 @@ def runs(
         show_runs(folders or [], follow, wide_console())
 
 
-@app.command(help=INIT_HELP)
+@app.command()
 def init(
     model: Annotated[str, typer.Argument(metavar="my_models.Net | FOLDER", show_default=False)],
     words: Annotated[
@@ -44,7 +52,17 @@ def init(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a recipe.")] = False,
 ) -> None:
-    """Write a recipe for a model (see INIT_HELP)."""
+    """Write a commented recipe for a model, by what its forward and its data show.
+
+    The model is a class, a function, or a module or file that defines one; or a folder of Hugging
+    Face's.  Fields of the data become arguments of forward, by their names, and the loss is one for
+    what the field after them holds.  What cannot be known stands as ??? in the recipe.
+
+      flowrun init my_models.Net
+      flowrun init my_models.Net data.folder=images/ model.width=64
+      flowrun init my_models.py --data my_data.Images --to recipes/mine.yaml --force
+      flowrun init path/to/llama
+    """
     with show_errors([], None):
         from flowrun.launcher.commands.start.init_recipe import show_written, write_recipe
         from flowrun.launcher.terminal.console import wide_console
@@ -52,11 +70,17 @@ def init(
         show_written(write_recipe(model, data, to, words or (), force), wide_console())
 
 
-@app.command(help=SCHEMA_HELP)
+@app.command()
 def schema(
     to: Annotated[Path, typer.Option("--to", help="The file.")] = Path("recipe.schema.json"),
 ) -> None:
-    """Write the schema of recipes (see SCHEMA_HELP)."""
+    """Write the keys of a recipe as JSON Schema, for editors.
+
+    An editor with a YAML language server then completes keys, shows what they mean and marks
+    what is wrong.
+
+      flowrun schema --to recipe.schema.json
+    """
     with show_errors([], None):
         from flowrun.launcher.commands.start.json_schema import write_schema
 

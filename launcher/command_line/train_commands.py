@@ -14,18 +14,19 @@ from flowrun.launcher.command_line.app import (
     RECIPE_WRONG,
     RUN_FAILED,
     Best,
+    Changes,
     ConfigDir,
     Overrides,
     RunFolder,
+    Step,
     app,
     load_recipe,
     show_errors,
 )
-from flowrun.launcher.command_line.help_texts import PLAN_HELP, RESUME_HELP, RUN_HELP, VERIFY_HELP
 from flowrun.launcher.terminal import doing
 
 
-@app.command(help=RUN_HELP)
+@app.command()
 def run(
     overrides: Overrides = None,
     multirun: Annotated[
@@ -52,7 +53,25 @@ def run(
         typer.Option("--info", metavar="searchpath|defaults|…", help="Show what Hydra did."),
     ] = None,
 ) -> None:
-    """Train a recipe (see RUN_HELP)."""
+    """Train a recipe.  `run` may be left out.
+
+    [bold]recipe=NAME[/] or [bold]recipe=path/to/file.yaml[/] names what to train; every other
+    argument changes a key of it:
+
+      flowrun recipe=gpt_hybrid
+      flowrun recipe=gpt_hybrid placement.axes.data=2 train.steps=50
+      flowrun recipe=gpt_dp model=gpt_small model.depth=6 optim.lr=1e-3 launch=virtual
+      flowrun recipe=gpt_tp sbp.head.weight.tensor=B
+      flowrun -m recipe=gpt_dp,gpt_tp train.batch_size=16,32
+
+    [bold]--cfg job[/] shows all keys and their values.  A run's folder is outputs/DATE/TIME_NAME
+    (change it: hydra.run.dir=…). On several hosts, the same command on each, with launch.nnodes=2
+    launch.rdzv_endpoint=HOST:PORT.
+
+    Ctrl-C or SIGTERM finishes the step, saves a checkpoint and ends; a second one ends at
+    once.  With train.resume=auto and hydra.run.dir=FOLDER the same command goes on from
+    there.  Exit status: 0 the run is complete, 1 it failed, 2 the recipe was refused, 75 SIGTERM
+    or launch.time_limit, 130 Ctrl-C."""
     given = overrides or []
     flags = ["--multirun"] * multirun + ["--resolve"] * resolve
     for flag, value in (
@@ -75,7 +94,7 @@ def run(
             raise typer.Exit(RECIPE_WRONG)
 
 
-@app.command(help=PLAN_HELP)
+@app.command()
 def plan(
     overrides: Overrides = None,
     config_dir: ConfigDir = None,
@@ -88,7 +107,23 @@ def plan(
         typer.Option("--level", metavar="NAME", help="Print this level of the compiler instead."),
     ] = None,
 ) -> None:
-    """Show the plan (see PLAN_HELP)."""
+    """Show the plan of a recipe, without starting anything.
+
+    Layers with SBP, stage and shapes; each boxing with its bytes; memory of each rank; step
+    time and bubble foreseen; the timeline.
+
+      flowrun plan recipe=gpt_hybrid placement.stages=4
+
+    With auto.placement=true the best placements of its ranks come first; --save-recipe writes the
+    recipe of the best one.
+
+      flowrun plan recipe=gpt_hybrid auto.placement=true --save-recipe recipes/placed.yaml
+
+    --level prints one level of the compiler: recipe, captured, staged, trained, laid_out, signed,
+    boxed, regions, actors, registers, buffers or order.
+
+      flowrun plan recipe=mlp_hybrid --level boxed
+    """
     given = overrides or []
     with show_errors(given, config_dir):
         recipe = load_recipe(given, config_dir)
@@ -110,9 +145,15 @@ def plan(
         typer.echo(text)
 
 
-@app.command(help=VERIFY_HELP)
+@app.command()
 def verify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
-    """Compare layouts (see VERIFY_HELP)."""
+    """Check that a recipe trains alike under every layout.
+
+    A few steps under single, data, tensor, stages, hybrid and ZeRO layouts, then one table of
+    loss and weight differences.  On the virtual cluster; launch=local uses processes.
+
+      flowrun verify recipe=gpt_hybrid train.steps=5
+    """
     given = overrides or []
     with show_errors(given, config_dir):
         chosen = any(text.startswith("launch") for text in given)
@@ -127,20 +168,23 @@ def verify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
             raise typer.Exit(RUN_FAILED)
 
 
-@app.command(help=RESUME_HELP)
+@app.command()
 def resume(
     run_folder: RunFolder,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[key=value]…", show_default=False)
-    ] = None,
-    step: Annotated[
-        int | None,
-        typer.Option("--step", help="Of the checkpoint to go on from; without it the last."),
-    ] = None,
+    overrides: Changes = None,
+    step: Step = None,
     best: Best = False,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Go on with a run (see RESUME_HELP)."""
+    """Go on with a run from its last checkpoint, in its folder.
+
+    A run saves checkpoints with train.save_every=N.  Changes of placement, zero, sbp, launch,
+    optim and of train.steps are welcome; model, data, seed and batch size stay.
+
+      flowrun resume outputs/2026-01-31/12-00-00_gpt_tiny
+      flowrun resume RUN_DIR train.steps=400 placement.axes.tensor=1 zero.stage=0
+      flowrun resume RUN_DIR --best
+    """
     file = run_folder / "recipe.yaml"
     with show_errors([f"recipe={file}", *(overrides or [])], config_dir):
         from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed
