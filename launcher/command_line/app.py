@@ -28,8 +28,8 @@ RunFolder = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="recipe=NAME [key=value]…", show_default=False)
 ]
-Changes = Annotated[list[str] | None, typer.Argument(metavar="[key=value]…", show_default=False)]
-Step = Annotated[
+KeyChanges = Annotated[list[str] | None, typer.Argument(metavar="[key=value]…", show_default=False)]
+OfStep = Annotated[
     int | None, typer.Option("--step", help="Of the checkpoint; without it the newest.")
 ]
 ConfigDir = Annotated[

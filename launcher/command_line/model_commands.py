@@ -11,10 +11,10 @@ import typer
 
 from flowrun.launcher.command_line.app import (
     Best,
-    Changes,
     ConfigDir,
+    KeyChanges,
+    OfStep,
     RunFolder,
-    Step,
     app,
     show_errors,
 )
@@ -24,7 +24,7 @@ from flowrun.launcher.terminal import doing
 @app.command()
 def export(
     run_folder: RunFolder,
-    step: Step = None,
+    step: OfStep = None,
     to: Annotated[
         str | None,
         typer.Option(
@@ -122,7 +122,7 @@ def sample(
             "--tokenizer", help="A folder or file, or the word bytes, where the source names none."
         ),
     ] = None,
-    step: Step = None,
+    step: OfStep = None,
     best: Best = False,
 ) -> None:
     """Write text with a model that was trained on it.
@@ -180,8 +180,8 @@ def _print_pieces(pieces: Iterable[str]) -> None:
 @app.command("eval")
 def evaluate(
     run_folder: RunFolder,
-    overrides: Changes = None,
-    step: Step = None,
+    overrides: KeyChanges = None,
+    step: OfStep = None,
     best: Best = False,
     config_dir: ConfigDir = None,
 ) -> None:

@@ -14,11 +14,11 @@ from flowrun.launcher.command_line.app import (
     RECIPE_WRONG,
     RUN_FAILED,
     Best,
-    Changes,
     ConfigDir,
+    KeyChanges,
+    OfStep,
     Overrides,
     RunFolder,
-    Step,
     app,
     load_recipe,
     show_errors,
@@ -171,14 +171,14 @@ def verify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
 @app.command()
 def resume(
     run_folder: RunFolder,
-    overrides: Changes = None,
-    step: Step = None,
+    overrides: KeyChanges = None,
+    step: OfStep = None,
     best: Best = False,
     config_dir: ConfigDir = None,
 ) -> None:
     """Go on with a run from its last checkpoint, in its folder.
 
-    A run saves checkpoints with train.save_every=N.  Changes of placement, zero, sbp, launch,
+    A run saves checkpoints with train.save_every=N.  KeyChanges of placement, zero, sbp, launch,
     optim and of train.steps are welcome; model, data, seed and batch size stay.
 
       flowrun resume outputs/2026-01-31/12-00-00_gpt_tiny

@@ -5,7 +5,7 @@ verify.py        trains every layout for a few steps; plain_loop.py is the same 
 resume.py        goes on from a checkpoint, in any layout
 export.py        writes a run's weights as one file; export_adapters.py merges adapters
 tokenizer_folder.py   trains a tokenizer on text
-stored.py        the weights of a run on the disk; load_run.py its recipe and model with them
+stored_weights.py   the weights of a run on the disk; load_run.py its recipe and model with them
 export_folder.py      writes a run as a folder of Hugging Face's
 write_text.py    writes text with a model that was trained on it
 evaluate.py      computes the metrics of a run, without training

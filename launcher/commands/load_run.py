@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.commands.stored import find_weights
+from flowrun.launcher.commands.stored_weights import find_weights
 from flowrun.launcher.model.build import instantiate_model
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe

@@ -38,7 +38,7 @@ def _ignore(note: str) -> None:
 
 
 @dataclass(frozen=True)
-class Writer:
+class TextWriter:
     """A model that writes text.  codec: of its ids.  note: takes a line where it does not read all
     that it is given.
     """
@@ -103,20 +103,22 @@ def open_writer(
     best: bool = False,
     tokenizer: str | None = None,
     note: Callable[[str], None] = _ignore,
-) -> Writer:
+) -> TextWriter:
     """Return the writer of a run, of a checkpoint of it, or of a folder of Hugging Face's.
 
     source: the folder.  step, best: which weights of a run.  tokenizer: a path, or "bytes", in
-    place of the one that the source names.  note: see Writer.  Raises RecipeError.
+    place of the one that the source names.  note: see TextWriter.  Raises RecipeError.
     """
     if (source / RECIPE).is_file():
         run = load_run(source, step, best)
-        return Writer(_model_of(run), codec_of(run.recipe.data, tokenizer), note)
+        return TextWriter(_model_of(run), codec_of(run.recipe.data, tokenizer), note)
     if (source / CONFIG).is_file():
         model = load_text_model(source)
         written = text_model(model, {}, None, f"{source} ({type(model).__name__})")
         theirs = Path(tokenizer) if tokenizer else source
-        return Writer(written, ByteCodec() if tokenizer == BYTES else read_tokenizer(theirs), note)
+        return TextWriter(
+            written, ByteCodec() if tokenizer == BYTES else read_tokenizer(theirs), note
+        )
     neither = f"it has neither {RECIPE}, of a run, nor {CONFIG}, of Hugging Face's."
     problem = neither if source.is_dir() else "there is no such folder."
     where = "A run says at its end where everything of it is."

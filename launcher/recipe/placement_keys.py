@@ -25,7 +25,7 @@ from flowrun.launcher.recipe.value_ranges import MOST_RANKS
 USUAL_AXES = ("data", "tensor")  # a layout may pin these whether or not the placement has them
 SIDES = ("in", "out")
 FROM_MODEL = "from_model"  # a key of `sbp` that is no pattern
-Grid = tuple[tuple[int, ...], tuple[int, ...]]  # (sizes, ranks row-major) of a stage
+StageGrid = tuple[tuple[int, ...], tuple[int, ...]]  # (sizes, ranks row-major) of a stage
 
 
 def parse_stages(placement: PlacementSchema) -> tuple[tuple[str, ...], tuple[Stage, ...]]:
@@ -35,7 +35,7 @@ def parse_stages(placement: PlacementSchema) -> tuple[tuple[str, ...], tuple[Sta
     _check_names(names)
     _check_stages(stages, math.prod(sizes))
     entries: list[Mapping[str, Any]] = [{}] * stages if isinstance(stages, int) else stages
-    grids: list[Grid] = []
+    grids: list[StageGrid] = []
     for index, entry in enumerate(entries):
         start = sum(len(ranks) for _, ranks in grids)
         consecutive = sizes, tuple(range(start, start + math.prod(sizes)))
@@ -143,7 +143,7 @@ def _patterns(entry: Mapping[str, Any], index: int) -> tuple[str, ...]:
     return tuple(modules)
 
 
-def _grid(ranks: object, names: tuple[str, ...], where: str) -> Grid:
+def _grid(ranks: object, names: tuple[str, ...], where: str) -> StageGrid:
     """(sizes, ranks row-major) of nested lists; without axes, one rank alone or in a list."""
     try:
         shape, flat = _flatten(ranks)
@@ -161,7 +161,7 @@ def _grid(ranks: object, names: tuple[str, ...], where: str) -> Grid:
     return shape, flat
 
 
-def _flatten(ranks: object) -> Grid:
+def _flatten(ranks: object) -> StageGrid:
     """Raises ValueError for what is not a grid."""
     if isinstance(ranks, int) and not isinstance(ranks, bool) and ranks >= 0:
         return (), (ranks,)
@@ -173,7 +173,7 @@ def _flatten(ranks: object) -> Grid:
     return (len(rows), *rows[0][0]), tuple(rank for _, row in rows for rank in row)
 
 
-def _check_grids(axes: Mapping[str, int], grids: Sequence[Grid]) -> None:
+def _check_grids(axes: Mapping[str, int], grids: Sequence[StageGrid]) -> None:
     """Each size is that of a stage; each rank is in one stage, next to the others of it."""
     for i, (name, size) in enumerate(axes.items()):
         found = sorted({shape[i] for shape, _ in grids})
