@@ -16,9 +16,9 @@ from flowrun.engine.capture.capture import Task
 from flowrun.engine.capture.update_trace import states_of, step_scalars_of
 from flowrun.engine.strategy import LossScale, Optimizer
 from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.materials import make_task
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
-from flowrun.launcher.model import build
-from flowrun.launcher.model.build import RecipeParts
+from flowrun.launcher.model.build import instantiate_model, loss_of
 from flowrun.launcher.recipe.recipe import Recipe
 
 
@@ -44,10 +44,10 @@ def plain_loop(
     no update.
     """
     job = Job(recipe, values=False)
-    made = build.build(recipe)
-    model = made.model.train()
+    model = instantiate_model(recipe).train()
+    task = make_task(recipe, model, job.materials.example)
     models = [model, *(_replica(model) for _ in range(replicas - 1))]
-    parameters = Task(model, made.inputs, made.loss).parameters
+    parameters = task.parameters
     before = {name: p.detach().clone() for name, p in parameters.items()}
     update = _PlainUpdate(job.strategy.optimizer, job.strategy.loss_scale, parameters)
     train, parts = recipe.train, 1 if whole else recipe.train.micro_batches
@@ -62,7 +62,7 @@ def plain_loop(
             for rank, each in enumerate(models):
                 batch = sampler(step, micro_batch, slice(rank * rows, (rank + 1) * rows))
                 with torch.autocast("cpu", dtype, enabled=dtype is not None):
-                    loss = _loss(made, each, batch).float()
+                    loss = _loss(task, each, batch).float()
                 loss = loss / (parts * replicas)
                 update.backward(loss)
                 total += loss.item()
@@ -78,9 +78,9 @@ def _replica(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, {id(p): p for p in model.parameters()})
 
 
-def _loss(parts: RecipeParts, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    output = model(**{argument: batch[name] for argument, name in parts.inputs.items()})
-    return build.loss_of(parts.loss, output, batch)
+def _loss(task: Task, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    output = model(**{argument: batch[name] for argument, name in task.inputs.items()})
+    return loss_of(task.loss, output, batch)
 
 
 class _PlainUpdate:

@@ -19,11 +19,15 @@ from flowrun.launcher.data.sampler import Sampler, forms_of, length
 from flowrun.launcher.data.steps import preparation, sample_seconds, unprepared_fields
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.model import build
-from flowrun.launcher.model.dataset_checks import check_labels, data_errors, notes_of
+from flowrun.launcher.model.dataset_checks import (
+    check_labels,
+    check_vocabulary,
+    data_errors,
+    notes_of,
+)
 from flowrun.launcher.model.initial import Initial, with_values
 from flowrun.launcher.model.parallel_plan import find_others, read_plan
 from flowrun.launcher.model.targets import note_moved
-from flowrun.launcher.model.vocabulary import check_vocabulary
 from flowrun.launcher.recipe.checks import check_batch
 from flowrun.launcher.recipe.recipe import Recipe
 

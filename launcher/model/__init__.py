@@ -14,5 +14,5 @@ parallel_plan.py   the pins that a model of transformers carries
 packed_inputs.py   packed data in a model, and attention within documents
 hugging_face/      our models under Hugging Face's names, there and back
 signatures.py      rows that a user gives for ops of their own
-dataset_checks.py vocabulary.py   whether items, and their ids, are what the recipe needs
+dataset_checks.py   whether items, and their ids, are what the recipe needs
 """

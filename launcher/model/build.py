@@ -19,13 +19,12 @@ from torch.utils.data import Dataset
 from flowrun.engine.capture.joint_graph import LOSS
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.model.adapters import add_adapters
-from flowrun.launcher.model.dataset_checks import check_items, check_kind, check_labels
+from flowrun.launcher.model.dataset_checks import check_items, check_kind
 from flowrun.launcher.model.deferred import LEAST_BYTES, Unrecordable, defer
 from flowrun.launcher.model.initial import Initial, initial_of, named_tensors
 from flowrun.launcher.model.packed_inputs import packed_inputs
 from flowrun.launcher.model.pretrained import weights_of
 from flowrun.launcher.model.targets import make_function, make_object
-from flowrun.launcher.model.vocabulary import check_vocabulary
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
 from flowrun.launcher.recipe.schema import FP32, KEEP_DTYPE
@@ -35,17 +34,6 @@ from flowrun.models.losses import part_of
 
 _NARROW = (torch.bfloat16, torch.float16)  # where an update rounded to nearest is often lost
 LossFunction = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (output, batch) -> scalar mean
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecipeParts:
-    """Everything that a recipe names.  inputs: model argument -> batch field, never empty."""
-
-    model: nn.Module
-    data: Dataset[dict[str, Tensor]]
-    inputs: dict[str, str]
-    loss: LossFunction | None
-    metrics: dict[str, LossFunction]
 
 
 @dataclass(frozen=True)
@@ -58,22 +46,6 @@ class Described:
     model: nn.Module
     initial: Initial
     notes: tuple[str, ...]
-
-
-def build(recipe: Recipe) -> RecipeParts:
-    """All parts, made and checked against each other.  Raises RecipeError."""
-    data = instantiate_data(recipe)
-    model = instantiate_model(recipe)
-    check_vocabulary(recipe, model, data)
-    inputs = task_inputs(recipe, model, data[0])
-    check_labels(model, inputs, recipe.task.loss, data)
-    return RecipeParts(
-        model=model,
-        data=data,
-        inputs=inputs,
-        loss=instantiate_loss(recipe),
-        metrics=instantiate_metrics(recipe),
-    )
 
 
 def instantiate_model(recipe: Recipe, notes: list[str] | None = None) -> nn.Module:

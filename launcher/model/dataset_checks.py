@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from flowrun.engine.errors import FlowrunError, RecipeError
@@ -16,10 +16,12 @@ from flowrun.launcher.data.collate import ItemError, collate, differing_fields, 
 from flowrun.launcher.data.named import NamedFields
 from flowrun.launcher.data.stacked import batch_method, batch_of
 from flowrun.launcher.data.steps import preparation, unprepared_fields
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import Target
 from flowrun.models.losses import IGNORED, model_loss
 
 NAMED = f"{NamedFields.__module__}.{NamedFields.__name__}"
+_VOCABULARY = ("vocabulary", "vocab_size")  # how flowrun's models and those of transformers call it
 _OWN_LOSS = (
     "Write task.inputs={input_ids: tokens} and "
     "task.loss={_target_: flowrun.models.losses.cross_entropy}, which reads the targets."
@@ -131,6 +133,36 @@ def _are_shifted(labels: Tensor, ids: Tensor) -> bool:
     counted = labels != IGNORED
     ahead = counted[:-1].any() and (labels[:-1] == ids[1:])[counted[:-1]].all()
     return bool(ahead) and not torch.equal(labels[counted], ids[counted])
+
+
+def check_vocabulary(recipe: Recipe, model: nn.Module, data: object) -> None:
+    """Raise RecipeError where a key of the model, or its config, names fewer ids than the data has.
+
+    data: its attribute `vocabulary`, if it has one, is the number of its ids.
+    """
+    ids = getattr(data, "vocabulary", None)
+    found = [*_sizes(recipe.model, "model")]
+    if size := getattr(getattr(model, "config", None), "vocab_size", None):
+        found.append(("model", size))
+    for where, size in found:
+        if isinstance(ids, int) and isinstance(size, int) and size < ids:
+            tokenizer = recipe.data.get("tokenizer")
+            of = f"the tokenizer {tokenizer} of data.tokenizer" if tokenizer else "the data set"
+            key = where if where != "model" else "the vocab_size of its config"
+            raise RecipeError(
+                where,
+                f"{of} has {ids:,} ids, and the model a row for {size:,} of them.",
+                f"Write {key}={ids}, or a larger number.",
+            )
+
+
+def _sizes(keys: Mapping[str, object], where: str) -> Iterator[tuple[str, object]]:
+    """Yield (key, value) of every number of ids among the arguments of a model."""
+    for key, value in keys.items():
+        if isinstance(value, Mapping):
+            yield from _sizes(value, f"{where}.{key}")
+        elif key in _VOCABULARY:
+            yield f"{where}.{key}", value
 
 
 def notes_of(data: object) -> tuple[str, ...]:

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.data.sampler import Sampler
 from flowrun.launcher.data.stacked import Rows
-from flowrun.launcher.model.dataset_checks import check_items, check_labels
+from flowrun.launcher.model.dataset_checks import check_items, check_labels, check_vocabulary
+from flowrun.launcher.recipe.compose import load
 
 X = torch.arange(40.0).view(20, 2)
 
@@ -174,3 +177,41 @@ def test_labels_that_are_the_ids_are_fine() -> None:
     check_labels(LLAMA, {**inputs, "labels": "own"}, None, Rows(tokens=TOKENS, own=TOKENS))
     check_labels(LLAMA, inputs, {"_target_": "x"}, Rows(tokens=TOKENS, targets=MASKED))
     check_labels(torch.nn.Identity(), {**inputs, "labels": "to"}, None, Rows(tokens=X, to=X + 1))
+
+
+RECIPE = replace(load(["recipe=gpt_dp"]), data={"_target_": "x", "tokenizer": "bpe/"})
+
+
+def check(keys: dict[str, Any], ids: Any, model: Any = None) -> None:
+    recipe = replace(RECIPE, model={"_target_": "m", **keys})
+    check_vocabulary(recipe, model or nn.Identity(), SimpleNamespace(vocabulary=ids))
+
+
+def test_enough_ids_or_none_at_all_are_fine() -> None:
+    check({"vocabulary": 320}, 320)
+    check({"vocabulary": 512}, 320)
+    check({"width": 3}, 320)
+    check({"vocabulary": 4}, None)
+    check_vocabulary(RECIPE, nn.Identity(), object())
+
+
+@pytest.mark.parametrize(
+    ("keys", "where"),
+    [
+        ({"vocabulary": 256}, "model.vocabulary"),
+        ({"config": {"vocab_size": 256}}, "model.config.vocab_size"),
+    ],
+)
+def test_too_few_ids_are_refused_with_the_number_to_write(keys: Any, where: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        check(keys, 8192)
+    assert refused.value.where == where
+    assert "the tokenizer bpe/ of data.tokenizer has 8,192 ids" in str(refused.value)
+    assert f"Write {where}=8192" in str(refused.value)
+
+
+def test_a_config_of_transformers_counts_too() -> None:
+    model = nn.Identity()
+    model.config = SimpleNamespace(vocab_size=100)  # type: ignore[assignment]
+    with pytest.raises(RecipeError, match="a row for 100 of them"):
+        check({}, 320, model)
