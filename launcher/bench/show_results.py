@@ -86,26 +86,31 @@ def _name(line: ResultLine) -> str:
 def _cells(line: ResultLine) -> list[RenderableType]:
     bold = "bold" if line.side == FLOWRUN else ""
     name = Text(_name(line), bold)
-    if line.median_s is None or line.min_s is None:
+    if line.median_s is None:
         return [name, Text("failed", "yellow") if line.problem else Text("-", "dim")]
-    share = f"{line.efficiency:.0%}" if line.efficiency is not None else ""
-    share = f"{line.ratio:.2f}" if line.ratio is not None else share
+    share = "" if line.efficiency is None else f"{line.efficiency:.0%}"
+    apart = "" if line.losses_apart is None else f"{line.losses_apart:.0e}"
     return [
         name,
-        Text(_short(line.median_s * 1e3), bold),
-        _short(line.min_s * 1e3),
-        _short(line.foreseen_s * 1e3) if line.foreseen_s is not None else "",
-        Text(share, {True: "green", False: "red", None: ""}[line.holds]),
+        Text(_short(line.median_s, 1e3), bold),
+        _short(line.min_s, 1e3),
+        _short(line.foreseen_s, 1e3),
+        Text(
+            share if line.ratio is None else f"{line.ratio:.2f}",
+            {True: "green", False: "red", None: ""}[line.holds],
+        ),
         _bound(line),
-        _short((line.peak_bytes or 0) / 1e6),
-        _short(line.sent_bytes / 1e6) if line.sent_bytes is not None else "",
-        _apart(line),
+        _short(line.peak_bytes, 1e-6),
+        _short(line.sent_bytes, 1e-6),
+        Text(apart, "" if line.agree else "bold red"),
     ]
 
 
-def _short(value: float) -> str:
-    """Three digits, or all in front of the point."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+def _short(value: float | None, unit: float) -> str:
+    """Three digits, or all in front of the point, of a number in units of the table."""
+    if value is None:
+        return ""
+    return f"{value * unit:.0f}" if value * unit >= 100 else f"{value * unit:.1f}"
 
 
 def _bound(line: ResultLine) -> str:
@@ -117,9 +122,3 @@ def _bound(line: ResultLine) -> str:
     else:
         return ""
     return text + {True: " yes", False: " no ", None: "    "}[line.holds]
-
-
-def _apart(line: ResultLine) -> Text:
-    if line.losses_apart is None:
-        return Text()
-    return Text(f"{line.losses_apart:.0e}", "" if line.agree else "bold red")

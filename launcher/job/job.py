@@ -4,7 +4,7 @@ started here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,6 @@ import torch
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.hardware.hardware import CPU
-from flowrun.engine.ir.graph import LogicalTensor
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.passes.mirrored_view import LIST_SUFFIX
 from flowrun.engine.runtime.rank.rank import Results
@@ -114,9 +113,8 @@ class Job:
     @property
     def segments(self) -> tuple[Segment, ...]:
         """The segments that are left of the run."""
-        if self.start is None:
-            return segments(self.recipe)
-        return segments(self.recipe, self.start.step, self.start.ended)
+        done = (self.start.step, self.start.ended) if self.start else ()
+        return segments(self.recipe, *done)
 
     @property
     def initial(self) -> Mapping[str, torch.Tensor] | None:
@@ -154,30 +152,28 @@ class Job:
         return (*self.materials.notes, *self._of_data, *self._of_hardware, *self.plans.cache.notes)
 
     @cached_property
-    def _of_data(self) -> tuple[str, ...]:
+    def _of_data(self) -> list[str]:
         """Ranks that read one sample each for themselves must find the same in it."""
         drawn = random_fields(self.materials.data) if self.recipe.num_ranks > 1 else []
-        if not drawn:
-            return ()
         what = f"the field{'s' * (len(drawn) > 1)} {', '.join(drawn)} of an item"
-        return (
+        note = (
             f"data: {what} change with each call of __getitem__: ranks that share a sample "
-            "may compute on unlike ones; draw from a generator that the index seeds.",
+            "may compute on unlike ones; draw from a generator that the index seeds."
         )
+        return [note] * bool(drawn)
 
     @property
-    def _of_hardware(self) -> tuple[str, ...]:
-        """Return notes on the hardware that neither the profile nor the plan has."""
-        named, used, out = self.recipe.hardware, self.strategy.hardware, []
+    def _of_hardware(self) -> Iterator[str]:
+        """Yield notes on the hardware that neither the profile nor the plan has."""
+        named, used = self.recipe.hardware, self.strategy.hardware
         if named.device != used.device:
             here, what = gpu_name() or "a GPU", f"of which {named.name} says nothing"
             if is_stand_in(self.recipe):
                 what += "; this profile is of another GPU, and so is what is foreseen"
-            out.append(f"hardware={used.name}: ranks run on {here}, {what}.")
+            yield f"hardware={used.name}: ranks run on {here}, {what}."
         if self.is_foreseeable and (profile := better_cpu(self.recipe)):
             what = f"this host's processor is of another kind, which hardware={profile} foresees."
-            out.append(f"hardware={named.name}: {what}")
-        return tuple(out)
+            yield f"hardware={named.name}: {what}"
 
     @cached_property
     def work(self) -> WorkUnit:
@@ -202,22 +198,15 @@ class Job:
         """
         out: Results = {}
         for name in results[0] if results else ():
-            of_mean, values = (
-                self._of_mean(name.removesuffix(LIST_SUFFIX)),
-                [r[name] for r in results],
-            )
+            metric = dict(self.materials.task.metrics).get(name.removesuffix(LIST_SUFFIX))
+            function = getattr(metric, "func", metric)  # of a partial
+            of_mean: Callable[[float], float] = getattr(function, "of_mean", float)
+            values = [result[name] for result in results]
             if isinstance(values[0], list):
-                ranks = zip(*values, strict=True)
-                out[name] = [of_mean(sum(each) / len(values)) for each in ranks]
+                out[name] = [of_mean(sum(each) / len(values)) for each in zip(*values, strict=True)]
             else:
                 out[name] = of_mean(sum(values) / len(values))
         return out
-
-    def _of_mean(self, name: str) -> Callable[[float], float]:
-        metric = dict(self.materials.task.metrics).get(name)
-        function = getattr(metric, "func", metric)  # of a partial
-        found: Callable[[float], float] = getattr(function, "of_mean", float)
-        return found
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -258,9 +247,3 @@ class Job:
         about = About(step, train.seed, train.batch_size, self.names)
         adapters = describe_adapters(made.model)
         return replace(about, samples=length(made.data), digests=made.digests, adapters=adapters)
-
-    def parameters(self) -> dict[str, LogicalTensor]:
-        """Logical tensors of the parameters."""
-        plan = self.training.plan
-        parameters = (v for v in plan.variables.values() if v.kind == "parameter")
-        return {v.name: plan.tensors[v.tensor] for v in parameters}

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from flowrun.engine.capture.capture import Batch, Task
-from flowrun.engine.errors import RecipeError
 from flowrun.engine.strategy import Pin, Preparation, Strategy
 from flowrun.launcher.data.corpus.documents import DIGESTS
 from flowrun.launcher.data.mixture import find_mixture
@@ -30,6 +29,7 @@ from flowrun.launcher.model.parallel_plan import find_others, read_plan
 from flowrun.launcher.model.targets import note_moved
 from flowrun.launcher.recipe.checks import check_batch
 from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.recipe.recipe_errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +79,8 @@ def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
     task = make_task(recipe, described.model, example, device_type)
     check_labels(described.model, task.inputs, recipe.task.loss, data)
     plan = read_plan(described.model, recipe.plan_axis) if recipe.plan_axis else ()
+    others = find_others(described.model) if recipe.plan_axis else []
+    left = "what else the model's plan says has no pins, and is inferred: "
     return Materials(
         model=described.model,
         initial=with_values(described.initial, task.tensors) if values else Initial({}),
@@ -93,7 +95,7 @@ def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
             *note_moved(recipe.data, "data"),
             *note_moved(list(recipe.callbacks), "callbacks"),
             *notes_of(data),
-            *_notes_of_plan(described.model, recipe),
+            *([f"sbp.from_model: {left}{', '.join(others)}"] if others else []),
         ),
         plan=plan,
     )
@@ -159,11 +161,10 @@ def _held_out(recipe: Recipe, data: Any) -> int:
     samples that are evaluated would be trained on as well.
     """
     held_out = int(length(data) * recipe.eval.fraction) if recipe.eval.batches else 0
-    if not held_out or (found := find_mixture(data)) is None:
-        return held_out
-    place, mixture = found
-    if held_out != mixture.order.held_out:
-        raise RecipeError(
+    if held_out and (found := find_mixture(data)):
+        place, mixture = found
+        require(
+            held_out == mixture.order.held_out,
             f"{place}.held_out",
             f"the mixture holds out {mixture.order.held_out:,} of {length(mixture):,} samples, and "
             f"eval.fraction={recipe.eval.fraction} holds out {held_out:,}: some that are evaluated "
@@ -171,12 +172,6 @@ def _held_out(recipe: Recipe, data: Any) -> int:
             f"Write {place}.held_out=${{eval.fraction}}.",
         )
     return held_out
-
-
-def _notes_of_plan(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
-    others = find_others(model) if recipe.plan_axis else []
-    left = "what else the model's plan says has no pins, and is inferred: "
-    return (f"sbp.from_model: {left}{', '.join(others)}",) if others else ()
 
 
 def _sampler(recipe: Recipe, data: Any) -> Sampler:

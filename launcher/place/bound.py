@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -117,15 +117,6 @@ class LaidOutBranch:
         return tuple(map(StageWork, each, forward, once))
 
     @cached_property
-    def _link_s(self) -> list[float]:
-        """Seconds of each stage's links in a micro-batch, nothing of it fused."""
-        total = [0.0] * len(self.strategy.placements)
-        strategy = self.strategy
-        for maker, each in boxing_seconds(self.graph, strategy.placements, strategy.hardware):
-            total[maker.stage] += each
-        return total
-
-    @cached_property
     def seconds(self) -> float:
         """The least seconds of a step: a stage begins when the first micro-batch has come through
         the stages before it, and what is made of its weights exists.
@@ -155,25 +146,29 @@ class LaidOutBranch:
     @cached_property
     def expected_s(self) -> float:
         """About what a step takes, with the pipeline's filling and with links, none of which is
-        hidden.
+        hidden or fused.
         """
-        count = self.strategy.micro_batches
-        stages = [a.each_s + b for a, b in zip(self._work, self._link_s, strict=True)]
+        count, strategy = self.strategy.micro_batches, self.strategy
+        stages = [work.each_s for work in self._work]
+        for maker, each in boxing_seconds(self.graph, strategy.placements, strategy.hardware):
+            stages[maker.stage] += each
         once_s = max(work.once_s for work in self._work)
         return self._share_cores((count - 1) * max(stages) + sum(stages) + once_s)
 
     def bytes(self, zero: int, kinds: Collection[str] = VARIABLES) -> int:
         """Return the least bytes of a rank under a stage of ZeRO: variables of these kinds."""
         needed = [0] * len(self.strategy.placements)
-        by_name = {v.name: v for v in self.graph.variables if v.kind == "parameter"}
+        weights = {v.name: v for v in self.graph.variables if v.kind == "parameter"}
         for v in (v for v in self.graph.variables if v.kind in kinds):
-            needed[v.stage] += self._held(v, by_name, zero)
+            home = weights.get(v.of, v) if v.kind == "state" else v
+            needed[v.stage] += self._held(v, home, zero)
         return max(needed)
 
-    def _held(self, v: Variable, by_name: Mapping[str, Variable], zero: int) -> int:
-        """Bytes of a variable; of a state that is not as large as its weight none are counted."""
+    def _held(self, v: Variable, home: Variable, zero: int) -> int:
+        """Bytes of a variable; of a state that is not as large as its weight, `home`, none are
+        counted.
+        """
         tensor, grid = self.graph.tensors[v.tensor], self.strategy.placements[v.stage].shape
-        home = by_name.get(v.of, v) if v.kind == "state" else v
         same = self.graph.tensors[home.tensor].shape == tensor.shape
         same = same and len(home.nd_sbp) == len(grid)
         held = math.prod(largest_shape(tensor.shape, home.nd_sbp, grid)) if same else 0

@@ -56,18 +56,10 @@ def _note_shared_cores(job: Job) -> Iterator[str]:
 
 
 def _note_idle_axes(job: Job) -> Iterator[str]:
-    """Note axes along which all ranks do the same."""
-    if job.recipe.view == MIRRORED:
-        return
-    for axis in idle_axes(job.training.plan):
-        yield f"axis {axis.name} divides nothing{_where(axis)}: {_instead(axis, job.recipe)}"
-
-
-def _where(axis: IdleAxis) -> str:
-    if not axis.others:
-        return ""
-    few = len(axis.stages) == 1
-    return f" on stage{'' if few else 's'} {spans(axis.stages)}"
+    for axis in idle_axes(job.training.plan) if job.recipe.view != MIRRORED else ():
+        some = f" on stage{'s' * (len(axis.stages) > 1)} {spans(axis.stages)}"
+        where = some if axis.others else ""
+        yield f"axis {axis.name} divides nothing{where}: {_instead(axis, job.recipe)}"
 
 
 def _instead(axis: IdleAxis, recipe: Recipe) -> str:
@@ -81,7 +73,6 @@ def _instead(axis: IdleAxis, recipe: Recipe) -> str:
 
 
 def _slow_readers(job: Job) -> Iterator[str]:
-    """Making samples bounds the step: no faster device helps."""
     plan, step_s = job.training.plan, job.training.rehearsal.step_s
     readers = [actor for actor in plan.actors if actor.runs_in_thread]
 
@@ -117,7 +108,6 @@ def _no_validation(job: Job) -> Iterator[str]:
 
 
 def _note_repeats(job: Job) -> Iterator[str]:
-    """Note held-out samples that weigh more than others."""
     for note in job.materials.sampler.notes(job.eval_steps):
         yield f"validation: {note}"
 
@@ -140,7 +130,6 @@ def _note_unchecked_capture(job: Job) -> Iterator[str]:
 
 
 def _note_copies(job: Job) -> Iterator[str]:
-    """Note the memory of what is saved while training goes on."""
     train, plan = job.recipe.train, job.training.plan
     if not (train.save_every and train.save_aside) or job.recipe.launch.name == "virtual":
         return
@@ -175,7 +164,6 @@ def _note_random_base(job: Job) -> Iterator[str]:
 
 
 def _note_packed_attention(job: Job) -> Iterator[str]:
-    """Note that attention within documents is foreseen by its shapes alone."""
     if any(op.target == "flowrun.document_attention.default" for op in job.training.plan.graph.ops):
         yield (
             "attention is foreseen as if one document filled each packed sample: with several a "

@@ -98,14 +98,11 @@ class Progress:
     def show_report(self, report: Report, folder: Path) -> None:
         """Show the end: loss, and what was foreseen next to what was measured."""
         self.close()
-        validation = "".join(
-            f", validation {name} {value:.4f}" for name, value in numbers(report.validation).items()
-        )
-        self.console.print(
-            f"loss {report.first_loss:.4f} -> {report.last_loss:.4f}{validation}",
-            style="bold",
-            highlight=False,
-        )
+        parts = [f"loss {report.first_loss:.4f} -> {report.last_loss:.4f}"]
+        parts += [
+            f"validation {name} {value:.4f}" for name, value in numbers(report.validation).items()
+        ]
+        self.console.print(", ".join(parts), style="bold", highlight=False)
         if report.ended_by:
             done = report.first_step + report.steps
             text = f"{report.ended_by} ended the run after {done} of {self.steps} steps"

@@ -189,9 +189,8 @@ class Report:
         ranks = sorted(rank for placement in plan.placements for rank in placement.ranks)
         foreseen, measured = _list_foreseen(training, ranks), _list_measured(log, ranks)
         slow = find_straggler(plan, log.waited_s, step_s) if job.device_type == "cpu" else None
-        advice = ""
-        if job.is_foreseeable and job.strategy.hardware.name == CPU:  # no other was named
-            advice = advice_on(CPU, rehearsal.step_s, step_s)
+        shipped = job.is_foreseeable and job.strategy.hardware.name == CPU  # no other was named
+        advice = advice_on(CPU, rehearsal.step_s, step_s) if shipped else ""
         if job.is_profiled:
             hardware, dtype = job.strategy.hardware, job.recipe.precision.dtype
             for found, seconds in ((foreseen, rehearsal.step_s), (measured, step_s)):
