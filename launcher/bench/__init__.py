@@ -5,7 +5,7 @@ load_suite.py suite.py runs.py   conf/suite and command line -> Suite -> the run
 process.py       one run in processes of its own -> a sample, or the reason why there is none
 peers/           torch's own layouts
 results.py       samples -> medians, ratios pair by pair, bounds
-show_results.py plot_results.py   a table; bars
+show_results.py  a table; bars
 sweep.py         every layout of a set, and the one that auto.placement picks, as experiments
 foreseen/        published tables compared with foreseen figures
 """

@@ -14,9 +14,9 @@ from omegaconf import OmegaConf
 
 from flowrun.launcher.bench.suite import Suite, Sweep
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.place.captures import Captures
 from flowrun.launcher.place.place import place_by
 from flowrun.launcher.place.planner import Planner
+from flowrun.launcher.place.repeated_blocks import Captures
 from flowrun.launcher.place.space import Candidate, Space
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe

@@ -4,9 +4,9 @@
 
 place.py               read this first
 space.py bound.py      which candidates there are; the least that each takes
-repeated_blocks.py branch_bounds.py   models of many equal blocks: parts, bounds
-extrapolate.py reduced_depth.py        their candidates, by plans of few blocks
-captures.py planner.py graphs that are captured once; a candidate's plan and rehearsal
+repeated_blocks.py     parts of a model of many equal blocks, and graphs that are captured once
+extrapolate.py reduced_depth.py   candidates of such models, by plans of few blocks
+planner.py             a candidate's plan and rehearsal
 placement_search.py outcome.py   branch and bound; what is known of a candidate
 show_placements.py saved.py   the ten best and why each lost; the winner as a recipe file
 settle.py              a recipe as it will run, and the rest of a run on other ranks

@@ -132,10 +132,10 @@ def _waits(found: Rehearsed, stage: int) -> tuple[float, float]:
             changes.append((event.end, moves - 1, -moves))
     waits_s = moving_s = now_s = 0.0
     computing = under_way = 0
-    for at_s, computes, moves in sorted(changes):
+    for at_s, computes, more in sorted(changes):
         if not computing:
             passed_s = min(at_s, ends_s) - min(now_s, ends_s)
             waits_s += passed_s
             moving_s += passed_s if under_way else 0.0
-        now_s, computing, under_way = at_s, computing + computes, under_way + moves
+        now_s, computing, under_way = at_s, computing + computes, under_way + more
     return waits_s, moving_s

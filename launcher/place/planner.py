@@ -26,8 +26,8 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.materials import add_materials
 from flowrun.launcher.job.recipe_strategy import data_workers, strategy_of
 from flowrun.launcher.place.bound import LaidOutBranch, WholeStep
-from flowrun.launcher.place.captures import Captures
 from flowrun.launcher.place.outcome import Bound, Outcome, outcome_of
+from flowrun.launcher.place.repeated_blocks import Captures
 from flowrun.launcher.place.space import Branch, Candidate, Space
 from flowrun.launcher.recipe.compose import freeze, resolve, to_recipe
 from flowrun.launcher.recipe.hardware_keys import rank_hardware

@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from flowrun.engine.compile import Compilation
 from flowrun.engine.ir.graph import FORWARD, LogicalGraph, Op
 from flowrun.engine.ir.module_path import block_of
 from flowrun.engine.passes.stages.balance_stages import ForwardSequence, balance_cuts
 from flowrun.engine.passes.stages.chosen_stages import read_stages
-from flowrun.engine.strategy import Decided
+from flowrun.engine.strategy import Decided, Strategy
 from flowrun.engine.torch_internals import set_submodules, submodules_of
+from flowrun.launcher.job.job import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +112,31 @@ def cut_evenly(
     work[0] -= sum(line.work_s[:first])
     work[-1] -= sum(line.work_s[end:])
     return tuple(each / block for each in work)
+
+
+class Captures:
+    """The graphs of a model that a search asks for, each captured once.  What is captured does not
+    depend on the ranks, so that searches for several numbers of them share it.
+
+    job: of the recipe as it is; its model, data and task serve all.  blocks: that the model
+    repeats.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.blocks = find_repeated_blocks(job.materials.model)
+        self._known: dict[tuple[int, int], LogicalGraph] = {}
+
+    def of(self, rows: int, strategy: Strategy, count: int = 0) -> LogicalGraph:
+        """Capture the whole model, or one with `count` of its equal blocks.
+
+        rows: samples of a micro-batch.  strategy: the mirrored view captures what one rank reads.
+        """
+        shards = len(strategy.placements[0].ranks) if strategy.mirrored else 1
+        key = rows // shards, count
+        if key not in self._known:
+            batch, task = self.job.materials.sampler(0, 0, slice(0, rows)), self.job.materials.task
+            if count:
+                task = replace(task, model=keep_blocks(task.model, self.blocks, count))
+            self._known[key] = Compilation(task, batch, strategy).captured
+        return self._known[key]

@@ -12,8 +12,16 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from flowrun.launcher.bench.peers.setting import PeerBatch, Setting, TrainStep, chosen, sums
-from flowrun.launcher.bench.peers.torch_optimizer import KINDS, arguments, optimizer
+from flowrun.launcher.bench.peers.setting import (
+    KINDS,
+    PeerBatch,
+    Setting,
+    TrainStep,
+    arguments,
+    chosen,
+    optimizer,
+    sums,
+)
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
 
 

@@ -1,9 +1,11 @@
-"""The setting that every layout starts from: the recipe made concrete, and this rank's place."""
+"""The setting that every layout starts from: the recipe made concrete, and this rank's place; the
+optimizer as a user of torch would make it, fused where torch has that.
+"""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +20,13 @@ from flowrun.launcher.bench.suite import Peer
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.model.build import instantiate_model, loss_of, task_inputs
+from flowrun.launcher.recipe.schema import Optim
 
+KINDS: dict[str, type[torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+}
 PeerBatch = Mapping[str, Tensor]
 TrainStep = Callable[
     [], Tensor | None
@@ -118,3 +126,40 @@ def sums(model: Any, last: bool) -> AbstractContextManager[None]:
         model.set_requires_gradient_sync(last)
     waits = isinstance(model, DistributedDataParallel) and not last
     return model.no_sync() if waits else nullcontext()  # type: ignore[no-any-return]
+
+
+def arguments(optim: Optim, sparse: bool = False) -> dict[str, Any]:
+    """Return the arguments of the class KINDS[optim.name].
+
+    sparse: some gradients are sparse, which fused kernels do not take.  Raises ValueError for what
+    a peer does not do, so that both sides do the same.
+    """
+    asked = ("clip_norm", "clip_value", "schedule", "warmup_steps", "groups", "ema", "update")
+    for key in asked:
+        if getattr(optim, key):
+            raise ValueError(f"a peer of the bench knows no optim.{key}: switch it off")
+    if optim.name not in KINDS:
+        raise ValueError(f"torch has no optimizer {optim.name}; there is {', '.join(KINDS)}")
+    common: dict[str, object] = {"lr": optim.lr, "weight_decay": optim.weight_decay}
+    if not sparse:
+        common["fused"] = True
+    if optim.name == "adamw":
+        return {**common, "betas": tuple(optim.betas), "eps": optim.eps}
+    if optim.name == "adagrad":
+        return {**common, "eps": optim.eps}
+    return {**common, "momentum": optim.momentum, "nesterov": optim.nesterov}
+
+
+def optimizer(
+    optim: Optim, parameters: Iterable[nn.Parameter], sparse: bool = False
+) -> torch.optim.Optimizer:
+    """Make the recipe's optimizer for these parameters.
+
+    optim: of the recipe.  sparse: some gradients are sparse.  Fused kernels take DTensors (which
+    have a mesh) and plain tensors in groups of their own.
+    """
+    kept = [p for p in parameters if p.requires_grad]
+    split = [p for p in kept if hasattr(p, "device_mesh")]
+    whole = [p for p in kept if not hasattr(p, "device_mesh")]
+    groups = [{"params": group} for group in (split, whole) if group]
+    return KINDS[optim.name](groups, **arguments(optim, sparse))

@@ -15,8 +15,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from flowrun.launcher.bench.peers.setting import Setting, TrainStep, chosen, sums
-from flowrun.launcher.bench.peers.torch_optimizer import optimizer
+from flowrun.launcher.bench.peers.setting import Setting, TrainStep, chosen, optimizer, sums
 
 
 def tensor(setting: Setting) -> TrainStep:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.distributed import pipelining
 
 from flowrun.engine.torch_internals import set_donated_buffer
-from flowrun.launcher.bench.peers.setting import PeerBatch, Setting, TrainStep, chosen
-from flowrun.launcher.bench.peers.torch_optimizer import optimizer
+from flowrun.launcher.bench.peers.setting import PeerBatch, Setting, TrainStep, chosen, optimizer
 
 ONE_STAGE = ("1F1B", "GPipe")  # schedules with one stage a rank; all others have two
 V_SHAPED = ("ZBVZeroBubble", "DualPipeV")  # whose last stage is on the first rank

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.recipe_strategy import strategy_of
 from flowrun.launcher.place.bound import fill_pipeline
-from flowrun.launcher.place.captures import Captures
 from flowrun.launcher.place.placement_search import search
 from flowrun.launcher.place.planner import Planner
+from flowrun.launcher.place.repeated_blocks import Captures
 from flowrun.launcher.place.space import Branch, Candidate
 from flowrun.launcher.recipe.compose import load
 from support.plans.placements import SMALL

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from flowrun.launcher.bench.peers.peer_rank import layout
-from flowrun.launcher.bench.peers.setting import Setting, chosen
-from flowrun.launcher.bench.peers.torch_optimizer import arguments, optimizer
+from flowrun.launcher.bench.peers.setting import Setting, arguments, chosen, optimizer
 from flowrun.launcher.bench.suite import KINDS, Peer
 from flowrun.launcher.commands.plain_loop import plain_loop
 from flowrun.launcher.job.job import Job
