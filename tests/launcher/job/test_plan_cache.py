@@ -39,7 +39,7 @@ from flowrun.launcher.job.plan_cache import PlanCache
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
-from support.runs.command import Command, losses, run_folder
+from support.runs.command import losses
 from support.runs.workplace import working_in
 
 
@@ -272,17 +272,6 @@ def test_every_flipped_bit_is_found(kept: tuple[Maker, Path]) -> None:
     assert maker.made == 1
 
 
-@pytest.mark.parametrize("left", [0, 10, 32, -1])
-def test_a_broken_file_is_made_anew(kept: tuple[Maker, Path], left: int) -> None:
-    maker, file = kept
-    file.write_bytes(file.read_bytes()[:left])
-    assert maker.plan().notes == [
-        f"the stored plan was not used: {file} is broken: its checksum does not fit"
-    ]
-    assert maker.made == 2
-    assert maker.plan().notes == []
-
-
 class Hostile:
     """Its pickle runs what it likes."""
 
@@ -290,52 +279,53 @@ class Hostile:
         return os.mkdir, ("hostile",)
 
 
-def test_a_planted_pickle_does_not_run(
-    kept: tuple[Maker, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def cut_to(left: int) -> Callable[[Path], object]:
+    return lambda file: file.write_bytes(file.read_bytes()[:left])
+
+
+def link_elsewhere(file: Path) -> None:
+    file.rename(file.parent.parent / "elsewhere")
+    file.symlink_to(file.parent.parent / "elsewhere")
+
+
+SPOILED: Mapping[str, tuple[Callable[[Path], object], str]] = {
+    **{f"{left} bytes": (cut_to(left), "is broken: its checksum") for left in (0, 10, 32, -1)},
+    "planted": (lambda file: file.write_bytes(pickle.dumps(Hostile())), "is broken"),
+    "open to others": (lambda file: file.chmod(0o666), "others may write to"),
+    "a link": (link_elsewhere, "the stored plan was not used"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "note"), list(SPOILED.values()), ids=list(SPOILED))
+def test_a_file_that_is_not_whole_and_the_users_own_is_made_anew(
+    kept: tuple[Maker, Path],
+    spoil: Callable[[Path], object],
+    note: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     maker, file = kept
     monkeypatch.chdir(tmp_path)
-    file.write_bytes(pickle.dumps(Hostile()))
-    assert "is broken" in maker.plan().notes[0]
+    spoil(file)
+    (found,) = maker.plan().notes
+    assert found.startswith("the stored plan was not used: ") and note in found
+    assert maker.made == 2 and maker.plan().notes == []
+    assert not file.is_symlink() and file.stat().st_mode & 0o777 == 0o600
     assert not (tmp_path / "hostile").exists()
 
 
-def test_a_folder_that_others_may_write_to_is_not_used(kept: tuple[Maker, Path]) -> None:
+def test_a_folder_that_is_not_the_users_own_is_not_used(
+    kept: tuple[Maker, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     maker, file = kept
     file.parent.chmod(0o777)
     assert maker.plan().notes == [f"no plan is kept: others may write to {file.parent} (mode 777)"]
     file.parent.chmod(0o755)
     assert maker.plan().notes == []
-    assert maker.made == 2
-
-
-def test_a_folder_of_another_user_is_not_used(
-    kept: tuple[Maker, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    maker, _ = kept
     other = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: other)
     assert "belongs to another user" in maker.plan().notes[0]
-    assert maker.made == 2
-
-
-def test_a_file_that_others_may_write_to_is_made_anew(kept: tuple[Maker, Path]) -> None:
-    maker, file = kept
-    assert file.stat().st_mode & 0o777 == 0o600
-    file.chmod(0o666)
-    assert f"others may write to {file}" in maker.plan().notes[0]
-    assert file.stat().st_mode & 0o777 == 0o600
-    assert maker.made == 2
-
-
-def test_a_link_in_the_place_of_a_file_is_not_read(
-    kept: tuple[Maker, Path], tmp_path: Path
-) -> None:
-    maker, file = kept
-    file.rename(tmp_path / "elsewhere")
-    file.symlink_to(tmp_path / "elsewhere")
-    assert "was not used" in maker.plan().notes[0]
-    assert not file.is_symlink()
+    assert maker.made == 3
 
 
 def test_a_folder_that_cannot_be_written_is_told(
@@ -445,13 +435,3 @@ def test_the_longest_unused_files_go(
     assert len(list(no_plans_of_other_tests.iterdir())) == 2
     maker.plan(3)
     assert maker.made == 4
-
-
-@pytest.mark.processes
-def test_processes_train_alike_with_a_kept_plan(place: Path) -> None:
-    for name in ("made", "kept"):
-        ended = Command(place, "recipe=small", run_folder(place / name)).end()
-        assert (ended.status, ended.err) == (0, "")
-    assert losses(place / "made") == losses(place / "kept")
-    reports = [json.loads((place / name / "report.json").read_text()) for name in ("made", "kept")]
-    assert reports[0]["foreseen"] == reports[1]["foreseen"]
