@@ -5,8 +5,6 @@ What the joint graph carries stands in tests/engine/capture/test_capture.py, wha
 compute in tests/engine/runtime/test_cuda.py.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import copy

@@ -1,7 +1,5 @@
 """launch=slurm: what sbatch would be given, and jobs of submitit's local executor."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -3,8 +3,6 @@
 The plans and their simulation are in support/plans/small_plans.py.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Schedules emerge from register counts alone (design: stages of unit time, F = B = W = 1)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Boxing counted: what the virtual transport moved is the paper's table 2, for every pair."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from fractions import Fraction
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from flowrun.engine.cost.first_fit import FirstFit
 from flowrun.engine.cost.messages import Messages
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from flowrun.engine.cost.fusion import COMPILED, HANDWRITTEN, Fusion, kernels
 from flowrun.engine.ir.graph import Op, Ref
 

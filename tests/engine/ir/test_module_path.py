@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from flowrun.engine.ir.module_path import block_of, unit_of, within

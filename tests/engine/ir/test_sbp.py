@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, S, Sbp, format_nd_sbp, parse_sbp

@@ -6,8 +6,6 @@ All SBPs of all inputs and outputs are tried on 2 and on 3 ranks, with uneven pi
 pieces of mixed signs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import pytest

@@ -3,8 +3,6 @@
 Of steps with one micro-batch: count_step has counted those of more.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from flowrun.engine.ir.graph import LogicalGraph, Op

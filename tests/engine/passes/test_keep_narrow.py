@@ -1,7 +1,5 @@
 """Weights that are kept in bf16 are read as they are where the model computes in bf16."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from flowrun.engine.ir.graph import BACKWARD, WEIGHT_GRAD, LogicalGraph

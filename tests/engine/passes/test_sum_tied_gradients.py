@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from flowrun.engine.passes.sum_tied_gradients import sum_tied_gradients

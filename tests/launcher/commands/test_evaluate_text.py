@@ -3,8 +3,6 @@
 All: pytest tests/launcher/commands/test_evaluate_text.py --thorough
 """
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`flowrun resume` and the content of data: a run goes on with the documents that it had."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -2,8 +2,6 @@
 what a run that never stopped has, states and buffers included, bit for bit.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

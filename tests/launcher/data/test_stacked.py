@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Callable
 from importlib import import_module

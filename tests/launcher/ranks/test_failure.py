@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from flowrun.engine.runtime.drivers.distributed import LostPeer
 from flowrun.launcher.ranks.failure import describe
 

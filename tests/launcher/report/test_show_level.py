@@ -1,7 +1,5 @@
 """`flowrun plan --level`: every level has a text; other names are refused with the list."""
 
-from __future__ import annotations
-
 import pytest
 
 from flowrun.engine.actors.plan import PLAN_LEVELS

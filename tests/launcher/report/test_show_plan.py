@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 from collections import Counter
 from functools import cache

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import functools
 from collections import deque
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Statistics are of fixed draws, so a bound that holds once holds always.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

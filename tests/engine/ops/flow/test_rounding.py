@@ -1,7 +1,5 @@
 """bf16 rounded at random: a neighbour, on average the value, the same wherever an element lies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

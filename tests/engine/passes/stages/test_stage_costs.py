@@ -2,8 +2,6 @@
 blocks on nodes of A100s, its embedding and its head tied.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from functools import cache

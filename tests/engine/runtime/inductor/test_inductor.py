@@ -4,8 +4,6 @@ Its code takes a list and empties it, writes what was changed in place back into
 new memory for the rest, strided as traced, and allocates by a global of its module.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

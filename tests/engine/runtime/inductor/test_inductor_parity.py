@@ -1,7 +1,5 @@
 """Every program takes seconds of the C++ compiler, so layouts are few and models one block deep."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -4,8 +4,6 @@ What the kernels compute, tests/engine/runtime/test_cuda.py compares with the CP
 the stand-in for one (.ci/gpu).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

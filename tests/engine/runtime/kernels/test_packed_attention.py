@@ -3,8 +3,6 @@
 What CUDA's kernels compute, tests/engine/runtime/test_cuda.py compares with the CPU's.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

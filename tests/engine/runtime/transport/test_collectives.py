@@ -5,8 +5,6 @@ Each number of ranks starts its processes once for each of the two; they run eve
 what they got.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

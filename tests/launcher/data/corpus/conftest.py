@@ -1,7 +1,5 @@
 """A tokenizer that the tests of a session share."""
 
-from __future__ import annotations
-
 import pytest
 
 from flowrun.launcher.data.corpus.train_tokenizer import train_tokenizer

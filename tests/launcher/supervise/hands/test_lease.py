@@ -1,7 +1,5 @@
 """One run writes to a folder, also where several machines see it."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading
