@@ -11,13 +11,15 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flowrun.engine.hardware.hardware import Hardware
+from flowrun.engine.ir.module_path import within
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import NdSbp, Sbp
 
-if TYPE_CHECKING:  # the tables of ops import torch, which composing does without
+if TYPE_CHECKING:  # graphs and tables of ops import torch, which composing does without
+    from flowrun.engine.ir.graph import Feed, Variable
     from flowrun.engine.ir.table import OpTable
 
 
@@ -33,9 +35,17 @@ class Pin:
     axis: str
     sbp: Sbp
 
-    def matches(self, name: str) -> bool:
-        """fnmatch, case kept; `*` crosses dots."""
-        return fnmatchcase(name, self.pattern)
+    def around(self, module: str) -> str | None:
+        """Return the outermost module around (or at) a path that the pattern names (fnmatch, case
+        kept; `*` crosses dots).
+        """
+        return next((path for path in within(module) if fnmatchcase(path, self.pattern)), None)
+
+    def names(self, source: Variable | Feed) -> bool:
+        """Return whether the pin is of a variable or a field of the batch, or of a module that
+        holds it.
+        """
+        return self.where == "variable" and any(self.around(name) for name in source.pinned_as)
 
     @property
     def key(self) -> str:
@@ -87,7 +97,7 @@ class Optimizer:
     rates: tuple[tuple[float, tuple[float, ...]], ...] = ()
     ema: float = 0.0
     sparse: str = "exact"
-    function: Callable[..., Any] | None = None
+    function: Callable[..., object] | None = None
 
     def settings(self, parameter: str) -> dict[str, float | bool]:
         """The arguments of one parameter's update, with `lr`."""
@@ -308,3 +318,8 @@ class Strategy:
     def parts(self, stage: int, axis: int) -> int:
         """Ranks along an axis in a stage."""
         return self.placements[stage].shape[axis]
+
+    def find_pin(self, source: Variable | Feed, axis: int) -> Pin | None:
+        """Return the pin that holds a source on an axis: the last that names it."""
+        pins = (pin for pin in reversed(self.pins) if pin.axis == self.axes[axis])
+        return next((pin for pin in pins if pin.names(source)), None)

@@ -67,7 +67,7 @@ def row_of(name: str, keys: Sequence[str]) -> str:
 
 
 def _result(found: LayoutSearch) -> str:
-    inferred = found.network.cost(found.starts["inferred"])[0] if "inferred" in found.starts else 0
+    inferred = found.network.cost(found.inferred)[0] if found.inferred else 0
     gap = f" (gap {found.found.gap:.1%})" if found.found.gap else ""
     return f"{inferred * 1e3:.1f}, {found.seconds * 1e3:.1f} ms{gap}"
 

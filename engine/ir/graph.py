@@ -167,6 +167,11 @@ class Variable:
     aliases: tuple[str, ...] = ()
     own: bool = False
 
+    @property
+    def pinned_as(self) -> tuple[str, ...]:
+        """The names by which a pin may name it: a state lives where its parameter does."""
+        return (self.of or self.name, *self.aliases)
+
 
 @dataclass(frozen=True, slots=True)
 class Feed:
@@ -190,6 +195,11 @@ class Feed:
     def is_own(self) -> bool:
         """A number of the engine's own."""
         return self.field.startswith("@")
+
+    @property
+    def pinned_as(self) -> tuple[str, ...]:
+        """The name by which a pin may name it; a number of the engine's own has none."""
+        return () if self.is_own else (f"batch.{self.field}",)
 
 
 @dataclass(frozen=True)
@@ -305,8 +315,7 @@ def rename_inputs(op: Op, names: Mapping[str, str]) -> Op:
     """The op with inputs renamed; names that are not in the mapping stay."""
     if names.keys().isdisjoint(op.inputs):
         return op
-    swap = lambda ref: Ref(names.get(ref.name, ref.name))  # noqa: E731
-    return replace(op, args=map_refs(op.args, swap), kwargs=map_refs(op.kwargs, swap))
+    return replace_inputs(op, [names.get(name, name) for name in op.inputs])
 
 
 def _show(value: object) -> str:

@@ -2,6 +2,6 @@
 
 infer_sbp.py       read this first: rows, homes, and the choice on every axis
 pin_activations.py the recipe's pins are checked; in and out pins become ops
-homes.py costs.py assignment.py   where weights may live, what a row costs, what is decided so far
+homes.py costs.py  where weights may live; what a row and a boxing cost
 axis_search.py elimination.py elimination_order.py   the least sum of rows and boxings on one axis
 """

@@ -14,15 +14,16 @@ division of work that made it, and a weight stays at home.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
-from typing import NamedTuple, Protocol
+from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 
 from flowrun.engine.ir.graph import Op
-from flowrun.engine.ir.sbp import Broadcast, Partial, Sbp, Split
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ir.sbp import Broadcast, NdSbp, Partial, Sbp, Split
 from flowrun.engine.ir.signature import Signature
 from flowrun.engine.passes.layout.elimination import CostTable, Values, minimise
 
@@ -48,11 +49,12 @@ WEIGHT = Intent(10.0, 10.0)
 ROWS = Intent(0.0, 0.0)  # rows looked up in a table: bytes decide whether they or sums travel
 
 
-class BoxingKey(Hashable, Protocol):
-    """The facts on which boxings of a tensor on one stage depend, except their SBPs."""
+class TensorOnAxis(NamedTuple):
+    """The facts of a tensor that decide what its boxings cost.  nd_sbp: on the axes before."""
 
-    def seconds(self, have: Sbp, wanted: Sbp) -> float:
-        """Return the seconds of a boxing from one SBP to another."""
+    shape: Shape
+    nd_sbp: NdSbp
+    itemsize: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +64,16 @@ class Problem:
     rows: legal signatures of each op, with the cost of each row itself, in seconds.
     known: forms of tensors decided before.
     homes: for a variable or feed not decided yet, its possible homes.
-    box: seconds of boxing a tensor from one form to another.
-    like: key of a tensor on one stage: boxings of tensors with equal keys cost the same.
+    like: the facts of a tensor.  box: seconds of boxing it from one form to another.
     intent: prices of a tensor.
     """
 
     ops: Sequence[Op]
     rows: Sequence[Sequence[tuple[Signature, float]]]
     known: Mapping[str, AxisLocations]
-    homes: Mapping[str, Sequence[tuple[AxisLocation, float]]]
-    box: Callable[[str, AxisLocation, AxisLocation], float]
-    like: Callable[[str, int], BoxingKey]
+    homes: Mapping[str, Sequence[AxisLocation]]
+    like: Callable[[str], TensorOnAxis]
+    box: Callable[[TensorOnAxis, AxisLocation, AxisLocation], float]
     intent: Callable[[str], Intent]
 
 
@@ -125,16 +126,19 @@ def _solve(problem: Problem) -> Solution:
     asked = _reader_forms(problem)
     sources = [name for name in problem.homes if name in asked]
     sizes = [len(rows) for rows in problem.rows] + [len(problem.homes[name]) for name in sources]
-    own = [[cost for _, cost in choices] for choices in problem.rows]
-    own += [[cost for _, cost in problem.homes[name]] for name in sources]
-    tables = [CostTable((v,), np.array(costs)) for v, costs in enumerate(own)]
+    tables = [CostTable((v,), np.array([s for _, s in r])) for v, r in enumerate(problem.rows)]
     makers = _maker_forms(problem, sources)
+    fans: dict[object, _Fan] = {}  # tensors with equal facts share one, as in repeated blocks
     for name, readers in asked.items():
-        tables += _boxings(problem, name, makers[name], readers, sizes)
+        forms = makers[name].forms, tuple(reader.forms for reader in readers)
+        facts, intent = problem.like(name), problem.intent(name)
+        if (fan := fans.get((facts, intent, forms))) is None:
+            fan = fans[facts, intent, forms] = _fan(partial(problem.box, facts), intent, *forms)
+        tables += _boxings(fan, makers[name], readers, sizes)
     least = minimise(sizes, tables)
     rows = tuple(legal[at][0] for legal, at in zip(problem.rows, least.choice, strict=False))
     chosen = least.choice[len(problem.ops) :]
-    homes = {n: problem.homes[n][at][0] for n, at in zip(sources, chosen, strict=False)}
+    homes = {n: problem.homes[n][at] for n, at in zip(sources, chosen, strict=False)}
     return Solution(
         rows=rows,
         homes=homes,
@@ -163,9 +167,7 @@ def _maker_forms(problem: Problem, sources: Sequence[str]) -> dict[str, _TensorC
     """Return the forms in which every tensor is made, or exists from before."""
     makers = {name: _TensorChoice(None, (forms,)) for name, forms in problem.known.items()}
     for v, name in enumerate(sources, start=len(problem.ops)):
-        makers[name] = _TensorChoice(
-            v, tuple(frozenset((home,)) for home, _ in problem.homes[name])
-        )
+        makers[name] = _TensorChoice(v, tuple(frozenset((home,)) for home in problem.homes[name]))
     for k, (op, rows) in enumerate(zip(problem.ops, problem.rows, strict=True)):
         for j, output in enumerate(op.outputs):
             if output is not None:
@@ -188,18 +190,13 @@ class _Fan:
 
 
 def _boxings(
-    problem: Problem,
-    name: str,
-    maker: _TensorChoice,
-    readers: Sequence[_TensorChoice],
-    sizes: list[int],
+    fan: _Fan, maker: _TensorChoice, readers: Sequence[_TensorChoice], sizes: list[int]
 ) -> list[CostTable]:
     """Return the cost of one tensor's boxings as tables.
 
     Readers with a choice share one more variable: the set of forms in which the tensor exists.
     Each requires that the set contains its own form.
     """
-    fan = _fan_of(problem, name, maker.forms, tuple(reader.forms for reader in readers))
     choosing = [reader.variable for reader in readers if len(set(reader.forms)) > 1]
     form_set = len(sizes) if choosing else None
     if choosing:
@@ -210,55 +207,16 @@ def _boxings(
     return [*tables, _table((maker.variable, form_set), fan.paid)]
 
 
-def _fan_of(
-    problem: Problem,
-    name: str,
-    maker_forms: tuple[AxisLocations, ...],
-    asked: tuple[tuple[AxisLocations, ...], ...],
-) -> _Fan:
-    """Return the fan of a tensor.
-
-    maker_forms: those in which it may be made.  asked: for each reader, those that it may ask for.
-    """
-    stages = {form[0] for forms in (maker_forms, *asked) for each in forms for form in each}
-    intent = problem.intent(name)
-    if len(stages) > 1:
-        return _fan(partial(problem.box, name), intent, maker_forms, asked)
-    like, (maker_forms, *readers) = (
-        problem.like(name, *stages),
-        map(_on_a_stage, (maker_forms, *asked)),
-    )
-    return _fan_on_a_stage(like, intent, maker_forms, tuple(readers))
-
-
-def _on_a_stage(forms: tuple[AxisLocations, ...]) -> tuple[AxisLocations, ...]:
-    return tuple(frozenset([(0, sbp) for _, sbp in each]) for each in forms)
-
-
-@lru_cache(maxsize=1 << 12)
-def _fan_on_a_stage(
-    like: BoxingKey,
-    intent: Intent,
-    maker_forms: tuple[AxisLocations, ...],
-    asked: tuple[tuple[AxisLocations, ...], ...],
-) -> _Fan:
-    """Return the fan shared by all tensors with an equal key, as in repeated blocks; the stage
-    is 0.
-    """
-
-    def box(have: AxisLocation, wanted: AxisLocation) -> float:
-        return like.seconds(have[1], wanted[1])
-
-    return _fan(box, intent, maker_forms, asked)
-
-
 def _fan(
     box: Box,
     intent: Intent,
     maker_forms: Sequence[AxisLocations],
     asked: Sequence[Sequence[AxisLocations]],
 ) -> _Fan:
-    """Return the fan, with seconds of boxings by `box`; see _fan_of."""
+    """Return the fan of a tensor.
+
+    maker_forms: those in which it may be made.  asked: for each reader, those that it may ask for.
+    """
     certain: AxisLocations = frozenset().union(
         *(forms[0] for forms in asked if len(set(forms)) == 1)
     )

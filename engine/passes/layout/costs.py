@@ -5,56 +5,47 @@ forms.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 from flowrun.engine.boxing.boxing import path_seconds
 from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.errors import SbpError
 from flowrun.engine.hardware.network import Link
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Op, gradient_of
-from flowrun.engine.ir.placement import BATCH_AXES, Shape
-from flowrun.engine.ir.sbp import B, P, Partial, Sbp, Split
+from flowrun.engine.ir.placement import BATCH_AXES, Shape, left_over
+from flowrun.engine.ir.sbp import B, NdSbp, P, Partial, Sbp, Split
 from flowrun.engine.ir.signature import Signature
 from flowrun.engine.ops.flow.update import ACCUMULATE
-from flowrun.engine.passes.layout.assignment import Layout
-from flowrun.engine.passes.layout.axis_search import AxisLocation, AxisLocations
+from flowrun.engine.passes.layout.axis_search import AxisLocation, AxisLocations, TensorOnAxis
 from flowrun.engine.strategy import Strategy
 
 _ELEMENT_S = 1e-12  # seconds per element: so small that it only decides ties, in favour of splits
 
 
-class TensorOnAxis(NamedTuple):
-    """A tensor on the ranks of an axis.
+class Costs:
+    """The costs on one axis.
 
-    parts: number of ranks.  shape, num_bytes: what the axes before left of it.  link: joins the
-        ranks.
+    forms: of tensors decided before; the caller adds to it.  nd_sbp_of: of a tensor at its maker,
+    or its home, on the axes so far.
     """
 
-    parts: int
-    shape: Shape
-    num_bytes: int
-    link: Link
-
-    def seconds(self, have: Sbp, wanted: Sbp) -> float:
-        """Return the seconds of a boxing from one SBP to another."""
-        return _seconds(have, wanted, *self)
-
-
-class Costs:
-    """The costs on one axis.  forms: of tensors decided before; the caller adds to it."""
-
     def __init__(
-        self, layout: Layout, strategy: Strategy, axis: int, forms: Mapping[str, AxisLocations]
+        self,
+        graph: LogicalGraph,
+        strategy: Strategy,
+        axis: int,
+        forms: Mapping[str, AxisLocations],
+        nd_sbp_of: Callable[[str], NdSbp],
     ) -> None:
-        self.layout = layout
+        self.tensors = graph.tensors
         self.strategy = strategy
         self.axis = axis
         self.forms = forms
+        self.nd_sbp_of = nd_sbp_of
         self.links = tuple(strategy.hardware.links(p)[axis] for p in strategy.placements)
         self.divides_batch = strategy.axes[axis] in BATCH_AXES
-        self.trained = _trained_tensors(layout.base)
+        self.trained = _trained_tensors(graph)
         self._works: dict[tuple[object, ...], float] = {}
 
     def row(
@@ -98,7 +89,7 @@ class Costs:
             None if s is None else _part(s, sbp, parts)
             for s, sbp in zip(out_shapes, row.outputs, strict=True)
         ]
-        tensors = self.layout.base.tensors
+        tensors = self.tensors
         dtype = tensors[(*op.makes, *op.inputs)[0]].dtype
         key = (op.target, op.phase, dtype, *ins, *outs)
         if key not in self._works:
@@ -116,9 +107,8 @@ class Costs:
         """
         if not any(isinstance(sbp, Split) for sbp in row.outputs):
             return 0.0
-        tensors = self.layout.base.tensors
         num_bytes = sum(
-            tensors[name].dtype.itemsize * math.prod(shape)
+            self.tensors[name].dtype.itemsize * math.prod(shape)
             for name, sbp, shape in zip(op.inputs, row.inputs, in_shapes, strict=True)
             if sbp == B and name in self.trained
         )
@@ -134,35 +124,33 @@ class Costs:
         if weight not in self.forms:
             return 0.0
         home = next(iter(self.forms[weight]))[1]
-        num_bytes = self.layout.base.tensors[name].dtype.itemsize * math.prod(shape)
+        num_bytes = self.tensors[name].dtype.itemsize * math.prod(shape)
         once_a_step = 0.99 / self.strategy.micro_batches  # below 1: rather late than early
         link = self.links[op.stage]
         return once_a_step * _seconds(row.outputs[0], home, parts, shape, num_bytes, link)
 
-    def like(self, name: str, stage: int) -> TensorOnAxis:
-        """Return the facts that decide the cost of boxing a tensor on a stage."""
-        grid = self.strategy.placements[stage].shape
-        shape = self.layout.shape(name, self.layout.nd_sbp_of(name), self.axis, grid)
-        num_bytes = self.layout.base.tensors[name].dtype.itemsize * math.prod(shape)
-        return TensorOnAxis(
-            self.strategy.parts(stage, self.axis), shape, num_bytes, self.links[stage]
-        )
+    def like(self, name: str) -> TensorOnAxis:
+        """Return the facts of a tensor on which the seconds of its boxings depend."""
+        tensor = self.tensors[name]
+        nd_sbp = self.nd_sbp_of(name)[: self.axis]
+        return TensorOnAxis(tensor.shape, nd_sbp, tensor.dtype.itemsize)
 
-    def box(self, name: str, have: AxisLocation, wanted: AxisLocation) -> float:
+    def box(self, tensor: TensorOnAxis, have: AxisLocation, wanted: AxisLocation) -> float:
         """Return the seconds of boxing a tensor from one form to another, on a stage or between
         two.
         """
         if have == wanted:
             return 0.0
         (stage, source), (to_stage, target) = have, wanted
-        placements = self.strategy.placements
-        parts, _, num_bytes, _ = like = self.like(name, stage)
+        placements, parts = self.strategy.placements, self.strategy.parts(stage, self.axis)
+        shape = left_over(tensor.shape, tensor.nd_sbp, placements[stage].shape)
+        num_bytes = tensor.itemsize * math.prod(shape)
         if stage == to_stage:
-            return like.seconds(source, target)
+            return _seconds(source, target, parts, shape, num_bytes, self.links[stage])
         crossing = self.strategy.hardware.crossing(placements[stage], placements[to_stage])
         cost = crossing.message_seconds(num_bytes)
         if isinstance(source, Partial) and parts > 1:
-            cost += like.seconds(source, B)
+            cost += _seconds(source, B, parts, shape, num_bytes, self.links[stage])
         if isinstance(source, Split) and not isinstance(target, Split):
             cost += num_bytes / crossing.bytes_per_s
         return cost

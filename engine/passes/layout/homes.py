@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import Feed, Op, Variable
 from flowrun.engine.ir.placement import BATCH_AXES, Shape
-from flowrun.engine.ir.sbp import B, P, S, Sbp, parse_sbp
+from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ir.signature import Signature
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.structure import PIN
-from flowrun.engine.passes.layout.pin_activations import matches_variable, names_field
 from flowrun.engine.strategy import Strategy
 
 
@@ -26,10 +25,9 @@ def feed_home(strategy: Strategy, axis: int, feed: Feed, shape: Shape) -> Sbp:
     shape: what the axes before left of it.  Raises RecipeError if the samples do not divide over
     the ranks.
     """
+    if pin := strategy.find_pin(feed, axis):
+        return pin.sbp
     name, parts = strategy.axes[axis], strategy.parts(feed.stage, axis)
-    for pin in reversed(strategy.pins):
-        if pin.axis == name and names_field(pin, feed):
-            return pin.sbp
     batched = name in BATCH_AXES or name == strategy.zero.axis
     if not batched or parts == 1 or not shape:
         return B
@@ -53,9 +51,8 @@ def variable_homes(
     name, parts = strategy.axes[axis], strategy.parts(variable.stage, axis)
     if parts == 1:
         return [B]
-    for pin in reversed(strategy.pins):
-        if pin.axis == name and matches_variable(pin, variable):
-            return [pin.sbp]
+    if pin := strategy.find_pin(variable, axis):
+        return [pin.sbp]
     constant = variable.kind == "buffer" and variable.new is None
     if constant or (name in BATCH_AXES and not on_batch_axes):
         return [B]
@@ -77,7 +74,7 @@ def rows_on_axis(
     if op.target == PIN and parts > 1:
         wanted = dict(op.args[1]).get(strategy.axes[axis])
         splits = (S(i) for i, size in enumerate(in_shapes[0]) if size >= parts)
-        options: list[Sbp] = [parse_sbp(wanted)] if wanted else [B, P, *splits]
+        options: list[Sbp] = [wanted] if wanted else [B, P, *splits]
         return [Signature((sbp,), (sbp,)) for sbp in options]
     if relabels := registry.info(op.target).relabels:
         return (relabels,)

@@ -28,14 +28,14 @@ from flowrun.engine.ir.graph import (
     Variable,
 )
 from flowrun.engine.ir.op_info import Trait
-from flowrun.engine.ir.sbp import B
+from flowrun.engine.ir.placement import Shape, left_over
+from flowrun.engine.ir.sbp import B, NdSbp
 from flowrun.engine.ir.signature import Signature
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.sparse import COLLECT
 from flowrun.engine.ops.flow.structure import PIN
 from flowrun.engine.ops.flow.update import ASSIGN
 from flowrun.engine.ops.traits import has, is_engine_op
-from flowrun.engine.passes.layout.assignment import Layout
 from flowrun.engine.passes.layout.axis_search import (
     ACTIVATION,
     ROWS,
@@ -55,7 +55,7 @@ from flowrun.engine.strategy import Strategy
 
 def infer_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """Choose signatures of forward and backward ops, and homes of variables and feeds."""
-    layout = Layout(graph)
+    layout = _Layout(graph)
     notes: list[str] = list(graph.notes)
     for axis in range(len(strategy.axes)):
         axis_view = _Axis(layout, strategy, axis)
@@ -73,7 +73,7 @@ def infer_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
                 )
         axis_view.keep_homes()
         notes.extend(_without_table(graph, strategy, axis))
-    return replace(layout.graph(graph), notes=tuple(dict.fromkeys(notes)))
+    return replace(layout.graph(), notes=tuple(dict.fromkeys(notes)))
 
 
 def _without_table(graph: LogicalGraph, strategy: Strategy, axis: int) -> Iterator[str]:
@@ -106,12 +106,12 @@ def infer_update(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     if strategy.auto.enabled and strategy.axes and not strategy.zero.stage:
         return graph  # search_sbp has decided them with all others
     ops = (replace(o, in_sbp=(), out_sbp=()) if o.phase == UPDATE else o for o in graph.ops)
-    layout = Layout(replace(graph, ops=tuple(ops)))  # it may be one that was searched without ZeRO
+    layout = _Layout(replace(graph, ops=tuple(ops)))  # it may be one that was searched without ZeRO
     for axis in range(len(strategy.axes)):
         axis_view = _Axis(layout, strategy, axis)
         axis_view.decide([op for op in graph.ops if op.phase == UPDATE])
         axis_view.keep_homes()
-    return layout.graph(layout.base)
+    return layout.graph()
 
 
 def infer_all(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
@@ -119,10 +119,52 @@ def infer_all(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     return infer_update(infer_sbp(graph, strategy), strategy)
 
 
+class _Layout:
+    """The nd-SBPs of every op's inputs and outputs and the homes of sources, on the axes decided
+    so far.
+    """
+
+    def __init__(self, graph: LogicalGraph) -> None:
+        self.base = graph
+        self.in_sbp: dict[str, list[NdSbp]] = {
+            op.name: list(op.in_sbp) or [() for _ in op.inputs] for op in graph.ops
+        }
+        self.out_sbp: dict[str, list[NdSbp]] = {
+            op.name: list(op.out_sbp) or [() for _ in op.outputs] for op in graph.ops
+        }
+        self.homes: dict[str, NdSbp] = {v.tensor: v.nd_sbp for v in graph.variables}
+        self.homes.update({f.tensor: f.nd_sbp for f in graph.feeds})
+
+    def graph(self) -> LogicalGraph:
+        """Return the graph with all decisions written into it."""
+        graph, ins, outs = self.base, self.in_sbp, self.out_sbp
+        return replace(
+            graph,
+            ops=tuple(
+                replace(op, in_sbp=tuple(ins[op.name]), out_sbp=tuple(outs[op.name]))
+                for op in graph.ops
+            ),
+            variables=tuple(replace(v, nd_sbp=self.homes[v.tensor]) for v in graph.variables),
+            feeds=tuple(replace(f, nd_sbp=self.homes[f.tensor]) for f in graph.feeds),
+        )
+
+    def append(self, op: Op, row: Signature) -> None:
+        """Write down the row of an op on the next axis."""
+        for known, added in ((self.in_sbp, row.inputs), (self.out_sbp, row.outputs)):
+            known[op.name] = [(*nd, sbp) for nd, sbp in zip(known[op.name], added, strict=True)]
+
+    def nd_sbp_of(self, name: str) -> NdSbp:
+        """Return the nd-SBP of a tensor at its maker, or at its home, on the axes so far."""
+        if name in self.homes:
+            return self.homes[name]
+        op = self.base.producer[name]
+        return self.out_sbp[op.name][op.outputs.index(name)]
+
+
 class _Axis:
     """The decisions on one axis."""
 
-    def __init__(self, layout: Layout, strategy: Strategy, axis: int) -> None:
+    def __init__(self, layout: _Layout, strategy: Strategy, axis: int) -> None:
         self.layout = layout
         self.strategy = strategy
         self.axis = axis
@@ -134,7 +176,7 @@ class _Axis:
         self.feeds: dict[str, Feed] = {f.tensor: f for f in graph.feeds}
         self.homes: dict[str, AxisLocation] = {}
         self.forms: dict[str, AxisLocations] = {}
-        self.costs = Costs(layout, strategy, axis, self.forms)
+        self.costs = Costs(graph, strategy, axis, self.forms, layout.nd_sbp_of)
         self.whole: set[str] = set()  # made of nothing but constants and what is B: see _rows
         for variable in graph.variables:
             if len(variable.nd_sbp) > axis:
@@ -152,7 +194,7 @@ class _Axis:
         read = {n for op in ops for n in op.inputs} - {n for op in ops for n in op.makes}
         known = {name: self.forms[name] for name in read & self.forms.keys()}
         homes = {name: self._possible_homes(name) for name in read - known.keys()}
-        self.whole |= {n for n, options in homes.items() if all(f[1] == B for f, _ in options)}
+        self.whole |= {n for n, options in homes.items() if all(sbp == B for _, sbp in options)}
         rows = [self._rows(op) for op in ops]
         solution = solve(
             Problem(
@@ -181,7 +223,7 @@ class _Axis:
         """
         for name in dict.fromkeys(name for op in ops for name in op.inputs):
             if name in self.variables and name not in self.homes | self.forms:
-                home, _ = self._possible_homes(name)[0]
+                home = self._possible_homes(name)[0]
                 self.homes[name], self.forms[name] = home, frozenset((home,))
 
     def keep_homes(self) -> None:
@@ -203,15 +245,19 @@ class _Axis:
         maker = self.layout.base.producer.get(name)
         return ROWS if maker is not None and maker.target == COLLECT else ACTIVATION
 
-    def _possible_homes(self, name: str) -> list[tuple[AxisLocation, float]]:
+    def _possible_homes(self, name: str) -> list[AxisLocation]:
         source = self.feeds.get(name) or self.variables[name]
-        grid = self.strategy.placements[source.stage].shape
-        shape = self.layout.shape(name, self.layout.homes[name], self.axis, grid)
+        shape = self._left_over(name, self.layout.homes[name], source.stage)
         if isinstance(source, Feed):
             options = [feed_home(self.strategy, self.axis, source, shape)]
         else:
             options = variable_homes(self.strategy, self.axis, source, shape)
-        return [((source.stage, sbp), 0.0) for sbp in options]
+        return [(source.stage, sbp) for sbp in options]
+
+    def _left_over(self, name: str, nd_sbp: NdSbp, stage: int) -> Shape:
+        """Return the shape that the axes before this one leave of a tensor."""
+        grid, shape = self.strategy.placements[stage].shape, self.layout.base.tensors[name].shape
+        return left_over(shape, nd_sbp[: self.axis], grid)
 
     # ------------------------------------------------------------------ rows
 
@@ -222,13 +268,12 @@ class _Axis:
         weights) are made whole: from B every other SBP is a local step.  This costs no boxing, and
         otherwise each such tensor would multiply the states of the search.
         """
-        grid = self.strategy.placements[op.stage].shape
         in_shapes = [
-            self.layout.shape(n, nd, self.axis, grid)
+            self._left_over(n, nd, op.stage)
             for n, nd in zip(op.inputs, self.layout.in_sbp[op.name], strict=True)
         ]
         out_shapes = [
-            None if n is None else self.layout.shape(n, nd, self.axis, grid)
+            None if n is None else self._left_over(n, nd, op.stage)
             for n, nd in zip(op.outputs, self.layout.out_sbp[op.name], strict=True)
         ]
         legal = rows_on_axis(self.strategy, op, self.axis, in_shapes, out_shapes)

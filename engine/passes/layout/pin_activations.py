@@ -12,7 +12,6 @@ from dataclasses import replace
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import (
     FORWARD,
-    Feed,
     LogicalGraph,
     LogicalTensor,
     Op,
@@ -20,7 +19,7 @@ from flowrun.engine.ir.graph import (
     Variable,
     rename_inputs,
 )
-from flowrun.engine.ir.sbp import Partial, Split
+from flowrun.engine.ir.sbp import Partial, Sbp, Split
 from flowrun.engine.ops.flow.ranges import CHECK
 from flowrun.engine.ops.flow.structure import PIN
 from flowrun.engine.ops.traits import is_engine_op
@@ -41,20 +40,20 @@ def with_pins(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
 
     Evaluation's graph, for example, may lack some of the modules.
     """
-    wanted = [pin for pin in strategy.pins if pin.where != "variable" and pin.axis in strategy.axes]
-    pinned: dict[str, dict[str, str]] = {}  # tensor -> axis -> sbp text
-    for pin in wanted:
-        for tensor in _crossing(graph, pin):
-            pinned.setdefault(tensor, {})[pin.axis] = str(pin.sbp)
+    pinned: dict[str, dict[str, Sbp]] = {}  # tensor -> axis -> its SBP
+    for pin in strategy.pins:
+        if pin.where != "variable" and pin.axis in strategy.axes:
+            for tensor in _crossing(graph, pin):
+                pinned.setdefault(tensor, {})[pin.axis] = pin.sbp
     if not pinned:
         return graph
     tensors = dict(graph.tensors)
-    names: dict[str, str] = {}
+    names = {name: f"{name}/pinned" for name in pinned}
     ops: list[Op] = []
 
     def pin_made(name: str, like: Op) -> None:
         if name in pinned:
-            output = names[name] = f"{name}/pinned"
+            output = names[name]
             tensors[output] = replace(tensors[name], name=output)
             args = (Ref(name), tuple(pinned[name].items()))
             pin = replace(like, name=output, target=PIN, args=args, kwargs=(), outputs=(output,))
@@ -62,19 +61,12 @@ def with_pins(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
 
     for feed in graph.feeds:
         pin_made(feed.tensor, Op(feed.tensor, "", (), stage=feed.stage))
-    for old in graph.ops:
-        op = rename_inputs(old, names)
-        ops.append(op)
+    for op in graph.ops:
+        read = rename_inputs(op, names)
+        ops.append(read)
         for name in op.makes:
-            pin_made(name, op)
+            pin_made(name, read)
     return replace(graph, ops=tuple(ops), tensors=tensors)
-
-
-def _owner(pin: Pin, module: str) -> str | None:
-    """Return the outermost module around (or at) a path that the pin names."""
-    parts = module.split(".")
-    around = (".".join(parts[: k + 1]) for k in range(len(parts)))
-    return next((path for path in around if pin.matches(path)), None)
 
 
 def _crossing(graph: LogicalGraph, pin: Pin) -> list[str]:
@@ -83,13 +75,13 @@ def _crossing(graph: LogicalGraph, pin: Pin) -> list[str]:
     """
     forward = [op for op in graph.ops if op.phase == FORWARD and not is_engine_op(op.target)]
     made_in: dict[str, str | None] = {feed.tensor: None for feed in graph.feeds}
-    made_in.update({name: _owner(pin, op.module) for op in forward for name in op.makes})
+    made_in.update({name: pin.around(op.module) for op in forward for name in op.makes})
     for op in graph.ops:  # ids that were checked are the ids
         if op.target == CHECK:
             made_in[op.makes[0]] = made_in.get(op.inputs[0])
     crossing: dict[str, None] = {}
     for op in forward:
-        reads_in = _owner(pin, op.module)
+        reads_in = pin.around(op.module)
         for name in op.inputs:
             inner = made_in.get(name) if pin.where == "out" else reads_in
             if name in made_in and inner is not None and made_in[name] != reads_in:
@@ -97,32 +89,14 @@ def _crossing(graph: LogicalGraph, pin: Pin) -> list[str]:
     return list(crossing)
 
 
-def matches_variable(pin: Pin, variable: Variable) -> bool:
-    """Return whether the pin names the parameter, or a module that holds it.
-
-    A tied parameter has several names; a state has its parameter's.
-    """
-    names = (variable.of or variable.name, *variable.aliases)
-    return pin.where == "variable" and any(
-        pin.matches(name) or _owner(pin, name.rpartition(".")[0]) is not None for name in names
-    )
-
-
-def names_field(pin: Pin, feed: Feed) -> bool:
-    """Return whether the pin names a field of the batch, which a number of the engine's is not."""
-    return pin.where == "variable" and not feed.is_own and pin.matches(f"batch.{feed.field}")
-
-
 def _check(graph: LogicalGraph, pin: Pin, strategy: Strategy) -> None:
     """Raise RecipeError for a pin that names nothing, or an SBP that its tensors cannot have."""
-    sources = _named_sources(graph, pin)
-    modules = sorted({op.module for op in graph.ops} - {"", "loss"})
-    named = pin.where != "variable" and any(_owner(pin, m) is not None for m in modules)
-    if not (sources or named):
-        raise _explain_no_match(graph, pin, modules)
-    crossing = _crossing(graph, pin) if named else []
-    if named and not crossing:
-        raise _explain_no_tensor(pin)
+    sources = [
+        source.tensor
+        for source in graph.sources
+        if pin.names(source) and not (isinstance(source, Variable) and source.kind == "state")
+    ]
+    crossing = [] if sources else _check_crossing(graph, pin)
     if sources and isinstance(pin.sbp, Partial):
         raise RecipeError(
             pin.key,
@@ -135,17 +109,19 @@ def _check(graph: LogicalGraph, pin: Pin, strategy: Strategy) -> None:
             _check_split(pin, pin.sbp.dim, graph.tensors[name], strategy)
 
 
-def _named_sources(graph: LogicalGraph, pin: Pin) -> list[str]:
-    """Return the tensors of variables and fields that the pin names."""
-    return [
-        source.tensor
-        for source in graph.sources
-        if (
-            names_field(pin, source)
-            if isinstance(source, Feed)
-            else source.kind != "state" and matches_variable(pin, source)
+def _check_crossing(graph: LogicalGraph, pin: Pin) -> list[str]:
+    """Return the tensors of an `in` or `out` pin.  Raise RecipeError if there are none."""
+    modules = sorted({op.module for op in graph.ops} - {"", "loss"})
+    if pin.where == "variable" or not any(map(pin.around, modules)):
+        raise _explain_no_match(graph, pin, modules)
+    if not (crossing := _crossing(graph, pin)):
+        verb, wanted = "leaves", "output another module reads."
+        if pin.where == "in":
+            verb, wanted = "enters", "input is not a weight."
+        raise RecipeError(
+            pin.key, f"no tensor {verb} {pin.pattern!r} in forward.", f"Pin a module whose {wanted}"
         )
-    ]
+    return crossing
 
 
 def _check_split(pin: Pin, dim: int, tensor: LogicalTensor, strategy: Strategy) -> None:
@@ -167,29 +143,16 @@ def _check_split(pin: Pin, dim: int, tensor: LogicalTensor, strategy: Strategy) 
 
 
 def _explain_no_match(graph: LogicalGraph, pin: Pin, modules: list[str]) -> RecipeError:
+    from difflib import get_close_matches
+
     kind, used, known = (
         ("parameter", "reads", [v.name for v in graph.variables if v.kind == "parameter"])
         if pin.where == "variable"
         else ("module", "calls", modules)
     )
+    near = get_close_matches(pin.pattern.replace("*", "0"), known, n=3, cutoff=0.3) or known[:6]
     return RecipeError(
         f"sbp.{pin.pattern}",
         f"{pin.pattern!r} matches no {kind} of this model that forward {used}.",
-        _nearest(pin.pattern, known),
+        "Names look like: " + ", ".join(near),
     )
-
-
-def _explain_no_tensor(pin: Pin) -> RecipeError:
-    verb, wanted = "leaves", "output another module reads."
-    if pin.where == "in":
-        verb, wanted = "enters", "input is not a weight."
-    return RecipeError(
-        pin.key, f"no tensor {verb} {pin.pattern!r} in forward.", f"Pin a module whose {wanted}"
-    )
-
-
-def _nearest(pattern: str, known: list[str]) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(pattern.replace("*", "0"), known, n=3, cutoff=0.3) or known[:6]
-    return "Names look like: " + ", ".join(close)

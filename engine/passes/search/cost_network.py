@@ -15,7 +15,7 @@ import numpy as np
 from flowrun.engine.passes.layout.elimination import CostTable
 from flowrun.engine.passes.search.locations import Choices
 from flowrun.engine.passes.search.objective import Array
-from flowrun.engine.passes.search.options import Options
+from flowrun.engine.passes.search.options import Choice, Options
 
 BYTES_PER_SECOND = 1e12  # bytes that count as a second if only bytes count
 
@@ -67,6 +67,38 @@ class Network:
             seconds.append(float(term.seconds[where]))
             held.setdefault(term.stage, []).append(float(term.bytes[where]))
         return math.fsum(seconds), max(map(math.fsum, held.values()), default=0.0)
+
+    def with_sets(self, chosen: Choice) -> Choice:
+        """Return rows and homes with the smallest sets of forms that hold all that readers ask for.
+
+        chosen: one of the starts of the network, if the network does not have all sets.
+        """
+        choice = list(chosen)
+        for form_set, readers in self.sets:
+            asked = frozenset().union(*(r.forms[choice[r.number]] for r in readers))
+            enough = ((len(forms), k) for k, forms in enumerate(form_set.forms) if asked <= forms)
+            choice.append(min(enough)[1])
+        return tuple(choice)
+
+    def sets_of(self, free: Sequence[Sequence[int]], best: Choice) -> list[list[int]]:
+        """Return the sets that the readers' allowed rows may ask for, and those of a choice.
+
+        free: the rows allowed for each op.
+        """
+        allowed = []
+        for form_set, readers in self.sets:
+            asked = [dict.fromkeys(r.forms[k] for k in free[r.number]) for r in readers]
+            possible = frozenset().union(*(f for forms in asked for f in forms))
+            certain = frozenset.intersection(*form_set.forms)
+            values = [
+                k
+                for k, forms in enumerate(form_set.forms)
+                if forms - certain <= possible
+                and all(any(f <= forms for f in options) for options in asked)
+            ]
+            now = best[form_set.number]
+            allowed.append(values if now in values else [now, *values])
+        return allowed
 
 
 def _weigh(term: Term, byte_s: float) -> Array:

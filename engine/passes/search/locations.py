@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.sbp import B, NdSbp
-from flowrun.engine.passes.search.rows import AxisSignatures, inputs_of, outputs_of
+from flowrun.engine.passes.search.options import AxisSignatures, inputs_of, outputs_of
 
 MAX_SETS = 400  # sets of forms of one tensor that are tried
 
@@ -24,6 +24,12 @@ class Choices:
 
     variable: int | None
     forms: tuple[Locations, ...]
+
+    @property
+    def number(self) -> int:
+        """Its variable, where there is one."""
+        assert self.variable is not None
+        return self.variable
 
 
 class LocationsOfRows:

@@ -22,8 +22,7 @@ from flowrun.engine.passes.search.boxings import Boxings
 from flowrun.engine.passes.search.cost_network import Network, Term
 from flowrun.engine.passes.search.locations import Choices, Locations, LocationsOfRows, unions
 from flowrun.engine.passes.search.objective import Array, Objective
-from flowrun.engine.passes.search.options import Choice, Options
-from flowrun.engine.passes.search.rows import inputs_of, outputs_of
+from flowrun.engine.passes.search.options import Choice, Options, inputs_of, outputs_of
 
 
 def make_network(
@@ -196,8 +195,7 @@ class _Maker:
     ) -> Iterator[Locations]:
         """Yield the sets that the starts ask for."""
         for choice in self.starts:
-            asked = (r.forms[choice[r.variable]] for r in choosing if r.variable is not None)
-            yield certain.union(*asked)
+            yield certain.union(*(r.forms[choice[r.number]] for r in choosing))
 
     def _ask(self, form_set: Choices, reader: Choices) -> None:
         """Require that a reader's forms are in the set."""
@@ -206,8 +204,7 @@ class _Maker:
             self._known[key] = _forbid_others(
                 [[f <= e for f in reader.forms] for e in form_set.forms]
             )
-        assert form_set.variable is not None and reader.variable is not None
-        self._forbid((form_set.variable, reader.variable), self._known[key])
+        self._forbid((form_set.number, reader.number), self._known[key])
 
     def _pay(
         self,

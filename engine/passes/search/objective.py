@@ -32,7 +32,7 @@ from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.placement import Shape, largest_shape
 from flowrun.engine.ir.sbp import B, NdSbp, P
 from flowrun.engine.ops.traits import has, is_view
-from flowrun.engine.passes.search.rows import AxisSignatures, inputs_of, outputs_of
+from flowrun.engine.passes.search.options import AxisSignatures, inputs_of, outputs_of
 from flowrun.engine.passes.search.trunk import hidden_seconds
 from flowrun.engine.strategy import Strategy
 

@@ -6,28 +6,37 @@ Under ZeRO the update's signatures wait for shard_optimizer and infer_update, as
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Protocol
 
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph
 from flowrun.engine.passes.layout.infer_sbp import infer_all, infer_sbp
 from flowrun.engine.passes.search.cost_network import Network
 from flowrun.engine.passes.search.make_network import make_network
 from flowrun.engine.passes.search.objective import Objective
-from flowrun.engine.passes.search.options import Choice, Options
-from flowrun.engine.passes.search.rows import RowTables, inputs_of, outputs_of
+from flowrun.engine.passes.search.options import Choice, Options, RowTables, inputs_of, outputs_of
 from flowrun.engine.passes.search.search_network import SearchResult, search
-from flowrun.engine.passes.search.starts import choice_of, greedy, with_sets
-from flowrun.engine.passes.search.weigh import search_by_memory
 from flowrun.engine.strategy import Strategy
+
+# auto.memory -> how many times a step a held byte counts as read from memory.
+WEIGHTS: Mapping[str, float] = {"off": 0.0, "slight": 1.0, "moderate": 10.0, "heavy": 100.0}
+TRIED_WEIGHTS = tuple(0.5 * 2**k for k in range(14))  # tried by adaptive, if 0 does not fit
+BYTES_ALONE = math.inf  # only bytes count
 
 
 @dataclass(frozen=True)
 class LayoutSearch:
-    """A search and its result.  starts: name -> a choice that it began with."""
+    """A search and its result.
+
+    inferred: the choice that it began with; None if a pass after inference changed its rows.
+    byte_s: seconds that a held byte costs.
+    """
 
     network: Network
-    starts: dict[str, Choice]
+    inferred: Choice | None
     found: SearchResult
     byte_s: float
 
@@ -62,16 +71,58 @@ def search_layout(graph: LogicalGraph, strategy: Strategy) -> LayoutSearch:
     )
     options = Options.of(graph, rows)
     layout = infer_all(graph, replace(strategy, auto=replace(strategy.auto, enabled=False)))
-    simple = {"greedy": greedy(graph, options, objective), "inferred": choice_of(options, layout)}
-    chosen = {name: choice for name, choice in simple.items() if choice is not None}
-    net = make_network(graph, options, objective, chosen.values())
-    starts = {name: with_sets(net, choice) for name, choice in chosen.items()}
+    inferred = options.choice_of(layout)
+    starts: tuple[Choice, ...] = () if inferred is None else (inferred,)
+    network = make_network(graph, options, objective, starts)
+    starts = tuple(map(network.with_sets, starts))
     relaxed = cache(lambda: make_network(graph, options, objective, relaxed=True))
 
-    def found(byte_s: float, *better: Choice) -> SearchResult:
-        return search(net, relaxed, byte_s, (*starts.values(), *better))
+    def search_at(byte_s: float, *better: Choice) -> SearchResult:
+        return search(network, relaxed, byte_s, (*starts, *better))
 
-    return LayoutSearch(net, starts, *search_by_memory(found, net, strategy))
+    found, byte_s = search_by_memory(search_at, network, strategy)
+    return LayoutSearch(network, starts[0] if starts else None, found, byte_s)
+
+
+class Search(Protocol):
+    """A search for the cheapest choice at a price of a held byte, with further choices to begin
+    with.
+    """
+
+    def __call__(self, byte_s: float, *better: Choice) -> SearchResult: ...
+
+
+def search_by_memory(
+    search: Search, network: Network, strategy: Strategy
+) -> tuple[SearchResult, float]:
+    """Return (the result, the seconds that a held byte costs in it).
+
+    strategy: has `auto.memory` and the memory of a rank.  With adaptive the price is the least of
+    TRIED_WEIGHTS for which the memory suffices, by the search's own account; if none does, only
+    bytes count.
+    """
+    read_s, limit = 1 / strategy.hardware.memory_bytes_per_s, strategy.hardware.tensor_bytes
+    if strategy.auto.memory != "adaptive":
+        byte_s = WEIGHTS[strategy.auto.memory] * read_s
+        return search(byte_s), byte_s
+
+    def fits(result: SearchResult) -> bool:
+        return not limit or network.cost(result.choice)[1] <= limit
+
+    result = search(0.0)
+    if fits(result):
+        return result, 0.0
+    last, last_s = search(BYTES_ALONE, result.choice), BYTES_ALONE  # the least known to fit
+    low, high = 0, len(TRIED_WEIGHTS) if fits(last) else 0
+    while low < high:
+        middle = (low + high) // 2
+        byte_s = TRIED_WEIGHTS[middle] * read_s
+        result = search(byte_s, last.choice)
+        if fits(result):
+            last, last_s, high = result, byte_s, middle
+        else:
+            low = middle + 1
+    return last, last_s
 
 
 def write_layout(graph: LogicalGraph, strategy: Strategy, result: LayoutSearch) -> LogicalGraph:
@@ -85,10 +136,9 @@ def write_layout(graph: LogicalGraph, strategy: Strategy, result: LayoutSearch) 
         for op, rows, k in zip(graph.ops, net.options.rows, choice, strict=False)
     )
     homes = net.options.homes_at(choice)
-    by_name = {v.name: v.tensor for v in graph.variables}
+    tied = net.options.tied
     variables = tuple(
-        replace(v, nd_sbp=homes[v.tensor if v.tensor in homes else by_name[v.of]])
-        for v in graph.variables
+        replace(v, nd_sbp=homes[tied.get(v.tensor, v.tensor)]) for v in graph.variables
     )
     feeds = tuple(replace(feed, nd_sbp=homes[feed.tensor]) for feed in graph.feeds)
     notes = (*graph.notes, note(result))

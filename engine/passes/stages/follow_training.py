@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from flowrun.engine.ir.graph import LogicalGraph, Variable
+from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.ir.sbp import B, Broadcast
-from flowrun.engine.passes.layout.pin_activations import matches_variable, names_field
 from flowrun.engine.passes.stages.chosen_stages import read_stages
 from flowrun.engine.strategy import Optimizer, Pin, Strategy, Zero
 
@@ -17,18 +16,13 @@ def follow_training(strategy: Strategy, training: LogicalGraph) -> Strategy:
 
     Ops read every weight as they did before ZeRO sharded it; `follow_homes` has where it lies.
     """
-    of_fields = [
-        pin
-        for pin in strategy.pins
-        if pin.where != "variable" or any(names_field(pin, feed) for feed in training.feeds)
-    ]
     homes = tuple((v.name, v.nd_sbp) for v in training.variables)
     return replace(
         strategy,
         decided=replace(read_stages(training), homes=homes),
         stage_modules=(),
         chunks=1,
-        pins=(*of_fields, *_pins_of_weights(strategy, training)),
+        pins=(*strategy.pins, *_pins_of_weights(strategy, training)),  # the last pin holds
         zero=Zero(),
         optimizer=Optimizer(),
         overwrites=True,
@@ -46,14 +40,10 @@ def follow_homes(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
 def _pins_of_weights(strategy: Strategy, training: LogicalGraph) -> Iterator[Pin]:
     """A pin for each axis of each weight."""
     for v in (v for v in training.variables if v.kind != "state"):
-        for axis, sbp in zip(strategy.axes, v.nd_sbp, strict=True):
+        for k, (axis, sbp) in enumerate(zip(strategy.axes, v.nd_sbp, strict=True)):
             sharded = axis == strategy.zero.axis and not isinstance(sbp, Broadcast)
-            whole = sharded and not _is_pinned(strategy, v, axis)
+            whole = sharded and strategy.find_pin(v, k) is None
             yield Pin(_literal(v.name), "variable", axis, B if whole else sbp)
-
-
-def _is_pinned(strategy: Strategy, variable: Variable, axis: str) -> bool:
-    return any(pin.axis == axis and matches_variable(pin, variable) for pin in strategy.pins)
 
 
 def _literal(name: str) -> str:

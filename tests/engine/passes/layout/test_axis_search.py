@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +20,7 @@ from flowrun.engine.passes.layout.axis_search import (
     AxisLocation,
     AxisLocations,
     Problem,
+    TensorOnAxis,
     solve,
 )
 
@@ -54,39 +55,27 @@ def problems(draw: st.DrawFn) -> Problem:
         there.append(result)
     known = {name: frozenset({(0, B)}) for name in sources[:1]}
     home = st.lists(st.sampled_from(SBPS[::2]), min_size=1, max_size=2, unique=True)
-    homes = {name: [((0, sbp), 0.0) for sbp in draw(home)] for name in sources[1:]}
+    homes = {name: [(0, sbp) for sbp in draw(home)] for name in sources[1:]}
     weights = set(sources[2:])
-
-    def box(name: str, have: AxisLocation, wanted: AxisLocation) -> float:
-        return boxing_seconds(sizes[name], have, wanted)
-
-    def like(name: str, stage: int) -> Sized:
-        return Sized("", sizes[name])
 
     return Problem(
         ops=ops,
         rows=rows,
         known=known,
         homes=homes,
+        like=lambda name: TensorOnAxis((sizes[name],), (), 1),
         box=box,
-        like=like,
         intent=lambda name: WEIGHT if name in weights else ACTIVATION,
     )
 
 
-class Sized(NamedTuple):
-    """What boxings on a stage depend on: the bytes; and a name that nothing else has."""
-
-    name: str
-    num_bytes: int
-
-    def seconds(self, have: Sbp, wanted: Sbp) -> float:
-        return boxing_seconds(self.num_bytes, (0, have), (0, wanted))
+def box(tensor: TensorOnAxis, have: AxisLocation, wanted: AxisLocation) -> float:
+    return boxing_seconds(tensor.shape[0], have, wanted)
 
 
-def _alone(name: str, stage: int) -> Sized:
-    """No tensor is like another; box_4k."""
-    return Sized(name, 4096)
+def alone(name: str) -> TensorOnAxis:
+    """No tensor is like another, and each has 4096 bytes."""
+    return TensorOnAxis((4096, sum(name.encode())), (), 1)
 
 
 def boxing_seconds(num_bytes: int, have: AxisLocation, wanted: AxisLocation) -> float:
@@ -119,7 +108,7 @@ class BruteForce:
         """All rows of all ops, all homes of all sources."""
         sources = [name for name in self.problem.homes if name in self.could]
         for homes in itertools.product(*(self.problem.homes[name] for name in sources)):
-            chosen = dict(zip(sources, (form for form, _ in homes), strict=True))
+            chosen = dict(zip(sources, homes, strict=True))
             for rows in itertools.product(*(range(len(rows)) for rows in self.problem.rows)):
                 yield rows, chosen
 
@@ -164,7 +153,7 @@ class BruteForce:
 
 def priced(problem: Problem, name: str, have: AxisLocation, wanted: AxisLocation) -> float:
     """Boxing, with the price of undoing a split or of moving a weight."""
-    cost = problem.box(name, have, wanted)
+    cost = problem.box(problem.like(name), have, wanted)
     intent, split = problem.intent(name), isinstance(have[1], type(S(0)))
     if have[0] == wanted[0] and split and wanted[1] in (B, P):
         return cost + intent.gather_s
@@ -214,15 +203,10 @@ def residual(length: int, choose: random.Random) -> Problem:
         rows=rows,
         known={"s0": frozenset({(0, B)})},
         homes={},
-        box=box_4k,
-        like=_alone,
+        box=box,
+        like=alone,
         intent=lambda name: ACTIVATION,
     )
-
-
-def box_4k(name: str, have: AxisLocation, wanted: AxisLocation) -> float:
-    """Of any tensor."""
-    return boxing_seconds(4096, have, wanted)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -236,8 +220,8 @@ def test_a_long_chain_costs_what_its_shortest_path_costs(seed: int) -> None:
         rows=rows,
         known={"t-1": frozenset({(0, B)})},
         homes={},
-        box=box_4k,
-        like=_alone,
+        box=box,
+        like=alone,
         intent=lambda name: ACTIVATION,
     )
     cheapest = {(0, B): 0.0}
@@ -280,8 +264,8 @@ def test_a_sum_over_many_branches_is_solved_exactly_branch_by_branch() -> None:
             rows=rows,
             known=known,
             homes={},
-            box=box_4k,
-            like=_alone,
+            box=box,
+            like=alone,
             intent=lambda name: ACTIVATION,
         )
     )

@@ -80,7 +80,7 @@ def test_pins_on_two_axes_meet_in_one_op() -> None:
     pins = (pin("blocks.0", "out"), pin("blocks.1", "in", B))
     graph = pin_activations(graph_of(BLOCKS), one_axis("tensor", pins=pins))
     (op,) = (op for op in graph.ops if op.target == "flow.pin")
-    assert op.args[1] == (("tensor", "B"),), "the later line of the recipe wins"
+    assert op.args[1] == (("tensor", B),), "the later line of the recipe wins"
 
 
 def test_a_pin_of_an_axis_that_the_placement_does_not_have_is_not_used() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from flowrun.engine.ir.sbp import S
-from flowrun.engine.passes.search.weigh import WEIGHTS
+from flowrun.engine.passes.search.search_sbp import WEIGHTS
 from flowrun.engine.strategy import Auto
 from support.plans.searches import search_of, words
 
@@ -39,7 +39,7 @@ def test_a_gpt_of_large_blocks_gets_megatrons_columns_and_rows() -> None:
         assert words(bare)[f"blocks.0.{module}.weight"] == row
     assert words(bare)["blocks.0.mlp.fc2.weight"] == "S(1)"
     assert bare.found.gap == 0.0 and bare.found.cost <= pinned.found.cost
-    inferred = pinned.network.cost(pinned.starts["inferred"])[0]
+    inferred = pinned.network.cost(pinned.inferred or ())[0]
     assert bare.seconds < 0.98 * inferred
 
 
@@ -49,7 +49,7 @@ def test_a_gpt_of_small_blocks_and_many_samples_is_data_parallel() -> None:
     assert set(words(bare).values()) <= {"B", "S(0)"}
     assert words(bare)["blocks.0.mlp.fc1.weight"] == "B"
     assert bare.found.gap == 0.0 and bare.seconds <= pinned.seconds
-    assert bare.seconds < pinned.network.cost(pinned.starts["inferred"])[0]
+    assert bare.seconds < pinned.network.cost(pinned.inferred or ())[0]
 
 
 def test_a_million_faces_are_split_by_classes() -> None:
@@ -57,7 +57,7 @@ def test_a_million_faces_are_split_by_classes() -> None:
     pinned = search_of("insightface_hybrid", *V100, *FACES, pins=True)
     assert words(layout)["head.weight"] == "S(0)"
     assert layout.seconds <= pinned.seconds
-    assert layout.seconds < 0.5 * layout.network.cost(layout.starts["inferred"])[0], "data parallel"
+    assert layout.seconds < 0.5 * layout.network.cost(layout.inferred or ())[0], "data parallel"
 
 
 def test_large_tables_are_split() -> None:
@@ -95,7 +95,7 @@ def test_a_resnet_stays_data_parallel() -> None:
         if op.target.startswith("aten.convolution.")
     ]
     assert len(convolutions) > 16 and set(convolutions) == {S(0)}
-    data_parallel = layout.network.cost(layout.starts["inferred"])[0]
+    data_parallel = layout.network.cost(layout.inferred or ())[0]
     assert 0.97 * data_parallel < layout.seconds <= data_parallel
 
 

@@ -10,10 +10,9 @@ from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import B
 from flowrun.engine.passes.search.make_network import make_network
 from flowrun.engine.passes.search.objective import Objective
-from flowrun.engine.passes.search.options import Options
-from flowrun.engine.passes.search.rows import RowTables
+from flowrun.engine.passes.search.options import Options, RowTables
 from flowrun.engine.passes.search.search_network import search
-from flowrun.engine.passes.search.weigh import BYTES_ALONE, search_by_memory
+from flowrun.engine.passes.search.search_sbp import BYTES_ALONE, search_by_memory
 from flowrun.engine.passes.stages.split_stages import split_stages
 from flowrun.engine.strategy import Auto, Strategy
 from support.plans.graph_text import one_axis, two_layers

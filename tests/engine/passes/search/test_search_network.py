@@ -29,11 +29,15 @@ from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.passes.search.make_network import make_network
 from flowrun.engine.passes.search.objective import Objective
-from flowrun.engine.passes.search.options import Options
-from flowrun.engine.passes.search.rows import AxisSignatures, RowTables, inputs_of, outputs_of
+from flowrun.engine.passes.search.options import (
+    AxisSignatures,
+    Options,
+    RowTables,
+    inputs_of,
+    outputs_of,
+)
 from flowrun.engine.passes.search.search_network import improve, search
-from flowrun.engine.passes.search.starts import with_sets
-from flowrun.engine.passes.search.weigh import BYTES_ALONE, WEIGHTS, search_by_memory
+from flowrun.engine.passes.search.search_sbp import BYTES_ALONE, WEIGHTS, search_by_memory
 from flowrun.engine.strategy import Auto, Strategy
 
 GRIDS = ((2, 2), (2, 3), (3, 2), (4, 1), (4,))
@@ -248,7 +252,7 @@ def test_the_search_finds_what_brute_force_finds(
 
 @QUICK
 @given(problem=problems(), data=st.data())
-def test_neighbourhoods_of_a_choice_do_not_lose_to_it(
+def test_improving_a_choice_axis_by_axis_does_not_lose_to_it(
     problem: tuple[LogicalGraph, Strategy, Few, Objective], data: st.DataObject
 ) -> None:
     """What the search does where elimination is cut short, on graphs whose least is known."""
@@ -258,7 +262,7 @@ def test_neighbourhoods_of_a_choice_do_not_lose_to_it(
     chosen = [
         data.draw(st.integers(0, len(o) - 1)) for o in (*net.options.rows, *net.options.homes)
     ]
-    start = with_sets(net, tuple(chosen))
+    start = net.with_sets(tuple(chosen))
     before = sum(net.cost(start)[:1])
     best, cost = improve(net, tables, start, before)
     assert cost <= before and cost == pytest.approx(net.cost(best)[0])
