@@ -12,10 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Full, Queue
-from typing import Any
 
 from flowrun.engine.errors import RunError
 from flowrun.launcher.listeners.listener import STOP, RunInfo
@@ -47,14 +46,9 @@ class _Call:
 
     event: str
     step: int
-    given: Any
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        return (self.given,) if self.event in ("on_start", "on_end") else (self.step, self.given)
+    arguments: tuple[object, ...]
 
 
-@dataclass(kw_only=True)
 class _Lane:
     """A listener's thread and the calls that wait for it.
 
@@ -62,20 +56,14 @@ class _Lane:
     call so far.  lost: events that found the queue full.  left_out: it failed, or was given up.
     """
 
-    named: NamedListener
-    outlets: Outlets
-    calls: Queue[_Call | None] = field(default_factory=lambda: Queue(_QUEUED))
-    began: tuple[float, _Call] | None = None
-    longest_s: float = 0.0
-    lost: int = 0
-    left_out: bool = False
-    thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Begin to call."""
-        name = f"listener {self.named.name}"
-        self.thread = threading.Thread(target=self._serve, name=name, daemon=True)
-        self.thread.start()
+    def __init__(self, named: NamedListener, outlets: Outlets) -> None:
+        self.named, self._outlets = named, outlets
+        self.calls: Queue[_Call | None] = Queue(_QUEUED)
+        self.began: tuple[float, _Call] | None = None
+        self.longest_s, self.lost, self.left_out = 0.0, 0, False
+        name = f"listener {named.name}"
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
 
     def put(self, call: _Call) -> None:
         """Let a call wait for its turn.  That of a logger whose queue is full is lost."""
@@ -85,39 +73,46 @@ class _Lane:
             self.calls.put_nowait(call)
         except Full:
             if not self.lost:
-                self.outlets.lose(
-                    f"the log of {self.named.name} is late: it loses lines from step {call.step} on"
-                )
+                self._lose(f"is late: it loses lines from step {call.step} on")
             self.lost += 1
 
-    def quiet_s(self, now: float) -> float:
+    def quiet_s(self) -> float:
         """Return the seconds for which the call under way has not returned."""
-        return now - self.began[0] if self.began else 0.0
+        return time.monotonic() - self.began[0] if self.began else 0.0
 
     def end(self, within_s: float) -> bool:
         """Wait until all calls have returned, `within_s` at most; return whether they have."""
         until = time.monotonic() + within_s
-        while self.thread and self.thread.is_alive() and time.monotonic() < until:
-            try:
+        while self._thread.is_alive() and time.monotonic() < until:
+            with suppress(Full):
                 self.calls.put(None, timeout=min(0.1, within_s))
-                self.thread.join(max(0.0, until - time.monotonic()))
-            except Full:
-                continue
-        ended = not (self.thread and self.thread.is_alive())
-        self.left_out = self.left_out or not ended
-        return ended
+                self._thread.join(max(0.0, until - time.monotonic()))
+        self.left_out = self.left_out or self._thread.is_alive()
+        return not self._thread.is_alive()
 
-    def where(self) -> str:
-        """Name the call under way."""
-        call = self.began[1] if self.began else None
-        at = f", {call.event} at step {call.step}" if call else ""
-        return f"callback {self.named.name}{at}"
+    def hang(self, seconds: float) -> RunError:
+        """Return the error of a callback whose call does not return."""
+        at = f", {self.began[1].event} at step {self.began[1].step}" if self.began else ""
+        return RunError(
+            f"callback {self.named.name}{at}",
+            f"it has not returned for {seconds:.0f} s.",
+            "Give what takes long a thread of its own, or raise launch.hang_s.",
+        )
+
+    def give_up(self, step: int, seconds: float) -> None:
+        """Say that a logger does not end, if it was not named before."""
+        if not self.lost:
+            event = self.began[1].event if self.began else "on_end"
+            self._lose(f"ends at step {step}: {event} has not returned for {seconds:.0f} s")
+
+    def _lose(self, what: str) -> None:
+        self._outlets.lose(f"the log of {self.named.name} {what}")
 
     def _serve(self) -> None:
         while not self.left_out and (call := self.calls.get()) is not None:
             self.began = time.monotonic(), call
             self._call(call)
-            self.longest_s = max(self.longest_s, self.quiet_s(time.monotonic()))
+            self.longest_s = max(self.longest_s, self.quiet_s())
             self.began = None
 
     def _call(self, call: _Call) -> None:
@@ -131,7 +126,7 @@ class _Lane:
                 self._fail(call, error)
             return
         if asked == STOP and not self.left_out:
-            self.outlets.stop(self.named.name)
+            self._outlets.stop(self.named.name)
 
     def _fail(self, call: _Call, error: BaseException) -> None:
         self.left_out = True
@@ -140,10 +135,10 @@ class _Lane:
             where = f"callback {self.named.name}, {call.event} at step {call.step}"
             failed = RunError(where, problem)
             failed.__cause__ = error
-            self.outlets.fail(failed)
+            self._outlets.fail(failed)
             return
-        line = problem.partition("\n")[0]  # some add a page of advice
-        self.outlets.lose(f"the log of {self.named.name} ends at step {call.step}: {line}")
+        # some add a page of advice
+        self._lose(f"ends at step {call.step}: {problem.splitlines()[0]}")
         if call.event != "on_end" and (end := getattr(self.named.listener, "on_end", None)):
             with suppress(BaseException):  # it may not have started
                 end("failed")
@@ -176,9 +171,14 @@ class Listeners:
             return
         self._last = step
         if not self._lanes and self._describe is not None:
-            self._start(step, self._describe())
+            begin = _Call("on_start", step, (self._describe(),))
+            self._lanes = [_Lane(each, self._outlets) for each in self._listeners]
+            self._put(begin)
+        self._put(_Call(event, step, (step, given)))
+
+    def _put(self, call: _Call) -> None:
         for lane in self._lanes:
-            lane.put(_Call(event, step, given))
+            lane.put(call)
 
     @property
     def is_full(self) -> bool:
@@ -187,12 +187,11 @@ class Listeners:
 
     def look(self) -> RunError | None:
         """Return the error of a callback that hangs, once."""
-        now = time.monotonic()
         for lane in self._lanes:
             limit_s = self._limit_of(lane)
-            if lane.named.may_end and not lane.left_out and lane.quiet_s(now) > limit_s:
+            if lane.named.may_end and not lane.left_out and lane.quiet_s() > limit_s:
                 lane.left_out = True
-                return _hang(lane, limit_s)
+                return lane.hang(limit_s)
         return None
 
     def end(self, status: str) -> RunError | None:
@@ -200,41 +199,21 @@ class Listeners:
         Return the error of a callback that does not end.
         """
         hung = None
-        for lane in self._lanes:
-            lane.put(_Call("on_end", self._last, status))
+        self._put(_Call("on_end", self._last, (status,)))
         for lane in self._lanes:
             within_s = _END_S / 4 if status == RESTARTED else _END_S
             if lane.named.may_end:
                 within_s = self._limit_of(lane)
-            if lane.left_out or lane.end(max(0.0, within_s - lane.quiet_s(time.monotonic()))):
+            if lane.left_out or lane.end(max(0.0, within_s - lane.quiet_s())):
                 continue
             if lane.named.may_end:
-                hung = hung or _hang(lane, within_s)
-            elif not lane.lost:  # else it is named already
-                where = lane.began[1].event if lane.began else "on_end"
-                self._outlets.lose(
-                    f"the log of {lane.named.name} ends at step {self._last}: {where} has not"
-                    f" returned for {within_s:.0f} s"
-                )
-        self._listeners = [lane.named for lane in self._lanes if not lane.left_out] or (
-            [] if self._lanes else self._listeners
-        )
-        self._lanes.clear()
+                hung = hung or lane.hang(within_s)
+            else:
+                lane.give_up(self._last, within_s)
+        if self._lanes:
+            self._listeners = [lane.named for lane in self._lanes if not lane.left_out]
+            self._lanes.clear()
         return hung
 
     def _limit_of(self, lane: _Lane) -> float:
         return max(self._limit_s, _GROWTH * lane.longest_s) if self._limit_s else _NEVER_S
-
-    def _start(self, step: int, run: RunInfo) -> None:
-        self._lanes = [_Lane(named=each, outlets=self._outlets) for each in self._listeners]
-        for lane in self._lanes:
-            lane.put(_Call("on_start", step, run))
-            lane.start()
-
-
-def _hang(lane: _Lane, seconds: float) -> RunError:
-    return RunError(
-        lane.where(),
-        f"it has not returned for {seconds:.0f} s.",
-        "Give what takes long a thread of its own, or raise launch.hang_s.",
-    )

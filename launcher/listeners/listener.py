@@ -66,3 +66,15 @@ class Listener(Protocol):
         """The run has ended: complete, preempted, stopped or failed; or its ranks start again:
         restarted.
         """
+
+
+class Curves:
+    """What loggers share: an evaluation is written as a step is."""
+
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        """See Listener."""
+        raise NotImplementedError
+
+    def on_evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """See Listener."""
+        self.on_step(step, {f"validation/{name}": value for name, value in values.items()})

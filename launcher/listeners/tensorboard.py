@@ -7,10 +7,10 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from flowrun.launcher.listeners.listener import RunInfo
+from flowrun.launcher.listeners.listener import Curves, RunInfo
 
 
-class TensorBoard:
+class TensorBoard(Curves):
     """Writes a curve for each tag."""
 
     def __init__(self) -> None:
@@ -28,10 +28,6 @@ class TensorBoard:
         """See Listener."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
-
-    def on_evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        """See Listener."""
-        self.on_step(step, {f"validation/{name}": value for name, value in values.items()})
 
     def on_end(self, status: str) -> None:
         """See Listener."""

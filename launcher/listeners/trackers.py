@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flowrun.launcher.listeners.listener import RunInfo
+from flowrun.launcher.listeners.listener import Curves, RunInfo
 from flowrun.launcher.recipe.key_trees import flatten_keys
 
 _FLUSH_S = 1.0  # from one batch of MLflow to the next
@@ -23,7 +23,7 @@ _REFUSED = re.compile(r"[^\w. /-]")  # by MLflow, in a key; colons, on Windows
 _PARAMETERS, _METRICS = 100, 1000  # MLflow takes no more at once
 
 
-class WandB:
+class WandB(Curves):
     """Weights & Biases.  options: of wandb.init, such as project, mode ("offline"), tags."""
 
     def __init__(self, **options: Any) -> None:
@@ -51,16 +51,12 @@ class WandB:
         """See Listener."""
         self._run.log({"step": step, **values})
 
-    def on_evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        """See Listener."""
-        self.on_step(step, {f"validation/{name}": value for name, value in values.items()})
-
     def on_end(self, status: str) -> None:
         """See Listener."""
         self._run.finish(exit_code=int(status == "failed"))
 
 
-class MLflow:
+class MLflow(Curves):
     """MLflow.
 
     tracking_uri: a server, or where files lie (sqlite:///FILE); None: as the environment says.
@@ -105,10 +101,6 @@ class MLflow:
             self._flush()
             self._written = now
 
-    def on_evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        """See Listener."""
-        self.on_step(step, {f"validation/{name}": value for name, value in values.items()})
-
     def on_end(self, status: str) -> None:
         """See Listener."""
         named = {"complete": "FINISHED", "failed": "FAILED", "restarted": "RUNNING"}
@@ -142,7 +134,7 @@ def _make_params(recipe: Mapping[str, Any]) -> list[Any]:
     return list(found.values())
 
 
-class Trackio:
+class Trackio(Curves):
     """trackio, in its folder of this machine (TRACKIO_DIR), or in a space of Hugging Face.
 
     options: of trackio.init, such as project, space_id.
@@ -165,10 +157,6 @@ class Trackio:
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
         """See Listener."""
         self._run.log(dict(values), step=step)
-
-    def on_evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        """See Listener."""
-        self.on_step(step, {f"validation/{name}": value for name, value in values.items()})
 
     def on_end(self, status: str) -> None:
         """See Listener."""

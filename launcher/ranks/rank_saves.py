@@ -23,54 +23,46 @@ from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.drivers.pulse import Phase, Pulse
-from flowrun.engine.runtime.rank.shard_file import Written
 from flowrun.engine.runtime.rank.shards import Shard, choose_shards, make_whole_shard
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.ranks.failure import with_peers
-from flowrun.launcher.ranks.pipes import EventSender
 from flowrun.launcher.ranks.rank_events import FileWritten, Remarked, WeightsWritten
+from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.store import checkpoint as checkpoints
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.tensor_file import write
 
+Send = Callable[[Notice], None]
 _NICE = 15  # a thirtieth of a core that the rank computes on, and all of one where it waits
 
 
 class BackgroundSave:
     """Writes the checkpoints of one rank, one at a time.
 
-    rank: names its file.  written: called when a file is on the disk.  failed: called with the
-    error of one that is not.  waited: called with the steps of two checkpoints when the second has
-    to wait for the first.  aside: False to write before training goes on, and without a copy.
-    began_s: when the one under way was begun, on the monotonic clock; inf: it was named as late.
+    rank: names its file.  send: takes what is to be known of them.  failed: called with the error
+    of one that is not written.  aside: False to write before training goes on, and without a copy.
     """
 
     def __init__(
-        self,
-        *,
-        rank: int,
-        written: Callable[[Path, int, str, Written], None],
-        failed: Callable[[BaseException], None],
-        waited: Callable[[int, int], None],
-        aside: bool = True,
+        self, rank: int, send: Send, failed: Callable[[BaseException], None], aside: bool = True
     ) -> None:
-        self._rank = rank
-        self._written = written
-        self._failed = failed
-        self._waited = waited
-        self._aside = aside
+        self._rank, self._send, self._failed, self._aside = rank, send, failed, aside
         self._copies: dict[object, torch.Tensor] = {}  # memory that the next checkpoint takes again
         self._thread: threading.Thread | None = None
         self._step = 0
-        self._began_s = 0.0
+        self._began_s = 0.0  # on the monotonic clock; inf: it was named as late
 
     def save(self, folder: Path, step: int, shards: Iterable[Shard]) -> None:
         """Save the regions of this rank; they may change as soon as this returns.
 
         folder: the checkpoint, which exists.  step: steps done.  shards: the regions.
         """
-        if self._thread is not None and self._thread.is_alive():
-            self._waited(step, self._step)
+        if self.is_busy and self._rank == 0:
+            said = (
+                f"the checkpoint of step {step} waits for that of step {self._step}, which the disk"
+                " has not taken yet; a larger train.save_every would not wait"
+            )
+            self._send(Remarked(said))
         self.finish()
         kept = [self._copy(shard) for shard in shards] if self._aside else list(shards)
         self._step, self._began_s = step, time.monotonic()
@@ -81,15 +73,20 @@ class BackgroundSave:
         if not self._aside:
             self.finish()
 
-    def find_late(self, within_s: float) -> int:
-        """Return the steps of a checkpoint that is under way for more than `within_s`, once; 0:
-        there is none.
-        """
-        late = time.monotonic() - self._began_s > within_s
-        if not late or self._thread is None or not self._thread.is_alive():
-            return 0
-        self._began_s = math.inf
-        return self._step
+    @property
+    def is_busy(self) -> bool:
+        """True while a checkpoint is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def look(self, late_s: float) -> None:
+        """Name a checkpoint that the disk has not taken for `late_s`, while training goes on."""
+        if time.monotonic() - self._began_s > late_s and self.is_busy:
+            self._began_s = math.inf
+            said = (
+                f"rank {self._rank}: its file of the checkpoint of step {self._step} is not on the"
+                f" disk after {late_s:.0f} s; training continues"
+            )
+            self._send(Remarked(said))
 
     def finish(self) -> None:
         """Wait for the checkpoint that is under way."""
@@ -111,7 +108,7 @@ class BackgroundSave:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
             written = logical_checkpoint.write(folder, self._rank, shards)
             name = logical_checkpoint.file_of(folder, self._rank).name
-            self._written(folder, step, name, written)
+            self._send(FileWritten(str(folder), step, name, written))
         except OSError as error:
             where = f"rank {self._rank}, checkpoint of step {step}"
             self._failed(RunError(where, f"{error.filename}: {error.strerror}."))
@@ -128,37 +125,27 @@ class RankSaves:
         trained: DistributedRank,
         folder: Path,
         pulse: Pulse,
-        events: EventSender,
+        send: Send,
         fail: Callable[[BaseException], None],
-        late_s: float,
+        limit_s: float,
     ) -> None:
-        """job: the run.  trained: the rank.  folder: of the run.  pulse, events: of the rank.
-        fail: called in a thread with the error of a checkpoint that is not written.  late_s:
-        seconds after which one is named that is not; 0: never.
+        """job: the run.  trained: the rank.  folder: of the run.  pulse, send: of the rank.  fail:
+        called in a thread with the error of a checkpoint that is not written.  limit_s: seconds
+        after which one is named that is late; 0: never.
         """
-        self._late_s = late_s or math.inf
         self._job, self._trained, self._folder = job, trained, folder
-        self._pulse, self._events, self._rank = pulse, events, trained.rank
-        self._background = BackgroundSave(
-            rank=trained.rank,
-            written=self._send_file,
-            failed=fail,
-            waited=self._note_wait,
-            aside=job.recipe.train.save_aside,
-        )
+        self._pulse, self._send, self._rank = pulse, send, trained.rank
+        self._late_s = limit_s or math.inf
+        aside = job.recipe.train.save_aside
+        self._background = BackgroundSave(trained.rank, send, fail, aside)
 
     def finish(self) -> None:
         """Wait for the checkpoint that is under way."""
         self._background.finish()
 
     def look(self) -> None:
-        """Name a checkpoint that the disk does not take, while training goes on."""
-        if step := self._background.find_late(self._late_s):
-            said = (
-                f"rank {self._rank}: its file of the checkpoint of step {step} is not on the disk"
-                f" after {self._late_s:.0f} s; training continues"
-            )
-            self._events.send(Remarked(said))
+        """Name a checkpoint that is late; before each step."""
+        self._background.look(self._late_s)
 
     def save_checkpoint(self, step: int) -> None:
         """Save this rank's part of a checkpoint to the folder of the first rank's host.
@@ -229,22 +216,11 @@ class RankSaves:
             dist.barrier()  # every rank has written
             seen = weights.has_all(self._folder, num_ranks)
             dist.barrier()  # every rank has looked: the files may go
-        self._events.send(WeightsWritten(self._rank, seen, int(os.environ["GROUP_RANK"])))
+        self._send(WeightsWritten(self._rank, seen, int(os.environ["GROUP_RANK"])))
 
     def _shards(self) -> list[Shard]:
         trained = self._trained
         return list_shards(self._job, trained.plan, self._rank, trained.body.variables)
-
-    def _send_file(self, folder: Path, step: int, name: str, written: Written) -> None:
-        self._events.send(FileWritten(str(folder), step, name, written))
-
-    def _note_wait(self, step: int, before: int) -> None:
-        if self._rank == 0:
-            said = (
-                f"the checkpoint of step {step} waits for that of step {before}, which the disk"
-                " has not taken yet; a larger train.save_every would not wait"
-            )
-            self._events.send(Remarked(said))
 
 
 def list_shards(

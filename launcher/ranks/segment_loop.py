@@ -10,7 +10,7 @@ from flowrun.launcher.job.job import Job
 class Trainer(Protocol):
     """What trains: a rank, or all of a virtual cluster."""
 
-    def run(self, last: int, first: int) -> None:
+    def run_segment(self, last: int, first: int) -> None:
         """Train up to `last` steps, or to a halt, and check the numbers."""
 
     def save(self, step: int) -> None:
@@ -37,7 +37,7 @@ def train_segments(job: Job, gate: Gate, trainer: Trainer) -> bool:
     saved = job.saved_steps  # of the newest checkpoint
     for segment in job.segments:
         while gate.begun < segment.last:
-            trainer.run(segment.last, gate.begun)
+            trainer.run_segment(segment.last, gate.begun)
             if gate.begun == segment.last:
                 break
             if gate.begun > saved:  # all ranks rest here, at a halt

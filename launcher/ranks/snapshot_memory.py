@@ -60,14 +60,6 @@ class SnapshotMemory:
         step = self.stamps.newest()
         return None if step == NONE else MemorySnapshot(step, self)
 
-    def forget_from(self, step: int) -> None:
-        """Forget all if the newest is of `step` steps or more, of which the last was bad.
-
-        A rank that reports and trains nothing takes no snapshots that could hold such a step back.
-        """
-        if self.stamps.newest() >= step:
-            self.stamps.keep(NONE)
-
 
 @dataclass(frozen=True)
 class MemorySnapshot:

@@ -60,7 +60,7 @@ class _VirtualRun:
         self._judge, self._before = StepJudge.of(self._job), 0.0
         self._evaluator = self._make_evaluator()
 
-    def run(self, last: int, first: int) -> None:
+    def run_segment(self, last: int, first: int) -> None:
         """See Trainer."""
         self._before = time.perf_counter()
         gates = self._gates

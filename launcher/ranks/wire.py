@@ -16,7 +16,6 @@ from typing import Any, Union, dataclass_transform, get_args, get_origin, get_ty
 
 KIND = "is"  # the field that names the class
 _KINDS: dict[str, type] = {}
-_AS_JSON = (int, str, bool, types.NoneType)  # types of fields that JSON has as they are
 
 
 @dataclass_transform(frozen_default=True)
@@ -79,45 +78,27 @@ def _hints(kind: type) -> Mapping[str, Any]:
     return {each.name: hints[each.name] for each in fields(kind)}  # type: ignore[arg-type]
 
 
-def _read(hint: object, value: Any) -> Any:
+def _read(hint: Any, value: Any) -> Any:
     """Return a value of JSON as its hint says.  Raises ValueError where it is something else."""
-    if hint is object:
+    if hint is object or (hint in (int, str, bool) and type(value) is hint):
         return value
-    if hint is Notice:
-        return _read_message(value)
     if hint is float and type(value) in (int, float):
         return float(value)
-    if hint in _AS_JSON and type(value) is hint:
-        return value
-    origin = get_origin(hint)
-    if origin in (types.UnionType, Union):
-        return _read_one_of(get_args(hint), value)
-    if origin is not None:
-        return _read_collection(hint, origin, value)
+    if hint is Notice:
+        return _read_message(value)
     if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
         return _read_fields(hint, value)
-    raise _refuse_type(hint, value)
+    return _read_generic(hint, get_args(hint), value)
 
 
-def _read_collection(hint: object, origin: type, value: object) -> object:
-    """Return a tuple or a mapping, as tuple[int, ...] or Mapping[str, int] says."""
-    arguments = get_args(hint)
+def _read_generic(hint: Any, inner: tuple[Any, ...], value: Any) -> Any:
+    """Return a value as X | None, tuple[X, ...] or Mapping[str, X] says."""
+    origin = get_origin(hint)
+    if origin in (types.UnionType, Union):
+        return None if value is None else _read(inner[0], value)
     if origin is tuple and isinstance(value, list):
-        kinds = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
+        kinds = inner[:1] * len(value) if inner[1:] == (...,) else inner
         return tuple(_read(kind, each) for kind, each in zip(kinds, value, strict=True))
-    if issubclass(origin, Mapping) and isinstance(value, dict):
-        return {_read(arguments[0], key): _read(arguments[1], v) for key, v in value.items()}
-    raise _refuse_type(hint, value)
-
-
-def _refuse_type(hint: object, value: object) -> ValueError:
-    return ValueError(f"{str(value)[:40]!r} is not of the type {hint}")
-
-
-def _read_one_of(hints: tuple[Any, ...], value: Any) -> Any:
-    for hint in hints:
-        try:
-            return _read(hint, value)
-        except ValueError:
-            continue
-    raise ValueError(f"{str(value)[:40]!r} is not of the types {hints}")
+    if origin is Mapping and isinstance(value, dict):
+        return {_read(inner[0], key): _read(inner[1], each) for key, each in value.items()}
+    raise ValueError(f"{str(value)[:40]!r} is not of the type {hint}")

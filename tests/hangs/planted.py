@@ -19,7 +19,7 @@ from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.rank.rank import Rank
 from flowrun.engine.runtime.transport.host_peers import WRITTEN, HostPeer
 from flowrun.launcher.ranks.rank_saves import RankSaves
-from flowrun.launcher.ranks.worker import Worker
+from flowrun.launcher.ranks.worker import RankProcess
 
 ACT = 6  # of an actor, from which the fault strikes
 LONG_S = 3600.0
@@ -164,8 +164,8 @@ PLANTS: dict[str, Callable[[], None]] = {
     "shape": send_wrong_shape,
     "dies": in_issue(die, after=True),
     "between": in_callback,
-    "meets": before_call(Worker, "_run"),
-    "makes": before_call(Worker, "_body"),
+    "meets": before_call(RankProcess, "run"),
+    "makes": before_call(RankProcess, "_body"),
     "evaluates": in_compute(sleep, evaluation=True),
     "disk": block_disk,
     "saves": before_call(RankSaves, "save_checkpoint"),

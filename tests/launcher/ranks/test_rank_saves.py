@@ -10,7 +10,9 @@ from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.drivers.logical_checkpoint import read_whole
 from flowrun.engine.runtime.rank.shard_file import Written
 from flowrun.engine.runtime.rank.shards import Shard, make_whole_shard
+from flowrun.launcher.ranks.rank_events import FileWritten, Remarked
 from flowrun.launcher.ranks.rank_saves import BackgroundSave
+from flowrun.launcher.ranks.wire import Notice
 
 _WAIT_S = 60  # until a test fails
 
@@ -22,20 +24,17 @@ class Disk:
     may: threading.Event = field(default_factory=threading.Event)
     written: list[int] = field(default_factory=list)
     failed: list[BaseException] = field(default_factory=list)
-    waited: list[tuple[int, int]] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
     def saves(self, aside: bool = True) -> BackgroundSave:
-        return BackgroundSave(
-            rank=0,
-            written=lambda folder, step, name, what: self.written.append(step),
-            failed=self.failed.append,
-            waited=self._wait,
-            aside=aside,
-        )
+        return BackgroundSave(0, self._hear, self.failed.append, aside)
 
-    def _wait(self, step: int, before: int) -> None:
-        self.waited.append((step, before))
-        self.may.set()
+    def _hear(self, event: Notice) -> None:
+        if isinstance(event, Remarked):
+            self.remarks.append(event.text)
+            self.may.set()
+        elif isinstance(event, FileWritten):
+            self.written.append(event.step)
 
 
 @pytest.fixture
@@ -73,7 +72,9 @@ def test_a_second_one_waits_and_says_so(disk: Disk, tmp_path: Path) -> None:
     weight += 1
     saving.save(folder_of(2, tmp_path), 2, [make_whole_shard("w", weight)])
     saving.finish()
-    assert (disk.waited, disk.written) == ([(2, 1)], [1, 2])
+    assert disk.written == [1, 2]
+    (said,) = disk.remarks
+    assert said.startswith("the checkpoint of step 2 waits for that of step 1, which the disk has")
     found = [read_whole(tmp_path / name, ["w"])["w"].tolist() for name in ("1", "2")]
     assert found == [[1, 1, 1], [2, 2, 2]]
 
@@ -96,3 +97,21 @@ def test_a_disk_that_refuses_is_told(disk: Disk, tmp_path: Path) -> None:
     assert error.where == "rank 0, checkpoint of step 1"
     assert error.problem.endswith("removed/rank00000.safetensors: No such file or directory.")
     assert disk.written == []
+
+
+def test_a_writer_that_the_disk_blocks_is_named_once_while_training_goes_on(
+    disk: Disk, tmp_path: Path
+) -> None:
+    saving = disk.saves()
+    saving.look(late_s=0.0)
+    saving.save(folder_of(8, tmp_path), 8, [make_whole_shard("w", torch.ones(3))])
+    saving.look(late_s=3600.0)
+    assert disk.remarks == []
+    for _ in range(2):
+        saving.look(late_s=-1.0)
+    assert disk.remarks == [
+        "rank 0: its file of the checkpoint of step 8 is not on the disk after -1 s; training"
+        " continues"
+    ]
+    saving.finish()
+    assert disk.written == [8]

@@ -40,14 +40,14 @@ def _without_cudnn() -> None:
 def _computing(worker: Any) -> None:
     import ops
 
-    plain = worker.Worker._run
+    plain = worker.RankProcess.run
 
     def run(self: Any, *given: Any) -> None:
         ops.in_other_threads()
         with ops.Computed():
             plain(self, *given)
 
-    worker.Worker._run = run
+    worker.RankProcess.run = run
 
 
 sys.meta_path.insert(0, _Hook())
