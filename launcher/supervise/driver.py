@@ -16,6 +16,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,7 +42,7 @@ from flowrun.launcher.supervise.hands.ranks_hand import RanksHand, Wires
 from flowrun.launcher.supervise.hands.signals import Preempted, Signals
 from flowrun.launcher.supervise.hands.virtual_ranks import VirtualRanks
 from flowrun.launcher.supervise.hands.watch import find_limit
-from flowrun.launcher.supervise.hosts.hosts import Alone, Hosts, open_hosts
+from flowrun.launcher.supervise.hosts.hosts import open_hosts
 from flowrun.launcher.supervise.hosts.meeting import describe_host
 from flowrun.launcher.supervise.hosts.words import Host
 from flowrun.launcher.supervise.life import events as ev
@@ -95,7 +96,7 @@ class Driver:
         outlets = Outlets(lose=lose, fail=self._fail, stop=self._stop)
         self.listeners = Listeners(listeners, outlets, limit_s)
         self.listeners.prepare(record.describe)
-        self.hosts: Hosts | Alone = open_hosts(
+        self.hosts = open_hosts(
             record.asked.launch, record.run_folder, limit_s, record.say, self.loop.post
         )
         self.ranks = self._hand_for(compiled)
@@ -357,13 +358,13 @@ def supervise(driver: Driver, signals: Signals, desk: Desk) -> do.End:
     """Let a driver drive in a thread of its own, and serve it in this one, the main thread, until
     the run is over; return how it ended.
     """
-    ends: list[do.End | BaseException] = []
+    end: Future[do.End] = Future()
 
     def drive() -> None:
         try:
-            ends.append(driver.run(signals.deadline))
+            end.set_result(driver.run(signals.deadline))
         except BaseException as error:
-            ends.append(error)
+            end.set_exception(error)
         finally:
             desk.close()
 
@@ -372,7 +373,4 @@ def supervise(driver: Driver, signals: Signals, desk: Desk) -> do.End:
         thread.start()
         desk.serve()
         thread.join()
-    (end,) = ends
-    if isinstance(end, BaseException):
-        raise end
-    return end
+    return end.result()

@@ -37,6 +37,7 @@ NAMED = {
     "makes": "rank 1 makes its weights",
     "evaluates": "rank 1 has begun actor",
     "disk": "rank 1 saves a checkpoint",
+    "completes": "the launcher, completing the checkpoint of step 8",
     "saves": "rank 1 has ended its steps",
     "slow": "rank 1 is slower than its peers",
     "frozen": "host 1",

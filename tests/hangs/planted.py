@@ -20,6 +20,7 @@ from flowrun.engine.runtime.rank.rank import Rank
 from flowrun.engine.runtime.transport.host_peers import WRITTEN, HostPeer
 from flowrun.launcher.ranks.rank_saves import RankSaves
 from flowrun.launcher.ranks.worker import RankProcess
+from flowrun.launcher.report import record
 
 ACT = 6  # of an actor, from which the fault strikes
 LONG_S = 3600.0
@@ -155,6 +156,16 @@ def block_disk() -> None:
     wrap(logical_checkpoint, "write", write)
 
 
+def block_launcher() -> None:
+    """Let the launcher's main thread wait for a disk, where it completes a checkpoint."""
+
+    def complete(*_: Any, **__: Any) -> None:
+        Path("struck").write_text(str(time.time()))
+        sleep()
+
+    wrap(record, "complete", complete)
+
+
 PLANTS: dict[str, Callable[[], None]] = {
     "sleeps": in_compute(sleep),
     "spins": in_compute(spin),
@@ -168,6 +179,7 @@ PLANTS: dict[str, Callable[[], None]] = {
     "makes": before_call(RankProcess, "_body"),
     "evaluates": in_compute(sleep, evaluation=True),
     "disk": block_disk,
+    "completes": block_launcher,
     "saves": before_call(RankSaves, "save_checkpoint"),
     "reads": lambda: None,  # below
     "frozen": lambda: None,  # plant.py

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flowrun.engine.errors import RecipeError, RunError
-from flowrun.engine.ir.files import replace_text
+from flowrun.engine.ir.files import is_running, replace_text
 
 FILE = ".lease"
 BEAT_S = 2.0
@@ -106,12 +106,5 @@ def _may_live(before: Owner, owner: Owner) -> bool:
     """Return whether the launcher of a lease may be another run's, and live."""
     if before.run and before.run == owner.run:
         return False  # the hosts agree on who is first
-    if before.machine != owner.machine:
-        return True
-    try:
-        os.kill(before.process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return before.process != owner.process
+    elsewhere = before.machine != owner.machine
+    return elsewhere or (before.process != owner.process and is_running(before.process))

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -31,6 +31,7 @@ SIGNALS: Mapping[int, Asked] = {
     signal.SIGUSR1: Asked("SIGUSR1", ends=False),
 }
 _STRIKES = (signal.SIGQUIT, signal.SIGHUP)  # end the run at once, with its ranks
+_USED = (signal.SIGUSR1, *_STRIKES)  # by others, maybe: then they have no use here
 
 
 class Preempted(SystemExit):
@@ -58,9 +59,19 @@ class Signals:
     @contextmanager
     def handling(self) -> Iterator[None]:
         """Handle signals, but for those that are ignored (nohup) or that another has use for."""
-        only: dict[int, list[object]] = {n: [signal.SIG_DFL] for n in (signal.SIGUSR1, *_STRIKES)}
-        with _handlers(self._handle, (*SIGNALS, *_STRIKES), only):
+        if threading.current_thread() is not threading.main_thread():
             yield
+            return
+        before = {number: signal.getsignal(number) for number in (*SIGNALS, *_STRIKES)}
+        for number, handler in before.items():
+            used = number in _USED and handler is not signal.SIG_DFL
+            if not used and handler is not signal.SIG_IGN:
+                signal.signal(number, self._handle)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     @contextmanager
     def posting(self, post: Callable[[Notice], None], desk: Desk) -> Iterator[None]:
@@ -96,24 +107,3 @@ class Signals:
         elif (asked := SIGNALS[number]).ends:
             clear()
             raise KeyboardInterrupt if asked.by == CTRL_C else Preempted(asked.by)
-
-
-@contextmanager
-def _handlers(
-    handle: Callable[[int, FrameType | None], None],
-    numbers: tuple[int, ...],
-    only: Mapping[int, Collection[object]],
-) -> Iterator[None]:
-    """Set handlers, and put back those that were; only: signals, and handlers that give way."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number, handler in before.items():
-        if handler in only.get(number, (handler,)) and handler is not signal.SIG_IGN:
-            signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -312,19 +312,16 @@ def describe_hang(
             f"rank {rank}, process {pulse.process}{f', {halted}' if halted else ''}: "
             f"{hang.ranks[rank].phase}; its last act ended {pulse.quiet_s:.1f} s ago",
             *(f"  {line}" for line in hang.found.waits.get(rank, ())),
-            *(f"    {line}" for line in stacks.get(k, "").splitlines()),
-            *_describe_children(children.get(k, {})),
-            "",
+            *_indent(stacks.get(k, "").splitlines()),
         ]
-    return "\n".join([*lines, "the launcher", *(f"    {line}" for line in _own_stacks())]) + "\n"
+        for process, text in children.get(k, {}).items():
+            lines += [f"  its child, process {process}", *_indent(text.splitlines())]
+        lines.append("")
+    return "\n".join([*lines, "the launcher", *_indent(_own_stacks())]) + "\n"
 
 
-def _describe_children(stacks: Mapping[int, str]) -> list[str]:
-    return [
-        line
-        for process, text in stacks.items()
-        for line in (f"  its child, process {process}", *(f"    {s}" for s in text.splitlines()))
-    ]
+def _indent(lines: Iterable[str]) -> Iterator[str]:
+    return (f"    {line}" for line in lines)
 
 
 def _own_stacks() -> list[str]:

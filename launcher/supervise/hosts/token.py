@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.ir.files import make
 
 TOKEN = "FLOWRUN_TOKEN"  # in the environment of each host
 FILE = ".token"
@@ -26,12 +27,10 @@ def make_token(folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     token = secrets.token_hex(16)
     made = folder / f"{FILE}.{secrets.token_hex(4)}"
-    handle = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        os.write(handle, token.encode())
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with open(make(made, 0o600), "wb") as file:
+        file.write(token.encode())
+        file.flush()
+        os.fsync(file.fileno())
     try:
         os.link(made, folder / FILE)  # whole, or not there; another may have been faster
     except FileExistsError:
@@ -52,15 +51,12 @@ def find_token(folder: Path) -> str:
         handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
         return ""
-    try:
+    with open(handle, "rb") as opened:
         about = os.fstat(handle)
-        private = about.st_uid == os.getuid() and not stat.S_IMODE(about.st_mode) & 0o077
-        if not private:
+        if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o077:
             raise RecipeError(
                 "hydra.run.dir",
                 f"others can read {file}, the secret of this run's hosts.",
                 f"Remove it, or give every host the same {TOKEN}.",
             )
-        return os.read(handle, 256).decode()
-    finally:
-        os.close(handle)
+        return opened.read(256).decode()

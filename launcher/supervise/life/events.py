@@ -23,7 +23,6 @@ ANSWER = "answer"  # for other hosts to offer a step
 LINGER = "linger"  # for ranks that lost a peer to say so
 BACK_OFF = "back off"  # before ranks are started again
 
-
 ROLLED_BACK = "rolled back"  # the source of a place after a rollback
 
 
@@ -38,9 +37,6 @@ class StartPlace:
     step: int = 0
     source: str = "beginning"
     saved: int = 0
-
-
-# ---- of processes --------------------------------------------------------------------------------
 
 
 class RanksForked(Notice):
@@ -70,9 +66,6 @@ class Frozen(Notice):
     """No rank begins a step until the gate opens.  begun: the most steps that one has begun."""
 
     begun: int
-
-
-# ---- of other hosts ------------------------------------------------------------------------------
 
 
 class Met(Notice):
@@ -162,9 +155,6 @@ class CheckpointKept(Notice):
 
 class Parted(Notice):
     """All hosts have sent all that they had to, or are awaited no longer."""
-
-
-# ---- of signals, time and files ------------------------------------------------------------------
 
 
 class Asked(Notice):

@@ -34,6 +34,7 @@ from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.supervise.life import events as ev
 from flowrun.launcher.supervise.life import instructions as do
 from flowrun.launcher.supervise.life import next_round as after
+from flowrun.launcher.supervise.life import verdicts
 from flowrun.launcher.supervise.life.halts import Answer, Company
 from flowrun.launcher.supervise.life.run_state import (
     Life,
@@ -43,26 +44,12 @@ from flowrun.launcher.supervise.life.run_state import (
     in_round,
     new_round,
 )
-from flowrun.launcher.supervise.life.verdicts import (
-    LAUNCHER,
-    NUMBERS,
-    Attempts,
-    Failure,
-    early_end_of,
-    end_of,
-)
+from flowrun.launcher.supervise.life.verdicts import LAUNCHER, NUMBERS, Attempts, Failure
 
 _LINGER_S = 2.0  # after a rank failed, those that wait for it in vain are killed
 _RANKS_HERE = (Life.FORKING, Life.TRAINING, Life.PARTING)
 _FOR_ALL = (said.StepDone, said.Evaluated, said.FileWritten, said.RankEnded, said.BadStep)
-_UNHEARD = (  # of ranks whose launcher is broken
-    said.StepDone,
-    said.Evaluated,
-    said.FileWritten,
-    said.Remarked,
-    said.RankEnded,
-    said.NumbersSeen,
-)
+_UNHEARD = (*_FOR_ALL, said.Remarked, said.NumbersSeen)  # of ranks whose launcher is broken
 
 
 def begin(terms: Terms, place: ev.StartPlace, reached: int = 0) -> Move:
@@ -281,12 +268,12 @@ def _ask(state: RunState, asked: ev.Asked) -> Move:
     if phase is Life.TRAINING:
         return _with_halts(state, state.round.halts.ask(asked))
     if asked.again:
-        return after.end_by(state, early_end_of(asked))
+        return after.end_by(state, verdicts.early_end_of(asked))
     if phase is Life.FORKING or (phase in (Life.RESTING, Life.SAVING) and asked.ends):
         state, out = _wait(state, asked)
         return state, (*out, do.SetTimer(ev.BACK_OFF, 0.0)) if state.round.rests else out
     if phase in (Life.MEETING, Life.PLANNING) and asked.ends and not asked.regroups:
-        return after.end_by(state, end_of(asked))
+        return after.end_by(state, verdicts.end_of(asked))
     return state, ()
 
 

@@ -1,10 +1,21 @@
 from __future__ import annotations
 
 import ast
+import queue
 import re
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
-from flowrun.launcher.supervise.driver import THREADS
+import pytest
+
+from flowrun.engine.runtime.drivers.pulse import Pulses
+from flowrun.engine.runtime.process.stacks import Stacks
+from flowrun.launcher.supervise.driver import THREADS, Driver
+from flowrun.launcher.supervise.hands import watch
+from flowrun.launcher.supervise.hands.desk import Desk
+from support.plans.unit_pipeline import unit_plan
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted((ROOT / "launcher").rglob("*.py"))
@@ -36,6 +47,43 @@ def test_there_is_one_event_loop() -> None:
         if re.search(r"new_event_loop\(|asyncio\.run\(", file.read_text())
     ]
     assert made == ["launcher/supervise/hands/event_loop.py"]
+
+
+def test_a_main_thread_that_the_disk_blocks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    desk, disk = Desk(), threading.Event()
+    left: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def leave(status: int) -> None:
+        watching._ended.set()
+        left.put(status)
+
+    monkeypatch.setattr(watch.os, "_exit", leave)
+    desk._order("completing the checkpoint of step 8", disk.wait, 0)
+    serving = threading.Thread(target=desk.serve)
+    serving.start()
+    driver = SimpleNamespace(desk=desk, loop=SimpleNamespace(beaten_s=time.monotonic() + 3600))
+    watching = watch.Watch(
+        pulses=Pulses([unit_plan(2, 2, "1f1b")], 1),
+        stacks=Stacks(1),
+        limit_s=0.05,
+        folder=lambda: tmp_path,
+        say=print,
+        fail=lambda error: None,
+        host_of=str,
+        compares=False,
+        grows=False,
+        own=lambda: Driver._own_quiet(driver),  # type: ignore[arg-type]
+    )
+    with watching:
+        assert left.get(timeout=60) == 1
+    disk.set()
+    desk.close()
+    serving.join()
+    named = "the launcher, completing the checkpoint of step 8"
+    assert capfd.readouterr().err.startswith(f"{named}\n  it has not gone on for 0 s.")
+    assert (tmp_path / watch.FILE).read_text().startswith(f"{named}\n")
 
 
 def test_no_class_of_supervision_has_many_attributes() -> None:
