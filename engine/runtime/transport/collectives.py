@@ -36,7 +36,6 @@ from flowrun.engine.runtime.transport.pending import (
     PeerGone,
     Pending,
     Ranks,
-    Settled,
     num_bytes,
     put_tensors,
     tensors_in,
@@ -75,52 +74,42 @@ def _others() -> Iterator[None]:
         raise PeerGone(f"{type(error).__name__}: {error}") from error
 
 
-class TorchPending:
-    """Communication under way.
-
-    sent_bytes: what this rank puts on the wire for it; 0 for a receive.
-    """
+class TorchPending(Pending):
+    """Communication under way by torch."""
 
     def __init__(
         self,
         work: dist.Work | None,
         finish: Callable[[], list[Tensor]],
+        holds: Sequence[Tensor],
+        channel: Channel | None,
         sent_bytes: int = 0,
-        channel: Channel | None = None,
-        holds: Sequence[Tensor] = (),
     ) -> None:
-        """work: torch's handle, None if nothing moves.  finish: unpacks, once the work is done.
+        """holds: memory to keep until it is done: a stream that frees it may write there while
+        another still reads.
 
         channel: of what a thread must wait for: gloo gives a message no future, and NCCL's is there
-        before the bytes are.  holds: memory to keep until then: a stream that frees it may write
-        there while another still reads.
+        before the bytes are.
         """
-        self.sent_bytes = sent_bytes
-        self._holds = holds
+        super().__init__(finish, sent_bytes)
         self._work = work
-        self._finish: Callable[[], list[Tensor]] | None = finish
+        self._holds = holds
         self._channel = channel
         self._watched: threading.Event | None = None
         self._error: RuntimeError | None = None
-        self._result: list[Tensor] = []
 
-    def wait(self) -> list[Tensor]:
-        """As of Pending; on CUDA, where on_done was not called, the current stream alone waits."""
-        if self._finish is not None:
-            if self._watched is None:
-                self.settle()
-            else:
-                self._watched.wait()  # only one thread may wait for a message of gloo, and once
-            if self._error is not None:
-                raise self._error
-            self._result = self._finish()
-            self._finish = self._work = None  # the buffers may go
-            self._holds = ()
-        return self._result
+    def _block(self) -> None:
+        """On CUDA, where on_done was not called, the current stream alone waits."""
+        if self._watched is None:
+            self.settle()
+        else:
+            self._watched.wait()  # only one thread may wait for a message of gloo, and once
+        if self._error is not None:
+            raise self._error
 
     def on_done(self, callback: Callback) -> None:
         """Call back, once, when `wait` will not block any more: at once, or from another thread."""
-        if self._work is None:
+        if self._work is None or self._finish is None:
             callback()
         elif self._channel is None:
             self._work.get_future().add_done_callback(lambda _: callback())
@@ -135,10 +124,9 @@ class TorchPending:
 
         make_stream: of CUDA, which waits in the place of the current one, and the host for it.
         """
+        device = self._holds[0].device
         try:
-            stream = None
-            if make_stream is not None and self.device.type == "cuda":
-                stream = make_stream(self.device)
+            stream = make_stream(device) if make_stream and device.type == "cuda" else None
             if self._work is not None:
                 with _others(), nullcontext() if stream is None else torch.cuda.stream(stream):
                     self._work.wait()
@@ -148,10 +136,6 @@ class TorchPending:
                     reached.synchronize()
         except RuntimeError as error:  # all that torch says of ranks and devices
             self._error = error
-
-    @property
-    def device(self) -> torch.device:
-        return self._holds[0].device if self._holds else torch.device("cpu")
 
 
 # ---- the transport -------------------------------------------------------------------------------
@@ -194,13 +178,13 @@ class TorchTransport:
         step, layouts, ranks = collective.step, collective.layouts, collective.ranks
         assert step.moves and layouts.parts == len(ranks), f"{step}, {len(ranks)} ranks"
         if layouts.empty:
-            return Settled([bucket[0].new_empty(shape) for shape in collective.after])
+            return Pending(lambda: [bucket[0].new_empty(shape) for shape in collective.after])
         group = self._groups[ranks]
         sent_bytes = sent_elements(step, layouts, collective.index) * bucket[0].element_size()
         begin = _BEGIN.get(step.kind, _begin_all_to_all)
         work, finish, holds = begin(collective, bucket, group)
         channel = (group, -1, 0, True) if bucket[0].is_cuda else None
-        return TorchPending(work, finish, sent_bytes, channel, holds)
+        return TorchPending(work, finish, holds, channel, sent_bytes)
 
     def send(self, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
         """Begin a message, done when the other rank has received it; the tensors must not change
@@ -210,13 +194,13 @@ class TorchTransport:
         """
         size = num_bytes([t.shape for t in tensors], [t.dtype for t in tensors])
         if not size:
-            return Settled([])
+            return Pending(list)
         group = self._channels.get((tag, (self._rank, target_rank)))
         message = torch.empty(size, dtype=torch.uint8, device=tensors[0].device)
         put_tensors(message, tensors)
         with _others():
             work = dist.isend(message, dst=target_rank, group=group, tag=tag)
-        return TorchPending(work, list, size, (group, target_rank, tag, True), (message,))
+        return TorchPending(work, list, (message,), (group, target_rank, tag, True), size)
 
     def receive(
         self, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype], source_rank: int, tag: int
@@ -229,10 +213,10 @@ class TorchTransport:
             return tensors_in(message, shapes, dtypes)
 
         if not size:
-            return Settled(finish())
+            return Pending(finish)
         with _others():
             work = dist.irecv(message, src=source_rank, group=group, tag=tag)
-        return TorchPending(work, finish, 0, (group, source_rank, tag, False), (message,))
+        return TorchPending(work, finish, (message,), (group, source_rank, tag, False))
 
     def close(self) -> None:
         """End the threads of the channels."""

@@ -21,16 +21,6 @@ from flowrun.engine.runtime.transport.pending import Collective, Pending, Ranks,
 from flowrun.engine.runtime.transport.shared_memory import SharedMemoryTransport
 
 
-def channels_of(plan: Plan) -> set[tuple[int, Ranks]]:
-    """(channel, (source, target)) of all messages between grids."""
-    channels: set[tuple[int, Ranks]] = set()
-    for actor in plan.actors:
-        if isinstance(actor.work, TransferWork) and actor.kind == SEND:
-            for sends in plan.routes(actor.work):
-                channels.update((actor.work.channel, (one.source, one.target)) for one in sends)
-    return channels
-
-
 class Links:
     """The connections of one rank, made once and shared by its plans.
 
@@ -72,7 +62,14 @@ class Links:
             for ranks in plan.placements[actor.stage].groups(actor.work.step.axis)
         }
         self.join_groups(wanted)
-        self._torch.join_channels(channels_of(plan))
+        channels = {
+            (actor.work.channel, (one.source, one.target))
+            for actor in plan.actors
+            if isinstance(actor.work, TransferWork) and actor.kind == SEND
+            for sends in plan.routes(actor.work)
+            for one in sends
+        }
+        self._torch.join_channels(channels)
 
     def join_groups(self, wanted: Iterable[Ranks]) -> None:
         for ranks in sorted(set(wanted)):

@@ -41,24 +41,39 @@ class PeerGone(RuntimeError):
     """Another rank is not there any more, or cannot be reached."""
 
 
-class Pending(Protocol):
-    """A step of a boxing for a bucket of tensors, or one message, that has begun."""
+class Pending:
+    """A step of a boxing for a bucket of tensors, or one message, that has begun.
 
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes that this rank sends for it, as the tables count; 0 for a receive."""
+    This one has nothing to wait for.  sent_bytes: what this rank sends for it, as the tables count;
+    0 for a receive.
+    """
+
+    def __init__(self, finish: Callable[[], list[Tensor]], sent_bytes: int = 0) -> None:
+        """finish: makes the tensors, once it is done."""
+        self.sent_bytes = sent_bytes
+        self._finish: Callable[[], list[Tensor]] | None = finish
+        self._result: list[Tensor] = []
 
     def wait(self) -> list[Tensor]:
         """The tensors after the step (of a send: none), again at every call.
 
         Blocks the host until then.  Raises PeerGone.
         """
+        if self._finish is not None:
+            self._block()
+            self._result = self._finish()
+            self._finish = None  # what it holds may go
+        return self._result
+
+    def _block(self) -> None:
+        pass
 
     def on_done(self, callback: Callback) -> None:
         """Call back, once, when `wait` will not block any more (it may raise).
 
         At once if that is so already.
         """
+        callback()
 
 
 class Transport(Protocol):
@@ -93,22 +108,6 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Leave; every message must be done."""
-
-
-class Settled:
-    """A step that has nothing to move."""
-
-    def __init__(self, result: list[Tensor]) -> None:
-        self.sent_bytes = 0
-        self._result = result
-
-    def wait(self) -> list[Tensor]:
-        """Return the given tensors."""
-        return self._result
-
-    def on_done(self, callback: Callback) -> None:
-        """Call back at once."""
-        callback()
 
 
 # ---- messages of tensors of any dtypes ----------------------------------------------------------

@@ -30,7 +30,6 @@ from flowrun.engine.runtime.transport.pending import (
     PeerGone,
     Pending,
     Ranks,
-    Settled,
     num_bytes,
     put_tensors,
     tensors_in,
@@ -47,7 +46,7 @@ from flowrun.engine.runtime.transport.transport import (
 Starts = Mapping[int, int]  # peer -> where its message starts, in its arena
 
 
-class PendingMessage:
+class PendingMessage(Pending):
     """A message, or several, that other ranks announce by notifications."""
 
     def __init__(
@@ -60,16 +59,14 @@ class PendingMessage:
     ) -> None:
         """wanted: (kind, stream) of the notification expected of each of `peers`.
 
-        finish: reads what they wrote.  sent_bytes: what this rank sends for it.
+        finish: reads what they wrote.
         """
-        self.sent_bytes = sent_bytes
+        super().__init__(lambda: finish(self.starts), sent_bytes)
         self.starts: dict[int, int] = {}
         self._inbox = inbox
-        self._finish: Callable[[Starts], list[Tensor]] | None = finish
         self._missing = len(peers)
         self._gone: int | None = None
         self._callback: Callback | None = None
-        self._result: list[Tensor] = []
         for rank, peer in peers.items():
             peer.expect(*wanted, lambda start, rank=rank: self._take(rank, start))  # type: ignore[misc]
 
@@ -87,16 +84,12 @@ class PendingMessage:
             callback, self._callback = self._callback, None
             callback()
 
-    def wait(self) -> list[Tensor]:
-        """As of Pending.  Raises PeerGone if a rank that takes part has ended."""
+    def _block(self) -> None:
+        """Raises PeerGone if a rank that takes part has ended."""
         while not self._done:
             self._inbox.turn()
         if self._missing:
             raise PeerGone(f"rank {self._gone} has ended")
-        if self._finish is not None:
-            self._result = self._finish(self.starts)
-            self._finish = None  # what it holds may go
-        return self._result
 
     def on_done(self, callback: Callback) -> None:
         """Call back, once, when `wait` will not block: at once, or in the loop's thread."""
@@ -192,7 +185,7 @@ class SharedMemoryTransport:
         """
         step, layouts, index = collective.step, collective.layouts, collective.index
         if layouts.empty:
-            return Settled([bucket[0].new_empty(shape) for shape in collective.after])
+            return Pending(lambda: [bucket[0].new_empty(shape) for shape in collective.after])
         dtype, members = bucket[0].dtype, range(layouts.parts)
         others = {rank: k for rank, k in zip(collective.ranks, members, strict=True) if k != index}
         stream, peers = self._streams[collective.ranks], self._peers_of(others)
@@ -282,7 +275,7 @@ class SharedMemoryTransport:
         """
         size = num_bytes([t.shape for t in tensors], [t.dtype for t in tensors])
         if not size:
-            return Settled([])
+            return Pending(list)
         begin = self._take(size, 1)
         put_tensors(self.arena.tensor(begin, size, torch.uint8), tensors)
         peers = self._peers_of([target_rank])
@@ -294,7 +287,7 @@ class SharedMemoryTransport:
     ) -> Pending:
         size = num_bytes(shapes, dtypes)
         if not size:
-            return Settled(tensors_in(torch.empty(0, dtype=torch.uint8), shapes, dtypes))
+            return Pending(lambda: tensors_in(torch.empty(0, dtype=torch.uint8), shapes, dtypes))
         peer = self._peers[source_rank]
 
         def finish(starts: Starts) -> list[Tensor]:
