@@ -27,12 +27,9 @@ from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.rank.readback import HostReadback
 from flowrun.engine.runtime.rank.readers import BatchSource, Readers
 from flowrun.engine.runtime.rank.register_versions import (
-    RegisterBinding,
+    ActorBindings,
     RegisterVersions,
-    Source,
-    bind_registers,
-    locate_inputs,
-    locate_sums,
+    bind_actor,
 )
 from flowrun.engine.runtime.transport.shared_weight_memory import Weight
 from flowrun.engine.runtime.transport.transport import BucketLayout, bucket_layout, cut
@@ -92,18 +89,13 @@ class Rank:
         self.acts: dict[int, int] = {}
         self.on_update: Callable[[Actor, int], None] | None = None  # an act has changed variables
         self.kernels = kernels(plan, self.stage, self.coordinate, device)
-        self.sources: dict[int, tuple[Source, ...]] = {}
-        self.read: dict[int, tuple[RegisterBinding, ...]] = {}
-        self.filled: dict[int, tuple[RegisterBinding, ...]] = {}
-        self.sums: dict[int, tuple[Source, ...]] = {}  # sums that a region adds to
         self._layouts: dict[int, BucketLayout] = {}
         self.side_by_side = (lent.side_by_side if lent else side_by_side) or {}
         self._make_variables(initial, lent.variables if lent else {})
-        for actor in plan.stage_actors(self.stage):
-            self.sources[actor.id] = locate_inputs(plan, actor, self.rings, self.variables)
-            self.read[actor.id] = bind_registers(plan, actor, self.rings, actor.inputs)
-            filled = self.filled[actor.id] = bind_registers(plan, actor, self.rings, actor.outputs)
-            self.sums[actor.id] = locate_sums(plan, actor, filled)
+        self.bindings: dict[int, ActorBindings] = {
+            actor.id: bind_actor(plan, actor, self.rings, self.variables)
+            for actor in plan.stage_actors(self.stage)
+        }
 
     # ------------------------------------------------------------------ set-up
 
@@ -168,7 +160,7 @@ class Rank:
         """Return the tensors that an act reads, in the order of its work."""
         return [
             self.variables[name] if ring is None else ring.versions[act // every][position]
-            for name, ring, position, every in self.sources[actor.id]
+            for name, ring, position, every in self.bindings[actor.id].sources
         ]
 
     def compute(self, actor: Actor, act: int) -> None:
@@ -201,7 +193,7 @@ class Rank:
         inputs: list[torch.Tensor | None] = [*self.inputs(actor, act)]
         inputs += [
             ring.versions[act // every][position] if ring and act % every else None
-            for _, ring, position, every in self.sums[actor.id]
+            for _, ring, position, every in self.bindings[actor.id].sums
         ]
         self.give_up(actor, act)
         try:
@@ -222,13 +214,13 @@ class Rank:
         """Empty the slots that no other act will read: a kernel frees their tensors as it goes,
         communication when it has copied them.
         """
-        for ring, every, *_ in self.read[actor.id]:
+        for ring, every, *_ in self.bindings[actor.id].read:
             if (act + 1) % every == 0 and ring.left[act // every] == 1:
                 ring.versions[act // every] = []
 
     def store(self, actor: Actor, act: int, results: Sequence[torch.Tensor]) -> None:
         """Put the tensors of an act, in the order of its work, into the slots of its registers."""
-        for binding in self.filled[actor.id]:
+        for binding in self.bindings[actor.id].filled:
             versions, every = binding.ring.versions, binding.every
             values = [results[k] for k in binding.positions]
             version, part = divmod(act, every)
@@ -250,7 +242,7 @@ class Rank:
 
     def release(self, actor: Actor, act: int) -> None:
         """Drop the versions that an act which has ended was the last to read."""
-        for ring, every, *_ in self.read[actor.id]:
+        for ring, every, *_ in self.bindings[actor.id].read:
             if (act + 1) % every == 0:
                 version = act // every
                 ring.left[version] -= 1

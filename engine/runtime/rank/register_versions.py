@@ -58,28 +58,46 @@ class RegisterBinding(NamedTuple):
     any_order: frozenset[str] = frozenset()
 
 
-def locate_inputs(
+class ActorBindings(NamedTuple):
+    """The places of what an actor reads and makes.
+
+    sources: of the tensors that it reads, in the order of its work.  read, filled: its registers
+    that have versions; variables are updated in place.  sums: those that a region adds to, in the
+    order of its program.
+    """
+
+    sources: tuple[Source, ...]
+    read: tuple[RegisterBinding, ...]
+    filled: tuple[RegisterBinding, ...]
+    sums: tuple[Source, ...]
+
+
+def bind_actor(
     plan: Plan, actor: Actor, rings: Mapping[int, RegisterVersions], variables: Container[str]
-) -> tuple[Source, ...]:
-    """Return the places of the tensors that an actor reads, in the order of its work.
+) -> ActorBindings:
+    """Bind an actor to its registers.
 
     rings: live versions, by register.  variables: names of the tensors that are variables.
     """
-    places: dict[str, Source] = {}
-    acts = plan.acts_per_step(actor)
-    for register in (plan.registers[k] for k in actor.inputs):
-        for position, name in enumerate(register.tensors):
-            every = acts if register.per_step else 1
-            places[name] = Source(name, rings[register.id], position, every)
-    return tuple(Source(name, None) if name in variables else places[name] for name in actor.reads)
+    read = _bind(plan, actor, rings, actor.inputs)
+    filled = _bind(plan, actor, rings, actor.outputs)
+    inside, made = _places(read), _places(filled)
+    sources = (Source(name, None) if name in variables else inside[name] for name in actor.reads)
+    sums = sums_of(plan, actor.work) if isinstance(actor.work, RegionWork) else ()
+    return ActorBindings(tuple(sources), read, filled, tuple(made[name] for name in sums))
 
 
-def bind_registers(
+def _places(bindings: Sequence[RegisterBinding]) -> dict[str, Source]:
+    return {
+        name: Source(name, binding.ring, position, binding.every)
+        for binding in bindings
+        for position, name in enumerate(binding.tensors)
+    }
+
+
+def _bind(
     plan: Plan, actor: Actor, rings: Mapping[int, RegisterVersions], registers: Sequence[int]
 ) -> tuple[RegisterBinding, ...]:
-    """Bind an actor to those of `registers` (its inputs, or its outputs) that have versions;
-    variables are updated in place.
-    """
     acts = plan.acts_per_step(actor)
     at = {name: k for k, name in enumerate(actor.makes)}
     ops: tuple[Op, ...] = ()
@@ -100,18 +118,3 @@ def bind_registers(
         for r in (plan.registers[k] for k in registers)
         if not r.initial
     )
-
-
-def locate_sums(plan: Plan, actor: Actor, filled: Sequence[RegisterBinding]) -> tuple[Source, ...]:
-    """Return the places of the sums that a region adds to, in the order of its program.
-
-    filled: the registers that it fills.
-    """
-    if not isinstance(actor.work, RegionWork):
-        return ()
-    places = {
-        name: Source(name, binding.ring, position, binding.every)
-        for binding in filled
-        for position, name in enumerate(binding.tensors)
-    }
-    return tuple(places[name] for name in sums_of(plan, actor.work))

@@ -54,7 +54,7 @@ def test_what_is_added_up_as_it_comes_lies_row_by_row_when_the_sum_is_done(
 
     def watched(self: Rank, actor: object, act: int, made: object) -> None:
         store(self, actor, act, made)  # type: ignore[arg-type]
-        for port in self.filled[actor.id]:  # type: ignore[attr-defined]
+        for port in self.bindings[actor.id].filled:  # type: ignore[attr-defined]
             if port.every > 1:
                 version, part = divmod(act, port.every)
                 done = part == port.every - 1
