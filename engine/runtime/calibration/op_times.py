@@ -21,7 +21,7 @@ from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.signature import Function
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.runtime.kernels.kernels import Kernel, emit
-from flowrun.engine.runtime.kernels.region_program import region_lines
+from flowrun.engine.runtime.kernels.region_program import region_lines, regions_of
 from flowrun.engine.runtime.rank.readers import BatchSource
 
 _WARM_STEPS = 2  # not counted: memory is touched for the first time
@@ -33,7 +33,6 @@ class _TimedCalls:
     """The op of a line of a program, and the seconds of each of its calls."""
 
     op: Op
-    stage: int
     seconds: list[float] = field(default_factory=list)
 
     def wrap(self, function: Function) -> Function:
@@ -61,14 +60,14 @@ def measure_op_times(
     """
     timed: list[_TimedCalls] = []
 
-    def kernels(
-        plan: Plan, stage: int, coordinate: tuple[int, ...], device: torch.device
-    ) -> Mapping[int, Kernel]:
-        return {
-            actor.id: _kernel(plan, actor.work, stage, coordinate, timed)
-            for actor in plan.stage_actors(stage)
-            if isinstance(actor.work, RegionWork)
-        }
+    def kernels(plan: Plan, rank: int, device: torch.device) -> Mapping[int, Kernel]:
+        return {actor: kernel(work, rank) for actor, work in regions_of(plan, rank)}
+
+    def kernel(work: RegionWork, rank: int) -> Kernel:
+        program, ops = region_lines(plan, work, rank)
+        clocks = list(map(_TimedCalls, ops))
+        timed.extend(clocks)
+        return emit(program, lambda line, function: clocks[line].wrap(function))
 
     cluster = VirtualCluster(plan, batches, initial, kernels=kernels)
     cluster.run(_WARM_STEPS)
@@ -77,17 +76,8 @@ def measure_op_times(
     cluster.run(_WARM_STEPS + steps, first=_WARM_STEPS)
     ratios: TimeRatios = defaultdict(list)
     for one in timed:
-        sized = SizedOp.local(one.op, plan.tensors, plan.placements[one.stage].shape)
+        sized = SizedOp.local(one.op, plan.tensors, plan.placements[one.op.stage].shape)
         if (foreseen := sized.seconds(hardware)) and one.seconds:  # no view, and in a counted step
             key = one.op.target, text_of(sized.dtype, sized.measured_shapes)
             ratios[key].append(mean(one.seconds) / foreseen)
     return dict(ratios)
-
-
-def _kernel(
-    plan: Plan, work: RegionWork, stage: int, coordinate: tuple[int, ...], timed: list[_TimedCalls]
-) -> Kernel:
-    program, ops = region_lines(plan, work, stage, coordinate)
-    clocks = [_TimedCalls(each, stage) for each in ops]
-    timed += clocks
-    return emit(program, lambda line, function: clocks[line].wrap(function))

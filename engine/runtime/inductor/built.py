@@ -16,14 +16,12 @@ import torch
 from flowrun.engine.actors.plan import Plan, RegionWork
 from flowrun.engine.actors.sums import sums_of
 from flowrun.engine.errors import RunError
-from flowrun.engine.ir.placement import local_shape
 from flowrun.engine.runtime.inductor.graph_breaks import GraphPiece, split
 from flowrun.engine.runtime.inductor.inductor import Boxed, Code, Spec, build_program, infer_specs
 from flowrun.engine.runtime.kernels.kernels import Kernel, emit
 from flowrun.engine.runtime.kernels.program import Program
-from flowrun.engine.runtime.kernels.region_program import region_program
+from flowrun.engine.runtime.kernels.region_program import region_program, regions_of
 
-Coordinate = tuple[int, ...]
 Strides = tuple[tuple[int, ...], ...]
 
 
@@ -60,11 +58,9 @@ class BuiltRegions:
         self.threads = threads
         self.code: dict[str, Boxed] = {}
         self._made: dict[tuple[str, tuple[Spec, ...]], tuple[Spec, ...]] = {}
-        self._regions: dict[tuple[int, Coordinate], Mapping[int, BuiltRegion]] = {}
+        self._regions: dict[int, Mapping[int, BuiltRegion]] = {}
 
-    def __call__(
-        self, plan: Plan, stage: int, coordinate: Coordinate, device: torch.device
-    ) -> Mapping[int, Kernel]:
+    def __call__(self, plan: Plan, rank: int, device: torch.device) -> Mapping[int, Kernel]:
         """Return region actor -> kernel; build what is not built yet."""
         assert plan is self.plan, "built for another plan"
         return {
@@ -72,7 +68,7 @@ class BuiltRegions:
                 region.program,
                 [(part.piece, _strides(part), self.kernel(part)) for part in region.parts],
             )
-            for actor, region in self.of_rank(stage, coordinate).items()
+            for actor, region in self.of_rank(rank).items()
         }
 
     @property
@@ -85,9 +81,9 @@ class BuiltRegions:
         """Key -> a piece with that key, over all ranks: the pieces to build."""
         return {
             part.key: part
-            for stage, placement in enumerate(self.plan.placements)
+            for placement in self.plan.placements
             for rank in placement.ranks
-            for region in self.of_rank(stage, placement.coordinate(rank)).values()
+            for region in self.of_rank(rank).values()
             for part in region.parts
             if part.key
         }
@@ -112,35 +108,30 @@ class BuiltRegions:
 
     # ------------------------------------------------------------------ what a rank runs
 
-    def of_rank(self, stage: int, coordinate: Coordinate) -> Mapping[int, BuiltRegion]:
+    def of_rank(self, rank: int) -> Mapping[int, BuiltRegion]:
         """Return region actor -> region.  On CUDA only ranks call this, as it opens the device."""
-        if (stage, coordinate) not in self._regions:
-            self._regions[stage, coordinate] = self._of_rank(stage, coordinate)
-        return self._regions[stage, coordinate]
+        if rank not in self._regions:
+            self._regions[rank] = self._of_rank(rank)
+        return self._regions[rank]
 
-    def _of_rank(self, stage: int, coordinate: Coordinate) -> dict[int, BuiltRegion]:
+    def _of_rank(self, rank: int) -> dict[int, BuiltRegion]:
         """Derive strides region after region; inputs that no region makes are row-major."""
         known: dict[str, Spec] = {}
         regions = {}
-        for actor in self.plan.stage_actors(stage):
-            work = actor.work
-            if not isinstance(work, RegionWork):
-                continue
-            program = region_program(self.plan, work, stage, coordinate)
-            given = [
-                known.get(name) or self._row_major(name, stage, coordinate) for name in work.reads
-            ]
-            given += [self._row_major(n, stage, coordinate) for n in sums_of(self.plan, work)]
-            regions[actor.id], specs = self._region(program, given)
+        for actor, work in regions_of(self.plan, rank):
+            program = region_program(self.plan, work, rank)
+            given = [known.get(name) or self._row_major(name, rank) for name in work.reads]
+            given += [self._row_major(name, rank) for name in sums_of(self.plan, work)]
+            regions[actor], specs = self._region(program, given)
             for name, number in zip(work.makes, program.results, strict=False):
                 if name not in work.accumulates or self.plan.micro_batches == 1:
                     known[name] = specs[number]
         return regions
 
-    def _row_major(self, name: str, stage: int, coordinate: Coordinate) -> Spec:
-        tensor, grid = self.plan.tensors[name], self.plan.placements[stage].shape
-        shape = local_shape(tensor.shape, self.plan.locations[name].nd_sbp, grid, coordinate)
-        return Spec.row_major(shape, tensor.dtype)
+    def _row_major(self, name: str, rank: int) -> Spec:
+        tensor, placement = self.plan.tensors[name], self.plan.placements[self.plan.stage_of(rank)]
+        slices = placement.slices(rank, tensor.shape, self.plan.locations[name].nd_sbp)
+        return Spec.row_major(tuple(length for _, length in slices), tensor.dtype)
 
     def _region(
         self, program: Program, given: Sequence[Spec]

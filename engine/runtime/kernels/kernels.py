@@ -10,33 +10,30 @@ from typing import cast
 
 import torch
 
-from flowrun.engine.actors.plan import Plan, RegionWork
+from flowrun.engine.actors.plan import Plan
 from flowrun.engine.ir.graph import Ref, refs
 from flowrun.engine.ir.signature import Function, LocalCall
 from flowrun.engine.ops.flow.update import OF_MANY
 from flowrun.engine.runtime.kernels.out_variants import into
 from flowrun.engine.runtime.kernels.overrides import kernel_of
 from flowrun.engine.runtime.kernels.program import Program, ProgramCall
-from flowrun.engine.runtime.kernels.region_program import region_program
+from flowrun.engine.runtime.kernels.region_program import region_program, regions_of
 
 # `reads` -> `makes`, then the new values of `updates` (RegionWork); the list is emptied
 Kernel = Callable[[list[torch.Tensor]], tuple[torch.Tensor, ...]]
 # (number of a line, its function) -> the function that is called instead
 KernelWrapper = Callable[[int, Function], Function]
-# a plan, a stage, a rank's coordinate and device -> region actor -> kernel
-Kernels = Callable[[Plan, int, tuple[int, ...], torch.device], Mapping[int, Kernel]]
+# a plan, a rank and its device -> region actor -> kernel
+Kernels = Callable[[Plan, int, torch.device], Mapping[int, Kernel]]
 
 CPU = torch.device("cpu")
 
 
-def eager_kernels(
-    plan: Plan, stage: int, coordinate: tuple[int, ...], device: torch.device = CPU
-) -> Mapping[int, Kernel]:
-    """Return region actor -> kernel that runs op after op, for a rank of a stage."""
+def eager_kernels(plan: Plan, rank: int, device: torch.device) -> Mapping[int, Kernel]:
+    """Return region actor -> kernel that runs op after op."""
     return {
-        actor.id: emit(region_program(plan, actor.work, stage, coordinate), device=device)
-        for actor in plan.stage_actors(stage)
-        if isinstance(actor.work, RegionWork)
+        actor: emit(region_program(plan, work, rank), device=device)
+        for actor, work in regions_of(plan, rank)
     }
 
 

@@ -18,7 +18,7 @@ from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.signature import Function
 from flowrun.engine.ops.traits import has
 from flowrun.engine.runtime.kernels.kernels import Kernel, emit
-from flowrun.engine.runtime.kernels.region_program import region_lines
+from flowrun.engine.runtime.kernels.region_program import region_lines, regions_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,19 +63,12 @@ class OriginSearch:
     def __init__(self) -> None:
         self.origins: list[Origin] = []
 
-    def kernels(
-        self, plan: Plan, stage: int, coordinate: tuple[int, ...], device: torch.device
-    ) -> Mapping[int, Kernel]:
-        """Return region actor -> kernel.
-
-        plan, stage, coordinate, device: as of eager_kernels.
-        """
-        rank = plan.placements[stage].rank_at(coordinate)
+    def kernels(self, plan: Plan, rank: int, device: torch.device) -> Mapping[int, Kernel]:
+        """Return region actor -> kernel."""
         places = {op.name: place for place, op in enumerate(plan.graph.ops)}
         return {
-            actor.id: self._kernel(plan, actor.work, rank, coordinate, places, device)
-            for actor in plan.stage_actors(stage)
-            if isinstance(actor.work, RegionWork)
+            actor: self._kernel(plan, work, rank, places, device)
+            for actor, work in regions_of(plan, rank)
         }
 
     def _kernel(
@@ -83,11 +76,10 @@ class OriginSearch:
         plan: Plan,
         work: RegionWork,
         rank: int,
-        coordinate: tuple[int, ...],
         places: Mapping[str, int],
         device: torch.device,
     ) -> Kernel:
-        program, ops = region_lines(plan, work, plan.stage_of(rank), coordinate)
+        program, ops = region_lines(plan, work, rank)
         acts = 0
 
         def watch(at: int, function: Function) -> Function:

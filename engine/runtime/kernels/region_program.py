@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -11,7 +11,7 @@ from flowrun.engine.actors.plan import Plan, RegionWork
 from flowrun.engine.actors.sums import find_reused_addends, find_unordered_results, sums_of
 from flowrun.engine.ir.graph import Op, Ref, map_refs
 from flowrun.engine.ir.op_info import Trait
-from flowrun.engine.ir.placement import Shape, Slices, local_slices
+from flowrun.engine.ir.placement import Shape, Slices
 from flowrun.engine.ir.sbp import NdSbp
 from flowrun.engine.ir.signature import Function, LocalCall, LocalView
 from flowrun.engine.ops import registry
@@ -25,22 +25,25 @@ from flowrun.engine.runtime.kernels.program import Program, ProgramCall
 from flowrun.engine.runtime.transport.transport import local_step
 
 
-def region_program(
-    plan: Plan, work: RegionWork, stage: int, coordinate: tuple[int, ...]
-) -> Program:
-    """Return the program of a region for the rank at a coordinate of a stage.
+def regions_of(plan: Plan, rank: int) -> Iterator[tuple[int, RegionWork]]:
+    """Yield the regions of a rank, by actor."""
+    for actor in plan.stage_actors(plan.stage_of(rank)):
+        if isinstance(actor.work, RegionWork):
+            yield actor.id, actor.work
+
+
+def region_program(plan: Plan, work: RegionWork, rank: int) -> Program:
+    """Return the program of a region for a rank.
 
     It takes `reads`, then the sums so far (sums_of; None in the first micro-batch), and returns
     `makes`, then the new values of `updates`.
     """
-    return region_lines(plan, work, stage, coordinate)[0]
+    return region_lines(plan, work, rank)[0]
 
 
-def region_lines(
-    plan: Plan, work: RegionWork, stage: int, coordinate: tuple[int, ...]
-) -> tuple[Program, tuple[Op, ...]]:
+def region_lines(plan: Plan, work: RegionWork, rank: int) -> tuple[Program, tuple[Op, ...]]:
     """Return the program, and the op that each of its lines runs."""
-    writer = _Writer(plan, work, plan.placements[stage].shape, coordinate)
+    writer = _Writer(plan, work, rank)
     ops: list[Op] = []
     for op in work.ops:
         writer.op(op)
@@ -52,11 +55,9 @@ def region_lines(
 class _Writer:
     """The lines written so far, and the number of every tensor."""
 
-    def __init__(
-        self, plan: Plan, work: RegionWork, grid: tuple[int, ...], coordinate: tuple[int, ...]
-    ) -> None:
+    def __init__(self, plan: Plan, work: RegionWork, rank: int) -> None:
         self.plan = plan
-        self.rank = grid, coordinate
+        self.rank = rank
         self.sums = sums_of(plan, work)
         reads = (*work.reads, *map(_before, self.sums))
         self.reads = self.count = len(reads)
@@ -73,7 +74,7 @@ class _Writer:
     def op(self, op: Op) -> None:
         """Append the line of an op; an identity has none."""
         summed = op.makes and op.makes[0] in self.sums
-        call = self._accumulate(op) if summed else _localize(self.plan, op, *self.rank)
+        call = self._accumulate(op) if summed else _localize(self.plan, op, self.rank)
         if call is None:
             self.numbers[op.makes[0]] = self.numbers[op.inputs[0]]
             return
@@ -131,31 +132,29 @@ def _before(name: str) -> str:
     return f"{name} before"
 
 
-def _localize(
-    plan: Plan, op: Op, grid: tuple[int, ...], coordinate: tuple[int, ...]
-) -> LocalCall | None:
+def _localize(plan: Plan, op: Op, rank: int) -> LocalCall | None:
     """Return the call that this rank runs for the op; None if it is the identity."""
-    tensors = plan.tensors
+    tensors, placement = plan.tensors, plan.placements[op.stage]
     if has(op.target, Trait.IDENTITY) or op.target == ACCUMULATE:
         return None
     if op.target == BOX:
         (name,) = op.inputs
-        return LocalCall(_boxing(op, tensors[name].shape, grid, coordinate), (Ref(name),))
+        at = placement.shape, placement.coordinate(rank)
+        return LocalCall(_boxing(op, tensors[name].shape, *at), (Ref(name),))
+
+    def slices(name: str, nd_sbp: NdSbp) -> Slices:
+        return placement.slices(rank, tensors[name].shape, nd_sbp)
+
     if op.target == FULL:
-        slices = _slices(plan, op.outputs[0] or "", op.out_sbp[0], grid, coordinate)
-        return LocalCall(torch.full, (tuple(n for _, n in slices), op.args[1]), op.kwargs)
+        lengths = tuple(n for _, n in slices(op.outputs[0] or "", op.out_sbp[0]))
+        return LocalCall(torch.full, (lengths, op.args[1]), op.kwargs)
+    outs = list(zip(op.outputs, op.out_sbp, strict=True))
     view = LocalView(
         op=op,
         in_shapes=tuple(tensors[n].shape for n in op.inputs),
-        out_shapes=tuple(None if n is None else tensors[n].shape for n in op.outputs),
-        in_slices=tuple(
-            _slices(plan, n, nd, grid, coordinate)
-            for n, nd in zip(op.inputs, op.in_sbp, strict=True)
-        ),
-        out_slices=tuple(
-            None if n is None else _slices(plan, n, nd, grid, coordinate)
-            for n, nd in zip(op.outputs, op.out_sbp, strict=True)
-        ),
+        out_shapes=tuple(None if n is None else tensors[n].shape for n, _ in outs),
+        in_slices=tuple(map(slices, op.inputs, op.in_sbp)),
+        out_slices=tuple(None if n is None else slices(n, nd) for n, nd in outs),
     )
     return registry.localize(view)
 
@@ -170,9 +169,3 @@ def _boxing(op: Op, shape: Shape, grid: tuple[int, ...], coordinate: tuple[int, 
         return local_step(step, tensor, shape, nd_sbp, grid, coordinate)
 
     return box
-
-
-def _slices(
-    plan: Plan, name: str, nd_sbp: NdSbp, grid: tuple[int, ...], coordinate: tuple[int, ...]
-) -> Slices:
-    return local_slices(plan.tensors[name].shape, nd_sbp, grid, coordinate)

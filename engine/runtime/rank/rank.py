@@ -88,7 +88,7 @@ class Rank:
         self.results: dict[int, Results] = {}
         self.acts: dict[int, int] = {}
         self.on_update: Callable[[Actor, int], None] | None = None  # an act has changed variables
-        self.kernels = kernels(plan, self.stage, self.coordinate, device)
+        self.kernels = kernels(plan, rank, device)
         self._layouts: dict[int, BucketLayout] = {}
         self.side_by_side = (lent.side_by_side if lent else side_by_side) or {}
         self._make_variables(initial, lent.variables if lent else {})

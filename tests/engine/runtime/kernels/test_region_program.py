@@ -24,7 +24,7 @@ def lines(micro_batches: int, layout: Layout = ALONE) -> Iterator[ProgramCall]:
     plan = compiled(gpt(blocks=1, width=16, micro_batches=micro_batches), layout).plan
     for actor in plan.actors:
         if isinstance(actor.work, RegionWork):
-            yield from region_program(plan, actor.work, 0, (0,) * len(layout.axes)).lines
+            yield from region_program(plan, actor.work, 0).lines
 
 
 def loose(found: Iterator[ProgramCall]) -> int:
