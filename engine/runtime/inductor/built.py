@@ -22,8 +22,6 @@ from flowrun.engine.runtime.kernels.kernels import Kernel, emit
 from flowrun.engine.runtime.kernels.program import Program
 from flowrun.engine.runtime.kernels.region_program import region_program, regions_of
 
-Strides = tuple[tuple[int, ...], ...]
-
 
 @dataclass(frozen=True, slots=True)
 class BuiltPiece:
@@ -37,12 +35,7 @@ class BuiltPiece:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltRegion:
-    """A region on one rank, in pieces."""
-
-    program: Program
-    parts: tuple[BuiltPiece, ...]
+BuiltRegion = tuple[Program, tuple[BuiltPiece, ...]]  # a region on one rank, in pieces
 
 
 class BuiltRegions:
@@ -64,11 +57,8 @@ class BuiltRegions:
         """Return region actor -> kernel; build what is not built yet."""
         assert plan is self.plan, "built for another plan"
         return {
-            actor: Chain(
-                region.program,
-                [(part.piece, _strides(part), self.kernel(part)) for part in region.parts],
-            )
-            for actor, region in self.of_rank(rank).items()
+            actor: Chain(program, [(part, self.kernel(part)) for part in parts])
+            for actor, (program, parts) in self.of_rank(rank).items()
         }
 
     @property
@@ -83,8 +73,8 @@ class BuiltRegions:
             part.key: part
             for placement in self.plan.placements
             for rank in placement.ranks
-            for region in self.of_rank(rank).values()
-            for part in region.parts
+            for _, parts in self.of_rank(rank).values()
+            for part in parts
             if part.key
         }
 
@@ -150,7 +140,7 @@ class BuiltRegions:
                 result_specs = self._made[text, reads] = self._result_specs(part)
             specs.update(zip(piece.makes, result_specs, strict=True))
             parts.append(part)
-        return BuiltRegion(program, tuple(parts)), specs
+        return (program, tuple(parts)), specs
 
     def _result_specs(self, part: BuiltPiece) -> tuple[Spec, ...]:
         """Return the specs of a piece's results; on CUDA the built code decides on them."""
@@ -164,30 +154,21 @@ class BuiltRegions:
         return tuple(replace(m, stride=s) for m, s in zip(result_specs, code.strides, strict=True))
 
 
-def _strides(part: BuiltPiece) -> Strides:
-    """Return the strides that built code requires of its inputs; () if it is not built."""
-    return tuple(spec.stride for spec in part.specs) if part.key else ()
-
-
 class Chain:
-    """The kernel of a program in pieces; a value is dropped after the last piece that reads it.
+    """The kernel of a program in pieces; a value is dropped after the last piece that reads it."""
 
-    pieces: (piece, strides that its inputs must have or (), kernel).
-    """
-
-    def __init__(
-        self, program: Program, pieces: Sequence[tuple[GraphPiece, Strides, Boxed]]
-    ) -> None:
+    def __init__(self, program: Program, parts: Sequence[tuple[BuiltPiece, Boxed]]) -> None:
         self.results = program.results
-        last = {k: i for i, (piece, _, _) in enumerate(pieces) for k in piece.reads}
+        last = {k: i for i, (part, _) in enumerate(parts) for k in part.piece.reads}
+        # kernel, (input, whether it is dropped), results, strides that built code requires
         self.steps = [
             (
                 kernel,
-                tuple((k, last[k] == i and k not in program.results) for k in piece.reads),
-                piece.makes,
-                strides,
+                tuple((k, last[k] == i and k not in program.results) for k in part.piece.reads),
+                part.piece.makes,
+                tuple(spec.stride for spec in part.specs) if part.key else (),
             )
-            for i, (piece, strides, kernel) in enumerate(pieces)
+            for i, (part, kernel) in enumerate(parts)
         ]
 
     def __call__(self, values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -21,7 +21,7 @@ from flowrun.engine.actors.plan import (
 )
 from flowrun.engine.errors import RunError
 from flowrun.engine.ir.graph import Variable
-from flowrun.engine.ir.placement import Slices, local_slices
+from flowrun.engine.ir.placement import Slices
 from flowrun.engine.ops.flow.ranges import OutOfRange
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.rank.readback import HostReadback
@@ -80,9 +80,7 @@ class Rank:
         self.grid = self.placement.shape
         self.coordinate = self.placement.coordinate(rank)
         self.device = device
-        self.readers = Readers(
-            plan=plan, stage=self.stage, coordinate=self.coordinate, batches=batches, device=device
-        )
+        self.readers = Readers(plan=plan, rank=rank, batches=batches, device=device)
         self.variables: dict[str, torch.Tensor] = {}
         self.rings = {r.id: RegisterVersions() for r in plan.registers if r.stage == self.stage}
         self.results: dict[int, Results] = {}
@@ -127,7 +125,7 @@ class Rank:
     def _empty(self, variable: Variable) -> tuple[torch.Tensor, Slices]:
         """Make this rank's piece of a variable, without values; return it and its slices."""
         tensor = self.plan.tensors[variable.tensor]
-        slices = local_slices(tensor.shape, variable.nd_sbp, self.grid, self.coordinate)
+        slices = self.placement.slices(self.rank, tensor.shape, variable.nd_sbp)
         if (lies := self.side_by_side.get(variable.tensor)) is not None:
             value = lies.piece
         else:

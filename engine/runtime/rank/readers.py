@@ -13,7 +13,7 @@ import torch
 
 from flowrun.engine.actors.plan import Actor, FeedWork, Plan, PrepareWork
 from flowrun.engine.ir.graph import Feed
-from flowrun.engine.ir.placement import Slices, local_slices
+from flowrun.engine.ir.placement import Slices
 from flowrun.engine.ops.flow.ranges import OutOfRange
 from flowrun.engine.runtime.rank.readback import copy_to_device, make_scalar
 from flowrun.engine.runtime.transport.transport import cut
@@ -50,14 +50,13 @@ class StepwiseSamples(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readers:
-    """The readers of the rank at a coordinate of a stage.
+    """The readers of a rank.
 
     batches: gives the batches.  device: where their tensors go.
     """
 
     plan: Plan
-    stage: int
-    coordinate: tuple[int, ...]
+    rank: int
     batches: BatchSource
     device: torch.device
 
@@ -70,7 +69,7 @@ class Readers:
             case PrepareWork(step=name, feeds=feeds):
                 step, micro_batch = divmod(act, self.plan.micro_batches)
                 samples = cast(Samples, inputs[0]) if inputs else None
-                rows = self._rows(_fields_of(feeds))
+                rows = _rows(self.plan, self.rank, _fields_of(feeds))
                 return [self._samples.prepare(name, samples, step, micro_batch, rows)]
             case FeedWork(feeds) as work:
                 fields = self._fields(work, act, inputs)
@@ -86,11 +85,11 @@ class Readers:
         """
         step, micro_batch = divmod(act, self.plan.micro_batches)
         read = getattr(self.batches, "reread", self.batches)
-        works = (actor.work for actor in self.plan.stage_actors(self.stage))
+        works = (actor.work for actor in self.plan.stage_actors(self.plan.stage_of(self.rank)))
         for feed in (f for work in works if isinstance(work, FeedWork) for f in work.feeds):
             if feed.field not in error.fields or feed.per_step:
                 continue
-            rows = self._rows([feed])
+            rows = _rows(self.plan, self.rank, [feed])
             value = read(step, micro_batch, rows)[feed.field]
             at = (value == error.value).reshape(len(value), -1).any(1)
             if at.any():
@@ -122,9 +121,6 @@ class Readers:
                 raise AssertionError(other)
         return make_scalar(value, self.plan.tensors[feed.tensor].dtype, self.device)
 
-    def _rows(self, feeds: Sequence[Feed]) -> slice:
-        return _rows(self.plan, feeds, self.coordinate)
-
     def _fields(
         self, work: FeedWork, act: int, samples: Sequence[Supplied]
     ) -> dict[str, torch.Tensor]:
@@ -132,7 +128,7 @@ class Readers:
         feeds = _fields_of(work.feeds)
         if not feeds:
             return {}
-        rows = self._rows(feeds)
+        rows = _rows(self.plan, self.rank, feeds)
         step, micro_batch = divmod(act, self.plan.micro_batches)
         if samples:
             batch = self._samples.collate(cast(Samples, samples[0]), step, micro_batch, rows)
@@ -142,7 +138,7 @@ class Readers:
             batch = self.batches(step, micro_batch, rows)
         out = {}
         for feed in feeds:
-            (start, length), *rest = _held(self.plan, feed, self.coordinate)
+            (start, length), *rest = _held(self.plan, self.rank, feed)
             value = cut(batch[feed.field], ((start - rows.start, length), *rest))
             out[feed.tensor] = copy_to_device(value, self.device)
         return out
@@ -152,23 +148,21 @@ def item_rows(plan: Plan, rank: int) -> slice | None:
     """Return the rows of each micro-batch of which a rank reads whole items, all by one reader;
     None: it reads none.
     """
-    stage = plan.stage_of(rank)
-    coordinate = plan.placements[stage].coordinate(rank)
-    for actor in plan.stage_actors(stage):
+    for actor in plan.stage_actors(plan.stage_of(rank)):
         work = actor.work
         if isinstance(work, FeedWork) and not work.unprepared and (feeds := _fields_of(work.feeds)):
-            return _rows(plan, feeds, coordinate)
+            return _rows(plan, rank, feeds)
     return None
 
 
-def _held(plan: Plan, feed: Feed, coordinate: tuple[int, ...]) -> Slices:
-    grid = plan.placements[feed.stage].shape
-    return local_slices(plan.tensors[feed.tensor].shape, feed.nd_sbp, grid, coordinate)
+def _held(plan: Plan, rank: int, feed: Feed) -> Slices:
+    shape = plan.tensors[feed.tensor].shape
+    return plan.placements[feed.stage].slices(rank, shape, feed.nd_sbp)
 
 
-def _rows(plan: Plan, feeds: Sequence[Feed], coordinate: tuple[int, ...]) -> slice:
-    """Return the rows of a micro-batch of which the rank at a coordinate holds fields."""
-    held = [_held(plan, feed, coordinate)[0] for feed in feeds]
+def _rows(plan: Plan, rank: int, feeds: Sequence[Feed]) -> slice:
+    """Return the rows of a micro-batch of which a rank holds fields."""
+    held = [_held(plan, rank, feed)[0] for feed in feeds]
     return slice(min(start for start, _ in held), max(map(sum, held)))
 
 

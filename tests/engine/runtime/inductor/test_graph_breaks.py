@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from flowrun.engine.ir.graph import Ref
 from flowrun.engine.ir.signature import LocalCall
-from flowrun.engine.runtime.inductor.built import Chain
+from flowrun.engine.runtime.inductor.built import BuiltPiece, Chain
 from flowrun.engine.runtime.inductor.graph_breaks import split
 from flowrun.engine.runtime.kernels.kernels import emit
 from flowrun.engine.runtime.kernels.program import Program, ProgramCall
@@ -50,7 +50,7 @@ def test_pieces_together_do_what_the_program_does(program: Program) -> None:
     whole, parts = ([value.clone() for value in start] for _ in range(2))
     kept = list(whole), list(parts)
     pieces = split(program)
-    chain = Chain(program, [(piece, (), emit(piece.program)) for piece in pieces])
+    chain = Chain(program, [(BuiltPiece(p, (), ""), emit(p.program)) for p in pieces])
     assert emit(program)(whole) == chain(parts)
     assert kept[0] == kept[1], "variables end as they should"
     assert not whole and not parts, "the lists of inputs are emptied"
@@ -76,5 +76,5 @@ def test_a_value_is_dropped_before_the_piece_that_reads_it_last_runs() -> None:
 
     program = Program(1, (ProgramCall(LocalCall(mixed, (Ref("0"),)), (1,), True),), (1,))
     (piece,) = split(program)
-    Chain(program, [(piece, (), drop)])([torch.ones(3)])
+    Chain(program, [(BuiltPiece(piece, (), ""), drop)])([torch.ones(3)])
     assert gone == [True]
