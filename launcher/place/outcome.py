@@ -43,7 +43,8 @@ class Outcome:
 
     bytes: of the rank that may need most, which is `rank`, of `stage`; missing: of these.
     sent_bytes: of all ranks, a step.  bubble: share of a step in which ranks do not compute.
-    expected_s: what its bound expected.  problem: why there is no plan; empty where there is.
+    expected_s: what its bound expected, which the search knows.  problem: why there is no plan;
+    empty where there is.
     extrapolated: from plans of few of the model's blocks.  estimate: for a whole plan, the outcome
     that was extrapolated before.
     """
@@ -69,14 +70,8 @@ class Outcome:
         return not self.problem and not self.missing
 
 
-def outcome_of(
-    candidate: Candidate, found: Rehearsed, strategy: Strategy, expected_s: float
-) -> Outcome:
-    """Turn a plan's rehearsal into an outcome.
-
-    candidate, found: the candidate and its plan.  strategy: of it.  expected_s: what its bound
-    expected.
-    """
+def outcome_of(candidate: Candidate, found: Rehearsed, strategy: Strategy) -> Outcome:
+    """Turn the rehearsal of a candidate's plan into an outcome.  strategy: of the candidate."""
     rehearsal, placements = found.rehearsal, found.plan.placements
     needed = rehearsal.bound_bytes
     stage = max(range(len(needed)), key=needed.__getitem__)
@@ -92,7 +87,6 @@ def outcome_of(
         sent_bytes=rehearsal.sent_bytes,
         bubble=idle,
         spent=_split_step(found, strategy, ranks, idle),
-        expected_s=expected_s,
     )
 
 

@@ -101,7 +101,7 @@ def search(source: PlanSource, limit: int, most: int, shown: int = SHOWN) -> Pla
             elif isinstance(item.what, Branch):
                 waiting += [_Open(*each) for each in source.open(item.what)]
             else:
-                outcome = source.plan(item.what)
+                outcome = replace(source.plan(item.what), expected_s=item.bound.expected_s)
                 outcomes.append(outcome)
                 if outcome.missing:
                     waiting += [_Open(each, item.bound) for each in source.smaller(item.what)]

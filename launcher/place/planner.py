@@ -55,7 +55,6 @@ class Planner:
         # layouts that differ by schedule come together; 1f1b and gpipe are expected to take as long
         self._staged, self._boxed = lru_cache(2)(self._stage), lru_cache(4)(self._box)
         self.problems: list[Outcome] = []  # branches that cannot be compiled
-        self.expected: dict[Candidate, float] = {}
         self.plans: dict[Candidate, Rehearsed] = {}  # of those that may turn out to be the best
         listed = isinstance(self.tree["placement"]["stages"], list)
         kept = {"placement", "placement.chunks"}.intersection(self.tree["auto"]["keep"])
@@ -144,15 +143,12 @@ class Planner:
                 self.problems.append(Outcome(candidate, problem=str(error)))
                 return
             with_zero = LaidOutBranch(laid_out.graph, strategy)
-            bound = Bound(laid_out.seconds, with_zero.bytes(candidate.zero), laid_out.expected_s)
-            self.expected[candidate] = bound.expected_s
-            yield candidate, bound
+            needed = with_zero.bytes(candidate.zero)
+            yield candidate, Bound(laid_out.seconds, needed, laid_out.expected_s)
 
     def smaller(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Yield the candidate with recomputation."""
-        for each in self.space.smaller(candidate):
-            self.expected[each] = self.expected.get(candidate, 0.0)
-            yield each
+        """Return the candidate with recomputation."""
+        return self.space.smaller(candidate)
 
     @pause_collection()
     def plan(self, candidate: Candidate) -> Outcome:
@@ -162,7 +158,7 @@ class Planner:
             found = plan_boxed(self._boxed(boxing_of(strategy)), strategy)
         except FlowrunError as error:
             return Outcome(candidate, problem=str(error))
-        outcome = outcome_of(candidate, found, strategy, self.expected.get(candidate, 0.0))
+        outcome = outcome_of(candidate, found, strategy)
         if outcome.fits:
             self._keep(candidate, found)
         return outcome

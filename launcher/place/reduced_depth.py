@@ -147,7 +147,6 @@ class ReducedDepthPlanner:
                 rank = not self._may_fit(bound), _repeats(found)
                 if leaf.in_flight not in least or rank < least[leaf.in_flight]:
                     least[leaf.in_flight] = rank
-                    self.planner.expected[found] = bound.expected_s
                     yield found, bound
         except FlowrunError as error:
             self.planner.problems.append(Outcome(Candidate(branch), problem=str(error)))
@@ -166,9 +165,7 @@ class ReducedDepthPlanner:
             leaves = self._leaves(candidate.branch)
             zeros = {leaf.zero for leaf in leaves if leaf.zero > candidate.zero}
             more = tuple(replace(candidate, zero=zero) for zero in sorted(zeros)[:1])
-        for each in more[:1]:
-            self.planner.expected[each] = self.planner.expected[candidate]
-            yield each
+        yield from more[:1]
 
     def _leaves(self, branch: Branch) -> Iterator[Candidate]:
         """Yield schedules that fix how many micro-batches are in flight, for any memory.  gpipe
@@ -215,8 +212,7 @@ class ReducedDepthPlanner:
             cuts = self._cuts(candidate.branch, whole)
         except FlowrunError as error:
             return Outcome(candidate, problem=str(error))
-        estimate = extrapolate(candidate, self.blocks.count, cuts, (few, more), self.planner.limit)
-        return replace(estimate, expected_s=self.planner.expected.get(candidate, 0.0))
+        return extrapolate(candidate, self.blocks.count, cuts, (few, more), self.planner.limit)
 
     def _cuts(self, branch: Branch, whole: Strategy) -> tuple[float, ...]:
         """Return the number of blocks on each stage."""

@@ -256,12 +256,13 @@ def advice_on(profile: str, foreseen_s: float, measured_s: float) -> str:
 
 
 def _list_foreseen(training: Rehearsed, ranks: Sequence[int]) -> dict[str, object]:
-    plan, rehearsal = training.plan, training.rehearsal
+    rehearsal = training.rehearsal
+    stages = {str(rank): training.plan.stage_of(rank) for rank in ranks}
     return {
         "step_s": rehearsal.step_s,
         "bubble": list(rehearsal.bubble),
-        "peak_bytes": {str(r): rehearsal.peak_bytes[plan.stage_of(r)] for r in ranks},
-        "bound_bytes": {str(r): rehearsal.bound_bytes[plan.stage_of(r)] for r in ranks},
+        "peak_bytes": {rank: rehearsal.peak_bytes[k] for rank, k in stages.items()},
+        "bound_bytes": {rank: rehearsal.bound_bytes[k] for rank, k in stages.items()},
         "sent_bytes": rehearsal.sent_bytes,
     }
 

@@ -5,56 +5,39 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-from flowrun.engine.actors.plan import (
-    ACTORS,
-    BUFFERS,
-    ORDER,
-    REGIONS,
-    REGISTERS,
-    SEND,
-    Actor,
-    BoxWork,
-    Plan,
-    RegionWork,
-)
-from flowrun.engine.boxing.boxing import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    EXCHANGE,
-    REDUCE_SCATTER,
-    replace_axis,
-)
-from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import BOXED, CAPTURED, LAID_OUT, LEVELS, SIGNED, STAGED, TRAINED
+from flowrun.engine.actors import plan as plans
+from flowrun.engine.actors.plan import Actor, BoxWork, Plan, RegionWork
+from flowrun.engine.boxing import boxing
+from flowrun.engine.ir import graph
 from flowrun.engine.ir.placement import largest_shape
 from flowrun.engine.ir.sbp import B
 from flowrun.engine.pipeline import PLAN_PASSES, TRAINING, advance, lower
 from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.recipe_errors import one_of, require
 from flowrun.launcher.terminal.units import seconds
 
 RECIPE = "recipe"
 EXPLAINED: Mapping[str, str] = {
     RECIPE: "All keys of the run: defaults, then the recipe, then the command line.",
-    CAPTURED: "Ops of one micro-batch, forward and backward, as if there were one device.",
-    STAGED: "Every op has a stage, the group of ranks that runs it.",
-    TRAINED: "Accumulation, clipping and the optimizer are ops too.",
-    LAID_OUT: "Weights have homes; ops of forward and backward have signatures: inputs -> outputs.",
-    SIGNED: "ZeRO and recomputation are in; ops of the update have signatures as well.",
-    BOXED: "Boxing ops stand where layouts or stages meet: all communication there is.",
-    REGIONS: "Ops that run with no communication between them are one actor, one program.",
-    ACTORS: "Readers, communication and reports are actors too; each act has its cost.",
-    REGISTERS: "Registers between actors: slots, bytes of one slot on a rank, readers.",
-    BUFFERS: "Results that are written over tensors which nobody reads any more.",
-    ORDER: "Collectives in the order in which every rank of their group issues them.",
+    graph.CAPTURED: "Ops of one micro-batch, forward and backward, as if there were one device.",
+    graph.STAGED: "Every op has a stage, the group of ranks that runs it.",
+    graph.TRAINED: "Accumulation, clipping and the optimizer are ops too.",
+    graph.LAID_OUT: "Weights have homes; forward and backward have signatures: inputs -> outputs.",
+    graph.SIGNED: "ZeRO and recomputation are in; ops of the update have signatures as well.",
+    graph.BOXED: "Boxing ops stand where layouts or stages meet: all communication there is.",
+    plans.REGIONS: "Ops that run with no communication between them are one actor, one program.",
+    plans.ACTORS: "Readers, communication and reports are actors too; each act has its cost.",
+    plans.REGISTERS: "Registers between actors: slots, bytes of one slot on a rank, readers.",
+    plans.BUFFERS: "Results that are written over tensors which nobody reads any more.",
+    plans.ORDER: "Collectives in the order in which every rank of their group issues them.",
 }
 # bytes over all ranks of a group of p, where T are the bytes that the group shares (table 2)
 FORMULAS: Mapping[str, str] = {
-    ALL_REDUCE: "2 (p - 1) T",
-    EXCHANGE: "p (p - 1) T",
-    REDUCE_SCATTER: "(p - 1) T",
-    ALL_GATHER: "(p - 1) T",
-    ALL_TO_ALL: "(p - 1) T / p",
+    boxing.ALL_REDUCE: "2 (p - 1) T",
+    boxing.EXCHANGE: "p (p - 1) T",
+    boxing.REDUCE_SCATTER: "(p - 1) T",
+    boxing.ALL_GATHER: "(p - 1) T",
+    boxing.ALL_TO_ALL: "(p - 1) T / p",
 }
 
 
@@ -68,19 +51,17 @@ def level_report(job: Job, level: str) -> str:
 
 def check_level(level: str) -> None:
     """Raise RecipeError for a name that is none of EXPLAINED."""
-    if level not in EXPLAINED:
-        *names, last = EXPLAINED
-        instead = f"Choose {', '.join(names)} or {last}."
-        raise RecipeError("--level", f"there is no level {level!r}.", instead)
+    instead = f"Choose {one_of(EXPLAINED)}."
+    require(level in EXPLAINED, "--level", f"there is no level {level!r}.", instead)
 
 
 def _lines(job: Job, level: str) -> Iterator[str]:
     if level == RECIPE:
         yield job.recipe.text
-    elif level in LEVELS:
+    elif level in graph.LEVELS:
         yield str(advance(job.plans.captured, job.strategy, level))
-    elif level in (REGIONS, ACTORS):
-        plan = lower(advance(job.plans.captured, job.strategy, BOXED), job.strategy, level)
+    elif level in (plans.REGIONS, plans.ACTORS):
+        plan = lower(advance(job.plans.captured, job.strategy, graph.BOXED), job.strategy, level)
         yield from _actors(plan)
     else:
         yield from FINISHED[level](job.training.plan)
@@ -88,22 +69,15 @@ def _lines(job: Job, level: str) -> Iterator[str]:
 
 def _actors(plan: Plan) -> Iterator[str]:
     """Actors and their work, with costs where they are known."""
-    costs = {actor.name: list(_costs(plan, actor)) for actor in plan.actors}
     for line in plan.lines():
         yield line
         words = line.split()
-        if words[0] == "actor":
-            yield from costs[plan.actors[int(words[1])].name]
-
-
-def _costs(plan: Plan, actor: Actor) -> Iterator[str]:
-    if not actor.seconds:
-        return
-    yield f"      takes {seconds(actor.seconds)}"
-    if isinstance(actor.work, BoxWork) and actor.sent_bytes:
-        yield f"      sends {_formula(plan, actor, actor.work)}"
-    elif actor.kind == SEND:
-        yield f"      sends {actor.sent_bytes:,.0f} bytes"
+        if words[0] == "actor" and (actor := plan.actors[int(words[1])]).seconds:
+            yield f"      takes {seconds(actor.seconds)}"
+            if isinstance(actor.work, BoxWork) and actor.sent_bytes:
+                yield f"      sends {_formula(plan, actor, actor.work)}"
+            elif actor.kind == plans.SEND:
+                yield f"      sends {actor.sent_bytes:,.0f} bytes"
 
 
 def _formula(plan: Plan, actor: Actor, work: BoxWork) -> str:
@@ -112,7 +86,7 @@ def _formula(plan: Plan, actor: Actor, work: BoxWork) -> str:
     parts = grid[work.step.axis]
     shared = 0
     for step, move in zip(work.steps, work.moves, strict=True):
-        whole = replace_axis(move.source.nd_sbp, step.axis, B)
+        whole = boxing.replace_axis(move.source.nd_sbp, step.axis, B)
         shared += math.prod(largest_shape(move.shape, whole, grid)) * move.dtype.itemsize
     groups = len(plan.placements[actor.stage].ranks) // parts
     many = f" in each of {groups} groups" if groups > 1 else ""
@@ -138,7 +112,7 @@ def _order(plan: Plan) -> Iterator[str]:
 
 
 FINISHED: Mapping[str, Callable[[Plan], Iterator[str]]] = {
-    REGISTERS: Plan.lines,
-    BUFFERS: _buffers,
-    ORDER: _order,
+    plans.REGISTERS: Plan.lines,
+    plans.BUFFERS: _buffers,
+    plans.ORDER: _order,
 }

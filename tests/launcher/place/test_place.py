@@ -65,7 +65,7 @@ def test_a_limit_that_nothing_can_meet_names_the_closest_and_what_lacks(
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
-        ("auto.keep=[model]", "is not chosen by auto.placement"),
+        ("auto.keep=[model]", "is not one of its values"),
         ("auto.ranks=0", "at least 1, not 0"),
         ("auto.plans=0", "at least 1, not 0"),
     ],
