@@ -24,7 +24,6 @@ STILL = {
     "anew_": 1,
     "goes on": 61,
     "anew": 19,
-    "those that there are": 1,
     "comes again": 4,
     "is no": 122,
 }

@@ -13,9 +13,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import mean
+from typing import TypeVar
 
 import torch
 import yaml
@@ -47,6 +47,7 @@ from flowrun.engine.runtime.transport import host_peers
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.launcher.terminal import doing
 
+T = TypeVar("T")
 SHARED, GLOO = "shared memory", "gloo"
 GROUPS = (2, 4)
 QUIET = 0.97  # share of their cores that processes get if no others compute
@@ -118,7 +119,7 @@ def calibrate(
     hardware = replace(shipped, name=name, source=f"flowrun calibrate, torch {torch.__version__}")
     sessions = _sessions(transports, groups)
     rounds = [
-        [_measure_shown(session, sizes, number) for session in sessions]
+        [_measure_ranks(session, sizes, number) for session in sessions]
         for number in range(sizes.rounds)
     ]
     doing.clear()
@@ -172,14 +173,6 @@ def _fit_level(level: Level, session: Session, links: Sequence[Moved], first: in
     return level
 
 
-def _measure_shown(session: Session, sizes: ProbeSizes, number: int) -> list[OfRank]:
-    """Say on the terminal what is measured, and measure it.  number: of the round, from 0."""
-    what = "operations and links" if session.device else "links"
-    by = f"{session.ranks} ranks, {session.transport}"
-    doing.doing(f"round {number + 1} of {sizes.rounds}: {what}, {by}")
-    return _measure_ranks(session, sizes)
-
-
 def _typical(rounds: Sequence[OfRank]) -> OfRank:
     """Take medians of what one rank measured in all rounds."""
     return OfRank(
@@ -202,12 +195,13 @@ def write(hardware: Hardware, file: Path) -> None:
 
 
 def show(found: Calibration, shipped: Hardware, console: Console) -> None:
-    """Print what was found to the console: measured next to the shipped profile, and each
-    collective next to what the profile foresees.
+    """Print what was measured next to the shipped profile, and each collective next to what the
+    profile foresees.
     """
     table = Table("what", found.hardware.name, shipped.name, box=None)
-    for label, one, other in _rows(found.hardware, shipped):
-        table.add_row(label, one, other)
+    known = _quantities(shipped)
+    for name, value in _quantities(found.hardware).items():
+        table.add_row(name, f"{value:,.4g}", f"{known[name]:,.4g}" if name in known else "")
     console.print(table)
     table = Table("links", "ranks", "bytes of a rank", "measured", "foreseen", box=None)
     levels = {_transport(level): level for level in found.hardware.levels}
@@ -222,11 +216,6 @@ def show(found: Calibration, shipped: Hardware, console: Console) -> None:
             f"{foreseen * 1e6:,.0f} us" if is_used(moved, level) else "not used",
         )
     console.print(table)
-    say_if_busy(found, console)
-
-
-def say_if_busy(found: Calibration, console: Console) -> None:
-    """A note where others had some of the cores."""
     if found.had < QUIET:
         console.print(
             f"note: other programs took {1 - found.had:.0%} of the cores, so that this "
@@ -236,7 +225,6 @@ def say_if_busy(found: Calibration, console: Console) -> None:
         )
 
 
-ProfileRow = tuple[str, str, str]  # what, measured, shipped
 # Key of a profile -> what it is, in which unit.
 _KEYS = {
     "memory_bytes_per_s": ("streams, GB/s", 1e9),
@@ -249,80 +237,72 @@ _KEYS = {
     "op_s": ("an op, us", 1e-6),
     "act_s": ("an act, us", 1e-6),
 }
+_LEVEL_KEYS = {
+    "latency_s": ("latency, us", 1e-6),
+    "busy_s": ("of it the core's own, us", 1e-6),
+    "crowded_latency_s": ("latency with more ranks than cores, us", 1e-6),
+    "bytes_per_s": ("GB/s", 1e9),
+}
 
 
-def _rows(measured: Hardware, shipped: Hardware) -> list[ProfileRow]:
-    def row(label: str, of: Callable[[Hardware], float], text: str) -> ProfileRow:
-        return label, format(of(measured), text), format(of(shipped), text)
-
-    rows: list[ProfileRow] = []
+def _quantities(hardware: Hardware) -> dict[str, float]:
+    """Return what a profile says, by name with the unit."""
+    found = {}
     for dtype, flop in itertools.product(("fp32", "bf16", "fp16"), (1e6, 1e8, 1e9)):
-        label = f"{dtype} products of {flop:.0e} flop, GFLOP/s"
-        rows.append(row(label, partial(_gflops, dtype=dtype, flop=flop), ",.1f"))
-    for key, (label, unit) in _KEYS.items():
-        rows.append(row(label, partial(_in_unit, key=key, unit=unit), ",.3g"))
-    for op, speed in measured.elements_per_s.items():
-        known = shipped.elements_per_s.get(op)
-        beside = f"{known / 1e9:,.3g}" if known else ""
-        rows.append((f"{op}, G elements/s", f"{speed / 1e9:,.3g}", beside))
-    return rows + _link_rows(measured.levels, shipped.levels)
-
-
-def _in_unit(hardware: Hardware, key: str, unit: float) -> float:
-    return float(getattr(hardware, key)) / unit
-
-
-def _gflops(hardware: Hardware, dtype: str, flop: float) -> float:
-    products = hardware.products(dtype)
-    return products.flops * products.share_at(flop) / 1e9
-
-
-def _link_rows(measured: Sequence[Level], shipped: Sequence[Level]) -> list[ProfileRow]:
-    """Make rows of links, from the outermost level on, which always exists."""
-    rows: list[ProfileRow] = []
-    for one, other in zip(measured[::-1], shipped[::-1], strict=False):
-        via = _transport(one)
-        for label, key, unit, text in (
-            ("latency, us", "latency_s", 1e-6, ",.0f"),
-            ("of it the core's own, us", "busy_s", 1e-6, ",.0f"),
-            ("latency with more ranks than cores, us", "crowded_latency_s", 1e-6, ",.0f"),
-            ("GB/s", "bytes_per_s", 1e9, ",.2f"),
-        ):
-            found, known = (format(getattr(x, key) / unit, text) for x in (one, other))
-            rows.append((f"{via}, {label}", found, known))
-        for ranks in one.exchange_bytes:
-            found, known = (f"{x.max_exchange_bytes(ranks) / 1e3:,.0f}" for x in (one, other))
-            rows.append((f"{via}, all-reduces of {ranks} exchanged up to, kB", found, known))
-    return rows
+        products = hardware.products(dtype)
+        speed = products.flops * products.share_at(flop) / 1e9
+        found[f"{dtype} products of {flop:.0e} flop, GFLOP/s"] = speed
+    found |= {label: getattr(hardware, key) / unit for key, (label, unit) in _KEYS.items()}
+    found |= {f"{op}, G elements/s": x / 1e9 for op, x in hardware.elements_per_s.items()}
+    for level in hardware.levels:
+        via = _transport(level)
+        for key, (label, unit) in _LEVEL_KEYS.items():
+            found[f"{via}, {label}"] = getattr(level, key) / unit
+        for ranks in level.exchange_bytes:
+            name = f"{via}, all-reduces of {ranks} exchanged up to, kB"
+            found[name] = level.max_exchange_bytes(ranks) / 1e3
+    return found
 
 
 def _transport(level: Level) -> str:
     return SHARED if level.shared_memory else GLOO
 
 
-# ---- processes -----------------------------------------------------------------------------------
+def in_processes(count: int, measure: Callable[[int], T]) -> list[T]:
+    """Measure in forked processes at once; return what each has measured.
 
-
-def _measure_ranks(session: Session, sizes: ProbeSizes) -> list[OfRank]:
+    measure: is called in each with its number.
+    """
     from torch.multiprocessing.spawn import start_processes
 
     with tempfile.TemporaryDirectory() as folder:
-        start_processes(  # type: ignore[no-untyped-call]
-            _rank, (session, sizes, folder), nprocs=session.ranks, start_method="fork"
-        )
-        return [pickle.loads(Path(folder, str(k)).read_bytes()) for k in range(session.ranks)]
+        files = [Path(folder, str(number)) for number in range(count)]
+
+        def run(number: int) -> None:
+            heap.keep_pages()
+            torch.set_num_threads(1)
+            files[number].write_bytes(pickle.dumps(measure(number)))
+
+        start_processes(run, nprocs=count, start_method="fork")  # type: ignore[no-untyped-call]
+        return [pickle.loads(file.read_bytes()) for file in files]
 
 
-def _rank(rank: int, session: Session, sizes: ProbeSizes, folder: str) -> None:
+def _measure_ranks(session: Session, sizes: ProbeSizes, number: int) -> list[OfRank]:
+    """Say on the terminal what is measured, and measure it.  number: of the round, from 0."""
+    what = "operations and links" if session.device else "links"
+    by = f"{session.ranks} ranks, {session.transport}"
+    doing.doing(f"round {number + 1} of {sizes.rounds}: {what}, {by}")
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = f"file://{folder}/init"
+        return in_processes(session.ranks, lambda rank: _rank(rank, session, sizes, meeting))
+
+
+def _rank(rank: int, session: Session, sizes: ProbeSizes, meeting: str) -> OfRank:
     import torch.distributed as dist
 
-    heap.keep_pages()
-    torch.set_num_threads(1)
     pin_to_core(rank, session.ranks)
     cpu = torch.device("cpu")
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/init", rank=rank, world_size=session.ranks
-    )
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=session.ranks)
     links = Links(rank, cpu, shared=session.transport == SHARED)
     dist.barrier()
     begun, busy = time.perf_counter(), time.process_time()
@@ -331,10 +311,8 @@ def _rank(rank: int, session: Session, sizes: ProbeSizes, folder: str) -> None:
     moved = link_times(links, rank, range(session.ranks), sizes, session.transport == GLOO)
     dist.barrier()
     cores, pace = os.cpu_count() or 1, (sizes.pace_s, sizes.pace_rounds)
-    left = OfRank(
-        devices, moved, paces(rank, cores, *pace, dist.barrier) if session.paced else (), had
-    )
-    Path(folder, str(rank)).write_bytes(pickle.dumps(left))
+    paced = paces(rank, cores, *pace, dist.barrier) if session.paced else ()
     dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
     links.close()
     dist.destroy_process_group()
+    return OfRank(devices, moved, paced, had)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import pickle
-import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.runtime.calibration.calibrated import digits
 from flowrun.engine.runtime.calibration.op_times import TimeRatios, measure_op_times
-from flowrun.engine.runtime.process import heap
+from flowrun.launcher.commands.calibrate import in_processes
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.recipe import Recipe
 
@@ -47,27 +43,17 @@ def with_ops(
 
 def _measure_job(job: Job, hardware: Hardware, steps: int) -> TimeRatios:
     """Measure the ops of a job in all processes."""
-    from torch.multiprocessing.spawn import start_processes
+    plan = job.training.plan  # made before the processes fork
 
-    assert job.training  # planned before the processes fork
-    with tempfile.TemporaryDirectory() as folder:
-        start_processes(  # type: ignore[no-untyped-call]
-            _rank, (job, hardware, steps, folder), nprocs=_BESIDE, start_method="fork"
-        )
-        each = [pickle.loads(Path(folder, str(k)).read_bytes()) for k in range(_BESIDE)]
+    def measure(number: int) -> TimeRatios:
+        made = job.materials
+        return measure_op_times(plan, made.sampler, made.initial, hardware, steps)
+
     found: TimeRatios = defaultdict(list)
-    for key, factors in (item for one in each for item in one.items()):
-        found[key] += factors
+    for each in in_processes(_BESIDE, measure):
+        for key, factors in each.items():
+            found[key] += factors
     return found
-
-
-def _rank(rank: int, job: Job, hardware: Hardware, steps: int, folder: str) -> None:
-    heap.keep_pages()
-    torch.set_num_threads(1)
-    found = measure_op_times(
-        job.training.plan, job.materials.sampler, job.materials.initial, hardware, steps
-    )
-    Path(folder, str(rank)).write_bytes(pickle.dumps(found))
 
 
 def show_ops(hardware: Hardware, console: Console) -> None:

@@ -115,10 +115,9 @@ def open_writer(
     if (source / CONFIG).is_file():
         model = load_text_model(source)
         written = text_model(model, {}, None, f"{source} ({type(model).__name__})")
-        theirs = Path(tokenizer) if tokenizer else source
-        return TextWriter(
-            written, ByteCodec() if tokenizer == BYTES else read_tokenizer(theirs), note
-        )
+        if tokenizer == BYTES:
+            return TextWriter(written, ByteCodec(), note)
+        return TextWriter(written, read_tokenizer(Path(tokenizer or source)), note)
     neither = f"it has neither {RECIPE}, of a run, nor {CONFIG}, of Hugging Face's."
     problem = neither if source.is_dir() else "there is no such folder."
     where = "A run says at its end where everything of it is."

@@ -21,7 +21,7 @@ def follow_run(
 ) -> str:
     """Print the steps of a run as they come, one line a look; return its status when it has ended.
 
-    folder: of the run.  console: to print to.  sleep: waits between two looks.
+    sleep: waits between two looks.
     """
     keys, metrics = read_keys(folder), folder / METRICS
     at = max(0, metrics.stat().st_size - _SHOWN) if metrics.exists() else 0

@@ -22,17 +22,16 @@ from flowrun.launcher.commands.run_folders.run_summary import (
 )
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.store.checkpoint import RECIPE
+from flowrun.launcher.terminal.units import duration
 
 FOLDERS = ("outputs", "multirun", "runs")  # where runs lie if no folder is named
 _WIDE = 100  # columns from which a list has the recipe, too
-_UNITS = ((86400 * 2, 86400, "days"), (3600 * 2, 3600, "hours"), (120, 60, "minutes"))
 
 
 def show_runs(folders: Sequence[Path], followed: Path | None, console: Console) -> None:
-    """Do what the command is asked.
+    """Do what the command is asked.  Raises RecipeError.
 
-    folders: a folder of runs, a run, or two runs.  followed: a run to follow.  console: to print
-    to.  Raises RecipeError.
+    folders: a folder of runs, a run, or two runs.  followed: a run to follow.
     """
     if followed:
         follow_run(followed, console)
@@ -49,7 +48,10 @@ def show_runs(folders: Sequence[Path], followed: Path | None, console: Console) 
 
 def list_runs(folders: Sequence[Path], console: Console) -> None:
     """Print a line for each run, the newest last."""
-    runs = [_summary_or_none(folder) for folder in find_runs(folders)]
+    runs: list[RunSummary] = []
+    for folder in find_runs(folders):
+        with suppress(RecipeError):
+            runs.append(summarize(folder))
     table = Table(box=None, pad_edge=False)
     table.add_column("run", overflow="fold", min_width=18)
     wide = console.width >= _WIDE
@@ -58,14 +60,14 @@ def list_runs(folders: Sequence[Path], console: Console) -> None:
     for heading in ("steps", "loss", "valid.", "age"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
-    for run in filter(None, runs):
+    for run in runs:
         table.add_row(
             str(run.folder),
             *([run.name] if wide else []),
             f"{run.done:,}/{run.asked:,}" if run.asked else f"{run.done:,}",
             show_loss(run.loss),
             show_loss(run.validation),
-            show_age(time.time() - run.time),
+            duration(max(0.0, time.time() - run.time)),
             run.status,
             style=None if run.status in ("complete", RUNNING) else "yellow",
         )
@@ -75,19 +77,5 @@ def list_runs(folders: Sequence[Path], console: Console) -> None:
         return
     console.print(table)
     console.print(
-        "flowrun runs A B compares two, flowrun runs --follow A shows how one goes on", style="dim"
+        "flowrun runs A B compares two, flowrun runs --follow A shows the steps of one", style="dim"
     )
-
-
-def _summary_or_none(folder: Path) -> RunSummary | None:
-    with suppress(RecipeError):
-        return summarize(folder)
-    return None
-
-
-def show_age(past_s: float) -> str:
-    """Write a duration as people do: "3 minutes"."""
-    for least, unit_s, name in _UNITS:
-        if past_s >= least:
-            return f"{past_s / unit_s:.0f} {name}"
-    return f"{max(0.0, past_s):.0f} s"

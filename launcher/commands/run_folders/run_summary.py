@@ -85,8 +85,8 @@ def read_keys(folder: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         raise CommandLineError(
             str(folder),
-            f"this is no folder of a run: it has no {RECIPE} with train.steps.",
-            "flowrun runs lists those that there are.",
+            f"not a folder of a run: {RECIPE} with train.steps is missing.",
+            "flowrun runs lists the folders of runs.",
         ) from None
     return keys  # type: ignore[no-any-return]
 
