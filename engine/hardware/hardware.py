@@ -61,7 +61,8 @@ class Hardware:
     name: name of the profile.
     device: "cpu": the ranks of a host share its cores; else each rank has a device of its own.
     source: where the numbers come from.
-    fp32, bf16, fp16: products of such numbers.  tf32: of fp32 numbers where `uses_tf32`.
+    fp32, bf16, fp16: products of such numbers.
+    tf32, uses_tf32: products of fp32 numbers that run as tf32, and whether they do.
     backward_share, weight_grad_share: speed of such products, as a share of that of forward.
     convolution_share, batched_share, attention_share: as a share of that of products.
     winograd: factor by which a 3 x 3 convolution of fp32 takes fewer multiplications than counted;

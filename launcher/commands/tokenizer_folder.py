@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,8 +15,6 @@ from flowrun.launcher.data.corpus.train_tokenizer import (
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.terminal import doing
 
-_BLOCK_BYTES = 1 << 20
-
 
 def make_tokenizer(paths: Sequence[str], vocabulary: int, to: Path) -> int:
     """Train on files, and write the tokenizer's folder; return the number of its ids.
@@ -27,17 +24,12 @@ def make_tokenizer(paths: Sequence[str], vocabulary: int, to: Path) -> int:
     for a path that is missing, or is no text, a folder that has something in it, and a vocabulary
     that is too small or too large.
     """
-    if vocabulary > MOST_VOCABULARY:
+    if not LEAST_VOCABULARY <= vocabulary <= MOST_VOCABULARY:
+        least = f"every byte is an id, and every special token: {LEAST_VOCABULARY} are the least."
         raise CommandLineError(
             f"--vocabulary {vocabulary}",
-            f"{MOST_VOCABULARY} ids are the most.",
+            f"{MOST_VOCABULARY} ids are the most." if vocabulary > MOST_VOCABULARY else least,
             "Usual are 8192 for a few megabytes of text, 32768 to 262144 for gigabytes.",
-        )
-    if vocabulary < LEAST_VOCABULARY:
-        raise CommandLineError(
-            f"--vocabulary {vocabulary}",
-            f"every byte is an id, and every special token: {LEAST_VOCABULARY} are the least.",
-            "Usual are 8192 for a few megabytes of text, 32768 and more for gigabytes.",
         )
     if to.is_file() or (to.is_dir() and any(to.iterdir())):
         raise CommandLineError(
@@ -65,14 +57,13 @@ def _check_text(files: Sequence[Path]) -> None:
     if not any(file.stat().st_size for file in files):
         raise CommandLineError("--from", "the files hold no text.")
     for file in files:
-        decoder, done = codecs.getincrementaldecoder("utf-8")(), 0
+        done = 0
         with file.open("rb") as stream:
-            try:
-                while block := stream.read(_BLOCK_BYTES):
-                    decoder.decode(block)
-                    done += len(block)
-                decoder.decode(b"", final=True)
-            except UnicodeDecodeError as error:
-                at = done + len(block) - len(error.object) + error.start
-                problem = f"{file} is not UTF-8 text: byte {at} is {error.object[error.start]:#x}."
-                raise CommandLineError("--from", problem) from None
+            for line in stream:
+                try:
+                    line.decode()
+                except UnicodeDecodeError as error:
+                    at, wrong = done + error.start, line[error.start]
+                    problem = f"{file} is not UTF-8 text: byte {at} is {wrong:#x}."
+                    raise CommandLineError("--from", problem) from None
+                done += len(line)

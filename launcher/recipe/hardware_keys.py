@@ -119,7 +119,12 @@ def check_hardware(recipe: RecipeSchema) -> None:
     hardware = recipe.hardware
     for target, known in hardware.ops.items():
         for text in known:
-            _check_measured(text, f"hardware.ops.{target}")
+            try:
+                shapes_of(text)
+            except ValueError as error:
+                problem = f"{text!r} cannot be read as shapes: {error}."
+                instead = 'Write them as "fp32 8x64 64x32 8x32".'
+                raise RecipeError(f"hardware.ops.{target}", problem, instead) from error
     for dtype in ("fp32", "tf32", "bf16", "fp16"):
         _check_products(getattr(hardware, dtype), f"hardware.{dtype}")
     require(bool(hardware.levels), "hardware.levels", "it is empty: nothing joins ranks.")
@@ -127,17 +132,6 @@ def check_hardware(recipe: RecipeSchema) -> None:
     for at, level in enumerate(hardware.levels):
         _check_level(level, below, f"hardware.levels.{at}")
         below = level.ranks or below
-
-
-def _check_measured(text: str, where: str) -> None:
-    try:
-        shapes_of(text)
-    except ValueError as error:
-        raise RecipeError(
-            where,
-            f"{text!r} cannot be read as shapes: {error}.",
-            'Write them as "fp32 8x64 64x32 8x32".',
-        ) from error
 
 
 def _check_products(products: Products, where: str) -> None:
@@ -194,14 +188,10 @@ def _check_mesh(level: Level, below: int, where: str) -> None:
         "Give a row for each rank of the level, or none: a switch.",
     )
     square = all(len(row) == size and row.isdecimal() and int(row) for row in mesh)
+    alike = square and mesh == tuple(map("".join, zip(*mesh, strict=True)))
     require(
-        square and mesh == tuple(map("".join, zip(*mesh, strict=True))) and not _has_loops(mesh),
+        alike and all(row[rank] == "0" for rank, row in enumerate(mesh)),
         f"{where}.mesh",
         f"{', '.join(mesh)} does not give the links between {size} ranks.",
         "Write a digit for each other rank, the same both ways, 0 for the rank itself.",
     )
-
-
-def _has_loops(mesh: tuple[str, ...]) -> bool:
-    """True if a rank has a link to itself."""
-    return any(row[rank] != "0" for rank, row in enumerate(mesh))

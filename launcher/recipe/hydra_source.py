@@ -56,11 +56,8 @@ def recipe_folders() -> list[Path]:
     """List the folders that are searched for recipes, in order: ./recipes, those of
     $FLOWRUN_RECIPES, and the recipes that come with flowrun.
     """
-    own = [
-        Path(folder).expanduser()
-        for folder in os.environ.get(FOLDERS, "").split(os.pathsep)
-        if folder
-    ]
+    named = filter(None, os.environ.get(FOLDERS, "").split(os.pathsep))
+    own = [Path(folder).expanduser() for folder in named]
     shipped = Path(__file__).resolve().parents[2] / "recipes"
     candidates = [Path("recipes"), *own, shipped]
     found = {folder.resolve(): folder for folder in reversed(candidates) if folder.is_dir()}
@@ -174,8 +171,7 @@ def search_path(config_dir: str | None) -> list[str]:
 
 def _read(file: Path) -> DictConfig | ListConfig:
     try:
-        _check_base_60(file)
-        _check_levels(file)
+        _check_text(file)
         return OmegaConf.load(file)
     except UnicodeDecodeError as error:
         raise RecipeError(
@@ -185,35 +181,25 @@ def _read(file: Path) -> DictConfig | ListConfig:
         ) from error
 
 
-def _check_base_60(file: Path) -> None:
-    """YAML 1.1 reads 1:30 as the number 90, in base 60, which nobody means.  Raises RecipeError."""
-    text = file.read_text(encoding="utf-8")
-    if not _BASE_60.search(text):
-        return
-    with contextlib.suppress(yaml.YAMLError):  # which is said where the file is parsed
-        for token in yaml.scan(text):
-            plain = isinstance(token, yaml.ScalarToken) and token.plain
-            if plain and _BASE_60.fullmatch(token.value):
-                raise RecipeError(
-                    GROUP,
-                    f"{file}:{token.start_mark.line + 1}: {token.value} is a number in base 60 in"
-                    " YAML.",
-                    f'Write it in quotes: "{token.value}".',
-                )
-
-
-def _check_levels(file: Path) -> None:
-    """Refuse deeper keys than every reader of the recipe follows.  Raises RecipeError."""
+def _check_text(file: Path) -> None:
+    """Refuse what YAML 1.1 reads as a number in base 60, 1:30 as 90, which nobody means, and deeper
+    keys than every reader of the recipe follows.  Raises RecipeError.
+    """
     level = 0
     with contextlib.suppress(yaml.YAMLError):  # which is said where the file is parsed
         for event in yaml.parse(file.read_text(encoding="utf-8")):
+            line = event.start_mark.line + 1
             level += isinstance(event, yaml.CollectionStartEvent)
             level -= isinstance(event, yaml.CollectionEndEvent)
             if level > MOST_LEVELS:
+                deep = f"its keys are nested too deeply: more than {MOST_LEVELS} levels."
+                raise RecipeError(GROUP, f"{file}:{line}: {deep}")
+            plain = isinstance(event, yaml.ScalarEvent) and not event.style
+            if plain and _BASE_60.fullmatch(event.value):
                 raise RecipeError(
                     GROUP,
-                    f"{file}:{event.start_mark.line + 1}: its keys are nested too deeply: more than"
-                    f" {MOST_LEVELS} levels.",
+                    f"{file}:{line}: {event.value} is a number in base 60 in YAML.",
+                    f'Write it in quotes: "{event.value}".',
                 )
 
 

@@ -51,16 +51,16 @@ def meanings(cls: type) -> tuple[str, dict[str, str]]:
     Raises ValueError for a key of the class that the docstring does not name.
     """
     names = {field.name for field in dataclasses.fields(cls)}
-    prose, found, key = [], {}, ""
+    prose, found, keys = [], {}, []
     for line in inspect.cleandoc(cls.__doc__ or "").splitlines():
-        start = re.match(r"(\w+): (.*)", line)
-        if start and start[1] in names:
-            key = start[1]
-            found[key] = start[2]
-        elif key and line.startswith(" "):
-            found[key] += " " + line.strip()
+        start = re.match(r"([\w, ]+): (.*)", line)
+        if start and names.issuperset(start[1].split(", ")):
+            keys = start[1].split(", ")
+            found.update(dict.fromkeys(keys, start[2]))
+        elif keys and line.startswith(" "):
+            found.update({key: f"{found[key]} {line.strip()}" for key in keys})
         else:
-            key = ""
+            keys = []
             prose.append(line)
     if missing := names - set(found):
         raise ValueError(f"{cls.__qualname__} says nothing of {', '.join(sorted(missing))}")

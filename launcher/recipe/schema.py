@@ -262,13 +262,10 @@ class Slurm:
 
     cluster: slurm; local: the job runs on this host, with one task for each of launch.nnodes, to
         try it.
-    partition: passed to sbatch.
-    account: passed to sbatch.
-    qos: passed to sbatch.
+    partition, account, qos: passed to sbatch.
     minutes: wall clock time of the job.
     warning_s: time before the job's end at which it returns to the queue.
-    cpus_per_node: null: what the ranks of a node need.
-    gpus_per_node: null: what the ranks of a node need.
+    cpus_per_node, gpus_per_node: null: what the ranks of a node need.
     mem_gb: memory of a node; null: the cluster's default.
     setup: shell lines that run before the tasks.
     extra: more flags of sbatch.

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 from flowrun.launcher.recipe.key_schema import meanings
 from flowrun.launcher.recipe.schema import CHOICES, RecipeSchema
-from flowrun.launcher.recipe.value_ranges import RANGES, ends_of
+from flowrun.launcher.recipe.value_ranges import RANGES, ends_of, hints_of, kinds_of
 
 Schema = dict[str, Any]
 NAME = "recipe.schema.json"
@@ -52,12 +51,10 @@ def write_schema(file: Path) -> str:
 
 def _of_class(cls: type, section: str) -> Schema:
     _, meaning = meanings(cls)
-    hints = get_type_hints(cls)
-    properties = {}
-    for field in fields(cls):
-        dotted = f"{section}.{field.name}".lstrip(".")
-        found = _of_key(hints[field.name], dotted)
-        properties[field.name] = {**found, "description": meaning[field.name]}
+    properties = {
+        name: {**_of_key(hint, f"{section}.{name}".lstrip(".")), "description": meaning[name]}
+        for name, hint in hints_of(cls)
+    }
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
@@ -66,12 +63,11 @@ def _of_key(hint: Any, row: str) -> Schema:
 
     hint: its type.  row: the key, with * for what is inside a list or a mapping.
     """
-    if isinstance(hint, type) and is_dataclass(hint):
-        return _of_class(hint, row)
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    kinds = kinds_of(hint)
     if Any in kinds:
         return {}
-    return {"anyOf": [*(_of_type(kind, row) for kind in kinds), {"$ref": "#/$defs/reference"}]}
+    found = [_of_type(kind, row) for kind in kinds]
+    return found[0] if is_dataclass(hint) else {"anyOf": [*found, {"$ref": "#/$defs/reference"}]}
 
 
 def _of_type(kind: Any, row: str) -> Schema:
