@@ -82,8 +82,6 @@ class BERT(nn.Module):
         narrow_residual: bool = False,
     ) -> None:
         super().__init__()
-        if width % heads:
-            raise ValueError(f"width {width} is not a multiple of heads {heads}")
         self.narrow_residual = narrow_residual
         self.embed = Embed(vocabulary, context, width, dropout)
         self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(depth))

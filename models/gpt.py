@@ -45,6 +45,8 @@ class Attention(nn.Module):
         causal: bool = True,
     ) -> None:
         super().__init__()
+        if width % heads:
+            raise ValueError(f"width {width} is not a multiple of heads {heads}")
         self.heads, self.head_width = heads, width // heads
         self.share, self.separate_qkv, self.causal = dropout, separate_qkv, causal
         if separate_qkv:
@@ -125,8 +127,6 @@ class GPT(nn.Module):
         qkv_apart: bool = False,
     ) -> None:
         super().__init__()
-        if width % heads:
-            raise ValueError(f"width {width} is not a multiple of heads {heads}")
         self.narrow_residual = narrow_residual
         self.embed = Embed(vocabulary, context, width, dropout)
         self.blocks = nn.ModuleList(

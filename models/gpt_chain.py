@@ -64,8 +64,6 @@ class ChainGPT(nn.Module):
 
     def __init__(self, vocabulary: int, context: int, depth: int, heads: int, width: int) -> None:
         super().__init__()
-        if width % heads:
-            raise ValueError(f"width {width} is not a multiple of heads {heads}")
         self.embed = Embed(vocabulary, context, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.head = Head(vocabulary, width)

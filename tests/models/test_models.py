@@ -1,22 +1,36 @@
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from flowrun.models.bert import BERT
 from flowrun.models.convnet import ConvNet
 from flowrun.models.gpt import GPT
+from flowrun.models.gpt_chain import ChainGPT
+from flowrun.models.llama import Llama
 from flowrun.models.losses import cross_entropy
 from flowrun.models.metrics import accuracy, perplexity
 from flowrun.models.mlp import MLP
 
+SIZES = {"vocabulary": 11, "context": 6, "depth": 2, "heads": 2, "width": 8}
+NEXT_TOKEN = {
+    "gpt": lambda: GPT(**SIZES),
+    "gpt_chain": lambda: ChainGPT(**SIZES),
+    "llama": lambda: Llama(vocabulary=11, depth=2, heads=4, key_heads=2, width=32, inner=48),
+}
 
-def test_a_gpt_does_not_look_ahead() -> None:
-    model = GPT(vocabulary=11, context=6, depth=2, heads=2, width=8)
+
+@pytest.mark.parametrize("make", NEXT_TOKEN.values(), ids=NEXT_TOKEN)
+def test_who_predicts_the_next_token_does_not_look_ahead(make: Callable[[], nn.Module]) -> None:
+    model = make()
     tokens = torch.tensor([[1, 2, 3, 4, 5, 6]])
     changed = tokens.clone()
     changed[0, 4] = 9
     before, after = model(tokens), model(changed)
-    assert torch.equal(before[0, :4], after[0, :4]) and not torch.equal(before[0, 4], after[0, 4])
+    torch.testing.assert_close(before[0, :4], after[0, :4])
+    assert not torch.allclose(before[0, 4], after[0, 4])
 
 
 def test_q_k_and_v_apart_are_the_rows_of_one_layer() -> None:
@@ -71,9 +85,10 @@ def test_between_blocks_a_sum_is_fp32_under_autocast_but_where_it_is_narrow(
     assert passed == [under] * 4 + [torch.float32] * 4
 
 
-def test_a_width_that_heads_do_not_divide_is_refused() -> None:
+@pytest.mark.parametrize("make", [GPT, BERT, ChainGPT])
+def test_a_width_that_heads_do_not_divide_is_refused(make: type[nn.Module]) -> None:
     with pytest.raises(ValueError, match="not a multiple"):
-        GPT(vocabulary=11, context=6, depth=1, heads=3, width=8)
+        make(**{**SIZES, "heads": 3})
 
 
 @pytest.mark.parametrize("model", [MLP(64, 5, 10), ConvNet(8, 2, 10)], ids=["mlp", "convnet"])

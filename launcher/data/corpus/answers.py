@@ -146,7 +146,7 @@ def _write_row(row: PlacedRow, write: RowWriter, special: SpecialTokens) -> Answ
     except ArgumentError as error:
         problem = f"{row.place}: {error.problem}"
         raise ArgumentError(error.argument, problem, error.instead) from error
-    except Exception as error:  # of a format, too
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # of a format, too
         raise ArgumentError("path", f"{row.place}: {error}.") from error
 
 
