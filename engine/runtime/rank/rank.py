@@ -119,6 +119,7 @@ class Rank:
                 value = initial[name]
                 for target, slices in unfilled:
                     target.copy_(cut(value, slices))
+                del value  # before the next is made
         for v, start in states:
             self._empty(v)[0].fill_(start)
 
