@@ -43,7 +43,6 @@ from flowrun.launcher.model.op_schema import dense
 from flowrun.launcher.model.replay import (
     Geometry,
     RecordedCall,
-    Storages,
     StorageValue,
     View,
     perform,
@@ -80,10 +79,7 @@ def defer(
 
 
 class _Recorder(DispatchMode):
-    """Record what storages without memory hold.
-
-    values: by storage.  known: storages that were made for Python to look at, until the next are.
-    """
+    """Record what storages without memory hold.  values: by storage."""
 
     def __init__(self, draws: bool, least_bytes: int) -> None:
         super().__init__()
@@ -92,7 +88,6 @@ class _Recorder(DispatchMode):
         self.values: dict[int, StorageValue] = {}
         self.storages: dict[int, StorageWeakRef] = {}  # which keep a number from being used again
         self.writes: Counter[int] = Counter()
-        self.known: Storages = {}
         self.failed: Unrecordable | None = None
         self.rests = False
 
@@ -247,11 +242,7 @@ class _Recorder(DispatchMode):
 
     def _values(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Make the values of tensors for a caller that only reads them."""
-        views = [view for view in map(self.view, tensors) if view]
-        self._living()
-        current = set(self.values.values())
-        made, self.known = replay(views, self.known, current.__contains__)
-        return made
+        return replay([view for view in map(self.view, tensors) if view])
 
     def _bare(self, geometry: Geometry, value: StorageValue) -> Tensor:
         storage = storage_without_memory(geometry.num_bytes, op_schema.CPU)

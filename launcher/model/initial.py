@@ -29,7 +29,7 @@ class Initial(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         source = self.sources[name]
         if isinstance(source, View):
-            return replay([source])[0][0]
+            return replay([source])[0]
         value, dtype = source
         return value.detach().to(dtype, copy=True)
 

@@ -13,7 +13,7 @@ one thread, from the same state of the generator, makes the same bits.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -123,23 +123,14 @@ class View:
     geometry: Geometry
 
 
-def replay(
-    wanted: Sequence[View],
-    known: Mapping[StorageValue, torch.UntypedStorage] | None = None,
-    stays: Callable[[StorageValue], bool] = lambda value: False,
-) -> tuple[list[Tensor], Storages]:
-    """Make the `wanted` tensors on the CPU; those of one StorageValue share its storage.
-
-    known: storages that exist already.  stays: says which further values to return if they occur;
-    nobody may write to these.
-    """
-    storages: Storages = dict(known or {})
-    calls, made, readers = _find_needed(wanted, storages)
+def replay(wanted: Sequence[View]) -> list[Tensor]:
+    """Make the `wanted` tensors on the CPU; those of one StorageValue share its storage."""
+    storages: Storages = {}
+    calls, made, readers = _find_needed(wanted)
     with _recorded_settings(), torch.no_grad():
         for call in calls:
-            _run(call, made[call], storages, readers, stays)
-    tensors = [view.geometry.on(_storage(storages, view.value)) for view in wanted]
-    return tensors, {value: s for value, s in storages.items() if stays(value)}
+            _run(call, made[call], storages, readers)
+    return [view.geometry.on(_storage(storages, view.value)) for view in wanted]
 
 
 def perform(op: OpOverload, leaves: Sequence[object], spec: TreeSpec) -> list[Any]:
@@ -149,7 +140,7 @@ def perform(op: OpOverload, leaves: Sequence[object], spec: TreeSpec) -> list[An
 
 
 def _find_needed(
-    wanted: Sequence[View], known: Storages
+    wanted: Sequence[View],
 ) -> tuple[list[RecordedCall], dict[RecordedCall, list[StorageValue]], Counter[StorageValue]]:
     """Sort needed calls, each after those that it depends on; count readers of values."""
     calls: list[RecordedCall] = []
@@ -161,7 +152,7 @@ def _find_needed(
         each = todo.pop()
         if isinstance(each, RecordedCall):
             calls.append(each)
-        elif each.call is not None and each not in known and each not in found:
+        elif each.call is not None and each not in found:
             found.add(each)
             if each.call not in made:
                 made[each.call] = []
@@ -177,7 +168,6 @@ def _run(
     made: Sequence[StorageValue],
     storages: Storages,
     readers: Counter[StorageValue],
-    stays: Callable[[StorageValue], bool],
 ) -> None:
     """Do one call again: storages afterwards hold its Values, and no more those that were read for
     the last time.
@@ -187,11 +177,10 @@ def _run(
     for value in call.reads:
         here[value] = _storage(storages, value)
         readers[value] -= 1
-        if readers[value] or stays(value):
-            if value in written:
-                here[value] = here[value].clone()
-        else:
+        if not readers[value]:
             del storages[value]
+        elif value in written:
+            here[value] = here[value].clone()
     leaves = [x.geometry.on(here[x.value]) if isinstance(x, View) else x for x in call.leaves]
     if call.state is not None:
         torch.default_generator.set_state(call.state)
