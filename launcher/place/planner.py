@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -56,15 +56,11 @@ class Planner:
         self._staged, self._boxed = lru_cache(2)(self._stage), lru_cache(4)(self._box)
         self.problems: list[Outcome] = []  # branches that cannot be compiled
         self.plans: dict[Candidate, Rehearsed] = {}  # of those that may turn out to be the best
-        listed = isinstance(self.tree["placement"]["stages"], list)
-        kept = {"placement", "placement.chunks"}.intersection(self.tree["auto"]["keep"])
-        interleaved = bool(kept) and self.tree["placement"]["chunks"] > 1
-        straight = not (listed or interleaved or job.strategy.mirrored)
-        self.skip_repeats = (
-            captures.blocks.count >= MIN_BLOCKS_TO_EXTRAPOLATE
-            and straight
-            and self._has_blocks_in_line()
-        )
+        placement, kept = self.tree["placement"], self.tree["auto"]["keep"]
+        interleaved = placement["chunks"] > 1 and {"placement", "placement.chunks"} & {*kept}
+        crooked = isinstance(placement["stages"], list) or interleaved or job.strategy.mirrored
+        many = captures.blocks.count >= MIN_BLOCKS_TO_EXTRAPOLATE
+        self.skip_repeats = many and not crooked and self._has_blocks_in_line()
 
     @staticmethod
     def of(recipe: Recipe) -> Planner:
@@ -121,9 +117,7 @@ class Planner:
     def _merge(self, keys: Mapping[str, Any]) -> DictConfig:
         """Merge other keys into the recipe."""
         base = OmegaConf.create({**self.tree, "auto": without_own(self.tree["auto"])})
-        merged = OmegaConf.merge(schema(), base, keys)
-        assert isinstance(merged, DictConfig)
-        return merged
+        return cast(DictConfig, OmegaConf.merge(schema(), base, keys))
 
     # ------------------------------------------------------------------ PlanSource
 

@@ -78,39 +78,32 @@ def _merge_placed(tree: DictConfig, placed: Placed) -> dict[str, object]:
     tree["auto"] = without_own(tree.get("auto") or {})
     if "axes" in tree.get("placement", {}):
         del tree.placement.axes  # a merge would leave its axes before the others
-    merged = OmegaConf.merge(tree, placed.keys)
-    assert isinstance(merged, DictConfig)
-    if not merged["auto"]:
-        del merged["auto"]
-    return cast(dict[str, object], OmegaConf.to_container(merged))
+    if not tree["auto"]:
+        del tree["auto"]
+    return cast(dict[str, object], OmegaConf.to_container(OmegaConf.merge(tree, placed.keys)))
 
 
 def _own(file: Path) -> dict[str, Any]:
     """Read the recipe's file; a recipe that it builds on stays named in its defaults."""
     found: Any = OmegaConf.to_container(OmegaConf.load(file))
     found.setdefault("name", file.stem)
-    found["defaults"] = [_anywhere(entry, file) for entry in found.get("defaults") or []]
+    found["defaults"] = [  # a recipe that is named by a path, by one that holds in any folder
+        str((file.parent / entry).resolve()) if isinstance(entry, str) and is_path(entry) else entry
+        for entry in found.get("defaults") or []
+    ]
     return found  # type: ignore[no-any-return]
-
-
-def _anywhere(entry: object, file: Path) -> object:
-    """A recipe that is named by a path, by one that holds in any folder."""
-    if isinstance(entry, str) and is_path(entry):
-        return str((file.parent / entry).resolve())
-    return entry
 
 
 def _choose(defaults: list[object], group: str, override: Override) -> None:
     """A group of the command line takes the place of the recipe's own choice, or of what the recipe
     that it builds on chose.
     """
-    if GROUP in map(group_of, defaults):
-        defaults[:] = [entry for entry in defaults if group_of(entry) != group]
-        defaults.append({f"override /{group}": override.value()})
-        return
-    places = [k for k, entry in enumerate(defaults) if group_of(entry) == group] or [0]
+    groups = [group_of(entry) for entry in defaults]
+    place, word = groups.index(group) if group in groups else 0, f"/{group}"
+    if GROUP in groups:
+        place, word = len(defaults), f"override /{group}"
     defaults[:] = [entry for entry in defaults if group_of(entry) != group]
-    defaults.insert(places[0], {f"/{group}": override.value()})
+    defaults.insert(place, {word: override.value()})
 
 
 def _comments(placed: Placed) -> str:

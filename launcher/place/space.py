@@ -14,6 +14,7 @@ from operator import getitem
 from typing import Any
 
 from flowrun.engine.ir.placement import BATCH_AXES
+from flowrun.launcher.recipe.key_trees import flatten_keys, spell_value
 from flowrun.launcher.recipe.schema import KEEPABLE, MIRRORED
 
 Axes = tuple[tuple[str, int], ...]
@@ -81,7 +82,7 @@ class Candidate:
     @property
     def overrides(self) -> tuple[str, ...]:
         """The same for a command line."""
-        return tuple(f"{key}={value}" for key, value in _leaves(self.keys))
+        return tuple(f"{key}={spell_value(value)}" for key, value in flatten_keys(self.keys))
 
     def __str__(self) -> str:
         count = self.branch.micro_batches
@@ -198,12 +199,3 @@ def factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:
     for first in (n for n in range(1, number + 1) if number % n == 0):
         for rest in factors(number // first, parts - 1):
             yield (first, *rest)
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            listed = f"[{','.join(value)}]" if isinstance(value, list) else value
-            yield f"{prefix}{key}", "null" if value is None else str(listed)

@@ -43,3 +43,12 @@ def flatten_keys(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from flatten_keys(value, f"{prefix}.{key}" if prefix else str(key))
     else:
         yield prefix, tree
+
+
+def spell_value(value: object) -> str:
+    """Write a value as Hydra reads it on a command line."""
+    if isinstance(value, list):
+        return f"[{','.join(map(spell_value, value))}]"
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -81,10 +81,11 @@ class StepLog:
 
     def cut(self, step: int) -> None:
         """Forget `step` and those after it, which will be done again."""
-        if self.first and self.last:
+        if self.last:
             self.count = max(0, self.count - max(0, self.last.step + 1 - step))
-            self.first = self.first if self.first.step < step else None
-        while self.newest and self.newest[-1].step >= step:
+        if self.first and self.first.step >= step:
+            self.first = None
+        while self.last and self.last.step >= step:
             self.newest.pop()
 
     def settled_s(self) -> float:

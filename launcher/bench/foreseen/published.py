@@ -13,6 +13,7 @@ from typing import Any
 
 from flowrun.engine.rehearsal.rehearsal import Rehearsal
 from flowrun.launcher.bench.suite import make
+from flowrun.launcher.recipe.key_trees import spell_value
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import did_you_mean, require
 
@@ -115,17 +116,10 @@ def _table(name: str, node: Mapping[str, Any], always: tuple[str, ...]) -> Publi
             f"Give one for each of {', '.join(columns)}; null where there is none.",
         )
         pairs = [(k, v) for k, v in zip(columns, values, strict=True) if v is not None]
-        keys = tuple(f"{key}={_spell(value)}" for key, value in pairs if key not in UNITS)
+        keys = tuple(f"{key}={spell_value(value)}" for key, value in pairs if key not in UNITS)
         figures = tuple((key, float(value)) for key, value in pairs if key in UNITS)
         rows.append(PublishedRow(f"{name}/{title}", (*common, *keys, *always), figures))
     return PublishedTable(name, str(node["title"]), str(node["source"]), tuple(rows))
-
-
-def _spell(value: object) -> str:
-    """Write a value as Hydra reads it."""
-    if isinstance(value, list):
-        return f"[{','.join(map(_spell, value))}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _choose(tables: Sequence[PublishedTable], patterns: Sequence[str]) -> list[PublishedTable]:

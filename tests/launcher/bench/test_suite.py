@@ -42,30 +42,10 @@ def test_what_has_a_bound_is_a_setting_or_another_layout(name: str) -> None:
         assert set(experiment.at_most) <= known, experiment.name
 
 
-# layout -> largest share of a peer's time as users run it, with pages kept; least efficiency
-WANTED = {
-    "single": (0.86, 1.00, None),
-    "single_compiled": (1.00, 1.00, None),
-    "data": (0.84, 0.96, 0.93),
-    "zero1": (0.84, 0.96, 0.93),
-    "zero3": (0.70, 0.76, 0.90),
-    "tensor": (0.66, 0.74, 0.86),
-    "stages": (0.76, 0.78, 0.90),
-}
-
-
-@pytest.mark.parametrize("name", WANTED)
-def test_the_bounds_on_torchs_layouts(name: str) -> None:
-    experiment = suite("suite=peers").experiments[name]
-    bounds = (experiment.at_most["as is"], experiment.at_most["pages kept"], experiment.efficiency)
-    assert bounds == WANTED[name]
-
-
 def test_torchs_layouts_are_all_there() -> None:
     given = suite("suite=peers")
     kinds = {peer.kind for e in given.experiments.values() for peer in e.peers.values()}
     schedules = {peer.schedule for peer in given.experiments["stages"].peers.values()}
-    assert {*WANTED, "copies"} == set(given.experiments)
     assert kinds == set(KINDS)
     assert schedules == {"1F1B", "GPipe", "InterleavedZeroBubble", "ZBVZeroBubble"}
 
