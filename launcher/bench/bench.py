@@ -111,7 +111,6 @@ def _rounds(
 
 
 def _write(suite: Suite, records: list[FinishedRun], folder: Path) -> None:
-    """All that was measured, where, and what it comes to."""
     machine = {
         "cores": os.cpu_count(),
         "architecture": platform.machine(),

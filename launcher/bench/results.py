@@ -96,7 +96,7 @@ def _line(suite: Suite, run: Run, records: Sequence[FinishedRun]) -> ResultLine:
         rounds=len(mine),
         problem=problems[-1] if problems else "",
     )
-    line = _measured(line, suite, list(mine.values()))
+    line = _add_figures(line, suite, list(mine.values()))
     if run.side == FLOWRUN:
         counts = experiment.efficiency is not None
         alone = well(suite.efficiency_of, FLOWRUN) if counts else {}
@@ -116,7 +116,7 @@ def _line(suite: Suite, run: Run, records: Sequence[FinishedRun]) -> ResultLine:
     )
 
 
-def _measured(line: ResultLine, suite: Suite, samples: Sequence[Sample]) -> ResultLine:
+def _add_figures(line: ResultLine, suite: Suite, samples: Sequence[Sample]) -> ResultLine:
     """Add figures over the steps of all rounds but for the first of each."""
     if not samples:
         return line
@@ -150,7 +150,6 @@ def ratio(suite: Suite, over: Samples, under: Samples) -> float | None:
 
 
 def step_seconds(suite: Suite, sample: Sample) -> tuple[float, ...]:
-    """Return the seconds of the steps that count."""
     return sample.step_s[suite.warmup :]
 
 

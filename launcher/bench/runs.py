@@ -36,7 +36,7 @@ class Run:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What it has in common with those of other rounds."""
+        """The key that the same runs of other rounds have."""
         return self.experiment, self.side, self.mode, self.setting
 
 

@@ -51,7 +51,6 @@ def table(suite: Suite, found: Sequence[ResultLine]) -> RenderableType:
 
 
 def legend(suite: Suite) -> str:
-    """Say how to read the table."""
     runs = f"{suite.rounds} run{'s' * (suite.rounds != 1)}"
     return (
         f"ms: of a step, the median of {runs}, each without its first {suite.warmup}; "
@@ -64,7 +63,6 @@ def legend(suite: Suite) -> str:
 
 
 def _title(ours: ResultLine) -> Text:
-    """Make the title of a block, which begins with flowrun's line."""
     title = f"{ours.title}, {ours.mode}" if ours.mode != MODES[0] else ours.title
     speed = f"   {ours.per_s:,.0f} {ours.unit}/s" if ours.per_s is not None else ""
     share = ours.utilisation

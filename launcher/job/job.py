@@ -40,7 +40,6 @@ class WorkUnit:
     per_step: int
 
     def speed(self, step_s: float) -> float:
-        """Units a second."""
         return self.per_step / step_s if step_s > 0 else 0.0
 
 
@@ -102,7 +101,6 @@ class Job:
 
     @property
     def training(self) -> Rehearsed:
-        """The training plan and its rehearsal."""
         return self.plans.training
 
     @property
@@ -129,7 +127,6 @@ class Job:
 
     @property
     def eval_steps(self) -> int:
-        """Batches of one evaluation."""
         return self.materials.evaluation_sampler.eval_steps(self.recipe.eval.batches)
 
     @property
@@ -242,7 +239,6 @@ class Job:
         return trained | {name: (given.shape(name), given.dtype(name)) for name in self.unused}
 
     def about(self, step: int) -> About:
-        """Return the description of a checkpoint after `step` steps."""
         train, made = self.recipe.train, self.materials
         about = About(step, train.seed, train.batch_size, self.names)
         adapters = describe_adapters(made.model)

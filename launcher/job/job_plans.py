@@ -54,12 +54,11 @@ class JobPlans:
 
     @cached_property
     def cache(self) -> PlanCache:
-        """What is kept of plans on disk."""
+        """The plans that are kept on disk."""
         return PlanCache(self.recipe.engine.cache)
 
     @cached_property
     def story(self) -> Compilation:
-        """The compiler, given the materials."""
         return Compilation(self.materials.task, self.materials.example, self.strategy, self._keep)
 
     @cached_property
@@ -81,7 +80,6 @@ class JobPlans:
 
     @cached_property
     def captured(self) -> LogicalGraph:
-        """Training, as captured."""
         _ = self.traced
         with pause_collection():
             graph = self.story.captured
@@ -158,7 +156,6 @@ class JobPlans:
             self.check = check()
 
     def _compare(self) -> Check:
-        """Compare what was captured with the model.  Raises RecipeError."""
         start = time.perf_counter()
         made = self.materials
         both = (made.example, self._second_example())

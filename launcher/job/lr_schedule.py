@@ -137,7 +137,6 @@ def _parts(optim: Optim, steps: int) -> list[SchedulePart]:
 
 
 def _read(entry: object, where: str) -> tuple[str, dict[str, Any]]:
-    """The name and the arguments of a schedule."""
     if not isinstance(entry, Mapping) or "name" not in entry:
         instead = "Write {name: CosineAnnealingLR, T_max: 200}."
         raise RecipeError(where, "nothing names the schedule.", instead)

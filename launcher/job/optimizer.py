@@ -60,7 +60,6 @@ def optimizer_of(recipe: Recipe) -> Optimizer:
 
 
 def _value(optim: Optim, key: str) -> float | bool:
-    """A number of the recipe: beta1 and beta2 are the two betas."""
     if key in ("beta1", "beta2"):
         return float(optim.betas[key == "beta2"])
     return getattr(optim, key)  # type: ignore[no-any-return]

@@ -132,7 +132,6 @@ def _made_by() -> tuple[str, ...]:
 
 
 def _tidy(where: Path) -> None:
-    """Keep within the limits."""
     kept = sorted(where.glob(f"*{_SUFFIX}"), key=lambda file: -file.stat().st_mtime)
     total = 0
     for k, file in enumerate(kept):

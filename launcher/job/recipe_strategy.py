@@ -26,7 +26,6 @@ AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def strategy_of(recipe: Recipe) -> Strategy:
-    """Turn a recipe into a Strategy."""
     auto = recipe.auto
     return Strategy(
         axes=recipe.axes,

@@ -67,7 +67,6 @@ class WholeStep:
         return WholeStep(sum(seconds.values()), seconds[FORWARD], held, strategy.hardware.core)
 
     def bound(self, branch: Branch) -> Bound:
-        """Bound all candidates of a branch."""
         work = self.seconds / branch.stage_ranks
         forward = self.forward_s / self.seconds if self.seconds else 0.0
         core = self.core
@@ -101,7 +100,6 @@ class LaidOutBranch:
 
     @cached_property
     def _work(self) -> tuple[StageWork, ...]:
-        """The work of each stage."""
         grids = [placement.shape for placement in self.strategy.placements]
         each, forward, once = ([0.0] * len(grids) for _ in range(3))
         of_weights = self.graph.of_weights

@@ -36,7 +36,6 @@ class ReducedDepthPlan:
 
     @property
     def stages(self) -> range:
-        """The stages of the plan."""
         return range(len(self.found.plan.placements))
 
     @cached_property
@@ -46,11 +45,6 @@ class ReducedDepthPlan:
         for actor in (actor for actor in plan.actors if actor.computes):
             work[actor.stage] += actor.seconds * plan.acts_per_step(actor)
         return tuple(work)
-
-    @property
-    def bound_bytes(self) -> tuple[int, ...]:
-        """The bytes of a rank, by stage."""
-        return self.found.rehearsal.bound_bytes
 
     @cached_property
     def stash(self) -> tuple[int, ...]:
@@ -146,7 +140,7 @@ def extrapolate(
     moving_s = max(0.0, step_s - work_s - fill_s) * moving_share(high, [1] * here)
     needed = [
         round(
-            linear(few.bound_bytes[k], more.bound_bytes[k], most[k])
+            linear(*(plan.found.rehearsal.bound_bytes[k] for plan in plans), most[k])
             + _further_held(candidate, here, k) * linear(few.stash[k], more.stash[k], most[k])
         )
         for k in more.stages

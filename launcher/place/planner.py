@@ -80,7 +80,6 @@ class Planner:
 
     @cached_property
     def space(self) -> Space:
-        """The candidates of the recipe."""
         graph = self._all_rows(2 if self.skip_repeats else 0)
         return Space.of(self.tree, self.ranks, find_repeated(graph))
 
@@ -115,14 +114,12 @@ class Planner:
         return resolve(self._merge({}))
 
     def _merge(self, keys: Mapping[str, Any]) -> DictConfig:
-        """Merge other keys into the recipe."""
         base = OmegaConf.create({**self.tree, "auto": without_own(self.tree["auto"])})
         return cast(DictConfig, OmegaConf.merge(schema(), base, keys))
 
     # ------------------------------------------------------------------ PlanSource
 
     def branches(self) -> Iterator[tuple[Branch, Bound]]:
-        """All of the space."""
         whole = self.all_of()
         for branch in self.space.branches():
             yield branch, whole.bound(branch)
@@ -146,7 +143,6 @@ class Planner:
 
     @pause_collection()
     def plan(self, candidate: Candidate) -> Outcome:
-        """Compile and rehearse."""
         try:
             strategy = self.strategy_of(candidate)
             found = plan_boxed(self._boxed(boxing_of(strategy)), strategy)

@@ -72,7 +72,6 @@ class DepthBound:
         return Bound(max(core * least, work), round(held + in_flight * self._stored), expected)
 
     def _per_stage(self, of: Callable[[LaidOutBranch], float]) -> float:
-        """Return a quantity of one stage of the whole model."""
         one, two = of(self.one), of(self.two)
         return (one + (self.blocks - 1) * (two - one)) / self.branch.stages
 
@@ -108,7 +107,6 @@ class ReducedDepthPlanner:
     # ------------------------------------------------------------------ PlanSource
 
     def branches(self) -> Iterator[tuple[Branch, Bound]]:
-        """Yield the branches that make sense."""
         one, two = (self.planner.all_of(count) for count in (1, 2))
         more = self.blocks.count - 1
         whole = WholeStep(
@@ -180,12 +178,10 @@ class ReducedDepthPlanner:
                 yield leaf
 
     def bound(self, candidate: Candidate) -> Bound:
-        """Return the bound of a candidate before there is a plan of it."""
         recomputed = Recompute(candidate.recompute, candidate.keep)
         return self._depth_bound(candidate.branch, recomputed).bound(candidate)
 
     def _bound_branch(self, branch: Branch, recomputed: Recompute) -> DepthBound:
-        """Bound a branch by the layouts of one block and of two."""
         whole = self.planner.strategy_of(Candidate(branch))
         strategy = replace(
             whole,

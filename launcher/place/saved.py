@@ -74,7 +74,6 @@ def _set_keys(tree: DictConfig, overrides: list[Override]) -> None:
 
 
 def _merge_placed(tree: DictConfig, placed: Placed) -> dict[str, object]:
-    """Merge the chosen keys into those of the recipe."""
     tree["auto"] = without_own(tree.get("auto") or {})
     if "axes" in tree.get("placement", {}):
         del tree.placement.axes  # a merge would leave its axes before the others

@@ -103,7 +103,6 @@ def coverage(found: PlacementResult) -> str:
 
 
 def _figures(outcome: Outcome) -> dict[str, str]:
-    """Return the figures of an outcome by heading."""
     estimate = outcome if outcome.extrapolated else outcome.estimate
     return {
         "a step": "" if outcome.extrapolated else seconds(outcome.step_s),

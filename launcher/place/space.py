@@ -35,12 +35,10 @@ class Branch:
 
     @property
     def num_ranks(self) -> int:
-        """The number of ranks of all stages."""
         return self.stage_ranks * self.stages
 
     @property
     def stage_ranks(self) -> int:
-        """The number of ranks of one stage."""
         return math.prod(size for _, size in self.axes)
 
     def __str__(self) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class BarPanel:
-    """A panel.  sides: (what a bar is, colour of each bar or of all, its values, one a run), beside
-    each other in the row of their run.  marks: where a red line stands in a row; None: nowhere.
+    """A panel.  sides: (what a bar is, colour of each bar or of all, its values, one a run), one
+    below the other in the row of their run.  marks: where a red line stands in a row; None: none.
     """
 
     title: str

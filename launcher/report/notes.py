@@ -124,7 +124,6 @@ def _no_curves(job: Job) -> Iterator[str]:
 
 
 def _note_unchecked_capture(job: Job) -> Iterator[str]:
-    """Note why the captured step was not compared with the module (engine/capture/check/)."""
     if job.plans.check and job.plans.check.why_none:
         yield f"what was captured was not compared with the model: {job.plans.check.why_none}"
 

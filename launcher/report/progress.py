@@ -50,7 +50,6 @@ class Progress:
         return self._console
 
     def show_plan(self, job: Job, training: Rehearsed) -> None:
-        """Show what is about to run."""
         plan, rehearsal = training.plan, training.rehearsal
         self.steps = job.recipe.train.steps
         self.console.print(stage_table(job, training))
@@ -125,14 +124,12 @@ class Progress:
         self.console.print(written, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Stop drawing."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
 
 
 def _compare(report: Report) -> Iterator[tuple[str, str, str]]:
-    """What was foreseen next to what was measured, a figure a row."""
     foreseen, measured = sides = report.foreseen, report.measured
     yield "step time", seconds(foreseen["step_s"]), seconds(measured["step_s"])
     if "utilisation" in measured:
@@ -145,7 +142,6 @@ def _compare(report: Report) -> Iterator[tuple[str, str, str]]:
 
 
 def step_time_table(times: Sequence[StepTime]) -> Table:
-    """Make a table of where the time of a step went, one line for each rank (engine.trace)."""
     columns = {
         "step": "step_s",
         "compute": "compute_s",

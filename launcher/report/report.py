@@ -74,7 +74,6 @@ class StepLog:
         return self.newest[-1] if self.newest else None
 
     def add(self, record: StepRecord) -> None:
-        """Take the next step."""
         self.count += 1
         self.first = self.first or record
         self.newest.append(record)
@@ -218,12 +217,10 @@ class Report:
         )
 
     def to_json(self) -> str:
-        """Return the text of report.json."""
         return json.dumps(strict(asdict(self)), indent=2)
 
     @staticmethod
     def from_json(text: str) -> Report:
-        """Read what to_json wrote."""
         found = json.loads(text)
         losses = {k: math.nan for k in ("first_loss", "last_loss") if found[k] is None}
         return Report(**found | losses)

@@ -50,7 +50,6 @@ def level_report(job: Job, level: str) -> str:
 
 
 def check_level(level: str) -> None:
-    """Raise RecipeError for a name that is none of EXPLAINED."""
     instead = f"Choose {one_of(EXPLAINED)}."
     require(level in EXPLAINED, "--level", f"there is no level {level!r}.", instead)
 

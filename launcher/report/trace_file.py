@@ -54,7 +54,6 @@ class _Timeline:
     def events(
         self, notes: Mapping[int, Sequence[TraceEvent]], training: Rehearsed
     ) -> Iterator[Event]:
-        """Every event of the file."""
         for rank, slices in self.traced.items():
             stage = self.plan.stage_of(rank)
             name = f"rank {rank}, stage {stage}"

@@ -114,5 +114,5 @@ def plan_row(recipe: Recipe) -> Rehearsed:
 
 
 def _samples(value: Tensor, count: int) -> Tensor:
-    """As many samples as one; nothing is written, so that they take no page of memory."""
+    """Make many samples of one; nothing is written, so that they take no page of memory."""
     return torch.empty((count, *value.shape), dtype=value.dtype)

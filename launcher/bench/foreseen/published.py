@@ -21,8 +21,8 @@ KIND = "foreseen"
 
 
 def _tflops(recipe: Recipe, rehearsal: Rehearsal) -> float:
-    """Of one rank, by the formula of Megatron-LM, which counts activations that are computed
-    twice.
+    """The speed of one rank, by the formula of Megatron-LM, which counts activations that are
+    computed twice.
     """
     model, length = recipe.model, int(recipe.data["length"])
     sizes = (int(model[key]) for key in ("depth", "width", "vocabulary"))

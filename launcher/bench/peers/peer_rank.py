@@ -40,7 +40,6 @@ def layout(kind: str) -> Callable[[Setting], TrainStep]:
 
 
 def main(file: Path, config_dir: str) -> None:
-    """Train, and write what was measured."""
     run, rank = make(Run, json.loads(file.read_text()), "run"), int(os.environ["RANK"])
     assert run.peer is not None
     job = Job(load(list(run.overrides), config_dir or None), values=False)

@@ -48,7 +48,6 @@ class Setting:
 
     @property
     def micro_batches(self) -> int:
-        """The micro-batches of a step."""
         return self.job.recipe.train.micro_batches
 
     def model(self) -> nn.Module:
@@ -71,7 +70,6 @@ class Setting:
             yield {name: copy_to_device(value, self.device) for name, value in batch.items()}
 
     def output(self, model: nn.Module, batch: PeerBatch) -> Any:
-        """Call the model on a batch."""
         return model(
             **{argument: batch[name] for argument, name in self.job.materials.task.inputs.items()}
         )
