@@ -174,7 +174,6 @@ class Driver:
         return kind(compiled, wires)
 
     async def _do(self, instruction: do.Instruction) -> None:
-        """Let a hand carry out an instruction."""
         match instruction:
             case do.Meet():
                 self._meet()
@@ -285,15 +284,8 @@ class Driver:
 
     async def _save(self, below: int) -> None:
         record, ranks = self.record, self.ranks
-        save = partial(
-            newest_state.save_snapshot,
-            ranks.compiled.job,
-            record.folder,
-            record.checkpoints,
-            ranks.snapshots,
-            record.complete_checkpoint,
-            below,
-        )
+        job, snapshots = ranks.compiled.job, ranks.snapshots
+        save = partial(newest_state.save_snapshot, record, job, snapshots, below)
         try:
             await self.desk.do("saving the snapshot", save)
         except (OSError, RunError) as refused:

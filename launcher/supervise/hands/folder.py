@@ -126,7 +126,6 @@ def roll_back(record: Record, start: Start | None, back: do.RollBack) -> None:
 
 
 def _line(record: Record, fault: Reason, first: int, source: str) -> dict[str, object]:
-    """Return a line of restarts.jsonl."""
     return {
         "restart": record.restarts + 1,
         "time": time.time(),

@@ -7,11 +7,9 @@ forked by the main thread: the kernel ends a child whose parent's thread has end
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -26,7 +24,7 @@ class RankProcesses:
     def __init__(self, first: int) -> None:
         self.first = first
         self._processes: list[BaseProcess] = []
-        self._ended: dict[int, int] = {}  # number -> status
+        self._ended: set[int] = set()  # their numbers
 
     def fork(self, live: Callable[[], None], place: MeetingPlace, count: int, threads: int) -> None:
         """Fork all of them.
@@ -42,30 +40,26 @@ class RankProcesses:
                 process = context.Process(
                     target=_live, args=(live, variables), name=f"rank {self.first + local}"
                 )
-                self._processes.append(process)
                 process.start()
+                self._processes.append(process)
 
     def poll(self) -> Iterator[tuple[int, str]]:
         """Yield the ranks that have ended badly since the last call, and how."""
         for number, process in enumerate(self._processes):
-            if number in self._ended or process.pid is None:
-                continue
-            if (status := process.exitcode) is not None:
-                self._ended[number] = status
+            if number not in self._ended and (status := process.exitcode) is not None:
+                self._ended.add(number)
                 if status:
                     yield self.first + number, describe_exit(status)
 
     @property
     def are_gone(self) -> bool:
         """True if all have ended."""
-        return all(k in self._ended or p.pid is None for k, p in enumerate(self._processes))
+        return len(self._ended) == len(self._processes)
 
     def kill(self) -> None:
         """Kill those that run."""
-        for number, process in enumerate(self._processes):
-            if number not in self._ended and process.pid is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
+        for process in self._processes:
+            process.kill()
 
 
 def _live(live: Callable[[], None], variables: Mapping[str, str]) -> None:

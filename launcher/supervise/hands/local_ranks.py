@@ -58,9 +58,17 @@ class LocalRanks(RanksHand):
 
     def fork(self, place: MeetingPlace) -> None:
         """See RanksHand."""
-        start, first = place_of(self.compiled.job.start), place.number * self._count
-        self.gate = gate = StepGate.make_shared(self._count, start.step)
-        self._round = round_ = self._prepare(first)
+        start, count, record = place_of(self.compiled.job.start), self._count, self.wires.record
+        first, logs = place.number * count, record.run_folder / LOGS
+        files = [logs / f"rank_{rank}.log" for rank in range(first, first + count)]
+        plans = [p.plan for p in (self.compiled.training, self.compiled.evaluation) if p]
+        self._round = round_ = _Forked(
+            processes=RankProcesses(first),
+            outputs=ProcessOutputs(files, (STDOUT, STDERR), record.lose),
+            pulses=Pulses(plans, count),
+            stacks=Stacks(count),
+        )
+        self.gate = gate = StepGate.make_shared(count, start.step)
         try:
             self.wires.desk.do_alone("forking ranks", lambda: self._fork(round_, gate, place))
         finally:
@@ -72,19 +80,6 @@ class LocalRanks(RanksHand):
         if self._round:
             self._round.killed_s = time.monotonic()
             self._round.processes.kill()
-
-    def _prepare(self, first: int) -> _Forked:
-        count, record = self._count, self.wires.record
-        plans = [p.plan for p in (self.compiled.training, self.compiled.evaluation) if p]
-        logs = [
-            record.run_folder / LOGS / f"rank_{rank}.log" for rank in range(first, first + count)
-        ]
-        return _Forked(
-            processes=RankProcesses(first),
-            outputs=ProcessOutputs(logs, (STDOUT, STDERR), record.lose),
-            pulses=Pulses(plans, count),
-            stacks=Stacks(count),
-        )
 
     def _fork(self, round_: _Forked, gate: StepGate, place: MeetingPlace) -> None:
         compiled, count = self.compiled, self._count

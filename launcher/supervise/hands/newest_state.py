@@ -11,7 +11,7 @@ on disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +20,10 @@ from flowrun.launcher.job.job import Job, Start
 from flowrun.launcher.ranks.rank_saves import list_shards
 from flowrun.launcher.ranks.snapshot_memory import MemorySnapshot, SnapshotMemory
 from flowrun.launcher.ranks.stamps import NONE
+from flowrun.launcher.report.record import Record
 from flowrun.launcher.store import checkpoint as checkpoints
 from flowrun.launcher.store.checkpoint import Checkpoint
 from flowrun.launcher.supervise.life.events import ROLLED_BACK, StartPlace
-
-Complete = Callable[[Path, int, Mapping[str, Sequence[int]]], object]
 
 
 @dataclass(frozen=True)
@@ -103,22 +102,13 @@ def find_rollback(found: Sequence[Checkpoint], every: int, steps: int) -> Rolled
     return RolledBack(steps, weights)
 
 
-def save_snapshot(
-    job: Job,
-    folder: Path,
-    found: Sequence[Checkpoint],
-    snapshots: SnapshotMemory | None,
-    complete: Complete,
-    below: int,
-) -> None:
-    """Save what ranks left in memory as a checkpoint, which any layout reads, if it is the newest
-    state.
-
-    job: what the ranks did.  folder, found: of the run, with its checkpoints.  complete: makes a
-    checkpoint count.  below: see find_start.  Raises OSError, RunError.
+def save_snapshot(record: Record, job: Job, snapshots: SnapshotMemory | None, below: int) -> None:
+    """Save what ranks of a job left in memory as a checkpoint, which any layout reads, if it is the
+    newest state.  below: see find_start.  Raises OSError, RunError.
     """
+    folder = record.folder
     checkpoints.remove_partial(folder)
-    start = find_start(found, snapshots, below)
+    start = find_start(record.checkpoints, snapshots, below)
     if not isinstance(start, MemorySnapshot) or not start.step:
         return
     plan, partial = start.memory.plan, checkpoints.partial_folder(folder, start.step)
@@ -128,4 +118,4 @@ def save_snapshot(
         shards = list_shards(job, plan, rank, start.views(rank))
         name = logical_checkpoint.file_of(partial, rank).name
         files[name] = logical_checkpoint.write(partial, rank, shards)
-    complete(partial, start.step, files)
+    record.complete_checkpoint(partial, start.step, files)

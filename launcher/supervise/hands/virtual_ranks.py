@@ -59,7 +59,6 @@ class VirtualRanks(RanksHand):
         self.wires.post(said.RankFailed(said.Reason(where, problem), lost_peer=False))
 
     def _send(self, event: Notice) -> None:
-        """Post an event, and wait where too many do."""
         self.wires.post(event)
         while self.wires.waits() and not self._stops:
             time.sleep(_FULL_S)

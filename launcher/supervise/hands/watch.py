@@ -301,9 +301,8 @@ def describe_hang(
 ) -> str:
     """Return the text of hang.txt.
 
-    hang: what hangs.  pulses: by rank.  stacks: by number among the ranks of the host.
-    children: the stacks of what a rank has forked, such as data workers, by that number and the
-        process.
+    pulses: by rank.  stacks: by number among the ranks of the host.  children: the stacks of what a
+    rank has forked, such as data workers, by that number and the process.
     """
     lines = [f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {hang.error.where}: {hang.error.problem}", ""]
     for k, (rank, pulse) in enumerate(pulses.items()):
@@ -325,7 +324,6 @@ def _indent(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _own_stacks() -> list[str]:
-    """Return the stacks of this process' threads."""
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file)
         file.seek(0)

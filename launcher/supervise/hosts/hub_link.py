@@ -150,7 +150,6 @@ class HubLink:
 
 
 def _reason(error: BaseException) -> str:
-    """Say in a few words why a connection failed."""
     if isinstance(error, EOFError):
         return "it closes the connection"
     if isinstance(error, TimeoutError):

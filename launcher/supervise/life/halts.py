@@ -145,7 +145,6 @@ def _fail(where: str, problem: str) -> Verdict:
 
 
 def _settle(halts: Halts) -> Halts:
-    """Return what is left for the next agreement."""
     left = tuple((host, offer) for host, offer in halts.came if offer.round > halts.round)
     return replace(halts, current=None, round=halts.round + 1, mine=None, came=left)
 

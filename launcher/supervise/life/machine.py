@@ -130,7 +130,6 @@ def _take_of_rank(state: RunState, event: Notice, host: int) -> Move:
 
 
 def _take_of_process(state: RunState, event: Notice, host: int) -> Move:
-    """Take what is seen of this host's processes."""
     match event:
         case ev.RanksForked() if state.phase is Life.FORKING:
             return _take_forked(state, event.place)
@@ -154,7 +153,6 @@ def _take_of_process(state: RunState, event: Notice, host: int) -> Move:
 
 
 def _take_of_host(state: RunState, event: Notice, host: int) -> Move:
-    """Take what comes of other hosts."""
     match event:
         case ev.Met():
             return _take_met(state, event)
@@ -182,7 +180,6 @@ def _take_of_host(state: RunState, event: Notice, host: int) -> Move:
 
 
 def _take_between(state: RunState, event: Notice) -> Move:
-    """Take what comes between rounds."""
     match event:
         case ev.Parted() if state.phase is Life.PARTING:
             return after.conclude(state)

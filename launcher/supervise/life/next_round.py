@@ -67,7 +67,6 @@ def conclude(state: RunState) -> Move:
 
 
 def _try_again(state: RunState, verdict: Verdict) -> Move:
-    """Let ranks begin again, or give the run up."""
     below = state.round.bad or -1
     if attempts := state.attempts.after(verdict.how, state.reached):
         return replace(state, phase=Life.RESTING, attempts=attempts), (do.FindStart(below),)
@@ -100,7 +99,6 @@ def begin_at(state: RunState, event: ev.StartFound) -> Move:
 
 
 def restart(state: RunState, fault: Reason, place: ev.StartPlace) -> do.Restart:
-    """Write down that ranks begin again."""
     return do.Restart(fault, place, state.attempts.in_row, state.attempts.limit)
 
 
