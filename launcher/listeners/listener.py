@@ -72,9 +72,7 @@ class Curves:
     """What loggers share: an evaluation is written as a step is."""
 
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
-        """See Listener."""
         raise NotImplementedError
 
     def on_evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        """See Listener."""
         self.on_step(step, {f"validation/{name}": value for name, value in values.items()})

@@ -17,7 +17,6 @@ class TensorBoard(Curves):
         self._writer: Any = None
 
     def on_start(self, run: RunInfo) -> None:
-        """See Listener."""
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         from torch.utils.tensorboard import SummaryWriter
 
@@ -25,12 +24,10 @@ class TensorBoard(Curves):
         self._writer = SummaryWriter(str(run.folder), purge_step=run.first_step or None)
 
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
-        """See Listener."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def on_end(self, status: str) -> None:
-        """See Listener."""
         self._writer.close()
 
 

@@ -31,7 +31,6 @@ class WandB(Curves):
         self._run: Any = None
 
     def on_start(self, run: RunInfo) -> None:
-        """See Listener."""
         import wandb
 
         known = _Number(run, "wandb")
@@ -48,11 +47,9 @@ class WandB(Curves):
         self._run.define_metric("*", step_metric="step")
 
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
-        """See Listener."""
         self._run.log({"step": step, **values})
 
     def on_end(self, status: str) -> None:
-        """See Listener."""
         self._run.finish(exit_code=int(status == "failed"))
 
 
@@ -71,7 +68,6 @@ class MLflow(Curves):
         self._written = 0.0
 
     def on_start(self, run: RunInfo) -> None:
-        """See Listener."""
         from mlflow import MlflowClient
 
         self._client = MlflowClient(tracking_uri=self._uri)
@@ -89,7 +85,6 @@ class MLflow(Curves):
             self._client.log_batch(self._number, params=params[k : k + _PARAMETERS])
 
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
-        """See Listener."""
         from mlflow.entities import Metric
 
         now = time.time()
@@ -102,7 +97,6 @@ class MLflow(Curves):
             self._written = now
 
     def on_end(self, status: str) -> None:
-        """See Listener."""
         named = {"complete": "FINISHED", "failed": "FAILED", "restarted": "RUNNING"}
         try:
             self._flush()
@@ -145,7 +139,6 @@ class Trackio(Curves):
         self._run: Any = None
 
     def on_start(self, run: RunInfo) -> None:
-        """See Listener."""
         import trackio
 
         known = _Number(run, "trackio")
@@ -155,11 +148,9 @@ class Trackio(Curves):
         known.write(name)
 
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
-        """See Listener."""
         self._run.log(dict(values), step=step)
 
     def on_end(self, status: str) -> None:
-        """See Listener."""
         self._run.finish()
 
 

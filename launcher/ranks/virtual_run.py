@@ -61,7 +61,6 @@ class _VirtualRun:
         self._evaluator = self._make_evaluator()
 
     def run_segment(self, last: int, first: int) -> None:
-        """See Trainer."""
         self._before = time.perf_counter()
         gates = self._gates
         self.cluster.run(
@@ -90,13 +89,11 @@ class _VirtualRun:
         return search.origins
 
     def compare(self, step: int) -> None:
-        """See Trainer."""
         bodies = self.cluster.ranks.items()
         digests = {rank: digests_of(self.cluster.plan, body.variables) for rank, body in bodies}
         check_replicas(self.cluster.plan, step, digests)
 
     def evaluate(self, step: int) -> None:
-        """See Trainer."""
         if self._evaluator:
             results = self._evaluator.run(self._job.eval_steps)
             self._send(said.Evaluated(step - 1, self._job.validation(results)))
@@ -115,7 +112,6 @@ class _VirtualRun:
         )
 
     def save(self, step: int) -> None:
-        """See Trainer."""
         folder = checkpoints.partial_folder(self._folder, step)
         for each in (folder.parent, folder):  # and not the run's folder, if it was removed
             each.mkdir(exist_ok=True)

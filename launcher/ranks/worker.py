@@ -239,7 +239,6 @@ class RankProcess:
             logical_checkpoint.restore(start.folder, self._plan.plan, self.rank, variables)
 
     def run_segment(self, last: int, first: int) -> None:
-        """See Trainer."""
         with self._memory.of_training(self._trained):
             self._trained.run(last, self._report, first, self._may_begin)
         step = self._gate.begun
@@ -253,15 +252,12 @@ class RankProcess:
         return self._gate.may_begin(steps)
 
     def save(self, step: int) -> None:
-        """See Trainer."""
         self._saves.save_checkpoint(step)
 
     def compare(self, step: int) -> None:
-        """See Trainer."""
         finite.compare_replicas(self._trained, step)
 
     def evaluate(self, step: int) -> None:
-        """See Trainer."""
         if planned := self._worker.compiled.evaluation:
             self._pulse.enter(Phase.PREPARING)
             self._evaluation = self._evaluation or self._make_evaluation(planned.plan)

@@ -42,9 +42,7 @@ from flowrun.launcher.supervise.hands.ranks_hand import RanksHand, Wires
 from flowrun.launcher.supervise.hands.signals import Preempted, Signals
 from flowrun.launcher.supervise.hands.virtual_ranks import VirtualRanks
 from flowrun.launcher.supervise.hands.watch import find_limit
-from flowrun.launcher.supervise.hosts.hosts import open_hosts
-from flowrun.launcher.supervise.hosts.meeting import describe_host
-from flowrun.launcher.supervise.hosts.words import Host
+from flowrun.launcher.supervise.hosts.hosts import Alone, Hosts
 from flowrun.launcher.supervise.life import events as ev
 from flowrun.launcher.supervise.life import instructions as do
 from flowrun.launcher.supervise.life.machine import begin, step
@@ -84,9 +82,6 @@ class Driver:
         desk: Desk,
         lease: Lease,
     ) -> None:
-        """record: of the run.  compiled: what ranks do.  listeners: follow it.  replan: plans for
-        other ranks.  desk: the main thread.  lease: of the run's folder.
-        """
         self.record, self.desk, self.lease, self.replan = record, desk, lease, replan
         self.loop, self.ledger = Loop(), folder.Ledger()
         launch = compiled.job.recipe.launch
@@ -96,9 +91,10 @@ class Driver:
         outlets = Outlets(lose=lose, fail=self._fail, stop=self._stop)
         self.listeners = Listeners(listeners, outlets, limit_s)
         self.listeners.prepare(record.describe)
-        self.hosts = open_hosts(
-            record.asked.launch, record.run_folder, limit_s, record.say, self.loop.post
-        )
+        asked, post = record.asked.launch, self.loop.post
+        self.hosts: Hosts | Alone = Alone(post)
+        if asked.num_hosts > 1 and asked.name == "local":
+            self.hosts = Hosts(asked, record.run_folder, limit_s, record.say, post)
         self.ranks = self._hand_for(compiled)
         terms = terms_of(compiled.job, may_change=nodes_of(record.asked.launch).may_change)
         self.state, self.first = begin(terms, place_of(compiled.job.start), record.reached)
@@ -157,8 +153,6 @@ class Driver:
         main_s, loop_s = self.desk.quiet_s, time.monotonic() - self.loop.beaten_s
         works = self.desk.works
         return max((main_s, f"the launcher, {works}"), (loop_s, f"the launcher {works}".strip()))
-
-    # ---- the hands -------------------------------------------------------------------------------
 
     def _hand_for(self, compiled: Compiled) -> RanksHand:
         wires = Wires(
@@ -228,18 +222,9 @@ class Driver:
         if joins and read_complete(record.run_folder, self.state.terms.steps):
             self.loop.post(ev.AlreadyComplete())
         else:
-            self.loop.begin(self.hosts.meet(self._describe))
-
-    def _describe(self) -> Host:
-        job, record = self.ranks.compiled.job, self.record
-        return describe_host(
-            record.asked,
-            device=job.device_type,
-            plan=str(self.ranks.compiled.training.plan),
-            planned=job.recipe.launch.num_hosts if record.agreed else 0,
-            start=job.start.step if job.start else 0,
-            folder=record.run_folder,
-        )
+            self.loop.begin(
+                self.hosts.meet(lambda: folder.describe_host(record, self.ranks.compiled))
+            )
 
     async def _fork(self) -> None:
         place, company = self.hosts.place, self.state.company
@@ -300,8 +285,6 @@ class Driver:
             return
         self.ranks, job = self._hand_for(compiled), compiled.job
         self.loop.post(ev.NewPlan(job.recipe.num_ranks, place_of(job.start)))
-
-    # ---- listeners -------------------------------------------------------------------------------
 
     def _fail(self, error: RunError) -> None:
         """A callback has failed, or hangs; any thread may call this."""

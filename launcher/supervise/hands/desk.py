@@ -38,9 +38,8 @@ class Desk:
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
     async def do(self, what: str, work: Callable[[], T], yields_to: int = 0) -> T:
-        """Let the main thread work, and wait for its result; called in the loop's thread.
-
-        what: for a person.  yields_to: see above.  Raises what the work does.
+        """Let the main thread work, and wait for its result; called in the loop's thread.  Raises
+        what the work does.
         """
         if self.is_away:
             return work()

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
+import yaml
+
 from flowrun.engine.trace.trace import TraceEvent
+from flowrun.launcher.job.compiling import Compiled
 from flowrun.launcher.job.job import Start
 from flowrun.launcher.ranks.rank_events import RankEnded, Reason, WeightsWritten
 from flowrun.launcher.ranks.wire import Notice
+from flowrun.launcher.recipe.key_trees import flatten_keys
+from flowrun.launcher.recipe.schema import nodes_of
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Log
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import find_step, remove_partial
 from flowrun.launcher.supervise.hands.lease import Lease, Owner
 from flowrun.launcher.supervise.hosts.token import find_token
+from flowrun.launcher.supervise.hosts.words import Host
 from flowrun.launcher.supervise.life import instructions as do
 from flowrun.launcher.supervise.life.events import FromHost
 from flowrun.launcher.supervise.life.halts import Company
@@ -76,6 +85,24 @@ class Ledger:
             )
         elif seen.host == 0:
             weights.join_shards([record.folder], num_ranks)
+
+
+def describe_host(record: Record, compiled: Compiled) -> Host:
+    """Describe this host to the others, before its first round."""
+    job, asked = compiled.job, record.asked
+    keys = {key: str(value) for key, value in flatten_keys(yaml.safe_load(asked.to_yaml()))}
+    return Host(
+        name=platform.node(),
+        nodes=str(nodes_of(asked.launch)),
+        node_rank=asked.launch.node_rank,
+        recipe={**keys, "launch.device": job.device_type},
+        plan=hashlib.sha256(str(compiled.training.plan).encode()).hexdigest(),
+        planned=job.recipe.launch.num_hosts if record.agreed else 0,
+        start=job.start.step if job.start else 0,
+        rounds=0,
+        versions={package: version(package) for package in ("torch", "flowrun")},
+        folder=str(record.run_folder.absolute()),
+    )
 
 
 def prepare(record: Record, company: Company, lease: Lease) -> None:

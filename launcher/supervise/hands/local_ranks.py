@@ -57,7 +57,6 @@ class LocalRanks(RanksHand):
         self._round: _Forked | None = None
 
     def fork(self, place: MeetingPlace) -> None:
-        """See RanksHand."""
         start, count, record = place_of(self.compiled.job.start), self._count, self.wires.record
         first, logs = place.number * count, record.run_folder / LOGS
         files = [logs / f"rank_{rank}.log" for rank in range(first, first + count)]

@@ -26,7 +26,6 @@ class VirtualRanks(RanksHand):
     _stops = False
 
     def fork(self, place: MeetingPlace) -> None:
-        """See RanksHand."""
         start = place_of(self.compiled.job.start)
         self._stops = False
         self.gate = StepGate.of_threads(self.compiled.training.plan.num_ranks, start.step)

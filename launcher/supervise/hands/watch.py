@@ -52,10 +52,8 @@ def find_limit(hang_s: float | None, step_s: float) -> float:
 
 
 def find_silence(limit_s: float) -> float:
-    """Return the seconds after which gloo and NCCL give a message up: late enough that the watch of
-    a host, which can name the rank, comes first.
-
-    limit_s: as find_limit returns.
+    """Return the seconds after which gloo and NCCL give a message up: later than find_limit's, so
+    that the watch of a host, which can name the rank, comes first.
     """
     return max(limit_s, _LONGEST_S) + _MARGIN_S if limit_s else _NEVER_S
 

@@ -173,10 +173,7 @@ async def open_channel(connected: socket.socket) -> JsonChannel:
 
 
 async def connect(address: str, port: int, within_s: float) -> JsonChannel:
-    """Connect to a launcher that listens, without a greeting yet.
-
-    within_s: seconds to wait.  Raises OSError if nobody answers.
-    """
+    """Connect to a launcher that listens, without a greeting.  Raises OSError if nobody answers."""
     async with asyncio.timeout(within_s):
         return JsonChannel(*await asyncio.open_connection(address, port))
 

@@ -56,14 +56,12 @@ class Alone:
         self._post(ev.Met(0, (), False))
 
     def broadcast(self, event: Notice) -> None:
-        """Do nothing."""
+        pass
 
     async def part(self, within_s: float) -> None:
-        """Wait for nobody."""
         self._post(ev.Parted())
 
     async def close(self) -> None:
-        """Close the store."""
         self._store = None
 
 
@@ -148,10 +146,7 @@ class Hosts:
         )
         return ev.Met(met.number, met.names, met.folder == self._folder and met.number > 0)
 
-    # ---- the run ---------------------------------------------------------------------------------
-
     def broadcast(self, event: Notice) -> None:
-        """Send an event to all other hosts."""
         self._send(event)
 
     async def part(self, within_s: float) -> None:
@@ -214,14 +209,6 @@ class Hosts:
                 self._say(f"this host was stopped for {stopped_s:.0f} s")
             if channel.falls_silent() and self.names and not link.server:
                 self._post(ev.HostSilent(0, self.names[0], channel.silent_s))
-
-
-def open_hosts(
-    launch: Launch, folder: Path, silence_s: float, say: Say, post: Post
-) -> Hosts | Alone:
-    """Return this launcher among the others.  The parameters are those of Hosts."""
-    together = launch.num_hosts > 1 and launch.name == "local"
-    return Hosts(launch, folder, silence_s, say, post) if together else Alone(post)
 
 
 def _missing(here: int, nodes: Nodes) -> str:

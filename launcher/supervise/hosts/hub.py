@@ -101,8 +101,6 @@ class Hub:
         last_call_s = _LAST_CALL_AGAIN_S if again else _LAST_CALL_S
         return self._begin() if now_s - self.enough_s >= last_call_s else []
 
-    # ---- the meeting -----------------------------------------------------------------------------
-
     def _meet(self, sender: int, host: Host) -> Outgoing:
         known = self.numbers.keys() | self.planning
         if self.first and sender not in known and (refused := self._refuse(self.first, host)):
@@ -168,8 +166,6 @@ class Hub:
             (key, Numbered(number, names, port, first.folder))
             for key, number in self.numbers.items()
         ]
-
-    # ---- the round -------------------------------------------------------------------------------
 
     def _part(self) -> Outgoing:
         if self.parted != set(self.numbers):

@@ -6,49 +6,17 @@ each other, or train on unlike plans, is an error that names the key and both va
 
 from __future__ import annotations
 
-import hashlib
-import platform
 from collections.abc import Sequence
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.recipe.key_trees import flatten_keys
-from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.recipe.schema import Launch, nodes_of
+from flowrun.launcher.recipe.schema import Launch
 from flowrun.launcher.supervise.hosts.words import Host, Refused
 
 _OF_A_HOST = tuple(f"launch.{key}" for key in ("node_rank", "rdzv_endpoint", "join_s", "threads"))
 _OF_THE_PLAN = ("hardware.",)  # keys that matter only if the plans differ
 _MOST_KEYS = 3  # of those that differ, how many are named
 SAME_COMMAND = "Give the same command on each host, with the same versions installed."
-
-
-def describe_host(
-    asked: Recipe, *, device: str, plan: str, planned: int, start: int, folder: Path
-) -> Host:
-    """Describe this host, before its first round.
-
-    asked: the recipe as it was given.  device: that its ranks compute on.  plan: as text.  planned:
-    hosts that it is for.  start: steps done of the state to begin at.  folder: of its run.
-    """
-    tree = yaml.safe_load(asked.to_yaml())
-    keys = {key: str(value) for key, value in flatten_keys(tree)}
-    return Host(
-        name=platform.node(),
-        nodes=str(nodes_of(asked.launch)),
-        node_rank=asked.launch.node_rank,
-        recipe={**keys, "launch.device": device},
-        plan=hashlib.sha256(plan.encode()).hexdigest(),
-        planned=planned,
-        start=start,
-        rounds=0,
-        versions={package: version(package) for package in ("torch", "flowrun")},
-        folder=str(folder.absolute()),
-    )
 
 
 def find_mismatch(first: Host, other: Host) -> Refused | None:

@@ -194,9 +194,6 @@ def _take_between(state: RunState, event: Notice) -> Move:
     return state, ()
 
 
-# ---- ranks ---------------------------------------------------------------------------------------
-
-
 def _take_file(state: RunState, event: said.FileWritten) -> Move:
     """A rank has written its file of a checkpoint; the last one completes it."""
     files = dict(state.round.files)
@@ -254,9 +251,6 @@ def _take_plan_wanted(state: RunState, event: ev.PlanWanted) -> Move:
 
 def _begin_again(state: RunState, place: ev.StartPlace) -> tuple[do.Instruction, ...]:
     return (after.restart(state, state.lost, place),) if state.lost else ()
-
-
-# ---- requests and time ---------------------------------------------------------------------------
 
 
 def _ask(state: RunState, asked: ev.Asked) -> Move:
