@@ -94,17 +94,11 @@ def search(source: PlanSource, limit: int, most: int, shown: int = SHOWN) -> Pla
         kept: list[_Open] = []
         while waiting and len(outcomes) < (most if by_time else most + most // 2):
             promise = _expect(outcomes) if by_time else _count_bytes
-            best = min(range(len(waiting)), key=lambda k: promise(waiting[k]))
-            item = waiting.pop(best)
+            item = waiting.pop(min(range(len(waiting)), key=lambda k: promise(waiting[k])))
             if _hopeless(item.bound, outcomes, limit, shown, by_time):
                 kept.append(item)
-            elif isinstance(item.what, Branch):
-                waiting += [_Open(*each) for each in source.open(item.what)]
             else:
-                outcome = replace(source.plan(item.what), expected_s=item.bound.expected_s)
-                outcomes.append(outcome)
-                if outcome.missing:
-                    waiting += [_Open(each, item.bound) for each in source.smaller(item.what)]
+                waiting += _look_at(item, source, outcomes)
         left = len(kept)
         if not by_time or not limit or any(outcome.fits for outcome in outcomes):
             break
@@ -116,6 +110,16 @@ def search(source: PlanSource, limit: int, most: int, shown: int = SHOWN) -> Pla
         unseen_s=min((item.bound.seconds for item in waiting), default=0.0),
         expected_s=min(map(_expect(outcomes), waiting), default=0.0),
     )
+
+
+def _look_at(item: _Open, source: PlanSource, outcomes: list[Outcome]) -> list[_Open]:
+    """Open a branch, or plan a candidate and add its outcome; return what that leads to."""
+    if isinstance(item.what, Branch):
+        return [_Open(*each) for each in source.open(item.what)]
+    outcome = replace(source.plan(item.what), expected_s=item.bound.expected_s)
+    outcomes.append(outcome)
+    smaller = source.smaller(item.what) if outcome.missing else ()
+    return [_Open(each, item.bound) for each in smaller]
 
 
 def order(outcome: Outcome) -> tuple[bool, bool, float, int, tuple[int, ...]]:
