@@ -38,7 +38,7 @@ class RankMemory:
         if cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
         yield
-        here = torch.cuda.max_memory_allocated(self.device) if cuda else rank.metering.peak
+        here = torch.cuda.max_memory_allocated(self.device) if cuda else rank.live_bytes.peak
         self.peak = max(self.peak, here)
         most = torch.cuda.max_memory_reserved(self.device) if cuda else self._most_taken()
         self.process_peak = self.process_peak or most

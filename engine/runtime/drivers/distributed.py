@@ -25,15 +25,17 @@ from flowrun.engine.actors.scheduler import COMMUNICATION, Scheduler
 from flowrun.engine.actors.standstill import describe_owed, find_owed
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers.communication import Communication
-from flowrun.engine.runtime.drivers.metering import Metering
 from flowrun.engine.runtime.drivers.pulse import Phase, Pulse
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
+from flowrun.engine.runtime.kernels.live_bytes import LiveBytes
 from flowrun.engine.runtime.rank.rank import LentVariables, Rank, Results
 from flowrun.engine.runtime.rank.readers import BatchSource, Supplied
 from flowrun.engine.runtime.transport.arena import ArenaPiece
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.engine.runtime.transport.pending import PeerGone
 from flowrun.engine.runtime.transport.shared_weight_memory import side_by_side
+
+_METERED_STEPS = 2  # counting is slow; the second step runs as all later ones do
 
 
 class LostPeer(RunError):
@@ -73,7 +75,9 @@ class DistributedRank:
         lying = side_by_side(plan, rank, self._share) if lent is None else None
         self.body = Rank(plan, rank, batches, initial, device, kernels, lent, lying)
         self.communication = Communication(plan, self.body, links)
-        self.metering = Metering(self.body.variables.values(), metered)
+        self.live_bytes = LiveBytes(self.body.variables.values())
+        self._metered_steps = _METERED_STEPS if metered else 0
+        self._metered_until: dict[int, int] = {}  # actor -> the act up to which bytes are counted
         self.inbox = links.inbox
         # (actor, act) -> what waits for it and returns what it makes
         self.under_way: dict[tuple[int, int], Callable[[], Sequence[Supplied]]] = {}
@@ -139,12 +143,12 @@ class DistributedRank:
         self.to_end = of_a_step
         self.pulse.enter_steps(scheduler, first)
         try:
-            self.metering.begin(scheduler)
+            self._begin_metering(scheduler)
             while not scheduler.is_finished():
-                if self.metering.is_on:
-                    with self.metering.live_bytes:
+                if until := self._metered_until:
+                    with self.live_bytes:
                         self._round(scheduler)
-                    self.metering.update(scheduler)
+                    self._metered_until = {k: n for k, n in until.items() if scheduler.acts[k] < n}
                 else:
                     self._round(scheduler)
                 while on_step and self.to_end <= 0 and reported in self.body.results:
@@ -161,6 +165,13 @@ class DistributedRank:
                 raise
             raise failure from error
         return [self.body.results.pop(k) for k in range(first, steps) if k in self.body.results]
+
+    def _begin_metering(self, scheduler: Scheduler) -> None:
+        """Count live bytes from here on, if that is wanted and has not been done before."""
+        if steps := self._metered_steps:
+            per_step = scheduler.per_step.items()
+            self._metered_until = {k: scheduler.acts[k] + steps * acts for k, acts in per_step}
+            self._metered_steps = 0
 
     def _failure(self, error: Exception) -> RunError:
         if isinstance(error, RunError):
@@ -224,8 +235,8 @@ class DistributedRank:
 
     def _supply(self, actor: Actor, act: int) -> None:
         supply: Callable[..., list[Supplied]] = self.body.readers.supply
-        if self.metering.is_on:
-            supply = partial(self.metering.live_bytes.read, supply)
+        if self._metered_until:
+            supply = partial(self.live_bytes.read, supply)
         inputs = self.body.inputs(actor, act)
         self._run_in_thread(actor, act, self.pool.submit(supply, actor, act, inputs))
 

@@ -218,7 +218,7 @@ def test_what_threads_that_read_samples_make_is_measured() -> None:
         with closing(Links(0, CPU)) as links:
             body = DistributedRank(made, 0, rows, initial(TINY_MLP), CPU, links, metered=True)
             body.run(STEPS)
-            peaks.append(body.metering.peak)
+            peaks.append(body.live_bytes.peak)
     plain, decoded = peaks
     a_micro_batch = TINY_MLP.micro_batch * Decoded.num_bytes
     assert a_micro_batch <= decoded - plain <= 6 * a_micro_batch
