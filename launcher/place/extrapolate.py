@@ -138,9 +138,10 @@ def extrapolate(
     work_s = whole(sum(few.work_s), sum(more.work_s)) / stages
     repeated_s = whole(few.repeated_s, more.repeated_s) / stages
     moving_s = max(0.0, step_s - work_s - fill_s) * moving_share(high, [1] * here)
+    few_bytes, more_bytes = (plan.found.rehearsal.bound_bytes for plan in plans)
     needed = [
         round(
-            linear(*(plan.found.rehearsal.bound_bytes[k] for plan in plans), most[k])
+            linear(few_bytes[k], more_bytes[k], most[k])
             + _further_held(candidate, here, k) * linear(few.stash[k], more.stash[k], most[k])
         )
         for k in more.stages
