@@ -32,7 +32,7 @@ from flowrun.launcher.store import checkpoint as checkpoints
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.tensor_file import write
 
-Send = Callable[[Notice], None]
+Tell = Callable[[Notice], None]
 _NICE = 15  # a thirtieth of a core that the rank computes on, and all of one where it waits
 
 
@@ -44,7 +44,7 @@ class BackgroundSave:
     """
 
     def __init__(
-        self, rank: int, send: Send, failed: Callable[[BaseException], None], aside: bool = True
+        self, rank: int, send: Tell, failed: Callable[[BaseException], None], aside: bool = True
     ) -> None:
         self._rank, self._send, self._failed, self._aside = rank, send, failed, aside
         self._copies: dict[object, torch.Tensor] = {}  # memory that the next checkpoint takes again
@@ -125,7 +125,7 @@ class RankSaves:
         trained: DistributedRank,
         folder: Path,
         pulse: Pulse,
-        send: Send,
+        send: Tell,
         fail: Callable[[BaseException], None],
         limit_s: float,
     ) -> None:
