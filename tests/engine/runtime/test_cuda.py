@@ -3,8 +3,6 @@
 Relied on of torch: set_sync_debug_mode("error") raises where an op waits for the device.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

@@ -1,7 +1,5 @@
 """What a launcher keeps does not grow with steps."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import sys

@@ -2,8 +2,6 @@
 something that costs less.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from flowrun.engine.ir.sbp import S
