@@ -39,26 +39,26 @@ class ActorCost:
         grid = self.strategy.placements[stage].shape
         return largest_shape(self.plan.tensors[name].shape, nd_sbp, grid)[0]
 
-    def _sized(self, op: Op) -> SizedOp:
+    def _size(self, op: Op) -> SizedOp:
         return SizedOp.local(op, self.plan.tensors, self.strategy.placements[op.stage].shape)
 
     def _region_seconds(self, work: RegionWork) -> float:
         """Return the sum over ops, or over kernels if Inductor builds the region."""
         hardware = self.strategy.hardware
         if not self.strategy.fusion:
-            return sum(self._sized(op).seconds(hardware) for op in work.ops)
+            return sum(self._size(op).seconds(hardware) for op in work.ops)
         hardware = replace(hardware, bias_apart=False)  # fused into the op after the product
         kept = (*work.makes, *(new for _, new in work.updates))
         fused = kernels(work.ops, kept, self._elements, FUSIONS[self.strategy.fusion])
         return sum(self._kernel_seconds(kernel, hardware) for kernel in fused)
 
     def _elements(self, op: Op) -> int:
-        sized = self._sized(op)
+        sized = self._size(op)
         shapes = (*sized.ins, *(shape for shape in sized.outs if shape is not None))
         return max(map(math.prod, shapes), default=0)
 
     def _kernel_seconds(self, kernel: FusedKernel, hardware: Hardware) -> float:
-        ops = list(map(self._sized, kernel.ops))
+        ops = list(map(self._size, kernel.ops))
         if len(ops) == 1:
             return ops[0].seconds(hardware)
         moved = sum(map(self.plan.tensor_bytes, (*kernel.reads, *kernel.writes)))

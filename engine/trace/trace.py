@@ -22,7 +22,9 @@ ActKey = tuple[int, int]  # actor, act
 
 
 class What(StrEnum):
-    """What a rank did.  All but FLIGHT and RUN are of its own thread, one after the other."""
+    """A kind of thing that a rank did.  All but FLIGHT and RUN are of its own thread, one after the
+    other.
+    """
 
     COMPUTE = "compute"  # it ran an act
     ISSUE = "issue"  # it started communication, or a reader's act

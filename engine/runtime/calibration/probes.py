@@ -22,7 +22,7 @@ from flowrun.engine.runtime.kernels.overrides import kernel_of
 
 aten = torch.ops.aten
 
-Arguments = Callable[[], tuple[object, ...]]
+Making = Callable[[], tuple[object, ...]]
 
 ROWS, COLUMNS = 1024, 256
 SAMPLES, CHANNELS, SIDE = 16, 64, 16
@@ -35,7 +35,7 @@ class Probe(NamedTuple):
     """
 
     work: float
-    arguments: Arguments
+    arguments: Making
     run: Callable[..., object]
 
 
@@ -89,7 +89,7 @@ def _scale() -> Tensor:
 
 
 _POOL = [3, 3], [2, 2], [1, 1]  # kernel, stride, padding
-_ROWS: Mapping[str, Arguments] = {
+_ROWS: Mapping[str, Making] = {
     "aten._softmax.default": lambda: (_x(), -1, False),
     "aten._safe_softmax.default": lambda: (_x(), -1),
     "aten._log_softmax.default": lambda: (_x(), -1, False),
@@ -106,7 +106,7 @@ _ROWS: Mapping[str, Arguments] = {
         *(_row(), _row(), [True] * 3),
     ),
 }
-_IMAGES: Mapping[str, Arguments] = {
+_IMAGES: Mapping[str, Making] = {
     "aten._native_batch_norm_legit_functional.default": lambda: (
         *(_image(), _scale(), _mean(), _mean(), _scale(), True, 0.1, 1e-5),
     ),
@@ -114,11 +114,11 @@ _IMAGES: Mapping[str, Arguments] = {
         *(_image(), _image(), _scale(), _mean(), _scale(), _mean(), _scale()),
         *(True, 1e-5, [True] * 3),
     ),
-    "aten.max_pool2d_with_indices_backward.default": lambda: _pooled(),
+    "aten.max_pool2d_with_indices_backward.default": lambda: _pool_pieces(),
 }
 
 
-def _pooled() -> tuple[object, ...]:
+def _pool_pieces() -> tuple[object, ...]:
     x = _image()
     maxima, places = aten.max_pool2d_with_indices.default(x, *_POOL)
     return torch.randn_like(maxima), x, *_POOL, [1, 1], False, places

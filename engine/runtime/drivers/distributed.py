@@ -96,7 +96,7 @@ class DistributedRank:
 
     @property
     def sent_bytes(self) -> dict[int, int]:
-        """By actor."""
+        """Bytes that this rank has sent, by actor."""
         return self.communication.sent_bytes
 
     @property

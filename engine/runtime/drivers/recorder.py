@@ -57,7 +57,7 @@ class RecordedRank(DistributedRank):
         first: int = 0,
         may_begin: Callable[[int], bool] | None = None,
     ) -> list[Results]:
-        with self._noted(What.RUN, 0, 0):
+        with self._note(What.RUN, 0, 0):
             return super().run(steps, on_step, first, may_begin)
 
     def read_notes(self) -> list[TraceEvent]:
@@ -91,28 +91,28 @@ class RecordedRank(DistributedRank):
         return mark
 
     @contextmanager
-    def _noted(self, what: What, actor: int, act: int) -> Iterator[None]:
+    def _note(self, what: What, actor: int, act: int) -> Iterator[None]:
         begin = perf_counter_ns()
         yield
         self.notes.append(TraceEvent(what, actor, act, begin, perf_counter_ns()))
 
     def _compute(self, actor: Actor, act: int) -> None:
-        with self._noted(What.COMPUTE, actor.id, act):
+        with self._note(What.COMPUTE, actor.id, act):
             first = self._mark() if self.device.type == "cuda" else None
             super()._compute(actor, act)
             if first:
                 self.marks.append(((actor.id, act), (first, self._mark())))
 
     def _issue(self, actor: Actor, act: int) -> None:
-        with self._noted(What.ISSUE, actor.id, act):
+        with self._note(What.ISSUE, actor.id, act):
             super()._issue(actor, act)
 
     def _supply(self, actor: Actor, act: int) -> None:
-        with self._noted(What.ISSUE, actor.id, act):
+        with self._note(What.ISSUE, actor.id, act):
             super()._supply(actor, act)
 
     def _report(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
-        with self._noted(What.ISSUE, actor.id, act):
+        with self._note(What.ISSUE, actor.id, act):
             super()._report(scheduler, actor, act)
 
     def _announce(self, actor: int, act: int) -> None:
@@ -121,7 +121,7 @@ class RecordedRank(DistributedRank):
         super()._announce(actor, act)
 
     def _take(self, scheduler: Scheduler, actor_id: int, act: int) -> None:
-        with self._noted(What.TAKE, actor_id, act):
+        with self._note(What.TAKE, actor_id, act):
             super()._take(scheduler, actor_id, act)
 
     def _sleep(self) -> tuple[int, int]:

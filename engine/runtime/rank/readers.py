@@ -19,11 +19,11 @@ from flowrun.engine.runtime.rank.readback import copy_to_device, make_scalar
 from flowrun.engine.runtime.transport.transport import cut
 
 # (step, micro-batch, rows) -> those rows of the batch as logical tensors; a rank cuts its part
-Samples = list[object]  # in preparation
+SampleList = list[object]  # in preparation
 BatchSource = Callable[[int, int, slice], Mapping[str, torch.Tensor]]
 
 
-Supplied = torch.Tensor | Samples  # what an act of a reader makes
+Supplied = torch.Tensor | SampleList  # what an act of a reader makes
 
 
 class StepwiseSamples(Protocol):
@@ -33,8 +33,8 @@ class StepwiseSamples(Protocol):
     """
 
     def prepare(
-        self, name: str, samples: Samples | None, step: int, micro_batch: int, rows: slice
-    ) -> Samples:
+        self, name: str, samples: SampleList | None, step: int, micro_batch: int, rows: slice
+    ) -> SampleList:
         """Return the samples after the step `name`; `samples` are those before it, if any."""
 
     def read_raw_fields(
@@ -43,7 +43,7 @@ class StepwiseSamples(Protocol):
         """Return the fields that need no preparation (Strategy.unprepared)."""
 
     def collate(
-        self, samples: Samples, step: int, micro_batch: int, rows: slice
+        self, samples: SampleList, step: int, micro_batch: int, rows: slice
     ) -> Mapping[str, torch.Tensor]:
         """Return the batch of samples that are ready."""
 
@@ -68,7 +68,7 @@ class Readers:
         match actor.work:
             case PrepareWork(step=name, feeds=feeds):
                 step, micro_batch = divmod(act, self.plan.micro_batches)
-                samples = cast(Samples, inputs[0]) if inputs else None
+                samples = cast(SampleList, inputs[0]) if inputs else None
                 rows = _rows(self.plan, self.rank, _fields_of(feeds))
                 return [self._samples.prepare(name, samples, step, micro_batch, rows)]
             case FeedWork(feeds) as work:
@@ -131,7 +131,7 @@ class Readers:
         rows = _rows(self.plan, self.rank, feeds)
         step, micro_batch = divmod(act, self.plan.micro_batches)
         if samples:
-            batch = self._samples.collate(cast(Samples, samples[0]), step, micro_batch, rows)
+            batch = self._samples.collate(cast(SampleList, samples[0]), step, micro_batch, rows)
         elif work.unprepared:
             batch = self._samples.read_raw_fields(step, micro_batch, rows)
         else:

@@ -99,7 +99,7 @@ class TorchPending(Pending):
         self._error: RuntimeError | None = None
 
     def _block(self) -> None:
-        """On CUDA, where on_done was not called, the current stream alone waits."""
+        """Block; on CUDA, where on_done was not called, the current stream alone waits."""
         if self._watched is None:
             self.settle()
         else:

@@ -47,7 +47,7 @@ def shake_hands(
     """Yield each other rank of the host with a socket to it, and its arena.
 
     names: rank of this host -> the name at which it listens.  arena: of this rank.  Raises
-    ConnectionError, TimeoutError or struct.error if one of them ends meanwhile.
+    ConnectionError, TimeoutError or struct.error if one of them has ended.
     """
     sockets = [socket.socket(socket.AF_UNIX) for other in names if other < rank]
     for one, name in zip(sockets, names.values(), strict=False):

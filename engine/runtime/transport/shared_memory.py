@@ -160,7 +160,7 @@ class SharedMemoryTransport:
         return self._arena.touched if self._arena else 0
 
     def _take(self, num_bytes: int, readers: int) -> int:
-        """Return the start of a piece of memory that so many ranks will read."""
+        """Return the start of a piece of memory that `readers` ranks will read."""
         start = self.arena.take(num_bytes)
         self._readers[start] = readers
         return start
