@@ -56,7 +56,7 @@ _STEPS = (
     BoxingStep(0, S(0), S(1)),
 )
 _aten = torch.ops.aten
-Pieces = Sequence[torch.Tensor]
+Operands = Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ def _products(
         for shapes in [((tokens, wide), (out, wide), (tokens, out), (out,))]
         * max(1, min(32, _COLD_BYTES // each))
     ]
-    work: dict[str, Callable[[Pieces], object]] = {
+    work: dict[str, Callable[[Operands], object]] = {
         FORWARD: lambda t: addmm(t[3], t[0], t[1].t()),
         BACKWARD: lambda t: mm(t[2], t[1]),
         WEIGHT_GRAD: lambda t: mm(t[2].t(), t[0]),
@@ -195,7 +195,7 @@ def link_times(
     """Measure every collective, and messages between two ranks; all ranks of the group call this.
 
     exchanged: measure all-reduces as exchanges, too, and both ways between ops for all sizes; ranks
-    that share memory do not use exchanges.  Pieces that are summed are column-major, as the
+    that share memory do not use exchanges.  Operands that are summed are column-major, as the
     gradients of weights are: transposing takes longer than copying.
     """
     group, parts = tuple(ranks), len(ranks)
@@ -209,7 +209,7 @@ def link_times(
         pieces = _cold_tensors((rows, shape[1]), column_major=step.source == P)
         member = Collective(step, layouts, group, group.index(rank))
 
-        def collective(k: int, member: Collective = member, pieces: Pieces = pieces) -> None:
+        def collective(k: int, member: Collective = member, pieces: Operands = pieces) -> None:
             _wait(links, links.start(member, [pieces[k % len(pieces)]]))
 
         total = 4 * math.prod(shape)
@@ -237,7 +237,7 @@ def _messages(links: Links, rank: int, sizes: ProbeSizes) -> list[Moved]:
     for num_bytes in sizes.moved_bytes:
         vectors = _cold_tensors((num_bytes // 4,))
 
-        def there_and_back(k: int, vectors: Pieces = vectors) -> None:
+        def there_and_back(k: int, vectors: Operands = vectors) -> None:
             vector = vectors[k % len(vectors)]
             for sender in (0, 1):
                 if rank == sender:

@@ -1,4 +1,4 @@
-"""What forked processes print: shown as it comes, and kept in a log of each.
+"""Show what forked processes print as it comes, and keep it in a log of each.
 
 A process prints into pipes that its parent reads.  So a screen or a disk that takes nothing more
 ends no process, and what a process printed before it was killed is kept.
