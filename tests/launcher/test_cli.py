@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,18 +16,27 @@ from flowrun.launcher import cli
 from flowrun.launcher.cli import main
 from flowrun.launcher.report.sweep_table import PLOT, TABLE
 
-
-def end(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    out, err = capsys.readouterr()
-    return ended.value.code, out, err
+End = Callable[..., tuple[Any, str, str]]
+Runs = list[tuple[Any, Path]]
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Path]]:
+def end(capsys: pytest.CaptureFixture[str]) -> End:
+    """(exit status, stdout, stderr) of a command."""
+
+    def run(*arguments: str) -> tuple[Any, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        out, err = capsys.readouterr()
+        return ended.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Recipes and folders that were run, by a stand-in that fails where the seed says so."""
-    seen: list[tuple[Any, Path]] = []
+    seen: Runs = []
     errors: dict[int, BaseException] = {
         1: SbpError("aten.mm in head", "no row."),
         2: RunError("rank 1, actor f", "it broke."),
@@ -66,13 +76,13 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Path]]:
     "arguments",
     [["--help"], [], ["run", "--help"], ["plan", "-h"], ["verify", "-h"], ["recipes", "-h"]],
 )
-def test_help_ends_well(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    status, out, _ = end(capsys, *arguments)
+def test_help_ends_well(end: End, arguments: list[str]) -> None:
+    status, out, _ = end(*arguments)
     assert status == 0 and "flowrun" in out
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert end(capsys, "--version")[1].startswith("flowrun 0.")
+def test_version(end: End) -> None:
+    assert end("--version")[1].startswith("flowrun 0.")
 
 
 def test_ctrl_c_before_a_command_begins_is_answered(
@@ -91,68 +101,54 @@ def test_ctrl_c_before_a_command_begins_is_answered(
     assert (ended.value.code, capsys.readouterr().err) == (130, "stopped\n")
 
 
-def test_recipes_lists_each_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = end(capsys, "recipes")
+def test_recipes_lists_each_with_a_line(end: End) -> None:
+    _, out, _ = end("recipes")
     assert "gpt_hybrid" in out and "pipeline and tensor parallelism together" in out
 
 
-def test_run_is_the_default_command(
-    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
-) -> None:
-    assert end(capsys, "recipe=mlp_hybrid", "train.steps=3")[0] == 0
+def test_run_is_the_default_command(end: End, runs: Runs) -> None:
+    assert end("recipe=mlp_hybrid", "train.steps=3")[0] == 0
     assert [recipe.name for recipe, _ in runs] == ["mlp_hybrid"]
 
 
-def test_a_run_has_a_folder_with_what_hydra_composed(
-    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]], workplace: Path
-) -> None:
-    end(capsys, "recipe=mlp_hybrid", "hydra.run.dir=here")
+def test_a_run_has_a_folder_with_what_hydra_composed(end: End, runs: Runs, workplace: Path) -> None:
+    end("recipe=mlp_hybrid", "hydra.run.dir=here")
     assert runs[0][1] == workplace / "here"
     assert (workplace / "here" / ".hydra" / "config.yaml").is_file()
 
 
 def test_a_run_in_another_folder_than_the_command_is_refused_by_the_key(
-    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
+    end: End, runs: Runs
 ) -> None:
-    status, _, said = end(capsys, "recipe=mlp_hybrid", "hydra.job.chdir=true")
+    status, _, said = end("recipe=mlp_hybrid", "hydra.job.chdir=true")
     assert (status, runs) == (2, [])
     assert "hydra.job.chdir = true" in said
 
 
-def test_a_run_is_repeated_under_another_launcher(
-    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]], workplace: Path
-) -> None:
-    end(capsys, "recipe=gpt_dp", "hydra.run.dir=first")
+def test_a_run_is_repeated_under_another_launcher(end: End, runs: Runs, workplace: Path) -> None:
+    end("recipe=gpt_dp", "hydra.run.dir=first")
     file = workplace / "recipe.yaml"
     file.write_text(runs[0][0].to_yaml())
-    end(capsys, f"recipe={file}", "launch=virtual")
+    end(f"recipe={file}", "launch=virtual")
     assert [recipe.launch.name for recipe, _ in runs] == ["local", "virtual"]
 
 
-def test_a_recipe_lies_in_a_folder_of_any_name(
-    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]], workplace: Path
-) -> None:
-    end(capsys, "recipe=gpt_dp", "hydra.run.dir=first")
+def test_a_recipe_lies_in_a_folder_of_any_name(end: End, runs: Runs, workplace: Path) -> None:
+    end("recipe=gpt_dp", "hydra.run.dir=first")
     file = workplace / "lr=0.1,wd=[0]" / "recipe.yaml"
     file.parent.mkdir()
     file.write_text(runs[0][0].to_yaml())
-    assert end(capsys, f"recipe={file}", "launch=virtual")[0] == 0
+    assert end(f"recipe={file}", "launch=virtual")[0] == 0
     assert runs[1][0].launch.name == "virtual"
 
 
-def test_plan_prints_and_runs_nothing(
-    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
-) -> None:
-    assert end(capsys, "plan", "recipe=gpt_dp")[:2] == (0, "plan of gpt_dp\n")
+def test_plan_prints_and_runs_nothing(end: End, runs: Runs) -> None:
+    assert end("plan", "recipe=gpt_dp")[:2] == (0, "plan of gpt_dp\n")
     assert not runs
 
 
-def test_cfg_shows_the_composed_keys(
-    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
-) -> None:
-    status, out, _ = end(
-        capsys, "recipe=gpt_dp", "model.depth=7", "--cfg", "job", "--package", "model"
-    )
+def test_cfg_shows_the_composed_keys(end: End, runs: Runs) -> None:
+    status, out, _ = end("recipe=gpt_dp", "model.depth=7", "--cfg", "job", "--package", "model")
     assert status == 0 and "depth: 7" in out
     assert not runs
 
@@ -160,22 +156,20 @@ def test_cfg_shows_the_composed_keys(
 @pytest.mark.parametrize(
     ("seed", "status"), [(1, 2), (2, 1), (3, 2), (4, 130)], ids=["sbp", "run", "plan", "Ctrl-C"]
 )
-def test_exit_status_of_a_run_that_ends_badly(
-    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]], seed: int, status: int
-) -> None:
-    ended, out, err = end(capsys, "recipe=gpt_dp", f"train.seed={seed}")
+def test_exit_status_of_a_run_that_ends_badly(end: End, runs: Runs, seed: int, status: int) -> None:
+    ended, out, err = end("recipe=gpt_dp", f"train.seed={seed}")
     assert ended == status
     assert out == "" and "Traceback" not in err
 
 
 def test_ctrl_c_while_the_commands_are_built_is_no_traceback(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    end: End, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def press(*given: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(typer.main, "get_command", press)
-    assert end(capsys, "recipe=gpt_dp") == (130, "", "stopped\n")
+    assert end("recipe=gpt_dp") == (130, "", "stopped\n")
 
 
 CATCHES_ALL = """
@@ -206,21 +200,15 @@ def test_a_signal_before_a_run_begins_cannot_be_lost(number: int, status: int) -
 
 
 def test_a_traceback_is_shown_where_it_is_asked_for(
-    capsys: pytest.CaptureFixture[str],
-    runs: list[tuple[Any, Path]],
-    monkeypatch: pytest.MonkeyPatch,
+    end: End, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLOWRUN_TRACEBACK", "1")
     with pytest.raises(FlowrunError):
         main(["recipe=gpt_dp", "train.seed=1"])
 
 
-def test_multirun_ends_with_one_table(
-    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
-) -> None:
-    status, out, _ = end(
-        capsys, "-m", "recipe=gpt_dp,gpt_hybrid", "train.steps=2,4", "launch=virtual"
-    )
+def test_multirun_ends_with_one_table(end: End, runs: Runs) -> None:
+    status, out, _ = end("-m", "recipe=gpt_dp,gpt_hybrid", "train.steps=2,4", "launch=virtual")
     assert status == 0 and len(runs) == 4
     assert out.count("tokens/s") == 1
     first = next(line for line in out.splitlines() if line.startswith("  0"))
@@ -228,11 +216,9 @@ def test_multirun_ends_with_one_table(
     assert first.split() == ["0", "gpt_dp", "train.steps=2", *numbers.split()]
 
 
-def test_multirun_leaves_a_csv_and_a_plot(
-    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]], tmp_path: Path
-) -> None:
+def test_multirun_leaves_a_csv_and_a_plot(end: End, runs: Runs, tmp_path: Path) -> None:
     sweep = f"hydra.sweep.dir={tmp_path / 'sweep'}"
-    end(capsys, "-m", "recipe=gpt_dp", "train.micro_batches=1,5", "launch=virtual", sweep)
+    end("-m", "recipe=gpt_dp", "train.micro_batches=1,5", "launch=virtual", sweep)
     with (tmp_path / "sweep" / TABLE).open(encoding="utf-8") as file:
         ran, skipped = csv.DictReader(file)
     assert (ran["status"], ran["train.micro_batches"], ran["step_s"]) == ("ran", "1", "0.002")
@@ -243,35 +229,25 @@ def test_multirun_leaves_a_csv_and_a_plot(
     assert plot.startswith(b"\x89PNG")
 
 
-def test_a_job_that_fails_is_not_called_skipped(
-    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
-) -> None:
-    _, out, _ = end(capsys, "-m", "recipe=gpt_dp", "train.seed=0,1,2")
+def test_a_job_that_fails_is_not_called_skipped(end: End, runs: Runs) -> None:
+    _, out, _ = end("-m", "recipe=gpt_dp", "train.seed=0,1,2")
     assert "skipped: aten.mm in head: no row." in out
     assert "failed: rank 1, actor f: it broke." in out
 
 
-def test_a_refused_job_is_a_row_and_the_others_run(
-    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
-) -> None:
-    status, out, err = end(
-        capsys, "-m", "recipe=gpt_dp", "train.micro_batches=1,5", "train.seed=0,1"
-    )
+def test_a_refused_job_is_a_row_and_the_others_run(end: End, runs: Runs) -> None:
+    status, out, err = end("-m", "recipe=gpt_dp", "train.micro_batches=1,5", "train.seed=0,1")
     assert status == 0 and len(runs) == 2
     assert "cannot be divided" in out and "aten.mm in head: no row." in out
     assert err == ""
 
 
 @pytest.mark.parametrize(("seeds", "status"), [("0,1", 0), ("0,2", 1), ("1,3", 2)])
-def test_exit_status_of_a_multirun(
-    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]], seeds: str, status: int
-) -> None:
-    assert end(capsys, "-m", "recipe=gpt_dp", f"train.seed={seeds}")[0] == status
+def test_exit_status_of_a_multirun(end: End, runs: Runs, seeds: str, status: int) -> None:
+    assert end("-m", "recipe=gpt_dp", f"train.seed={seeds}")[0] == status
 
 
-def test_a_job_that_failed_in_the_queue_failed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_failed_in_the_queue_failed(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once it was waited for."""
 
     class Queued:
@@ -281,15 +257,13 @@ def test_a_job_that_failed_in_the_queue_failed(
             return RunError("job 7", "it was out of memory.")
 
     monkeypatch.setattr("flowrun.launcher.run.run", lambda *_: Queued())
-    assert end(capsys, "-m", "recipe=gpt_dp", "train.seed=0,1")[0] == 1
-    status, _, err = end(capsys, "recipe=gpt_dp")
+    assert end("-m", "recipe=gpt_dp", "train.seed=0,1")[0] == 1
+    status, _, err = end("recipe=gpt_dp")
     assert status == 1 and "out of memory" in err
 
 
-def test_pins_can_be_swept(
-    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
-) -> None:
-    assert end(capsys, "-m", "recipe=gpt_tp", "sbp.blocks.*.mlp.fc1.weight.tensor=S(0),B")[0] == 0
+def test_pins_can_be_swept(end: End, runs: Runs) -> None:
+    assert end("-m", "recipe=gpt_tp", "sbp.blocks.*.mlp.fc1.weight.tensor=S(0),B")[0] == 0
     pins = [
         {pin.pattern: str(pin.sbp) for pin in recipe.pins}["blocks.*.mlp.fc1.weight"]
         for recipe, _ in runs
@@ -297,53 +271,43 @@ def test_pins_can_be_swept(
     assert pins == ["S(0)", "B"]
 
 
-def test_values_in_brackets_are_shown(
-    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
-) -> None:
-    out = end(capsys, "-m", "recipe=gpt_dp", "engine.blocking=[],[data]")[1]
+def test_values_in_brackets_are_shown(end: End, runs: Runs) -> None:
+    out = end("-m", "recipe=gpt_dp", "engine.blocking=[],[data]")[1]
     assert out.count("engine.blocking=[data]") == 2  # the rule before the job, and the table
 
 
-def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert end(capsys, "recipe=gpt_dp", "--steps=3")[0] == 2
+def test_an_unknown_option_is_refused(end: End) -> None:
+    assert end("recipe=gpt_dp", "--steps=3")[0] == 2
 
 
-def test_a_fault_of_flowruns_own_ends_in_one_message(
-    runs: list[tuple[Any, Path]], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_fault_of_flowruns_own_ends_in_one_message(runs: Runs, end: End, tmp_path: Path) -> None:
     arguments = ("recipe=gpt_dp", "train.seed=5", f"hydra.run.dir={tmp_path}")
-    status, _, said = end(capsys, *arguments)
+    status, _, said = end(*arguments)
     assert status == 1
     assert "a bug in flowrun (test_cli.py:" in said
     assert "KeyError: 'x'" in said and "Traceback" not in said
 
 
-def test_no_arguments_say_what_to_do_next(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = end(capsys)
+def test_no_arguments_say_what_to_do_next(end: End) -> None:
+    status, out, _ = end()
     assert status == 0
     assert "flowrun recipe=gpt_hybrid" in out and "flowrun init" in out
     assert all(len(line) <= 100 for line in out.splitlines())
 
 
 def test_a_narrow_table_keeps_what_differs(
-    capsys: pytest.CaptureFixture[str],
-    runs: list[tuple[Any, Path]],
-    monkeypatch: pytest.MonkeyPatch,
+    end: End, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    status, out, _ = end(
-        capsys, "-m", "recipe=gpt_dp,gpt_hybrid", "train.steps=2,4", "launch=virtual"
-    )
+    status, out, _ = end("-m", "recipe=gpt_dp,gpt_hybrid", "train.steps=2,4", "launch=virtual")
     assert status == 0
     rows = [line for line in out.splitlines() if line.startswith("  ")]
     assert "train.steps=2" in rows[0] and "10,000" in rows[0] and "4.1 kB" not in rows[0]
     assert all(len(line) <= 80 for line in rows)
 
 
-def test_ctrl_c_in_a_sweep_prints_the_jobs_that_ran(
-    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
-) -> None:
-    status, out, err = end(capsys, "-m", "recipe=gpt_dp", "train.seed=0,4", "launch=virtual")
+def test_ctrl_c_in_a_sweep_prints_the_jobs_that_ran(end: End, runs: Runs) -> None:
+    status, out, err = end("-m", "recipe=gpt_dp", "train.seed=0,4", "launch=virtual")
     assert status == 130 and "stopped" in err
     assert "train.seed=0" in out and "1.2500" in out
 
@@ -357,16 +321,14 @@ def test_ctrl_c_in_a_sweep_prints_the_jobs_that_ran(
         ("doctor", "Commands: run, plan, verify"),
     ],
 )
-def test_a_word_that_is_no_command_is_answered(
-    capsys: pytest.CaptureFixture[str], word: str, meant: str
-) -> None:
-    status, _, said = end(capsys, word)
+def test_a_word_that_is_no_command_is_answered(end: End, word: str, meant: str) -> None:
+    status, _, said = end(word)
     assert status == 2
     assert "there is no such command." in said and meant in said
 
 
-def test_options_are_listed_without_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    said = end(capsys, "plan", "--json")[2]
+def test_options_are_listed_without_arguments(end: End) -> None:
+    said = end("plan", "--json")[2]
     assert "--level" in said and "overrides" not in said
 
 
