@@ -30,7 +30,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -46,7 +46,9 @@ from flowrun.launcher.command_line import measure_commands  # noqa: F401
 from flowrun.launcher.command_line import start_commands  # noqa: F401
 # isort: on
 
-COMMANDS = tuple(each.name or cast(Any, each.callback).__name__ for each in app.registered_commands)
+COMMANDS = tuple(
+    each.name or getattr(each.callback, "__name__", "") for each in app.registered_commands
+)
 _FIRST_STEPS = """flowrun trains any PyTorch model in any mix of parallelism, from one YAML recipe.
 
   flowrun recipe=gpt_hybrid        a first run: four ranks, one minute

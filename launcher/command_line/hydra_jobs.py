@@ -11,13 +11,20 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.terminal import doing
+
+if TYPE_CHECKING:  # imports are late
+    from omegaconf import DictConfig
+
+    from flowrun.launcher.recipe.recipe import Recipe
+
+JobOutcome = tuple[list[str], object]  # the arguments of a job, and what came of it
 
 
 def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -> list[object]:
@@ -38,13 +45,14 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
 
         hydra_source.register()
         spelled = spell(overrides)
-    jobs: list[tuple[Any, Any]] = []  # the arguments and the outcome of each
+    jobs: list[JobOutcome] = []
 
-    def train(cfg: Any) -> Any:
+    def train(cfg: DictConfig) -> object:
         from flowrun.launcher.report.sweep_table import JobObjective
 
         # as it was typed: what a reference stands for is looked up where its key is read
-        words = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+        task = HydraConfig.get().overrides.task
+        words: list[str] = OmegaConf.to_container(task, resolve=False)  # type: ignore[assignment]
         jobs.append((words, None))
         try:
             outcome = _job(cfg, words, config_dir)
@@ -65,11 +73,11 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
                 raise
             raise from_hydra(error, schema()) from error
     # what came of jobs in the queue that are waited for; of others what there is
-    outcomes = [outcome for _, outcome in jobs]
+    outcomes: list[Any] = [outcome for _, outcome in jobs]
     return [each.outcome() if getattr(each, "waits", False) else each for each in outcomes]
 
 
-def _show_jobs(jobs: list[tuple[Any, Any]]) -> None:
+def _show_jobs(jobs: list[JobOutcome]) -> None:
     """Print the jobs of a sweep that Ctrl-C ends; Hydra calls none of its callbacks then."""
     if not jobs:
         return
@@ -91,7 +99,7 @@ def _let_ctrl_c_raise() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _job(cfg: Any, words: Any, config_dir: str | None) -> object:
+def _job(cfg: DictConfig, words: list[str], config_dir: str | None) -> object:
     """Run one job, in Hydra's run folder.  words: that it was composed of."""
     from hydra.core.hydra_config import HydraConfig
 
@@ -121,7 +129,7 @@ def _job(cfg: Any, words: Any, config_dir: str | None) -> object:
         return error
 
 
-def _submit(recipe: Any, folder: Path) -> object:
+def _submit(recipe: Recipe, folder: Path) -> object:
     """Submit a job to the queue; return its report, if it is to be waited for and no sweep has more
     to submit.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -80,8 +80,9 @@ def export(
             from flowrun.launcher.commands.export_folder import export_folder
 
             target = Path(to) if to else None
-            options: dict[str, Any] = {"step": step, "best": best, "dtype": dtype}
-            written = export_folder(run_folder, target, **options, tokenizer=tokenizer)
+            written = export_folder(
+                run_folder, target, step=step, best=best, dtype=dtype, tokenizer=tokenizer
+            )
             typer.echo("\n".join(written.lines()))
         else:
             typer.echo(describe_file(export_weights(run_folder, step, to, best, adapters)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +24,9 @@ from flowrun.launcher.command_line.app import (
     show_errors,
 )
 from flowrun.launcher.terminal import doing
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from flowrun.launcher.commands.verify import Difference
 
 
 @app.command()
@@ -197,7 +200,7 @@ def resume(
         run_recipe(recipe, run_folder, Progress(), start)
 
 
-def _print_rows(rows: Sequence[Any]) -> None:
+def _print_rows(rows: Sequence[Difference]) -> None:
     """A table of dataclasses: their fields are the columns."""
     from rich.table import Table
 

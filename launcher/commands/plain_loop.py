@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -130,7 +130,7 @@ def _optimizer(asked: Optimizer, parameters: Mapping[str, nn.Parameter]) -> torc
                 settings["betas"] = (settings.pop("beta1"), settings.pop("beta2"))
             groups.append(settings)
     if asked.function:
-        return _ByFunction(groups, asked.function)
+        return _ByFunction(groups, cast("Callable[..., Sequence[Tensor]]", asked.function))
     kind = torch.optim.AdamW if asked.name == "adamw" else torch.optim.SGD
     return kind(groups, lr=1.0)
 

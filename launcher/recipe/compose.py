@@ -109,7 +109,7 @@ def _blame(error: RecipeError, overrides: list[str], config_dir: str | None) -> 
         return error
     for guilty in overrides:
         if not guilty.startswith(f"{hydra_source.GROUP}="):
-            with suppress(Exception):
+            with suppress(*COMPOSING_ERRORS):
                 _hydra_compose([text for text in overrides if text != guilty], config_dir)
                 return CommandLineError(guilty, error.problem, error.instead)
     return error
@@ -165,7 +165,8 @@ def _with_tuples(section: Keys) -> Keys:
     makes lists.
     """
     given = {}
-    for name, hint in hints_of(type(section)):
+    kind: type = type(section)
+    for name, hint in hints_of(kind):
         value = getattr(section, name)
         if is_dataclass(value):
             value = _with_tuples(value)

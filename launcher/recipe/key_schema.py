@@ -51,7 +51,9 @@ def meanings(cls: type) -> tuple[str, dict[str, str]]:
     Raises ValueError for a key of the class that the docstring does not name.
     """
     names = {field.name for field in dataclasses.fields(cls)}
-    prose, found, keys = [], {}, []
+    prose: list[str] = []
+    found: dict[str, str] = {}
+    keys: list[str] = []
     for line in inspect.cleandoc(cls.__doc__ or "").splitlines():
         start = re.match(r"([\w, ]+): (.*)", line)
         if start and names.issuperset(start[1].split(", ")):

@@ -11,7 +11,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.placement import BATCH_AXES, Placement
@@ -34,7 +33,7 @@ def parse_stages(placement: PlacementSchema) -> tuple[tuple[str, ...], tuple[Sta
     names, sizes = tuple(axes), tuple(axes.values())
     _check_names(names)
     _check_stages(stages, math.prod(sizes))
-    entries: list[Mapping[str, Any]] = [{}] * stages if isinstance(stages, int) else stages
+    entries: list[Mapping[str, object]] = [{}] * stages if isinstance(stages, int) else stages
     grids: list[StageGrid] = []
     for index, entry in enumerate(entries):
         start = sum(len(ranks) for _, ranks in grids)
@@ -64,7 +63,7 @@ def parse_stages(placement: PlacementSchema) -> tuple[tuple[str, ...], tuple[Sta
     return tuple(names[k] for k in kept), made
 
 
-def check_axis_names(axes: Iterable[str], sbp: Any, others: Iterable[str]) -> None:
+def check_axis_names(axes: Iterable[str], sbp: Mapping[str, object], others: Iterable[str]) -> None:
     """Refuse an axis that nothing else names and that is spelled almost like one that is known: the
     ranks along a misspelled axis would all do the same.
 
@@ -130,17 +129,17 @@ def _check_stages(stages: object, ranks: int) -> None:
             require(key in known, f"{where}.{index}.{key}", "a stage has no such key.", guess)
 
 
-def _patterns(entry: Mapping[str, Any], index: int) -> tuple[str, ...]:
+def _patterns(entry: Mapping[str, object], index: int) -> tuple[str, ...]:
     modules = entry.get("modules") or []
-    if isinstance(modules, str):
-        return (modules,)
+    given = modules if isinstance(modules, list) else [modules]
+    patterns = tuple(each for each in given if isinstance(each, str))
     require(
-        isinstance(modules, list) and all(isinstance(pattern, str) for pattern in modules),
+        len(patterns) == len(given),
         f"placement.stages.{index}.modules",
         f"{modules!r} is not a list of module patterns.",
         'Write modules: ["embed", "blocks.[0-1]"].',
     )
-    return tuple(modules)
+    return patterns
 
 
 def _grid(ranks: object, names: tuple[str, ...], where: str) -> StageGrid:
@@ -211,7 +210,7 @@ def _check_grids(axes: Mapping[str, int], grids: Sequence[StageGrid]) -> None:
     )
 
 
-def parse_pins(sbp: Mapping[str, Any], axes: Sequence[str]) -> tuple[Pin, ...]:
+def parse_pins(sbp: Mapping[str, object], axes: Sequence[str]) -> tuple[Pin, ...]:
     """The lines of `sbp`, in order; a later line for the same tensor and axis replaces the earlier
     one.
 
@@ -227,13 +226,13 @@ def parse_pins(sbp: Mapping[str, Any], axes: Sequence[str]) -> tuple[Pin, ...]:
     return tuple(pins.values())
 
 
-def _leaves(value: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], object]]:
+def _leaves(value: object, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], object]]:
     if isinstance(value, Mapping):
         return [leaf for key, item in value.items() for leaf in _leaves(item, (*path, str(key)))]
     return [(path, value)]
 
 
-def _pin(path: tuple[str, ...], text: Any, axes: Sequence[str]) -> Pin:
+def _pin(path: tuple[str, ...], text: object, axes: Sequence[str]) -> Pin:
     key = ".".join(("sbp", *path))
     require(
         len(path) >= 2,
@@ -252,7 +251,7 @@ def _pin(path: tuple[str, ...], text: Any, axes: Sequence[str]) -> Pin:
     side = names.pop() if len(names) > 1 and names[-1] in SIDES else "variable"
     check_axis(key, axis, axes, USUAL_AXES)
     try:
-        return Pin(".".join(names), side, axis, parse_sbp(text))
+        return Pin(".".join(names), side, axis, parse_sbp(text))  # type: ignore[arg-type]
     except ValueError as error:
         problem, _, instead = str(error).partition("; w")
         raise RecipeError(key, f"{problem}.", f"W{instead}.") from None

@@ -70,8 +70,8 @@ class Recipe:
     launch: Launch
     engine: Engine
     hardware: Hardware
-    callbacks: tuple[Any, ...] = ()
-    log: tuple[Any, ...] = ()
+    callbacks: tuple[object, ...] = ()
+    log: tuple[object, ...] = ()
     sweep: SweepKeys = field(default_factory=SweepKeys)
     text: str = field(default="", repr=False, compare=False)
 

@@ -164,7 +164,8 @@ def check_number(value: float, row: str, where: str) -> None:
 def _check(value: object, hint: object, key: str, row: str) -> None:
     """hint: its type.  key: where it stands; row: the same with * inside of lists and mappings."""
     if is_dataclass(value):
-        for name, inner in hints_of(type(value)):
+        kind: type = type(value)
+        for name, inner in hints_of(kind):
             _check(getattr(value, name), inner, *(f"{at}.{name}".lstrip(".") for at in (key, row)))
     elif hint is Any:
         return

@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 from contextlib import suppress
-from typing import Any
+from typing import TextIO, cast
 
 from rich.console import Console
 
@@ -59,8 +59,9 @@ class LastingOutput:
                 os.close(nothing)
 
     @property
-    def _stream(self) -> Any:
-        return getattr(sys, self._name)
+    def _stream(self) -> TextIO:
+        stream: TextIO = getattr(sys, self._name)
+        return stream
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
@@ -77,8 +78,7 @@ def output_width() -> int:
 
 def wide_console() -> Console:
     """Return standard output, as wide as `output_width` says."""
-    output: Any = STDOUT
-    return Console(width=output_width(), file=output)
+    return Console(width=output_width(), file=cast(TextIO, STDOUT))
 
 
 def say(console: Console, text: str, style: str = "") -> None:

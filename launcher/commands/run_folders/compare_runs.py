@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -39,7 +39,9 @@ def compare_runs(folders: Sequence[Path], console: Console) -> None:
     console.print(_make_table("figures", rows, "right"))
 
 
-def _make_table(title: str, rows: Mapping[str, Sequence[str]], justify: Any) -> Table:
+def _make_table(
+    title: str, rows: Mapping[str, Sequence[str]], justify: Literal["left", "right"]
+) -> Table:
     """Make a table with a column for each run."""
     table = Table(box=None, pad_edge=False, title=title, title_justify="left")
     table.add_column("", overflow="fold")
