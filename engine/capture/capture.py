@@ -16,6 +16,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from flowrun.engine.capture.buffers import WRITES, assign_buffers, with_buffers
@@ -28,7 +29,6 @@ from flowrun.engine.capture.parts import UnlikeError
 from flowrun.engine.capture.patches.tracing import prepare_tracing, silence_logs
 from flowrun.engine.capture.random_ops import seed_random_ops
 from flowrun.engine.capture.rewrites.check_ranges import check_ranges
-from flowrun.engine.capture.rewrites.lookups import make_gradients_dense
 from flowrun.engine.capture.rewrites.simplify import simplify
 from flowrun.engine.capture.rewrites.strided_views import view_elements
 from flowrun.engine.capture.side_effects import Effect, record_effects
@@ -141,7 +141,13 @@ class CapturedModule(nn.Module):
         self.task = task
         self.fields = fields
         self.metric_fns = tuple(metrics.values())
-        self.written = tuple((self.get_submodule(o), n) for o, n in map(_locate_buffer, written))
+        self.written = tuple(map(self._locate_buffer, written))
+
+    def _locate_buffer(self, name: str) -> tuple[nn.Module, str]:
+        """Return the owner of a buffer, and the attribute that holds it."""
+        inside = f"loss.{name.removeprefix(LOSS)}" if name.startswith(LOSS) else f"model.{name}"
+        owner, _, last = inside.rpartition(".")
+        return self.get_submodule(owner), last
 
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if self.task.autocast is None:
@@ -176,13 +182,6 @@ def own_loss(output: object) -> torch.Tensor:
     return loss
 
 
-def _locate_buffer(name: str) -> tuple[str, str]:
-    """Return (path of the owner in CapturedModule, attribute) of a buffer."""
-    inside = f"loss.{name.removeprefix(LOSS)}" if name.startswith(LOSS) else f"model.{name}"
-    owner, _, last = inside.rpartition(".")
-    return owner, last
-
-
 @dataclass(frozen=True, slots=True)
 class Traced:
     """Forward and backward as torch captured them, before any rewrite.
@@ -213,7 +212,7 @@ def trace(task: Task, batch: Batch) -> Traced:
     task.model.train()
     task.check_names()
     check_modules(task.modules, task.tensors)
-    traced = _trace_with_folds(task, batch, {}, train=True)
+    traced = _trace(task, batch, {}, train=True)
     graph = apply_hooks(traced.graph, task.tensors)
     return replace(traced, graph=_require_gradients(graph, task))
 
@@ -234,24 +233,10 @@ def capture_evaluation(task: Task, batch: Batch) -> LogicalGraph:
     for module in modes:
         module.eval()
     try:
-        traced = _trace_with_folds(task, batch, dict(task.metrics or {}), train=False)
-        return rewrite_trace(traced, task)
+        return rewrite_trace(_trace(task, batch, dict(task.metrics or {}), train=False), task)
     finally:
         for module, mode in modes.items():
             module.train(mode or module is task.model)
-
-
-def _trace_with_folds(
-    task: Task, batch: Batch, metrics: Mapping[str, LossFn], *, train: bool
-) -> Traced:
-    """Trace with equal blocks folded; without, and with a note, if that fails."""
-    try:
-        return _trace(task, batch, metrics, train=train, fold_blocks=True)
-    except UnlikeError as unlike:
-        traced = _trace(task, batch, metrics, train=train, fold_blocks=False)
-        note = f"equal blocks are captured one by one: {unlike}"
-        graph = replace(traced.graph, notes=(*traced.graph.notes, note))
-        return replace(traced, graph=graph)
 
 
 def _renumber_moments(graph: LogicalGraph) -> LogicalGraph:
@@ -262,11 +247,11 @@ def _renumber_moments(graph: LogicalGraph) -> LogicalGraph:
 
 
 def _trace(
-    task: Task, batch: Batch, metrics: Mapping[str, LossFn], *, train: bool, fold_blocks: bool
+    task: Task, batch: Batch, metrics: Mapping[str, LossFn], *, train: bool, folded: bool = True
 ) -> Traced:
     """Trace forward, and backward if `train`.
 
-    fold_blocks: trace few of many equal blocks.  Raise UnlikeError if the others cannot be derived.
+    folded: trace few of many equal blocks; all, with a note, if the others cannot be derived.
     """
     values, tensors = tuple(batch.values()), task.tensors
     folds: tuple[Fold, ...] = ()
@@ -278,9 +263,9 @@ def _trace(
     try:
         with tracing, contextlib.ExitStack() as stack, torch.set_grad_enabled(train):
             traced, effects, written = _trace_forward(task, batch, metrics, return_writes=train)
-            make_gradients_dense(traced)
+            _make_gradients_dense(traced)
             entering, outside = _sort_inputs(traced.graph, values, tensors)
-            if fold_blocks:
+            if folded:
                 folds = fold(traced.graph, entering)
             joint = trace_joint(stack, traced, values)
             view_elements(joint.graph_module.graph)
@@ -294,10 +279,36 @@ def _trace(
     results = ("loss", *metrics, *(f"{WRITES}{name}" for name in written))
     reader = JointGraph(tuple(batch), results, task.first_names, train, task.run_checks)
     graph = reader.read(joint.graph_module)
-    for each in folds:
-        graph = unfold(graph, each)
+    try:
+        for each in folds:
+            graph = unfold(graph, each)
+    except UnlikeError as unlike:
+        traced_whole = _trace(task, batch, metrics, train=train, folded=False)
+        note = f"equal blocks are captured one by one: {unlike}"
+        graph = replace(traced_whole.graph, notes=(*traced_whole.graph.notes, note))
+        return replace(traced_whole, graph=graph)
     graph = with_buffers(graph, {name: tensors[name] for name in written})
     return Traced(graph, effects, outside)
+
+
+# a function of torch that looks rows up -> the position of its argument `sparse`
+_LOOKUPS: Mapping[object, int] = {
+    F.embedding: 6,
+    torch.embedding: 4,
+    F.embedding_bag: 7,
+    torch.embedding_bag: 5,
+}
+
+
+def _make_gradients_dense(module: torch.fx.GraphModule) -> None:
+    """Let every look-up request a dense gradient, with which passes/update/sparse_ops.py begins."""
+    for node in module.graph.nodes:
+        place = _LOOKUPS.get(node.target) if node.op == "call_function" else None
+        if place is not None and len(node.args) > place:
+            node.update_arg(place, False)
+        elif place is not None and "sparse" in node.kwargs:
+            node.update_kwarg("sparse", False)
+    module.recompile()
 
 
 def _trace_forward(
@@ -332,9 +343,7 @@ def _buffers_in(task: Task, owners: Collection[int]) -> Iterator[str]:
 
 def _require_gradients(graph: LogicalGraph, task: Task) -> LogicalGraph:
     """Add a note that names parameters without a gradient; raise RecipeError if all are."""
-    trained = [
-        n for n, t in task.tensors.items() if isinstance(t, nn.Parameter) and t.requires_grad
-    ]
+    trained = [name for name, parameter in task.parameters.items() if parameter.requires_grad]
     results = dict(graph.results)
     without = [name for name in trained if f"grad/{name}" not in results]
     if len(without) == len(trained):

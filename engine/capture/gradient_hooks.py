@@ -4,8 +4,7 @@ Plain torch gives a hook the gradient of one backward and continues with what th
 hook is traced here as a function of the gradient of one micro-batch.
 
 Relied upon of torch (tests/engine/capture/test_gradient_hooks.py): a tensor keeps its hooks in
-`_backward_hooks`, in order; `make_fx` traces one into functional ATen ops, and lists the tensors
-from outside as `get_attr` nodes.
+`_backward_hooks`, in order; `make_fx` lists the tensors from outside as `get_attr` nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrun.engine.capture.module_checks import place_of_function
-from flowrun.engine.capture.node_reader import MOST_NUMBERS, NodeReader
+from flowrun.engine.capture.node_reader import MOST_NUMBERS, NodeReader, trace_function
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import BACKWARD, LogicalGraph, LogicalTensor, Variable
 from flowrun.engine.ir.names import tensor_of_variable
@@ -84,8 +83,6 @@ class _HookedGradient:
         )
 
     def _trace(self, like: LogicalTensor) -> torch.fx.GraphModule:
-        from torch.fx.experimental.proxy_tensor import make_fx
-
         def run_hooks(gradient: Tensor) -> Tensor:
             gradient = gradient.clone()  # a hook may write into it
             for hook in self.hooks:
@@ -93,18 +90,10 @@ class _HookedGradient:
                 gradient = gradient if result is None else result
             return gradient
 
-        try:
-            with torch.no_grad():
-                trace = make_fx(
-                    torch.func.functionalize(run_hooks, remove="mutations_and_views"),
-                    tracing_mode="fake",
-                    _allow_non_fake_inputs=True,
-                )
-                return trace(torch.zeros(like.shape, dtype=like.dtype))  # type: ignore[no-any-return]
-        except Exception as error:
-            reason = (str(error).strip() or "no reason given").splitlines()[0]
-            problem = f"torch could not trace it: {type(error).__name__}: {reason}"
-            raise self._refusal(problem) from error
+        functional = torch.func.functionalize(run_hooks, remove="mutations_and_views")
+        example = torch.zeros(like.shape, dtype=like.dtype)
+        with torch.no_grad():
+            return trace_function(functional, [example], self._refusal, _allow_non_fake_inputs=True)
 
     def _name_of(self, value: Tensor) -> str:
         """Return the name of the parameter or buffer that a hook reads; "" for other tensors."""
@@ -130,21 +119,19 @@ class _HookedGradient:
         if value.numel() > MOST_NUMBERS:
             raise self._refusal(
                 f"it reads a tensor of {value.numel():,} numbers from outside; a plan holds at most"
-                f" {MOST_NUMBERS:,}. Register it as a buffer of the module."
+                f" {MOST_NUMBERS:,}.",
+                "Register it as a buffer of the module.",
             )
 
     def _check_result(self, result: LogicalTensor, gradient: LogicalTensor) -> None:
         if (result.shape, result.dtype) != (gradient.shape, gradient.dtype):
             raise self._refusal(
                 f"it returns {result.dtype} of shape {result.shape} for a gradient that is"
-                f" {gradient.dtype} of shape {gradient.shape}."
+                f" {gradient.dtype} of shape {gradient.shape}.",
+                "Return a tensor like the gradient.",
             )
 
-    def _refusal(self, problem: str) -> RecipeError:
+    def _refusal(self, problem: str, instead: str) -> RecipeError:
         place = place_of_function(self.hooks[0])
-        return RecipeError(
-            "model",
-            f"the hook on the gradient of {self.parameter}{f' ({place})' if place else ''} is"
-            f" refused: {problem}",
-            "Compute with tensors: no .item(), no `if` on a value; torch.where chooses.",
-        )
+        hook = f"the hook on the gradient of {self.parameter}{f' ({place})' if place else ''}"
+        return RecipeError("model", f"{hook} is refused: {problem}", instead)

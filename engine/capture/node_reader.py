@@ -1,24 +1,49 @@
 """node_reader: nodes of an FX graph of functional ATen ops -> tensors and ops of a logical graph.
 
 joint_graph.py, gradient_hooks.py and update_trace.py read torch's graphs with it.  Relied upon: the
-fake tensors that a call makes are its `meta["val"]`.
+fake tensors that a call makes are its `meta["val"]`; `make_fx` traces a function of tensors.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import LogicalTensor, Op, Ref
 from flowrun.engine.ops.shapes.create import CONSTANT, FULL
 
 MOST_NUMBERS = 4096  # elements of a constant tensor that a plan carries
 _ALIASES = ("aten.detach.default", "aten.alias.default")
 _OF_DEVICE = ("device", "pin_memory", "layout")  # keywords that every rank decides for itself
+
+
+def trace_function(
+    function: Callable[..., object],
+    examples: Sequence[torch.Tensor],
+    refuse: Callable[[str, str], RecipeError],
+    **settings: Any,
+) -> fx.GraphModule:
+    """Return torch's graph of a user's function.
+
+    refuse: (problem, what to write instead) -> the error to raise.  settings: of make_fx.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    try:
+        return make_fx(function, tracing_mode="fake", **settings)(*examples)  # type: ignore[no-any-return]
+    except RecipeError:
+        raise
+    except Exception as error:  # of any type: the function is the user's
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        raise refuse(
+            f"torch could not trace it: {type(error).__name__}: {reason}",
+            "Compute with tensors: no .item(), no `if` on a value; torch.where chooses.",
+        ) from error
 
 
 class NodeReader:

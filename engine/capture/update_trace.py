@@ -16,12 +16,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
+from torch import fx
 
-from flowrun.engine.capture.node_reader import NodeReader
+from flowrun.engine.capture.node_reader import NodeReader, trace_function
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import LogicalTensor, Op, refs
 from flowrun.engine.ir.op_info import Trait
@@ -89,8 +90,6 @@ def trace_update(
     keywords but `lr` and `step`.  Raise RecipeError (optim.update) if torch cannot trace the
     function, if it works in place, or if its results are not shaped as the parameter.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     maker: object = function
     if inspect.isclass(maker) and issubclass(maker, torch.optim.Optimizer):
         raise _refusal(
@@ -109,17 +108,8 @@ def trace_update(
         numbers = {name: given.pop(name) for name in fed}
         return function(*given.values(), **numbers, **dict(settings))
 
-    try:
-        module = make_fx(positional, decomposition_table=_NORMS, tracing_mode="fake")(*examples)
-    except RecipeError:
-        raise
-    except Exception as error:
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
-        raise _refusal(
-            function,
-            f"torch could not trace it: {type(error).__name__}: {reason}",
-            "Compute with tensors: no .item(), no `if` on a value; torch.where chooses.",
-        ) from error
+    refuse = partial(_refusal, function)
+    module = trace_function(positional, examples, refuse, decomposition_table=_NORMS)
     return _read(module, names, function, LogicalTensor("param", shape, dtype))
 
 
@@ -187,10 +177,7 @@ def _row_properties(function: UpdateFunction, settings: Settings) -> tuple[bool,
 
 
 def _read(
-    module: torch.fx.GraphModule,
-    names: Sequence[str],
-    function: UpdateFunction,
-    param: LogicalTensor,
+    module: fx.GraphModule, names: Sequence[str], function: UpdateFunction, param: LogicalTensor
 ) -> TracedUpdate:
     reader, inputs = NodeReader(lambda node: node.name), iter(names)
     for node in module.graph.nodes:
@@ -200,30 +187,11 @@ def _read(
             _check_call(node, function)
             reader.add_op(node)
         elif node.op == "get_attr":
-            raise _refusal(
-                function, "it reads a tensor from outside.", "Make it a state, or a number."
-            )
+            problem = "it reads a tensor from outside."
+            raise _refusal(function, problem, "Make it a state, or a number.")
     returned: object = module.graph.output_node().args[0]
     returned = returned if isinstance(returned, (tuple, list)) else (returned,)
     results = tuple(reader.names.get(value, "") for value in returned)
-    _check_results(results, reader.tensors, function, param)
-    return TracedUpdate(tuple(reader.ops), reader.tensors, results)
-
-
-def _check_call(node: torch.fx.Node, function: UpdateFunction) -> None:
-    target: Any = node.target
-    if schema_of(target).is_mutable:
-        raise _refusal(function, f"it works in place ({target}).", "Return new tensors instead.")
-    if not isinstance(node.meta["val"], torch.Tensor):
-        raise _refusal(function, f"{target} makes several tensors.", "Use another op.")
-
-
-def _check_results(
-    results: Sequence[str],
-    outputs: Mapping[str, LogicalTensor],
-    function: UpdateFunction,
-    param: LogicalTensor,
-) -> None:
     states = [name for name, _ in states_of(function)]
     if len(results) != 1 + len(states):
         raise _refusal(
@@ -232,13 +200,22 @@ def _check_results(
             f"Return the new parameter{''.join(f', the new {name}' for name in states)}.",
         )
     for name, result in zip(("param", *states), results, strict=True):
-        tensor = outputs.get(result, param)
+        tensor = reader.tensors.get(result, param)
         if result in FED or (tensor.shape, tensor.dtype) != (param.shape, param.dtype):
             raise _refusal(
                 function,
                 f"the new {name} is {tensor.dtype} of shape {tensor.shape}, but the old one is "
                 f"{param.dtype} of shape {param.shape}.",
             )
+    return TracedUpdate(tuple(reader.ops), reader.tensors, results)
+
+
+def _check_call(node: fx.Node, function: UpdateFunction) -> None:
+    if schema_of(node.target).is_mutable:
+        problem = f"it works in place ({node.target})."
+        raise _refusal(function, problem, "Return new tensors instead.")
+    if not isinstance(node.meta["val"], torch.Tensor):
+        raise _refusal(function, f"{node.target} makes several tensors.", "Use another op.")
 
 
 def _root_of_squares(
