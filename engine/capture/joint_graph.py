@@ -41,6 +41,7 @@ from flowrun.engine.ir.graph import (
 from flowrun.engine.ir.names import tensor_of_field, tensor_of_node, tensor_of_variable
 from flowrun.engine.ops.flow.check import AFTER, ASSERT
 
+_WRITTEN = "InputMutationAOTOutput"  # torch's name of what forward writes into an input
 LOSS = "task.loss."  # prefix of the names of parameters and buffers that a loss module holds
 
 
@@ -122,9 +123,7 @@ class JointGraph:
         elif kind == "TangentAOTInput":
             self.feeds.append(Feed("@tangent", add(node, "tangent", value)))
         else:
-            raise RecipeError(
-                "model", f"torch's graph has an input of unknown kind {kind} ({described})"
-            )
+            raise RecipeError("model", f"torch's graph has an unknown input, {kind} ({described})")
 
     def _first_name(self, described: Any) -> str:
         owner, _, name = described.target.partition(".")
@@ -149,10 +148,8 @@ class JointGraph:
         check_readable(node)
         module, phase = module_of(node), self._phase(node)
         if makes_tensors(node):
-            line = user_line(node)
-            self.reader.add_op(
-                node, module=module, phase=phase, moment=self._moment(node), line=line
-            )
+            of = {"module": module, "phase": phase, "line": user_line(node)}
+            self.reader.add_op(node, **of, moment=self._moment(node))
         elif self.run_checks:
             self._add_check(node, module, phase)
         else:
@@ -162,11 +159,10 @@ class JointGraph:
         """Append an op that runs for its effect, such as an assert."""
         name = tensor_of_node(node.name)
         self.reader.tensors[name] = LogicalTensor(name, (), torch.bool)
-        args, kwargs = self.reader.arguments(node)
-        args = (args, str(node.target), user_line(node))
-        self.reader.ops.append(
-            Op(name, ASSERT, args, kwargs, outputs=(name,), module=module, phase=phase)
-        )
+        given, kwargs = self.reader.arguments(node)
+        args = (given, str(node.target), user_line(node))
+        check = Op(name, ASSERT, args, kwargs, outputs=(name,), module=module, phase=phase)
+        self.reader.ops.append(check)
         self.checks.append(name)
 
     def _delay_loss(self) -> None:
@@ -175,9 +171,7 @@ class JointGraph:
             loss, name = dict(self.results)["loss"], "loss/checked"
             self.reader.tensors[name] = replace(self.reader.tensors[loss], name=name)
             refs = tuple(map(Ref, (loss, *self.checks)))
-            self.reader.ops.append(
-                Op(name, AFTER, refs, outputs=(name,), module="loss", phase=FORWARD)
-            )
+            self.reader.ops.append(Op(name, AFTER, refs, outputs=(name,), module="loss"))
             self.results = [(k, name if k == "loss" else each) for k, each in self.results]
 
     def _phase(self, node: torch.fx.Node) -> str:
@@ -198,9 +192,8 @@ class JointGraph:
 
     def _read_outputs(self, node: torch.fx.Node) -> None:
         values: Any = node.args[0]
-        pairs = list(zip(values, node.meta["desc"], strict=True))
-        for value, described in sorted(pairs, key=lambda pair: _is_written(pair[1])):
-            kind = type(described).__name__
+        pairs = [(type(d).__name__, v, d) for v, d in zip(values, node.meta["desc"], strict=True)]
+        for kind, value, described in sorted(pairs, key=lambda pair: pair[0] == _WRITTEN):
             if value is None:
                 continue
             name = self.reader.names[value]
@@ -212,12 +205,11 @@ class JointGraph:
             elif kind == "GradAOTOutput":
                 if type(described.grad_of).__name__ == "ParamAOTInput":
                     self.results.append((f"grad/{self._first_name(described.grad_of)}", name))
-            elif kind == "InputMutationAOTOutput":
+            elif kind == _WRITTEN:
                 self._read_write(value, described.mutated_input)
             else:
-                raise RecipeError(
-                    "model", f"torch's graph has an output of unknown kind {kind} ({described})"
-                )
+                problem = f"torch's graph has an unknown output, {kind} ({described})"
+                raise RecipeError("model", problem)
 
     def _read_write(self, node: torch.fx.Node, described: Any) -> None:
         """Read what forward writes into a buffer, or into a parameter that is not trained.
@@ -255,10 +247,6 @@ _INSTEAD_OF_WRITING = (
 _INSTEAD_OF_RENORM = (
     "Leave max_norm out, or let forward compute a table of bounded norms and look up in that."
 )
-
-
-def _is_written(described: object) -> bool:
-    return type(described).__name__ == "InputMutationAOTOutput"
 
 
 def _left_out_note(target: str, module: str) -> str:

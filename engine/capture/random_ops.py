@@ -19,6 +19,7 @@ from flowrun.engine.ir.signature import bind
 from flowrun.engine.ops.traits import is_random
 
 DRAW = "@draw"
+Args = tuple[object, ...]
 
 
 def seed_random_ops(graph: LogicalGraph, seed: int) -> LogicalGraph:
@@ -27,7 +28,17 @@ def seed_random_ops(graph: LogicalGraph, seed: int) -> LogicalGraph:
     seed: seed of the run.  A graph that draws gets the feed "@draw".  Raise RecipeError for a
     random op that is not known.
     """
-    return _DrawWriter(graph, seed).rewrite()
+    writer = _DrawWriter(graph, seed)
+    for old in graph.ops:
+        writer.add(rename_inputs(old, writer.names))
+    drawn = (Feed(DRAW, DRAW),) if DRAW in writer.tensors else ()
+    return replace(
+        graph,
+        ops=tuple(writer.ops),
+        tensors=writer.tensors,
+        feeds=(*graph.feeds, *drawn),
+        results=tuple((key, writer.names.get(name, name)) for key, name in graph.results),
+    )
 
 
 def _is_random(op: Op) -> bool:
@@ -39,48 +50,35 @@ class _DrawWriter:
     """The ops written so far.  names: a tensor that fell away -> the one in its place."""
 
     def __init__(self, graph: LogicalGraph, seed: int) -> None:
-        self.base = graph
         self.seed = seed
         self.tensors = dict(graph.tensors)
         self.ops: list[Op] = []
         self.names: dict[str, str] = {}
 
-    def rewrite(self) -> LogicalGraph:
-        """Rewrite all ops."""
-        for old in self.base.ops:
-            op = rename_inputs(old, self.names)
-            if op.target == "aten.native_dropout_backward.default" and bind(op)["scale"] == 1.0:
-                self.pass_on(op, op.outputs[0])
-            elif _is_random(op):
-                self._rewrite(op)
-            else:
-                self.ops.append(op)
-        drawn = DRAW in self.tensors
-        return replace(
-            self.base,
-            ops=tuple(self.ops),
-            tensors=self.tensors,
-            feeds=(*self.base.feeds, *((Feed(DRAW, DRAW),) if drawn else ())),
-            results=tuple((key, self.names.get(name, name)) for key, name in self.base.results),
-        )
-
-    def _rewrite(self, op: Op) -> None:
-        write = _WRITE.get(op.target)
-        if write is None:
+    def add(self, op: Op) -> None:
+        """Append an op, or what is in its place."""
+        if op.target == "aten.native_dropout_backward.default" and bind(op)["scale"] == 1.0:
+            self.pass_on(op, op.outputs[0])
+        elif not _is_random(op):
+            self.ops.append(op)
+        elif write := _WRITE.get(op.target):
+            write(self, op, bind(op))
+        else:
             raise RecipeError(
                 "model",
                 f"flowrun does not support the random op {op.target} in module"
                 f" {op.module or '(top level)'}.",
                 f"Write it with one of: {', '.join(sorted(_WRITE))}.",
             )
-        write(self, op, bind(op))
 
     def pass_on(self, op: Op, output: str | None) -> None:
         """Let the op's first input stand for an output."""
         if output is not None:
             self.names[output] = op.inputs[0]
 
-    # ------------------------------------------------------------------ writing
+    def dtype(self, op: Op) -> torch.dtype:
+        """Return that of the op's first used output."""
+        return self.tensors[op.makes[0]].dtype
 
     def draw(self, op: Op, target: str, *args: object, dtype: torch.dtype | None = None) -> str:
         """Append a draw in the shape of the op's first used output; return what it makes.
@@ -89,16 +87,9 @@ class _DrawWriter:
         numbers; None: a mask.
         """
         self.tensors.setdefault(DRAW, LogicalTensor(DRAW, (), torch.int64))
-        like = self.tensors[op.makes[0]]
-        given = () if dtype is None else (("dtype", dtype),)
-        return self._append(
-            op,
-            "drawn",
-            f"flow.{target}",
-            (Ref(DRAW), self.seed, op.name, like.shape, *args),
-            given,
-            dtype or torch.bool,
-        )
+        args = (Ref(DRAW), self.seed, op.name, self.tensors[op.makes[0]].shape, *args)
+        kwargs = {} if dtype is None else {"dtype": dtype}
+        return self._append(op, "drawn", f"flow.{target}", args, dtype or torch.bool, **kwargs)
 
     def then(
         self, op: Op, suffix: str, target: str, *args: object, dtype: torch.dtype | None = None
@@ -110,24 +101,16 @@ class _DrawWriter:
         """
         refs = tuple(Ref(arg) if isinstance(arg, str) else arg for arg in args)
         first = next(self.tensors[arg] for arg in args if isinstance(arg, str))
-        cast = target == "_to_copy.default"
-        given = (("dtype", dtype),) if cast else ()
-        return self._append(op, suffix, f"aten.{target}", refs, given, dtype or first.dtype)
+        kwargs = {"dtype": dtype} if target == "_to_copy.default" else {}
+        return self._append(op, suffix, f"aten.{target}", refs, dtype or first.dtype, **kwargs)
 
     def _append(
-        self,
-        op: Op,
-        suffix: str,
-        target: str,
-        args: tuple[object, ...],
-        kwargs: tuple[tuple[str, object], ...],
-        dtype: torch.dtype,
+        self, op: Op, suffix: str, target: str, args: Args, made: torch.dtype, **kwargs: object
     ) -> str:
-        name = f"{op.name}_{suffix}"
-        self.tensors[name] = LogicalTensor(name, self.tensors[op.makes[0]].shape, dtype)
-        self.ops.append(
-            replace(op, name=name, target=target, args=args, kwargs=kwargs, outputs=(name,))
-        )
+        name, given = f"{op.name}_{suffix}", tuple(kwargs.items())
+        self.tensors[name] = LogicalTensor(name, self.tensors[op.makes[0]].shape, made)
+        new = replace(op, name=name, target=target, args=args, kwargs=given, outputs=(name,))
+        self.ops.append(new)
         return name
 
     def finish(self, op: Op, tensor: str, at: int = 0) -> None:
@@ -163,18 +146,14 @@ def _dropout(w: _DrawWriter, op: Op, given: NamedArguments) -> None:
         w.finish(op, w.then(op, "scaled", "mul.Scalar", kept, scale))
 
 
-def _dtype(w: _DrawWriter, op: Op) -> torch.dtype:
-    return w.tensors[op.makes[0]].dtype
-
-
 def _uniform(w: _DrawWriter, op: Op, given: NamedArguments) -> None:
     low, high = float(given.get("from") or 0.0), float(given.get("to", 1.0))
-    drawn = w.draw(op, "uniform", dtype=_dtype(w, op))
+    drawn = w.draw(op, "uniform", dtype=w.dtype(op))
     w.finish(op, w.scale(op, drawn, high - low, low))
 
 
 def _normal(w: _DrawWriter, op: Op, given: NamedArguments) -> None:
-    drawn = w.draw(op, "normal", dtype=_dtype(w, op))
+    drawn = w.draw(op, "normal", dtype=w.dtype(op))
     w.finish(op, w.scale(op, drawn, float(given.get("std", 1.0)), float(given.get("mean", 0.0))))
 
 
@@ -184,12 +163,12 @@ def _bernoulli(w: _DrawWriter, op: Op, given: NamedArguments) -> None:
     p = given.get("p", Ref(op.inputs[0]))
     kind, p = ("Tensor", p.name) if isinstance(p, Ref) else ("Scalar", p)
     below = w.then(op, "below", f"lt.{kind}", drawn, p, dtype=torch.bool)
-    w.finish(op, w.then(op, "out", "_to_copy.default", below, dtype=_dtype(w, op)))
+    w.finish(op, w.then(op, "out", "_to_copy.default", below, dtype=w.dtype(op)))
 
 
 def _exponential(w: _DrawWriter, op: Op, given: NamedArguments) -> None:
     """Compute -log(1 - u) / lambda."""
-    drawn = w.draw(op, "uniform", dtype=_dtype(w, op))
+    drawn = w.draw(op, "uniform", dtype=w.dtype(op))
     negative = w.then(op, "negative", "neg.default", drawn)
     log = w.then(op, "log", "log1p.default", negative)
     w.finish(op, w.then(op, "out", "mul.Scalar", log, -1.0 / float(given["lambd"])))
@@ -197,11 +176,11 @@ def _exponential(w: _DrawWriter, op: Op, given: NamedArguments) -> None:
 
 def _integers(w: _DrawWriter, op: Op, given: NamedArguments) -> None:
     low, high = int(given.get("low", 0)), int(given["high"])
-    w.finish(op, w.draw(op, "integers", low, high, dtype=_dtype(w, op)))
+    w.finish(op, w.draw(op, "integers", low, high, dtype=w.dtype(op)))
 
 
 def _permutation(w: _DrawWriter, op: Op, given: NamedArguments) -> None:
-    w.finish(op, w.draw(op, "permutation", dtype=_dtype(w, op)))
+    w.finish(op, w.draw(op, "permutation", dtype=w.dtype(op)))
 
 
 _WRITE: Mapping[str, Callable[[_DrawWriter, Op, NamedArguments], None]] = {

@@ -25,20 +25,10 @@ def check_ranges(graph: LogicalGraph) -> LogicalGraph:
         for at, ids, rest in _needed_checks(graph, op, fields):
             key = (ids, *rest)
             if key not in checked:
-                checked[key] = _new(f"{ids}/checked", tensors)
-                output = checked[key]
+                output = checked[key] = _new(f"{ids}/checked", tensors)
                 tensors[output] = replace(tensors[ids], name=output)
-                check = Op(
-                    output,
-                    CHECK,
-                    (Ref(ids), *rest),
-                    outputs=(output,),
-                    module=op.module,
-                    phase=op.phase,
-                    moment=op.moment,
-                    line=op.line,
-                )
-                ops.append(check)
+                check = replace(op, name=output, target=CHECK, args=(Ref(ids), *rest), kwargs=())
+                ops.append(replace(check, outputs=(output,)))
             args = tuple(Ref(checked[key]) if k == at else arg for k, arg in enumerate(op.args))
             op = replace(op, args=args)
         ops.append(op)

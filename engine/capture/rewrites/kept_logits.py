@@ -25,9 +25,8 @@ def make_loss_of_logits(graph: LogicalGraph) -> LogicalGraph:
     for op in graph.ops:
         loss = _Loss.at(graph, op) if op.target == LOG_SOFTMAX else None
         if loss is not None:
-            tensors[loss.lse] = replace(
-                tensors[op.makes[0]], name=loss.lse, shape=(*tensors[op.makes[0]].shape[:1], 1)
-            )
+            log_p = tensors[op.makes[0]]
+            tensors[loss.lse] = replace(log_p, name=loss.lse, shape=(*log_p.shape[:1], 1))
             written |= dict(loss.replacements())
     ops = tuple(new for op in graph.ops for new in written.get(op.name, (op,)))
     return replace(graph, ops=ops, tensors=tensors)
@@ -71,11 +70,8 @@ class _Loss:
     def replacements(self) -> Iterator[tuple[str, tuple[Op, ...]]]:
         """Yield (name of an op, the ops in its place)."""
         op = self.log_softmax
-        target, of_rows = "aten.logsumexp.default", (op.args[0], (1,), True)
-        yield (
-            op.name,
-            (replace(op, name=self.lse, target=target, args=of_rows, outputs=(self.lse,)),),
-        )
+        lse = replace(op, name=self.lse, target="aten.logsumexp.default", outputs=(self.lse,))
+        yield op.name, (replace(lse, args=(op.args[0], (1,), True)),)
         for nll in self.forward:
             target, args = cross_entropy.FORWARD, self._given(nll)
             yield nll.name, (replace(nll, target=target, args=args, kwargs=()),)

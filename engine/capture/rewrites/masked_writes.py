@@ -7,11 +7,11 @@ positions.  torch.where is elementwise, so that mask, value and tensor can be sp
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 
 from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor, Op, Ref
+from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.signature import bind
 from flowrun.engine.ops.shapes.index import PUT_UNDER_MASK
 
@@ -23,29 +23,20 @@ def choose_under_masks(graph: LogicalGraph) -> LogicalGraph:
     tensors = dict(graph.tensors)
     ops: list[Op] = []
     for op in graph.ops:
-        if op.target != _PUT or not _has_mask(op, tensors):
-            ops.append(op)
-            continue
-        put = _choice(op, tensors)
-        if put is None:  # each position under the mask has a value of its own
-            ops.append(replace(op, target=PUT_UNDER_MASK))
+        if op.target == _PUT and any(i and _is_mask(tensors[i.name]) for i in op.args[1]):
+            # each position under the mask may have a value of its own
+            ops += _choice(op, tensors) or [replace(op, target=PUT_UNDER_MASK)]
         else:
-            tensors.update({tensor.name: tensor for tensor in put.tensors})
-            ops.extend(put.ops)
+            ops.append(op)
     return replace(graph, ops=tuple(ops), tensors=tensors)
 
 
-class _MaskedChoice(NamedTuple):
-    ops: list[Op]
-    tensors: list[LogicalTensor]
+def _is_mask(tensor: LogicalTensor) -> bool:
+    return tensor.dtype in (torch.bool, torch.uint8)
 
 
-def _has_mask(op: Op, tensors: dict[str, LogicalTensor]) -> bool:
-    return any(i and tensors[i.name].dtype in (torch.bool, torch.uint8) for i in op.args[1])
-
-
-def _choice(op: Op, tensors: dict[str, LogicalTensor]) -> _MaskedChoice | None:
-    """Return ops that write an index_put as torch.where.
+def _choice(op: Op, tensors: dict[str, LogicalTensor]) -> list[Op]:
+    """Return ops that write an index_put as torch.where; add what they make to `tensors`.
 
     None if each position has a value of its own, or if there are positions in addition to a mask.
     """
@@ -53,38 +44,33 @@ def _choice(op: Op, tensors: dict[str, LogicalTensor]) -> _MaskedChoice | None:
     named = [(at, index) for at, index in enumerate(given["indices"]) if index is not None]
     x, value = (tensors[given[key].name] for key in ("self", "values"))
     if len(named) > 1:
-        return None
+        return []
     ((at, index),) = named
     mask = tensors[index.name]
     trailing = len(x.shape) - at - len(mask.shape)
-    ones = (1,) * len(mask.shape)
     shown = value.shape
     if len(shown) > trailing:  # a dim of the value stands for the positions under the mask
         place = len(shown) - trailing - 1
         if shown[place] != 1:
-            return None
-        shown = (*shown[:place], *ones, *shown[place + 1 :])
-    choice = _MaskedChoice([], [])
-    chosen = _add_view(op, choice, mask, (*mask.shape, *(1,) * trailing), "mask")
-    new = _add_view(op, choice, value, shown, "value")
+            return []
+        shown = (*shown[:place], *(1,) * len(mask.shape), *shown[place + 1 :])
+    ops: list[Op] = []
+
+    def add(word: str, target: str, args: tuple[object, ...], like: LogicalTensor) -> str:
+        name = f"{op.name}_{word}"
+        tensors[name] = replace(like, name=name)
+        new = replace(op, name=name, target=target, args=args, kwargs=(), outputs=(name,))
+        ops.append(new)
+        return name
+
+    def view(word: str, tensor: LogicalTensor, shape: Shape) -> str:
+        if shape == tensor.shape:
+            return tensor.name
+        like = replace(tensor, shape=shape)
+        return add(word, "aten.view.default", (Ref(tensor.name), shape), like)
+
+    chosen, new = view("mask", mask, (*mask.shape, *(1,) * trailing)), view("value", value, shown)
     if given["accumulate"]:
-        choice.tensors.append(replace(x, name=f"{op.name}_sum"))
-        new = _add(op, choice, "sum", "aten.add.Tensor", (Ref(x.name), Ref(new)))
+        new = add("sum", "aten.add.Tensor", (Ref(x.name), Ref(new)), x)
     args = (Ref(chosen), Ref(new), Ref(x.name))
-    choice.ops.append(replace(op, target="aten.where.self", args=args, kwargs=()))
-    return choice
-
-
-def _add_view(
-    op: Op, choice: _MaskedChoice, tensor: LogicalTensor, shape: tuple[int, ...], word: str
-) -> str:
-    if shape == tensor.shape:
-        return tensor.name
-    choice.tensors.append(LogicalTensor(f"{op.name}_{word}", shape, tensor.dtype))
-    return _add(op, choice, word, "aten.view.default", (Ref(tensor.name), shape))
-
-
-def _add(op: Op, choice: _MaskedChoice, word: str, target: str, args: tuple[object, ...]) -> str:
-    name = f"{op.name}_{word}"
-    choice.ops.append(replace(op, name=name, target=target, args=args, kwargs=(), outputs=(name,)))
-    return name
+    return [*ops, replace(op, target="aten.where.self", args=args, kwargs=())]

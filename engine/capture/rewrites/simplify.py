@@ -51,30 +51,22 @@ def _split_mean_losses(graph: LogicalGraph) -> LogicalGraph:
         if op.target not in (NLL, NLL_2D) or op.args[3] != 1:
             ops.append(op)
             continue
-        loss, count = op.outputs
-        if count is None:
-            count = f"{op.name}_count"
-            tensors[count] = replace(tensors[str(loss)], name=count)
-        total = f"{op.name}_sum"
-        tensors[total] = replace(tensors[str(loss)], name=total)
+        loss, count = op.outputs[0], op.outputs[1] or f"{op.name}_count"
+        total, mean = f"{op.name}_sum", f"{op.name}_mean"
+        tensors |= {name: replace(tensors[str(loss)], name=name) for name in (total, count)}
         ops.append(replace(op, args=(*op.args[:3], 2, *op.args[4:]), outputs=(total, count)))
-        mean, args = f"{op.name}_mean", (Ref(total), Ref(count))
+        args = (Ref(total), Ref(count))
         ops.append(replace(op, name=mean, target="aten.div.Tensor", args=args, outputs=(loss,)))
     return replace(graph, ops=tuple(ops), tensors=tensors)
 
 
 def _forget_running_statistics(graph: LogicalGraph) -> LogicalGraph:
-    """Remove arguments 3 and 4 from backward of a batch norm in training (argument 7).
-
-    These are the running statistics, which it does not read.
-    """
-    ops = tuple(
-        replace(op, args=(*op.args[:3], None, None, *op.args[5:]))
-        if op.target == "aten.native_batch_norm_backward.default" and op.args[7]
-        else op
-        for op in graph.ops
-    )
-    return replace(graph, ops=ops)
+    """Remove running statistics, arguments 3 and 4, from backward of a norm in training (7)."""
+    ops = list(graph.ops)
+    for k, op in enumerate(ops):
+        if op.target == "aten.native_batch_norm_backward.default" and op.args[7]:
+            ops[k] = replace(op, args=(*op.args[:3], None, None, *op.args[5:]))
+    return replace(graph, ops=tuple(ops))
 
 
 _INSTEAD = {
@@ -143,15 +135,13 @@ def _fold_transposes(graph: LogicalGraph) -> LogicalGraph:
                 continue
             source[op.makes[0]] = inner
         elif has(op.target, Trait.RESHAPE):
-            inner, output = (
-                viewed.get((op.module, op.phase, op.inputs[0]), op.inputs[0]),
-                op.makes[0],
-            )
-            if graph.tensors[inner].shape == graph.tensors[output].shape:
+            output = op.makes[0]
+            inner = viewed.get((op.module, op.phase, op.inputs[0]), op.inputs[0])
+            shape = graph.tensors[output].shape
+            if graph.tensors[inner].shape == shape:
                 names[output] = inner
                 continue
             viewed[op.module, op.phase, output] = inner
-            shape = graph.tensors[output].shape
             op = replace(op, target="aten.view.default", args=(Ref(inner), shape))
         ops.append(op)
     return _with_ops(graph, ops, names)
@@ -171,11 +161,9 @@ def _merge_duplicates(graph: LogicalGraph) -> LogicalGraph:
         phase = "" if of_weights.issuperset(op.makes) else op.phase
         key = (op.target, repr(op.args), repr(op.kwargs), phase)
         twin = seen.get(key)
-        same = twin is not None and all(
-            b is None or a is not None for a, b in zip(twin.outputs, op.outputs, strict=True)
-        )
-        if twin is not None and same:
-            names.update({b: a for a, b in zip(twin.outputs, op.outputs, strict=True) if a and b})
+        pairs = [*zip(twin.outputs, op.outputs, strict=True)] if twin else []
+        if twin and all(a or not b for a, b in pairs):
+            names.update({b: a for a, b in pairs if a and b})
             continue
         seen[key] = op
         ops.append(op)
@@ -188,19 +176,15 @@ def _unbatch_indices(graph: LogicalGraph) -> LogicalGraph:
     tensors = dict(graph.tensors)
     for op in graph.ops:
         which: tuple[Any, ...] = op.args[1] if op.target == "aten.index.Tensor" else ()
-        if len(which) != 2 or None in which or not _is_count(graph, *op.inputs[:2]):
-            ops.append(op)
-            continue
-        at, whole = which[1], graph.tensors[op.makes[0]].shape
-        shape = graph.tensors[at.name].shape
-        if len(shape) != len(whole) or shape[0] != 1:
-            ops.append(op)
-            continue
-        flat = f"{op.name}_at"
-        tensors[flat] = replace(tensors[at.name], name=flat, shape=shape[1:])
-        args = (at, shape[1:])
-        ops.append(replace(op, name=flat, target="aten.view.default", args=args, outputs=(flat,)))
-        ops.append(replace(op, args=(op.args[0], (None, Ref(flat)))))
+        if len(which) == 2 and None not in which and _is_count(graph, *op.inputs[:2]):
+            at, flat = which[1], f"{op.name}_at"
+            one, *shape = graph.tensors[at.name].shape
+            if one == 1 and len(shape) == len(graph.tensors[op.makes[0]].shape) - 1:
+                tensors[flat] = replace(tensors[at.name], name=flat, shape=tuple(shape))
+                view = replace(op, name=flat, target="aten.view.default", outputs=(flat,))
+                ops.append(replace(view, args=(at, tuple(shape))))
+                op = replace(op, args=(op.args[0], (None, Ref(flat))))
+        ops.append(op)
     return replace(graph, ops=tuple(ops), tensors=tensors)
 
 
