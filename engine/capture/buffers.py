@@ -13,15 +13,7 @@ from dataclasses import replace
 import torch
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import (
-    FORWARD,
-    LogicalGraph,
-    LogicalTensor,
-    Op,
-    Ref,
-    Variable,
-    rename_inputs,
-)
+from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor, Op, Ref, Variable, rename_inputs
 from flowrun.engine.ir.names import tensor_of_variable
 from flowrun.engine.ops.flow.update import ASSIGN, SNAPSHOT
 
@@ -46,9 +38,9 @@ def assign_buffers(graph: LogicalGraph) -> LogicalGraph:
         copy, new = before[old.tensor], f"{old.tensor}'"
         tensors |= {n: replace(tensors[old.tensor], name=n) for n in (copy, new)}
         read = (Ref(old.tensor),)
-        copies.append(Op(copy, SNAPSHOT, read, (), outputs=(copy,), module=module, phase=FORWARD))
+        copies.append(Op(copy, SNAPSHOT, read, outputs=(copy,), module=module))
         args = (read, (Ref(before.get(written, written)),))
-        write = Op(new, ASSIGN, args, (), outputs=(new,), module=module, phase=FORWARD)
+        write = Op(new, ASSIGN, args, outputs=(new,), module=module)
         assigns.setdefault(written if written in graph.producer else None, []).append(write)
         variables[name] = replace(old, new=new)
     ops = [*copies, *assigns.get(None, ())]

@@ -57,10 +57,8 @@ def backward_of(graph: fx.Graph) -> frozenset[fx.Node]:
     backward: set[fx.Node] = set()
     begun = False
     for node in graph.nodes:
-        begun = begun or any(
-            type(read.meta.get("desc")).__name__ == "TangentAOTInput"
-            for read in node.all_input_nodes
-        )
+        read = (type(each.meta.get("desc")).__name__ for each in node.all_input_nodes)
+        begun = begun or "TangentAOTInput" in read
         if node not in forward and (begun or is_tagged_backward(node)):
             backward.add(node)
     return frozenset(backward)
@@ -141,11 +139,8 @@ def check_readable(node: fx.Node) -> None:
         shown = f"the op {node.args[0]}, which writes into its arguments,"
     elif not name.startswith("triton"):
         shown = f"torch.{shown}"
-    raise RecipeError(
-        "model",
-        f"{shown} is not supported{place_of(node)}.",
-        _INSTEAD.get(name, "Write it as ops of tensors."),
-    )
+    instead = _INSTEAD.get(name, "Write it as ops of tensors.")
+    raise RecipeError("model", f"{shown} is not supported{place_of(node)}.", instead)
 
 
 def place_of(node: fx.Node) -> str:

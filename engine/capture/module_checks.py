@@ -7,7 +7,7 @@ raises an error at the recipe's key with the names of the parameters or modules.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -40,23 +40,19 @@ def check_modules(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor
                 "Use register_hook, whose function returns a changed gradient, or"
                 " optim.clip_value, optim.groups.",
             )
-    for path, module in _named_modules(modules):
+    named = ((p + path, m) for p, root in modules.items() for path, m in root.named_modules())
+    for path, module in named:
         if hooks := module_backward_hooks(module):
+            whose = describe_module(path.rstrip("."))
             raise RecipeError(
                 "model",
-                f"{describe_module(path)} has a hook on its backward{_place_of_hook(hooks)}, which"
-                " cannot be captured.",
+                f"{whose} has a hook on its backward{_place_of_hook(hooks)}, which cannot be"
+                " captured.",
                 "Write x.register_hook(…) on a tensor inside forward, or register_hook on a"
                 " parameter.",
             )
     if pair := _find_overlap(tensors):
         raise RecipeError("model", *_explain_sharing(*pair, tensors))
-
-
-def _named_modules(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    for prefix, module in modules.items():
-        for path, each in module.named_modules():
-            yield f"{prefix}{path}".rstrip("."), each
 
 
 def _place_of_hook(hooks: Mapping[int, object]) -> str:
@@ -77,9 +73,8 @@ def place_of_function(function: object) -> str:
 
 
 def _explain_sharing(one: str, other: str, tensors: Mapping[str, Tensor]) -> tuple[str, str]:
-    kinds = [
-        "parameter" if isinstance(tensors[n], nn.Parameter) else "buffer" for n in (one, other)
-    ]
+    pair = (tensors[one], tensors[other])
+    kinds = ["parameter" if isinstance(each, nn.Parameter) else "buffer" for each in pair]
     problem = (
         f"{kinds[0]} {one} and {kinds[1]} {other} share memory but are two objects: in plain torch"
         " an update of one changes the other."

@@ -7,6 +7,7 @@ the first of them.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import NamedTuple
 
 from flowrun.engine.capture.fold import KEPT_BLOCKS, Fold
@@ -107,10 +108,8 @@ class Pair:
         for this, that in zip(these, those, strict=True):
             if self._describe(this, 0) != self._describe(that, 1):
                 raise UnlikeError(f"{this} is unlike {that}")
-            pairs = zip(this.inputs, that.inputs, strict=True)
-            self.modes[this.name] = self.modes[that.name] = tuple(
-                self._mode(a, b) for a, b in pairs
-            )
+            modes = tuple(map(self._mode, this.inputs, that.inputs))
+            self.modes[this.name] = self.modes[that.name] = modes
             (word, number), (_, other) = split_number(this.name), split_number(that.name)
             step = abs(other - number)
             if self.steps.setdefault((phase, word), step) != step:
@@ -122,15 +121,9 @@ class Pair:
 
     def _describe(self, op: Op, part: int) -> tuple[object, ...]:
         """Return what must be equal for an op of the repeated part and its counterpart."""
-        outputs = [n and self.base.tensors[n] for n in op.outputs]
-        return (
-            split_number(op.name)[0],
-            op.target,
-            map_refs(op.args, lambda _: Ref("")),
-            map_refs(op.kwargs, lambda _: Ref("")),
-            [(t.shape, t.dtype) if t else None for t in outputs],
-            self._inside(op.module, part),
-        )
+        given = map_refs((op.args, op.kwargs), lambda _: Ref(""))
+        outputs = [n and replace(self.base.tensors[n], name="") for n in op.outputs]
+        return split_number(op.name)[0], op.target, given, outputs, self._inside(op.module, part)
 
     def _mode(self, this: str, that: str) -> Mode:
         """Return how the repeated part reads `this`, given that the next part reads `that`."""

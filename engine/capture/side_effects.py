@@ -88,11 +88,8 @@ def record_effects() -> Iterator[list[Effect]]:
 
 def _effects(dynamos: Any) -> Iterator[Effect]:
     alive = {id(each): each for each in dynamos.keepalive}
-    owners = {
-        id(variable): alive[number]
-        for number, variable in dynamos.id_to_variable.items()
-        if number in alive
-    }
+    known = dynamos.id_to_variable.items()
+    owners = {id(variable): alive[number] for number, variable in known if number in alive}
     stacks: Mapping[object, Any] = getattr(dynamos, "mutation_user_stacks", {})
     for variable in modified_variables(dynamos):
         if id(variable) in owners and variable.source is not None:

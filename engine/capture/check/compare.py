@@ -108,8 +108,7 @@ def _refuse_changes(effects: Sequence[Effect], states: Sequence[EffectState]) ->
 
 
 def _explain_change(effect: Effect, attribute: str, flips: bool) -> tuple[str, str]:
-    where = f" ({effect.place})" if effect.place else ""
-    what = f"forward changes {effect.describe(attribute)}{where}"
+    what = f"forward changes {_describe_effect(effect, attribute)}"
     if flips:
         return (
             f"{what}: the next call runs in another mode.",
@@ -123,6 +122,10 @@ def _explain_change(effect: Effect, attribute: str, flips: bool) -> tuple[str, s
         " __init__, self.steps += 1 in forward) and choose with torch.where. Keep values that only"
         " people read out of forward.",
     )
+
+
+def _describe_effect(effect: Effect, attribute: str) -> str:
+    return effect.describe(attribute) + (f" ({effect.place})" if effect.place else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +225,7 @@ class _CaptureComparison:
         trained = {n: p for n, p in self.parameters.items() if p.requires_grad}
         for parameter in trained.values():
             parameter.grad = torch.ones_like(parameter)
-        before = {
-            name: (p.grad, version_of(p.grad)) for name, p in trained.items() if p.grad is not None
-        }
+        before = {n: (p.grad, version_of(p.grad)) for n, p in trained.items() if p.grad is not None}
         try:
             yield
             for name, (gradient, version) in before.items():
@@ -245,12 +246,8 @@ class _CaptureComparison:
         for name in self.buffers:
             if f"{WRITES}{name}" in results:
                 self.buffers[name].copy_(results[f"{WRITES}{name}"])
-        gradients = {
-            key.removeprefix("grad/"): value for key, value in results.items() if key[:5] == "grad/"
-        }
-        return _StepResult(
-            results["loss"], gradients, {n: b.clone() for n, b in self.buffers.items()}
-        )
+        grads = {key[5:]: value for key, value in results.items() if key.startswith("grad/")}
+        return _StepResult(results["loss"], grads, {n: b.clone() for n, b in self.buffers.items()})
 
     def _draw_alike(self) -> contextlib.AbstractContextManager[object]:
         return Draws() if self.draws else contextlib.nullcontext()
@@ -269,14 +266,13 @@ class _CaptureComparison:
         all_gradients = math.hypot(*map(_norm, module.gradients.values()))
         for name, value in module.items():
             floor = _NOISE_SHARE * all_gradients if name.startswith("the gradient") else 0.0
-            if name not in others:
-                distance = _norm(value)
-                share = math.inf if distance > self._tolerance * floor else 0.0
-            else:
+            distance, norm = _norm(value), _norm(value)
+            share = math.inf if distance > self._tolerance * floor else 0.0
+            if name in others:
                 distance = _distance(value, others[name])
-                share = distance / (self._tolerance * max(_norm(value), floor, 1e-30))
+                share = distance / (self._tolerance * max(norm, floor, 1e-30))
             if distance and share > most:
-                most, what = share, _describe(name, distance, _norm(value))
+                most, what = share, _describe(name, distance, norm)
                 which = name.removeprefix("the gradient of ")
         for name, value in captured.gradients.items():
             if name not in module.gradients and _norm(value):
@@ -294,7 +290,7 @@ class _CaptureComparison:
                 "Let the hook depend on nothing but the gradient.",
             )
         written = ", ".join(
-            effect.describe(attribute) + (f" ({effect.place})" if effect.place else "")
+            _describe_effect(effect, attribute)
             for effect in self.effects
             for attribute in effect.attributes or ("",)
         )

@@ -50,14 +50,8 @@ def _native_dropout(
     return (x * mask).mul_(0.0 if p == 1.0 else 1 / (1 - p)), mask
 
 
-def _bernoulli_(
-    g: torch.Generator, x: Tensor, p: float | Tensor = 0.5, generator: object = None
-) -> Tensor:
-    return x.copy_(_below(x, p, g))
-
-
 def _bernoulli(
-    g: torch.Generator, x: Tensor, p: float | None = None, generator: object = None
+    g: torch.Generator, x: Tensor, p: float | Tensor | None = None, generator: object = None
 ) -> Tensor:
     return _below(x, x if p is None else p, g).to(x.dtype)
 
@@ -80,8 +74,8 @@ def _in_place(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 _DRAWS: Mapping[object, Callable[..., object]] = {
     _ATEN.native_dropout.default: _native_dropout,
-    _ATEN.bernoulli_.float: _bernoulli_,
-    _ATEN.bernoulli_.Tensor: _bernoulli_,
+    _ATEN.bernoulli_.float: lambda g, x, p=0.5, **how: x.copy_(_bernoulli(g, x, p)),
+    _ATEN.bernoulli_.Tensor: _in_place(_bernoulli),
     _ATEN.bernoulli.default: _bernoulli,
     _ATEN.bernoulli.p: _bernoulli,
     _ATEN.bernoulli.Tensor: _bernoulli,

@@ -59,7 +59,7 @@ def _run(op: Op, graph: LogicalGraph, values: Mapping[str, Tensor]) -> dict[str,
 def _whole(op: Op, graph: LogicalGraph) -> LocalView:
     """Return the op as seen by a rank that holds all of every tensor."""
     read = tuple(graph.tensors[name].shape for name in op.inputs)
-    out_shapes = tuple(None if name is None else graph.tensors[name].shape for name in op.outputs)
+    made = tuple(None if name is None else graph.tensors[name].shape for name in op.outputs)
     slices = tuple(tuple((0, n) for n in shape) for shape in read)
-    out = tuple(None if shape is None else tuple((0, n) for n in shape) for shape in out_shapes)
-    return LocalView(op=op, in_shapes=read, out_shapes=out_shapes, in_slices=slices, out_slices=out)
+    out = tuple(None if shape is None else tuple((0, n) for n in shape) for shape in made)
+    return LocalView(op=op, in_shapes=read, out_shapes=made, in_slices=slices, out_slices=out)

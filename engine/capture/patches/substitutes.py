@@ -173,17 +173,12 @@ def ctc_loss(
     target_lengths: (samples,).  blank: class of the blank.  reduction: none, mean or sum.
     zero_infinity: replace infinite losses by 0.  torch's own function runs for other shapes.
     """
+    ends = (input_lengths, target_lengths)
     if log_probs.dim() != 3 or targets.dim() != 2:
-        return _ctc_loss(
-            log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
-        )
-    lengths, labels = (
-        torch.as_tensor(each, dtype=torch.int64) for each in (input_lengths, target_lengths)
-    )
-    losses = torch.ops.flowrun.ctc_loss(
-        log_probs, targets.long(), lengths, labels, blank, zero_infinity
-    )
-    loss: Tensor = losses[0]
+        return _ctc_loss(log_probs, targets, *ends, blank, reduction, zero_infinity)
+    lengths, labels = (torch.as_tensor(each, dtype=torch.int64) for each in ends)
+    given = (log_probs, targets.long(), lengths, labels, blank, zero_infinity)
+    loss: Tensor = torch.ops.flowrun.ctc_loss(*given)[0]
     if zero_infinity:
         loss = torch.where(loss == torch.inf, 0, loss)
     if reduction == "mean":

@@ -12,15 +12,16 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flowrun.engine.capture.patches.recurrent import decompose_as_in_training
 from flowrun.engine.capture.patches.substitutes import replace_attribute, replace_functions
 from flowrun.engine.torch_internals import (
     BUFFER_MARK,
+    RNN_HELPER,
     buffers_of,
     dynamo_settings,
     forget_triton,
     leaf_check,
     parameters_of,
+    recurrent_decompositions,
 )
 
 
@@ -33,6 +34,11 @@ def prepare_tracing(
     decomposed_attention, low_precision_attention: as in capture.Task.
     """
     modules = [module for root in roots for module in root.modules()]
+    settings = {  # for print, recurrent layers, and autograd.grad in forward (not of torch 2.11)
+        "ignore_logger_methods": _logging_functions(),
+        "allow_rnn": True,
+        "trace_autograd_ops": True,
+    }
     with contextlib.ExitStack() as stack:
         stack.enter_context(_hide_gpus())
         stack.enter_context(warnings.catch_warnings())
@@ -41,12 +47,12 @@ def prepare_tracing(
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         if low_precision_attention:
             stack.enter_context(_multiply_attention_in_low_precision())
-        stack.enter_context(dynamo_settings(_settings()))
+        stack.enter_context(dynamo_settings(settings))
         stack.enter_context(silence_logs())
         stack.enter_context(_restore_tensors(modules))
         stack.enter_context(_unmark_buffers(modules))
         stack.enter_context(_allow_leaves_within_forward())
-        stack.enter_context(decompose_as_in_training())
+        stack.enter_context(_decompose_recurrent_layers())
         stack.enter_context(replace_functions())
         yield
 
@@ -136,15 +142,33 @@ def _allow_leaves_within_forward() -> Iterator[None]:
         yield
 
 
-def _settings() -> dict[str, object]:
-    """Return settings that let Dynamo trace recurrent layers and torch.autograd.grad in forward
-    (torch 2.11 lacks `trace_autograd_ops`).
+class _LayerCount(int):
+    """A number of layers that compares as less than any number."""
+
+    def __lt__(self, other: object) -> bool:
+        return True
+
+
+@contextlib.contextmanager
+def _decompose_recurrent_layers() -> Iterator[None]:
+    """Within the block, torch decomposes LSTM, GRU and RNN into what they compute in training.
+
+    Else it leaves out dropout between layers, and takes oneDNN's LSTM, as for inference, if the
+    input needs no gradient.
     """
-    return {
-        "ignore_logger_methods": _logging_functions(),
-        "allow_rnn": True,
-        "trace_autograd_ops": True,
-    }
+    torchs = recurrent_decompositions()
+    helper = vars(torchs)[RNN_HELPER]
+
+    def with_dropout(*given: object) -> object:
+        x, hidden, params, has_biases, layers, *rest = given
+        return helper(x, hidden, params, has_biases, _LayerCount(layers), *rest)
+
+    select = "select_one_layer_lstm_function"
+    with (
+        replace_attribute(torchs, RNN_HELPER, with_dropout),
+        replace_attribute(torchs, select, lambda *_: torchs.one_layer_lstm),
+    ):
+        yield
 
 
 def _logging_functions() -> set[Callable[..., object]]:
