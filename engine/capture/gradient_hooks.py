@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,8 +69,7 @@ class _HookedGradient:
                     reader.add_constant(node, value, module=owner, phase=BACKWARD)
             elif node.op == "call_function":
                 reader.add_op(node, module=owner, phase=BACKWARD)
-        returned: Any = module.graph.output_node().args[0]
-        result = reader.names[returned]
+        result = reader.names[module.graph.output_node().args[0]]
         self._check_result(reader.tensors[result], graph.tensors[self.gradient])
         key = f"grad/{self.parameter}"
         return replace(

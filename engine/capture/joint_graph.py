@@ -23,6 +23,7 @@ from flowrun.engine.capture.joint_nodes import (
     is_getitem,
     is_tagged_backward,
     makes_tensors,
+    outputs_of,
     place_of,
     user_line,
 )
@@ -191,8 +192,7 @@ class JointGraph:
         return int(node.meta.get("seq_nr", -1))
 
     def _read_outputs(self, node: torch.fx.Node) -> None:
-        values: Any = node.args[0]
-        pairs = [(type(d).__name__, v, d) for v, d in zip(values, node.meta["desc"], strict=True)]
+        pairs = [(type(d).__name__, v, d) for v, d in outputs_of(node.graph)]
         for kind, value, described in sorted(pairs, key=lambda pair: pair[0] == _WRITTEN):
             if value is None:
                 continue

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -64,14 +64,17 @@ def backward_of(graph: fx.Graph) -> frozenset[fx.Node]:
     return frozenset(backward)
 
 
+def outputs_of(graph: fx.Graph) -> list[tuple[Any, Any]]:
+    """Return (a node, or None; torch's descriptor) of each result."""
+    output = graph.output_node()
+    return [*zip(cast("list[object]", output.args[0]), output.meta["desc"], strict=True)]
+
+
 def _ancestors_of_forward(graph: fx.Graph) -> set[fx.Node]:
     """Return the nodes that the results of forward, and its writes, depend on."""
-    output = graph.output_node()
-    values: Any = output.args[0]  # a list of nodes and None
-    pairs = zip(values, output.meta["desc"], strict=True)
     forward = ("PlainAOTOutput", "InputMutationAOTOutput")
-    left = [value for value, desc in pairs if value and type(desc).__name__ in forward]
-    ancestors = {output}
+    left = [value for value, desc in outputs_of(graph) if value and type(desc).__name__ in forward]
+    ancestors = {graph.output_node()}
     while left:
         node = left.pop()
         if node not in ancestors:
@@ -89,9 +92,7 @@ def drop_tokens(graph: fx.Graph) -> None:
         if str(node.target) == "with_effects":
             _drop_token(graph, node)
     output = graph.output_node()
-    values: Any = output.args[0]
-    pairs = zip(values, output.meta["desc"], strict=True)
-    kept = [(value, desc) for value, desc in pairs if not _is_token(desc)]
+    kept = [(value, desc) for value, desc in outputs_of(graph) if not _is_token(desc)]
     output.args = ([value for value, _ in kept],)
     output.meta["desc"] = [desc for _, desc in kept]
     for node in reversed(graph.nodes):

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum
-from typing import Any
 
 from flowrun.engine.ir.expansion import Expansion, ReducedDims
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.ir.signature import Local, Rule, Signature
+from flowrun.engine.ir.signature import Function, Local, Rule, Signature
 
 
 class Trait(Enum):
@@ -82,7 +81,7 @@ class OutVariant:
         just before they write it, if rows lie one after the other.
     """
 
-    overload: Callable[..., Any]
+    overload: Function
     name: str = "out"
     over: tuple[int, ...] = (0,)
     along_rows: bool = False
@@ -143,7 +142,7 @@ class OpInfo:
     rule: Rule | None = None
     _: KW_ONLY
     local: Local | None = None
-    function: Callable[..., Any] | None = None
+    function: Function | None = None
     arguments: tuple[str, ...] = ()
     traits: tuple[Trait, ...] = ()
     out: OutVariant | None = None

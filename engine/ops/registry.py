@@ -49,32 +49,14 @@ from flowrun.engine.ops.nn import (
 )
 from flowrun.engine.ops.shapes import create, index, shape, slice_cat, strided
 
+_FAMILIES = (
+    *(matmul, grouped, pointwise, reduce),
+    *(shape, slice_cat, index, strided, create),
+    *(norm, batch_norm, attention, embedding, conv, softmax, loss, cross_entropy),
+    *(random, ranges, check, update, rounding, scaling, sparse, structure),
+)
 OPS: Mapping[str, OpInfo] = {
-    **matmul.OPS,
-    **grouped.OPS,
-    **pointwise.OPS,
-    **reduce.OPS,
-    **shape.OPS,
-    **slice_cat.OPS,
-    **index.OPS,
-    **strided.OPS,
-    **create.OPS,
-    **norm.OPS,
-    **batch_norm.OPS,
-    **attention.OPS,
-    **embedding.OPS,
-    **conv.OPS,
-    **softmax.OPS,
-    **loss.OPS,
-    **cross_entropy.OPS,
-    **random.OPS,
-    **ranges.OPS,
-    **check.OPS,
-    **update.OPS,
-    **rounding.OPS,
-    **scaling.OPS,
-    **sparse.OPS,
-    **structure.OPS,
+    target: known for family in _FAMILIES for target, known in family.OPS.items()
 }
 _UNKNOWN = OpInfo()
 
@@ -104,9 +86,7 @@ def whole_function(target: str) -> Callable[..., object]:
 
 
 def arguments_of(op: Op) -> dict[str, Any]:
-    """Return arguments of an op by name, in order; of the engine's own ops, of those that name
-    them.
-    """
+    """Return arguments of an op by name, in order; of the engine's own ops, if it names them."""
     names = info(op.target).arguments
     return dict(zip(names, op.args, strict=True)) if names else bind(op)
 
@@ -125,24 +105,13 @@ def signatures(
     in_shapes, out_shapes: of op.inputs and op.outputs, as left over by the axes before.  A row that
     splits a dim that is not there, or is shorter than `parts`, is dropped.
     """
-    key = (
-        op.target,
-        op.table,
-        map_refs(op.args, _nameless),
-        map_refs(op.kwargs, _nameless),
-        tuple(in_shapes),
-        tuple(out_shapes),
-        parts,
-    )
+    view = OpView(op, tuple(in_shapes), tuple(out_shapes), parts)
+    given = map_refs((op.args, op.kwargs), lambda _: _TENSOR)
+    key = (op.target, op.table, given, view.in_shapes, view.out_shapes, parts)
     legal = _cache.get(key)
     if legal is None:
-        view = OpView(op, tuple(in_shapes), tuple(out_shapes), parts)
         legal = _cache[key] = tuple(dict.fromkeys(_rows(view)))
     return legal
-
-
-def _nameless(_: Ref) -> Ref:
-    return _TENSOR
 
 
 def _rows(view: OpView) -> Iterator[Signature]:
@@ -152,10 +121,8 @@ def _rows(view: OpView) -> Iterator[Signature]:
     if rule is None or view.parts == 1:
         return
     for row in rule(view):
-        fits_in = all(map(_fits, row.inputs, view.in_shapes, (view.parts,) * len(row.inputs)))
-        if fits_in and all(
-            map(_fits, row.outputs, view.out_shapes, (view.parts,) * len(row.outputs))
-        ):
+        shapes = zip(row.inputs + row.outputs, view.in_shapes + view.out_shapes, strict=True)
+        if all(_fits(sbp, shape, view.parts) for sbp, shape in shapes):
             yield row
 
 
@@ -206,9 +173,7 @@ def localize(view: LocalView) -> LocalCall:
 
 
 def needs_expansion(op: Op, tensors: Mapping[str, LogicalTensor]) -> bool:
-    """True if the op splits a dim that it reduces, on some axis.  op.in_sbp holds the chosen
-    signature; tensors: by name.
-    """
+    """True if the op, by its in_sbp, splits a dim that it reduces; tensors: by name."""
     known = info(op.target).expands
     if known is None or not op.in_sbp:
         return False

@@ -161,6 +161,7 @@ def _decompose_recurrent_layers() -> Iterator[None]:
 
     def with_dropout(*given: object) -> object:
         x, hidden, params, has_biases, layers, *rest = given
+        assert isinstance(layers, int)
         return helper(x, hidden, params, has_biases, _LayerCount(layers), *rest)
 
     select = "select_one_layer_lstm_function"

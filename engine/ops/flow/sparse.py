@@ -33,7 +33,7 @@ class RowUpdate:
     """
 
     name: str
-    function: Callable[..., Any] = field(repr=False)
+    function: Callable[..., Changed] = field(repr=False)
 
     def __str__(self) -> str:
         return self.name

@@ -250,7 +250,10 @@ def _scale(grad: Tensor, coefficient: Tensor | None, param: Tensor) -> Tensor:
 
 
 # What does for many weights what the first does for one.
-OF_MANY: Mapping[Callable[..., Any], Callable[..., None]] = {adamw: adamw_of_many, sgd: sgd_of_many}
+OF_MANY: Mapping[Callable[..., Changed], Callable[..., None]] = {
+    adamw: adamw_of_many,
+    sgd: sgd_of_many,
+}
 
 # ---- signatures ----------------------------------------------------------------------------------
 

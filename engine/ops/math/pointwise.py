@@ -15,7 +15,7 @@ import torch
 
 from flowrun.engine.ir.op_info import OpInfo, OutVariant, Trait
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.ir.signature import Labels, OpRows, OpView, Rule, labelled_rows
+from flowrun.engine.ir.signature import Function, Labels, OpRows, OpView, Rule, labelled_rows
 
 
 def broadcast_labels(shape: Shape, out: Shape) -> Labels:
@@ -100,7 +100,7 @@ def _info(rule: Rule, *traits: Trait, **known: Any) -> OpInfo:
     return OpInfo(rule, traits=(Trait.POINTWISE, *traits), **known)
 
 
-def _over(rule: Rule, overload: Callable[..., Any], name: str = "out", *args: int) -> OpInfo:
+def _over(rule: Rule, overload: Function, name: str = "out", *args: int) -> OpInfo:
     """An op that may write over its first argument, or over `args`."""
     return _info(rule, Trait.ALLOCATES, out=OutVariant(overload, name, args or (0,)))
 

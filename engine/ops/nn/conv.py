@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.op_info import OpCost, OpInfo, ProductKind, Trait
@@ -19,7 +18,7 @@ from flowrun.engine.ir.sbp import B, P, S
 from flowrun.engine.ir.signature import LocalCall, LocalView, OpRows, OpView, bind, places
 
 
-def _channel_dims(given: Mapping[str, Any]) -> tuple[int, int]:
+def _channel_dims(given: Mapping[str, object]) -> tuple[int, int]:
     """Dims of the weight that are (output channels, input channels)."""
     return (1, 0) if given["transposed"] else (0, 1)
 

@@ -14,7 +14,7 @@ of torch's kernel for CPUs; CUDA's are in runtime/kernels/packed_attention.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ def document_attention(
 
 
 def run_backward(
-    run: Callable[..., Any],
+    run: Callable[..., Sequence[Tensor]],
     grad: Tensor,
     query: Tensor,
     key: Tensor,
