@@ -55,7 +55,7 @@ BUDGETS = {
     "launcher/report": 2_380,
     "launcher/store": 710,
     "launcher/supervise": 4_400,
-    "launcher/terminal": 230,
+    "launcher/terminal": 225,
     "launcher/text": 460,
     "models": 1_530,
     "testing": 150,
