@@ -1,10 +1,9 @@
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from queue import SimpleQueue
 from threading import Thread
-from typing import TypeVar
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from flowrun.launcher.job.segments import RankRows, ReadingOrder, Segment
 from support.layouts.stepwise import Noisy
 from support.layouts.stepwise import sampler as stepwise_sampler
 
-T = TypeVar("T")
 ORDER = ReadingOrder(
     segments=(Segment(0, 3, True, False), Segment(3, 4, True, False)),
     training=RankRows(slice(0, 3), 2),
@@ -56,11 +54,6 @@ def samplers(data: Dataset[dict[str, Tensor]]) -> tuple[Sampler, Sampler]:
     return one, other
 
 
-def forked(make: Callable[[], T]) -> T:
-    """Call it in a process of one thread, which has the handlers of a rank to itself."""
-    return run_in_fork(make)
-
-
 def batches(
     pair: tuple[Sampler, Sampler], number: int = 2
 ) -> Iterator[tuple[BatchReading, Tensor]]:
@@ -77,7 +70,7 @@ def batches(
 @pytest.mark.parametrize("number", [1, 3])
 def test_batches_are_those_that_the_rank_would_make(number: int) -> None:
     pair = samplers(Numbers())
-    found = forked(lambda: [(reading, n.tolist()) for reading, n in batches(pair, number)])
+    found = run_in_fork(lambda: [(reading, n.tolist()) for reading, n in batches(pair, number)])
     assert [reading for reading, _ in found] == list(ORDER)
     for reading, n in found:
         at = (reading.step, reading.micro_batch, reading.rows)
@@ -92,7 +85,7 @@ def test_batches_lie_in_shared_memory_and_are_made_in_turns() -> None:
         workers.close()
         return [(value.is_shared(), int(value[0])) for value in made]
 
-    assert forked(make) == [(True, 0), (True, 1)]
+    assert run_in_fork(make) == [(True, 0), (True, 1)]
 
 
 @pytest.mark.processes
@@ -106,7 +99,7 @@ def test_samples_made_in_steps_are_augmented_alike() -> None:
         workers.close()
         return made
 
-    for k, images in enumerate(forked(make)):
+    for k, images in enumerate(run_in_fork(make)):
         assert torch.equal(images, plain(1, k, slice(0, 2))["images"])
 
 
@@ -116,7 +109,7 @@ def test_a_sample_that_fails_is_named_with_the_users_line() -> None:
     told = r"rank 0, a data worker\n(.*\n)*.*no such image\n.*item \d+ of the data set\n.*"
     told += r"test_data_workers.py:\d+ in __getitem__: raise OSError"
     with pytest.raises(RunError, match=told):
-        forked(lambda: list(batches(pair)))
+        run_in_fork(lambda: list(batches(pair)))
 
 
 @pytest.mark.processes
@@ -138,7 +131,7 @@ def test_a_process_that_dies_is_named_at_once() -> None:
         Thread(target=read, daemon=True).start()
         return str(told.get(timeout=60))
 
-    text = forked(make)
+    text = run_in_fork(make)
     assert "rank 7, a data worker" in text and "was killed by SIGKILL" in text
 
 

@@ -1,5 +1,5 @@
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -132,24 +132,28 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
-def test_a_folder_of_one_file_without_the_second_name_of_a_tied_weight(
-    state: dict[str, torch.Tensor], tmp_path: Path
-) -> None:
-    one = {name: value for name, value in state.items() if name != "again.weight"}
-    save_file(one, tmp_path / "model.safetensors")
-    assert same(started(tmp_path), state)
-
-
-def test_a_folder_of_several_files(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def write_parts(state: dict[str, torch.Tensor], folder: Path) -> None:
     index = {name: f"part{k % 2}.safetensors" for k, name in enumerate(state)}
     for file in set(index.values()):
-        save_file({n: v for n, v in state.items() if index[n] == file}, tmp_path / file)
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    assert same(started(tmp_path), state)
+        save_file({n: v for n, v in state.items() if index[n] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
 
 
-def test_a_folder_of_torch_files(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    torch.save(state, tmp_path / "pytorch_model.bin")
+FOLDERS: dict[str, Callable[[dict[str, torch.Tensor], Path], object]] = {
+    "one file, without the second name of a tied weight": lambda state, folder: save_file(
+        {name: value for name, value in state.items() if name != "again.weight"},
+        folder / "model.safetensors",
+    ),
+    "several files": write_parts,
+    "torch": lambda state, folder: torch.save(state, folder / "pytorch_model.bin"),
+}
+
+
+@pytest.mark.parametrize("write", FOLDERS.values(), ids=FOLDERS)
+def test_a_folder_of_weights_is_read(
+    write: Callable[..., object], state: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    write(state, tmp_path)
     assert same(started(tmp_path), state)
 
 
