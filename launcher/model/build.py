@@ -241,14 +241,7 @@ def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) ->
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
     inputs = dict(recipe.task.inputs) or {p.name: p.name for p in named if p.name in item}
     inputs |= packed_inputs(model, item, inputs)
-    arguments = inputs if anything else [p.name for p in named]
-    for argument, field in inputs.items():
-        for word, known, problem in (
-            (field, item, f"items of the data set have no field {field!r}."),
-            (argument, arguments, f"forward of the model takes no {argument!r}."),
-        ):
-            if word not in known:
-                raise RecipeError(f"task.inputs.{argument}", problem, did_you_mean(word, known))
+    _check_inputs(inputs, item, inputs if anything else [p.name for p in named])
     missing = [p.name for p in named if p.default is p.empty and p.name not in inputs]
     if missing or not inputs:
         raise RecipeError(
@@ -257,3 +250,15 @@ def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) ->
             f"Map it to a field of the items: {', '.join(item)}.",
         )
     return inputs
+
+
+def _check_inputs(
+    inputs: Mapping[str, str], fields: Collection[str], arguments: Collection[str]
+) -> None:
+    for argument, field in inputs.items():
+        for word, known, problem in (
+            (field, fields, f"items of the data set have no field {field!r}."),
+            (argument, arguments, f"forward of the model takes no {argument!r}."),
+        ):
+            if word not in known:
+                raise RecipeError(f"task.inputs.{argument}", problem, did_you_mean(word, known))

@@ -116,10 +116,9 @@ class _Recorder(DispatchMode):
 
     def _in_memory(self, func: OpOverload, leaves: list[object], spec: TreeSpec) -> object:
         """An op as ever, on values."""
-        made = self._values([x for x in leaves if self.defers(x)])
-        ours, values = {storage_id(tensor) for tensor in made}, iter(made)
-        leaves = [next(values) if self.defers(x) else x for x in leaves]
-        args, kwargs = tree_unflatten(leaves, spec)
+        values = self._all(leaves)
+        ours = {storage_id(x) for x, made in values if made}
+        args, kwargs = tree_unflatten([x for x, _ in values], spec)
         results, out = tree_flatten(func(*args, **kwargs))
         apart = [x.clone() if dense(x) and storage_id(x) in ours else x for x in results]
         return tree_unflatten(apart, out)
@@ -167,13 +166,7 @@ class _Recorder(DispatchMode):
         if op_schema.draws(func) and self.draws:
             generator = op_schema.generator(leaves)
             state = generator.get_state()
-            if fills:
-                values = [Geometry.of(first).empty(), *leaves[1:]]
-            else:
-                made = iter(self._values([x for x in leaves if self.defers(x)]))
-                values = [next(made).clone() if self.defers(x) else x for x in leaves]
-            perform(func, values, spec)
-            del values
+            self._draw(func, leaves, spec, fills)
         elif not (fills and op_schema.draws(func)):
             try:
                 op_schema.run_on_meta(func, leaves, spec)
@@ -188,6 +181,13 @@ class _Recorder(DispatchMode):
             self.values[number] = StorageValue(self.values[number].num_bytes, call, -1 - k)
         count = len(schema_of(func).returns)
         return None if not count else first if count == 1 else tuple(leaves[k] for k in places)
+
+    def _draw(self, func: OpOverload, leaves: list[Any], spec: TreeSpec, fills: bool) -> None:
+        """Execute an op that draws, on memory that is dropped."""
+        if fills:
+            perform(func, [Geometry.of(leaves[0]).empty(), *leaves[1:]], spec)
+        else:
+            perform(func, [x.clone() if k else x for x, k in self._all(leaves)], spec)
 
     # ------------------------------------------------------------------ what is known
 
@@ -243,6 +243,11 @@ class _Recorder(DispatchMode):
     def _values(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Make the values of tensors for a caller that only reads them."""
         return replay([view for view in map(self.view, tensors) if view])
+
+    def _all(self, leaves: Sequence[object]) -> list[tuple[Any, bool]]:
+        """Return arguments that all have memory, and whether it was made for them."""
+        made = iter(self._values([x for x in leaves if self.defers(x)]))
+        return [(next(made), True) if self.defers(x) else (x, False) for x in leaves]
 
     def _bare(self, geometry: Geometry, value: StorageValue) -> Tensor:
         storage = storage_without_memory(geometry.num_bytes, op_schema.CPU)

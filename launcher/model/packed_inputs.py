@@ -120,6 +120,12 @@ def _mask(*given: Any, **how: Any) -> None:
             raise RecipeError("data.pack", f"packed documents need causal attention: {name}.")
 
 
+def _list_unknown(more: Mapping[str, object]) -> list[str]:
+    """Return what a layer asks of its attention that may change a number of it."""
+    asked = {name for name, value in more.items() if value is not None and value is not False}
+    return sorted(asked - _HARMLESS)
+
+
 def _attention(
     module: nn.Module,
     query: Tensor,
@@ -139,8 +145,7 @@ def _attention(
     if more.get(_LOCAL) is not None and more[_LOCAL] >= query.shape[2]:
         del more[_LOCAL]
     causal = more.pop("is_causal", None)
-    asked = {name for name, value in more.items() if value is not None and value is not False}
-    wrong = sorted(asked - _HARMLESS)
+    wrong = _list_unknown(more)
     name = type(module).__name__
     if attention_mask is not None:
         wrong.append("attention_mask")
