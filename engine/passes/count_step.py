@@ -46,6 +46,7 @@ from flowrun.engine.ops.math.pointwise import CAST
 from flowrun.engine.ops.nn import loss
 from flowrun.engine.ops.traits import has, is_view
 from flowrun.engine.passes.count_kinds import CONSTANT, COUNTED, UNKNOWN, learn_kinds, name_targets
+from flowrun.engine.passes.count_targets import split_off_count
 from flowrun.engine.strategy import Strategy
 
 _LINEAR = name_targets("""
@@ -85,25 +86,15 @@ def _split_off_counts(graph: LogicalGraph) -> LogicalGraph:
     for op in graph.ops:
         look_up = registry.info(op.target).looks_up
         labels = look_up if look_up and look_up.words == LABELS and op.phase == FORWARD else None
-        if labels and (count := op.outputs[1]) is not None:
+        if labels and op.outputs[1] is not None:
             given = registry.arguments_of(op)
             target, ignored = given[labels.ids], given[labels.ignored]
             if given["weight"] is None and isinstance(target, Ref):  # nothing is looked up
                 maker = graph.producer.get(target.name)
                 target = maker.args[0] if maker and maker.target == ranges.CHECK else target
-            ops.append(
-                replace(
-                    op,
-                    name=f"{op.name}_count",
-                    target=loss.COUNT,
-                    table=None,
-                    args=(target, given["weight"], ignored),
-                    kwargs=(("dtype", graph.tensors[count].dtype),),
-                    outputs=(count,),
-                )
-            )
-            op = replace(op, outputs=(op.outputs[0], None))
-        ops.append(op)
+            ops += split_off_count(graph, op, (target, given["weight"], ignored))
+        else:
+            ops.append(op)
     return replace(graph, ops=tuple(ops))
 
 

@@ -9,7 +9,7 @@ them together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from flowrun.engine.ir.graph import LogicalGraph, Op, Ref
@@ -45,22 +45,30 @@ def count_targets(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     return replace(graph, ops=tuple(_wait_for_loss(op, losses) for op in ops))
 
 
-def _split_off_count(graph: LogicalGraph, op: Op) -> Iterator[Op]:
-    """Yield the op that counts, and the loss without its count."""
-    given, (loss, count) = cross_entropy.given(op), op.makes
+def _split_off_count(graph: LogicalGraph, op: Op) -> tuple[Op, Op]:
+    given, laid = cross_entropy.given(op), dict(zip(op.inputs, op.in_sbp, strict=True))
     args = (given["target"], given["weight"], given["ignored"])
-    laid = dict(zip(op.inputs, op.in_sbp, strict=True))
-    yield replace(
+    count, loss = split_off_count(graph, op, args)
+    read = tuple(laid[arg.name] for arg in args if isinstance(arg, Ref))
+    return replace(count, in_sbp=read, out_sbp=op.out_sbp[1:]), loss
+
+
+def split_off_count(graph: LogicalGraph, op: Op, args: tuple[object, ...]) -> tuple[Op, Op]:
+    """Return an op that counts the weight of a loss's targets, and the loss without its count.
+
+    args: target, weight, ignored.
+    """
+    loss, count = op.outputs
+    assert count is not None
+    return replace(
         op,
         name=f"{op.name}_count",
         target=COUNT,
+        table=None,
         args=args,
         kwargs=(("dtype", graph.tensors[count].dtype),),
         outputs=(count,),
-        in_sbp=tuple(laid[arg.name] for arg in args if isinstance(arg, Ref)),
-        out_sbp=op.out_sbp[1:],
-    )
-    yield replace(op, outputs=(loss, None))
+    ), replace(op, outputs=(loss, None))
 
 
 def _logits_of(op: Op) -> tuple[object, ...]:

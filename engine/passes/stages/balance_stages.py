@@ -10,7 +10,6 @@ two.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,30 +51,43 @@ def balance_cuts(line: ForwardSequence, ranks: Sequence[int], chunks: int = 1) -
     if len(line.work_s) < len(ranks) * chunks:
         raise _too_many(len(line.work_s), len(ranks), chunks)
     ranks = [*ranks] * chunks
-    limit = _least_seconds(line, ranks) + WORK_TOLERANCE * sum(line.work_s) / sum(ranks)
+    share = sum(line.work_s) / sum(ranks)
+    limit = max(1e-9, share) * 1.2
+    while not (fastest := _best_cuts(line, ranks, limit, counts_sent=False)):
+        limit *= 1.2  # a low limit leaves few ends of stages
+    best = _best_cuts(line, ranks, fastest[1] + WORK_TOLERANCE * share, counts_sent=True)
+    assert best is not None
+    return best[2][1:]
+
+
+def _best_cuts(
+    line: ForwardSequence, ranks: Sequence[int], limit: float, counts_sent: bool
+) -> tuple[float, float, tuple[int, ...]] | None:
+    """Return the least (seconds of links, slowest stage, where each stage begins); None if each
+    cut has a stage that takes longer than `limit`.
+
+    counts_sent: if not, links count 0 seconds.
+    """
     total = list(itertools.accumulate(line.work_s, initial=0.0))
-    n, stages = len(line.work_s), len(ranks)
-    # least (seconds of links, slowest stage, cuts) of the first stages, by where they end
-    best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
+    n = len(line.work_s)
+    returning_s = (*line.returning_s, 0.0)
+    best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}  # by the last's end
     for k, share in enumerate(ranks):
         here: dict[int, tuple[float, float, tuple[int, ...]]] = {}
-        least = _least_work(total[n], limit, ranks[k + 1 :])
-        for end in range(k + 1, n - (stages - k - 1) + 1):
-            if total[end] < least:
-                continue
-            returning = line.returning_s[end] if end < n else 0.0
-            for start in range(end - 1, k - 1, -1):
+        least = total[n] - limit * sum(ranks[k + 1 :]) * (1 + 1e-9)  # else later stages do too much
+        for start, (sent, slowest, cuts) in best.items():
+            if counts_sent:
+                sent += line.entering_s[start] + line.returning_s[start]
+            for end in range(start + 1, n - len(ranks) + k + 2):  # one piece for each later stage
                 work = total[end] - total[start]
                 if work / share > limit:
                     break
-                seconds = (work + line.entering_s[start] + returning) / share
-                if start in best and seconds <= limit:
-                    sent, slowest, cuts = best[start]
-                    sent += line.entering_s[start] + line.returning_s[start]
+                seconds = (work + line.entering_s[start] + returning_s[end]) / share
+                if total[end] >= least and seconds <= limit:
                     candidate = (sent, max(slowest, seconds), (*cuts, start))
                     here[end] = min(here.get(end, candidate), candidate)
         best = here
-    return best[n][2][1:]
+    return best.get(n)
 
 
 def _too_many(pieces: int, stages: int, chunks: int) -> RecipeError:
@@ -88,48 +100,6 @@ def _too_many(pieces: int, stages: int, chunks: int) -> RecipeError:
         " the other ops before the loss compute nothing.",
         f"Write at most {pieces // stages} chunks." if split else f"Write at most {pieces} stages.",
     )
-
-
-def _least_seconds(line: ForwardSequence, ranks: Sequence[int]) -> float:
-    """Return the least possible seconds of the slowest stage.
-
-    They are sought below a limit that grows until it is met: a low limit leaves few ends of stages.
-    """
-    limit, least = max(1e-9, sum(line.work_s) / sum(ranks)), math.inf
-    while math.isinf(least):
-        limit *= 1.2
-        least = _least_seconds_below(line, ranks, limit)
-    return least
-
-
-def _least_seconds_below(line: ForwardSequence, ranks: Sequence[int], limit: float) -> float:
-    """Return the least possible seconds of the slowest stage; infinite if they exceed `limit`."""
-    total = list(itertools.accumulate(line.work_s, initial=0.0))
-    n = len(line.work_s)
-    best = {0: 0.0}  # slowest stage so far, by where the last ends
-    for k, share in enumerate(ranks):
-        here: dict[int, float] = {}
-        least = _least_work(total[n], limit, ranks[k + 1 :])
-        for start, slowest in best.items():
-            for end in range(start + 1, n + 1):
-                work = total[end] - total[start]
-                if work / share > limit:
-                    break
-                if total[end] < least:
-                    continue
-                returning = line.returning_s[end] if end < n else 0.0
-                seconds = max(slowest, (work + line.entering_s[start] + returning) / share)
-                if seconds <= limit and seconds < here.get(end, math.inf):
-                    here[end] = seconds
-        best = here
-    return best.get(n, math.inf)
-
-
-def _least_work(all_s: float, limit: float, others: Sequence[int]) -> float:
-    """Return the work that earlier stages must do, for the `others` to take no longer than
-    `limit`.
-    """
-    return all_s - limit * sum(others) * (1 + 1e-9)
 
 
 def make_line(

@@ -1,29 +1,93 @@
-"""clip_ops: ops that clip gradients before the update (part of the pass update_ops)."""
+"""clip_ops: gradients are clipped, and checked to be finite (part of the pass update_ops)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from flowrun.engine.ir.graph import Ref, Variable
-from flowrun.engine.ops.flow.update import ADD_N, CLIP_SCALE
+import torch
+
+from flowrun.engine.ir.graph import LogicalTensor, Ref, Variable
+from flowrun.engine.ops.flow.scaling import NOT_FINITE
+from flowrun.engine.ops.flow.update import ADD_N, CLIP_SCALE, SUMSQ
 from flowrun.engine.passes.update.graph_builder import GraphBuilder, OpPlace
+from flowrun.engine.strategy import Strategy
+
+Gradients = dict[str, str]  # parameter -> its summed gradient; passes replace tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scalars:
+    """Scalars of a step that its updates read.
+
+    squares: sum of the squares of all gradients; None: nothing asks for it.  coefficients: stage ->
+    what multiplies gradients first.  skips: stage -> whether its updates are left out.  step:
+    number of the update; None: of the step.  results: numbers that the step reports, name ->
+    tensor.
+    """
+
+    squares: str | None = None
+    coefficients: Mapping[int, str] = field(default_factory=dict)
+    skips: Mapping[int, str] = field(default_factory=dict)
+    step: str | None = None
+    results: tuple[tuple[str, str], ...] = ()
+
+
+def check_gradients(
+    builder: GraphBuilder, trained: list[Variable], gradients: Gradients, strategy: Strategy
+) -> Scalars:
+    """Clip gradients, and see whether all are finite.
+
+    One sum serves both.  It goes to every stage, which makes its own scalars of it: no stage waits
+    for a second message.  Where the run ends at a step that is not finite, and nothing is clipped
+    by the sum, a stage has the sum over itself and earlier stages, and does not wait for later
+    ones: the first begins the next step while the last still makes gradients.
+    """
+    optimizer = strategy.optimizer
+    if optimizer.clip_value:
+        clip_by_value(builder, trained, gradients, optimizer.clip_value)
+    if not trained or not (optimizer.clip_norm or strategy.skips_nonfinite):
+        return Scalars()
+    stages = sorted({v.stage for v in trained})
+    if optimizer.clip_norm or strategy.skips_alike:
+        squares = sum_squares(builder, "sumsq", trained, gradients)
+        seen = dict.fromkeys(stages, squares)
+    else:
+        seen = _add_up_stages(builder, _sum_over_stages(builder, "sumsq", trained, gradients))
+        squares = seen[stages[-1]]
+    coefficients, skips = {}, {}
+    for stage in stages:
+        if optimizer.clip_norm:
+            coefficients[stage] = clip_scale(builder, squares, optimizer.clip_norm, stage)
+        if strategy.skips_nonfinite:
+            name = f"skip@{stage}"
+            skips[stage] = builder.tensor(name, LogicalTensor(name, (), torch.bool))
+            read = (Ref(seen[stage]),)
+            builder.op(name, NOT_FINITE, read, outputs=(name,), at=OpPlace(stage))
+    return Scalars(squares=squares, coefficients=coefficients, skips=skips)
 
 
 def clip_by_value(
-    builder: GraphBuilder, variables: list[Variable], gradients: dict[str, str], limit: float
+    builder: GraphBuilder, variables: Sequence[Variable], gradients: Gradients, limit: float
 ) -> None:
-    """Clamp every element of the gradients to [-limit, limit] (torch.nn.utils.clip_grad_value_).
+    """Clamp every element of the gradients to [-limit, limit] (torch.nn.utils.clip_grad_value_)."""
+    change_each(builder, "clipped", "aten.clamp.default", variables, gradients, -limit, limit)
 
-    gradients: parameter -> tensor; replaced.
-    """
+
+def change_each(
+    builder: GraphBuilder,
+    prefix: str,
+    target: str,
+    variables: Sequence[Variable],
+    gradients: Gradients,
+    *others: Ref | float,
+) -> None:
+    """Replace every gradient by an op of it and of other arguments."""
     for v in variables:
-        gradients[v.name] = builder.one(
-            f"clipped/{v.tensor}",
-            "aten.clamp.default",
-            (Ref(gradients[v.name]), -limit, limit),
-            like=builder.tensors[gradients[v.name]],
-            at=OpPlace.of(v),
-        )
+        before = gradients[v.name]
+        like, at = builder.tensors[before], OpPlace.of(v)
+        args = (Ref(before), *others)
+        gradients[v.name] = builder.one(f"{prefix}/{v.tensor}", target, args, like=like, at=at)
 
 
 def clip_scale(builder: GraphBuilder, squares: str, max_norm: float, stage: int = 0) -> str:
@@ -32,37 +96,28 @@ def clip_scale(builder: GraphBuilder, squares: str, max_norm: float, stage: int 
     return builder.one(name, CLIP_SCALE, (Ref(squares), max_norm), at=OpPlace(stage))
 
 
-def sum_over_gradients(
+def sum_squares(
     builder: GraphBuilder,
-    target: str,
     name: str,
     variables: list[Variable],
-    gradients: Mapping[str, str],
+    gradients: Gradients,
     stage: int = 0,
 ) -> str:
-    """Return the sum over all gradients of a scalar of each: first over a stage, then over the
-    stages.
-
-    target: the op that makes the scalar.
-    """
-    totals = sum_over_stages(builder, target, name, variables, gradients)
+    """Return the sum of the squares of all gradients: first over a stage, then over the stages."""
+    totals = _sum_over_stages(builder, name, variables, gradients)
     if len(totals) == 1:
         return next(iter(totals.values()))
     return builder.one(name, ADD_N, tuple(map(Ref, totals.values())), at=OpPlace(stage))
 
 
-def sum_over_stages(
-    builder: GraphBuilder,
-    target: str,
-    name: str,
-    variables: list[Variable],
-    gradients: Mapping[str, str],
+def _sum_over_stages(
+    builder: GraphBuilder, name: str, variables: list[Variable], gradients: Gradients
 ) -> dict[int, str]:
-    """Return stage -> the sum over its gradients of a scalar of each, in the order of stages."""
+    """Return stage -> the sum of the squares of its gradients, in the order of stages."""
     totals: dict[int, str] = {}
     for at in sorted({v.stage for v in variables}):
         parts = [
-            builder.one(f"{name}/{v.tensor}", target, (Ref(gradients[v.name]),), at=OpPlace.of(v))
+            builder.one(f"{name}/{v.tensor}", SUMSQ, (Ref(gradients[v.name]),), at=OpPlace.of(v))
             for v in variables
             if v.stage == at
         ]
@@ -70,17 +125,12 @@ def sum_over_stages(
     return totals
 
 
-def add_up_stages(builder: GraphBuilder, name: str, totals: Mapping[int, str]) -> dict[int, str]:
-    """Return stage -> the sum over it and all stages before it.
-
-    totals: stage -> its own, in the order of stages.  No stage waits for a later one.
-    """
+def _add_up_stages(builder: GraphBuilder, totals: Mapping[int, str]) -> dict[int, str]:
+    """Return stage -> the sum over it and all stages before it; none waits for a later one."""
     sums: dict[int, str] = {}
-    before: str | None = None
+    before: tuple[Ref, ...] = ()
     for at, own in totals.items():
-        if before is None:
-            before = own
-        else:
-            before = builder.one(f"{name}<{at}", ADD_N, (Ref(before), Ref(own)), at=OpPlace(at))
-        sums[at] = before
+        read = (*before, Ref(own))
+        sums[at] = builder.one(f"sumsq<{at}", ADD_N, read, at=OpPlace(at)) if before else own
+        before = (Ref(sums[at]),)
     return sums

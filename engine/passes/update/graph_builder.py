@@ -16,8 +16,10 @@ from flowrun.engine.ir.graph import (
     LogicalGraph,
     LogicalTensor,
     Op,
+    Ref,
     Variable,
 )
+from flowrun.engine.ops.math.pointwise import CAST
 
 
 class OpPlace(NamedTuple):
@@ -92,6 +94,14 @@ class GraphBuilder:
         output = self.tensor(name, like)
         self.op(output, target, args, kwargs, (output,), at)
         return output
+
+    def cast(self, name: str, tensor: str, dtype: torch.dtype, at: OpPlace) -> str:
+        """Append a cast, and return its output; a tensor that has the dtype needs none."""
+        like = self.tensors[tensor]
+        if like.dtype == dtype:
+            return tensor
+        given = (("dtype", dtype),)
+        return self.one(name, CAST, (Ref(tensor),), given, replace(like, dtype=dtype), at)
 
     def number(self, field: str, stage: int, values: tuple[float, ...] = ()) -> str:
         """Return a scalar that the stage's reader supplies once a step.

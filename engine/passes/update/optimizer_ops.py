@@ -17,7 +17,6 @@ from flowrun.engine.ir.graph import LogicalTensor, Ref, Variable, map_refs
 from flowrun.engine.ops.flow.rounding import NARROW, ROUND, UPDATE_NARROW, stream_of
 from flowrun.engine.ops.flow.sparse import UPDATE_ROWS, RowUpdate
 from flowrun.engine.ops.flow.update import ASSIGN, EMA
-from flowrun.engine.ops.math.pointwise import CAST
 from flowrun.engine.ops.registry import whole_function
 from flowrun.engine.passes.update.graph_builder import GraphBuilder, OpPlace
 from flowrun.engine.strategy import Kept, Optimizer
@@ -173,7 +172,10 @@ def _add_traced_update(
         function, param.shape, param.dtype, tuple(s for s in settings if s[0] not in FED)
     )
     changed, new = _add_states(builder, variable, states_of(function), kept)
-    read = [_widen(builder, tensor, variable) for tensor in changed] if narrow else changed
+    at = OpPlace.of(variable)
+    read: Sequence[str] = changed
+    if narrow:
+        read = [builder.cast(f"wide.{tensor}", tensor, torch.float32, at) for tensor in changed]
     names = dict(zip(("param", *(name for name, _ in states_of(function))), read, strict=True))
     names["grad"] = _scale_and_cast(builder, variable, reads, param)
     names["lr"] = rate
@@ -187,7 +189,7 @@ def _add_traced_update(
             map_refs(op.args, swap),
             map_refs(op.kwargs, swap),
             like=program.tensors[op.name],
-            at=OpPlace.of(variable),
+            at=at,
         )
     results = [names[result] for result in program.results]
     if narrow:
@@ -198,18 +200,8 @@ def _add_traced_update(
         (tuple(map(Ref, changed)), tuple(map(Ref, results))),
         (("skip", Ref(reads.skip)),) if reads.skip else (),
         new,
-        at=OpPlace.of(variable),
+        at=at,
     )
-
-
-def _widen(builder: GraphBuilder, tensor: str, variable: Variable) -> str:
-    """Return a weight or a state in fp32."""
-    like = builder.tensors[tensor]
-    if like.dtype == torch.float32:
-        return tensor
-    wide = replace(like, dtype=torch.float32)
-    given = (("dtype", torch.float32),)
-    return builder.one(f"wide.{tensor}", CAST, (Ref(tensor),), given, wide, OpPlace.of(variable))
 
 
 def _round(
@@ -242,7 +234,4 @@ def _scale_and_cast(
         gradient = builder.one(
             f"scaled/{variable.tensor}", "aten.mul.Tensor", args, like=like, at=at
         )
-    if builder.tensors[gradient].dtype == param.dtype:
-        return gradient
-    given = (("dtype", param.dtype),)
-    return builder.one(f"cast/{variable.tensor}", CAST, (Ref(gradient),), given, param, at)
+    return builder.cast(f"cast/{variable.tensor}", gradient, param.dtype, at)

@@ -9,36 +9,22 @@ skipped updates are states of the step.  An optimizer's own count of steps leave
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import torch
 
 from flowrun.engine.ir.graph import BACKWARD, Feed, LogicalTensor, Ref, Variable
 from flowrun.engine.ops.flow.scaling import NEXT_SCALE
-from flowrun.engine.ops.flow.update import SUMSQ
-from flowrun.engine.passes.update.clip_ops import sum_over_gradients
+from flowrun.engine.passes.update.clip_ops import (
+    Gradients,
+    Scalars,
+    change_each,
+    clip_by_value,
+    clip_scale,
+    sum_squares,
+)
 from flowrun.engine.passes.update.graph_builder import GraphBuilder, OpPlace
-from flowrun.engine.strategy import LossScale
+from flowrun.engine.strategy import Strategy
 
 GROWTH_FACTOR, BACKOFF_FACTOR, GROWTH_INTERVAL_STEPS = 2.0, 0.5, 2000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaledGradients:
-    """Scalars of the step; all on the stage of the loss, `stage`.
-
-    squares: sum of the squares of all scaled gradients; finite if all are, up to 1e19.
-    inverse: 1 / scale.  skip: true if the update is skipped.  step: number of this update, from 1.
-    results: numbers that the step reports, name -> tensor.
-    """
-
-    stage: int
-    squares: str
-    inverse: str
-    skip: str
-    step: str
-    results: tuple[tuple[str, str], ...]
 
 
 def scale_tangent(builder: GraphBuilder, feeds: list[Feed], start: float, share: float) -> bool:
@@ -61,21 +47,19 @@ def scale_tangent(builder: GraphBuilder, feeds: list[Feed], start: float, share:
     return True
 
 
-def check_gradients(
-    builder: GraphBuilder,
-    variables: list[Variable],
-    gradients: Mapping[str, str],
-    loss_scale: LossScale,
-) -> ScaledGradients:
-    """Append the check that all scaled gradients are finite; return the scalars that follow from
-    it.
+def check_scaled_gradients(
+    builder: GraphBuilder, trained: list[Variable], gradients: Gradients, strategy: Strategy
+) -> Scalars:
+    """Clip gradients that are multiples of the loss scale, and see whether all are finite.
+
+    All scalars are on the stage of the loss.
     """
-    scale = builder.variables[builder.free_name("loss_scale")]
-    stage = scale.stage
+    optimizer, scale = strategy.optimizer, builder.variables[builder.free_name("loss_scale")]
+    stage, at = scale.stage, OpPlace(scale.stage)
     good = _state(builder, "good_steps", stage, 0.0)
     skipped = _state(builder, "skipped_updates", stage, 0.0)
-    squares = sum_over_gradients(builder, SUMSQ, "scaled_sumsq", variables, gradients, stage)
-    dynamic = loss_scale.dynamic
+    squares = sum_squares(builder, "scaled_sumsq", trained, gradients, stage)
+    dynamic = strategy.loss_scale is not None and strategy.loss_scale.dynamic
     new = tuple(f"{tensor}'" for tensor in (scale.tensor, good, skipped))
     reported = tuple(builder.tensor(f"{tensor}/reported") for tensor in (scale.tensor, skipped))
     skip = builder.tensor("skip", LogicalTensor("skip", (), torch.bool))
@@ -89,45 +73,34 @@ def check_gradients(
             ("interval", GROWTH_INTERVAL_STEPS),
         ),
         (*new, *reported, skip),
-        at=OpPlace(stage),
+        at=at,
     )
     counted = (Ref(builder.number("@step", stage)), Ref(skipped))
-    step = builder.one("update_number", "aten.sub.Tensor", counted, at=OpPlace(stage))
-    reciprocal = "aten.reciprocal.default"
-    inverse = builder.one("unscale", reciprocal, (Ref(scale.tensor),), at=OpPlace(stage))
-    results = (("loss_scale", reported[0]), ("skipped_updates", reported[1]))
-    return ScaledGradients(
-        stage=stage, squares=squares, inverse=inverse, skip=skip, step=step, results=results
+    step = builder.one("update_number", "aten.sub.Tensor", counted, at=at)
+    inverse = builder.one("unscale", "aten.reciprocal.default", (Ref(scale.tensor),), at=at)
+
+    def multiply(name: str, *factors: str) -> str:
+        return builder.one(name, "aten.mul.Tensor", tuple(map(Ref, factors)), at=at)
+
+    squares = multiply("sumsq/unscaled", squares, multiply("unscale_squared", inverse, inverse))
+    coefficient: str | None = inverse
+    if optimizer.clip_value:
+        change_each(builder, "unscaled", "aten.mul.Tensor", trained, gradients, Ref(inverse))
+        clip_by_value(builder, trained, gradients, optimizer.clip_value)
+        coefficient = None
+        if optimizer.clip_norm:
+            squares = sum_squares(builder, "sumsq", trained, gradients, stage)
+    if optimizer.clip_norm:
+        clip = clip_scale(builder, squares, optimizer.clip_norm, stage)
+        coefficient = multiply("coefficient", clip, coefficient) if coefficient else clip
+    stages = {v.stage for v in trained}
+    return Scalars(
+        squares=squares,
+        coefficients=dict.fromkeys(stages, coefficient) if coefficient else {},
+        skips=dict.fromkeys(stages, skip),
+        step=step,
+        results=(("loss_scale", reported[0]), ("skipped_updates", reported[1])),
     )
-
-
-def unscale_squares(builder: GraphBuilder, scaled: ScaledGradients) -> str:
-    """Append and return the sum of the squares of the gradients as they are without the scale."""
-    inverse, stage = scaled.inverse, scaled.stage
-    factor = multiply(builder, "unscale_squared", inverse, inverse, stage)
-    return multiply(builder, "sumsq/unscaled", scaled.squares, factor, stage)
-
-
-def multiply(builder: GraphBuilder, name: str, one: str, other: str, stage: int) -> str:
-    """Append the product of two scalars, and return it."""
-    return builder.one(name, "aten.mul.Tensor", (Ref(one), Ref(other)), at=OpPlace(stage))
-
-
-def unscale(
-    builder: GraphBuilder, variables: list[Variable], gradients: dict[str, str], inverse: str
-) -> None:
-    """Divide every gradient by the scale.
-
-    gradients: parameter -> tensor; replaced.  inverse: 1 / scale.
-    """
-    for v in variables:
-        gradients[v.name] = builder.one(
-            f"unscaled/{v.tensor}",
-            "aten.mul.Tensor",
-            (Ref(gradients[v.name]), Ref(inverse)),
-            like=builder.tensors[gradients[v.name]],
-            at=OpPlace.of(v),
-        )
 
 
 def _state(builder: GraphBuilder, name: str, stage: int, start: float) -> str:

@@ -11,34 +11,16 @@ micro-batches: each micro-batch's tangent is 1 / micro_batches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-import torch
-
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph, LogicalTensor, Ref, Variable
-from flowrun.engine.ops.flow.scaling import NOT_FINITE
-from flowrun.engine.ops.flow.update import ACCUMULATE, ADD_N, SUMSQ
-from flowrun.engine.ops.math.pointwise import CAST
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph, Ref, Variable
+from flowrun.engine.ops.flow.update import ACCUMULATE, ADD_N
 from flowrun.engine.ops.shapes.create import FULL
-from flowrun.engine.passes.update.clip_ops import (
-    add_up_stages,
-    clip_by_value,
-    clip_scale,
-    sum_over_gradients,
-    sum_over_stages,
-)
+from flowrun.engine.passes.update.clip_ops import Scalars, check_gradients
 from flowrun.engine.passes.update.graph_builder import GraphBuilder, OpPlace
 from flowrun.engine.passes.update.optimizer_ops import UpdateInputs, average, is_kept_narrow, update
-from flowrun.engine.passes.update.scale_loss import (
-    check_gradients,
-    multiply,
-    scale_tangent,
-    unscale,
-    unscale_squares,
-)
+from flowrun.engine.passes.update.scale_loss import check_scaled_gradients, scale_tangent
 from flowrun.engine.passes.update.sparse_ops import (
     choose_row_updates,
     collect_rows,
@@ -65,13 +47,14 @@ def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         rows, summed[v.name] = _sum_gradient(builder, v, gradients[v.name], strategy)
         if rows is not None:
             ids[v.name] = rows
-    check = _check_scaled_gradients if is_scaled else _check_gradients
+    check = check_scaled_gradients if is_scaled else check_gradients
     scalars = check(builder, trained, summed, strategy)
     for v in trained:
-        reads = scalars.with_gradient(summed[v.name], ids.get(v.name), v.stage)
+        coefficient, skip = scalars.coefficients.get(v.stage), scalars.skips.get(v.stage)
+        reads = UpdateInputs(summed[v.name], ids.get(v.name), coefficient, skip, scalars.step)
         update(builder, strategy.optimizer, strategy.kept, v, reads)
         if strategy.optimizer.ema:
-            average(builder, v, strategy.optimizer.ema, reads.skip)
+            average(builder, v, strategy.optimizer.ema, skip)
     means = [
         (name, _mean(builder, name, tensor, strategy.micro_batches))
         for name, tensor in graph.results
@@ -99,7 +82,7 @@ def _sum_gradient(
     return None, _accumulate(builder, parts, v, strategy)
 
 
-def _gradient_norm(builder: GraphBuilder, scalars: _Scalars) -> list[tuple[str, str]]:
+def _gradient_norm(builder: GraphBuilder, scalars: Scalars) -> list[tuple[str, str]]:
     """Return the result `grad_norm`, on the stage of the loss, if a sum of squares exists."""
     if not scalars.squares:
         return []
@@ -109,109 +92,20 @@ def _gradient_norm(builder: GraphBuilder, scalars: _Scalars) -> list[tuple[str, 
     return [("grad_norm", norm)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scalars:
-    """Scalars of a step that its updates read.
-
-    squares: sum of the squares of all gradients; None: nothing asks for it.  coefficients: stage ->
-    what multiplies gradients first.  skips: stage -> whether its updates are left out.  step:
-    number of the update; None: of the step.  results: numbers that the step reports, name ->
-    tensor.
-    """
-
-    squares: str | None = None
-    coefficients: Mapping[int, str] = field(default_factory=dict)
-    skips: Mapping[int, str] = field(default_factory=dict)
-    step: str | None = None
-    results: tuple[tuple[str, str], ...] = ()
-
-    def with_gradient(self, gradient: str, ids: str | None, stage: int) -> UpdateInputs:
-        """Return what an update on a stage reads."""
-        coefficient, skip = self.coefficients.get(stage), self.skips.get(stage)
-        return UpdateInputs(gradient, ids, coefficient, skip, self.step)
-
-
-def _check_gradients(
-    builder: GraphBuilder, trained: list[Variable], gradients: dict[str, str], strategy: Strategy
-) -> _Scalars:
-    """Clip gradients, and see whether all are finite.
-
-    One sum serves both.  It goes to every stage, which makes its own scalars of it: no stage waits
-    for a second message.  Where the run ends at a step that is not finite, and nothing is clipped
-    by the sum, a stage has the sum over itself and earlier stages, and does not wait for later
-    ones: the first begins the next step while the last still makes gradients.
-    """
-    optimizer = strategy.optimizer
-    if optimizer.clip_value:
-        clip_by_value(builder, trained, gradients, optimizer.clip_value)
-    if not trained or not (optimizer.clip_norm or strategy.skips_nonfinite):
-        return _Scalars()
-    stages = sorted({v.stage for v in trained})
-    if optimizer.clip_norm or strategy.skips_alike:
-        squares = sum_over_gradients(builder, SUMSQ, "sumsq", trained, gradients)
-        seen = dict.fromkeys(stages, squares)
-    else:
-        totals = sum_over_stages(builder, SUMSQ, "sumsq", trained, gradients)
-        seen = add_up_stages(builder, "sumsq", totals)
-        squares = seen[stages[-1]]
-    coefficients, skips = {}, {}
-    for stage in stages:
-        if optimizer.clip_norm:
-            coefficients[stage] = clip_scale(builder, squares, optimizer.clip_norm, stage)
-        if strategy.skips_nonfinite:
-            name = f"skip@{stage}"
-            bad = builder.tensor(name, LogicalTensor(name, (), torch.bool))
-            builder.op(name, NOT_FINITE, (Ref(seen[stage]),), (), (bad,), OpPlace(stage))
-            skips[stage] = bad
-    return _Scalars(squares=squares, coefficients=coefficients, skips=skips)
-
-
-def _check_scaled_gradients(
-    builder: GraphBuilder, trained: list[Variable], gradients: dict[str, str], strategy: Strategy
-) -> _Scalars:
-    """Do the same to gradients that are multiples of the loss scale."""
-    optimizer, stages = strategy.optimizer, {v.stage for v in trained}
-    assert strategy.loss_scale is not None
-    scaled = check_gradients(builder, trained, gradients, strategy.loss_scale)
-    coefficient: str | None = scaled.inverse
-    squares = unscale_squares(builder, scaled)
-    if optimizer.clip_value:
-        unscale(builder, trained, gradients, scaled.inverse)
-        clip_by_value(builder, trained, gradients, optimizer.clip_value)
-        coefficient = None
-        if optimizer.clip_norm:
-            squares = sum_over_gradients(builder, SUMSQ, "sumsq", trained, gradients, scaled.stage)
-    if optimizer.clip_norm:
-        clip, factor = clip_scale(builder, squares, optimizer.clip_norm, scaled.stage), coefficient
-        coefficient = (
-            multiply(builder, "coefficient", clip, factor, scaled.stage) if factor else clip
-        )
-    return _Scalars(
-        squares=squares,
-        coefficients=dict.fromkeys(stages, coefficient) if coefficient else {},
-        skips=dict.fromkeys(stages, scaled.skip),
-        step=scaled.step,
-        results=scaled.results,
-    )
-
-
 def _check_patterns(strategy: Strategy, parameters: list[Variable]) -> None:
     """Raise RecipeError for a pattern that names no parameter; evaluation has no optimizer."""
-    for group in strategy.optimizer.groups:
-        if not any(group.matches(v.name) for v in parameters):
-            names = ", ".join(v.name for v in parameters[:6])
+    names = [v.name for v in parameters]
+    asked = [
+        (f"optim.groups.{group.pattern}", group.pattern) for group in strategy.optimizer.groups
+    ]
+    asked += [("precision.keep_fp32", pattern) for pattern in strategy.kept.wide]
+    for key, pattern in asked:
+        if not any(fnmatchcase(name, pattern) for name in names):
             raise RecipeError(
-                f"optim.groups.{group.pattern}",
-                "no parameter matches this pattern.",
-                f"Patterns match the names of the model's parameters, such as {names}.",
-            )
-    for pattern in strategy.kept.wide:
-        if not any(fnmatchcase(v.name, pattern) for v in parameters):
-            names = ", ".join(v.name for v in parameters[:6])
-            raise RecipeError(
-                "precision.keep_fp32",
+                key,
                 f"no parameter matches {pattern!r}.",
-                f"Patterns match the names of the model's parameters, such as {names}.",
+                "Patterns match the names of the model's parameters, such as"
+                f" {', '.join(names[:6])}.",
             )
 
 
@@ -244,18 +138,10 @@ def _accumulate(
     weight's dtype; of a weight that is kept narrow, in the gradient's.
     """
     total = _sum_parts(builder, parts, variable)
-    own = builder.tensors[variable.tensor]
-    narrow = is_kept_narrow(builder, variable, strategy.kept)
-    if narrow or builder.tensors[total].dtype == own.dtype:
+    if is_kept_narrow(builder, variable, strategy.kept):
         return total
-    return builder.one(
-        f"wide/{variable.tensor}",
-        CAST,
-        (Ref(total),),
-        (("dtype", own.dtype),),
-        like=own,
-        at=OpPlace.of(variable),
-    )
+    dtype = builder.tensors[variable.tensor].dtype
+    return builder.cast(f"wide/{variable.tensor}", total, dtype, OpPlace.of(variable))
 
 
 def _sum_parts(builder: GraphBuilder, parts: list[str], variable: Variable) -> str:
