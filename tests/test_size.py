@@ -36,7 +36,7 @@ BUDGETS = {
     "engine/ir": 1_700,
     "engine/lowering": 1_295,
     "engine/ops": 5_070,
-    "engine/passes": 6_850,
+    "engine/passes": 6_650,
     "engine/rehearsal": 800,
     "engine/runtime": 7_580,
     "engine/trace": 500,

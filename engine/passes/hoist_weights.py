@@ -34,9 +34,9 @@ from flowrun.engine.ir.graph import (
     rename_inputs,
 )
 from flowrun.engine.ir.op_info import Trait
-from flowrun.engine.ir.placement import Shape, left_over
+from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import NdSbp, Partial, Sbp, format_nd_sbp
-from flowrun.engine.ir.signature import Signature
+from flowrun.engine.ir.signature import NdSignature, Signature
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.math.pointwise import CAST
 from flowrun.engine.ops.traits import has, is_engine_op, is_view
@@ -131,7 +131,6 @@ class _Hoister:
                 self._add_twin(op, outputs, phase, readers)
 
     def _widens(self, op: Op) -> bool:
-        """Return whether the op casts a gradient to the wider dtype of its accumulator."""
         if op.target != CAST or op.phase in (COUNT, FORWARD, UPDATE, WEIGHTS):
             return False
         (source,), (output,) = op.inputs, op.makes
@@ -196,47 +195,29 @@ class _Hoister:
         Among several rows the one that the op has wins.  partial: other rows may leave partial
         sums.
         """
-        ins: list[NdSbp] = [() for _ in op.inputs]
-        outs: list[NdSbp] = [() for _ in op.outputs]
-        for axis in range(len(self.strategy.axes)):
-            now = Signature(_column(op.in_sbp, axis), _column(op.out_sbp, axis))
-            wanted = (
-                None if inputs is None else _column(inputs, axis),
-                None if outputs is None else _column(outputs, axis),
-            )
-            row = next(
-                (
-                    row
-                    for row in sorted(self._rows(op, ins, outs, axis), key=lambda row: row != now)
-                    if wanted[0] in (None, row.inputs)
-                    and wanted[1] in (None, row.outputs)
-                    and (row == now or partial or not _reduces(row))
-                ),
-                None,
-            )
-            if row is None:
-                return None
-            ins = [(*nd, sbp) for nd, sbp in zip(ins, row.inputs, strict=True)]
-            outs = [(*nd, sbp) for nd, sbp in zip(outs, row.outputs, strict=True)]
-        return replace(op, in_sbp=tuple(ins), out_sbp=tuple(outs))
-
-    def _rows(
-        self, op: Op, ins: Sequence[NdSbp], outs: Sequence[NdSbp], axis: int
-    ) -> tuple[Signature, ...]:
-        """Return the rows of an op on an axis, on the shapes that `ins` and `outs` leave."""
         grid = self.strategy.placements[op.stage].shape
-        return registry.signatures(
-            op,
-            [self._left_over(name, nd, grid) for name, nd in zip(op.inputs, ins, strict=True)],
-            [
-                None if name is None else self._left_over(name, nd, grid)
-                for name, nd in zip(op.outputs, outs, strict=True)
-            ],
-            grid[axis],
-        )
+        if not grid:
+            return op
 
-    def _left_over(self, name: str, nd_sbp: NdSbp, grid: Sequence[int]) -> Shape:
-        return left_over(self.tensors[name].shape, nd_sbp, grid)
+        def rows_on(
+            axis: int, ins: Sequence[Shape], outs: Sequence[Shape | None]
+        ) -> list[Signature]:
+            now = Signature(_column(op.in_sbp, axis), _column(op.out_sbp, axis))
+            legal = registry.signatures(op, ins, outs, grid[axis])
+            return [
+                row
+                for row in sorted(legal, key=lambda row: row != now)
+                if inputs is None or row.inputs == _column(inputs, axis)
+                if outputs is None or row.outputs == _column(outputs, axis)
+                if row == now or partial or not _reduces(row)
+            ]
+
+        shapes = [self.tensors[name].shape for name in op.inputs]
+        made = [None if name is None else self.tensors[name].shape for name in op.outputs]
+        for row in registry.lift(rows_on, shapes, made, grid):
+            signed = NdSignature.of(row)
+            return replace(op, in_sbp=signed.inputs, out_sbp=signed.outputs)
+        return None
 
     # ------------------------------------------------------------------ the end
 

@@ -36,6 +36,7 @@ from flowrun.engine.ir.graph import (
     Ref,
     replace_inputs,
 )
+from flowrun.engine.ir.module_path import within
 from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.sbp import NdSbp
 from flowrun.engine.ops.flow.check import AFTER
@@ -237,13 +238,10 @@ def _group_by_module(graph: LogicalGraph, patterns: tuple[str, ...]) -> dict[str
     """Return op -> the outermost module around it that a pattern names, on the op's stage."""
     owners: dict[str, str | None] = {}
     used: set[str] = set()
-    for path_ in {op.module for op in graph.ops if op.module not in ("", "loss")}:
-        parts = path_.split(".")
-        around = [".".join(parts[: k + 1]) for k in range(len(parts))]
-        used.update(p for p in patterns if any(fnmatchcase(part, p) for part in around))
-        owners[path_] = next(
-            (part for part in around if any(fnmatchcase(part, p) for p in patterns)), None
-        )
+    for module in {op.module for op in graph.ops if op.module not in ("", "loss")}:
+        around = {path: [p for p in patterns if fnmatchcase(path, p)] for path in within(module)}
+        used.update(*around.values())
+        owners[module] = next((path for path, named in around.items() if named), None)
     for pattern in patterns:
         if pattern not in used:
             raise RecipeError(

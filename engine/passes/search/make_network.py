@@ -61,8 +61,6 @@ class _Maker:
         self.sets: list[tuple[Choices, tuple[Choices, ...]]] = []
         self.complete = True
         self.forms, self.boxings = LocationsOfRows(), Boxings(objective)
-        self.staying = _tensors_on_one_stage(graph)
-        self._nothing: dict[tuple[int, ...], Array] = {}
         self._known: dict[object, Array] = {}
         self._unions: dict[object, tuple[tuple[Locations, ...], bool]] = {}
 
@@ -95,7 +93,7 @@ class _Maker:
             held = tuple(sum(self.objective.home_bytes(v, home) for v in lives) for home in homes)
             array = self._known.setdefault(("held", held), np.array(held))
             stage = lives[0].stage if lives else 0
-            self.terms.append(Term((self.home_of[name],), self._zeros(array.shape), array, stage))
+            self.terms.append(Term((self.home_of[name],), np.zeros_like(array), array, stage))
 
     # ------------------------------------------------------------------ forms
 
@@ -105,14 +103,12 @@ class _Maker:
         for source in self.graph.sources:
             v = self.home_of[self.options.tied.get(source.tensor, source.tensor)]
             homes = self.options.homes[v - len(self.options.ops)]
-            forms = self.forms.of_homes(homes, self._stage(source.tensor, source.stage))
+            forms = self.forms.of_homes(homes, source.stage)
             out[source.tensor] = Choices(v, forms)
         for v, (op, rows) in enumerate(zip(self.options.ops, self.options.rows, strict=True)):
             for j, name in enumerate(op.outputs):
                 if name is not None:
-                    out[name] = Choices(
-                        v, self.forms.of_output(rows, self._stage(name, op.stage), j)
-                    )
+                    out[name] = Choices(v, self.forms.of_output(rows, op.stage, j))
         return out
 
     def _readers(self) -> dict[str, list[Choices]]:
@@ -124,16 +120,9 @@ class _Maker:
                 if self.graph.writes(op, name):
                     continue
                 places = tuple(i for i, other in enumerate(inputs) if other == name)
-                forms = self.forms.of_input(rows, self._stage(name, op.stage), places)
+                forms = self.forms.of_input(rows, op.stage, places)
                 out.setdefault(name, []).append(Choices(v, forms))
         return out
-
-    def _stage(self, name: str, stage: int) -> int:
-        """Return the stage of a tensor's forms.
-
-        If the tensor stays on one stage, it is the first stage with the same grid and links.
-        """
-        return self.objective.alike[stage] if name in self.staying else stage
 
     def _keep_at_home(self) -> None:
         for v, (op, rows) in enumerate(zip(self.options.ops, self.options.rows, strict=True)):
@@ -222,9 +211,8 @@ class _Maker:
         shape = [len(c.forms) for c in (maker, wanted) if c.variable is not None]
         paid = self._take_share(seconds, share, shape)
         for stage, kept in held.items():
-            where = self.staying.get(name, stage)
-            self.terms.append(Term(over, paid, self._take_share(kept, share, shape), where))
-            paid = self._zeros(paid.shape)  # once, wherever the copies are
+            self.terms.append(Term(over, paid, self._take_share(kept, share, shape), stage))
+            paid = np.zeros_like(paid)  # once, wherever the copies are
 
     def _take_share(self, values: Array, share: float, shape: Sequence[int]) -> Array:
         key = ("share", id(values), share, *shape)
@@ -233,23 +221,7 @@ class _Maker:
         return self._known[key]
 
     def _forbid(self, over: tuple[int, int], values: Array) -> None:
-        self.terms.append(Term(over, values, self._zeros(values.shape), 0))
-
-    def _zeros(self, shape: tuple[int, ...]) -> Array:
-        return self._nothing.setdefault(shape, np.zeros(shape))
-
-
-def _tensors_on_one_stage(graph: LogicalGraph) -> dict[str, int]:
-    """Return the tensors whose maker (or home) and readers are all on one stage, with that
-    stage.
-    """
-    stages: dict[str, set[int]] = {}
-    for source in graph.sources:
-        stages.setdefault(source.tensor, set()).add(source.stage)
-    for op in graph.ops:
-        for name in (*op.inputs, *op.makes):
-            stages.setdefault(name, set()).add(op.stage)
-    return {name: min(on) for name, on in stages.items() if len(on) == 1}
+        self.terms.append(Term(over, values, np.zeros_like(values), 0))
 
 
 def _forbid_others(legal: Sequence[Sequence[bool]]) -> Array:

@@ -51,8 +51,6 @@ class Objective:
         hardware = strategy.hardware
         self.wait_s = 2 * hardware.act_s if self.auto.wait_time is None else self.auto.wait_time
         self.links = tuple(map(hardware.links, strategy.placements))
-        kinds = [(p.shape, k) for p, k in zip(strategy.placements, self.links, strict=True)]
-        self.alike = tuple(map(kinds.index, kinds))  # of each stage: the first with its grid, links
         self.stored = _stored_tensors(graph)
         self.hidden: Mapping[str, float] = {}
         self._once = graph.of_weights | {
