@@ -43,6 +43,7 @@ from flowrun.engine.runtime.transport.transport import (
     unpack,
 )
 
+_SMALL = 1 << 16  # bytes
 Starts = Mapping[int, int]  # peer -> where its message starts, in its arena
 
 
@@ -192,10 +193,15 @@ class SharedMemoryTransport:
         summed = step.kind not in (ALL_GATHER, ALL_TO_ALL)
         for_all = step.kind in (ALL_REDUCE, EXCHANGE, ALL_GATHER)
         flags = 0 if for_all else len(bucket)
+        size = layouts.size(index, index)
+        # one sum of several small tensors, which then live as long as the last of them
+        flat = for_all and summed and size * dtype.itemsize <= _SMALL
         if for_all:
-            begin = self._write(bucket, layouts.size(index, index), b"", len(members))
+            begin = self._write(bucket, size, b"", len(members))
             begins = dict.fromkeys(others, begin)
-            own = _read(self.arena, begin, layouts.message(index, index), dtype, 0)
+            own = _read(
+                self.arena, begin, [(size,)] if flat else layouts.message(index, index), dtype, 0
+            )
         else:
             begins = {}
             own = layouts.pieces_for(bucket, index)
@@ -209,12 +215,14 @@ class SharedMemoryTransport:
         def finish(starts: Starts) -> list[Tensor]:
             columns = [own for _ in members]
             for rank, k in others.items():
-                shapes = layouts.message(k, index)
+                shapes = [(size,)] if flat else layouts.message(k, index)
                 columns[k] = _read(peers[rank].arena, starts[rank], shapes, dtype, flags)
             if summed:
                 out = [reduce_messages(parts, step.reduce) for parts in zip(*columns, strict=True)]
             else:
                 out = join_pieces(columns, layouts)
+            if flat:
+                out = unpack(out[0], collective.after)
             if for_all:
                 self._free(begin)
             for rank, peer in peers.items():
