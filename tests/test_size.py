@@ -48,7 +48,7 @@ BUDGETS = {
     "launcher/data": 3_360,
     "launcher/job": 1_760,
     "launcher/listeners": 680,
-    "launcher/model": 2_600,
+    "launcher/model": 2_615,
     "launcher/place": 1_960,
     "launcher/recipe": 3_035,
     "launcher/ranks": 1_950,
