@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.ir.module_path import within
@@ -97,7 +97,7 @@ class Optimizer:
     rates: tuple[tuple[float, tuple[float, ...]], ...] = ()
     ema: float = 0.0
     sparse: str = "exact"
-    function: Callable[..., object] | None = None
+    function: Callable[..., Any] | None = None
 
     def settings(self, parameter: str) -> dict[str, float | bool]:
         """The arguments of one parameter's update, with `lr`."""

@@ -68,18 +68,14 @@ class Scheduler:
         self._blocking = {k for k, actor in self.actors.items() if plan.blocks(actor)}
         self._blocked: set[int] = set()  # under way: acts of compute and what takes turns with it
         self._priority = {k: PRIORITY[a.phase] for k, a in self.actors.items() if a.computes}
-        self._turns: dict[int, Callable[[int], int]] = {}
-        if plan.chunks > 1:
-            self._take_turns(Turns(len(plan.placements), stage, plan.chunks, plan.micro_batches))
+        self._turns = self._interleave(stage) if plan.chunks > 1 else {}
         self._compute: list[tuple[int, int, int]] = []  # heap of (priority, turn, actor)
         self._communicate: list[int] = []
         self._supply: list[int] = []
         self._unfinished = 0
         self.granted, self.last = first, steps
         self._may_begin = may_begin
-        self._resting = [k for k, state in self.states.items() if idle(state)]
-        for actor in self._resting:
-            self.states[actor] = begin(self.states[actor])
+        self._resting = self._begin_idle()
         self._grant()
 
     @classmethod
@@ -219,14 +215,27 @@ class Scheduler:
         self._compute = [self._urgency(actor) for *_, actor in self._compute]
         heapq.heapify(self._compute)
 
-    def _take_turns(self, turns: Turns) -> None:
-        """Order a stage of several chunks by turns: neither forward nor backward goes first."""
+    def _begin_idle(self) -> list[int]:
+        """Begin the acts that no token is missing for, and return their actors."""
+        ready = [k for k, state in self.states.items() if idle(state)]
+        self.states |= {k: begin(self.states[k]) for k in ready}
+        return ready
+
+    def _interleave(self, stage: int) -> dict[int, Callable[[int], int]]:
+        """Let neither forward nor backward of a stage of several chunks go first.
+
+        Returns actor -> the turn of each of its acts.
+        """
+        plan = self.plan
+        acts_in_turn: dict[int, Callable[[int], int]] = {}
+        turns = Turns(len(plan.placements), stage, plan.chunks, plan.micro_batches)
         for k in self._priority:
             actor = self.actors[k]
             if isinstance(actor.work, RegionWork) and actor.phase in (FORWARD, BACKWARD):
                 place = turns.forward if actor.phase == FORWARD else turns.backward
-                self._turns[k] = partial(place, chunk=actor.work.ops[0].chunk)
+                acts_in_turn[k] = partial(place, chunk=actor.work.ops[0].chunk)
                 self._priority[k] = PRIORITY[FORWARD]
+        return acts_in_turn
 
     def _urgency(self, actor: int) -> tuple[int, int, int]:
         """Return the sort key of a ready actor: the least computes next."""

@@ -209,18 +209,29 @@ class _WaitWalk:
             why = READS if plan.actors[actor].runs_in_thread else RUNS
             return self._owe(rank, actor, act, why)
         if late := [end for end in ends if self._count(state, *end, begun=True) <= act]:
-            who = ", ".join(f"rank {other}" for other, _ in late)
-            what = _name_act(plan, actor, act)
-            self.lines[rank].append(f"rank {rank} waits in {what} for {who} to come to it")
-            elsewhere = {k for k, each in self.ranks.items() if each.entered != state.entered}
-            return [(other, None if other in elsewhere else end) for other, end in late]
+            self.lines[rank].append(
+                f"rank {rank} waits in {_name_act(plan, actor, act)} for "
+                f"{', '.join(f'rank {other}' for other, _ in late)} to come to it"
+            )
+            return self._find_waited(state, late)
         awake = {k for k, each in self.ranks.items() if each.at is not None or each.halted}
         if not awake.isdisjoint(other for other, _ in ends):
             return [(other, None) for other, _ in ends if other in awake]
-        past = [end for end in ends if self._count(state, *end, begun=False) > act]
-        for other, end in past or ends:  # they owe the message
-            self._owe(other, end, act, MESSAGE, rank)
+        self._owe_message(rank, state, act, ends)
         return ()
+
+    def _owe_message(
+        self, rank: int, state: RankState, act: int, ends: Sequence[tuple[int, int]]
+    ) -> None:
+        """Let those ends that have done the act owe its message to a rank, or all if none has."""
+        past = [end for end in ends if self._count(state, *end, begun=False) > act]
+        for other, end in past or ends:
+            self._owe(other, end, act, MESSAGE, rank)
+
+    def _find_waited(self, state: RankState, late: Sequence[tuple[int, int]]) -> Sequence[Waiter]:
+        """Return the ends that have not begun an act; no actor of a rank that is in other steps."""
+        elsewhere = {k for k, each in self.ranks.items() if each.entered != state.entered}
+        return [(other, None if other in elsewhere else end) for other, end in late]
 
     def _count(self, state: RankState, rank: int, actor: int, *, begun: bool) -> float:
         """Return how many acts of an actor another rank has begun or done, as `state` counts."""

@@ -80,7 +80,7 @@ def has_table(target: str) -> bool:
     return info(target).rule is not None
 
 
-def whole_function(target: str) -> Callable[..., object]:
+def whole_function(target: str) -> Callable[..., Any]:
     """Return the function that the op applies to whole tensors."""
     return info(target).function or torch_callable(target)  # type: ignore[no-any-return]
 

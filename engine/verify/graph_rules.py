@@ -141,7 +141,7 @@ def _find_feeds_of_others(subject: Subject) -> Iterator[Fault]:
 
 
 def _find_mixed_rates(subject: Subject) -> Iterator[Fault]:
-    """What runs once a step reads variables and sums alone.
+    """An op that runs once a step reads variables and sums alone.
 
     An op that runs once a step reads sums alone of what every micro-batch makes.
     """

@@ -47,7 +47,7 @@ def _find_bad_slots(plan: Plan) -> Iterator[Fault]:
 
 
 def _find_mixed_speeds(plan: Plan) -> Iterator[Fault]:
-    """What acts once a step reads what changes once a step.
+    """An actor of one act a step reads registers that change once a step.
 
     A reader returns as many versions a step as there are made, or a ring fills for good.
     """

@@ -1,4 +1,4 @@
-"""What all commands share: the program, arguments, exit statuses, and how an error is shown."""
+"""All commands share this: the program, arguments, exit statuses, and how an error is shown."""
 
 from __future__ import annotations
 

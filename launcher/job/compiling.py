@@ -19,7 +19,7 @@ from flowrun.launcher.recipe.schema import EAGER, HANDWRITTEN, INDUCTOR
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What ranks do.  job: their recipe, made concrete.  kernels: of training's regions."""
+    """The work of ranks.  job: their recipe, made concrete.  kernels: of training's regions."""
 
     job: Job
     training: Rehearsed

@@ -29,7 +29,7 @@ RESTARTED = "restarted"  # the status of an end that the run continues after
 
 @dataclass(frozen=True, kw_only=True)
 class Outlets:
-    """Where a listener's thread reports; each may be called in any thread.
+    """The places where a listener's thread reports; each may be called in any thread.
 
     lose: a line about what is not written any more.  fail: the error of a callback, which ends the
     run.  stop: the name of a callback that ends the run in order.

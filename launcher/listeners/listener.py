@@ -69,7 +69,7 @@ class Listener(Protocol):
 
 
 class Curves:
-    """What loggers share: an evaluation is written as a step is."""
+    """Loggers share this: an evaluation is written as a step is."""
 
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""What runs inside a rank.
+"""The code that runs inside a rank.
 
 worker.py              read this first: a rank from its first line to its exit
 virtual_run.py         all ranks in one process

@@ -1,4 +1,4 @@
-"""What a rank says to its launcher."""
+"""The events that a rank sends to its launcher."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from flowrun.launcher.job.job import Job
 
 
 class Trainer(Protocol):
-    """What trains: a rank, or all of a virtual cluster."""
+    """A trainer is a rank, or all of a virtual cluster."""
 
     def run_segment(self, last: int, first: int) -> None:
         """Train up to `last` steps, or to a halt, and check the numbers."""

@@ -121,7 +121,7 @@ class _VirtualRun:
             self._send(said.FileWritten(str(folder), step, name, written))
 
     def list_shards(self, rank: int) -> list[Shard]:
-        """What a rank saves."""
+        """Return what a rank saves."""
         variables = self.cluster.ranks[rank].variables
         return list_shards(self._job, self.cluster.plan, rank, variables)
 

@@ -56,7 +56,7 @@ _BORN_S = 300  # until all ranks of a host are forked; elastic ends all if one h
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """What each forked process inherits.
+    """Each forked process inherits this.
 
     compiled: what ranks do.  gate: says which steps the local ranks may begin.  pipes: to the
     launcher, one for each local rank.  born: a barrier for all local ranks, before any of them

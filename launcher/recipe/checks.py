@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from flowrun.engine.errors import RecipeError
@@ -36,7 +36,7 @@ class Contradiction:
 
     where: the key that the error names.  holds: whether a recipe has it, or what of it is wrong.
     problem: the facts; {launch.nnodes} stands for the value of a key, and {0} for what `holds`
-    returned.  instead: what to write.
+    returned.  instead: what to write, with {0}, too.
     """
 
     where: str
@@ -64,11 +64,17 @@ def _holds_out(r: RecipeSchema) -> bool:
     return bool(r.eval.batches and r.eval.fraction)
 
 
+def _others(name: str, names: Iterable[str]) -> str:
+    """Return the names that may stand where a name stands that is none of them; "" if it is one."""
+    known = tuple(names)
+    return one_of(known) if name and name not in known else ""
+
+
 def _axes_of_many(r: RecipeSchema) -> list[str]:
     return [axis for axis, size in r.placement.axes.items() if size > 1]
 
 
-def _pinned(r: RecipeSchema) -> str:
+def _find_pin_key(r: RecipeSchema) -> str:
     """Return a key of `sbp` for an axis of several ranks; "" if there is none."""
     axes, own = _axes_of_many(r), f"sbp.{FROM_MODEL}"
     pins = parse_pins(r.sbp, tuple(r.placement.axes))
@@ -87,14 +93,13 @@ def _kept_narrow(r: RecipeSchema) -> str:
 _OWN_BATCH = "in the mirrored view each rank has a batch and a model of its own, but "
 _ONE_BATCH = "Use axes named {} alone, or view: consistent.".format(" or ".join(BATCH_AXES))
 _NOT_FEWER = "in the mirrored view fewer ranks would train something else: each has its own batch."
-_RESULT = "Write loss, or a metric of task.metrics"
 
 CONTRADICTIONS = (
     Contradiction(
         "train.keep_best",
-        lambda r: r.train.keep_best.removeprefix("-") not in ("", "loss", *r.task.metrics),
+        lambda r: _others(r.train.keep_best.removeprefix("-"), ("loss", *r.task.metrics)),
         "{train.keep_best} is not a result of an evaluation.",
-        f"{_RESULT}; -NAME keeps the highest, NAME the lowest.",
+        "Write {0}; -NAME keeps the highest, NAME the lowest.",
     ),
     Contradiction(
         "train.keep_best",
@@ -104,12 +109,12 @@ CONTRADICTIONS = (
     ),
     Contradiction(
         "sweep.objective",
-        lambda r: (
-            r.sweep.objective
-            not in ("", *OBJECTIVES, *(VALIDATION + name for name in ("loss", *r.task.metrics)))
+        lambda r: _others(
+            r.sweep.objective,
+            (*OBJECTIVES, *(VALIDATION + name for name in ("loss", *r.task.metrics))),
         ),
         "{sweep.objective} is not a result of a run.",
-        f"Write {one_of(OBJECTIVES)}, or {VALIDATION}NAME with loss or a metric of task.metrics.",
+        "Write {0}.",
     ),
     Contradiction(
         "sweep.objective",
@@ -149,7 +154,7 @@ CONTRADICTIONS = (
     ),
     Contradiction(
         "view",
-        lambda r: r.view == MIRRORED and _pinned(r),
+        lambda r: r.view == MIRRORED and _find_pin_key(r),
         f"{_OWN_BATCH}{{0}} lays out one logical batch, which this view does not have.",
         _ONE_BATCH,
     ),
@@ -321,7 +326,11 @@ def check(recipe: RecipeSchema) -> None:
             check_axis(where, axis, axes)
     for each in CONTRADICTIONS:
         if found := each.holds(recipe):
-            raise RecipeError(each.where, each.problem.format(found, **vars(recipe)), each.instead)
+            raise RecipeError(
+                each.where,
+                each.problem.format(found, **vars(recipe)),
+                each.instead.replace("{0}", str(found)),
+            )
     check_hardware(recipe)
 
 

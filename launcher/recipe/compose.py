@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, cast, get_args, get_origin
 
 import hydra
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
@@ -92,7 +92,7 @@ def _check_axes(cfg: DictConfig, overrides: list[str], resolved_file: Path | Non
     if resolved_file:  # its names were checked when it was composed
         meant += list(OmegaConf.select(OmegaConf.load(resolved_file), "placement.axes") or ())
     meant += [str(cfg.zero.axis)] if cfg.zero.axis else []
-    sbp = OmegaConf.to_container(cfg.sbp)
+    sbp = cast("dict[str, object]", OmegaConf.to_container(cfg.sbp))
     check_axis_names(map(str, cfg.placement.axes), sbp, meant)
 
 

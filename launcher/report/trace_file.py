@@ -21,7 +21,7 @@ from flowrun.engine.trace import trace
 from flowrun.engine.trace.step_time import first_whole_step
 from flowrun.engine.trace.trace import Need, Slice, TraceEvent, What, build_slices, step_number
 
-Event = dict[str, object]
+ChromeEvent = dict[str, object]
 NAME = "trace.json"
 _FORESEEN = 1 << 16  # process of a stage: above that of any rank
 _WITHIN_NS = 2  # an arrow ends within a slice, whose own end is rounded
@@ -53,7 +53,7 @@ class _Timeline:
 
     def events(
         self, notes: Mapping[int, Sequence[TraceEvent]], training: Rehearsed
-    ) -> Iterator[Event]:
+    ) -> Iterator[ChromeEvent]:
         for rank, slices in self.traced.items():
             stage = self.plan.stage_of(rank)
             name = f"rank {rank}, stage {stage}"
@@ -64,7 +64,7 @@ class _Timeline:
         yield from self._arrows()
         yield from self._foreseen(training.rehearsal)
 
-    def _draw(self, s: Slice) -> Event:
+    def _draw(self, s: Slice) -> ChromeEvent:
         actor = self.plan.actors[s.actor]
         about = _when(self.plan, actor, s.act)
         if actor.sent_bytes:
@@ -75,7 +75,7 @@ class _Timeline:
         times = self.us(s.begin), self.us(s.end)
         return _slice(s.rank, s.actor + 1, actor.name, actor.kind, times, about)
 
-    def _draw_thread(self, rank: int, notes: Iterable[TraceEvent]) -> Iterator[Event]:
+    def _draw_thread(self, rank: int, notes: Iterable[TraceEvent]) -> Iterator[ChromeEvent]:
         """The first row of a rank: what its thread did, one after the other."""
         yield _meta(rank, 0, "thread_name", name="the rank's thread")
         for what, actor, act, begin, end in notes:
@@ -85,7 +85,7 @@ class _Timeline:
                 times = self.us(begin), self.us(end)
                 yield _slice(rank, 0, name, what, times, _when(self.plan, of, act))
 
-    def _count_slots(self, rank: int, slices: Sequence[Slice]) -> Iterator[Event]:
+    def _count_slots(self, rank: int, slices: Sequence[Slice]) -> Iterator[ChromeEvent]:
         """Slots in use of every stash register, whenever that changes."""
         acts = {(s.actor, s.act): s for s in slices}
         for register in (r for r in self.plan.registers if r.stash and r.producer is not None):
@@ -102,7 +102,7 @@ class _Timeline:
                 about = {"in use": used}
                 yield {"ph": "C", "pid": rank, "ts": self.us(time), "name": name, "args": about}
 
-    def _arrows(self) -> Iterator[Event]:
+    def _arrows(self) -> Iterator[ChromeEvent]:
         """An arrow for each message that was recorded at both its ends, within the slices that it
         connects.
         """
@@ -124,7 +124,7 @@ class _Timeline:
                     yield self._end(named, one, one.begin, ph="s")
                     yield self._end(named, other, end, ph="f", bp="e")
 
-    def _end(self, number: int, s: Slice, ns: int, **kind: str) -> Event:
+    def _end(self, number: int, s: Slice, ns: int, **kind: str) -> ChromeEvent:
         place = {"pid": s.rank, "tid": s.actor + 1, "ts": round(self.us(ns), 3)}
         return {"name": "message", "cat": "message", "id": number, **kind, **place}
 
@@ -142,7 +142,7 @@ class _Timeline:
         computes = (s for s in steps[last] if not plan.actors[s.actor].runs_in_thread)
         return last, self.us(min(s.begin for s in computes))
 
-    def _foreseen(self, rehearsal: Rehearsal) -> Iterator[Event]:
+    def _foreseen(self, rehearsal: Rehearsal) -> Iterator[ChromeEvent]:
         """The rehearsed step, a process a stage."""
         plan, (step, begin) = self.plan, self._last_step()
         for stage, placement in enumerate(plan.placements):
@@ -156,7 +156,7 @@ class _Timeline:
             yield _slice(process, actor.id + 1, actor.name, actor.kind, times, when)
 
 
-def _name_rows(process: int, name: str, actors: Iterable[Actor]) -> Iterator[Event]:
+def _name_rows(process: int, name: str, actors: Iterable[Actor]) -> Iterator[ChromeEvent]:
     """Name a process and its rows; rows stand in the order of the plan."""
     yield _meta(process, 0, "process_name", name=name)
     yield _meta(process, 0, "process_sort_index", sort_index=process)
@@ -165,20 +165,20 @@ def _name_rows(process: int, name: str, actors: Iterable[Actor]) -> Iterator[Eve
         yield _meta(process, actor.id + 1, "thread_sort_index", sort_index=actor.id + 1)
 
 
-def _meta(process: int, row: int, what: str, **args: object) -> Event:
+def _meta(process: int, row: int, what: str, **args: object) -> ChromeEvent:
     return {"ph": "M", "pid": process, "tid": row, "name": what, "args": args}
 
 
 def _slice(
-    process: int, row: int, name: str, kind: str, times: tuple[float, float], args: Event
-) -> Event:
+    process: int, row: int, name: str, kind: str, times: tuple[float, float], args: ChromeEvent
+) -> ChromeEvent:
     """times: microseconds."""
     begin, end = times
     timed = {"ts": round(begin, 3), "dur": round(end - begin, 3)}
     return {"ph": "X", "pid": process, "tid": row, "name": name, "cat": kind, **timed, "args": args}
 
 
-def _when(plan: Plan, actor: Actor, act: int) -> Event:
+def _when(plan: Plan, actor: Actor, act: int) -> ChromeEvent:
     step, within = divmod(act, plan.acts_per_step(actor))
     micro_batch = {} if actor.per_step else {"micro_batch": within}
     return {"step": step, **micro_batch, "phase": actor.phase}

@@ -146,13 +146,13 @@ class Driver:
             await asyncio.sleep(_TICK_S)
 
     def _own_quiet(self) -> tuple[float, str]:
-        """Return for how long a thread of the launcher has done nothing, and its name; see Watch.
+        """Return when the thread that has been quiet the longest did something; see Watch.own.
 
         The loop's thread does not block; what the main thread does may.
         """
-        main_s, loop_s = self.desk.quiet_s, time.monotonic() - self.loop.beaten_s
         works = self.desk.works
-        return max((main_s, f"the launcher, {works}"), (loop_s, f"the launcher {works}".strip()))
+        main = (self.desk.beaten_s, f"the launcher, {works}")
+        return min(main, (self.loop.beaten_s, f"the launcher {works}".strip()))
 
     def _hand_for(self, compiled: Compiled) -> RanksHand:
         wires = Wires(

@@ -84,7 +84,7 @@ def document_forward(view: OpView) -> OpRows:
 
 
 def document_backward(view: OpView) -> OpRows:
-    """As `backward`."""
+    """The rows are those of `backward`."""
     return (*_by_document(view), *_linear_in_backward(view, "grad"))
 
 

@@ -311,8 +311,7 @@ def _rows_of(form: CallForm, candidate: FoundRow, trials: Sequence[OpTrial]) -> 
         fits = _fits(candidate, trial, parts, fits)
         if fits is None or [] in itertools.compress(fits, form.used):
             return []
-    split = [n % parts for trial, parts in divisions for n in _lengths(candidate, trial)]
-    if fits is None or (split and not any(split)):  # an even split alone proves too little
+    if fits is None or not _splits_unevenly(candidate, divisions):
         return []
     options = [
         each if used else (each or [(B, False)])[:1]
@@ -326,6 +325,12 @@ def _rows_of(form: CallForm, candidate: FoundRow, trials: Sequence[OpTrial]) -> 
         )
         for outputs in itertools.product(*options)
     ]
+
+
+def _splits_unevenly(candidate: FoundRow, divisions: Sequence[tuple[OpTrial, int]]) -> bool:
+    """True if a trial leaves a remainder or splits nothing: an even split alone proves little."""
+    rests = [n % parts for trial, parts in divisions for n in _lengths(candidate, trial)]
+    return not rests or any(rests)
 
 
 def _lengths(candidate: FoundRow, trial: OpTrial) -> list[int]:

@@ -140,13 +140,7 @@ def _cut(whole: torch.Tensor, sbp: Sbp, parts: int) -> list[torch.Tensor]:
         return [whole.narrow(sbp.dim, start, length).contiguous() for start, length in ranges]
     if not isinstance(sbp, Partial) or parts == 1:
         return [whole] * parts
-    noise = torch.Generator().manual_seed(_fingerprint(whole))
-    narrow = whole.dtype.is_floating_point and whole.dtype.itemsize < 4
-    most = parts if narrow else 1  # the rounding of pieces is that of numbers as large as the whole
-    drawn = (
-        torch.randn(whole.shape, generator=noise, dtype=torch.float64) for _ in range(parts - 1)
-    )
-    others = [(x * (k + 2) / most).to(whole.dtype) for k, x in enumerate(drawn)]
+    others = _draw_others(whole, parts)
     if sbp.reduce == "sum":
         return [*others, whole - sum(others)]
     if sbp.reduce == "logsumexp":
@@ -154,6 +148,19 @@ def _cut(whole: torch.Tensor, sbp: Sbp, parts: int) -> list[torch.Tensor]:
         return [whole + share for share in shares]
     sign = -1 if sbp.reduce == "max" else 1
     return [whole, *(whole + sign * other.abs() for other in others)]
+
+
+def _draw_others(whole: torch.Tensor, parts: int) -> list[torch.Tensor]:
+    """Return noise for all ranks but one; its size is that of `whole`, or, where it is narrow,
+    less: pieces are rounded as numbers as large as the whole are.
+    """
+    noise = torch.Generator().manual_seed(_fingerprint(whole))
+    narrow = whole.dtype.is_floating_point and whole.dtype.itemsize < 4
+    most = parts if narrow else 1
+    drawn = (
+        torch.randn(whole.shape, generator=noise, dtype=torch.float64) for _ in range(parts - 1)
+    )
+    return [(x * (k + 2) / most).to(whole.dtype) for k, x in enumerate(drawn)]
 
 
 def _fingerprint(whole: torch.Tensor) -> int:

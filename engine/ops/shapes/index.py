@@ -85,7 +85,9 @@ def index_select(view: OpView) -> OpRows:
     return (*labelled_rows([own, ("i",)], [out]), Signature((P, B), (P,)))
 
 
-def _indexed(view: OpView) -> tuple[Labels, Labels, list[Labels], dict[int | str | None, int]]:
+def _label_indices(
+    view: OpView,
+) -> tuple[Labels, Labels, list[Labels], dict[int | str | None, int]]:
     """Labels of an op on x[indices]: of x, of the positions and x's other dims together, of each
     index; and the length that each label has.
 
@@ -107,7 +109,7 @@ def _indexed(view: OpView) -> tuple[Labels, Labels, list[Labels], dict[int | str
 
 def index(view: OpView) -> OpRows:
     """x[indices]: dims of x that no index names, and dims of the indices, pass their split."""
-    own, out, inner, _ = _indexed(view)
+    own, out, inner, _ = _label_indices(view)
     return (*labelled_rows([own, *inner], [out]), view.row({"self": P}, P))
 
 
@@ -117,7 +119,7 @@ def index_put(view: OpView) -> OpRows:
     Dims of x that no index names pass their split.  Added values can come in parts, split along a
     dim of the indices: the parts add up, if x is one of the addends.
     """
-    own, whole, inner, lengths = _indexed(view)
+    own, whole, inner, lengths = _label_indices(view)
     values = view.in_shapes[-1]
     given = whole[len(whole) - len(values) :]
     put: Labels = tuple(

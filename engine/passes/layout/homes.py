@@ -1,4 +1,4 @@
-"""What may be chosen on one axis: the rows of an op, and the homes of a batch field or variable.
+"""The choices on one axis: the rows of an op, and the homes of a batch field or variable.
 
 These conventions need no words in a recipe.  On an axis of the batch (BATCH_AXES, or the ZeRO axis)
 a batch field enters split along dim 0, on any other axis whole.  A weight that no pin names is

@@ -60,9 +60,9 @@ class Desk:
         self.is_away = False
 
     @property
-    def quiet_s(self) -> float:
-        """Seconds for which the work under way has not returned; 0 where the loop works itself."""
-        return time.monotonic() - self.began_s if self.works and not self.is_away else 0.0
+    def beaten_s(self) -> float:
+        """When the work under way began; now, if there is none or the loop works itself."""
+        return self.began_s if self.works and not self.is_away else time.monotonic()
 
     def serve(self) -> None:
         """Work until the desk is closed; in the main thread."""

@@ -40,7 +40,7 @@ class RolledBack:
 
     @property
     def folder(self) -> Path | None:
-        """Where the weights lie."""
+        """The folder of the weights."""
         return self.weights.folder if self.weights else None
 
     @property

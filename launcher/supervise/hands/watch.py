@@ -156,8 +156,8 @@ class Watch:
     pulses, stacks: of the ranks.  limit_s: as find_limit returns.  folder: where hang.txt goes.
     say: shows a line to a person.  fail: takes the error of a run that hangs.  host_of: names the
     host of a rank for a person.  compares: True to name stragglers: where loops do not run ahead of
-    a device.  grows: see Quiet.  own: returns for how many seconds a thread of the launcher itself
-    has done nothing, and which one.
+    a device.  grows: see Quiet.  own: returns when that thread of the launcher itself
+    last did something which has been quiet the longest, and its name.
     """
 
     pulses: Pulses
@@ -169,7 +169,7 @@ class Watch:
     host_of: Callable[[int], str]
     compares: bool
     grows: bool
-    own: Callable[[], tuple[float, str]] = lambda: (0.0, "")
+    own: Callable[[], tuple[float, str]] = lambda: (time.monotonic(), "")
 
     def __post_init__(self) -> None:
         self._ended = threading.Event()
@@ -198,11 +198,13 @@ class Watch:
     def _watch(self) -> None:
         between_s = min(1.0, self.limit_s / _LOOKS)
         quiet, missing = Quiet(self.limit_s, between_s, self.grows), ""
+        own = Quiet(self.limit_s, between_s)
         pace = Pace(self.pulses.ranks)
         while not self._ended.wait(between_s):
-            quiet_s, name = self.own()
-            if quiet_s > max(self.limit_s, quiet.limit_s):
-                self._end_launcher(quiet_s, name)
+            since, name = self.own()
+            own.limit_s = quiet.limit_s
+            if own.look(since, (), time.monotonic()):
+                self._end_launcher(own.acts_s, name)
             moved, computed = self._measure_work()
             hangs = quiet.look((self.pulses.copy(), moved), computed, time.monotonic())
             if not any(pulse.process for pulse in self.pulses.ranks):

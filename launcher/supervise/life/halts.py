@@ -36,7 +36,7 @@ class Company:
 
     @property
     def others(self) -> int:
-        """How many other hosts there are."""
+        """The number of other hosts."""
         return max(0, len(self.names) - 1)
 
     def name(self, number: int) -> str:

@@ -55,7 +55,7 @@ def test_optuna_minimises_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     from flowrun.launcher.command_line import hydra_jobs
 
-    def train(cfg: Any, config_dir: str | None) -> Any:
+    def train(cfg: Any, words: list[str], config_dir: str | None) -> Any:
         return SimpleNamespace(**{**vars(REPORT), "last_loss": abs(cfg.optim.lr - 0.3)})
 
     monkeypatch.chdir(tmp_path)

@@ -43,6 +43,7 @@ NO_PARTICIPLES |= {
     "feed",
     "fold",
     "gradient",
+    "indent",
     "intent",
     "moment",
     "need",

@@ -1,6 +1,8 @@
+import itertools
 import queue
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +13,7 @@ from flowrun.engine.errors import RunError
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.runtime.drivers.pulse import Phase, Pulses
 from flowrun.engine.runtime.process.stacks import Stacks
+from flowrun.launcher.supervise.hands import watch as watch_module
 from flowrun.launcher.supervise.hands.watch import (
     Hang,
     Pace,
@@ -137,6 +140,39 @@ def test_a_fault_of_the_watch_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert text.startswith("from here on no hang and no slow rank is named: a bug in flowrun")
     assert "in fail)" in text and "KeyError: 7" in text
     assert not failed
+
+
+def test_a_launcher_that_was_stopped_is_not_one_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds, looks, left = itertools.count(0, 3600), [], queue.SimpleQueue[int]()
+
+    def own() -> tuple[float, str]:
+        looks.append(next(seconds))
+        return 0.0, "the launcher"
+
+    def leave(status: int) -> None:
+        watching._ended.set()
+        left.put(status)
+
+    clock = SimpleNamespace(monotonic=lambda: looks[-1])
+    monkeypatch.setattr(watch_module, "time", clock)
+    monkeypatch.setattr(watch_module.os, "_exit", leave)
+    watching = Watch(
+        pulses=Pulses([unit_plan(2, 2, "1f1b")], 1),
+        stacks=Stacks(1),
+        limit_s=0.08,
+        folder=lambda: tmp_path,
+        say=print,
+        fail=lambda error: None,
+        host_of=str,
+        compares=False,
+        grows=False,
+        own=own,
+    )
+    with watching:
+        assert left.get(timeout=60) == 1
+    assert len(looks) >= 4, "an hour from one look to the next is no hour without a beat"
 
 
 class FakePulse:
