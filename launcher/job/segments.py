@@ -1,7 +1,7 @@
 """Segments: a run in pieces that end where something happens besides training.
 
-Both launchers walk the same segments.  What the ranks hold stays from one to the next; a segment
-drains the pipeline.
+Ranks in processes and virtual ranks walk the same segments.  What the ranks hold stays from one to
+the next; a segment drains the pipeline.
 """
 
 from __future__ import annotations

@@ -20,9 +20,7 @@ _KINDS: dict[str, type] = {}
 
 @dataclass_transform(frozen_default=True)
 class Notice:
-    """A message: each class that is made of it is a frozen dataclass, and registered by its
-    name.
-    """
+    """A message: each subclass is a frozen dataclass, registered by its name."""
 
     def __init_subclass__(cls) -> None:
         assert cls.__name__ not in _KINDS, f"two messages are called {cls.__name__}"

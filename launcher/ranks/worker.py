@@ -50,8 +50,8 @@ from flowrun.launcher.ranks.step_gate import StepGate
 
 OnStep = Callable[[int, Results, float], None]
 
-_LINGER_S = 2.0  # elastic's agent looks every 0.1 s who died first
-_BORN_S = 300  # until all ranks of a host are forked; elastic ends all if one has gone
+_LINGER_S = 2.0  # the launcher sees first who died by itself
+_BORN_S = 300  # until all ranks of a host are forked; then the wait fails
 
 
 @dataclass(frozen=True, kw_only=True)

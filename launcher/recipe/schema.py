@@ -303,7 +303,7 @@ class Launch:
     transport: between ranks on CPUs: gloo, shared (memory, on one host), or auto (shared within a
         host, gloo between hosts).
     message_order_seed: virtual only: deliver messages in the random order of this seed.
-    restarts: restarts in a row without a new step before the run ends, when ranks die; 0: none.
+    restarts: how often failed ranks restart without a new step, before the run ends; 0: never.
     min_ranks: where restarts do not help, the run continues with fewer ranks in another layout, but
         no fewer than these; null: it ends.
     hang_s: seconds without an act of any rank after which the run ends, and says which rank owes

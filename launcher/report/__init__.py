@@ -7,7 +7,7 @@ show_plan.py notes.py   `flowrun plan`: tables, and what a person should know of
 show_level.py        one level of the compiler as text
 group_equal.py plain_table.py   equal stages on one line; tables
 progress.py step_lines.py   steps as they come, as a bar or as lines
-metric_lines.py      a line of metrics.jsonl, read again
+metric_lines.py      reads metrics.jsonl back (record.py writes it)
 trace_file.py        trace.json, a timeline of all ranks
 sweep_table.py       the table that ends a sweep; bars.py its bars, and those of a bench
 """

@@ -1,7 +1,7 @@
-"""Record: the run's folder while the run goes on.
+"""Record: writes the run's files, and passes each step to the progress display.
 
-recipe.yaml, plan.txt, metrics.jsonl, restarts.jsonl, ended.json, report.json.  It follows the run
-as a listener does, and keeps files alone.
+The files: recipe.yaml, plan.txt, metrics.jsonl, restarts.jsonl, ended.json, report.json.  It
+follows the run as a listener does.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What carries out instructions, and sees what happens.
+"""Executors: they do what the state machine asks, and see what happens.
 
 event_loop.py        events, timers and tasks of the loop
-ranks_hand.py        ranks, whatever they are
-local_ranks.py forks.py   a process a rank, forked from this one
-virtual_ranks.py     all ranks in this process
+ranks_hand.py virtual_ranks.py   ranks, whatever they are; all of them in this process
+local_ranks.py       launch=local: the rank processes of a round, and what watches them
+forks.py             forks those processes, and kills them
 desk.py              what the main thread does for the loop
 signals.py           what asks a run to end
 newest_state.py      where ranks begin
 folder.py            the run's folder, as rounds begin and end
-watch.py             notices when nothing happens
+watch.py             detects hangs; the text is in engine/actors/standstill.py
 lease.py             one run a folder
 """

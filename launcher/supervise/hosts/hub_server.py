@@ -12,7 +12,7 @@ from typing import Any
 from flowrun.launcher.supervise.hosts.channel import BEAT_S, JsonChannel, Stranger, open_channel
 from flowrun.launcher.supervise.hosts.hub import Hub, Outgoing
 
-_MOST_STRANGERS = 64  # connections at once that have not greeted yet
+_MOST_STRANGERS = 64  # unauthenticated connections at once
 _BACK_OFF_S = 1.0  # where this process can open no more files
 
 
@@ -21,7 +21,7 @@ class HubServer:
 
     It serves each program that connects, in a task of its own, as asyncio.Server does; but there
     what connects while it closes stays open, and where no file can be opened any more it prints a
-    traceback for each program that knocks.
+    traceback for each program that connects.
     """
 
     def __init__(self, hub: Hub, token: str, silence_s: float, listener: socket.socket) -> None:
@@ -56,7 +56,7 @@ class HubServer:
             connected, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return  # it has gone again
-        except OSError:  # no more files: those that knock wait
+        except OSError:  # no more files: those that connect wait
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._listener)
             loop.call_later(_BACK_OFF_S, self._listen)

@@ -1,4 +1,4 @@
-"""Halts: all ranks of all hosts come to rest after one step.  Pure.
+"""Halts: all ranks of all hosts come to rest after the same step.  Pure.
 
 A request that saves, or ends the run, freezes the gate of this host's ranks; what a rank has begun
 most is offered to the other hosts, whose launchers do the same; with the offers of all, each opens
@@ -48,13 +48,13 @@ class Company:
 class Halts:
     """The requests of a round, and what hosts have offered.
 
-    company, steps, grace_s, saved: of the round: its hosts, steps of the whole run, launch.grace_s,
-    steps of the checkpoint that ranks began at.
-    ending: the request that the run ends for.  halt: the step after which it does.  late: how it
-    ends if it is not left the time to do so.
-    current: the request that is being agreed on; queued: those that wait for that.  round: of the
-    agreement under way, or of the next.  mine, came: what this host has offered for it, and others,
-    with their numbers.
+    company: the hosts of the round.  steps: the steps of the whole run.  grace_s: launch.grace_s.
+    saved: the steps of the checkpoint that ranks began at.
+    ending: the request that ends the run.  halt: the step after which it ends.  late: how the run
+    ends if it has no time to reach that step.
+    current: the request that hosts are agreeing on.  queued: the requests that wait for it.  round:
+    the number of this agreement, or of the next.  mine: the offer of this host.  came: the offers
+    of other hosts, with their numbers.
     """
 
     company: Company

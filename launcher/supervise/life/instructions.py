@@ -15,7 +15,7 @@ from flowrun.launcher.supervise.life.events import StartPlace
 
 @dataclass_transform(frozen_default=True)
 class Instruction:
-    """An instruction: each class that is made of it is a frozen dataclass."""
+    """An instruction: each subclass is a frozen dataclass."""
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True)(cls)

@@ -102,9 +102,9 @@ class Failure:
 class Blame:
     """What is known of the end of a round's ranks.
 
-    failures: in the order in which they came.  death: of the first process of this host that died
-    by itself.  hung: why ranks were killed that hung.  broken: of this launcher.  struck: by a
-    signal that ends all at once.  killed: this launcher has ended its ranks.
+    failures: all of them, in the order of arrival.  death: how the first process of this host died
+    by itself.  hung: why hung ranks were killed.  broken: what failed in this launcher.  struck:
+    the signal that ended all at once.  killed: this launcher has ended its ranks.
     """
 
     failures: tuple[Failure, ...] = ()
@@ -138,7 +138,7 @@ class Blame:
         yield from filter(None, (self.struck, self.death))
 
     def find_how(self, fault: Reason) -> str:
-        """Say how the ranks ended, of which `fault` is the verdict."""
+        """Return how `fault` ended the ranks: DIED, RAISED, LEFT or STOPPED (events.py)."""
         if fault in (self.broken, self.struck):
             return ev.STOPPED
         failure = self.find(fault)

@@ -304,7 +304,7 @@ def test_hosts_with_another_token_do_not_meet(tmp_path: Path) -> None:
 
     async def live(first: One, second: One) -> None:
         alone, wrong = await together(first.meet(), second.meet())
-        failure(alone, refused=False)  # whoever knocks does not end the run
+        failure(alone, refused=False)  # what connects does not end the run
         assert "has another FLOWRUN_TOKEN" in failure(wrong, refused=True).problem
 
     port = free_port()
