@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from flowrun.engine.actors.plan import Plan
-from flowrun.engine.actors.schedules import held_micro_batches
+from flowrun.engine.actors.schedules import micro_batches_in_flight
 from flowrun.engine.capture.capture import (
     Batch,
     Task,
@@ -126,8 +126,8 @@ def plan_boxed(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
     """
     if strategy.in_flight != "auto":
         return lower_and_rehearse(graph, strategy)
-    unlimited = held_micro_batches("auto", strategy.num_stages, 0, strategy.micro_batches, alone=2)
-    most = unlimited
+    stages, micro_batches = strategy.num_stages, strategy.micro_batches
+    most = unlimited = micro_batches_in_flight("auto", stages, 0, micro_batches, alone=2)
 
     @cache
     def holding(number: int) -> Rehearsed:

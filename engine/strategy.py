@@ -1,5 +1,4 @@
-"""Strategy: what the recipe asks of the compiler.  The passes read it; they know nothing of files,
-Hydra or processes.
+"""Strategy: what the recipe asks of the passes, which know nothing of files, Hydra or processes.
 
 Zero, Recompute and Auto are sections of the recipe too (launcher/recipe/schema.py), as they stand:
 their docstrings are its reference, and OmegaConf, which reads classes for defaults, bears no slots.

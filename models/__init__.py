@@ -6,5 +6,5 @@ resnet.py convnet.py insightface.py mlp.py wide_deep.py   images, faces, click r
 losses.py metrics.py   functions of (output, batch) -> the mean over the batch
 lora.py          adapters for the linears of any model
 optimizers.py    functions of tensors: (param, grad, states, …) -> (new param, new states)
-sampling.py      which samples a step reads
+sampling.py      the permutation that decides which samples a step reads
 """

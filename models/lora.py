@@ -112,7 +112,7 @@ class LoraTensors:
 
 @dataclass(frozen=True)
 class AdaptedWeights:
-    """A description of the weights of a model with adapters, for who has no more than the weights.
+    """A description of the weights of a model with adapters, for someone who has only the weights.
 
     loras: its adapters.  others: parameters that were trained and are of no adapter.  unlike: a
     module with an adapter of another kind, which its own library merges; empty: there is none.

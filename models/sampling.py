@@ -1,4 +1,5 @@
-"""The samples that a step reads, as a function of the seed and of their numbers in the run.
+"""The permutation that decides which samples a step reads: a function of the seed and of their
+numbers in the run.
 
 So every layout sees the same batches, and so may a plain torch loop.  Sample number n of
 a run is entry n mod N of the n div N-th permutation of the N training samples; nothing is dropped.

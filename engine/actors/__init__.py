@@ -5,6 +5,6 @@ protocol.py     the state machine of one actor and its registers
 scheduler.py    which ready actor of a rank acts first
 schedules.py    1F1B and its relatives: how many micro-batches a stage may hold
 sums.py         where gradients are added up over micro-batches
-deadlock.py     an error that says what a plan that waits for itself waits for
+deadlock.py     the error for a deadlock: who waits for what
 standstill.py   which act is owed, by which rank, at a standstill
 """

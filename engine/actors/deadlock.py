@@ -61,7 +61,7 @@ def awaited_on_rank(rank: Scheduler, actor: int, why: str, what: int) -> int | N
             return rank.plan.registers[what].producer
         case "credit":
             return _holder(rank, what)
-    return rank.turn(actor)
+    return rank.actor_before(actor)
 
 
 def _holder(rank: Scheduler, register: int) -> int:

@@ -1,10 +1,11 @@
 """Scheduler: the actors of one rank, their protocol states, and which of them act next.
 
-Shared by the three drivers (virtual clock, virtual cluster, torch.distributed); knows no clock,
-thread or tensor.  Ready actors act by priority: backward and update > forward > weight_grad, then
-older micro-batch, then plan order: an update that waits for a collective fills no gap better than
-backward does.  Where a stage has several chunks, forward and backward take turns (schedules.py).
-Collectives are issued at once, in the order that the rehearsal fixed for each group.
+Shared by the rehearsal and both drivers; knows no clock, thread or tensor.  Ready actors act by
+priority: backward and update > forward > weight_grad, then older micro-batch, then plan order.
+Updates are not kept back to fill gaps, as weight gradients are: one that waits for a collective
+fills no gap better than backward does.  Where a stage has several chunks, forward and backward take
+turns (schedules.py).  Collectives are issued at once, in the order that the rehearsal fixed for
+each group.
 
 Those of a blocking axis take turns with compute, as on one stream: one of them or one act at a
 time, a micro-batch's collectives first, a step's when nothing else can be computed.  All blocking
@@ -96,7 +97,7 @@ class Scheduler:
         scheduler._blocked = busy & (scheduler._priority.keys() | scheduler._blocking)
         return scheduler
 
-    def done(self, actor: int) -> None:
+    def end_act(self, actor: int) -> None:
         """An act has ended: take all messages that follow from it on this rank.
 
         An actor is queued by the token that was the last to come; tokens leave by its acts alone.
@@ -145,7 +146,7 @@ class Scheduler:
             if can_act(self.specs[actor], state):
                 self._queue(actor)
 
-    def aside(self, actor: int) -> None:
+    def release_compute(self, actor: int) -> None:
         """Free the compute: others may compute during the rest of this act."""
         self._blocked.discard(actor)
 
@@ -188,7 +189,7 @@ class Scheduler:
         done = {k for k, n in self.per_step.items() if self.acts[k] == self.granted * n}
         return [k for k, state in self.states.items() if not idle(state) and k not in done]
 
-    def turn(self, actor: int) -> int | None:
+    def actor_before(self, actor: int) -> int | None:
         """Return the actor that goes before one that could act; None if none does."""
         if self._blocked and (actor in self._priority or actor in self._blocking):
             return min(self._blocked)
@@ -206,7 +207,7 @@ class Scheduler:
             tuple(self._supply),
         )
 
-    def forward(self, acts: int, turns: Mapping[int, int]) -> None:
+    def skip_ahead(self, acts: int, turns: Mapping[int, int]) -> None:
         """Fast-forward actors of micro-batches by `acts` acts, and axes by turns; queues stay."""
         for k, n in self.per_step.items():
             self.acts[k] += acts if n > 1 else 0

@@ -12,7 +12,7 @@ from flowrun.engine.errors import RecipeError
 JOINED = ("1f1b", "gpipe")  # their weight gradients are part of backward
 
 
-def held_micro_batches(
+def micro_batches_in_flight(
     in_flight: int | str,
     stages: int,
     stage: int,

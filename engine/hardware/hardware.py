@@ -1,6 +1,7 @@
 """Hardware: the numbers that turn work into seconds.
 
-One profile serves the choice of signatures, stage cuts, bucket sizes, the search and the rehearsal.
+One profile serves the choice of signatures and of stage cuts, small all-reduces that run as
+exchanges, the search and the rehearsal.
 """
 
 from __future__ import annotations

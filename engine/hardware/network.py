@@ -3,7 +3,7 @@ has.
 
 Ranks are numbered consecutively: the ranks of a device follow one another, as do those of a node
 and of a pod.  A collective costs as much as on a ring, which is true of NCCL and gloo where the
-time matters: at every level the ring leaves a unit once, however many of its ranks take part.
+time matters: a ring crosses each unit's boundary once, so only one flow per unit uses that level.
 """
 
 from __future__ import annotations

@@ -73,9 +73,9 @@ class OpCost:
 class OutVariant:
     """An op may write its result over one of its arguments.
 
-    overload: called as the op, with the argument `name` that it writes into.  Relied on of torch:
-        the device has a kernel of its own for the overload; others, such as relu.out, make a new
-        tensor and copy it.
+    overload: called as the op, with the argument `name` that it writes into.  We rely on torch for
+        this: the device has a kernel of its own for the overload; others, such as relu.out, make a
+        new tensor and copy it.
     over: positions of the arguments that the result may be written over.
     along_rows: called (…, dim, flag); its kernels read a row before they write it, or each element
         just before they write it, if rows lie one after the other.
@@ -134,7 +134,7 @@ class OpInfo:
     traits: properties that it has.
     out: how it writes over an argument; None: it does not.
     looks_up: the positions that are checked first (capture/rewrites/check_ranges.py).
-    expands: None: no row of it reduces inside.
+    expands: how an op that reduces inside is written as ordinary ops; None: no row of it does.
     relabels: of the ops that lead into and out of the mirrored view, how the pieces are read
         differently; no row of theirs holds as a function of a logical tensor.
     """

@@ -32,8 +32,10 @@ def add_boxings(plan: Plan, strategy: Strategy) -> Plan:
     """Add an actor for each collective, and two for each message between stages (a pass)."""
     boxings: list[Actor] = []
     for channel, ops in enumerate(_buckets(plan).values()):
-        far = ops[0].target == TRANSFER
-        boxings += _transfer(plan, ops, channel) if far else [_collective(plan, strategy, ops)]
+        is_transfer = ops[0].target == TRANSFER
+        boxings += (
+            _transfer(plan, ops, channel) if is_transfer else [_collective(plan, strategy, ops)]
+        )
     return set_actors(plan, (*plan.actors, *boxings))
 
 

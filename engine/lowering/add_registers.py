@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from flowrun.engine.actors.plan import BOX, READER, Actor, Plan, Register
-from flowrun.engine.actors.schedules import held_micro_batches
+from flowrun.engine.actors.schedules import micro_batches_in_flight
 from flowrun.engine.ir.graph import BACKWARD, COUNT, PHASES, UPDATE, WEIGHT_GRAD
 from flowrun.engine.lowering.throttle import Throttle
 from flowrun.engine.strategy import Strategy
@@ -172,7 +172,7 @@ class _Connector:
         """Slots of a stage's stash: schedules are register counts."""
         strategy, stages = self.strategy, self.strategy.num_stages
         alone = self._single_stage_slots() if stages == 1 else 1
-        return held_micro_batches(
+        return micro_batches_in_flight(
             strategy.in_flight,
             stages,
             stage,

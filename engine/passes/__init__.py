@@ -6,10 +6,16 @@ search/   parallel=auto: a layout found by search
 stages/   which group of ranks runs each op
 
 Passes that belong to none of these are here, in the order of the list:
-find_rows.py narrow_gradients.py mirrored_view.py   rows of unknown ops; dtypes; each rank its batch
-sum_tied_gradients.py split_weight_grads.py   tied weights; order
-count_step.py count_kinds.py   divisors of losses over the step; what is made of the batch alone
-recompute.py count_targets.py hoist_weights.py   checkpointing; counts; once-a-step work
+find_rows.py         rows of unknown ops
+narrow_gradients.py  gradients in the dtype that they were computed in
+mirrored_view.py     each rank its own batch
 keep_narrow.py       weights kept in bf16
+sum_tied_gradients.py   gradients of a weight that several stages read
+count_step.py        divisors of losses, counted over the whole step
+count_kinds.py       what is made of the batch alone; for count_step.py
+split_weight_grads.py   weight gradients that may run late
+recompute.py         activation checkpointing
+count_targets.py     targets counted as soon as they are read
+hoist_weights.py     what is made of weights alone, once a step
 insert_boxing.py     communication where layouts meet
 """

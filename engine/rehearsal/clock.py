@@ -80,8 +80,8 @@ class Clock:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a steady step: the second of those that ended, or of two that are alike the
-        last, with a step before it and one after it.
+        """Seconds of a steady step: the time between the ends of steps 2 and 3 if all steps ended,
+        else between the last two that did.
         """
         state = self.state
         ends = [end for end, left in zip(state.step_ends, state.left, strict=True) if not left]
@@ -123,7 +123,7 @@ class Clock:
             state.cores.lengthen(actors[0], more, state.now)
 
     def _share_cores(self) -> None:
-        """Acts have begun or ended, all of them now: the others end later or sooner."""
+        """Recompute end times after acts began or ended."""
         state = self.state
         if not state.cores:
             return
@@ -178,7 +178,7 @@ class Clock:
             state.memory[stage].end(actor, act)
         else:
             state.events.append(Event(stage, actor, act, began, state.now))
-        rank.done(actor)
+        rank.end_act(actor)
         step = act // self.table.acts[actor]
         state.step_ends[step] = max(state.step_ends[step], state.now)
         state.left[step] -= 1

@@ -190,7 +190,7 @@ class ClockState:
             for (channel, act), actor in self.posted.items()
         }
         for rank, before, now in zip(self.ranks, earlier.turns, later.turns, strict=True):
-            rank.forward(more, {axis: times * (now[axis] - before[axis]) for axis in now})
+            rank.skip_ahead(more, {axis: times * (now[axis] - before[axis]) for axis in now})
         for memory in self.memory:
             memory.forward(more)
 

@@ -2,13 +2,20 @@
 
 Data sets are map-style; items are dicts of tensors, the same each time.
 
-sampler.py       read this first: (step, micro-batch, rows) -> a batch
-stacked.py steps.py collate.py   many items at once; items made in steps; items -> a batch
+sampler.py       read this first: (step, micro-batch, rows) -> a batch;
+                 engine/runtime/rank/readers.py asks for the rank's rows
+stacked.py       many items at once
+steps.py         items made in steps
+collate.py       items -> a batch
 data_workers.py  processes that make a rank's batches ahead of it
-open_files.py    files that a forked process reads at a position of its own
-digits.py images.py clusters.py   images: inside wheels, of users, generated
+open_files.py    reopen_files(): a forked process gets its own file offset
+digits.py        images inside wheels
+images.py        images of users
+clusters.py      generated images
 transforms.py    transforms of images, drawn by a seed
-clicks.py huggingface.py   click logs; saved Hugging Face data sets
-mixture.py named.py   a weighted mixture of data sets; names for items that are tuples
+clicks.py        click logs
+huggingface.py   saved Hugging Face data sets
+mixture.py       a weighted mixture of data sets
+named.py         names for items that are tuples
 corpus/          text as ids, in windows or as documents
 """

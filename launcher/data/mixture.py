@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.collate import collate, item_of
-from flowrun.launcher.data.sampler import FieldTypes, forms_of
+from flowrun.launcher.data.sampler import FieldTypes, field_types_of
 from flowrun.launcher.data.stacked import BYTES, DOCUMENTS, Numbers, StackedDataset, batch_of
 from flowrun.launcher.data.steps import sample_seconds
 
@@ -240,7 +240,7 @@ def _one_vocabulary(sources: Mapping[str, object]) -> tuple[int | None, str | No
 
 
 def _form(source: object) -> FieldTypes:
-    return dict(sorted(forms_of(collate([item_of(source, 0)], (0,))).items()))
+    return dict(sorted(field_types_of(collate([item_of(source, 0)], (0,))).items()))
 
 
 def _show(form: FieldTypes) -> str:

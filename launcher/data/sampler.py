@@ -1,8 +1,7 @@
 """Sampler: which samples a step reads, and how a data set makes them.
 
 The samples of a step are a function of the seed and of their numbers in the run, so that every
-layout sees the same batches.  Sample number n of a run is entry n mod N of the n div N-th
-permutation of the N training samples; nothing is dropped.
+layout sees the same batches; models/sampling.py has the formula.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class Sampler:
 
     It is called with (step, micro_batch, rows of the micro-batch); steps count from 0.  held_out:
     the last samples of the data set, which are for evaluation.  evaluation: if True, it reads
-    these, in order.  forms: (shape, dtype) of each field of one sample, which all samples must
-    have, since the plan was made for them.
+    these, in order.  field_types: (shape, dtype) of each field of one sample, which all samples
+    must have, since the plan was made for them.
     """
 
     data: Dataset[object]
@@ -39,7 +38,7 @@ class Sampler:
     micro_batches: int
     held_out: int
     evaluation: bool = False
-    forms: FieldTypes | None = None
+    field_types: FieldTypes | None = None
 
     def __call__(self, step: int, micro_batch: int, rows: slice) -> Batch:
         samples: list[object] | None = None
@@ -86,19 +85,19 @@ class Sampler:
 
     def _check(self, batch: Batch, chosen: torch.Tensor) -> None:
         """Raises ItemError for a batch that has not the fields, shapes and types of the first."""
-        for field, form in (self.forms or {}).items():
-            if field not in batch or _form(batch[field]) != form:
-                raise ItemError(self._unlike(field, form, chosen.tolist()))
+        for field, first in (self.field_types or {}).items():
+            if field not in batch or _field_type(batch[field]) != first:
+                raise ItemError(self._unlike(field, first, chosen.tolist()))
 
-    def _unlike(self, field: str, form: FieldType, chosen: list[int]) -> str:
+    def _unlike(self, field: str, first: FieldType, chosen: list[int]) -> str:
         """Find the item that differs from the first ones: items are made again, one by one."""
         for index in chosen:
             batch = batch_of(self.data, torch.tensor([index]))
             if field not in batch:
                 return f"item {index} has no field {field!r}, which the first items have"
-            if (other := _form(batch[field])) != form:
-                return f"field {field!r} of item {index} is {_shown(other)}; so far {_shown(form)}"
-        return f"field {field!r} of items {chosen} is not {_shown(form)}, as it was so far"
+            if (other := _field_type(batch[field])) != first:
+                return f"field {field!r} of item {index} is {_shown(other)}; so far {_shown(first)}"
+        return f"field {field!r} of items {chosen} is not {_shown(first)}, as it was so far"
 
     def _numbers(self, step: int, micro_batch: int, rows: slice) -> range:
         size = self.batch_size // self.micro_batches
@@ -135,17 +134,17 @@ class Sampler:
             )
 
 
-def forms_of(batch: Batch) -> FieldTypes:
+def field_types_of(batch: Batch) -> FieldTypes:
     """Return (shape, dtype) of each field of one sample of a batch."""
-    return {field: _form(value) for field, value in batch.items()}
+    return {field: _field_type(value) for field, value in batch.items()}
 
 
-def _form(value: torch.Tensor) -> FieldType:
+def _field_type(value: torch.Tensor) -> FieldType:
     return tuple(value.shape[1:]), value.dtype
 
 
-def _shown(form: FieldType) -> str:
-    return f"{str(form[1]).removeprefix('torch.')} of shape {form[0]}"
+def _shown(field_type: FieldType) -> str:
+    return f"{str(field_type[1]).removeprefix('torch.')} of shape {field_type[0]}"
 
 
 def length(data: Dataset[object]) -> int:

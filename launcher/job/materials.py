@@ -14,7 +14,7 @@ from flowrun.engine.capture.capture import Batch, Task
 from flowrun.engine.strategy import Pin, Preparation, Strategy
 from flowrun.launcher.data.corpus.documents import DIGESTS
 from flowrun.launcher.data.mixture import find_mixture
-from flowrun.launcher.data.sampler import Sampler, forms_of, length
+from flowrun.launcher.data.sampler import Sampler, field_types_of, length
 from flowrun.launcher.data.steps import preparation, sample_seconds, unprepared_fields
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.model import build
@@ -75,7 +75,7 @@ def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
     sampler = _sampler(recipe, data)
     with data_errors():
         example = sampler(0, 0, slice(0, recipe.micro_batch_size))
-    sampler = replace(sampler, forms=forms_of(example))
+    sampler = replace(sampler, field_types=field_types_of(example))
     task = make_task(recipe, described.model, example, device_type)
     check_labels(described.model, task.inputs, recipe.task.loss, data)
     plan = read_plan(described.model, recipe.plan_axis) if recipe.plan_axis else ()

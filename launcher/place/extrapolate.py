@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from flowrun.engine.actors.plan import RECEIVE, SEND, Actor
-from flowrun.engine.actors.schedules import held_micro_batches
+from flowrun.engine.actors.schedules import micro_batches_in_flight
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.cost.live import Live
 from flowrun.engine.cost.seconds import repeated_seconds
@@ -182,7 +182,7 @@ def most_in_flight(candidate: Candidate, stages: int, behind: int) -> int:
     """
     in_flight = scale_in_flight(candidate.in_flight, candidate.branch.stages, stages)
     count = candidate.branch.micro_batches
-    return held_micro_batches(in_flight, stages, stages - behind, count)
+    return micro_batches_in_flight(in_flight, stages, stages - behind, count)
 
 
 def scale_in_flight(in_flight: int | str, stages: int, here: int) -> int | str:

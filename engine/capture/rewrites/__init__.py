@@ -3,5 +3,6 @@
 strided_views.py masked_writes.py   torch's ops as others
 batched.py kept_logits.py   one product for several; what a loss keeps for backward
 check_ranges.py  ids and labels are checked before they are looked up
-simplify.py      read this first: ops without work go
+simplify.py      read this first: the list of rewrites in order; removes double transposes,
+                 duplicates and dead ops
 """

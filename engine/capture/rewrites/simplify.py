@@ -30,10 +30,10 @@ def simplify(graph: LogicalGraph, *, keep_logits: bool = True) -> LogicalGraph:
         _split_mean_losses,
         *((make_loss_of_logits,) if keep_logits else ()),
         _fill_by_views,
-        _fold_clones,
+        _drop_clones,
         _forget_running_statistics,
         keep_batches,
-        _fold_transposes,
+        _drop_double_transposes,
         _merge_duplicates,
         _unbatch_indices,
         _drop_dead,
@@ -101,7 +101,7 @@ def _with_ops(graph: LogicalGraph, ops: list[Op], names: Mapping[str, str]) -> L
     return replace(graph, ops=tuple(ops), results=results)
 
 
-def _fold_clones(graph: LogicalGraph) -> LogicalGraph:
+def _drop_clones(graph: LogicalGraph) -> LogicalGraph:
     """Remove copies in the memory format of their input, such as those of dropout at p = 0.
 
     The copy of an expanded tensor stays, as a later view needs memory without overlaps.
@@ -119,7 +119,7 @@ def _fold_clones(graph: LogicalGraph) -> LogicalGraph:
     return _with_ops(graph, ops, names)
 
 
-def _fold_transposes(graph: LogicalGraph) -> LogicalGraph:
+def _drop_double_transposes(graph: LogicalGraph) -> LogicalGraph:
     """Replace t(t(x)) by x and a view of a view by one view; remove views that keep the shape."""
     names: dict[str, str] = {}
     source: dict[str, str] = {}  # t's output -> its input

@@ -9,8 +9,8 @@
     bytes     weights with their states, accumulated gradients, activations stored for backward,
               and copies of all of these in other forms
 
-A held byte costs as much as reading it a number of times from memory (weigh.py).  So the objective
-is a sum of terms that each depend on a few choices, which makes it searchable (cost_network.py).
+A held byte costs as much as reading it a number of times from memory (cost_network.py, `_weigh`).
+So the objective is a sum of terms that each depend on a few choices, which makes it searchable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from flowrun.engine.actors.schedules import held_micro_batches
+from flowrun.engine.actors.schedules import micro_batches_in_flight
 from flowrun.engine.boxing.boxing import path_seconds, start_seconds, states, step_seconds
 from flowrun.engine.boxing.crossing import transfer_sbps
 from flowrun.engine.cost.op_cost import SizedOp
@@ -105,7 +105,7 @@ class Objective:
         held = tuple(name in self.stored or has(op.target, Trait.SUM) for name in op.outputs)
         kinds = tuple((tensors[n].shape, tensors[n].dtype) for n in (*op.inputs, *op.makes))
         stage = (self.links[op.stage], self._held(op))
-        key = (op.target, op.phase, stage, kinds, held, id(rows))  # rows: kept by Rows
+        key = (op.target, op.phase, stage, kinds, held, id(rows))  # RowTables keeps them alive
         if key not in self._rows:
             costs = [self._row(op, row, held) for row in rows]
             self._rows[key] = (np.array([s for s, _ in costs]), np.array([b for _, b in costs]))
@@ -142,7 +142,7 @@ class Objective:
     def _held(self, op: Op) -> int:
         """Return the micro-batches whose activations a stage stores, according to the schedule."""
         strategy = self.strategy
-        return held_micro_batches(
+        return micro_batches_in_flight(
             strategy.in_flight,
             strategy.num_stages,
             op.stage,

@@ -229,7 +229,7 @@ class DistributedRank:
 
     def _end(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
         self.body.release(actor, act)
-        scheduler.done(actor.id)
+        scheduler.end_act(actor.id)
         self.pulse.end(actor.id, act)
         self.to_end -= 1
 
@@ -243,7 +243,7 @@ class DistributedRank:
     def _report(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
         """Start an act of a report in a thread, so that this one computes on."""
         self.current = actor
-        scheduler.aside(actor.id)
+        scheduler.release_compute(actor.id)
         self._run_in_thread(actor, act, self.pool.submit(self.body.report(actor, act)))
 
     def _run_in_thread(

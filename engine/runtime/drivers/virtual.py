@@ -164,7 +164,7 @@ class VirtualCluster:
 
     def _end(self, rank: int, actor: Actor, act: int) -> None:
         self.ranks[rank].release(actor, act)
-        self.schedulers[rank].done(actor.id)
+        self.schedulers[rank].end_act(actor.id)
         if self.check:
             scheduler = self.schedulers[rank]
             busy = scheduler.busy()

@@ -23,9 +23,9 @@ class DocumentSamples(StackedDataset):
     pack: a sample holds several pieces.  most: N, the most of them; None: as many as the fullest
     sample has.
 
-    `documents` of a sample has the tokens of each piece, in order, and 0 after the last; what they
-    leave is padding, and counts to the last one.  Positions count from 0 in each piece.  Targets
-    are -100 where an id is of no answer, and on padding; none is the id of another piece.
+    `documents` of a sample has the tokens of each piece, in order, and 0 after the last; the rest
+    is padding; it is counted into the last document.  Positions count from 0 in each piece.
+    Targets are -100 where an id is of no answer, and on padding; none is the id of another piece.
 
     A sample is filled by its number alone: pieces go, in their order, where they leave the least
     room (best fit), and samples are numbered in the order in which they were begun.

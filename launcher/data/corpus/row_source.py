@@ -21,7 +21,7 @@ from flowrun.launcher.data.corpus.documents import digest_file
 from flowrun.launcher.data.corpus.plain_text import find_visible_files
 from flowrun.launcher.data.huggingface import load_saved
 
-_FORM = 3  # of rows; another one is tokenised again
+_CACHE_VERSION = 3  # version of the row format; a change makes caches stale
 _SAVED = ("dataset_info.json", "dataset_dict.json")  # what save_to_disk leaves
 ALL = "all"  # in place of a split: all files, whatever their names say
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -34,13 +34,12 @@ _SPLITS = {
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
 
-
 Fields = dict[str, object]  # of a row, as JSON has them
 
 
 @dataclass(frozen=True)
 class PlacedRow:
-    """A row.  place: of it, for a person: the file, and a line or a row from 1 on."""
+    """A row.  place: where it is, for messages: the file, and a line or a row, from 1 on."""
 
     place: str
     fields: Fields
@@ -61,9 +60,9 @@ class RowSource:
 
     def digest(self) -> str:
         """Return a digest of the bytes of all files that are read, and of the split.  Raise
-        ValueError for a split or a kind of file that is none.
+        ValueError for an unknown split or an unknown file type.
         """
-        hashed = hashlib.sha256(f"{_FORM} {self.split}\n".encode())
+        hashed = hashlib.sha256(f"{_CACHE_VERSION} {self.split}\n".encode())
         for file in self._files():
             hashed.update(f"{file.suffix} {digest_file(file)}\n".encode())
         return hashed.hexdigest()
@@ -80,7 +79,7 @@ class RowSource:
         for file in self._files():
             row = None
             try:
-                for row in READERS[file.suffix](file):
+                for row in PARSERS[file.suffix](file):
                     yield row
             except ValueError as error:
                 raise ArgumentError("path", f"{error}.") from error
@@ -112,8 +111,8 @@ class RowSource:
         if self._is_saved():
             return files
         kinds = {file.suffix for file in files}
-        if len(kinds) > 1 or not kinds <= READERS.keys():
-            known, other = ", ".join(READERS), ", ".join(sorted(kinds))
+        if len(kinds) > 1 or not kinds <= PARSERS.keys():
+            known, other = ", ".join(PARSERS), ", ".join(sorted(kinds))
             raise ArgumentError(
                 "path", f"{self.path}: files must be of one kind, of {known}; these are {other}."
             )
@@ -185,11 +184,11 @@ def _show(value: object) -> str:
     return f"{type(value).__name__} {shown if len(shown) <= 40 else shown[:40] + '…'}"
 
 
-# ---- readers: all raise ValueError that names the file and the line or row -----------------------
+# ---- parsers: all raise ValueError that names the file and the line or row -----------------------
 
 
 def _read_lines(file: Path) -> Iterator[PlacedRow]:
-    """Yield the objects of a file that has one on each line; empty lines are none."""
+    """Yield the objects of a file that has one on each line; empty lines are skipped."""
     with file.open("rb") as stream:
         for number, line in enumerate(stream, 1):
             place = f"{file}, line {number}"
@@ -284,7 +283,7 @@ def _read_parquet(file: Path) -> Iterator[PlacedRow]:
         raise ValueError(f"{file} cannot be read after row {number}: {error}") from error
 
 
-READERS: dict[str, Callable[[Path], Iterator[PlacedRow]]] = {  # suffix -> reader
+PARSERS: dict[str, Callable[[Path], Iterator[PlacedRow]]] = {  # by suffix
     ".jsonl": _read_lines,
     ".json": _read_json,
     ".parquet": _read_parquet,

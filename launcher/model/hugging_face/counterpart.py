@@ -44,7 +44,7 @@ QKV_BY_HEAD = WeightLayout(3, _split_heads, _join_heads)  # rows (heads, 3, head
 QKV_IN_COLUMNS = WeightLayout(  # (in, q k v)
     3, lambda x, _: _transpose(x).chunk(3), lambda layers, _: _transpose(torch.cat([*layers]))
 )
-AFTER_TWO_ROWS = WeightLayout(  # two rows before it, which nobody reads
+AFTER_TWO_ROWS = WeightLayout(  # OPT pads position embeddings by two rows
     1, lambda x, _: [x[2:]], lambda layers, _: nn.functional.pad(layers[0], (0, 0, 2, 0))
 )
 

@@ -207,7 +207,7 @@ def _bert(model: BERT) -> Counterpart:
             LayerNames("head.dense", f"{head}.transform.dense"),
             LayerNames("head.norm", f"{head}.transform.LayerNorm"),
             LayerNames("head.out", f"{head}.decoder"),
-            LayerNames("head.out.bias", f"{head}.bias"),  # it has two names
+            LayerNames("head.out.bias", f"{head}.bias"),  # transformers names this bias twice
         ),
         depth=len(model.blocks),
         heads=attention.heads,

@@ -79,7 +79,7 @@ def test_all_that_a_rank_makes_is_on_its_device(training: Training, fused_update
             else:
                 rank.compute(actor, act)
             rank.release(actor, act)
-            scheduler.done(actor_id)
+            scheduler.end_act(actor_id)
     assert not elsewhere.found
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher.data.collate import ItemError
 from flowrun.launcher.data.open_files import reopen_files
-from flowrun.launcher.data.sampler import Sampler, forms_of
+from flowrun.launcher.data.sampler import Sampler, field_types_of
 from flowrun.launcher.job.forked import run_in_fork
 from flowrun.launcher.model.dataset_checks import check_items, check_kind, random_fields
 from flowrun.launcher.recipe.compose import load
@@ -39,10 +39,11 @@ class Made(Dataset[Any]):
 
 
 def sampler(make: Callable[[int], Any]) -> Sampler:
-    """Of 4 samples a micro-batch, held to the form of the first."""
-    first = Sampler(data=Made(make), seed=0, batch_size=4, micro_batches=1, held_out=0)
-    forms = forms_of({"x": X, "n": torch.zeros(20, dtype=torch.int64)})
-    return Sampler(data=first.data, seed=0, batch_size=4, micro_batches=1, held_out=0, forms=forms)
+    """Of 4 samples a micro-batch, held to the field types of the first."""
+    first = field_types_of({"x": X, "n": torch.zeros(20, dtype=torch.int64)})
+    return Sampler(
+        data=Made(make), seed=0, batch_size=4, micro_batches=1, held_out=0, field_types=first
+    )
 
 
 AT_ONCE: dict[str, tuple[Callable[[int], Any], str]] = {

@@ -46,7 +46,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[tuple[str, int]]]:
 
     def note(self: Sampler, step: int, micro_batch: int, rows: slice) -> Any:
         made = read(self, step, micro_batch, rows)
-        if not self.evaluation and self.forms:
+        if not self.evaluation and self.field_types:
             numbers = self._numbers(step, micro_batch, rows)
             for number, row in zip(numbers, made["features"], strict=True):
                 found.setdefault(number, set()).add(known[row.numpy().tobytes()])

@@ -7,7 +7,7 @@ import pytest
 from torch import Tensor, nn
 
 from flowrun.engine.actors.plan import READER
-from flowrun.engine.actors.schedules import held_micro_batches
+from flowrun.engine.actors.schedules import micro_batches_in_flight
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.rehearsal.rehearsal import rehearse
 from support.layouts.grids import Layout, compiled
@@ -96,7 +96,7 @@ def test_what_chunks_hold_is_what_their_turns_need() -> None:
     first 4 and 2.
     """
     held = [
-        [held_micro_batches("1f1b", 2, stage, 8, chunk=chunk, chunks=2) for chunk in range(2)]
+        [micro_batches_in_flight("1f1b", 2, stage, 8, chunk=chunk, chunks=2) for chunk in range(2)]
         for stage in range(2)
     ]
     assert held == [[4, 2], [3, 1]]
@@ -115,10 +115,10 @@ HELD = {  # of each of 3 stages, of 8 micro-batches; of one stage by itself
 @pytest.mark.parametrize("in_flight", list(HELD))
 def test_a_schedule_is_how_many_micro_batches_a_stage_holds(in_flight: int | str) -> None:
     stages, alone = HELD[in_flight]
-    assert [held_micro_batches(in_flight, 3, stage, 8) for stage in range(3)] == stages
-    assert held_micro_batches(in_flight, 1, 0, 8) == alone
+    assert [micro_batches_in_flight(in_flight, 3, stage, 8) for stage in range(3)] == stages
+    assert micro_batches_in_flight(in_flight, 1, 0, 8) == alone
 
 
 def test_an_unknown_schedule_is_refused() -> None:
     with pytest.raises(RecipeError, match="'pipe' is not a schedule"):
-        held_micro_batches("pipe", 2, 0, 4)
+        micro_batches_in_flight("pipe", 2, 0, 4)

@@ -142,5 +142,5 @@ class QuietRanks:
         self._end(one, launched.actor)
 
     def _end(self, one: QuietRank, actor: int) -> None:
-        one.scheduler.done(actor)
+        one.scheduler.end_act(actor)
         one.done[actor] += 1

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from flowrun.launcher.data.corpus.row_source import READERS, PlacedRow
+from flowrun.launcher.data.corpus.row_source import PARSERS, PlacedRow
 
 # What readers that infer types make dates, numbers and nulls of.
 TEXTS = ["2020-01-09", "007", "1.10", "NA", "null", "", "true", "2020-01-09T10:00:00Z", 'a,\n"b"']
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    return [row.fields for row in READERS[file.suffix](file)]
+    return [row.fields for row in PARSERS[file.suffix](file)]
 
 
-@pytest.mark.parametrize("suffix", [*READERS])
+@pytest.mark.parametrize("suffix", [*PARSERS])
 def test_text_stays_text(tmp_path: Path, suffix: str) -> None:
     import csv
 
@@ -52,8 +52,8 @@ def test_fields_may_come_and_change_at_any_line(tmp_path: Path) -> None:
 def test_rows_know_their_lines(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"a": 1}\r\n\n  \n{"a": "\u2028"}\n')
     (tmp_path / "a.csv").write_text('a,b\n"1\n2",3\n\n4,5\n')
-    lines = READERS[".jsonl"](tmp_path / "a.jsonl")
-    cells = READERS[".csv"](tmp_path / "a.csv")
+    lines = PARSERS[".jsonl"](tmp_path / "a.jsonl")
+    cells = PARSERS[".csv"](tmp_path / "a.csv")
     assert [row.place.split(", ")[-1] for row in lines] == ["line 1", "line 4"]
     assert [row.place.split(", ")[-1] for row in cells] == ["line 3", "line 5"]
 
@@ -96,6 +96,6 @@ def test_any_rows_of_json_are_themselves(
 ) -> None:
     file = tmp_path_factory.mktemp("rows") / "a.jsonl"
     file.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), "utf-8")
-    assert [*READERS[".jsonl"](file)] == [
+    assert [*PARSERS[".jsonl"](file)] == [
         PlacedRow(f"{file}, line {number}", row) for number, row in enumerate(rows, 1)
     ]
