@@ -293,7 +293,7 @@ def unknown_key(key: str, schema: DictConfig) -> RecipeError:
     inside = [] if parent else _find_leaves(last, schema)[:3]
     if inside:
         return RecipeError(key, what, f"Did you mean {one_of(inside)}?")
-    return RecipeError(key, what, did_you_mean(last, known))
+    return RecipeError(key or "''", what, did_you_mean(last, known))
 
 
 def describe_key(key: str, schema: DictConfig) -> str:
