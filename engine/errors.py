@@ -12,6 +12,9 @@ The engine knows only dotted keys (`sbp.blocks.*.attn`); places in files are the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 TRACEBACK = "FLOWRUN_TRACEBACK"  # environment variable: 1 shows where in flowrun an error came from
 
 
@@ -65,3 +68,16 @@ class PlanError(FlowrunError):
 
 class RunError(FlowrunError):
     """A rank failed while running."""
+
+
+@contextmanager
+def refuse_as(refuse: Callable[[Exception], FlowrunError]) -> Iterator[None]:
+    """Raise refuse(error) for what foreign code inside raises: a user's, or that of a library whose
+    errors have no common class.  A FlowrunError passes.
+    """
+    try:
+        yield
+    except FlowrunError:
+        raise
+    except Exception as error:
+        raise refuse(error) from error

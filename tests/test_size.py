@@ -27,10 +27,10 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_100,
+    "engine": 1_120,
     "engine/actors": 1_460,
     "engine/boxing": 520,
-    "engine/capture": 4_290,
+    "engine/capture": 4_300,
     "engine/cost": 1_220,
     "engine/hardware": 525,
     "engine/ir": 1_700,
@@ -48,7 +48,7 @@ BUDGETS = {
     "launcher/data": 3_360,
     "launcher/job": 1_760,
     "launcher/listeners": 680,
-    "launcher/model": 2_615,
+    "launcher/model": 2_640,
     "launcher/place": 1_960,
     "launcher/recipe": 3_045,
     "launcher/ranks": 1_950,
@@ -70,10 +70,10 @@ BUDGETS = {
     "tests/support": 6_640,
     "tests/testing": 115,
 }
-SUMS = {"source": 70_570, "tests": 50_890, "docs": 50_000}
+SUMS = {"source": 65_485, "tests": 47_540, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
-OPEN = {"Any": 420, "except Exception": 45, "functions above complexity 15": 0}
+OPEN = {"Any": 290, "except Exception": 30, "functions above complexity 15": 0}
 
 
 @cache

@@ -33,7 +33,7 @@ from flowrun.engine.capture.rewrites.simplify import simplify
 from flowrun.engine.capture.rewrites.strided_views import view_elements
 from flowrun.engine.capture.side_effects import Effect, record_effects
 from flowrun.engine.capture.unfold import unfold
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import FlowrunError, RecipeError, refuse_as
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.torch_internals import buffers_of, trace_forward, trace_joint
 
@@ -260,22 +260,20 @@ def _trace(
         decomposed_attention=task.decomposed_attention,
         low_precision_attention=task.low_precision_attention,
     )
-    try:
-        with tracing, contextlib.ExitStack() as stack, torch.set_grad_enabled(train):
-            traced, effects, written = _trace_forward(task, batch, metrics, return_writes=train)
-            _make_gradients_dense(traced)
-            entering, outside = _sort_inputs(traced.graph, values, tensors)
-            if folded:
-                folds = fold(traced.graph, entering)
-            joint = trace_joint(stack, traced, values)
-            view_elements(joint.graph_module.graph)
-    except RecipeError:
-        raise
-    except Exception as error:
+
+    def refuse(error: Exception) -> FlowrunError:
         program = CapturedModule(task, tuple(batch), metrics)
         with silence_logs():
-            refused = explain_failure(error, program, values, type(task.model).__name__)
-        raise refused from error
+            return explain_failure(error, program, values, type(task.model).__name__)
+
+    with refuse_as(refuse), tracing, contextlib.ExitStack() as stack, torch.set_grad_enabled(train):
+        traced, effects, written = _trace_forward(task, batch, metrics, return_writes=train)
+        _make_gradients_dense(traced)
+        entering, outside = _sort_inputs(traced.graph, values, tensors)
+        if folded:
+            folds = fold(traced.graph, entering)
+        joint = trace_joint(stack, traced, values)
+        view_elements(joint.graph_module.graph)
     results = ("loss", *metrics, *(f"{WRITES}{name}" for name in written))
     reader = JointGraph(tuple(batch), results, task.first_names, train, task.run_checks)
     graph = reader.read(joint.graph_module)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import FlowrunError, RecipeError, refuse_as
 from flowrun.engine.ir.graph import LogicalTensor, Op, Ref
 from flowrun.engine.ops.shapes.create import CONSTANT, FULL
 
@@ -34,16 +34,15 @@ def trace_function(
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    try:
-        return make_fx(function, tracing_mode="fake", **settings)(*examples)  # type: ignore[no-any-return]
-    except RecipeError:
-        raise
-    except Exception as error:  # of any type: the function is the user's
+    def explain(error: Exception) -> FlowrunError:
         reason = (str(error).strip() or "no reason given").splitlines()[0]
-        raise refuse(
+        return refuse(
             f"torch could not trace it: {type(error).__name__}: {reason}",
             "Compute with tensors: no .item(), no `if` on a value; torch.where chooses.",
-        ) from error
+        )
+
+    with refuse_as(explain):
+        return make_fx(function, tracing_mode="fake", **settings)(*examples)  # type: ignore[no-any-return]
 
 
 class NodeReader:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from flowrun.engine.errors import FlowrunError, RecipeError
+from flowrun.engine.errors import RecipeError, refuse_as
 from flowrun.engine.ir.user_code import place_of
 from flowrun.launcher.data.collate import ItemError, collate, differing_fields, item_of
 from flowrun.launcher.data.named import NamedFields
@@ -171,19 +171,17 @@ def notes_of(data: object) -> tuple[str, ...]:
     return found if type(data).__module__.startswith("flowrun.") else ()
 
 
-@contextmanager
-def data_errors() -> Iterator[None]:
+def data_errors() -> AbstractContextManager[None]:
     """Turn what a data set raises into a RecipeError with the item and the user's own line."""
-    try:
-        yield
-    except FlowrunError:
-        raise
-    except ItemError as error:
-        raise RecipeError("data._target_", f"{error}.") from error
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}".strip(": ")
-        lines = filter(None, [what, *getattr(error, "__notes__", []), place_of(error)])
-        raise RecipeError("data._target_", "\n".join(lines)) from error
+    return refuse_as(_refuse_data)
+
+
+def _refuse_data(error: Exception) -> RecipeError:
+    if isinstance(error, ItemError):
+        return RecipeError("data._target_", f"{error}.")
+    what = f"{type(error).__name__}: {error}".strip(": ")
+    lines = filter(None, [what, *getattr(error, "__notes__", []), place_of(error)])
+    return RecipeError("data._target_", "\n".join(lines))
 
 
 def random_fields(data: object) -> list[str]:

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import RecipeError, refuse_as
 from flowrun.launcher.model.adapters import base_names
 from flowrun.launcher.model.hugging_face.convert_models import KEY, drop_needless, rename_to_ours
 from flowrun.launcher.model.initial import named_tensors
@@ -50,15 +50,17 @@ def read(path: Path) -> dict[str, Tensor]:
         return _read_folder(path)
     if not path.exists():
         raise RecipeError(KEY, f"there is no file or folder {path}.", "A path is relative to here.")
-    try:
+
+    def refuse(error: Exception) -> RecipeError:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return RecipeError(KEY, f"{path} cannot be read: {reason}")
+
+    with refuse_as(refuse):  # opcodes of a damaged pickle make whatever they say
         found = (
             load_file(path)
             if path.suffix == ".safetensors"
             else torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
         )
-    except Exception as error:  # of a damaged pickle: its opcodes make whatever they say
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise RecipeError(KEY, f"{path} cannot be read: {reason}") from error
     if not isinstance(found, Mapping) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
     ):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import RecipeError, refuse_as
 from flowrun.engine.ir.table import GivenTable, OpTable
 from flowrun.launcher.model.targets import find
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
@@ -33,14 +33,13 @@ def tables_of(signatures: Mapping[str, object]) -> tuple[tuple[str, OpTable], ..
 def _brought(entry: EntryPoint) -> GivenTable:
     name = f"entry point {entry.name} = {entry.value}"
     package = entry.dist.name if entry.dist else "some package"
-    try:
+    refuse = lambda error: RecipeError(  # noqa: E731
+        f"signatures.{entry.name}",
+        f"the {name} of {package} cannot be loaded: {type(error).__name__}: {error}",
+        "Mend the package, or give this key.",
+    )
+    with refuse_as(refuse):
         found = entry.load()
-    except Exception as error:
-        raise RecipeError(
-            f"signatures.{entry.name}",
-            f"the {name} of {package} cannot be loaded: {type(error).__name__}: {error}",
-            "Mend the package, or give this key.",
-        ) from error
     if isinstance(found, GivenTable):
         return found
     if not callable(found):

@@ -22,7 +22,7 @@ from hydra.utils import instantiate
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
-from flowrun.engine.errors import ArgumentError, RecipeError
+from flowrun.engine.errors import ArgumentError, RecipeError, refuse_as
 from flowrun.launcher.data.transforms import import_torchvision
 from flowrun.launcher.model.hugging_face.convert_models import import_transformers
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
@@ -180,27 +180,34 @@ def _deepest_module(parts: list[str], where: str) -> tuple[object, int]:
     module: object = None
     for depth in range(1, len(parts) + 1):
         name = ".".join(parts[:depth])
+        deeper = _import(name, where)
+        if deeper is None and module is not None:
+            return module, depth - 1
+        if deeper is None:
+            known = [m.name for m in pkgutil.iter_modules()]
+            instead = "The working directory and installed packages are searched."
+            raise RecipeError(where, f"there is no module {name!r}.", _near(name, known) or instead)
+        module = deeper
+    return module, len(parts)
+
+
+def _import(name: str, where: str) -> object:
+    """Return a module; None if there is none of this name."""
+
+    def refuse(error: Exception) -> RecipeError:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        moved = new_name(f"{missing}.").rstrip(".") if missing else None
+        what = str(error) if missing else f"{type(error).__name__}: {error}"
+        instead = f"It is {moved} by now." if moved != missing else ""
+        return RecipeError(where, f"importing {name!r} failed: {what}.", instead)
+
+    with refuse_as(refuse):
         try:
-            module = importlib.import_module(name)
+            return importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name and not (name == error.name or name.startswith(f"{error.name}.")):
-                moved = new_name(f"{error.name}.").rstrip(".")
-                instead = f"It is {moved} by now." if moved != error.name else ""
-                raise RecipeError(where, f"importing {name!r} failed: {error}.", instead) from error
-            if module is None:
-                tops = [m.name for m in pkgutil.iter_modules()]
-                raise RecipeError(
-                    where,
-                    f"there is no module {name!r}.",
-                    _near(name, tops)
-                    or "The working directory and installed packages are searched.",
-                ) from error
-            return module, depth - 1
-        except Exception as error:
-            raise RecipeError(
-                where, f"importing {name!r} failed: {type(error).__name__}: {error}."
-            ) from error
-    return module, len(parts)
+                raise
+            return None
 
 
 def _near(word: str, known: list[str]) -> str:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrun.engine.errors import ArgumentError, RecipeError
+from flowrun.engine.errors import ArgumentError, FlowrunError, RecipeError, refuse_as
 from flowrun.engine.runtime.process.own_process import bound_work
 from flowrun.launcher.data.corpus.special_tokens import SpecialTokens
 from flowrun.launcher.data.corpus.text import Text
@@ -131,18 +131,20 @@ def is_bytes(data: Mapping[str, object]) -> bool:
 def read_tokenizer(path: Path) -> TokenizerCodec:
     """Read a tokenizer from tokenizer.json, or from a folder that has it.  Raises RecipeError."""
     instead = f"--tokenizer FOLDER names one; --tokenizer {BYTES} takes ids as bytes."
-    try:
-        found = load_tokenizer(str(path))
-    except ImportError as error:
-        raise RecipeError(
-            KEY, "this needs the package transformers.", "pip install 'flowrun[text]'"
-        ) from error
-    except ArgumentError as error:
-        more = "\n".join(filter(None, (error.instead, instead)))
-        raise CommandLineError(str(path), error.problem, more) from error
-    except Exception as error:  # the library raises no class of its own
+
+    def refuse(error: Exception) -> FlowrunError:
+        match error:
+            case ImportError():
+                needs = "this needs the package transformers."
+                return RecipeError(KEY, needs, "pip install 'flowrun[text]'")
+            case ArgumentError():
+                more = "\n".join(filter(None, (error.instead, instead)))
+                return CommandLineError(str(path), error.problem, more)
         reason = " ".join(str(error).split())
-        raise CommandLineError(str(path), f"this is no tokenizer: {reason}", instead) from error
+        return CommandLineError(str(path), f"this is no tokenizer: {reason}", instead)
+
+    with refuse_as(refuse):  # the library raises no class of its own
+        found = load_tokenizer(str(path))
     ends = {*_generation_ends(path.expanduser())}
     if found.eos_token_id is not None:
         ends.add(found.eos_token_id)

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import RecipeError, refuse_as
 from flowrun.launcher.model.hugging_face.counterpart import Counterpart
 from flowrun.launcher.model.hugging_face.own_models import COUNTERPARTS, find_counterpart
 
@@ -52,13 +52,15 @@ def drop_needless(theirs: object, names: Iterable[str]) -> list[str]:
 
 def _check_config(counterpart: Counterpart, theirs: Any, file: Path, name: str) -> None:
     there: Mapping[str, object] = {}
-    try:
+
+    def refuse(error: Exception) -> RecipeError:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return RecipeError(KEY, f"{file} cannot be read: {reason}")
+
+    with refuse_as(refuse):  # classes of configs check their fields by errors of their own
         kind = json.loads(file.read_text(encoding="utf-8")).get("model_type")
         if kind == counterpart.kind:
             there = theirs.config_class.from_pretrained(file.parent).to_dict()
-    except Exception as error:  # classes of configs check their fields by errors of their own
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise RecipeError(KEY, f"{file} cannot be read: {reason}") from error
     if kind != counterpart.kind:
         raise RecipeError(
             KEY,

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from flowrun.engine.errors import refuse_as
 from flowrun.engine.runtime.process.own_process import bound_work, run_in_child
 from flowrun.launcher.model.hugging_face.convert_models import import_transformers
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
@@ -29,7 +30,16 @@ def load_text_model(folder: Path) -> nn.Module:
     Raises CommandLineError for whatever is wrong with it; RecipeError without transformers.
     """
     transformers = import_transformers()
-    try:
+
+    def refuse(error: Exception) -> CommandLineError:
+        reason = " ".join(str(error).split())[:600] or "nothing more is known"
+        return CommandLineError(
+            str(folder),
+            f"no causal language model can be read from it: {type(error).__name__}: {reason}",
+            "It must be what transformers' save_pretrained writes: config.json, with the weights.",
+        )
+
+    with refuse_as(refuse):  # what a damaged file makes of libraries has no common class
         config = transformers.AutoConfig.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         )
@@ -46,15 +56,6 @@ def load_text_model(folder: Path) -> nn.Module:
         found = transformers.AutoModelForCausalLM.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         )
-    except CommandLineError:
-        raise
-    except Exception as error:  # what a damaged file makes of libraries has no common class
-        reason = " ".join(str(error).split())[:600] or "nothing more is known"
-        raise CommandLineError(
-            str(folder),
-            f"no causal language model can be read from it: {type(error).__name__}: {reason}",
-            "It must be what transformers' save_pretrained writes: config.json, with the weights.",
-        ) from error
     assert isinstance(found, nn.Module), "transformers makes modules"
     return found
 
