@@ -27,8 +27,9 @@ def bench(
 ) -> None:
     r"""Train by flowrun and by torch's own layouts, in turn, and compare.
 
-    [bold]suite=NAME[/] names what is compared (peers, paper …), [bold]suite.key=value[/]
-    changes how; every other argument changes the recipes, of flowrun and of the peers.
+    [bold]suite=NAME[/] names what is compared (peers, paper …),
+    [bold]suite.key=value[/] changes how; every other argument changes the
+    recipes, of flowrun and of the peers.
 
       flowrun bench suite=peers
       flowrun bench suite=peers suite.rows=\[zero3,tensor] suite.rounds=5
@@ -68,9 +69,10 @@ def calibrate(
 ) -> None:
     """Measure this machine, and write a hardware profile (3 minutes).
 
-    Products, convolutions, streams, and every collective between 2 and 4 processes.  The file is
-    one of the group [bold]hardware[/] of a folder of your own groups.  With a recipe its ops are
-    timed too, each with its shapes; to a file that is there they are added:
+    Products, convolutions, streams, and every collective between 2 and 4
+    processes.  The file is one of the group [bold]hardware[/] of a folder of your
+    own groups.  With a recipe its ops are timed too, each with its shapes; to a
+    file that is there they are added:
 
       flowrun calibrate profiles/hardware/mine.yaml
       flowrun calibrate profiles/hardware/mine.yaml recipe=resnet_dp

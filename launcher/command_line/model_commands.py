@@ -58,16 +58,16 @@ def export(
 ) -> None:
     """Write the weights of a run, from any layout.
 
-    One safetensors file has the names of the model's state_dict: plain torch and transformers
-    load it, and so does model.weights of another recipe.  Adapters are merged into the weights,
-    or written alone.
+    One safetensors file has the names of the model's state_dict: plain torch and
+    transformers load it, and so does model.weights of another recipe.  Adapters
+    are merged into the weights, or written alone.
 
       flowrun export outputs/2026-01-31/12-00-00_gpt_tiny --to gpt.safetensors
       flowrun export RUN_DIR --step 200
       flowrun export RUN_DIR --adapters
 
-    --format hf writes a folder that transformers' from_pretrained loads, with config and
-    tokenizer: of its own models, and of flowrun's GPT, Llama and BERT.
+    --format hf writes a folder that transformers' from_pretrained loads, with
+    config and tokenizer: of its own models, and of flowrun's GPT, Llama and BERT.
 
       flowrun export RUN_DIR --format hf --to my_model/ --dtype bf16
     """
@@ -128,8 +128,9 @@ def sample(
 ) -> None:
     """Write text with a model that was trained on it.
 
-    FOLDER is that of a run, of one of its checkpoints, or a folder of Hugging Face's.  A run's
-    ids are bytes, or those of its data.tokenizer; of other ids, --tokenizer says what they are.
+    FOLDER is that of a run, of one of its checkpoints, or a folder of Hugging
+    Face's.  A run's ids are bytes, or those of its data.tokenizer; of other ids,
+    --tokenizer says what they are.
 
       flowrun sample outputs/2026-01-31/12-00-00_gpt_tiny --prompt "def "
       flowrun sample RUN_DIR --step 200 --temperature 0 --tokens 40
@@ -188,9 +189,9 @@ def evaluate(
 ) -> None:
     """Evaluate a run on its held-out samples, without training.
 
-    The loss and the metrics of its recipe, by plain torch on one process: with the newest
-    weights, or those of a checkpoint.  Keys of the recipe may be changed: more samples, other
-    data, other metrics.
+    The loss and the metrics of its recipe, by plain torch on one process: with
+    the newest weights, or those of a checkpoint.  Keys of the recipe may be
+    changed: more samples, other data, other metrics.
 
       flowrun eval outputs/2026-01-31/12-00-00_gpt_tiny
       flowrun eval RUN_DIR --step 200 eval.batches=100
@@ -222,9 +223,9 @@ def tokenizer(
     """Train a byte-level BPE tokenizer on text files.
 
     --to is the folder that it writes, which data.tokenizer takes, and
-    AutoTokenizer.from_pretrained of transformers: with an end-of-text token and a chat
-    template.  Without --from it reads the source of Python's standard library, as data=text
-    does.
+    AutoTokenizer.from_pretrained of transformers: with an end-of-text token and a
+    chat template.  Without --from it reads the source of Python's standard
+    library, as data=text does.
 
       flowrun tokenizer --from corpus/ notes.txt --vocabulary 8192 --to bpe/
       flowrun recipe=gpt_hybrid data.tokenizer=bpe/ model.vocabulary=8192

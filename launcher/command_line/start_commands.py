@@ -22,9 +22,10 @@ def runs(
 ) -> None:
     """List the runs of a folder; without one those of outputs, multirun and runs.
 
-    Each with its steps, loss and status: running, complete, preempted, stopped, failed, or died
-    (it was killed).  One run's folder shows its figures; two are compared: the keys that differ,
-    and figures. --follow shows the steps of a run as they come, until it ends.
+    Each with its steps, loss and status: running, complete, preempted, stopped,
+    failed, or died (it was killed).  One run's folder shows its figures; two are
+    compared: the keys that differ, and figures. --follow shows the steps of a run
+    as they come, until it ends.
 
       flowrun runs
       flowrun runs outputs/2026-01-31/12-00-00_gpt_tiny outputs/2026-01-31/13-00-00_gpt_tiny
@@ -54,9 +55,10 @@ def init(
 ) -> None:
     """Write a commented recipe for a model, by what its forward and its data show.
 
-    The model is a class, a function, or a module or file that defines one; or a folder of Hugging
-    Face's.  Fields of the data become arguments of forward, by their names, and the loss is one for
-    what the field after them holds.  What cannot be known stands as ??? in the recipe.
+    The model is a class, a function, or a module or file that defines one; or a
+    folder of Hugging Face's.  Fields of the data become arguments of forward, by
+    their names, and the loss is one for what the field after them holds.  What
+    cannot be known stands as ??? in the recipe.
 
       flowrun init my_models.Net
       flowrun init my_models.Net data.folder=images/ model.width=64
@@ -76,8 +78,8 @@ def schema(
 ) -> None:
     """Write the keys of a recipe as JSON Schema, for editors.
 
-    An editor with a YAML language server then completes keys, shows what they mean and marks
-    what is wrong.
+    An editor with a YAML language server then completes keys, shows what they
+    mean and marks what is wrong.
 
       flowrun schema --to recipe.schema.json
     """
@@ -90,7 +92,7 @@ def schema(
 
 @app.command()
 def recipes() -> None:
-    """List the recipes that there are, with a line each."""
+    """List the recipes, one line each."""
     from rich.console import Console
     from rich.table import Table
 

@@ -58,8 +58,8 @@ def run(
 ) -> None:
     """Train a recipe.  `run` may be left out.
 
-    [bold]recipe=NAME[/] or [bold]recipe=path/to/file.yaml[/] names what to train; every other
-    argument changes a key of it:
+    [bold]recipe=NAME[/] or [bold]recipe=path/to/file.yaml[/] names what to train;
+    every other argument changes a key of it:
 
       flowrun recipe=gpt_hybrid
       flowrun recipe=gpt_hybrid placement.axes.data=2 train.steps=50
@@ -67,14 +67,15 @@ def run(
       flowrun recipe=gpt_tp sbp.head.weight.tensor=B
       flowrun -m recipe=gpt_dp,gpt_tp train.batch_size=16,32
 
-    [bold]--cfg job[/] shows all keys and their values.  A run's folder is outputs/DATE/TIME_NAME
-    (change it: hydra.run.dir=…). On several hosts, the same command on each, with launch.nnodes=2
-    launch.rdzv_endpoint=HOST:PORT.
+    [bold]--cfg job[/] shows all keys and their values.  A run's folder is
+    outputs/DATE/TIME_NAME (change it: hydra.run.dir=…). On several hosts, the
+    same command on each, with launch.nnodes=2 launch.rdzv_endpoint=HOST:PORT.
 
-    Ctrl-C or SIGTERM finishes the step, saves a checkpoint and ends; a second one ends at
-    once.  With train.resume=auto and hydra.run.dir=FOLDER the same command goes on from
-    there.  Exit status: 0 the run is complete, 1 it failed, 2 the recipe was refused, 75 SIGTERM
-    or launch.time_limit, 130 Ctrl-C."""
+    Ctrl-C or SIGTERM finishes the step, saves a checkpoint and ends; a second one
+    ends at once.  With train.resume=auto and hydra.run.dir=FOLDER the same
+    command goes on from there.  Exit status: 0 the run is complete, 1 it failed,
+    2 the recipe was refused, 75 SIGTERM or launch.time_limit, 130 Ctrl-C.
+    """
     given = overrides or []
     flags = ["--multirun"] * multirun + ["--resolve"] * resolve
     for flag, value in (
@@ -112,18 +113,18 @@ def plan(
 ) -> None:
     """Show the plan of a recipe, without starting anything.
 
-    Layers with SBP, stage and shapes; each boxing with its bytes; memory of each rank; step
-    time and bubble foreseen; the timeline.
+    Layers with SBP, stage and shapes; each boxing with its bytes; memory of each
+    rank; step time and bubble foreseen; the timeline.
 
       flowrun plan recipe=gpt_hybrid placement.stages=4
 
-    With auto.placement=true the best placements of its ranks come first; --save-recipe writes the
-    recipe of the best one.
+    With auto.placement=true the best placements of its ranks come first;
+    --save-recipe writes the recipe of the best one.
 
       flowrun plan recipe=gpt_hybrid auto.placement=true --save-recipe recipes/placed.yaml
 
-    --level prints one level of the compiler: recipe, captured, staged, trained, laid_out, signed,
-    boxed, regions, actors, registers, buffers or order.
+    --level prints one level of the compiler: recipe, captured, staged, trained,
+    laid_out, signed, boxed, regions, actors, registers, buffers or order.
 
       flowrun plan recipe=mlp_hybrid --level boxed
     """
@@ -152,8 +153,9 @@ def plan(
 def verify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     """Check that a recipe trains alike under every layout.
 
-    A few steps under single, data, tensor, stages, hybrid and ZeRO layouts, then one table of
-    loss and weight differences.  On the virtual cluster; launch=local uses processes.
+    A few steps under single, data, tensor, stages, hybrid and ZeRO layouts, then
+    one table of loss and weight differences.  On the virtual cluster;
+    launch=local uses processes.
 
       flowrun verify recipe=gpt_hybrid train.steps=5
     """
@@ -179,10 +181,11 @@ def resume(
     best: Best = False,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Go on with a run from its last checkpoint, in its folder.
+    """Continue a run from its last checkpoint, in its folder.
 
-    A run saves checkpoints with train.save_every=N.  KeyChanges of placement, zero, sbp, launch,
-    optim and of train.steps are welcome; model, data, seed and batch size stay.
+    A run saves checkpoints with train.save_every=N.  KeyChanges of placement,
+    zero, sbp, launch, optim and of train.steps are welcome; model, data, seed and
+    batch size stay.
 
       flowrun resume outputs/2026-01-31/12-00-00_gpt_tiny
       flowrun resume RUN_DIR train.steps=400 placement.axes.tensor=1 zero.stage=0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,11 +69,12 @@ class Listener(Protocol):
         """
 
 
-class Curves:
+class Curves(ABC):
     """Loggers share this: an evaluation is written as a step is."""
 
+    @abstractmethod
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
-        raise NotImplementedError
+        """See Listener."""
 
     def on_evaluation(self, step: int, values: Mapping[str, float]) -> None:
         self.on_step(step, {f"validation/{name}": value for name, value in values.items()})

@@ -40,7 +40,7 @@ class BackgroundSave:
     """Writes the checkpoints of one rank, one at a time.
 
     rank: names its file.  send: takes what is to be known of them.  failed: called with the error
-    of one that is not written.  aside: False to write before training goes on, and without a copy.
+    of one that is not written.  aside: False to write before training continues, without a copy.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class BackgroundSave:
         return self._thread is not None and self._thread.is_alive()
 
     def look(self, late_s: float) -> None:
-        """Name a checkpoint that the disk has not taken for `late_s`, while training goes on."""
+        """Name a checkpoint that the disk has not taken for `late_s`, while training continues."""
         if time.monotonic() - self._began_s > late_s and self.is_busy:
             self._began_s = math.inf
             said = (

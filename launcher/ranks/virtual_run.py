@@ -145,7 +145,7 @@ class _VirtualRun:
 
 
 def _make_cluster(compiled: Compiled) -> VirtualCluster:
-    """Make the ranks of a plan, with the values that the job begins with or goes on from."""
+    """Make the ranks of a plan, with the values that the job begins with or continues from."""
     job, plan = compiled.job, compiled.training.plan
     seed = job.recipe.launch.message_order_seed
     arguments = (plan, job.materials.sampler, job.initial, seed, False, compiled.kernels)

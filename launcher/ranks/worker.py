@@ -229,7 +229,7 @@ class RankProcess:
         self._saves.finish()
 
     def _restore(self) -> None:
-        """Fill the variables of this rank with the state that the run goes on from, if it does."""
+        """Fill the variables of this rank with the state that a run continues from, if any."""
         start, variables = self._job.start, self._trained.body.variables
         if start:
             self._pulse.enter(Phase.RESTORING)

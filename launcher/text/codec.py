@@ -141,7 +141,7 @@ def read_tokenizer(path: Path) -> TokenizerCodec:
                 more = "\n".join(filter(None, (error.instead, instead)))
                 return CommandLineError(str(path), error.problem, more)
         reason = " ".join(str(error).split())
-        return CommandLineError(str(path), f"this is no tokenizer: {reason}", instead)
+        return CommandLineError(str(path), f"not a tokenizer: {reason}", instead)
 
     with refuse_as(refuse):  # the library raises no class of its own
         found = load_tokenizer(str(path))

@@ -1,10 +1,9 @@
-"""The hand of ranks, whatever they are: processes (local_ranks.py), or all in this one
-(virtual_ranks.py).
-"""
+"""The hand of ranks: processes (local_ranks.py), or all in this one (virtual_ranks.py)."""
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +38,7 @@ class Wires:
     own: Callable[[], tuple[float, str]]
 
 
-class RanksHand:
+class RanksHand(ABC):
     """The ranks of this host, round by round.
 
     gate: of those that run.  snapshots: what they left in memory.  exception: what a user's code
@@ -52,13 +51,13 @@ class RanksHand:
         self.snapshots: SnapshotMemory | None = None
         self.exception: Exception | None = None
 
+    @abstractmethod
     def fork(self, place: MeetingPlace) -> None:
         """Let ranks train; RanksForked is posted, at the end RanksGone."""
-        raise NotImplementedError
 
+    @abstractmethod
     def kill(self) -> None:
         """End the ranks."""
-        raise NotImplementedError
 
     async def freeze(self) -> None:
         """Freeze the gate, once all ranks have gone on from the last halt; Frozen is posted.  A

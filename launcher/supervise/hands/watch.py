@@ -190,7 +190,7 @@ class Watch:
         """Watch until the run ends.  A fault of the watch ends no run, but it is said."""
         try:
             self._watch()
-        except Exception as error:  # whatever it is: the run goes on without a watch
+        except Exception as error:  # whatever it is: the run continues without a watch
             self.say(f"from here on no hang and no slow rank is named: {own_fault(error)}")
             if os.environ.get(TRACEBACK) == "1":
                 raise

@@ -3,17 +3,16 @@ import queue
 import re
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from flowrun.engine.runtime.drivers.pulse import Pulses
-from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.launcher.supervise.driver import THREADS, Driver
 from flowrun.launcher.supervise.hands import watch
 from flowrun.launcher.supervise.hands.desk import Desk
-from support.plans.unit_pipeline import unit_plan
+from support.runs.unit_watch import unit_watch
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted((ROOT / "launcher").rglob("*.py"))
@@ -62,18 +61,8 @@ def test_a_main_thread_that_the_disk_blocks_is_named(
     serving = threading.Thread(target=desk.serve)
     serving.start()
     driver = SimpleNamespace(desk=desk, loop=SimpleNamespace(beaten_s=time.monotonic() + 3600))
-    watching = watch.Watch(
-        pulses=Pulses([unit_plan(2, 2, "1f1b")], 1),
-        stacks=Stacks(1),
-        limit_s=0.05,
-        folder=lambda: tmp_path,
-        say=print,
-        fail=lambda error: None,
-        host_of=str,
-        compares=False,
-        grows=False,
-        own=lambda: Driver._own_quiet(driver),  # type: ignore[arg-type]
-    )
+    own = partial(Driver._own_quiet, driver)  # type: ignore[arg-type]
+    watching = unit_watch(tmp_path, limit_s=0.05, own=own)
     with watching:
         assert left.get(timeout=60) == 1
     disk.set()

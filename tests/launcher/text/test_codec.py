@@ -102,7 +102,7 @@ def test_the_recipe_says_what_ids_are(tmp_path: Path) -> None:
     [
         (None, "nothing says what text the ids of a.Tokens are"),
         ("nowhere", "there is no tokenizer at nowhere"),
-        ("broken.json", "broken.json\n  this is no tokenizer"),
+        ("broken.json", "broken.json\n  not a tokenizer"),
     ],
 )
 def test_what_is_no_tokenizer_is_refused(

@@ -12,18 +12,17 @@ from flowrun.engine.actors.standstill import Owed, RankState, Standstill, descri
 from flowrun.engine.errors import RunError
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.runtime.drivers.pulse import Phase, Pulses
-from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.launcher.supervise.hands import watch as watch_module
 from flowrun.launcher.supervise.hands.watch import (
     Hang,
     Pace,
     Quiet,
-    Watch,
     find_limit,
     find_silence,
     waits_inside,
 )
 from support.plans.unit_pipeline import unit_plan
+from support.runs.unit_watch import unit_watch
 
 
 def test_a_run_hangs_after_a_minute_or_twenty_foreseen_steps() -> None:
@@ -124,17 +123,7 @@ def test_a_fault_of_the_watch_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(Pulses, "copy", fail)
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     failed: list[RunError] = []
-    watch = Watch(
-        pulses=Pulses([unit_plan(2, 2, "1f1b")], 1),
-        stacks=Stacks(1),
-        limit_s=0.01,
-        folder=lambda: tmp_path,
-        say=said.put,
-        fail=failed.append,
-        host_of=str,
-        compares=True,
-        grows=False,
-    )
+    watch = unit_watch(tmp_path, limit_s=0.01, say=said.put, fail=failed.append, compares=True)
     with watch:
         text = said.get(timeout=60)
     assert text.startswith("from here on no hang and no slow rank is named: a bug in flowrun")
@@ -158,18 +147,7 @@ def test_a_launcher_that_was_stopped_is_not_one_that_hangs(
     clock = SimpleNamespace(monotonic=lambda: looks[-1])
     monkeypatch.setattr(watch_module, "time", clock)
     monkeypatch.setattr(watch_module.os, "_exit", leave)
-    watching = Watch(
-        pulses=Pulses([unit_plan(2, 2, "1f1b")], 1),
-        stacks=Stacks(1),
-        limit_s=0.08,
-        folder=lambda: tmp_path,
-        say=print,
-        fail=lambda error: None,
-        host_of=str,
-        compares=False,
-        grows=False,
-        own=own,
-    )
+    watching = unit_watch(tmp_path, limit_s=0.08, own=own)
     with watching:
         assert left.get(timeout=60) == 1
     assert len(looks) >= 4, "an hour from one look to the next is no hour without a beat"
