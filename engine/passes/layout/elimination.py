@@ -109,21 +109,28 @@ class _Remainder:
 
 
 class _OpenTables:
-    """The variables not yet eliminated, the tables over them, and the cost so far."""
+    """The variables not yet eliminated, the tables over them, and the cost so far.
+
+    A variable of one value is no dim of any table: numpy allows 64 dims, and an op that reads the
+    gradients of all weights has more neighbours.
+    """
 
     def __init__(self, sizes: Sequence[int], tables: Iterable[CostTable]) -> None:
         self.sizes = sizes
         self.constant = 0.0
-        self.tables: dict[int, list[CostTable]] = {v: [] for v in range(len(sizes))}
-        self.neighbours: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
+        free = [v for v, size in enumerate(sizes) if size > 1]
+        self.tables: dict[int, list[CostTable]] = {v: [] for v in free}
+        self.neighbours: dict[int, set[int]] = {v: set() for v in free}
         self._arrays: dict[tuple[tuple[int, ...], bytes], Values] = {}
         self._left: dict[Hashable, _Remainder] = {}
         rounded: dict[int, tuple[Values, Values]] = {}
         for table in tables:
             if id(table.values) not in rounded:
                 values = np.round(table.values / _QUANTUM_S) * _QUANTUM_S
+                values = values.reshape([size for size in values.shape if size > 1])
                 rounded[id(table.values)] = table.values, self._one(values)
-            self.add(CostTable(table.over, rounded[id(table.values)][1]))
+            over = tuple(v for v in table.over if sizes[v] > 1)
+            self.add(CostTable(over, rounded[id(table.values)][1]))
 
     def add(self, table: CostTable) -> None:
         """Add a table."""

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrun.engine.passes.layout.elimination import CostTable, minimise
+from flowrun.engine.passes.layout.elimination import CostTable, lower_bound, minimise
 
-QUICK = settings(max_examples=200)
+QUICK = settings(max_examples=100)
 Network = tuple[list[int], list[CostTable]]
 
 
@@ -40,6 +40,42 @@ def test_elimination_finds_what_brute_force_finds(network: Network) -> None:
     assert solution.exact
     assert solution.cost == min(total(tables, c) for c in itertools.product(*map(range, sizes)))
     assert solution.cost == total(tables, solution.choice)
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> Network:
+    """A network, with up to 200 more variables of one value, each beside some of the others."""
+    sizes, tables = draw(networks())
+    lone = range(len(sizes), len(sizes) + draw(st.integers(65, 200)))
+    near = draw(st.lists(st.integers(0, len(sizes) - 1), max_size=3, unique=True))
+    shape = [sizes[v] for v in near]
+    for v in lone:
+        costs = np.arange(math.prod(shape), dtype=float) * (v % 3)
+        at = v % (len(near) + 1)
+        over = (*near[:at], v, *near[at:])
+        tables.append(CostTable(over, costs.reshape([*shape[:at], 1, *shape[at:]])))
+    return [*sizes, *[1] * len(lone)], tables
+
+
+@QUICK
+@given(network=crowded())
+def test_neighbours_of_one_value_are_no_dims(network: Network) -> None:
+    sizes, tables = network
+    least = min(total(tables, c) for c in itertools.product(*map(range, sizes)))
+    solution = minimise(sizes, tables)
+    assert solution.exact and solution.cost == total(tables, solution.choice) == least
+    assert lower_bound(sizes, tables) == least
+    assert minimise(sizes, tables, max_entries=2).cost >= least
+
+
+@pytest.mark.parametrize("hub", [1, 2])
+def test_an_op_that_reads_a_hundred_gradients_has_a_layout(hub: int) -> None:
+    """All are neighbours of each other once the hub is eliminated, whatever the sizes."""
+    sizes = [hub, *(1 + v % 4 // 3 for v in range(100))]
+    tables = [CostTable((0, v), np.ones((hub, sizes[v]))) for v in range(1, 101)]
+    tables += [CostTable((v, v + 1), np.ones((sizes[v], sizes[v + 1]))) for v in range(1, 100)]
+    assert minimise(sizes, tables).cost == 199
+    assert lower_bound(sizes, tables) == 199
 
 
 @QUICK
