@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flowrun.models.causal_attention import as_autocast
 from flowrun.models.gpt import Attention, FeedForward
 
 
@@ -67,7 +66,7 @@ class BERT(nn.Module):
 
     vocabulary: number of token ids.  context: longest T.  depth: blocks.  width: a multiple of
     heads.  dropout: share of zeros in embeddings, attention weights and the output of each layer.
-    tied: the head's product has the token embedding as its weight.  narrow_residual: as in gpt.py.
+    tied: the head's product has the token embedding as its weight.
     """
 
     def __init__(
@@ -79,10 +78,8 @@ class BERT(nn.Module):
         width: int,
         dropout: float = 0.1,
         tied: bool = True,
-        narrow_residual: bool = False,
     ) -> None:
         super().__init__()
-        self.narrow_residual = narrow_residual
         self.embed = Embed(vocabulary, context, width, dropout)
         self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(depth))
         self.head = Head(vocabulary, width)
@@ -97,8 +94,6 @@ class BERT(nn.Module):
     def forward(self, tokens_BT: Tensor, segments_BT: Tensor, positions_BK: Tensor) -> Tensor:
         """Return logits (B, K, V) of tokens_BT, segments_BT, positions_BK (see the class)."""
         x_BTD = self.embed(tokens_BT, segments_BT)
-        if self.narrow_residual:
-            x_BTD = as_autocast(x_BTD)
         for block in self.blocks:
             x_BTD = block(x_BTD)
         where_BKD = positions_BK.unsqueeze(-1).expand(-1, -1, x_BTD.shape[-1])

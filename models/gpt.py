@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flowrun.models.causal_attention import as_autocast, causal_attention
+from flowrun.models.causal_attention import causal_attention
 
 
 class Embed(nn.Module):
@@ -108,8 +108,6 @@ class GPT(nn.Module):
     bias: of the linear layers inside the blocks; the head has none.
     tied: the head's weight is the token embedding, as in GPT-2; else its own.
     dropout: share of zeros in embeddings, attention weights and the output of each layer.
-    narrow_residual: under autocast, activations between blocks have its dtype, too; else fp32, as
-    the embeddings.
     qkv_apart: q, k and v are layers of their own.
     """
 
@@ -123,11 +121,9 @@ class GPT(nn.Module):
         bias: bool = False,
         tied: bool = False,
         dropout: float = 0.0,
-        narrow_residual: bool = False,
         qkv_apart: bool = False,
     ) -> None:
         super().__init__()
-        self.narrow_residual = narrow_residual
         self.embed = Embed(vocabulary, context, width, dropout)
         self.blocks = nn.ModuleList(
             Block(width, heads, bias, dropout, qkv_apart) for _ in range(depth)
@@ -160,8 +156,6 @@ class GPT(nn.Module):
         lengths (B, N) of the documents of each sample.
         """
         x_BTD = self.embed(tokens_BT, positions)
-        if self.narrow_residual:
-            x_BTD = as_autocast(x_BTD)
         for block in self.blocks:
             x_BTD = block(x_BTD, documents)
         return self.head(self.norm(x_BTD))

@@ -26,6 +26,7 @@ from flowrun.engine.capture.gradient_hooks import apply_hooks
 from flowrun.engine.capture.joint_graph import LOSS, JointGraph
 from flowrun.engine.capture.module_checks import check_modules
 from flowrun.engine.capture.parts import UnlikeError
+from flowrun.engine.capture.patches.substitutes import narrow_residual
 from flowrun.engine.capture.patches.tracing import prepare_tracing, silence_logs
 from flowrun.engine.capture.random_ops import seed_random_ops
 from flowrun.engine.capture.rewrites.check_ranges import check_ranges
@@ -51,6 +52,7 @@ class Task:
     autocast: dtype of the ops that torch.autocast lists, in training and evaluation; None: all ops
         as written.  Parameters, gradients, loss and metrics stay fp32.  The lists are those of
         torch's CPU autocast, on every device.
+    narrow_residual: under autocast look-ups are narrow, too (patches/substitutes.py).
     decomposed_attention: capture attention as products and a softmax, as software before fused
         kernels ran it; else as one op wherever it has no dropout (kernels/fused_attention.py).
     low_precision_attention: decomposed attention multiplies in the dtype of its inputs, as autocast
@@ -68,6 +70,7 @@ class Task:
     metrics: Mapping[str, LossFn] = ()  # type: ignore[assignment]
     _: KW_ONLY
     autocast: torch.dtype | None = None
+    narrow_residual: bool = False
     decomposed_attention: bool = False
     low_precision_attention: bool = False
     seed: int = 0
@@ -90,6 +93,15 @@ class Task:
     def parameters(self) -> dict[str, nn.Parameter]:
         """Return those of `tensors` that are parameters."""
         return {name: t for name, t in self.tensors.items() if isinstance(t, nn.Parameter)}
+
+    @contextlib.contextmanager
+    def precision(self) -> Iterator[None]:
+        """Within the block, torch computes the model, loss and metrics as a captured graph does."""
+        with (
+            torch.autocast("cpu", self.autocast, enabled=self.autocast is not None),
+            narrow_residual(self.narrow_residual),
+        ):
+            yield
 
     def check_names(self) -> None:
         """Raise RecipeError if a tensor of the model has a name reserved for those of the loss."""
@@ -257,6 +269,7 @@ def _trace(
     folds: tuple[Fold, ...] = ()
     tracing = prepare_tracing(
         task.modules.values(),
+        narrow=task.narrow_residual,
         decomposed_attention=task.decomposed_attention,
         low_precision_attention=task.low_precision_attention,
     )

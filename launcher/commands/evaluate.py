@@ -136,7 +136,7 @@ def _note_buffers(job: Job) -> Iterator[str]:
 @torch.no_grad()
 def _results(task: Task, batch: Batch) -> dict[str, float]:
     """Compute the loss and the metrics of what the model computes at once."""
-    with torch.autocast("cpu", task.autocast, enabled=task.autocast is not None):
+    with task.precision():
         output = task.model(**{argument: batch[name] for argument, name in task.inputs.items()})
         loss = loss_of(task.loss, output, batch)
         metrics = {name: metric(output, batch) for name, metric in dict(task.metrics).items()}

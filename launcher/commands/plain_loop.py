@@ -17,7 +17,6 @@ from flowrun.engine.capture.update_trace import states_of, step_scalars_of
 from flowrun.engine.strategy import LossScale, Optimizer
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.materials import make_task
-from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.model.build import instantiate_model, loss_of
 from flowrun.launcher.recipe.recipe import Recipe
 
@@ -53,7 +52,6 @@ def plain_loop(
     train, parts = recipe.train, 1 if whole else recipe.train.micro_batches
     sampler = replace(job.materials.sampler, micro_batches=parts)
     rows = train.batch_size // parts // replicas
-    dtype = AUTOCAST[recipe.precision.dtype]
     losses = []
     for step in range(train.steps):
         update.optimizer.zero_grad()
@@ -61,7 +59,7 @@ def plain_loop(
         for micro_batch in range(parts):
             for rank, each in enumerate(models):
                 batch = sampler(step, micro_batch, slice(rank * rows, (rank + 1) * rows))
-                with torch.autocast("cpu", dtype, enabled=dtype is not None):
+                with task.precision():
                     loss = _loss(task, each, batch).float()
                 loss = loss / (parts * replicas)
                 update.backward(loss)

@@ -30,6 +30,7 @@ from flowrun.launcher.model.targets import note_moved
 from flowrun.launcher.recipe.checks import check_batch
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import require
+from flowrun.launcher.recipe.schema import NARROW
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +115,7 @@ def make_task(recipe: Recipe, model: nn.Module, example: Batch, device_type: str
         build.instantiate_loss(recipe),
         build.instantiate_metrics(recipe),
         autocast=AUTOCAST[recipe.precision.dtype],
+        narrow_residual=recipe.precision.residual == NARROW,
         low_precision_attention=device_type != "cpu",
         seed=recipe.train.seed,
         keep_logits=recipe.engine.keeps_logits,

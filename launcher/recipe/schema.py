@@ -26,6 +26,7 @@ OBJECTIVES = ("loss", "step_s", "tokens_per_s")  # and VALIDATION with a name
 VALIDATION = "validation."
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
 FP32, BF16, KEEP_DTYPE = "fp32", "bf16", "model"
+NARROW = "narrow"
 EAGER, INDUCTOR, HANDWRITTEN = "eager", "inductor", "handwritten"
 KEEPABLE = (
     "placement.axes",
@@ -52,6 +53,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "precision.dtype": ("fp32", "bf16", "fp16"),
     "precision.reduce_dtype": ("fp32", "null"),
     "precision.accumulate_dtype": ("fp32", "null"),
+    "precision.residual": (NARROW, FP32),
     "precision.param_dtype": (FP32, BF16, KEEP_DTYPE),
     "precision.state_dtype": (FP32, BF16),
     "hardware.device": ("cpu", "cuda"),
@@ -184,6 +186,8 @@ class Precision:
     """The dtypes that the model computes in, and that weights and optimizer states are kept in.
 
     dtype: fp32, bf16 or fp16; bf16 and fp16 apply torch.autocast, in training and evaluation.
+    residual: narrow: under autocast what a model looks up has that dtype, and so have sums between
+        its blocks, as under FSDP and in Megatron-LM; fp32: as autocast alone leaves them.
     loss_scale: fp16 only: dynamic (as torch.amp.GradScaler; null means the same), or a constant.
     reduce_dtype: fp32: gradients are summed over ranks in fp32, as DistributedDataParallel does
         under autocast; null: in the dtype that they were computed in, as FSDP does, until they are
@@ -199,6 +203,7 @@ class Precision:
     """
 
     dtype: str = "fp32"
+    residual: str = NARROW
     loss_scale: int | float | str | None = None
     reduce_dtype: str | None = None
     accumulate_dtype: str | None = "fp32"

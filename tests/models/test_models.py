@@ -3,8 +3,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from flowrun.engine.capture.patches.substitutes import narrow_residual
 from flowrun.models.bert import BERT
 from flowrun.models.convnet import ConvNet
 from flowrun.models.gpt import GPT
@@ -64,25 +66,38 @@ def test_columns_of_qkv_split_by_heads() -> None:
 
 
 TOKENS = torch.ones(1, 6, dtype=torch.long)
-READ = {GPT: (TOKENS,), BERT: (TOKENS, torch.zeros_like(TOKENS), torch.tensor([[1, 4]]))}
+HF_SIZES = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2}
+STREAMS: dict[str, tuple[Callable[[], nn.Module], str, tuple[torch.Tensor, ...]]] = {
+    "gpt": (NEXT_TOKEN["gpt"], "blocks", (TOKENS,)),
+    "llama": (NEXT_TOKEN["llama"], "blocks", (TOKENS,)),
+    "bert": (
+        lambda: BERT(**SIZES),
+        "blocks",
+        (TOKENS, torch.zeros_like(TOKENS), torch.tensor([[1, 4]])),
+    ),
+    "transformers": (
+        lambda: LlamaModel(LlamaConfig(vocab_size=11, num_hidden_layers=2, **HF_SIZES)),
+        "layers",
+        (TOKENS,),
+    ),
+}
 
 
 @pytest.mark.parametrize("narrow", [False, True], ids=["wide", "narrow"])
-@pytest.mark.parametrize("make", list(READ))
+@pytest.mark.parametrize(("make", "blocks", "read"), STREAMS.values(), ids=STREAMS)
 def test_between_blocks_a_sum_is_fp32_under_autocast_but_where_it_is_narrow(
-    make: type[GPT | BERT], narrow: bool
+    make: Callable[[], nn.Module], blocks: str, read: tuple[torch.Tensor, ...], narrow: bool
 ) -> None:
-    model = make(vocabulary=11, context=6, depth=2, heads=2, width=8, narrow_residual=narrow)
+    model = make()
     passed: list[torch.dtype] = []
-    for block in model.blocks:
-        block.register_forward_hook(
-            lambda _, read, made: passed.extend((read[0].dtype, made.dtype))
-        )
-    with torch.autocast("cpu", torch.bfloat16):
-        model(*READ[make])
-    model(*READ[make])
+    for block in model.get_submodule(blocks).children():
+        block.register_forward_hook(lambda _, __, made: passed.append(made.dtype))
+    with narrow_residual(narrow):
+        with torch.autocast("cpu", torch.bfloat16):
+            model(*read)
+        model(*read)
     under = torch.bfloat16 if narrow else torch.float32
-    assert passed == [under] * 4 + [torch.float32] * 4
+    assert passed == [under] * 2 + [torch.float32] * 2
 
 
 @pytest.mark.parametrize("make", [GPT, BERT, ChainGPT])

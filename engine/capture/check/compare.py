@@ -23,6 +23,7 @@ from flowrun.engine.capture.check.state import (
     take_snapshot,
 )
 from flowrun.engine.capture.module_checks import place_of_function
+from flowrun.engine.capture.patches.substitutes import narrow_residual
 from flowrun.engine.capture.side_effects import Effect
 from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.errors import RecipeError
@@ -199,7 +200,7 @@ class _CaptureComparison:
 
     def _call_module(self, batch: Batch) -> _StepResult:
         with self._draw_alike():
-            with self._protect_gradients():
+            with self._protect_gradients(), narrow_residual(self.task.narrow_residual):
                 loss = self.program(*batch.values())[0]
             loss.backward()
         if new := _saved_names(self.task) - self.saved:

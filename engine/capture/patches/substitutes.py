@@ -11,6 +11,10 @@ Three are written so that they do not look at values, which capture does not kno
     is_causal           of a Transformer's mask: torch compares it with the causal one, for speed
     gaussian_nll_loss   an assert on tensors looks for negative variances (run by engine.check)
 
+One computes in another dtype, in a program that runs beside the captured one, too:
+
+    embedding           under autocast rows of an fp32 table become narrow (narrow_residual)
+
 Relied upon of torch (tests/engine/capture/patches/test_substitutes.py): modules call these
 functions by their names in torch.nn.functional and torch.nn.modules.
 """
@@ -19,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +35,7 @@ from flowrun.engine import torch_internals
 from flowrun.engine.torch_internals import CAUSAL_MASK_DETECTOR, BatchNorm, assert_async
 
 _embedding_bag, _ctc_loss, _gaussian = F.embedding_bag, F.ctc_loss, F.gaussian_nll_loss
+_embedding = F.embedding
 _batch_norm = BatchNorm.forward
 
 
@@ -55,6 +61,28 @@ def replace_functions() -> Iterator[None]:
         replace_attribute(*CAUSAL_MASK_DETECTOR, is_causal),
     ):
         yield
+
+
+@contextlib.contextmanager
+def narrow_residual(narrow: bool) -> Iterator[None]:
+    """Within the block, if `narrow`, what a model looks up has autocast's dtype where that is on.
+
+    So has every sum of it and narrow results: the residual stream of a transformer, which FSDP and
+    Megatron-LM keep narrow as their weights are.  autocast alone leaves it in fp32.
+    """
+    if not narrow:
+        yield
+        return
+    with replace_attribute(F, "embedding", _embed_narrow), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # of rms_norm
+        yield
+
+
+def _embed_narrow(*args: Any, **options: Any) -> Tensor:
+    rows: Tensor = _embedding(*args, **options)
+    device = rows.device.type
+    narrow = torch.is_autocast_enabled(device) and rows.dtype == torch.float32
+    return rows.to(torch.get_autocast_dtype(device)) if narrow else rows
 
 
 # ---- functions that look at values ---------------------------------------------------------------

@@ -89,25 +89,21 @@ def test_weights_states_and_accumulators_are_fp32(layout: Layout) -> None:
     assert {w.dtype for w in virtual_run(BF16, layout, STEPS).weights.values()} == {torch.float32}
 
 
-def narrow() -> torch.nn.Module:
-    """The same model; what passes between its blocks is cast once."""
-    model = FP32.model()
-    model.narrow_residual = True  # type: ignore[assignment]
-    return model
+NARROW = replace(BF16, narrow_residual=True)
 
 
 def test_a_narrow_residual_trains_near_a_wide_one_and_waits_for_backward_in_bf16() -> None:
     layout = Layout(stages=2)
-    found = virtual_run(replace(BF16, model=narrow), layout, STEPS).losses
+    found = virtual_run(NARROW, layout, STEPS).losses
     wide = virtual_run(BF16, layout, STEPS).losses
     assert found == pytest.approx(wide, rel=NOISE)
     assert found != wide
-    one, other = (compiled(each, layout).rehearsal for each in (replace(BF16, model=narrow), BF16))
+    one, other = (compiled(each, layout).rehearsal for each in (NARROW, BF16))
     assert sum(one.bound_bytes) < sum(other.bound_bytes)
 
 
 def test_without_autocast_nothing_is_narrow() -> None:
-    plans = (compiled(replace(FP32, model=each), Layout()).plan for each in (narrow, FP32.model))
+    plans = (compiled(replace(FP32, narrow_residual=n), Layout()).plan for n in (True, False))
     assert len(set(map(str, plans))) == 1
 
 

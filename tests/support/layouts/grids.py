@@ -157,6 +157,7 @@ def task(training: Training) -> Task:
         training.loss,
         training.metrics,
         autocast=training.autocast,
+        narrow_residual=training.narrow_residual,
     )
 
 

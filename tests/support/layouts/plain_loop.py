@@ -43,6 +43,7 @@ class Training:
     pins: tuple[Pin, ...] = ()
     metrics: Mapping[str, Measure] = field(default_factory=dict)
     autocast: torch.dtype | None = None
+    narrow_residual: bool = False
     loss_scale: LossScale | None = None
 
     @property
