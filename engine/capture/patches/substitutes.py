@@ -11,7 +11,7 @@ Three are written so that they do not look at values, which capture does not kno
     is_causal           of a Transformer's mask: torch compares it with the causal one, for speed
     gaussian_nll_loss   an assert on tensors looks for negative variances (run by engine.check)
 
-One computes in another dtype, in a program that runs beside the captured one, too:
+One computes in another dtype, and does so outside of capture, too:
 
     embedding           under autocast rows of an fp32 table become narrow (narrow_residual)
 
