@@ -30,7 +30,7 @@ BUDGETS = {
     "engine": 1_120,
     "engine/actors": 1_460,
     "engine/boxing": 520,
-    "engine/capture": 4_300,
+    "engine/capture": 4_335,
     "engine/cost": 1_220,
     "engine/hardware": 525,
     "engine/ir": 1_700,
@@ -66,11 +66,11 @@ BUDGETS = {
     "tests/fuzz": 1_010,
     "tests/hangs": 370,
     "tests/launcher": 14_520,
-    "tests/models": 695,
+    "tests/models": 705,
     "tests/support": 6_640,
     "tests/testing": 115,
 }
-SUMS = {"source": 65_485, "tests": 47_540, "docs": 50_000}
+SUMS = {"source": 65_700, "tests": 47_900, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 30, "functions above complexity 15": 0}
