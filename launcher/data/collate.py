@@ -1,4 +1,5 @@
-"""collate: items of a data set -> a batch, as torch's default_collate stacks them.
+"""collate: items of a data set -> a batch, as torch's default_collate stacks them; `batch_of` asks
+for the items.
 
 An error names the field and the item that cannot be stacked.
 """
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset, default_collate
 
 _STACKED = (Tensor, np.ndarray, np.number, np.bool_, bool, int, float, complex)
 _INSTEAD: Mapping[type, str] = {
@@ -103,6 +104,27 @@ def _with_article(value: object) -> str:
 def _list(numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[:3]))
     return f"items {shown}{' …' if len(numbers) > 3 else ''}"
+
+
+def batch_of(data: Dataset[object], indices: Tensor) -> dict[str, Tensor]:
+    """Return items of any map-style data set, stacked: {field: (B, …)}.
+
+    The items come from its `stacked`, else from its `__getitems__` (torch's, a list of items), else
+    one by one.  An error of the data set gets a note that names the items.  Raise ItemError if they
+    cannot be stacked.
+    """
+    chosen, way = indices.tolist(), batch_method(data)
+    if way is None:
+        return collate([item_of(data, k) for k in chosen], chosen)
+    with naming_items(chosen):
+        many = getattr(data, way)(indices if way == "stacked" else chosen)
+    return many if way == "stacked" else collate(many, chosen)
+
+
+def batch_method(data: Dataset[object]) -> str | None:
+    """Return the method by which `batch_of` makes a batch in one call; None: one by one."""
+    ways = ("stacked", "__getitems__")
+    return next((name for name in ways if callable(getattr(data, name, None))), None)
 
 
 def item_of(data: Any, number: int) -> Any:

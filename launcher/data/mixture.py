@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from flowrun.engine.errors import ArgumentError
-from flowrun.launcher.data.collate import collate, item_of
+from flowrun.launcher.data.collate import batch_of, collate, item_of
 from flowrun.launcher.data.sampler import FieldTypes, field_types_of
-from flowrun.launcher.data.stacked import BYTES, DOCUMENTS, Numbers, StackedDataset, batch_of
+from flowrun.launcher.data.stacked import BYTES, DOCUMENTS, Numbers, StackedDataset
 from flowrun.launcher.data.steps import sample_seconds
 
 MOST_SAMPLES = 3_000_000_000  # the square is below 2**63

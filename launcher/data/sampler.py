@@ -13,8 +13,7 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from flowrun.engine.capture.capture import Batch
-from flowrun.launcher.data.collate import ItemError, collate, naming_items
-from flowrun.launcher.data.stacked import batch_of
+from flowrun.launcher.data.collate import ItemError, batch_of, collate, naming_items
 from flowrun.launcher.data.steps import apply_step, preparation, unprepared_fields
 from flowrun.models.sampling import held_out_indices, sample_indices
 

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from flowrun.launcher.data.collate import collate, item_of, naming_items
-
 DOCUMENTS, POSITIONS = "documents", "positions"  # fields of a sample that packs several documents
 BYTES = "bytes"  # what ids stand for, in place of the digest of a tokenizer
 Numbers = NDArray[np.int64]
@@ -65,24 +63,3 @@ class Rows(StackedDataset):
     def stacked(self, indices: Tensor) -> dict[str, Tensor]:
         """Return the items by one gather a field."""
         return {name: values[indices] for name, values in self.fields.items()}
-
-
-def batch_of(data: Dataset[object], indices: Tensor) -> dict[str, Tensor]:
-    """Return items of any map-style data set, stacked: {field: (B, …)}.
-
-    The items come from its `stacked`, else from its `__getitems__` (torch's, a list of items), else
-    one by one.  An error of the data set gets a note that names the items.  Raise ItemError if they
-    cannot be stacked.
-    """
-    chosen, way = indices.tolist(), batch_method(data)
-    if way is None:
-        return collate([item_of(data, k) for k in chosen], chosen)
-    with naming_items(chosen):
-        many = getattr(data, way)(indices if way == "stacked" else chosen)
-    return many if way == "stacked" else collate(many, chosen)
-
-
-def batch_method(data: Dataset[object]) -> str | None:
-    """Return the method by which `batch_of` makes a batch in one call; None: one by one."""
-    ways = ("stacked", "__getitems__")
-    return next((name for name in ways if callable(getattr(data, name, None))), None)

@@ -12,9 +12,15 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from flowrun.engine.errors import RecipeError, refuse_as
 from flowrun.engine.ir.user_code import place_of
-from flowrun.launcher.data.collate import ItemError, collate, differing_fields, item_of
+from flowrun.launcher.data.collate import (
+    ItemError,
+    batch_method,
+    batch_of,
+    collate,
+    differing_fields,
+    item_of,
+)
 from flowrun.launcher.data.named import NamedFields
-from flowrun.launcher.data.stacked import batch_method, batch_of
 from flowrun.launcher.data.steps import preparation, unprepared_fields
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import Target

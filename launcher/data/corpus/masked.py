@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from flowrun.launcher.data.stacked import StackedDataset, batch_of
+from flowrun.launcher.data.collate import batch_of
+from flowrun.launcher.data.stacked import StackedDataset
 from flowrun.launcher.data.steps import sample_seconds
 
 _SAMPLE_S = 17e-6  # seconds of a sample's draws on one core, about

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.data.collate import batch_of
 from flowrun.launcher.data.named import NamedFields
-from flowrun.launcher.data.stacked import batch_of
 from flowrun.launcher.data.steps import sample_seconds
 from flowrun.launcher.model.dataset_checks import check_items
 

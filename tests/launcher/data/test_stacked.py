@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, Subset, default_collate
 import flowrun.launcher.data as shipped
 from flowrun.launcher.data.clicks import ClickLog, Clicks
 from flowrun.launcher.data.clusters import FeatureClusters, ImageClusters
+from flowrun.launcher.data.collate import batch_of
 from flowrun.launcher.data.corpus.masked import Masked
 from flowrun.launcher.data.corpus.text import Text
 from flowrun.launcher.data.corpus.tokens import Tokens, write_tokens
@@ -21,7 +22,7 @@ from flowrun.launcher.data.corpus.windows import Windows
 from flowrun.launcher.data.digits import Digits
 from flowrun.launcher.data.huggingface import HuggingFace
 from flowrun.launcher.data.images import Photographs
-from flowrun.launcher.data.stacked import Rows, StackedDataset, batch_of
+from flowrun.launcher.data.stacked import Rows, StackedDataset
 
 
 def tokens(folder: Path) -> Tokens:
