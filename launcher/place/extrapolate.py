@@ -18,11 +18,10 @@ from flowrun.engine.actors.plan import RECEIVE, SEND, Actor
 from flowrun.engine.actors.schedules import micro_batches_in_flight
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.cost.live import Live
-from flowrun.engine.cost.seconds import repeated_seconds
 from flowrun.engine.ir.graph import BACKWARD, FORWARD
 from flowrun.engine.rehearsal.rehearsal import rehearse
 from flowrun.engine.strategy import Strategy
-from flowrun.launcher.place.outcome import Outcome, Spent, moving_share
+from flowrun.launcher.place.outcome import Outcome, Spent, moving_share, repeated_seconds
 from flowrun.launcher.place.space import Candidate
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
-from flowrun.engine.actors.plan import BOX, RECEIVE, SEND
+from flowrun.engine.actors.plan import BOX, RECEIVE, SEND, Plan, RegionWork
 from flowrun.engine.compile import Rehearsed, missing_bytes
-from flowrun.engine.cost.seconds import repeated_seconds
+from flowrun.engine.cost.op_cost import SizedOp
+from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.place.space import Candidate
 
@@ -98,6 +99,19 @@ def _split_step(found: Rehearsed, strategy: Strategy, ranks: list[int], idle: fl
     ) / sum(ranks)
     work = step_s * (1 - idle) - repeated
     return Spent(work, repeated, step_s * idle * share, step_s * idle * (1 - share))
+
+
+def repeated_seconds(plan: Plan, stage: int, hardware: Hardware) -> float:
+    """Return the seconds that a rank of a stage recomputes in a step."""
+    grid = plan.placements[stage].shape
+    total = 0.0
+    for actor in plan.stage_actors(stage):
+        if isinstance(actor.work, RegionWork):
+            again = [op for op in actor.work.ops if op.name.endswith("/again")]
+            acts = plan.acts_per_step(actor)
+            sized = (SizedOp.local(op, plan.tensors, grid) for op in again)
+            total += acts * sum(each.seconds(hardware) for each in sized)
+    return total
 
 
 def moving_share(found: Rehearsed, ranks: Sequence[int]) -> float:

@@ -17,8 +17,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from flowrun.engine.cost.boxing_cost import boxing_seconds
 from flowrun.engine.cost.op_cost import SizedOp
-from flowrun.engine.cost.seconds import boxing_seconds
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph
 from flowrun.engine.ir.placement import Placement, largest_shape
 from flowrun.engine.passes.layout.infer_sbp import infer_sbp

@@ -1,12 +1,10 @@
-"""Seconds of the boxings of a graph, and of what a plan recomputes."""
+"""Seconds of the boxings of a graph."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from flowrun.engine.actors.plan import Plan, RegionWork
 from flowrun.engine.boxing.boxing import path_seconds
-from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph, Op
 from flowrun.engine.ir.placement import Placement
@@ -33,16 +31,3 @@ def boxing_seconds(
             tensor, have = graph.tensors[name], maker.sbp_of(name)
             grid, num_bytes = placements[stage].shape, tensor.num_bytes
             yield maker, path_seconds(have, nd_sbp, grid, tensor.shape, num_bytes, links[stage])
-
-
-def repeated_seconds(plan: Plan, stage: int, hardware: Hardware) -> float:
-    """Return the seconds that a rank of a stage recomputes in a step."""
-    grid = plan.placements[stage].shape
-    total = 0.0
-    for actor in plan.stage_actors(stage):
-        if isinstance(actor.work, RegionWork):
-            again = [op for op in actor.work.ops if op.name.endswith("/again")]
-            acts = plan.acts_per_step(actor)
-            sized = (SizedOp.local(op, plan.tensors, grid) for op in again)
-            total += acts * sum(each.seconds(hardware) for each in sized)
-    return total
