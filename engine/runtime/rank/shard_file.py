@@ -85,15 +85,6 @@ def write_shards(file: Path, shards: Sequence[Shard], metadata: Mapping[str, str
     return Written(num_bytes, checksum)
 
 
-def compute_checksum(file: Path) -> int:
-    """Return the CRC-32 of a file, which finds the faults of a disk, not forgery."""
-    crc = 0
-    with file.open("rb") as opened:
-        while piece := opened.read(_CHUNK):
-            crc = zlib.crc32(piece, crc)
-    return crc
-
-
 def bytes_of(value: Tensor) -> memoryview:
     flat = value.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
