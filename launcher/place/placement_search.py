@@ -15,6 +15,7 @@ from typing import Protocol
 from flowrun.engine.compile import longest_equal_step
 from flowrun.launcher.place.outcome import Bound, Outcome
 from flowrun.launcher.place.space import Branch, Candidate
+from flowrun.launcher.terminal.units import seconds, size
 
 SHOWN = 10
 
@@ -71,6 +72,35 @@ class PlacementResult:
         """Return the one that lacks least of those that lack memory."""
         lacking = [outcome for outcome in self.outcomes if outcome.missing]
         return min(lacking, key=lambda o: (o.missing, o.step_s), default=None)
+
+    def __str__(self) -> str:
+        """The winner in a line."""
+        best = self.best
+        assert best is not None, "place() raises where nothing fits"
+        return (
+            f"placed: {best.candidate}; foreseen {seconds(best.step_s)} a step,"
+            f" {size(best.bytes)} a rank. {self.coverage}"
+        )
+
+    @property
+    def coverage(self) -> str:
+        """Say what was planned and what was not, and what that proves."""
+        planned, left = sum(not outcome.problem for outcome in self.outcomes), self.left
+        failed = len(self.outcomes) - planned
+        text = f"{planned} candidates planned"
+        text += f", {failed} cannot be compiled" if failed else ""
+        text += f"; {self.skipped} groups are not looked at" if self.skipped else ""
+        if left:
+            text += f"; {left} groups or candidates left out: their least time or memory is more"
+        best = self.best
+        if not self.unseen or best is None:
+            return f"{text}. No other is faster."
+        gap = max(0.0, best.step_s / self.unseen_s - 1) if self.unseen_s else 0.0
+        return (
+            f"{text}; {self.unseen} are not planned (auto.plans): none takes less than"
+            f" {seconds(self.unseen_s)}, so that the best is within {gap:.0%};"
+            f" {seconds(self.expected_s)} and more are expected."
+        )
 
     def instead(self, estimate: Outcome, whole: Outcome) -> PlacementResult:
         """Replace what was extrapolated for a candidate by its whole plan."""

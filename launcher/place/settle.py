@@ -30,11 +30,10 @@ def settle(recipe: Recipe, progress: Progress | None = None) -> tuple[Recipe, Re
     if not recipe.auto.placement:
         return recipe, None
     from flowrun.launcher.place.place import place  # takes 0.4 s
-    from flowrun.launcher.place.show_placements import summary
 
     placed = run_in_fork(lambda: place(recipe)) if forks_autograd() else place(recipe)
     if progress:
-        progress.console.print(summary(placed.found), highlight=False, markup=False)
+        progress.console.print(str(placed.found), highlight=False, markup=False)
     return placed.recipe, placed.training
 
 

@@ -27,7 +27,8 @@ def table(found: PlacementResult) -> RenderableType:
     """The winner first.  Figures keep their width; what is said of a candidate, and why it lost,
     take as many lines as the console needs.
     """
-    best = _best(found)
+    best = found.best
+    assert best is not None, "place() raises where nothing fits"
     estimated = any(outcome.extrapolated for outcome in found.outcomes)
     headings = [name for name in _NUMBERS if estimated or name != "~"]
     rows: list[list[str | Text]] = []
@@ -37,22 +38,8 @@ def table(found: PlacementResult) -> RenderableType:
         rows.append([*(figures[heading] for heading in headings), said])
     columns = (*headings, "placement, and why not")
     shown = plain_table("", columns, rows, right=headings, whole=headings)
-    notes = f"{_NOTE if estimated else ''}{coverage(found)}"
+    notes = f"{_NOTE if estimated else ''}{found.coverage}"
     return Group(Text("placements", "bold"), shown, Text(notes, "dim"))
-
-
-def _best(found: PlacementResult) -> Outcome:
-    assert found.best is not None, "place() raises where nothing fits"
-    return found.best
-
-
-def summary(found: PlacementResult) -> str:
-    """The winner in a line."""
-    best = _best(found)
-    return (
-        f"placed: {best.candidate}; foreseen {seconds(best.step_s)} a step,"
-        f" {size(best.bytes)} a rank. {coverage(found)}"
-    )
 
 
 def ten(found: PlacementResult) -> list[Outcome]:
@@ -80,26 +67,6 @@ def why(outcome: Outcome, best: Outcome) -> str:
     if outcome.step_s <= longest_equal_step(best.step_s):
         return "as fast, but not planned whole" if outcome.extrapolated else "as fast, no simpler"
     return f"{slower:.1%} slower: {_SPENT[most]} +{seconds(one[most] - other[most])}"
-
-
-def coverage(found: PlacementResult) -> str:
-    """Say what was planned and what was not, and what that proves."""
-    planned = sum(not outcome.problem for outcome in found.outcomes)
-    failed = len(found.outcomes) - planned
-    text = f"{planned} candidates planned"
-    text += f", {failed} cannot be compiled" if failed else ""
-    text += f"; {found.skipped} groups are not looked at" if found.skipped else ""
-    if found.left:
-        text += f"; {found.left} groups or candidates left out: their least time or memory is more"
-    best = found.best
-    if not found.unseen or best is None:
-        return f"{text}. No other is faster."
-    gap = max(0.0, best.step_s / found.unseen_s - 1) if found.unseen_s else 0.0
-    return (
-        f"{text}; {found.unseen} are not planned (auto.plans): none takes less than"
-        f" {seconds(found.unseen_s)}, so that the best is within {gap:.0%};"
-        f" {seconds(found.expected_s)} and more are expected."
-    )
 
 
 def _figures(outcome: Outcome) -> dict[str, str]:
