@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowrun.launcher.commands.plan_recipe import Planned, plan, plan_level
-from flowrun.launcher.job.compiling import check_runs, compile_job
+from flowrun.launcher.job.compiling import compile_job
 from flowrun.launcher.job.faults import compiling
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.limits import check_limits
@@ -19,8 +19,9 @@ from flowrun.launcher.job.materials import with_steps
 from flowrun.launcher.job.resumed import put_at
 from flowrun.launcher.listeners.make import make_listeners
 from flowrun.launcher.place.settle import Replan, settle
+from flowrun.launcher.recipe.device import check_runs
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.recipe.schema import AUTO, nodes_of
+from flowrun.launcher.recipe.schema import AUTO, nodes_of, time_limit_s
 from flowrun.launcher.report import trace_file as trace
 from flowrun.launcher.report.notes import notes
 from flowrun.launcher.report.progress import Progress
@@ -51,7 +52,7 @@ def run(
     was asked to end, and has saved all (supervise/hands/signals.py).
     """
     recipe = with_steps(recipe)
-    signals = Signals(recipe.launch)
+    signals = Signals(time_limit_s(recipe.launch))
     with signals.handling():
         if (recipe.train.resume == AUTO or nodes_of(recipe.launch).may_change) and start is None:
             if report := read_complete(folder, recipe.train.steps):

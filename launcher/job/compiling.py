@@ -7,14 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from flowrun.engine.compile import Rehearsed
-from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.inductor.built import BuiltRegions
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.recipe.device import device_type
-from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.recipe.recipe_errors import one_of
-from flowrun.launcher.recipe.schema import EAGER, HANDWRITTEN, INDUCTOR
+from flowrun.launcher.recipe.schema import EAGER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,25 +28,6 @@ def compile_job(job: Job, say: Callable[[str], None]) -> Compiled:
     training, evaluation = job.plans.compiled
     kernels = kernels_of(job, training, say)
     return Compiled(job=job, training=training, evaluation=evaluation, kernels=kernels)
-
-
-def check_runs(recipe: Recipe) -> None:
-    """Raises RecipeError for kernels that are there to plan with alone, for a batch job that would
-    run here (slurm.py submits one), and for GPUs that this host lacks.
-    """
-    if recipe.launch.name == "slurm":
-        raise RecipeError(
-            "launch.name",
-            "slurm is for `flowrun recipe=…`, which submits a job; here it would run on this host.",
-            "Write launch.name=local.",
-        )
-    device_type(recipe)  # raises where GPUs are asked for that are not here
-    if recipe.engine.compiler == HANDWRITTEN:
-        raise RecipeError(
-            "engine.compiler",
-            "handwritten kernels are those of other systems: they are planned with, and not run.",
-            f"Write {one_of((EAGER, INDUCTOR))}.",
-        )
 
 
 def kernels_of(job: Job, training: Rehearsed, say: Callable[[str], None]) -> Kernels:

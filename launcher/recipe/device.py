@@ -1,4 +1,4 @@
-"""Find out whether a recipe runs on the CPU or on CUDA.
+"""Find out whether a recipe runs on this host, and on the CPU or on CUDA.
 
 The launcher asks NVML, not CUDA: once a process has opened CUDA, its forks cannot use it.
 """
@@ -11,6 +11,27 @@ from functools import cache
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.recipe.recipe_errors import one_of
+from flowrun.launcher.recipe.schema import EAGER, HANDWRITTEN, INDUCTOR
+
+
+def check_runs(recipe: Recipe) -> None:
+    """Raises RecipeError for kernels that are there to plan with alone, for a batch job that would
+    run here (slurm.py submits one), and for GPUs that this host lacks.
+    """
+    if recipe.launch.name == "slurm":
+        raise RecipeError(
+            "launch.name",
+            "slurm is for `flowrun recipe=…`, which submits a job; here it would run on this host.",
+            "Write launch.name=local.",
+        )
+    device_type(recipe)  # raises where GPUs are asked for that are not here
+    if recipe.engine.compiler == HANDWRITTEN:
+        raise RecipeError(
+            "engine.compiler",
+            "handwritten kernels are those of other systems: they are planned with, and not run.",
+            f"Write {one_of((EAGER, INDUCTOR))}.",
+        )
 
 
 def device_type(recipe: Recipe, here: bool = True) -> str:

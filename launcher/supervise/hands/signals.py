@@ -16,7 +16,6 @@ from dataclasses import replace
 from types import FrameType
 
 from flowrun.launcher.ranks.wire import Notice
-from flowrun.launcher.recipe.schema import Launch, time_limit_s
 from flowrun.launcher.supervise.hands.desk import Desk, Interrupted
 from flowrun.launcher.supervise.life.events import Asked, Struck
 from flowrun.launcher.supervise.life.verdicts import CTRL_C, WARNING
@@ -45,12 +44,12 @@ class Preempted(SystemExit):
 class Signals:
     """The signals to this process while it trains.
 
-    deadline: when launch.time_limit is over, on the monotonic clock; None: never.
+    limit_s: of launch.time_limit, from now on; None: no limit.  deadline: when it is over, on the
+    monotonic clock.
     """
 
-    def __init__(self, launch: Launch) -> None:
-        limit = time_limit_s(launch)
-        self.deadline = None if limit is None else time.monotonic() + limit
+    def __init__(self, limit_s: float | None = None) -> None:
+        self.deadline = None if limit_s is None else time.monotonic() + limit_s
         self._post: Callable[[Notice], None] | None = None
         self._desk: Desk | None = None
         self._process = os.getpid()

@@ -8,9 +8,9 @@ from flowrun.engine.hardware.hardware import Hardware, on_hosts
 from flowrun.engine.hardware.network import Level
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.runtime.kernels.cpu import products
-from flowrun.launcher.job.compiling import check_runs
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.device import check_runs
 from flowrun.launcher.recipe.hardware_keys import rank_hardware, shares_memory
 
 FOLDER = Path(__file__).resolve().parents[3] / "conf/hardware"

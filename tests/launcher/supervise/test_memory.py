@@ -15,7 +15,6 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.listeners.make import NamedListener
 from flowrun.launcher.ranks import rank_events as said
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.recipe.schema import Launch
 from flowrun.launcher.report import record as records
 from flowrun.launcher.report import report
 from flowrun.launcher.report.record import Record
@@ -108,7 +107,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 
 
 def test_a_launcher_keeps_the_same_bytes_after_any_number_of_steps(driver: Driver) -> None:
-    end = supervise(driver, Signals(Launch()), driver.desk)
+    end = supervise(driver, Signals(), driver.desk)
     assert (end.status, end.fault) == (do.COMPLETE, None)
     assert isinstance(driver.ranks, ReportingRanks)
     first, last = driver.ranks.sizes
@@ -123,7 +122,7 @@ def test_a_planted_list_of_steps_is_seen(driver: Driver, monkeypatch: pytest.Mon
         before(event)
 
     monkeypatch.setattr(driver, "_publish", publish)
-    supervise(driver, Signals(Launch()), driver.desk)
+    supervise(driver, Signals(), driver.desk)
     assert isinstance(driver.ranks, ReportingRanks)
     first, last = driver.ranks.sizes
     assert last - first > 8 * (STEPS[1] - STEPS[0])
