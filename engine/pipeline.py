@@ -30,8 +30,8 @@ from flowrun.engine.passes.find_rows import find_rows
 from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.passes.keep_narrow import keep_narrow
+from flowrun.engine.passes.layout.apply_pins import apply_pins, with_pins
 from flowrun.engine.passes.layout.infer_sbp import infer_update
-from flowrun.engine.passes.layout.pin_activations import pin_activations, with_pins
 from flowrun.engine.passes.mirrored_view import mirror
 from flowrun.engine.passes.narrow_gradients import narrow_gradients
 from flowrun.engine.passes.recompute import recompute
@@ -52,6 +52,7 @@ PlanPass = Callable[[Plan, Strategy], Plan]
 
 TRAINING: Passes = {
     STAGED: (
+        apply_pins,  # the recipe's pins, from here on homes of variables and fields, and ops
         find_rows,  # rows of ops without a table: the user's, or by experiment
         narrow_gradients,  # accumulated and reduced in the dtype that they were computed in
         mirror,  # in the mirrored view: each rank its own batch
@@ -64,7 +65,6 @@ TRAINING: Passes = {
         find_rows,  # rows of what a user's own optimizer does
         count_step,  # what losses are divided by, over the micro-batches of the step
         split_weight_grads,  # weight gradients may run late
-        pin_activations,  # the recipe's in and out pins
     ),
     LAID_OUT: (assign_sbp,),  # a signature for each op of forward and backward
     SIGNED: (
@@ -78,8 +78,8 @@ TRAINING: Passes = {
 }
 # forward alone, laid out as training is
 EVALUATION: Passes = {
-    STAGED: (find_rows, mirror, split_stages, keep_narrow),
-    TRAINED: (update_ops, count_step, with_pins),
+    STAGED: (with_pins, find_rows, mirror, split_stages, keep_narrow),
+    TRAINED: (update_ops, count_step),
     LAID_OUT: (assign_sbp,),
     SIGNED: (infer_update, follow_homes, hoist_weights),
     BOXED: (insert_boxing,),

@@ -18,7 +18,7 @@ from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import NdSbp, Sbp
 
 if TYPE_CHECKING:  # graphs and tables of ops import torch, which composing does without
-    from flowrun.engine.ir.graph import Feed, Variable
+    from flowrun.engine.ir.graph import Pinned
     from flowrun.engine.ir.table import OpTable
 
 
@@ -40,11 +40,9 @@ class Pin:
         """
         return next((path for path in within(module) if fnmatchcase(path, self.pattern)), None)
 
-    def names(self, source: Variable | Feed) -> bool:
-        """Return whether the pin is of a variable or a field of the batch, or of a module that
-        holds it.
-        """
-        return self.where == "variable" and any(self.around(name) for name in source.pinned_as)
+    def names(self, *names: str) -> bool:
+        """Return whether the pin is of what has such a name, or of a module that holds it."""
+        return self.where == "variable" and any(map(self.around, names))
 
     @property
     def key(self) -> str:
@@ -200,12 +198,13 @@ class Auto:
 @dataclass(frozen=True, slots=True)
 class Decided:
     """Stages to follow.  ops: (module, target, how many of these came before) -> stage.  variables:
-    name -> stage.  homes: name -> nd-SBP, to follow too.
+    name -> stage.  homes: name -> nd-SBP, to follow too; pinned: as ops read it.
     """
 
     ops: tuple[tuple[tuple[str, str, int], int], ...]
     variables: tuple[tuple[str, int], ...]
     homes: tuple[tuple[str, NdSbp], ...] = ()
+    pinned: tuple[tuple[str, Pinned], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,8 +316,3 @@ class Strategy:
     def parts(self, stage: int, axis: int) -> int:
         """Ranks along an axis in a stage."""
         return self.placements[stage].shape[axis]
-
-    def find_pin(self, source: Variable | Feed, axis: int) -> Pin | None:
-        """Return the pin that holds a source on an axis: the last that names it."""
-        pins = (pin for pin in reversed(self.pins) if pin.axis == self.axes[axis])
-        return next((pin for pin in pins if pin.names(source)), None)

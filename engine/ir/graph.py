@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
-from flowrun.engine.ir.sbp import NdSbp, format_nd_sbp
+from flowrun.engine.ir.sbp import NdSbp, Sbp, format_nd_sbp
 
 COUNT = "count"
 WEIGHTS, FORWARD, BACKWARD = "weights", "forward", "backward"
@@ -32,6 +32,8 @@ PHASES = (COUNT, WEIGHTS, FORWARD, BACKWARD, WEIGHT_GRAD, UPDATE)
 CAPTURED, STAGED, TRAINED = "captured", "staged", "trained"
 LAID_OUT, SIGNED, BOXED = "laid_out", "signed", "boxed"
 LEVELS = (CAPTURED, STAGED, TRAINED, LAID_OUT, SIGNED, BOXED)
+
+Pinned = tuple[tuple[str, Sbp], ...]  # name of an axis -> the SBP that the recipe fixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ class Variable:
     kind: parameter, buffer or state.
     new: the tensor that it becomes after the step (a buffer: after the micro-batch), or None.
     of: for a state, the parameter it belongs to ("" for one of the step itself).
-    nd_sbp: its home, once known.
+    nd_sbp: its home, once known.  pinned: what the recipe fixes of it; a state has its parameter's.
     start: for a state, the number that fills it before the first step; None: it starts as what `of`
         starts as.
     aliases: other names that the model has for the same tensor (tied weights).
@@ -166,11 +168,7 @@ class Variable:
     start: float | None = 0.0
     aliases: tuple[str, ...] = ()
     own: bool = False
-
-    @property
-    def pinned_as(self) -> tuple[str, ...]:
-        """The names by which a pin may name it: a state lives where its parameter does."""
-        return (self.of or self.name, *self.aliases)
+    pinned: Pinned = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,16 +188,12 @@ class Feed:
     _: KW_ONLY
     per_step: bool = False
     values: tuple[float, ...] = ()
+    pinned: Pinned = ()
 
     @property
     def is_own(self) -> bool:
         """A number of the engine's own."""
         return self.field.startswith("@")
-
-    @property
-    def pinned_as(self) -> tuple[str, ...]:
-        """The name by which a pin may name it; a number of the engine's own has none."""
-        return () if self.is_own else (f"batch.{self.field}",)
 
 
 @dataclass(frozen=True)

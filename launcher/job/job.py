@@ -85,7 +85,7 @@ class Job:
     ) -> None:
         self.recipe = recipe
         self.start: Start | None = start
-        self.device_type = device_type(recipe, here=values)
+        self.device_type = device_type(recipe.launch, recipe.num_ranks, here=values)
         doing.doing("making the model and the data")
         self.materials = make_materials(recipe, self.device_type, values)
         workers = data_workers(recipe)

@@ -72,7 +72,7 @@ def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
         data = build.instantiate_data(recipe)
     finally:
         DIGESTS.reset(reading)
-    check_vocabulary(recipe, described.model, data)
+    check_vocabulary(recipe.model, described.model, data, recipe.data.get("tokenizer"))
     sampler = _sampler(recipe, data)
     with data_errors():
         example = sampler(0, 0, slice(0, recipe.micro_batch_size))

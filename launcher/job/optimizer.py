@@ -13,7 +13,6 @@ from flowrun.engine.strategy import Optimizer, ParameterGroup, Settings
 from flowrun.launcher.job.lr_schedule import rates
 from flowrun.launcher.model.build import is_freezing
 from flowrun.launcher.model.targets import find
-from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import did_you_mean, require
 from flowrun.launcher.recipe.schema import Optim
 from flowrun.launcher.recipe.value_ranges import check_number
@@ -30,9 +29,8 @@ TRACED: Mapping[str, Callable[..., object]] = {
 }
 
 
-def optimizer_of(recipe: Recipe) -> Optimizer:
-    """Raises RecipeError at the key of optim that is wrong."""
-    optim = recipe.optim
+def optimizer_of(optim: Optim, steps: int) -> Optimizer:
+    """Raises RecipeError at the key of optim that is wrong.  steps: of the run."""
     function: Callable[..., object] | None
     if optim.update:
         name, function, numbers = _own(optim.update)
@@ -52,7 +50,7 @@ def optimizer_of(recipe: Recipe) -> Optimizer:
         optim.clip_norm,
         optim.clip_value,
         groups=groups,
-        rates=rates(optim, lrs, recipe.train.steps),
+        rates=rates(optim, lrs, steps),
         ema=optim.ema,
         sparse=optim.sparse,
         function=function,

@@ -36,7 +36,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         zero=recipe.zero if recipe.zero.axis in recipe.axes else Zero(),
         recompute=recipe.recompute,
         auto=auto,
-        optimizer=optimizer_of(recipe),
+        optimizer=optimizer_of(recipe.optim, recipe.train.steps),
         kept=_read_kept(recipe),
         loss_scale=loss_scale_of(recipe),
         skips_nonfinite=recipe.train.on_nonfinite != IGNORE,

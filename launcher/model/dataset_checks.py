@@ -22,7 +22,6 @@ from flowrun.launcher.data.collate import (
 )
 from flowrun.launcher.data.named import NamedFields
 from flowrun.launcher.data.steps import preparation, unprepared_fields
-from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import Target
 from flowrun.models.losses import IGNORED, model_loss
 
@@ -141,18 +140,18 @@ def _are_shifted(labels: Tensor, ids: Tensor) -> bool:
     return bool(ahead) and not torch.equal(labels[counted], ids[counted])
 
 
-def check_vocabulary(recipe: Recipe, model: nn.Module, data: object) -> None:
+def check_vocabulary(keys: Target, model: nn.Module, data: object, tokenizer: object) -> None:
     """Raise RecipeError where a key of the model, or its config, names fewer ids than the data has.
 
-    data: its attribute `vocabulary`, if it has one, is the number of its ids.
+    keys: of the model.  data: its attribute `vocabulary`, if it has one, is the number of its ids.
+    tokenizer: what data.tokenizer names, if anything.
     """
     ids = getattr(data, "vocabulary", None)
-    found = [*_sizes(recipe.model, "model")]
+    found = [*_sizes(keys, "model")]
     if size := getattr(getattr(model, "config", None), "vocab_size", None):
         found.append(("model", size))
     for where, size in found:
         if isinstance(ids, int) and isinstance(size, int) and size < ids:
-            tokenizer = recipe.data.get("tokenizer")
             of = f"the tokenizer {tokenizer} of data.tokenizer" if tokenizer else "the data set"
             key = where if where != "model" else "the vocab_size of its config"
             raise RecipeError(

@@ -12,7 +12,7 @@ from functools import cache
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import one_of
-from flowrun.launcher.recipe.schema import EAGER, HANDWRITTEN, INDUCTOR
+from flowrun.launcher.recipe.schema import EAGER, HANDWRITTEN, INDUCTOR, Launch
 
 
 def check_runs(recipe: Recipe) -> None:
@@ -25,7 +25,7 @@ def check_runs(recipe: Recipe) -> None:
             "slurm is for `flowrun recipe=…`, which submits a job; here it would run on this host.",
             "Write launch.name=local.",
         )
-    device_type(recipe)  # raises where GPUs are asked for that are not here
+    device_type(recipe.launch, recipe.num_ranks)  # raises where GPUs are asked for and not here
     if recipe.engine.compiler == HANDWRITTEN:
         raise RecipeError(
             "engine.compiler",
@@ -34,20 +34,20 @@ def check_runs(recipe: Recipe) -> None:
         )
 
 
-def device_type(recipe: Recipe, here: bool = True) -> str:
+def device_type(launch: Launch, num_ranks: int, here: bool = True) -> str:
     """Answer cpu or cuda.  auto: cuda where this host has a GPU for each of its ranks.
 
-    Raises RecipeError if cuda is asked for and there are not enough; not where it is only planned
-    `here`=False, for another host.
+    num_ranks: of all hosts.  Raises RecipeError if cuda is asked for and there are not enough; not
+    where it is only planned `here`=False, for another host.
     """
-    if recipe.launch.device == "cpu" or recipe.launch.name == "virtual":
+    if launch.device == "cpu" or launch.name == "virtual":
         return "cpu"
-    if recipe.launch.device == "cuda" and not here:
+    if launch.device == "cuda" and not here:
         return "cuda"
-    wanted, there = recipe.num_ranks // recipe.launch.num_hosts, _num_gpus()
+    wanted, there = num_ranks // launch.num_hosts, _num_gpus()
     if there >= wanted:
         return "cuda"
-    if recipe.launch.device == "cuda":
+    if launch.device == "cuda":
         raise RecipeError(
             "launch.device",
             f"{wanted} ranks of this host need a GPU each; torch sees {there}.",

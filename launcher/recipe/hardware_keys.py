@@ -57,8 +57,9 @@ def choose_profile(recipe: Recipe) -> Hardware:
     """Choose the recipe's profile, or that of this host's GPUs if the recipe runs on them and its
     profile is of a processor (like the profile of a recipe that names none).
     """
-    if recipe.hardware.device != CPU or device_type(recipe, here=False) == "cpu":
-        return recipe.hardware
+    named, ranks = recipe.hardware, recipe.num_ranks
+    if named.device != CPU or device_type(recipe.launch, ranks, here=False) == "cpu":
+        return named
     return load_shipped(_of_gpu(gpu_name())[0])
 
 
@@ -95,10 +96,8 @@ def shares_memory(recipe: Recipe) -> bool:
     profile is of such ranks: GPUs may be planned for on a machine without.
     """
     launch = recipe.launch
-    if choose_profile(recipe).device != CPU:
-        return False
     there = launch.name == "local" and launch.num_hosts == 1 and sys.platform == "linux"
-    return there and launch.transport != "gloo" and device_type(recipe, here=False) == "cpu"
+    return there and launch.transport != "gloo" and choose_profile(recipe).device == CPU
 
 
 @cache

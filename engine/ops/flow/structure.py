@@ -2,7 +2,7 @@
 
 flow.box(tensor, step)          one step of a boxing (passes/insert_boxing.py)
 flow.transfer(tensor, stage)    a tensor on another stage
-flow.pin(tensor)                its layout is the recipe's (passes/layout/pin_activations.py)
+flow.pin(tensor)                its layout is the recipe's (passes/layout/apply_pins.py)
 
 flow.own, flow.share and flow.by_rank lead in and out of the mirrored view (mirrored_view.py): no
 row of theirs holds as a function of a logical tensor; what the ranks hold is read otherwise.

@@ -25,9 +25,9 @@ def feed_home(strategy: Strategy, axis: int, feed: Feed, shape: Shape) -> Sbp:
     shape: what the axes before left of it.  Raises RecipeError if the samples do not divide over
     the ranks.
     """
-    if pin := strategy.find_pin(feed, axis):
-        return pin.sbp
     name, parts = strategy.axes[axis], strategy.parts(feed.stage, axis)
+    if pinned := dict(feed.pinned).get(name):
+        return pinned
     batched = name in BATCH_AXES or name == strategy.zero.axis
     if not batched or parts == 1 or not shape:
         return B
@@ -51,8 +51,8 @@ def variable_homes(
     name, parts = strategy.axes[axis], strategy.parts(variable.stage, axis)
     if parts == 1:
         return [B]
-    if pin := strategy.find_pin(variable, axis):
-        return [pin.sbp]
+    if pinned := dict(variable.pinned).get(name):
+        return [pinned]
     constant = variable.kind == "buffer" and variable.new is None
     if constant or (name in BATCH_AXES and not on_batch_axes):
         return [B]

@@ -146,7 +146,8 @@ class RowTables:
         parts = self.strategy.parts(source.stage, axis)
         home = feed_home(self.strategy, axis, source, shape)
         yield home
-        free = home == B and not source.per_step and self.strategy.find_pin(source, axis) is None
+        pinned = self.strategy.axes[axis] in dict(source.pinned)
+        free = home == B and not source.per_step and not pinned
         if free and shape and parts > 1 and not shape[0] % parts:
             yield S(0)
 

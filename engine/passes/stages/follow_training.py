@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-from flowrun.engine.ir.graph import LogicalGraph
-from flowrun.engine.ir.sbp import B, Broadcast
+from flowrun.engine.ir.graph import LogicalGraph, Pinned, Variable
+from flowrun.engine.ir.sbp import B
 from flowrun.engine.passes.stages.chosen_stages import read_stages
-from flowrun.engine.strategy import Optimizer, Pin, Strategy, Zero
+from flowrun.engine.strategy import Optimizer, Strategy, Zero
 
 
 def follow_training(strategy: Strategy, training: LogicalGraph) -> Strategy:
@@ -17,12 +16,12 @@ def follow_training(strategy: Strategy, training: LogicalGraph) -> Strategy:
     Ops read every weight as they did before ZeRO sharded it; `follow_homes` has where it lies.
     """
     homes = tuple((v.name, v.nd_sbp) for v in training.variables)
+    read = tuple((v.name, _as_read(v, strategy)) for v in training.variables)
     return replace(
         strategy,
-        decided=replace(read_stages(training), homes=homes),
+        decided=replace(read_stages(training), homes=homes, pinned=read),
         stage_modules=(),
         chunks=1,
-        pins=(*strategy.pins, *_pins_of_weights(strategy, training)),  # the last pin holds
         zero=Zero(),
         optimizer=Optimizer(),
         overwrites=True,
@@ -37,15 +36,10 @@ def follow_homes(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     return replace(graph, variables=variables)
 
 
-def _pins_of_weights(strategy: Strategy, training: LogicalGraph) -> Iterator[Pin]:
-    """A pin for each axis of each weight."""
-    for v in (v for v in training.variables if v.kind != "state"):
-        for k, (axis, sbp) in enumerate(zip(strategy.axes, v.nd_sbp, strict=True)):
-            sharded = axis == strategy.zero.axis and not isinstance(sbp, Broadcast)
-            whole = sharded and strategy.find_pin(v, k) is None
-            yield Pin(_literal(v.name), "variable", axis, B if whole else sbp)
-
-
-def _literal(name: str) -> str:
-    """A pattern that matches the name alone."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+def _as_read(variable: Variable, strategy: Strategy) -> Pinned:
+    """Return the SBP in which ops read a variable on each axis: ZeRO shards what no pin splits."""
+    pins, axis = dict(variable.pinned), strategy.zero.axis
+    read = dict(zip(strategy.axes, variable.nd_sbp, strict=True))
+    if axis in read and axis not in pins:
+        read[axis] = B
+    return tuple(read.items())

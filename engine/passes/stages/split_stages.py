@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from flowrun.engine.hardware.network import worst
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, Feed, LogicalGraph, Op, rename_inputs
+from flowrun.engine.passes.layout.apply_pins import apply_pins
 from flowrun.engine.passes.stages.balance_stages import ForwardSequence, balance_cuts, make_line
 from flowrun.engine.passes.stages.chosen_stages import (
     pieces_from_stages,
@@ -55,6 +56,7 @@ def line_to_cut(graph: LogicalGraph, strategy: Strategy) -> tuple[tuple[Op, ...]
     """Return (the first op of each piece, the line) of a captured graph, as the stages divide
     it.
     """
+    graph = apply_pins(graph, strategy)
     line, free = _line(graph)
     starts, weighed = _weigh_line(graph, line, free, strategy)
     return tuple(line[start] for start in starts), weighed

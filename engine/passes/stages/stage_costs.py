@@ -22,7 +22,6 @@ from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph
 from flowrun.engine.ir.placement import Placement, largest_shape
 from flowrun.engine.passes.layout.infer_sbp import infer_sbp
-from flowrun.engine.passes.layout.pin_activations import pin_activations
 from flowrun.engine.passes.sum_tied_gradients import sum_tied_gradients
 from flowrun.engine.passes.update.update_ops import update_ops
 from flowrun.engine.strategy import Strategy
@@ -40,7 +39,7 @@ def weigh_line(
     """
     graph = _add_accumulators(graph, places, strategy)
     # inferred though the plan's layout may be searched: that would take several times as long
-    graph = infer_sbp(pin_activations(graph, strategy), strategy)
+    graph = infer_sbp(graph, strategy)
     hardware, micro_batches = strategy.hardware, strategy.micro_batches
     seconds = [0.0] * length
     place_of: dict[str, int] = {}  # tensor -> the op of the line

@@ -138,7 +138,7 @@ def _state(
     state = Variable(
         name, tensor, "state", new, of=variable.name, stage=variable.stage, start=start
     )
-    builder.variables[name] = state
+    builder.variables[name] = state = replace(state, pinned=variable.pinned)
     return state
 
 

@@ -121,14 +121,14 @@ def test_named_optimizers_take_their_numbers_from_the_recipe(tmp_path: Path) -> 
         "lamb": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.01},
         "adagrad": {"eps": 1e-10, "weight_decay": 0.0},
     }.items():
-        made = optimizer_of(load(["model=mlp", "data=digits", f"optim={name}"]))
+        made = optimizer_of(load(["model=mlp", "data=digits", f"optim={name}"]).optim, steps=1)
         assert {key: value for key, value in made.arguments if key != "lr"} == numbers
         assert made.name == name and made.function is not None
 
 
 def test_betas_of_a_group_stand_for_both() -> None:
     groups = "optim.groups={hidden*: {betas: [0.5, 0.6]}}"
-    made = optimizer_of(load(["model=mlp", "data=digits", groups]))
+    made = optimizer_of(load(["model=mlp", "data=digits", groups]).optim, steps=1)
     assert made.groups == (ParameterGroup("hidden*", (("beta1", 0.5), ("beta2", 0.6))),)
 
 
@@ -166,7 +166,7 @@ WRONG = {
 @pytest.mark.parametrize(("override", "where", "problem"), list(WRONG.values()), ids=list(WRONG))
 def test_what_cannot_be_is_a_located_error(override: str, where: str, problem: str) -> None:
     with pytest.raises(RecipeError, match=problem) as error:
-        optimizer_of(load(["model=mlp", "data=digits", override]))
+        optimizer_of(load(["model=mlp", "data=digits", override]).optim, steps=1)
     assert error.value.where == where
 
 

@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.data.sampler import Sampler
 from flowrun.launcher.data.stacked import Rows
 from flowrun.launcher.model.dataset_checks import check_items, check_labels, check_vocabulary
-from flowrun.launcher.recipe.compose import load
 
 X = torch.arange(40.0).view(20, 2)
 
@@ -177,12 +175,9 @@ def test_labels_that_are_the_ids_are_fine() -> None:
     check_labels(torch.nn.Identity(), {**inputs, "labels": "to"}, None, Rows(tokens=X, to=X + 1))
 
 
-RECIPE = replace(load(["recipe=gpt_dp"]), data={"_target_": "x", "tokenizer": "bpe/"})
-
-
 def check(keys: dict[str, Any], ids: Any, model: Any = None) -> None:
-    recipe = replace(RECIPE, model={"_target_": "m", **keys})
-    check_vocabulary(recipe, model or nn.Identity(), SimpleNamespace(vocabulary=ids))
+    made, data = model or nn.Identity(), SimpleNamespace(vocabulary=ids)
+    check_vocabulary({"_target_": "m", **keys}, made, data, "bpe/")
 
 
 def test_enough_ids_or_none_at_all_are_fine() -> None:
@@ -190,7 +185,7 @@ def test_enough_ids_or_none_at_all_are_fine() -> None:
     check({"vocabulary": 512}, 320)
     check({"width": 3}, 320)
     check({"vocabulary": 4}, None)
-    check_vocabulary(RECIPE, nn.Identity(), object())
+    check_vocabulary({"_target_": "m"}, nn.Identity(), object(), None)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import pytest
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.sbp import B, P, S, Sbp
-from flowrun.engine.passes.layout.pin_activations import pin_activations
+from flowrun.engine.passes.layout.apply_pins import apply_pins
 from flowrun.engine.strategy import Pin
 from support.plans.graph_text import assert_ops, graph_of, one_axis, two_layers
 
@@ -25,12 +25,12 @@ def pin(pattern: str, where: str, sbp: Sbp | None = None, axis: str = "tensor") 
 
 
 def pinned(*pins: Pin) -> list[str]:
-    graph = pin_activations(graph_of(BLOCKS), one_axis("tensor", pins=pins))
+    graph = apply_pins(graph_of(BLOCKS), one_axis("tensor", pins=pins))
     return [op.inputs[0] for op in graph.ops if op.target == "flow.pin"]
 
 
 def test_an_output_pin_holds_for_all_that_read_the_output() -> None:
-    graph = pin_activations(two_layers(), one_axis("tensor", pins=(pin("a", "out"),)))
+    graph = apply_pins(two_layers(), one_axis("tensor", pins=(pin("a", "out"),)))
     assert_ops(
         graph.ops[1:4],
         """
@@ -44,7 +44,7 @@ def test_an_output_pin_holds_for_all_that_read_the_output() -> None:
 
 
 def test_an_input_pin_holds_for_what_another_module_made() -> None:
-    graph = pin_activations(two_layers(), one_axis("tensor", pins=(pin("b", "in"),)))
+    graph = apply_pins(two_layers(), one_axis("tensor", pins=(pin("b", "in"),)))
     assert_ops(
         graph.ops[2:6],
         """
@@ -57,7 +57,7 @@ def test_an_input_pin_holds_for_what_another_module_made() -> None:
 
 
 def test_an_input_pin_of_the_first_module_holds_for_the_batch() -> None:
-    graph = pin_activations(two_layers(), one_axis("tensor", pins=(pin("a", "in"),)))
+    graph = apply_pins(two_layers(), one_axis("tensor", pins=(pin("a", "in"),)))
     assert_ops(
         graph.ops[:3],
         """
@@ -76,7 +76,7 @@ def test_a_pattern_pins_each_module_that_it_names_not_what_passes_inside() -> No
 
 def test_pins_on_two_axes_meet_in_one_op() -> None:
     pins = (pin("blocks.0", "out"), pin("blocks.1", "in", B))
-    graph = pin_activations(graph_of(BLOCKS), one_axis("tensor", pins=pins))
+    graph = apply_pins(graph_of(BLOCKS), one_axis("tensor", pins=pins))
     (op,) = (op for op in graph.ops if op.target == "flow.pin")
     assert op.args[1] == (("tensor", B),), "the later line of the recipe wins"
 
@@ -112,11 +112,11 @@ REFUSED = {
 @pytest.mark.parametrize(("line", "where", "message"), list(REFUSED.values()), ids=list(REFUSED))
 def test_a_pin_that_fits_nothing_is_refused_at_its_key(line: Pin, where: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message) as error:
-        pin_activations(two_layers(), one_axis("tensor", 3, pins=(line,)))
+        apply_pins(two_layers(), one_axis("tensor", 3, pins=(line,)))
     assert error.value.where == where
 
 
 def test_an_output_that_no_other_module_reads_cannot_be_pinned() -> None:
     text = BLOCKS.replace("forward loss", "forward blocks.1")
     with pytest.raises(RecipeError, match=r"no tensor leaves 'blocks\.1' in forward"):
-        pin_activations(graph_of(text), one_axis("tensor", pins=(pin("blocks.1", "out"),)))
+        apply_pins(graph_of(text), one_axis("tensor", pins=(pin("blocks.1", "out"),)))

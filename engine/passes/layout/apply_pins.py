@@ -1,5 +1,6 @@
-"""pin_activations: `in` and `out` pins of modules become flow.pin ops (OneFlow's to_global), and
-every pin is checked.
+"""apply_pins: every pin is checked, and becomes a part of the captured graph: what is fixed of the
+home of a variable or a field, or, at `in` and `out` of a module, a flow.pin op (OneFlow's
+to_global).
 
 A pin on the output of a module holds for the tensors that leave it in forward, a pin on its input
 for those that enter it.  Backward reads the pinned tensor too, and so shares forward's boxing.
@@ -12,9 +13,11 @@ from dataclasses import replace
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import (
     FORWARD,
+    Feed,
     LogicalGraph,
     LogicalTensor,
     Op,
+    Pinned,
     Ref,
     Variable,
     rename_inputs,
@@ -26,20 +29,22 @@ from flowrun.engine.ops.traits import is_engine_op
 from flowrun.engine.strategy import Pin, Strategy
 
 
-def pin_activations(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Check every pin, then insert a flow.pin op, with the pins as an argument, for each pinned
-    tensor.
-    """
+def apply_pins(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Check every pin, then write them into the graph.  Raises RecipeError."""
     for pin in strategy.pins:
         _check(graph, pin, strategy)
     return with_pins(graph, strategy)
 
 
 def with_pins(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Insert the flow.pin ops of pins that were checked on another graph of the same model.
-
-    Evaluation's graph, for example, may lack some of the modules.
+    """Write pins into a graph that were checked on another one of the same model: evaluation's may
+    lack some of the modules.
     """
+    fixed = dict(strategy.decided.pinned) if strategy.decided else {}
+    found = ((v, fixed.get(v.name) or _find_pins(v, strategy)) for v in graph.variables)
+    variables = (replace(v, pinned=pins) for v, pins in found)
+    feeds = (replace(feed, pinned=_find_pins(feed, strategy)) for feed in graph.feeds)
+    graph = replace(graph, variables=tuple(variables), feeds=tuple(feeds))
     pinned: dict[str, dict[str, Sbp]] = {}  # tensor -> axis -> its SBP
     for pin in strategy.pins:
         if pin.where != "variable" and pin.axis in strategy.axes:
@@ -69,6 +74,19 @@ def with_pins(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     return replace(graph, ops=tuple(ops), tensors=tensors)
 
 
+def _find_pins(source: Variable | Feed, strategy: Strategy) -> Pinned:
+    """Return the pins of a source; of several for an axis the last holds."""
+    pins = [pin for pin in strategy.pins if pin.names(*_names(source))]
+    return tuple({pin.axis: pin.sbp for pin in pins if pin.axis in strategy.axes}.items())
+
+
+def _names(source: Variable | Feed) -> tuple[str, ...]:
+    """Return the names by which pins know a source; a number of the engine's own has none."""
+    if isinstance(source, Variable):
+        return (source.name, *source.aliases)
+    return () if source.is_own else (f"batch.{source.field}",)
+
+
 def _crossing(graph: LogicalGraph, pin: Pin) -> list[str]:
     """Return the tensors that leave (out) or enter (in) one of the modules that the pin names,
     in forward.
@@ -91,11 +109,7 @@ def _crossing(graph: LogicalGraph, pin: Pin) -> list[str]:
 
 def _check(graph: LogicalGraph, pin: Pin, strategy: Strategy) -> None:
     """Raise RecipeError for a pin that names nothing, or an SBP that its tensors cannot have."""
-    sources = [
-        source.tensor
-        for source in graph.sources
-        if pin.names(source) and not (isinstance(source, Variable) and source.kind == "state")
-    ]
+    sources = [source.tensor for source in graph.sources if pin.names(*_names(source))]
     crossing = [] if sources else _check_crossing(graph, pin)
     if sources and isinstance(pin.sbp, Partial):
         raise RecipeError(
