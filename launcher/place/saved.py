@@ -17,10 +17,12 @@ from flowrun.launcher.recipe.hardware_keys import choose_profile
 from flowrun.launcher.recipe.hydra_source import (
     GROUP,
     LEFT_OUT,
+    choose,
     group_of,
     is_path,
     is_resolved,
     recipe_file,
+    take_names,
 )
 from flowrun.launcher.terminal.units import seconds, size
 
@@ -54,7 +56,7 @@ def _list_changes(placed: Placed, overrides: list[str]) -> dict[str, object] | N
     own = _own(file) if file else {}
     defaults = own.pop("defaults", [])
     for group in [group for group in LEFT_OUT if group in given]:
-        _choose(defaults, group, given.pop(group))
+        choose(defaults, group, given.pop(group).value())
     tree = OmegaConf.create(own)
     _set_keys(tree, [override for override in parsed if override.key_or_group in given])
     if GROUP in map(group_of, defaults) and named:  # a merge leaves its axes before the others
@@ -84,25 +86,17 @@ def _merge_placed(tree: DictConfig, placed: Placed) -> dict[str, object]:
 
 def _own(file: Path) -> dict[str, Any]:
     """Read the recipe's file; a recipe that it builds on stays named in its defaults."""
-    found: Any = OmegaConf.to_container(OmegaConf.load(file))
+    config = cast(DictConfig, OmegaConf.load(file))
+    found: Any = OmegaConf.to_container(config)
+    defaults = found.get("defaults") or []
+    take_names(config, defaults)
+    found = OmegaConf.to_container(config)
     found.setdefault("name", file.stem)
     found["defaults"] = [  # a recipe that is named by a path, by one that holds in any folder
         str((file.parent / entry).resolve()) if isinstance(entry, str) and is_path(entry) else entry
-        for entry in found.get("defaults") or []
+        for entry in defaults
     ]
     return found  # type: ignore[no-any-return]
-
-
-def _choose(defaults: list[object], group: str, override: Override) -> None:
-    """A group of the command line takes the place of the recipe's own choice, or of what the recipe
-    that it builds on chose.
-    """
-    groups = [group_of(entry) for entry in defaults]
-    place, word = groups.index(group) if group in groups else 0, f"/{group}"
-    if GROUP in groups:
-        place, word = len(defaults), f"override /{group}"
-    defaults[:] = [entry for entry in defaults if group_of(entry) != group]
-    defaults.insert(place, {word: override.value()})
 
 
 def _comments(placed: Placed) -> str:

@@ -68,6 +68,7 @@ def regroup(cfg: DictConfig, overrides: list[str], config_dir: str | None = None
     nothing: here the group replaces the whole section.  cfg: what `overrides` composed to, with the
     groups of `config_dir`.  Raises RecipeError.
     """
+    overrides = spell(overrides)
     try:
         _check_missing(cfg)
         _check_references(cfg, schema())
@@ -199,7 +200,8 @@ def spell(overrides: list[str]) -> list[str]:
 
     Keys that a recipe may invent (a model's arguments, axes, pins) can be set without Hydra's `+`;
     an SBP may be written S(0), which Hydra would take for a function; a pattern with `*` becomes a
-    dict, as Hydra's keys know no `*`; the path of a recipe may hold what Hydra gives a meaning.
+    dict, as Hydra's keys know no `*`; optim.name=sgd becomes optim=sgd; the path of a recipe may
+    hold what Hydra gives a meaning.
     """
     spelled = [_spell(override) for override in overrides]
     pins = [text for text in spelled if text.startswith("++sbp={") and "},{" not in text]
@@ -210,6 +212,7 @@ def spell(overrides: list[str]) -> list[str]:
 
 
 def _spell(override: str) -> str:
+    override = hydra_source.choice_of(override)
     key, equals, value = override.partition("=")
     bare = key.lstrip("+")
     if bare == hydra_source.GROUP and not _PLAIN.fullmatch(value) and Path(value).is_file():

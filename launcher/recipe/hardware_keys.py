@@ -20,6 +20,7 @@ from flowrun.engine.hardware.hardware import CPU, Hardware, Products, on_hosts
 from flowrun.engine.hardware.measured_ops import shapes_of
 from flowrun.engine.hardware.network import Level
 from flowrun.launcher.recipe.device import device_type, gpu_name
+from flowrun.launcher.recipe.hydra_source import CONF
 from flowrun.launcher.recipe.key_schema import schema
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import require
@@ -103,7 +104,7 @@ def shares_memory(recipe: Recipe) -> bool:
 @cache
 def load_shipped(name: str) -> Hardware:
     """Load a profile that comes with flowrun."""
-    return of_file(Path(__file__).resolve().parents[2] / "conf" / "hardware" / f"{name}.yaml")
+    return of_file(CONF / "hardware" / f"{name}.yaml")
 
 
 def of_file(file: Path) -> Hardware:

@@ -2,7 +2,8 @@
 
 Hydra asks its config sources, in order, for "recipe/<name>".  Each folder of recipes is one source
 (scheme recipe://); the last one answers for paths.  A recipe needs no `# @package` line, and groups
-that it leaves out are filled in here.
+that it leaves out are filled in here.  A name of a section, such as optim.name, chooses the file of
+its group.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import cast
 
 import hydra
 import yaml  # type: ignore[import-untyped]
@@ -41,6 +43,7 @@ FOLDERS = "FLOWRUN_RECIPES"  # environment variable: more folders of recipes, se
 # can run.
 NONE = "none"
 MOST_LEVELS = 50  # of keys in keys; each takes some twenty frames of Python's stack
+CONF = Path(__file__).resolve().parents[2] / "conf"
 _BASE_60 = re.compile(r"[-+]?[1-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 LEFT_OUT = {
     "model": None,
@@ -50,6 +53,8 @@ LEFT_OUT = {
     "hardware": "cpu",
     "parallel": "manual",
 }
+NAMED = ("optim", "launch", "hardware")  # groups whose files say their own name
+_NAME = re.compile(r"\+*(optim|hardware)\.name=([\w,]+)")  # files of launch hold the name alone
 
 
 def recipe_folders() -> list[Path]:
@@ -220,13 +225,67 @@ def _with_groups(config: DictConfig, name: str) -> DictConfig:
             "Write defaults: [/model: gpt_tiny, /data: text].",
         )
     defaults = list(config.get("defaults") or [])
+    take_names(config, defaults)
     named = {group_of(entry) for entry in defaults}
     if GROUP not in named:
         defaults = [
-            {f"/{group}": choice} for group, choice in LEFT_OUT.items() if group not in named
+            {f"/{group}": None if _is_whole(config, group) else choice}
+            for group, choice in LEFT_OUT.items()
+            if group not in named
         ] + defaults
     config["defaults"] = ListConfig(defaults)
     return config
+
+
+def _is_whole(config: DictConfig, group: str) -> bool:
+    """Return True if a section says all keys, as in the recipe.yaml of a run: a mapping of another
+    file's would be merged with its own.
+    """
+    return group in NAMED and schema()[group].keys() <= _section(config, group).keys()
+
+
+def _section(config: DictConfig, group: str) -> dict[str, object]:
+    """Return what a recipe says of a group, as written: a reference is not looked up yet."""
+    found = cast("dict[str, object]", OmegaConf.to_container(config)).get(group)
+    return found if isinstance(found, dict) else {}
+
+
+def take_names(config: DictConfig, defaults: list[object]) -> None:
+    """Turn names of a recipe's sections into choices of its defaults list, both in place, so that
+    no value of another file stays.
+    """
+    for group in NAMED:
+        name = _section(config, group).get("name")
+        if is_choice(group, name) and not _is_whole(config, group):
+            del config[group]["name"]
+            choose(defaults, group, name)
+
+
+def choose(defaults: list[object], group: str, choice: object) -> None:
+    """Let a choice of a group take the place of the recipe's own, or of what the recipe that it
+    builds on chose.
+    """
+    groups = [group_of(entry) for entry in defaults]
+    place, word = groups.index(group) if group in groups else 0, f"/{group}"
+    if GROUP in groups:
+        place, word = len(defaults), f"override /{group}"
+    defaults[:] = [entry for entry in defaults if group_of(entry) != group]
+    defaults.insert(place, {word: choice})
+
+
+def is_choice(group: str, name: object) -> bool:
+    """True if a group that comes with flowrun has a file of this name."""
+    return (CONF / group / f"{name}.yaml").is_file()
+
+
+def choice_of(override: str) -> str:
+    """The choice of a group that an override of its section's name means, optim.name=sgd ->
+    optim=sgd; any other override as it is.
+    """
+    found = _NAME.fullmatch(override)
+    if found and all(is_choice(found[1], name) for name in found[2].split(",")):
+        return f"{found[1]}={found[2]}"
+    return override
 
 
 def group_of(entry: object) -> str:

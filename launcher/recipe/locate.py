@@ -17,8 +17,10 @@ from hydra.types import RunMode
 
 from flowrun.launcher.recipe.hydra_source import (
     COMPOSING_ERRORS,
+    CONF,
     CONFIG_NAME,
     GROUP,
+    choice_of,
     group_of,
     open_hydra,
     recipe_file,
@@ -26,7 +28,6 @@ from flowrun.launcher.recipe.hydra_source import (
 )
 
 COMMAND_LINE = "command line"
-_CONF = Path(__file__).resolve().parents[2] / "conf"
 _NUMBER = re.compile(
     r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"
 )  # 3e-4 is a number to Hydra, a text to YAML 1.1
@@ -82,7 +83,8 @@ def _files(overrides: list[str], config_dir: str | None) -> Iterator[tuple[Path,
     """Yield the files that take part, strongest first, each with the key that its contents stand
     under ("" = top); where Hydra cannot list them, the recipe alone.
     """
-    choices = [text for text in overrides if "." not in text.partition("=")[0]]
+    words = map(choice_of, overrides)
+    choices = [text for text in words if "." not in text.partition("=")[0]]
     recipes = [text.partition("=")[2].strip("'") for text in choices if text.startswith("recipe=")]
     try:
         with open_hydra() as opened:
@@ -104,7 +106,7 @@ def _file_of(path: str, config_dir: str | None) -> Path | None:
     group, _, name = path.partition("/")
     if group == GROUP:
         return recipe_file(name)
-    folders = [*([Path(config_dir)] if config_dir else []), _CONF]
+    folders = [*([Path(config_dir)] if config_dir else []), CONF]
     files = (folder / f"{path}.yaml" for folder in folders)
     return next((file for file in files if file.is_file()), None)
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
-from pathlib import Path
 from typing import cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -27,6 +26,7 @@ from flowrun.engine.runtime.rank.shards import written_bytes
 from flowrun.launcher.data.sampler import length
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.listeners.make import lacks_default
+from flowrun.launcher.recipe.hydra_source import CONF
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import BF16, EAGER, MIRRORED, RecipeSchema
 from flowrun.launcher.report.group_equal import spans
@@ -320,5 +320,4 @@ def _is_asked(recipe: Recipe, section: str, key: str) -> bool:
 
 @cache
 def _group(section: str, name: str) -> Mapping[str, object]:
-    file = Path(__file__).resolve().parents[2] / "conf" / section / f"{name}.yaml"
-    return cast(DictConfig, OmegaConf.load(file))
+    return cast(DictConfig, OmegaConf.load(CONF / section / f"{name}.yaml"))

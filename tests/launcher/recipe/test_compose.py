@@ -67,6 +67,36 @@ def test_a_recipe_of_ones_own_has_the_last_word(tmp_path: Path) -> None:
     assert (optim.name, optim.lr) == ("sgd", 0.5)
 
 
+BASE = "defaults: [/model: mlp, /data: digits]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "choice"),
+    [
+        (BASE, ["optim.name=sgd"], "optim=sgd"),
+        (BASE, ["optim=lion", "++optim.name=sgd"], "optim=sgd"),
+        (BASE, ["hardware.name=h100"], "hardware=h100"),
+        (BASE + "optim: {name: sgd}", [], "optim=sgd"),
+        (BASE + "optim: {name: lion}", ["optim=sgd"], "optim=sgd"),
+        (BASE.replace("]", ", /optim: lamb]") + "optim: {name: sgd}", [], "optim=sgd"),
+        ("defaults: [gpt_tp]\noptim: {name: sgd}", [], "optim=sgd"),
+        ("defaults: [gpt_tp, override /optim: lamb]\noptim: {name: sgd}", [], "optim=sgd"),
+        (BASE + "hardware: {name: h100}", [], "hardware=h100"),
+        (BASE + "launch: {name: slurm}", ["launch=virtual"], "launch=virtual"),
+    ],
+)
+def test_the_name_of_a_section_chooses_as_its_group_does(
+    text: str, words: list[str], choice: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own.yaml").write_text(text)
+    section = choice.partition("=")[0]
+    chosen = load(["model=mlp", "data=digits", choice])
+    for file in (tmp_path / "own.yaml", tmp_path / "resolved.yaml"):
+        found = load([f"recipe={file}", *words])
+        assert getattr(found, section) == getattr(chosen, section)
+        (tmp_path / "resolved.yaml").write_text(found.to_yaml())
+
+
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [
@@ -178,8 +208,9 @@ def test_a_recipe_is_frozen_and_picklable() -> None:
         recipe.train.steps = 3  # type: ignore[misc]
 
 
-def test_its_yaml_composes_to_the_same_recipe(workplace: Path) -> None:
-    recipe = load(["recipe=gpt_hybrid", "optim=sgd", "model.depth=2"])
+@pytest.mark.parametrize("words", [["optim=sgd"], ["hardware=h100", "++hardware.name=own"]])
+def test_its_yaml_composes_to_the_same_recipe(words: list[str], workplace: Path) -> None:
+    recipe = load(["recipe=gpt_hybrid", "model.depth=2", *words])
     (workplace / "again.yaml").write_text(recipe.to_yaml())
     assert load(["recipe=again.yaml"]) == recipe
 
