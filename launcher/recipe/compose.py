@@ -49,6 +49,7 @@ _OPEN = re.compile(
 )
 _MEANT_AXIS = re.compile(r"\+placement\.axes\.(\w+)=")  # Hydra's own sign for a new key
 _CHOICE = "_dummy_"  # so Hydra calls a group whose choice it cannot find out
+_NAME = re.compile(r"\+*(optim|hardware)\.name=([\w,]+)")  # files of launch hold the name alone
 _PLAIN = re.compile(r"[\w./:-]*")
 _SPLIT = re.compile(r"\bS\((\d+)\)")
 
@@ -212,7 +213,10 @@ def spell(overrides: list[str]) -> list[str]:
 
 
 def _spell(override: str) -> str:
-    override = hydra_source.choice_of(override)
+    if (named := _NAME.fullmatch(override)) and all(
+        hydra_source.is_choice(named[1], name) for name in named[2].split(",")
+    ):
+        return f"{named[1]}={named[2]}"
     key, equals, value = override.partition("=")
     bare = key.lstrip("+")
     if bare == hydra_source.GROUP and not _PLAIN.fullmatch(value) and Path(value).is_file():

@@ -2,8 +2,7 @@
 
 Hydra asks its config sources, in order, for "recipe/<name>".  Each folder of recipes is one source
 (scheme recipe://); the last one answers for paths.  A recipe needs no `# @package` line, and groups
-that it leaves out are filled in here.  A name of a section, such as optim.name, chooses the file of
-its group.
+that it leaves out are filled in here.
 """
 
 from __future__ import annotations
@@ -54,7 +53,6 @@ LEFT_OUT = {
     "parallel": "manual",
 }
 NAMED = ("optim", "launch", "hardware")  # groups whose files say their own name
-_NAME = re.compile(r"\+*(optim|hardware)\.name=([\w,]+)")  # files of launch hold the name alone
 
 
 def recipe_folders() -> list[Path]:
@@ -229,42 +227,28 @@ def _with_groups(config: DictConfig, name: str) -> DictConfig:
     named = {group_of(entry) for entry in defaults}
     if GROUP not in named:
         defaults = [
-            {f"/{group}": None if _is_whole(config, group) else choice}
-            for group, choice in LEFT_OUT.items()
-            if group not in named
+            {f"/{group}": choice} for group, choice in LEFT_OUT.items() if group not in named
         ] + defaults
     config["defaults"] = ListConfig(defaults)
     return config
 
 
-def _is_whole(config: DictConfig, group: str) -> bool:
-    """Return True if a section says all keys, as in the recipe.yaml of a run: a mapping of another
-    file's would be merged with its own.
-    """
-    return group in NAMED and schema()[group].keys() <= _section(config, group).keys()
-
-
-def _section(config: DictConfig, group: str) -> dict[str, object]:
-    """Return what a recipe says of a group, as written: a reference is not looked up yet."""
-    found = cast("dict[str, object]", OmegaConf.to_container(config)).get(group)
-    return found if isinstance(found, dict) else {}
-
-
 def take_names(config: DictConfig, defaults: list[object]) -> None:
-    """Turn names of a recipe's sections into choices of its defaults list, both in place, so that
-    no value of another file stays.
+    """Turn names of a recipe's sections into choices of its defaults list, both in place.  Beneath
+    a section that says all its keys, as the recipe.yaml of a run does, there is no file.
     """
+    tree = cast("dict[str, object]", OmegaConf.to_container(config))  # nothing is looked up yet
     for group in NAMED:
-        name = _section(config, group).get("name")
-        if is_choice(group, name) and not _is_whole(config, group):
+        section = tree.get(group)
+        if isinstance(section, dict) and schema()[group].keys() <= section.keys():
+            choose(defaults, group, None)
+        elif isinstance(section, dict) and is_choice(group, section.get("name")):
             del config[group]["name"]
-            choose(defaults, group, name)
+            choose(defaults, group, section["name"])
 
 
 def choose(defaults: list[object], group: str, choice: object) -> None:
-    """Let a choice of a group take the place of the recipe's own, or of what the recipe that it
-    builds on chose.
-    """
+    """Let a choice take the place of the recipe's own, or of the recipe's that it builds on."""
     groups = [group_of(entry) for entry in defaults]
     place, word = groups.index(group) if group in groups else 0, f"/{group}"
     if GROUP in groups:
@@ -276,16 +260,6 @@ def choose(defaults: list[object], group: str, choice: object) -> None:
 def is_choice(group: str, name: object) -> bool:
     """True if a group that comes with flowrun has a file of this name."""
     return (CONF / group / f"{name}.yaml").is_file()
-
-
-def choice_of(override: str) -> str:
-    """The choice of a group that an override of its section's name means, optim.name=sgd ->
-    optim=sgd; any other override as it is.
-    """
-    found = _NAME.fullmatch(override)
-    if found and all(is_choice(found[1], name) for name in found[2].split(",")):
-        return f"{found[1]}={found[2]}"
-    return override
 
 
 def group_of(entry: object) -> str:

@@ -20,7 +20,6 @@ from flowrun.launcher.recipe.hydra_source import (
     CONF,
     CONFIG_NAME,
     GROUP,
-    choice_of,
     group_of,
     open_hydra,
     recipe_file,
@@ -83,8 +82,7 @@ def _files(overrides: list[str], config_dir: str | None) -> Iterator[tuple[Path,
     """Yield the files that take part, strongest first, each with the key that its contents stand
     under ("" = top); where Hydra cannot list them, the recipe alone.
     """
-    words = map(choice_of, overrides)
-    choices = [text for text in words if "." not in text.partition("=")[0]]
+    choices = [text for text in overrides if "." not in text.partition("=")[0]]
     recipes = [text.partition("=")[2].strip("'") for text in choices if text.startswith("recipe=")]
     try:
         with open_hydra() as opened:
