@@ -38,6 +38,7 @@ from flowrun.launcher.supervise.life import instructions as ends
 
 if TYPE_CHECKING:
     from flowrun.launcher.commands.verify import LayoutComparison
+    from flowrun.launcher.place.place import Placed
 
 __all__ = ["Planned", "plan", "plan_level", "run", "settle", "verify"]
 
@@ -70,7 +71,12 @@ def _run(
 ) -> Report:
     check_runs(recipe)
     listeners = make_listeners(recipe)
-    recipe, planned = settle(recipe, progress)  # auto.placement: the fastest placement that fits
+
+    def show(placed: Placed) -> None:
+        if progress:
+            progress.console.print(str(placed.found), highlight=False, markup=False)
+
+    recipe, planned = settle(recipe, show)  # auto.placement: the fastest placement that fits
     with compiling():
         job = Job(recipe, start, planned=planned)  # the model, the data, what the compiler is asked
         training, _ = job.plans.compiled  # capture … rehearsal (engine/compile.py)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -18,6 +19,9 @@ from flowrun.launcher.place.settle import settle
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.report.show_plan import plan_report
 from flowrun.launcher.terminal.console import output_width
+
+if TYPE_CHECKING:
+    from flowrun.launcher.place.place import Placed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,28 +49,32 @@ def plan(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None = None
     overrides: what the recipe was composed from.  save: where to write the placed recipe.
     """
     make_listeners(recipe)  # a run would refuse them, too
-    recipe = with_steps(recipe)
     terminal, width = sys.stdout.isatty(), output_width()
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False)
+
+    def show(placed: Placed) -> None:
+        from flowrun.launcher.place.saved import save as write
+        from flowrun.launcher.place.show_placements import table
+
+        console.print(table(placed.found), "")
+        if save:
+            write(placed, list(overrides), save)
+
     with console.capture() as text:
-        planned = None
-        if recipe.auto.placement:
-            from flowrun.launcher.place.place import place
-            from flowrun.launcher.place.show_placements import table
-
-            placed = place(recipe)
-            recipe, planned = placed.recipe, placed.training
-            console.print(table(placed.found), "")
-            if save:
-                from flowrun.launcher.place.saved import save as write
-
-                write(placed, list(overrides), save)
-        job = Job(recipe, values=False, planned=planned)
+        job = job_to_plan(recipe, show)
         console.print(plan_report(job, width))
-        if save and planned:
+        if save and recipe.auto.placement:
             console.print(f"the recipe is saved: flowrun recipe={save}", soft_wrap=True)
-    shown = text.get().rstrip()
-    return Planned(recipe=recipe, training=job.training, text=shown)
+    return Planned(recipe=job.recipe, training=job.training, text=text.get().rstrip())
+
+
+def job_to_plan(recipe: Recipe, show: Callable[[Placed], None] | None = None) -> Job:
+    """Make the job of a recipe of any size that is only planned, here and in every suite.
+
+    show: shows what a search has placed.  Raises RecipeError.
+    """
+    recipe, planned = settle(with_steps(recipe), show)
+    return Job(recipe, values=False, planned=planned)
 
 
 def plan_level(recipe: Recipe, level: str) -> str:
@@ -77,5 +85,4 @@ def plan_level(recipe: Recipe, level: str) -> str:
     from flowrun.launcher.report.show_level import check_level, level_report
 
     check_level(level)
-    recipe, planned = settle(with_steps(recipe))
-    return level_report(Job(recipe, values=False, planned=planned), level)
+    return level_report(job_to_plan(recipe), level)

@@ -71,7 +71,7 @@ class Job:
     materials: the model, the data and the task.  plans: what they are compiled to.
 
     start: the checkpoint that it goes on from; None: it begins.  A restart replaces it.
-    values: False: for a plan alone: there are no initial values.
+    values: False: for a plan alone: neither weights nor samples have any.
     planned: its training plan, where it is known already.
     """
 
@@ -87,7 +87,7 @@ class Job:
         self.start: Start | None = start
         self.device_type = device_type(recipe.launch, recipe.num_ranks, here=values)
         doing.doing("making the model and the data")
-        self.materials = make_materials(recipe, self.device_type, values)
+        self.materials = make_materials(recipe, values)
         workers = data_workers(recipe)
         self.strategy = add_materials(strategy_of(recipe), self.materials, workers)
         self.plans = JobPlans(

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from flowrun.engine.capture.capture import Batch, Task
+from flowrun.engine.hardware.hardware import CPU
 from flowrun.engine.strategy import Pin, Preparation, Strategy
 from flowrun.launcher.data.corpus.documents import DIGESTS
 from flowrun.launcher.data.mixture import find_mixture
@@ -28,9 +29,10 @@ from flowrun.launcher.model.initial import Initial, with_values
 from flowrun.launcher.model.parallel_plan import find_others, read_plan
 from flowrun.launcher.model.targets import note_moved
 from flowrun.launcher.recipe.checks import check_batch
+from flowrun.launcher.recipe.hardware_keys import choose_profile
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import require
-from flowrun.launcher.recipe.schema import NARROW
+from flowrun.launcher.recipe.schema import AUTO, NARROW, PRODUCTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,8 @@ class Materials:
         asked for; empty where there is only to be planned.
     digests: of the documents and the tokenizers that `data` has read, by their names.
     sampler, evaluation_sampler: batches of the samples that are trained on, and held out.
-    example: the first micro-batch.  notes: what a user should know of the model and of the data.
+    example: the first micro-batch, or one of its shapes where there is only to be planned.
+    notes: what a user should know of the model and of the data.
     plan: pins of the model's own plan (sbp.from_model).
     """
 
@@ -57,11 +60,10 @@ class Materials:
     plan: tuple[Pin, ...] = ()
 
 
-def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
+def make_materials(recipe: Recipe, values: bool) -> Materials:
     """Make the model, the data set and the task of a recipe.  Raises RecipeError.
 
-    device_type: of ranks, "cpu" or "cuda".  values: False: for a plan alone, without initial
-    values.
+    values: False: for a plan alone, of any size: weights and samples have shapes and no bytes.
     """
     torch.set_num_threads(1)  # a pool of threads made here would be dead in forked workers
     torch.manual_seed(recipe.train.seed)
@@ -75,9 +77,11 @@ def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
     check_vocabulary(recipe.model, described.model, data, recipe.data.get("tokenizer"))
     sampler = _sampler(recipe, data)
     with data_errors():
-        example = sampler(0, 0, slice(0, recipe.micro_batch_size))
+        example = sampler(0, 0, slice(0, recipe.micro_batch_size if values else 1))
+    if not values:
+        example = _shape_batch(example, recipe.micro_batch_size)
     sampler = replace(sampler, field_types=field_types_of(example))
-    task = make_task(recipe, described.model, example, device_type)
+    task = make_task(recipe, described.model, example)
     check_labels(described.model, task.inputs, recipe.task.loss, data)
     plan = read_plan(described.model, recipe.plan_axis) if recipe.plan_axis else ()
     others = find_others(described.model) if recipe.plan_axis else []
@@ -102,7 +106,19 @@ def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
     )
 
 
-def make_task(recipe: Recipe, model: nn.Module, example: Batch, device_type: str = "cpu") -> Task:
+def _shape_batch(one: Batch, samples: int) -> Batch:
+    """Make a batch of the shapes that many samples have; nothing is written, so that they take no
+    page of memory.
+
+    one: a batch of one sample.
+    """
+    return {
+        field: torch.empty((samples, *value.shape[1:]), dtype=value.dtype)
+        for field, value in one.items()
+    }
+
+
+def make_task(recipe: Recipe, model: nn.Module, example: Batch) -> Task:
     """Make what a run computes with a model, of which there may be several: the one that ranks
     train, and one that a command loads.
 
@@ -116,11 +132,18 @@ def make_task(recipe: Recipe, model: nn.Module, example: Batch, device_type: str
         build.instantiate_metrics(recipe),
         autocast=AUTOCAST[recipe.precision.dtype],
         narrow_residual=recipe.precision.residual == NARROW,
-        low_precision_attention=device_type != "cpu",
+        decomposed_attention=recipe.engine.attention == PRODUCTS,
+        low_precision_attention=_multiplies_narrow(recipe),
         seed=recipe.train.seed,
         keep_logits=recipe.engine.keeps_logits,
         run_checks=recipe.engine.check,
     )
+
+
+def _multiplies_narrow(recipe: Recipe) -> bool:
+    """`auto` asks the profile and not this host, so that a plan is the same on every machine."""
+    asked = recipe.precision.attention
+    return asked == NARROW or (asked == AUTO and choose_profile(recipe).device != CPU)
 
 
 def add_materials(strategy: Strategy, materials: Materials, workers: int) -> Strategy:

@@ -4,8 +4,9 @@ ranks or on the hosts that are here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import FlowrunError, RunError
@@ -18,22 +19,29 @@ from flowrun.launcher.recipe.device import forks_autograd
 from flowrun.launcher.recipe.fewer_ranks import layouts_on, layouts_on_fewer
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.report.notes import notes
-from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.store.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from flowrun.launcher.place.place import Placed
 
 _REASONS = 5  # layouts whose refusal is shown; there may be many
 
 
-def settle(recipe: Recipe, progress: Progress | None = None) -> tuple[Recipe, Rehearsed | None]:
-    """Return the recipe as it will run, with its plan if flowrun has placed it."""
+def settle(
+    recipe: Recipe, show: Callable[[Placed], None] | None = None
+) -> tuple[Recipe, Rehearsed | None]:
+    """Return the recipe as it will run, with its plan if flowrun has placed it.
+
+    show: shows what was placed.
+    """
     if not recipe.auto.placement:
         return recipe, None
     from flowrun.launcher.place.place import place  # takes 0.4 s
 
     placed = run_in_fork(lambda: place(recipe)) if forks_autograd() else place(recipe)
-    if progress:
-        progress.console.print(str(placed.found), highlight=False, markup=False)
+    if show:
+        show(placed)
     return placed.recipe, placed.training
 
 

@@ -28,6 +28,7 @@ SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
 FP32, BF16, KEEP_DTYPE = "fp32", "bf16", "model"
 NARROW = "narrow"
 EAGER, INDUCTOR, HANDWRITTEN = "eager", "inductor", "handwritten"
+FUSED, PRODUCTS = "fused", "products"
 KEEPABLE = (
     "placement.axes",
     "placement.stages",
@@ -56,12 +57,14 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "precision.residual": (NARROW, FP32),
     "precision.param_dtype": (FP32, BF16, KEEP_DTYPE),
     "precision.state_dtype": (FP32, BF16),
+    "precision.attention": (AUTO, FP32, NARROW),
     "hardware.device": ("cpu", "cuda"),
     "launch.name": ("local", "virtual", "slurm"),
     "launch.device": ("auto", "cpu", "cuda"),
     "launch.transport": ("auto", "shared", "gloo"),
     "launch.slurm.cluster": ("slurm", "local"),
     "engine.compiler": (EAGER, INDUCTOR, HANDWRITTEN),
+    "engine.attention": (FUSED, PRODUCTS),
 }
 
 
@@ -199,6 +202,9 @@ class Precision:
         fp32 and rounded at random; model: each in the dtype that the model makes it in, and updates
         of narrow ones are rounded to nearest.
     state_dtype: bf16: states of the optimizer are kept in bf16 and rounded so, too.
+    attention: of attention in bf16 or fp16 that is not one op (it has dropout, or engine.attention
+        is products): fp32: its products are, as on torch's CPU; narrow: in the dtype of its inputs,
+        as kernels of GPUs do; auto: by the device of the hardware profile.
     keep_fp32: patterns over names of parameters that neither of the two holds for.
     """
 
@@ -209,6 +215,7 @@ class Precision:
     accumulate_dtype: str | None = "fp32"
     param_dtype: str = FP32
     state_dtype: str = FP32
+    attention: str = AUTO
     keep_fp32: tuple[str, ...] = ()
 
 
@@ -387,6 +394,8 @@ class Engine:
     overwrites: write results over buffers that nobody reads any more, op by op.
     keeps_logits: cross entropy keeps logits and one number a row for backward; false: it keeps
         log-probabilities, as torch does.
+    attention: fused: one op wherever it has no dropout; products: two products and a softmax, as
+        software before fused kernels (attention within packed documents stays one op).
     blocking: axes whose collectives take turns with compute, as on one stream; this shows what
         overlap gains.
     compiler: of training's regions: eager (op after op) or inductor (fused C++ or Triton code,
@@ -406,6 +415,7 @@ class Engine:
     register_slots: int = 2
     overwrites: bool = True
     keeps_logits: bool = True
+    attention: str = FUSED
     blocking: list[str] = field(default_factory=list)
     compiler: str = EAGER
     cache: bool = True

@@ -252,7 +252,10 @@ NO_EFFECT = (
     ),
     NoEffect("recompute", "whole", "no modules", _has("recompute.modules")),
     NoEffect(
-        "precision", "reduce_dtype accumulate_dtype", "everything is computed in fp32", _narrow
+        "precision",
+        "reduce_dtype accumulate_dtype attention",
+        "everything is computed in fp32",
+        _narrow,
     ),
     NoEffect(
         "precision",

@@ -176,7 +176,7 @@ def _command(words: Sequence[str]) -> None:
     from flowrun.launcher.job.materials import make_materials
 
     with show_errors(list(words[1:]), None):
-        make_materials(load(list(words[1:])), "cpu", values=False)
+        make_materials(load(list(words[1:])), values=False)
 
 
 def _run_bounded(

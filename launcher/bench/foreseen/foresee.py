@@ -5,25 +5,18 @@ table, files.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from rich.console import Console
-from torch import Tensor
 
-from flowrun.engine.capture.capture import Task
-from flowrun.engine.compile import Compilation, Rehearsed
 from flowrun.engine.errors import FlowrunError
-from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.launcher.bench.bench import PLOT, show_files, write_results
 from flowrun.launcher.bench.foreseen.published import UNITS, Foreseen, PublishedTable
 from flowrun.launcher.bench.foreseen.score import Score, ScoredFigure, score
 from flowrun.launcher.bench.foreseen.show_tables import draw, result
-from flowrun.launcher.job.plan_cache import PlanCache, inputs
-from flowrun.launcher.job.recipe_strategy import AUTOCAST, strategy_of
-from flowrun.launcher.model import build
+from flowrun.launcher.commands.plan_recipe import job_to_plan
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
 
@@ -67,7 +60,7 @@ def _plan_figures(
     """A line for each published figure of the row."""
     found, problem = None, ""
     try:
-        found = plan_row(recipe).rehearsal
+        found = job_to_plan(recipe).training
     except (FlowrunError, MemoryError, RuntimeError) as error:
         known = isinstance(error, FlowrunError | MemoryError)
         if not known and "can't allocate memory" not in str(error):  # not even to name the bytes
@@ -82,37 +75,3 @@ def _plan_figures(
             foreseen=UNITS[unit][1](recipe, found) if found else None,
             problem=problem,
         )
-
-
-def plan_row(recipe: Recipe) -> Rehearsed:
-    """Plan the training of a recipe of any size, or read the plan that is on disk: weights and
-    samples have shapes and no bytes.  Raises FlowrunError.
-
-    Attention is written as products and a softmax: published figures are of software without a
-    fused kernel.
-    """
-    model = build.describe_model(recipe, draws=False).model
-    item = build.instantiate_data(recipe)[0]
-    task = Task(
-        model,
-        build.task_inputs(recipe, model, item),
-        build.instantiate_loss(recipe),
-        autocast=AUTOCAST[recipe.precision.dtype],
-        decomposed_attention=True,
-        low_precision_attention=True,
-        seed=recipe.train.seed,
-        keep_logits=recipe.engine.keeps_logits,
-    )
-    strategy = strategy_of(recipe)
-    cache = PlanCache(recipe.engine.cache)
-
-    def keep(_: str, graphs: tuple[LogicalGraph, ...], make: Callable[[], Rehearsed]) -> Rehearsed:
-        return cache.get("foreseen", inputs(strategy, *graphs), make)
-
-    batch = {name: _samples(value, recipe.micro_batch_size) for name, value in item.items()}
-    return Compilation(task, batch, strategy, keep).training
-
-
-def _samples(value: Tensor, count: int) -> Tensor:
-    """Make many samples of one; nothing is written, so that they take no page of memory."""
-    return torch.empty((count, *value.shape), dtype=value.dtype)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from flowrun.engine.rehearsal.rehearsal import Rehearsal
+from flowrun.engine.compile import Rehearsed
 from flowrun.launcher.bench.suite import make
 from flowrun.launcher.recipe.key_trees import spell_value
 from flowrun.launcher.recipe.recipe import Recipe
@@ -20,14 +20,31 @@ from flowrun.launcher.recipe.recipe_errors import did_you_mean, require
 KIND = "foreseen"
 
 
-def _tflops(recipe: Recipe, rehearsal: Rehearsal) -> float:
+def _tflops(recipe: Recipe, planned: Rehearsed) -> float:
     """The speed of one rank, by the formula of Megatron-LM, which counts activations that are
     computed twice.
     """
     model, length = recipe.model, int(recipe.data["length"])
     sizes = (int(model[key]) for key in ("depth", "width", "vocabulary"))
     flop = gpt_flop(recipe.train.batch_size, length, *sizes)
-    return flop / rehearsal.step_s / recipe.num_ranks / 1e12
+    return flop / planned.rehearsal.step_s / recipe.num_ranks / 1e12
+
+
+def _tflops_6nd(recipe: Recipe, planned: Rehearsed) -> float:
+    """The speed of one rank, by the formula of torchtitan and Llama 3: 6 N + 12 L D T a token, of N
+    parameters, L blocks of width D and T tokens a sample.
+    """
+    plan, model = planned.plan, recipe.model
+    sizes = {v.name: v.tensor for v in plan.variables.values() if v.kind == "parameter"}
+    flop = 6.0 * sum(plan.tensors[tensor].num_elements for tensor in sizes.values())
+    flop += 12.0 * int(model["depth"]) * int(model["width"]) * int(recipe.data["length"])
+    return flop * _tokens_per_s(recipe, planned) / 1e12
+
+
+def _tokens_per_s(recipe: Recipe, planned: Rehearsed) -> float:
+    """Tokens of one rank in a second."""
+    tokens = recipe.train.batch_size * int(recipe.data["length"])
+    return tokens / planned.rehearsal.step_s / recipe.num_ranks
 
 
 def gpt_flop(samples: int, length: int, depth: int, width: int, vocabulary: int) -> float:
@@ -40,16 +57,27 @@ def gpt_flop(samples: int, length: int, depth: int, width: int, vocabulary: int)
     return 96.0 * samples * length * depth * width**2 * more
 
 
-# unit -> its name on the screen, and the figure that a rehearsal comes to.  Memory is of the rank
-# that takes most, as nvidia-smi counts: with what driver and libraries keep.
-UNITS: Mapping[str, tuple[str, Callable[[Recipe, Rehearsal], float]]] = {
-    "samples_per_s": ("samples/s", lambda recipe, found: recipe.train.batch_size / found.step_s),
-    "step_ms": ("ms a step", lambda recipe, found: found.step_s * 1e3),
+def _most_bytes(planned: Rehearsed) -> int:
+    """Bytes of tensors on the rank that holds most."""
+    return max(planned.rehearsal.peak_bytes)
+
+
+# unit -> its name on the screen, and the figure that a plan comes to.  memory_mib is as nvidia-smi
+# counts: with what driver and libraries keep; memory_gib as torch.cuda.max_memory_allocated does.
+UNITS: Mapping[str, tuple[str, Callable[[Recipe, Rehearsed], float]]] = {
+    "samples_per_s": (
+        "samples/s",
+        lambda recipe, planned: recipe.train.batch_size / planned.rehearsal.step_s,
+    ),
+    "tokens_per_s_per_gpu": ("tokens/s per GPU", _tokens_per_s),
+    "step_ms": ("ms a step", lambda recipe, planned: planned.rehearsal.step_s * 1e3),
     "memory_mib": (
         "MiB",
-        lambda recipe, found: (max(found.peak_bytes) + recipe.hardware.reserved_bytes) / 2**20,
+        lambda recipe, planned: (_most_bytes(planned) + recipe.hardware.reserved_bytes) / 2**20,
     ),
+    "memory_gib": ("GiB allocated", lambda recipe, planned: _most_bytes(planned) / 2**30),
     "tflops_per_gpu": ("TFLOP/s per GPU", _tflops),
+    "tflops_6nd_per_gpu": ("TFLOP/s per GPU (6 N + 12 L D T)", _tflops_6nd),
 }
 
 

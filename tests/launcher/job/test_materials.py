@@ -34,10 +34,10 @@ def mixture(fraction: float, held_out: float, place: str = "data") -> Recipe:
 @pytest.mark.parametrize("held_out", [0.0, 0.05])
 def test_a_mixture_that_holds_out_other_samples_is_refused(place: str, held_out: float) -> None:
     with pytest.raises(RecipeError, match="some that are evaluated would be trained on") as refused:
-        make_materials(mixture(0.3, held_out, place), "cpu", values=False)
+        make_materials(mixture(0.3, held_out, place), values=False)
     assert refused.value.where == f"{place}.held_out"
 
 
 def test_a_mixture_that_holds_out_the_same_is_fine() -> None:
-    made = make_materials(mixture(0.3, 0.3), "cpu", values=False)
+    made = make_materials(mixture(0.3, 0.3), values=False)
     assert made.sampler.held_out == made.data.order.held_out > 0

@@ -172,12 +172,6 @@ def test_values_of_a_plan_alone_are_not_drawn() -> None:
     assert not model.weight.data_ptr()
 
 
-def test_a_plan_made_without_values_is_the_plan() -> None:
-    made = [Job(load(GPT), values=values).training for values in (True, False)]
-    assert str(made[0].plan) == str(made[1].plan)
-    assert made[0].rehearsal == made[1].rehearsal
-
-
 # ---- what cannot be recorded ---------------------------------------------------------------------
 
 

@@ -165,6 +165,7 @@ NO_EFFECT = {
     "recompute.whole": (["recompute.whole=true"], "no modules"),
     "precision.reduce_dtype": (["precision.reduce_dtype=fp32"], "everything is computed in fp32"),
     "precision.accumulate_dtype": (["precision.accumulate_dtype=null"], "everything is computed"),
+    "precision.attention": (["precision.attention=narrow"], "everything is computed in fp32"),
     "eval.every": (["eval.batches=0", "eval.every=3"], "no samples are held out"),
     "auto.trunk, auto.memory": (["auto.trunk=false", "auto.memory=off"], "auto.enabled is false"),
     "auto.plans": (["auto.plans=7"], "auto.placement is false"),

@@ -1,11 +1,16 @@
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
+from flowrun.engine.compile import Rehearsed
 from flowrun.engine.rehearsal.rehearsal import Rehearsal
 from flowrun.launcher.bench.foreseen.published import UNITS, gpt_flop
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.model.build import instantiate_model
 from flowrun.launcher.recipe.compose import load
 
+GPT = ("recipe=gpt_dp", "data.max_bytes=100000", "train.batch_size=32")
 REHEARSAL = Rehearsal(
     step_s=0.25,
     first_step_s=0.3,
@@ -18,22 +23,31 @@ REHEARSAL = Rehearsal(
 )
 
 
+@cache
+def planned(step_s: float = 0.25) -> Rehearsed:
+    """The plan of GPT, on 2 ranks, with what is foreseen of another."""
+    plan = Job(load([*GPT, "engine.cache=false"]), values=False).training.plan
+    return Rehearsed(plan, replace(REHEARSAL, step_s=step_s))
+
+
 @pytest.mark.parametrize(
     ("unit", "figure"),
     [
         pytest.param("samples_per_s", 128.0, id="32 samples in a quarter of a second"),
         pytest.param("step_ms", 250.0, id="a quarter of a second"),
+        pytest.param("tokens_per_s_per_gpu", 4096.0, id="each of 2 ranks has half of 32 x 64"),
         pytest.param("memory_mib", 3.0, id="the stage that takes most"),
+        pytest.param("memory_gib", 3 / 1024, id="the same in GiB"),
     ],
 )
 def test_a_rehearsal_in_the_units_of_a_table(unit: str, figure: float) -> None:
-    recipe = load(["recipe=gpt_dp", "train.batch_size=32"])
-    assert UNITS[unit][1](recipe, REHEARSAL) == pytest.approx(figure)
+    assert UNITS[unit][1](load([*GPT]), planned()) == pytest.approx(figure)
 
 
 def test_memory_counts_what_driver_and_libraries_keep() -> None:
-    recipe = load(["recipe=gpt_dp", "hardware.reserved_bytes=1048576"])
-    assert UNITS["memory_mib"][1](recipe, REHEARSAL) == 4.0
+    recipe = load([*GPT, "hardware.reserved_bytes=1048576"])
+    assert UNITS["memory_mib"][1](recipe, planned()) == 4.0
+    assert UNITS["memory_gib"][1](recipe, planned()) == 3 / 1024
 
 
 def test_the_formula_of_megatron_counts_each_weight_of_a_block_8_times_a_token() -> None:
@@ -50,5 +64,14 @@ def test_the_formula_of_megatron_counts_each_weight_of_a_block_8_times_a_token()
 def test_operations_are_shared_by_all_ranks_of_all_stages() -> None:
     recipe = load(["recipe=gpt_hybrid", "model=gpt2", "data.length=1024", "train.batch_size=32"])
     flop = gpt_flop(32, 1024, 12, 768, 50257)
-    found = UNITS["tflops_per_gpu"][1](recipe, replace(REHEARSAL, step_s=2.0))
+    found = UNITS["tflops_per_gpu"][1](recipe, planned(2.0))
     assert found == pytest.approx(flop / 2.0 / 4 / 1e12)
+
+
+def test_the_formula_of_llama_counts_all_weights_6_times_a_token() -> None:
+    recipe = load([*GPT])
+    model = instantiate_model(recipe)
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    flop = 6 * weights + 12 * 4 * int(recipe.model["width"]) * 64
+    found = UNITS["tflops_6nd_per_gpu"][1](recipe, planned())
+    assert found == pytest.approx(flop * 4096.0 / 1e12)

@@ -5,13 +5,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flowrun.engine.compile import Rehearsed
 from flowrun.launcher.bench.bench import FILE
 from flowrun.launcher.bench.foreseen import foresee as story
-from flowrun.launcher.bench.foreseen.foresee import foresee, plan_row
+from flowrun.launcher.bench.foreseen.foresee import foresee
 from flowrun.launcher.bench.foreseen.published import Foreseen, parse
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
 
 
@@ -25,7 +23,7 @@ def suite() -> Foreseen:
         "rows": {
             "64": [1e4, 64, None],
             "128": [2e4, 128, None],
-            "4096": [1e5, 4096, None],
+            "1024": [1e5, 1024, None],
             "wrong": [1.0, 64, "S5"],
         },
     }
@@ -36,7 +34,7 @@ def suite() -> Foreseen:
 def test_a_table_is_planned_shown_and_written(tmp_path: Path) -> None:
     screen = io.StringIO()
     lines = foresee(suite(), tmp_path, Console(file=screen, width=120))
-    assert [line.row for line in lines] == ["mlp/64", "mlp/128", "mlp/4096", "mlp/wrong"]
+    assert [line.row for line in lines] == ["mlp/64", "mlp/128", "mlp/1024", "mlp/wrong"]
     assert lines[3].foreseen is None and lines[3].problem
     text = screen.getvalue()
     assert "A perceptron" in text and "not planned" in text
@@ -49,22 +47,17 @@ def test_a_table_is_planned_shown_and_written(tmp_path: Path) -> None:
 def test_a_row_too_large_for_this_machine_is_a_line_with_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(recipe: Recipe) -> Rehearsed:
+    def refused(recipe: Recipe) -> Job:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: 419430400000 bytes.\nMore.")
 
-    monkeypatch.setattr(story, "plan_row", refused)
+    monkeypatch.setattr(story, "job_to_plan", refused)
     lines = foresee(suite(), tmp_path, Console(file=io.StringIO()))
     assert all(line.foreseen is None for line in lines)
     assert "can't allocate memory: 419430400000 bytes." in {line.problem for line in lines}.pop()
 
-    def broken(recipe: Recipe) -> Rehearsed:
+    def broken(recipe: Recipe) -> Job:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(story, "plan_row", broken)
+    monkeypatch.setattr(story, "job_to_plan", broken)
     with pytest.raises(RuntimeError, match="a defect"):
         foresee(suite(), tmp_path, Console(file=io.StringIO()))
-
-
-def test_a_plan_without_weights_or_samples_is_that_of_the_job() -> None:
-    recipe = load(["recipe=mlp_hybrid", "engine.cache=false"])
-    assert str(plan_row(recipe).plan) == str(Job(recipe).training.plan)
