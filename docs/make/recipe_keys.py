@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flowrun.engine.hardware.hardware import Hardware, Products
+from flowrun.engine.hardware.hardware import AttentionSpeed, Hardware, Products
 from flowrun.engine.hardware.network import Level
 from flowrun.launcher.recipe.key_schema import meanings
 from flowrun.launcher.recipe.schema import RecipeSchema
@@ -34,6 +34,9 @@ UNITS = {
     "eval.batches": "batches",
     "eval.every": "steps",
     "eval.fraction": "share",
+    "hardware.attention.backward": "share",
+    "hardware.attention.forward": "share",
+    "hardware.attention.keys": "keys",
     "hardware.core": "share",
     "hardware.cores": "cores",
     "hardware.levels.peer_s": "s",
@@ -104,6 +107,7 @@ def sections() -> dict[str, tuple[type, str]]:
                     found[f"{field.name}.{inner}"] = (inner_hint, f"{field.name}.{inner}")
     assert found["hardware"][0] is Hardware
     found["hardware.fp32"] = (Products, "hardware.fp32, tf32, bf16, fp16")
+    found["hardware.attention"] = (AttentionSpeed, "hardware.attention")
     found["hardware.levels"] = (Level, "hardware.levels")
     return found
 

@@ -1,6 +1,7 @@
 """Seconds of one op on one rank are the larger of its arithmetic and its memory traffic.
 
-Arithmetic counts 2 for a multiply-add, at the speed of the first output's dtype; traffic is every
+Arithmetic counts 2 for a multiply-add that is computed, at the speed of the first output's dtype;
+causal attention computes about half of its pairs, as FlashAttention counts.  Traffic is every
 input and output once, in bytes, unless the op's OpCost says otherwise.  Ops that were measured
 correct both.
 """
@@ -26,6 +27,7 @@ Tensors = Mapping[str, LogicalTensor]
 
 _NARROW = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _MATRICES = (ProductKind.MATRIX, ProductKind.BATCHED)
+_CPU_KEYS = 512  # of a block that attention computes on a CPU (kvSplitSize in torch)
 
 
 class SizedOp(NamedTuple):
@@ -63,7 +65,9 @@ class SizedOp(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Multiply-adds times 2 of matrix products, attention and convolutions; else 0."""
+        """Multiply-adds times 2 of matrix products, attention (all queries with all keys) and
+        convolutions; else 0.
+        """
         count = self._cost.flops
         return 0.0 if count is None else count(self.op, self.ins, self.outs)
 
@@ -129,20 +133,37 @@ class SizedOp(NamedTuple):
         product, dtype, flop = self._cost.product, self.dtype, self.flops
         if hardware.device == CPU and product == ProductKind.ATTENTION:
             dtype = "fp32"  # blocks too small for narrower products: no faster in bf16
-        whole = flop * self._whole_tiles(hardware.tile)
-        seconds = hardware.products(dtype).seconds(whole) / self._share(dtype, hardware)
+        computed = flop * self._count_computed(hardware)
+        if product == ProductKind.ATTENTION and hardware.attention:
+            return computed / (hardware.products(dtype).flops * self._attention_share(hardware))
+        seconds = hardware.products(dtype).seconds(computed) / self._share(dtype, hardware)
         if hardware.writes_behind and product in _MATRICES:
             itemsize = self.tensors[self.op.makes[0]].dtype.itemsize
             cube = (flop / 2) ** (2 / 3) * itemsize  # as many operations
             seconds += max(0.0, made_bytes - cube) / hardware.memory_bytes_per_s
         return seconds
 
-    def _whole_tiles(self, tile: int) -> float:
-        """Return operations done per operation that is asked for: tiles are computed whole."""
-        if info(self.op.target).cost.product not in _MATRICES:
+    def _count_computed(self, hardware: Hardware) -> float:
+        """Return operations done per operation that is asked for: tiles are computed whole, and
+        keys that a causal mask hides are not.
+        """
+        cost, tile = self._cost, hardware.tile
+        if cost.seen is not None:
+            return cost.seen(self.op, self.ins, _CPU_KEYS if hardware.device == CPU else 1)
+        if cost.product not in _MATRICES:
             return 1.0
         sides = (self.outs[0] or ())[-2:]
         return math.prod(math.ceil(side / tile) * tile / side for side in sides if side > tile)
+
+    def _attention_share(self, hardware: Hardware) -> float:
+        """Return the share of the peak of products that attention reaches by the profile's table;
+        a mask other than the causal one needs another kernel.
+        """
+        at = dict(zip(names := places(self.op), self.ins, strict=True))
+        keys = at["key"][-2] * self._count_computed(hardware)
+        share = hardware.attention_speed(at["query"][-1], keys, "backward" in self.op.target)
+        masked = hardware.masked_share if "attn_mask" in names else 1.0
+        return share * masked * hardware.attention_share
 
     def _share(self, dtype: str, hardware: Hardware) -> float:
         """Return the share of the speed of forward's products that the op's own reach."""

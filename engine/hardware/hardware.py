@@ -40,12 +40,37 @@ class Products:
         return flop / (self.flops * self.share_at(flop)) if flop else 0.0
 
     def share_at(self, flop: float) -> float:
-        at = bisect_left(self.flop, flop)
-        if not self.flop or at in (0, len(self.flop)):
-            return self.share[max(0, at - 1)] if self.flop else 1.0
-        low, high = self.flop[at - 1 : at + 1]
-        along = math.log(flop / low) / math.log(high / low)
-        return self.share[at - 1] + along * (self.share[at] - self.share[at - 1])
+        return _between(self.flop, self.share, flop) if self.flop else 1.0
+
+
+def _between(points: Sequence[float], shares: Sequence[float], x: float) -> float:
+    """Interpolate by the logarithm of x; outside of the points as at the nearest."""
+    at = bisect_left(points, x)
+    if at in (0, len(points)):
+        return shares[max(0, at - 1)]
+    low, high = points[at - 1 : at + 1]
+    along = math.log(x / low) / math.log(high / low)
+    return shares[at - 1] + along * (shares[at] - shares[at - 1])
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpeed:
+    """The speed of fused attention with heads of one width.
+
+    width: of a head.
+    keys: that a query sees, in the mean of all queries: with a causal mask half the length.
+    forward, backward: share of the peak of products of the same dtype that the kernels reach at
+        each of `keys`; between them interpolated by the logarithm, outside as at the nearest.
+    """
+
+    width: int = 128
+    keys: tuple[float, ...] = ()
+    forward: tuple[float, ...] = ()
+    backward: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("keys", "forward", "backward"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # lists, after Hydra
 
 
 # Measured on one thread of a server's core; small products miss the caches.
@@ -65,7 +90,10 @@ class Hardware:
     fp32, bf16, fp16: products of such numbers.
     tf32, uses_tf32: products of fp32 numbers that run as tf32, and whether they do.
     backward_share, weight_grad_share: speed of such products, as a share of that of forward.
-    convolution_share, batched_share, attention_share: as a share of that of products.
+    convolution_share, batched_share, attention_share: as a share of that of products.  Where
+        `attention` has a table, attention_share is a factor of it.
+    attention: fused attention, a table for each width of a head; an op has that of the next width.
+    masked_share: of `attention` where there is a mask other than the causal one.
     winograd: factor by which a 3 x 3 convolution of fp32 takes fewer multiplications than counted;
         2.25 by F(2 x 2, 3 x 3) of Lavin and Gray (arXiv 1509.09308), 1 where it is not used.
     bias_apart: a bias is added in a pass of its own, unless a compiler fuses it into what follows.
@@ -108,6 +136,8 @@ class Hardware:
     convolution_share: float = 1.0
     batched_share: float = 1.0
     attention_share: float = 0.6
+    attention: tuple[AttentionSpeed, ...] = ()
+    masked_share: float = 1.0
     winograd: float = 1.0
     bias_apart: bool = False
     writes_behind: bool = False
@@ -129,7 +159,8 @@ class Hardware:
     cores: float = math.inf
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "levels", tuple(self.levels))  # a list, after Hydra
+        for name in ("levels", "attention"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # lists, after Hydra
         if not isinstance(self.ops, Factors):
             object.__setattr__(self, "ops", Factors(self.ops))
 
@@ -145,6 +176,14 @@ class Hardware:
         fp32 = self.tf32 if self.uses_tf32 and self.tf32.flops else self.fp32
         narrow = {"bf16": self.bf16, "fp16": self.fp16}.get(dtype, fp32)
         return narrow if narrow.flops else fp32
+
+    def attention_speed(self, width: int, keys: float, backward: bool) -> float:
+        """Return the share of the peak of products that attention reaches by `attention`.
+
+        width: of a head.  keys: that a query sees, in the mean.
+        """
+        table = min(self.attention, key=lambda each: abs(math.log(each.width / width)))
+        return _between(table.keys, table.backward if backward else table.forward, keys)
 
     def slow_down(self, share: float) -> Hardware:
         """Return the hardware of a rank that has only a `share` of its core, which serves the

@@ -49,6 +49,8 @@ class OpCost:
     product: the kind of its products; None: none, or products at forward's speed.
     flops: (op, shapes of inputs, shapes of outputs) on one rank -> floating-point operations of its
         products, a multiply-add counted as 2; None: 0.
+    seen: (op, shapes of inputs, keys in a block) on one rank -> share of these that kernels compute
+        which leave out the blocks of keys that a causal mask hides; None: all of them.
     moved_bytes: (op, bytes of each input, bytes of each output) -> bytes read and written; None:
         their sum.
     seconds: (shapes of inputs, shapes of outputs) on one rank -> seconds of its kernels, as a user
@@ -62,6 +64,7 @@ class OpCost:
 
     product: ProductKind | None = None
     flops: Callable[[Op, Sequence[Shape], Sequence[Shape | None]], float] | None = None
+    seen: Callable[[Op, Sequence[Shape], int], float] | None = None
     moved_bytes: Callable[[Op, Sequence[int], Sequence[int]], float] | None = None
     seconds: Callable[[Sequence[Shape], Sequence[Shape | None]], float] | None = None
     scratch_bytes: float = 0.0

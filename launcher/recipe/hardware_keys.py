@@ -126,7 +126,12 @@ def check_hardware(recipe: RecipeSchema) -> None:
                 instead = 'Write them as "fp32 8x64 64x32 8x32".'
                 raise RecipeError(f"hardware.ops.{target}", problem, instead) from error
     for dtype in ("fp32", "tf32", "bf16", "fp16"):
-        _check_products(getattr(hardware, dtype), f"hardware.{dtype}")
+        products: Products = getattr(hardware, dtype)
+        _check_curve(f"hardware.{dtype}", flop=products.flop, share=products.share)
+    for at, table in enumerate(hardware.attention):
+        where = f"hardware.attention.{at}"
+        require(bool(table.keys), f"{where}.keys", "it is empty.", "Write numbers of keys.")
+        _check_curve(where, keys=table.keys, forward=table.forward, backward=table.backward)
     require(bool(hardware.levels), "hardware.levels", "it is empty: nothing joins ranks.")
     below = 1
     for at, level in enumerate(hardware.levels):
@@ -134,19 +139,21 @@ def check_hardware(recipe: RecipeSchema) -> None:
         below = level.ranks or below
 
 
-def _check_products(products: Products, where: str) -> None:
-    flop, share = products.flop, products.share
+def _check_curve(where: str, **columns: tuple[float, ...]) -> None:
+    """The first column has the points, each other a value for each of them."""
+    (name, points), *others = columns.items()
     require(
-        all(one < two for one, two in itertools.pairwise((0.0, *flop))),
-        f"{where}.flop",
-        f"{list(flop)} does not grow from over 0.",
+        all(one < two for one, two in itertools.pairwise((0.0, *points))),
+        f"{where}.{name}",
+        f"{list(points)} does not grow from over 0.",
     )
-    require(
-        len(share) == len(flop),
-        f"{where}.share",
-        f"{list(share)} has another length than flop, {list(flop)}.",
-        "Write one share for each flop.",
-    )
+    for key, values in others:
+        require(
+            len(values) == len(points),
+            f"{where}.{key}",
+            f"{list(values)} has another length than {name}, {list(points)}.",
+            f"Write one share for each of {name}.",
+        )
 
 
 def _check_level(level: Level, below: int, where: str) -> None:

@@ -25,6 +25,7 @@ from omegaconf.errors import (
 )
 
 from flowrun.engine.errors import FlowrunError, RecipeError
+from flowrun.engine.hardware.hardware import AttentionSpeed
 from flowrun.engine.hardware.network import Level
 from flowrun.launcher.recipe.hydra_source import GROUP, is_path, recipe_names
 from flowrun.launcher.recipe.key_schema import schema
@@ -36,6 +37,7 @@ KINDS: Mapping[object, str] = {
     **{int: "an integer", float: "a number", str: "a word", bool: "true or false"},
     **{type(None): "null", dict: "a mapping"},
 }
+_ENTRIES = {Level: "hardware.levels", AttentionSpeed: "hardware.attention"}  # of lists
 _ENDLESS = re.compile(r"(\S{200})\S{300,}")  # a word that would fill the screen
 
 
@@ -202,8 +204,9 @@ def _no_such_choice(error: MissingConfigException) -> RecipeError:
 
 def _bad_key(error: OmegaConfBaseException, schema: DictConfig) -> RecipeError:
     key = str(error.full_key or error.key or "")
-    if error.object_type is Level and "." not in key:  # which OmegaConf does not place
-        return _bad_entry("hardware.levels", key, error)
+    kind = error.object_type
+    if kind in _ENTRIES and "." not in key:  # which OmegaConf does not place
+        return _bad_entry(kind, key, error)
     if isinstance(error, ConfigAttributeError | ConfigKeyError):
         return unknown_key(key, schema)
     reason = str(error.msg or error).splitlines()[0].rstrip(".")
@@ -236,8 +239,8 @@ def _null(key: str, schema: DictConfig) -> RecipeError:
     return RecipeError(key, "null cannot stand here.", instead)
 
 
-def _bad_entry(where: str, key: str, error: OmegaConfBaseException) -> RecipeError:
-    known = [each.name for each in fields(Level)]
+def _bad_entry(kind: type, key: str, error: OmegaConfBaseException) -> RecipeError:
+    where, known = _ENTRIES[kind], [each.name for each in fields(kind)]
     if key not in known:
         return RecipeError(where, f"an entry of it has no key {key!r}.", did_you_mean(key, known))
     reason = str(error.msg or error).splitlines()[0].rstrip(".")

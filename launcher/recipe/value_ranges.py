@@ -119,6 +119,9 @@ RANGES: Mapping[str, Range] = {
             "hardware.convolution_share",
             "hardware.batched_share",
             "hardware.attention_share",
+            "hardware.masked_share",
+            "hardware.attention.*.width",
+            "hardware.attention.*.keys.*",
             "hardware.crowded_share",
             "hardware.memory_bytes_per_s",
             "hardware.winograd",
@@ -133,6 +136,8 @@ RANGES: Mapping[str, Range] = {
         for dtype in ("fp32", "tf32", "bf16", "fp16")
         for curve, row in {"flop.*": POSITIVE, "share.*": Range("(0, 1]")}.items()
     },
+    "hardware.attention.*.forward.*": Range("(0, 1]"),
+    "hardware.attention.*.backward.*": Range("(0, 1]"),
     "hardware.tile": COUNT,
     "hardware.core": Range("(0, 1]"),
     "hardware.cores": Range("(0, inf]"),

@@ -24,7 +24,7 @@ from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.op_info import OpCost, OpInfo, ProductKind, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, S, Sbp
-from flowrun.engine.ir.signature import OpRows, OpView, Signature, places
+from flowrun.engine.ir.signature import OpRows, OpView, Signature, bind, places
 from flowrun.engine.ops.nn import document_op  # noqa: F401  (it defines the op)
 
 _QUERY = ("query", "out", "grad_out", "logsumexp")
@@ -90,12 +90,29 @@ def document_backward(view: OpView) -> OpRows:
 
 def _flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float:
     """Count two products of forward, or five of backward, each of queries with all keys."""
-    backward = "backward" in op.target
-    query, key = in_shapes[1:3] if backward else in_shapes[:2]
-    return (10.0 if backward else 4.0) * math.prod(query) * key[-2]
+    query, key = _query_and_key(op, in_shapes)
+    return (10.0 if "backward" in op.target else 4.0) * math.prod(query) * key[-2]
 
 
-_COST = OpCost(product=ProductKind.ATTENTION, flops=_flops)
+def _seen(op: Op, in_shapes: Sequence[Shape], block: int) -> float:
+    """A causal kernel computes the blocks of keys up to that of the query itself; query and key 0
+    stand at one place.  Within documents the share is that of one document, the most there can be:
+    their lengths are values.  Every other mask is a tensor, with which kernels compute all pairs.
+    """
+    if not bind(op).get("is_causal", True):
+        return 1.0
+    (*_, queries, _), (*_, keys, _) = _query_and_key(op, in_shapes)
+    blocks = min(queries, keys) // block
+    below = block * block * blocks * (blocks + 1) / 2
+    rest = (queries - blocks * block) * min((blocks + 1) * block, keys)
+    return (below + rest) / (queries * keys)
+
+
+def _query_and_key(op: Op, in_shapes: Sequence[Shape]) -> Sequence[Shape]:
+    return in_shapes[1:3] if "backward" in op.target else in_shapes[:2]
+
+
+_COST = OpCost(product=ProductKind.ATTENTION, flops=_flops, seen=_seen)
 _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 
 OPS: Mapping[str, OpInfo] = {

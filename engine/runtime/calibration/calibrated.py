@@ -225,9 +225,9 @@ def as_yaml(hardware: Hardware) -> Mapping[str, object]:
         value = getattr(hardware, name)
         if isinstance(value, Products):
             tree[name] = {"flops": value.flops, "flop": [*value.flop], "share": [*value.share]}
-        elif name == "levels":
+        elif isinstance(value, tuple):  # of levels, or of speeds of attention
             tree[name] = [
-                {key: getattr(level, key) for key in Level.__dataclass_fields__} for level in value
+                {key: getattr(each, key) for key in each.__dataclass_fields__} for each in value
             ]
         elif name == "ops":
             tree[name] = {target: dict(known) for target, known in value.items()}

@@ -121,7 +121,9 @@ def _products(
 
 
 def _attention(device: torch.device, trials: int) -> Iterator[TimedWork]:
-    """Time causal attention; op_flops counts 4 (forward) and 10 for each number of a query."""
+    """Time causal attention; op_cost counts 4 (forward) and 10 for each number of a query and each
+    key: of so few, a CPU leaves none out.
+    """
     heads, length, width = 8, 128, 32
     q, k, v = (torch.randn(4, heads, length, width, device=device) for _ in "qkv")
     forward = kernel_of(cpu_attention)

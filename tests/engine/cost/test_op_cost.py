@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from flowrun.engine.cost.op_cost import SizedOp
-from flowrun.engine.hardware.hardware import Hardware, Products
+from flowrun.engine.hardware.hardware import AttentionSpeed, Hardware, Products
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, WEIGHT_GRAD, LogicalTensor, Op, Ref
+from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops.math.grouped import GROUPED, GROUPED_BACKWARD
 
 CURVE = (2e6, 2e8, 2e9), (0.5, 0.75, 1.0)
@@ -200,3 +201,99 @@ def test_a_transposed_convolution_multiplies_what_it_reads() -> None:
     args = (Ref("x"), Ref("w"), None, (2, 2), (0, 0), (1, 1), True, (0, 0), 1)
     op = Op("y", "aten.convolution.default", args, (), outputs=("y",))
     assert SizedOp(op, [(1, 3, 4, 4), (3, 5, 2, 2)], [(1, 5, 8, 8)], {}).flops == 2 * 3 * 16 * 5 * 4
+
+
+ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu"
+DOCUMENTS = "flowrun.document_attention"
+GPU = replace(HARDWARE, device="cuda", fp32=Products(1e9), attention_share=1.0, op_s=0.0)
+
+
+def attention(
+    query: Shape, key: Shape, hardware: Hardware, *, causal: bool = True, mask: Shape | None = None
+) -> tuple[float, float]:
+    """Seconds of (forward, backward)."""
+    names, sizes = ("q", "k", "v", "o", "l"), (query, key, key, query, query[:3])
+    tensors = {x: LogicalTensor(x, size, FP32) for x, size in zip(names, sizes, strict=True)}
+    q, k, v, o, lse = map(Ref, names)
+    masked = () if mask is None else (("attn_mask", Ref("m")),)
+    more = () if mask is None else (mask,)
+    tensors["m"] = LogicalTensor("m", mask or (), FP32)
+    calls = (
+        ("", (q, k, v, 0.0, causal), sizes[:3]),
+        ("_backward", (o, q, k, v, o, lse, 0.0, causal), (query, *sizes)),
+    )
+    one, two = (
+        SizedOp(
+            Op("o", f"{ATTENTION}{ending}.default", args, masked, outputs=("o",), module=""),
+            (*shapes, *more),
+            [query],
+            tensors,
+        ).seconds(replace(hardware, memory_bytes_per_s=1e30))
+        for ending, args, shapes in calls
+    )
+    return one, two
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "pairs"),
+    [(64, 64, 64 * 65 / 2), (16, 64, 16 * 17 / 2), (64, 16, 16 * 17 / 2 + 48 * 16)],
+    ids=["square", "fewer queries", "fewer keys"],
+)
+def test_causal_attention_computes_what_a_query_sees(queries: int, keys: int, pairs: int) -> None:
+    """2 products of forward, 5 of backward."""
+    taken = attention((2, 3, queries, 8), (2, 3, keys, 8), GPU)
+    assert taken == pytest.approx([n * 2 * 2 * 3 * 8 * pairs / 1e9 for n in (2, 5)])
+
+
+def test_attention_with_a_mask_computes_all_pairs() -> None:
+    size = (2, 3, 64, 8)
+    for mask in (None, (64, 64)):
+        taken = attention(size, size, GPU, causal=False, mask=mask)
+        assert taken == pytest.approx([n * 2 * 2 * 3 * 8 * 64 * 64 / 1e9 for n in (2, 5)])
+
+
+def test_splits_of_samples_and_heads_share_the_work_of_attention() -> None:
+    whole, part = (attention((n, n, 64, 8), (n, n, 64, 8), GPU) for n in (4, 2))
+    assert whole == pytest.approx([4 * each for each in part])
+
+
+@pytest.mark.parametrize(("length", "share"), [(512, 1.0), (1024, 0.75), (4096, 0.5625)])
+def test_attention_of_a_cpu_leaves_out_blocks_of_512_keys(length: int, share: float) -> None:
+    size, cpu = (1, 1, length, 8), replace(GPU, device="cpu")
+    causal, full = (attention(size, size, cpu, causal=each) for each in (True, False))
+    assert causal == pytest.approx([share * each for each in full])
+
+
+def test_documents_count_as_one_that_fills_its_sample() -> None:
+    size = (2, 3, 64, 8)
+    args = (*map(Ref, "qkvd"), None)
+    op = Op("o", f"{DOCUMENTS}.default", args, (), outputs=("o",), module="")
+    tensors = {"o": LogicalTensor("o", size, FP32)} | {
+        x: LogicalTensor(x, size, FP32) for x in "qkvd"
+    }
+    fast = replace(GPU, memory_bytes_per_s=1e30)
+    taken = SizedOp(op, (size, size, size, (2, 9)), [size], tensors).seconds(fast)
+    assert taken == pytest.approx(attention(size, size, GPU)[0])
+
+
+def test_fused_attention_has_the_speed_of_its_width_and_keys() -> None:
+    """A causal mask leaves 128 keys of 255 and 512 of 1023 in the mean."""
+    tables = (
+        AttentionSpeed(64, (128.0, 512.0), (0.25, 0.5), (0.125, 0.25)),
+        AttentionSpeed(128, (128.0,), (1.0,), (0.5,)),
+    )
+    gpu = replace(GPU, attention=tables)
+    for width, length, share in ((64, 255, 0.25), (64, 511, 0.375), (80, 1023, 0.5), (96, 255, 1)):
+        size = (1, 1, length, width)
+        forward, backward = attention(size, size, GPU)
+        taken = attention(size, size, gpu)
+        assert taken == pytest.approx((forward / share, 2 * backward / share))
+        halved = replace(gpu, attention_share=0.5)
+        assert attention(size, size, halved) == pytest.approx([2 * each for each in taken])
+
+
+def test_a_mask_of_fused_attention_needs_a_slower_kernel() -> None:
+    size = (1, 1, 64, 8)
+    gpu = replace(GPU, attention=(AttentionSpeed(8, (64.0,), (0.5,), (0.5,)),), masked_share=0.25)
+    full, masked = (attention(size, size, gpu, causal=False, mask=m) for m in (None, (64, 64)))
+    assert masked == pytest.approx([4 * each for each in full])

@@ -33,6 +33,17 @@ def test_a_shipped_profile_names_itself_and_its_sources(name: str) -> None:
         assert list(curve.share) == sorted(curve.share)  # larger products are no slower
 
 
+@pytest.mark.parametrize("name", ("dgx_a100", "h100", "h200"))
+def test_a_profile_of_fused_attention_names_its_papers(name: str) -> None:
+    hardware = profile(name)
+    assert {each.width for each in hardware.attention} == {64, 128}
+    for each in hardware.attention:
+        assert list(each.backward) == sorted(each.backward)  # more keys are no slower
+    assert "attention" in hardware.source
+    assert "2307.08691" in profile("dgx_a100").source
+    assert "2407.08608" in profile("h100").source
+
+
 @pytest.mark.parametrize("name", GPUS)
 def test_a_gpu_profile_has_nodes_of_8_on_a_slower_network(name: str) -> None:
     hardware = profile(name)
@@ -141,6 +152,13 @@ def test_ranks_that_share_a_core_share_what_it_does() -> None:
         (["hardware.fp32.flop=[2e6,1e6]"], "hardware.fp32.flop", "does not grow"),
         ([HALF[0], "hardware.fp32.share=[0.5]"], "hardware.fp32.share", "another length than flop"),
         ([HALF[0], "hardware.fp32.share=[0.5,1.5]"], "hardware.fp32.share.1", "at most 1"),
+        (["hardware.attention=[{width: 64}]"], "hardware.attention.0.keys", "is empty"),
+        (
+            ["hardware.attention=[{keys: [64], forward: [0.5]}]"],
+            "hardware.attention.0.backward",
+            "another length than keys",
+        ),
+        (["hardware.attention=[{key: 64}]"], "hardware.attention", "has no key 'key'"),
         (["hardware.levels=[]"], "hardware.levels", "nothing joins ranks"),
         (["hardware.levels=[{ranks: 4}, {ranks: 6}]"], "hardware.levels.1.ranks", "not a multiple"),
         (
