@@ -20,31 +20,33 @@ from flowrun.launcher.recipe.recipe_errors import did_you_mean, require
 KIND = "foreseen"
 
 
-def _tflops(recipe: Recipe, planned: Rehearsed) -> float:
-    """The speed of one rank, by the formula of Megatron-LM, which counts activations that are
-    computed twice.
-    """
-    model, length = recipe.model, int(recipe.data["length"])
-    sizes = (int(model[key]) for key in ("depth", "width", "vocabulary"))
-    flop = gpt_flop(recipe.train.batch_size, length, *sizes)
-    return flop / planned.rehearsal.step_s / recipe.num_ranks / 1e12
-
-
-def _tflops_6nd(recipe: Recipe, planned: Rehearsed) -> float:
-    """The speed of one rank, by the formula of torchtitan and Llama 3: 6 N + 12 L D T a token, of N
-    parameters, L blocks of width D and T tokens a sample.
-    """
-    plan, model = planned.plan, recipe.model
-    sizes = {v.name: v.tensor for v in plan.variables.values() if v.kind == "parameter"}
-    flop = 6.0 * sum(plan.tensors[tensor].num_elements for tensor in sizes.values())
-    flop += 12.0 * int(model["depth"]) * int(model["width"]) * int(recipe.data["length"])
-    return flop * _tokens_per_s(recipe, planned) / 1e12
+def _samples_per_s(recipe: Recipe, planned: Rehearsed) -> float:
+    return recipe.train.batch_size / planned.rehearsal.step_s
 
 
 def _tokens_per_s(recipe: Recipe, planned: Rehearsed) -> float:
     """Tokens of one rank in a second."""
-    tokens = recipe.train.batch_size * int(recipe.data["length"])
-    return tokens / planned.rehearsal.step_s / recipe.num_ranks
+    return _samples_per_s(recipe, planned) * int(recipe.data["length"]) / recipe.num_ranks
+
+
+def _tflops(recipe: Recipe, planned: Rehearsed) -> float:
+    """The speed of one rank, by the formula of Megatron-LM, which counts activations that are
+    computed twice.
+    """
+    sizes = (int(recipe.model[key]) for key in ("depth", "width", "vocabulary"))
+    flop = gpt_flop(recipe.train.batch_size, int(recipe.data["length"]), *sizes)
+    return flop / planned.rehearsal.step_s / recipe.num_ranks / 1e12
+
+
+def _tflops_6nd(recipe: Recipe, planned: Rehearsed) -> float:
+    """The same by torchtitan's and Llama 3's formula: 6 N + 12 L D T a token, of N parameters, L
+    blocks of width D and T tokens a sample.
+    """
+    plan, (depth, width) = planned.plan, (int(recipe.model[key]) for key in ("depth", "width"))
+    sizes = {v.name: v.tensor for v in plan.variables.values() if v.kind == "parameter"}
+    parameters = sum(plan.tensors[tensor].num_elements for tensor in sizes.values())
+    flop = 6.0 * parameters + 12.0 * depth * width * int(recipe.data["length"])
+    return flop * _tokens_per_s(recipe, planned) / 1e12
 
 
 def gpt_flop(samples: int, length: int, depth: int, width: int, vocabulary: int) -> float:
@@ -57,25 +59,19 @@ def gpt_flop(samples: int, length: int, depth: int, width: int, vocabulary: int)
     return 96.0 * samples * length * depth * width**2 * more
 
 
-def _most_bytes(planned: Rehearsed) -> int:
-    """Bytes of tensors on the rank that holds most."""
-    return max(planned.rehearsal.peak_bytes)
+def _mib(planned: Rehearsed, reserved_bytes: int = 0) -> float:
+    """Memory of the rank that takes most.  reserved_bytes: what is no tensor."""
+    return (max(planned.rehearsal.peak_bytes) + reserved_bytes) / 2**20
 
 
 # unit -> its name on the screen, and the figure that a plan comes to.  memory_mib is as nvidia-smi
 # counts: with what driver and libraries keep; memory_gib as torch.cuda.max_memory_allocated does.
 UNITS: Mapping[str, tuple[str, Callable[[Recipe, Rehearsed], float]]] = {
-    "samples_per_s": (
-        "samples/s",
-        lambda recipe, planned: recipe.train.batch_size / planned.rehearsal.step_s,
-    ),
+    "samples_per_s": ("samples/s", _samples_per_s),
     "tokens_per_s_per_gpu": ("tokens/s per GPU", _tokens_per_s),
-    "step_ms": ("ms a step", lambda recipe, planned: planned.rehearsal.step_s * 1e3),
-    "memory_mib": (
-        "MiB",
-        lambda recipe, planned: (_most_bytes(planned) + recipe.hardware.reserved_bytes) / 2**20,
-    ),
-    "memory_gib": ("GiB allocated", lambda recipe, planned: _most_bytes(planned) / 2**30),
+    "step_ms": ("ms a step", lambda _, planned: planned.rehearsal.step_s * 1e3),
+    "memory_mib": ("MiB", lambda recipe, planned: _mib(planned, recipe.hardware.reserved_bytes)),
+    "memory_gib": ("GiB allocated", lambda _, planned: _mib(planned) / 2**10),
     "tflops_per_gpu": ("TFLOP/s per GPU", _tflops),
     "tflops_6nd_per_gpu": ("TFLOP/s per GPU (6 N + 12 L D T)", _tflops_6nd),
 }
