@@ -17,7 +17,8 @@ _LOOK_S = 1.0  # from one look at the memory of processes to the next
 
 
 class RankMemory:
-    """The memory of a rank, without what it inherited from the launcher.
+    """The memory of a rank, without what it inherited from the launcher, though a write copies some
+    30 MB of its pages: they are anonymous before the fork and after it.
 
     peak: most bytes of tensors at once: on the CPU those of the first steps, counted one by one; on
     CUDA what torch has handed out.  process_peak: most bytes of anonymous memory, with what

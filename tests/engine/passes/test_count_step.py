@@ -176,6 +176,28 @@ def test_a_loss_is_that_of_the_whole_batch(loss: Callable[[Tensor, Batch], Tenso
     check(training(loss), Layout())
 
 
+DENOMINATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "roots": lambda a, b: a.sqrt() * b.sqrt(),
+    "reciprocal roots": lambda a, b: 1 / (a.rsqrt() * b.rsqrt()),
+    "reciprocal": lambda a, b: (2 * a).reciprocal().reciprocal(),
+    "quotient": lambda a, b: a * a / b,
+    "number by it": lambda a, b: a * b * (2 / a),
+    "sum": lambda a, b: a + b,
+    "largest": torch.maximum,
+    "choice": lambda a, b: torch.where(a > b, b, a),
+}
+
+
+@pytest.mark.parametrize("of", DENOMINATORS.values(), ids=DENOMINATORS)
+def test_a_loss_may_divide_by_what_is_made_of_counts(
+    of: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    def loss(output: Tensor, batch: Batch) -> Tensor:
+        return each(output, batch).sum() / of(batch["mask"].sum(), batch["scores"].sum())
+
+    check(training(loss), Layout())
+
+
 @pytest.mark.parametrize("pattern", ["lengths", "last empty", "one target"])
 @pytest.mark.parametrize("micro_batches", [1, 2, 8, 16])
 def test_micro_batches_change_no_number(micro_batches: int, pattern: str) -> None:

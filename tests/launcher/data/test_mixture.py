@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from flowrun.launcher.data.corpus.text import Text
 from flowrun.launcher.data.mixture import DataMixture, MixtureOrder
 from flowrun.launcher.data.stacked import Rows
+from flowrun.launcher.recipe.compose import load
 
 SIZES = st.lists(st.integers(2, 40), min_size=1, max_size=4)
 
@@ -96,6 +97,17 @@ def test_items_come_from_their_sources_in_one_call_as_in_many() -> None:
     assert batch["source"].tolist() == source.tolist() and batch["index"].tolist() == index.tolist()
     assert all(data[k]["index"] == index[k] for k in range(0, len(data), 7))
     assert abs(np.mean(source == 0) - 0.75) < 1 / len(data) * 2
+
+
+def test_another_seed_gives_another_order_of_sources_and_of_each() -> None:
+    def orders(seed: int) -> list[Any]:
+        source, index = DataMixture({"a": rows(0, 50), "b": rows(1, 50)}, seed=seed).order.find(
+            np.arange(100)
+        )
+        return [source.tolist(), *(index[source == k].tolist() for k in range(2))]
+
+    assert all(one != other for one, other in zip(orders(1), orders(2), strict=True))
+    assert load(["recipe=gpt_dp", "data=mixture", "train.seed=7"]).data["seed"] == 7
 
 
 def test_neighbours_are_mixed_as_the_whole_is() -> None:

@@ -1,9 +1,11 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.job.job import Job
@@ -11,6 +13,7 @@ from flowrun.launcher.model.build import describe_model, instantiate_model
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import Adapters
+from flowrun.models.lora import find_loras, lora_scale
 
 SMALL = ("recipe=gpt_tp", "launch=virtual", "model.depth=2", "model.width=32", "engine.cache=false")
 
@@ -28,6 +31,15 @@ def test_named_linears_are_trained_and_nothing_else() -> None:
         "blocks.1.mlp.fc1",
         "blocks.1.mlp.fc2",
     }
+
+
+def test_every_key_reaches_each_adapter() -> None:
+    keys = ["adapters.rank=3", "adapters.alpha=6", "adapters.dropout=0.25"]
+    model = instantiate_model(load([*SMALL, "adapters.modules=['*.qkv']", *keys]))
+    for _, lora in find_loras(model):
+        assert (lora.lora_A.out_features, lora_scale(lora)) == (3, 2.0)
+        assert cast(nn.Dropout, lora.lora_dropout).p == 0.25
+    assert len([*find_loras(model)]) == 2
 
 
 def test_a_group_trains_more_than_the_adapters() -> None:

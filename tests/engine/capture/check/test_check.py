@@ -1,4 +1,5 @@
 import functools
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -131,6 +132,11 @@ def assigns(net: Any, x: Tensor) -> Tensor:
     return plain(net, x + net.average)
 
 
+def infinite(net: Any, x: Tensor) -> Tensor:
+    net.average = x.mean(0).masked_fill(x.mean(0) > 0, math.inf)
+    return plain(net, x)
+
+
 def teacher(net: Any, x: Tensor) -> Tensor:
     """A frozen copy that follows the weights, as in MoCo and BYOL."""
     with torch.no_grad():
@@ -163,6 +169,7 @@ RIGHT = (
     lazy_mask,
     lazy_flag,
     assigns,
+    infinite,
     another_mode_for_a_while,
 )
 
@@ -353,7 +360,15 @@ FACTOR = with_op("aten.mul.Tensor", lambda op: replace(op, args=(op.args[0], 0.8
 DROPOUT = with_op(
     "aten.native_dropout.default", lambda op: replace(op, args=(op.args[0], 0.2, True))
 )
+FILLS = {
+    f"{value} in the place of infinity": (
+        with_op("aten.masked_fill.Scalar", lambda op, v=value: replace(op, args=(*op.args[:2], v))),
+        infinite,
+    )
+    for value in (-math.inf, math.nan, 0.0)
+}
 FAULTS = {
+    **FILLS,
     "another op": (SIGMOID, plain),
     "another factor": (FACTOR, assigns),
     "a lost write": (without_result("writes/average"), assigns),

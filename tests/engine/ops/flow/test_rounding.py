@@ -1,5 +1,6 @@
 """bf16 rounded at random: a neighbour, on average the value, the same wherever an element lies."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,12 @@ def test_another_step_and_another_stream_draw_other_numbers() -> None:
     assert torch.equal(rounded(x), rounded(x))
     assert not torch.equal(rounded(x), rounded(x, step=2.0))
     assert not torch.equal(rounded(x), rounded(x, stream="v"))
+
+
+def test_each_weight_and_each_of_its_states_draws_numbers_of_its_own() -> None:
+    x = torch.rand(1000)
+    made = [rounded(x, stream=stream_of(name, k)) for name in ("w", "v") for k in range(3)]
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(made, 2))
 
 
 @pytest.mark.parametrize("function", [adamw, sgd])
