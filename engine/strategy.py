@@ -149,9 +149,12 @@ class Recompute:
 
     modules: patterns of module paths; a pattern covers everything inside a module that it names.
     keep: classes of ops whose outputs are stored all the same: matmul (products, convolutions,
-        attention), boxing (what communication makes); empty: only inputs of the modules are stored.
-    whole: true: everything that is not stored is computed again, as torch.utils.checkpoint does;
-        false: only what backward reads.
+        attention), every_second_matmul (the first, third … product of a module, without attention),
+        attention (one kernel), boxing (what communication makes); empty: only inputs of the modules
+        are stored.
+    whole: true: everything that is not stored is computed again, as Megatron-LM does; false: only
+        what backward reads, as torch.utils.checkpoint does, which leaves out a block's last
+        product.  Both hold the same memory.
     """
 
     modules: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_110,
+    "engine": 1_115,
     "engine/actors": 1_460,
     "engine/boxing": 520,
     "engine/capture": 4_335,
@@ -36,7 +36,7 @@ BUDGETS = {
     "engine/ir": 1_700,
     "engine/lowering": 1_295,
     "engine/ops": 5_100,
-    "engine/passes": 6_660,
+    "engine/passes": 6_700,
     "engine/rehearsal": 800,
     "engine/runtime": 7_570,
     "engine/trace": 500,
@@ -62,7 +62,7 @@ BUDGETS = {
     "tests": 1_060,
     "tests/behaviour": 8_290,
     "tests/chaos": 980,
-    "tests/engine": 13_950,
+    "tests/engine": 13_985,
     "tests/fuzz": 1_010,
     "tests/hangs": 370,
     "tests/launcher": 14_640,

@@ -5,8 +5,10 @@
 For every module that a pattern names (a pattern covers the modules inside), copies of its forward
 ops, named "x/again", join the backward region.  They start from kept tensors: the inputs of the
 module, tensors that ops outside of it read in backward, and the outputs of the classes of ops in
-`keep`.  Only tensors that backward reads are computed again, or, with `whole`, all that are not
-kept.
+`keep`.  Only tensors that backward reads are computed again, as torch.utils.checkpoint does, which
+stops early.  With `whole` all that are not kept are, as Megatron-LM and OneFlow do: what nobody
+reads of them, as the last product of a block, is computed with the rest of its module and freed at
+once.
 
 The pass runs after infer_sbp: a copy has the layout of its original, so that it computes the same
 bits, and the cost of repeated boxing is known.  It runs before shard_optimizer: under ZeRO 3 a copy
@@ -20,7 +22,7 @@ gradients of these modules stay in backward: to run late they would hold the rec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -37,15 +39,21 @@ from flowrun.engine.ir.graph import (
     replace_inputs,
 )
 from flowrun.engine.ir.module_path import within
-from flowrun.engine.ir.op_info import Trait
+from flowrun.engine.ir.op_info import ProductKind, Trait
 from flowrun.engine.ir.sbp import NdSbp
 from flowrun.engine.ops.flow.check import AFTER
+from flowrun.engine.ops.registry import info
 from flowrun.engine.ops.traits import has, is_view
 from flowrun.engine.strategy import Strategy
 
-KEEP: Mapping[str, Trait | None] = {  # values of recompute.keep -> the trait of ops to keep
-    "matmul": Trait.PRODUCT,
-    "boxing": None,  # tensors that communication made, so that none is repeated
+_ALL, _NONE, _EVERY_SECOND = slice(None), slice(0), slice(None, None, 2)
+# value of recompute.keep -> which of a module's products, but for attention, and which of its
+# attentions are kept, in forward's order
+KEEP: Mapping[str, tuple[slice, slice]] = {
+    "matmul": (_ALL, _ALL),
+    "every_second_matmul": (_EVERY_SECOND, _NONE),
+    "attention": (_NONE, _ALL),
+    "boxing": (_NONE, _NONE),  # tensors that communication made, so that none is repeated
 }
 ModuleOnStage = tuple[str, int]  # a named module on one stage
 AGAIN = "/again"  # suffix of the name of a copy, and of its outputs
@@ -60,7 +68,7 @@ def recompute(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         return graph
     again = _Again(graph, strategy)
     copies = again.copies()
-    ops = _sort_by_inputs((*again.readers(), *copies))
+    ops = _sort_by_inputs(again.in_order(copies))
     result = replace(graph, ops=ops, tensors=again.tensors)
     return replace(result, notes=(*graph.notes, *_notes(graph, result, strategy, copies)))
 
@@ -68,7 +76,8 @@ def recompute(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
 class _Again:
     """The tensors to recompute, and the names of their copies.
 
-    group: op -> the named module that it belongs to.  wanted: tensors to recompute.
+    group: op -> the named module that it belongs to.  kept_ops: products whose outputs are stored.
+    wanted: tensors to recompute.
     """
 
     def __init__(self, graph: LogicalGraph, strategy: Strategy) -> None:
@@ -77,6 +86,7 @@ class _Again:
         self.tensors = dict(graph.tensors)
         self.feeds = {feed.tensor for feed in graph.feeds if not feed.per_step}
         self.group = _group_by_module(graph, strategy.recompute.modules)
+        self.kept_ops = _find_kept_ops(graph, self.group, strategy.recompute.keep)
         self.backward = [op for op in graph.ops if op.phase in (BACKWARD, WEIGHT_GRAD)]
         self.wanted = self._tensors_to_recompute()
         self.gates = self._find_gates()
@@ -106,8 +116,7 @@ class _Again:
             return True
         if self.graph.running.intersection(maker.inputs):
             return True  # the buffer has changed when backward runs
-        keep = self.strategy.recompute.keep
-        if any(has(maker.target, trait) for kind in keep if (trait := KEEP[kind])):
+        if maker.name in self.kept_ops:
             return True
         if name in self.graph.of_weights and not is_view(maker.target):
             return True  # it exists all step long: hoist_weights makes it once
@@ -115,7 +124,8 @@ class _Again:
         readers = self.graph.consumers.get(name, ())
         if any(self._is_outside(reader, group) for reader in readers):
             return True
-        return "boxing" in keep and any(self._moves(name, reader) for reader in readers)
+        keeps = "boxing" in self.strategy.recompute.keep
+        return keeps and any(self._moves(name, reader) for reader in readers)
 
     def _is_outside(self, reader: Op, group: ModuleOnStage) -> bool:
         """Return whether the value is stored for this reader, whatever the module does."""
@@ -162,6 +172,21 @@ class _Again:
                 )
                 copied.append(replace(copy, name=op.name + AGAIN, outputs=outputs, phase=BACKWARD))
         return [*self.held.values(), *copied]
+
+    def in_order(self, copies: list[Op]) -> Iterator[Op]:
+        """Yield the ops of the new graph.  With `whole` the copies of a module come together,
+        before the first op that reads one of them: the last of them may have no reader.
+        """
+        waiting: dict[ModuleOnStage, list[Op]] = {}
+        if self.strategy.recompute.whole:
+            for copy in copies:
+                if copy.target != AFTER:
+                    waiting.setdefault(self.group[copy.name.removesuffix(AGAIN)], []).append(copy)
+        for op in self.readers():
+            if op.phase == BACKWARD and any(name.endswith(AGAIN) for name in op.inputs):
+                yield from waiting.pop(self.group[op.name], ())
+            yield op
+        yield from copies
 
     def readers(self) -> Iterator[Op]:
         """Yield all ops of the graph; those of backward read copies."""
@@ -256,11 +281,29 @@ def _group_by_module(graph: LogicalGraph, patterns: tuple[str, ...]) -> dict[str
     }
 
 
+def _find_kept_ops(
+    graph: LogicalGraph, group: Mapping[str, ModuleOnStage], keep: Iterable[str]
+) -> set[str]:
+    """Return the products of the named modules whose outputs are stored."""
+    products: dict[tuple[ModuleOnStage, bool], list[str]] = {}
+    for op in graph.ops:
+        if op.phase == FORWARD and op.name in group and has(op.target, Trait.PRODUCT):
+            attends = info(op.target).cost.product is ProductKind.ATTENTION
+            products.setdefault((group[op.name], attends), []).append(op.name)
+    return {
+        name
+        for (_, attends), names in products.items()
+        for kind in keep
+        for name in names[KEEP[kind][attends]]
+    }
+
+
 # ---- order ---------------------------------------------------------------------------------------
 
 
-def _sort_by_inputs(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+def _sort_by_inputs(ops: Iterable[Op]) -> tuple[Op, ...]:
     """Put every op after the makers of its inputs; copies go right before their first reader."""
+    ops = tuple(ops)
     maker = {name: op for op in ops for name in op.makes}
     done: set[str] = set()
     waiting: set[str] = set()

@@ -17,7 +17,7 @@ from flowrun.engine.strategy import Auto, Recompute, Zero
 Target = dict[str, Any]  # `_target_`: dotted path of a class or function, and its arguments
 
 WEIGHTS = "weights"  # the one key of `model` that is no argument of it
-KEPT = ("matmul", "boxing")
+KEPT = ("matmul", "every_second_matmul", "attention", "boxing")
 MIRRORED = "mirrored"
 STEP, MICRO_BATCH = "step", "micro_batch"
 STOP, SKIP, ROLLBACK, IGNORE = "stop", "skip", "rollback", "ignore"

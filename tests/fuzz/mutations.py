@@ -72,7 +72,7 @@ optim.schedule: {name: MultiStepLR, milestones: 3} | [{name: LinearLR, steps: 3}
 optim.groups: {'*bias': {weight_decay: 0}} | {'*': {frozen: true}} | {x: {lr: 1}} | {x: 1}
 precision.loss_scale: dynamic | 1024 | -1 | null
 recompute.modules: ['*'] | [blocks.*] | [hidden] | []
-recompute.keep: [matmul] | [boxing] | [x]
+recompute.keep: [matmul] | [every_second_matmul, attention] | [boxing] | [x]
 eval.fraction: 0 | 0.1 | 0.5 | 0.99 | 1
 eval.batches: 0 | 1 | 1000
 launch.nnodes: 1 | 2 | 3

@@ -78,7 +78,7 @@ ELSEWHERE = {
     "recipe=gpt_dp engine.blocking=[tensor]": ("engine.blocking = ", "There is: data"),
     "recipe=gpt_dp recompute.modules=[blocks.*] recompute.keep=[conv]": (
         "command line  recompute.keep.0 = ",
-        "Write matmul or boxing",
+        "Write matmul, every_second_matmul, attention or boxing",
     ),
     "train.steps=3": ("command line  recipe", "recipe=path/to/file.yaml"),
     "plan gpt_hybird": ("gpt_hybird", "recipe=gpt_hybrid?"),

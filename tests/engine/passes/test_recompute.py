@@ -24,7 +24,7 @@ from support.plans.graph_text import (
 )
 
 GPT = gpt(blocks=2, width=16)
-KEPT = [(), ("matmul",), ("boxing",)]
+KEPT = [(), ("matmul",), ("boxing",), ("every_second_matmul", "attention")]
 WHOLE = Recompute(("blocks.*",), whole=True)
 STEPS = 3
 LAYOUTS = [Layout(), Layout(tensor=2), Layout(stages=2), Layout(data=2, zero=3)]
@@ -73,6 +73,23 @@ def test_a_whole_block_runs_again_but_for_the_sum_that_the_next_one_stores() -> 
     assert len(whole) == len([op for op in forward if op.module.startswith("blocks.")])
 
 
+@pytest.mark.parametrize("layout", [*LAYOUTS[1:], Layout(data=2)], ids=str)
+def test_a_whole_block_holds_no_more_and_gathers_no_more(layout: Layout) -> None:
+    """A copy that nobody reads runs with its block: its input does not wait for the end."""
+    (bare_2, whole_2), (bare_4, whole_4) = (
+        [
+            compiled(gpt(blocks, width=16), replace(layout, recompute=form)).rehearsal
+            for form in (replace(WHOLE, whole=False), WHOLE)
+        ]
+        for blocks in (2, 4)
+    )
+    for stage in range(layout.stages):
+        added = bare_4.peak_bytes[stage] - bare_2.peak_bytes[stage]  # by each further block
+        assert whole_4.peak_bytes[stage] - whole_2.peak_bytes[stage] <= added
+    if layout.tensor == 1:  # else the sum of what nobody reads is sent, too
+        assert whole_4.sent_bytes == bare_4.sent_bytes
+
+
 def has_product(op: Op) -> bool:
     return has(op.target, Trait.PRODUCT)
 
@@ -97,6 +114,28 @@ def test_the_stash_falls_and_falls_less_with_products_kept_and_so_does_the_peak(
     peaks = (compiled(GPT, form).rehearsal.peak_bytes for form in forms)
     for plain, kept, bare in zip(*peaks, strict=True):
         assert max(bare, kept) < plain  # with a block or two a stage, one being recomputed is most
+
+
+@pytest.mark.parametrize(
+    ("keep", "again"),
+    {
+        (): "qkv attention proj fc1",
+        ("matmul",): "",
+        ("attention",): "proj fc1 qkv",  # qkv's follows, as attention's backward reads it
+        ("every_second_matmul",): "attention proj",  # qkv and fc1 are kept
+        ("every_second_matmul", "attention"): "proj",
+        ("boxing",): "qkv attention proj fc1",
+    }.items(),
+    ids=str,
+)
+def test_products_that_are_kept_do_not_run_again(keep: tuple[str, ...], again: str) -> None:
+    copies = [op for op in ops_of(checkpointed(Layout(), *keep)) if op.name.endswith("/again")]
+    products = [
+        "attention" if "attention" in op.target else op.module.rpartition(".")[2]
+        for op in copies
+        if has_product(op) and op.module.startswith("blocks.1.")
+    ]
+    assert products == again.split()
 
 
 # ---- when it starts ------------------------------------------------------------------------------
