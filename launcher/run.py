@@ -14,6 +14,7 @@ from flowrun.launcher.commands.plan_recipe import Planned, plan, plan_level
 from flowrun.launcher.job.compiling import compile_job
 from flowrun.launcher.job.faults import compiling
 from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.job_plans import probing
 from flowrun.launcher.job.limits import check_limits
 from flowrun.launcher.job.materials import with_steps
 from flowrun.launcher.job.resumed import put_at
@@ -76,10 +77,11 @@ def _run(
         if progress:
             progress.console.print(str(placed.found), highlight=False, markup=False)
 
-    recipe, planned = settle(recipe, show)  # auto.placement: the fastest placement that fits
-    with compiling():
-        job = Job(recipe, start, planned=planned)  # the model, the data, what the compiler is asked
-        training, _ = job.plans.compiled  # capture … rehearsal (engine/compile.py)
+    with probing(recipe) as probed:  # this machine, in other processes
+        recipe, planned = settle(recipe, show)  # auto.placement: the fastest placement that fits
+        with compiling():
+            job = Job(recipe, start, planned=planned, probed=probed)  # what the compiler is asked
+            training, _ = job.plans.compiled  # capture … rehearsal (engine/compile.py)
     if recipe.train.save:
         weights.check(job.saved, job.names)
     if recipe.launch.name != "virtual":

@@ -35,7 +35,8 @@ _CHANGING = (
     (re.compile(r"\s+"), " "),
 )
 _OF_THE_HOST = re.compile(
-    r"^note: (?:the profile .*?measures\s+this\s+one\s+\(3\s+minutes\)|\d+ ranks share.*?host)\n",
+    r"^note: (?:the profile .*?measures\s+this\s+one\s+\(3\s+minutes\)|\d+ ranks share.*?host"
+    r"|hardware=cpu, scaled by .*?messages\s+x\S+|this host is under load:.*?its\s+cores)\n",
     re.DOTALL | re.M,
 )
 

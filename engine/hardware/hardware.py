@@ -190,9 +190,15 @@ class Hardware:
         levels in shared memory, too.
         """
         core, share = share, share * (self.crowded_share if share < 1 else 1.0)
+        levels = tuple(level.slow_down(core) for level in self.levels)
+        slowed = self.scale(products=share, memory=share, starts=share)
+        return replace(slowed, levels=levels, core=self.core * core)
+
+    def scale(self, products: float, memory: float, starts: float) -> Hardware:
+        """Return the hardware of a core whose speeds are these parts of this one's."""
         fp32, tf32, bf16, fp16 = (
-            replace(products, flops=products.flops * share)
-            for products in (self.fp32, self.tf32, self.bf16, self.fp16)
+            replace(each, flops=each.flops * products)
+            for each in (self.fp32, self.tf32, self.bf16, self.fp16)
         )
         return replace(
             self,
@@ -200,12 +206,10 @@ class Hardware:
             tf32=tf32,
             bf16=bf16,
             fp16=fp16,
-            elements_per_s={op: speed * share for op, speed in self.elements_per_s.items()},
-            memory_bytes_per_s=self.memory_bytes_per_s * share,
-            op_s=self.op_s / share,
-            act_s=self.act_s / share,
-            levels=tuple(level.slow_down(core) for level in self.levels),
-            core=self.core * core,
+            elements_per_s={op: speed * memory for op, speed in self.elements_per_s.items()},
+            memory_bytes_per_s=self.memory_bytes_per_s * memory,
+            op_s=self.op_s / starts,
+            act_s=self.act_s / starts,
         )
 
     def links(self, placement: Placement) -> tuple[Link, ...]:

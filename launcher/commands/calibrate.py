@@ -10,11 +10,9 @@ import itertools
 import os
 import pickle
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
 from typing import TypeVar
 
 import torch
@@ -43,6 +41,7 @@ from flowrun.engine.runtime.calibration.calibration import (
 )
 from flowrun.engine.runtime.process import heap
 from flowrun.engine.runtime.process.core import pin_to_core
+from flowrun.engine.runtime.process.cpu_share import count_seconds, share_of_others
 from flowrun.engine.runtime.transport import host_peers
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.launcher.terminal import doing
@@ -50,7 +49,7 @@ from flowrun.launcher.terminal import doing
 T = TypeVar("T")
 SHARED, GLOO = "shared memory", "gloo"
 GROUPS = (2, 4)
-QUIET = 0.97  # share of their cores that processes get if no others compute
+BUSY = 0.03  # share of the cores that others may have
 THOROUGH = ProbeSizes(
     products=(
         (128, 64, 64),
@@ -86,24 +85,23 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class OfRank:
-    """A rank's measurements.  had: its share of a core, while it timed its device."""
+    """A rank's measurements."""
 
     device: Sequence[TimedWork]
     links: Sequence[Moved]
     paces: Sequence[tuple[float, float]]
-    had: float
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """The profile, and the links as they were timed: (transport, Moved), of rank 0.
 
-    had: of their cores, what the processes got while they timed their devices.
+    others: share of the host's cores that other programs had.
     """
 
     hardware: Hardware
     links: tuple[tuple[str, Moved], ...]
-    had: float
+    others: float
 
 
 def calibrate(
@@ -117,15 +115,16 @@ def calibrate(
     """
     transports = (SHARED, GLOO) if host_peers.AVAILABLE else (GLOO,)
     hardware = replace(shipped, name=name, source=f"flowrun calibrate, torch {torch.__version__}")
-    sessions = _sessions(transports, groups)
+    sessions, begun = _sessions(transports, groups), count_seconds()
     rounds = [
         [_measure_ranks(session, sizes, number) for session in sessions]
         for number in range(sizes.rounds)
     ]
     doing.clear()
+    others = share_of_others(begun)
     links: list[tuple[str, Moved]] = []
     levels = {name: Level(taken=1.0, shared_memory=name == SHARED) for name in transports}
-    had, crowded = 1.0, 1.0
+    crowded = 1.0
     for session, same in zip(sessions, zip(*rounds, strict=True), strict=True):
         of_ranks = [_typical(each) for each in zip(*same, strict=True)]
         of_links = of_ranks[0].links
@@ -134,12 +133,11 @@ def calibrate(
             crowded = min(crowded, share)
         if session.device:
             hardware = with_device(hardware, [one for each in of_ranks for one in each.device])
-            had = mean(each.had for each in of_ranks) / _share_of_core(session.ranks)
         level = levels[session.transport]
         levels[session.transport] = _fit_level(level, session, of_links, groups[0])
         links += [(session.transport, moved) for moved in of_links]
     hardware = replace(hardware, levels=tuple(levels.values()), crowded_share=crowded)
-    return Calibration(hardware, tuple(links), had)
+    return Calibration(hardware, tuple(links), others)
 
 
 def _sessions(transports: Sequence[str], groups: Sequence[int]) -> list[Session]:
@@ -179,7 +177,6 @@ def _typical(rounds: Sequence[OfRank]) -> OfRank:
         typical([each.device for each in rounds]),
         typical([each.links for each in rounds]),
         [pace for each in rounds for pace in each.paces],
-        mean(each.had for each in rounds),
     )
 
 
@@ -216,9 +213,9 @@ def show(found: Calibration, shipped: Hardware, console: Console) -> None:
             f"{foreseen * 1e6:,.0f} us" if is_used(moved, level) else "not used",
         )
     console.print(table)
-    if found.had < QUIET:
+    if found.others > BUSY:
         console.print(
-            f"note: other programs took {1 - found.had:.0%} of the cores, so that this "
+            f"note: other programs took {found.others:.0%} of the cores, so that this "
             "profile foresees too long. Measure again when the machine is quiet.",
             style="yellow",
             highlight=False,
@@ -305,9 +302,7 @@ def _rank(rank: int, session: Session, sizes: ProbeSizes, meeting: str) -> OfRan
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=session.ranks)
     links = Links(rank, cpu, shared=session.transport == SHARED)
     dist.barrier()
-    begun, busy = time.perf_counter(), time.process_time()
-    devices = device_times(cpu, sizes) if session.device else []
-    had = (time.process_time() - busy) / (time.perf_counter() - begun)
+    devices = device_times(sizes) if session.device else []
     moved = link_times(links, rank, range(session.ranks), sizes, session.transport == GLOO)
     dist.barrier()
     cores, pace = os.cpu_count() or 1, (sizes.pace_s, sizes.pace_rounds)
@@ -315,4 +310,4 @@ def _rank(rank: int, session: Session, sizes: ProbeSizes, meeting: str) -> OfRan
     dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
     links.close()
     dist.destroy_process_group()
-    return OfRank(devices, moved, paced, had)
+    return OfRank(devices, moved, paced)

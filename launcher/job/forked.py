@@ -29,7 +29,7 @@ def start_fork(make: Callable[[], T], here: bool = False) -> Iterator[Callable[[
     while other threads run, whose locks it would inherit), `make` is called when its result is
     asked for.  here: then in this process, else in a fork.
     """
-    if _may_fork():
+    if may_fork():
         with _fork(make, daemon=True) as result:
             yield result
     else:
@@ -87,7 +87,7 @@ def delay_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _may_fork() -> bool:
+def may_fork() -> bool:
     """Python's threads count; NumPy's, of its BLAS, end before a fork and begin again behind it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     return cores > 1 and threading.active_count() == 1

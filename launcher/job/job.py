@@ -4,9 +4,10 @@ started here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -16,16 +17,17 @@ from flowrun.engine.compile import Rehearsed
 from flowrun.engine.hardware.hardware import CPU
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.passes.mirrored_view import LIST_SUFFIX
+from flowrun.engine.runtime.process.cpu_share import count_seconds, share_of_others
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.data.sampler import length
-from flowrun.launcher.job.job_plans import JobPlans
+from flowrun.launcher.job.job_plans import JobPlans, Probed, kept_probe
 from flowrun.launcher.job.materials import add_materials, make_materials
 from flowrun.launcher.job.recipe_strategy import data_workers, strategy_of
 from flowrun.launcher.job.segments import Segment, segments
 from flowrun.launcher.model.adapters import describe_adapters
 from flowrun.launcher.model.dataset_checks import random_fields
 from flowrun.launcher.recipe.device import device_type, gpu_name
-from flowrun.launcher.recipe.hardware_keys import better_cpu, is_stand_in
+from flowrun.launcher.recipe.hardware_keys import is_stand_in
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import About, Checkpoint
@@ -73,6 +75,7 @@ class Job:
     start: the checkpoint that it goes on from; None: it begins.  A restart replaces it.
     values: False: for a plan alone: neither weights nor samples have any.
     planned: its training plan, where it is known already.
+    probed: gives what a probe of this machine has found; None: what one has before.
     """
 
     def __init__(
@@ -82,8 +85,10 @@ class Job:
         *,
         values: bool = True,
         planned: Rehearsed | None = None,
+        probed: Probed | None = None,
     ) -> None:
         self.recipe = recipe
+        self.spent = count_seconds()
         self.start: Start | None = start
         self.device_type = device_type(recipe.launch, recipe.num_ranks, here=values)
         doing.doing("making the model and the data")
@@ -96,6 +101,7 @@ class Job:
             strategy=self.strategy,
             planned=planned,
             device_type=self.device_type,
+            probed=probed or partial(kept_probe, recipe),
             checks=values and recipe.engine.check_capture,
         )
 
@@ -143,6 +149,12 @@ class Job:
         here = self.strategy.hardware.device == self.device_type
         return here and self.recipe.launch.name != "virtual"
 
+    def lacks_cores(self, others: float) -> bool:
+        """Return whether ranks of this host lack cores, where `others` have that share of them."""
+        launch, cores = self.recipe.launch, os.cpu_count() or 1
+        needed = min(cores, self.recipe.num_ranks * launch.threads // launch.num_hosts)
+        return self.is_foreseeable and cores * (1 - others) < 0.9 * needed
+
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes on what a user may not expect, known without a plan; notes.py has the others."""
@@ -168,9 +180,11 @@ class Job:
             if is_stand_in(self.recipe):
                 what += "; this profile is of another GPU, and so is what is foreseen"
             yield f"hardware={used.name}: ranks run on {here}, {what}."
-        if self.is_foreseeable and (profile := better_cpu(self.recipe)):
-            what = f"this host's processor is of another kind, which hardware={profile} foresees."
-            yield f"hardware={named.name}: {what}"
+        if scales := self.plans.scales:
+            by = f"scaled by a probe of this machine on {scales.date}"
+            yield f"hardware={used.name}, {by}: {scales}"
+        if self.lacks_cores(others := share_of_others(self.spent)):
+            yield f"this host is under load: other programs have {others:.0%} of its cores"
 
     @cached_property
     def work(self) -> WorkUnit:

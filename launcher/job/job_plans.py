@@ -4,26 +4,40 @@ which process makes which part of it, what is kept on disk, and the check of wha
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import cached_property
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 from flowrun.engine.capture.capture import Batch, Traced
 from flowrun.engine.capture.check.compare import check_capture
 from flowrun.engine.compile import Compilation, Rehearsed, step_results
+from flowrun.engine.errors import RunError
+from flowrun.engine.hardware.hardware import CPU
 from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.lowering.lower import add_costs
 from flowrun.engine.passes.mirrored_view import rows_of_a_rank
 from flowrun.engine.pipeline import PLANNING
+from flowrun.engine.rehearsal.rehearsal import rehearse
+from flowrun.engine.runtime.calibration.quick_probe import (
+    RANKS,
+    Scales,
+    keep_scales,
+    measure,
+    read_scales,
+)
 from flowrun.engine.strategy import Strategy
 from flowrun.engine.torch_internals import import_tracer
-from flowrun.launcher.job.forked import run_in_fork, start_fork
+from flowrun.launcher.job.faults import name_error
+from flowrun.launcher.job.forked import may_fork, run_in_fork, start_fork
 from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.job.materials import Materials
 from flowrun.launcher.job.plan_cache import PlanCache, inputs
 from flowrun.launcher.model.adapters import check_read
 from flowrun.launcher.recipe.device import forks_autograd
+from flowrun.launcher.recipe.hardware_keys import load_shipped, may_scale, rank_hardware
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.terminal import doing
 
@@ -36,12 +50,34 @@ class Check:
     why_none: str
 
 
+Probed = Callable[[], Scales | None]
+
+
+def kept_probe(recipe: Recipe) -> Scales | None:
+    """Return what a run before has found of this machine, where a probe may scale the profile."""
+    return read_scales(load_shipped(CPU)) if may_scale(recipe) else None
+
+
+@contextmanager
+def probing(recipe: Recipe) -> Iterator[Probed]:
+    """Within, two processes probe this machine if no run before has; give what waits for them."""
+    shipped = load_shipped(CPU)
+    if read_scales(shipped) or not (may_scale(recipe) and may_fork()):
+        yield partial(kept_probe, recipe)
+        return
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as forks:
+        measures = [partial(measure, k, f"{folder}/meeting", shipped) for k in range(RANKS)]
+        results = [forks.enter_context(start_fork(each)) for each in measures]
+        yield lambda: keep_scales(shipped, results[0]())
+
+
 @dataclass(eq=False, kw_only=True)
 class JobPlans:
     """Makes each plan when it is asked for, once.
 
     planned: the training plan, where it is known already.  device_type: of ranks.  checks: compare
-    the captured step with the model itself; check: how that went.
+    the captured step with the model itself; check: how that went.  probed: gives what a probe has
+    found of this machine.
     """
 
     recipe: Recipe
@@ -50,7 +86,9 @@ class JobPlans:
     planned: Rehearsed | None
     device_type: str
     checks: bool
+    probed: Probed
     check: Check | None = None
+    scales: Scales | None = None
 
     @cached_property
     def cache(self) -> PlanCache:
@@ -63,13 +101,23 @@ class JobPlans:
 
     @cached_property
     def training(self) -> Rehearsed:
-        """The training plan and its rehearsal: made in this process unless by `compiled`."""
-        if self.planned:
-            return self.planned
-        _ = self.captured
+        """The training plan and its rehearsal: made in this process unless by `compiled`.  The plan
+        is the same on every machine; its seconds are of this one, if that is known.
+        """
+        if not self.planned:
+            _ = self.captured
         doing.doing("planning")
         with pause_collection(), doing.show_log(PLANNING):
-            return self.story.training
+            training = self.planned or self.story.training
+            try:
+                self.scales = self.probed()
+            except (OSError, RuntimeError, RunError) as error:
+                self.cache.notes.append(f"this machine was not probed: {name_error(error)}")
+            if self.scales is None:
+                return training
+            hardware = rank_hardware(self.recipe, scales=self.scales)
+            plan = add_costs(training.plan, replace(self.strategy, hardware=hardware))
+            return Rehearsed(plan, rehearse(plan))
 
     @cached_property
     def traced(self) -> Traced:
@@ -105,11 +153,11 @@ class JobPlans:
         if not forks_autograd():
             return self._compile()
 
-        def make() -> tuple[Rehearsed, Rehearsed | None, list[str], Check | None]:
-            return *self._compile(), self.cache.notes, self.check
+        def make() -> tuple[Rehearsed, Rehearsed | None, list[str], Scales | None]:
+            return *self._compile(), self.cache.notes, self.scales
 
         with self._checking():  # no fork of a process that has captured can run autograd
-            self.training, evaluation, self.cache.notes, self.check = run_in_fork(make)
+            self.training, evaluation, self.cache.notes, self.scales = run_in_fork(make)
         return self.training, evaluation
 
     def _compile(self) -> tuple[Rehearsed, Rehearsed | None]:

@@ -12,6 +12,7 @@ import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import OmegaConf
 
@@ -19,12 +20,16 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.hardware.hardware import CPU, Hardware, Products, on_hosts
 from flowrun.engine.hardware.measured_ops import shapes_of
 from flowrun.engine.hardware.network import Level
+from flowrun.engine.runtime.process.cpu_share import SWITCH
 from flowrun.launcher.recipe.device import device_type, gpu_name
 from flowrun.launcher.recipe.hydra_source import CONF
 from flowrun.launcher.recipe.key_schema import schema
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import require
 from flowrun.launcher.recipe.schema import RecipeSchema
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from flowrun.engine.runtime.calibration.quick_probe import Scales
 
 # by what the driver calls them; other variants of a model (PCIe, half the memory) have its profile
 _GPUS = {
@@ -34,14 +39,14 @@ _GPUS = {
     "H200": "h200",
 }
 _ANY_GPU = "dgx_a100"
-ZEN5 = "zen5"
 
 
-def rank_hardware(recipe: Recipe, ranks: int = 0) -> Hardware:
+def rank_hardware(recipe: Recipe, ranks: int = 0, scales: Scales | None = None) -> Hardware:
     """The hardware of one rank.  On CPUs the ranks of a host share its cores, and may share its
-    memory.  ranks: on how many it runs, if not on those of its placement.
+    memory.  ranks: on how many it runs, if not on those of its placement.  scales: of this machine.
     """
     hardware, launch = choose_profile(recipe), recipe.launch
+    hardware = scales.of(hardware) if scales else hardware
     ranks = math.ceil((ranks or recipe.num_ranks) / launch.num_hosts)
     levels = on_hosts(hardware.levels, ranks, shares_memory(recipe))
     hardware = replace(hardware, levels=levels)
@@ -64,21 +69,16 @@ def choose_profile(recipe: Recipe) -> Hardware:
     return load_shipped(_of_gpu(gpu_name())[0])
 
 
+def may_scale(recipe: Recipe) -> bool:
+    """Ranks run on this host's processors alone, and the profile is `cpu` as it is shipped."""
+    launch, profile = recipe.launch, replace(choose_profile(recipe), memory_bytes=0)
+    here = launch.name == "local" and launch.num_hosts == 1 and os.environ.get(SWITCH) != "0"
+    return here and profile == load_shipped(CPU)
+
+
 def is_stand_in(recipe: Recipe) -> bool:
     """The profile was chosen for this host's GPUs, and is of another GPU."""
     return choose_profile(recipe) is not recipe.hardware and not _of_gpu(gpu_name())[1]
-
-
-def better_cpu(recipe: Recipe) -> str:
-    """A shipped profile of this host's processor, where the recipe names none; empty if there is
-    none.  A plan is made by it only where it is asked for: it is the same on every machine.
-    """
-    from flowrun.engine.runtime.kernels.cpu import (
-        products,  # and torch, which most commands do without
-    )
-
-    here = recipe.launch.name == "local" and choose_profile(recipe).name == CPU
-    return ZEN5 if here and products.rule() == products.FULL_WIDTH else ""
 
 
 def _of_gpu(name: str) -> tuple[str, bool]:

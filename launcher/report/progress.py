@@ -25,7 +25,6 @@ from flowrun.launcher.report.report import Report, StepRecord, numbers
 from flowrun.launcher.report.step_lines import SmoothSpeed, StepLines
 from flowrun.launcher.terminal import doing
 from flowrun.launcher.terminal.console import printable, say, wide_console
-from flowrun.launcher.terminal.once import is_first_today
 from flowrun.launcher.terminal.units import ranks, seconds, size
 
 
@@ -112,7 +111,7 @@ class Progress:
             self.console.print(f"best checkpoint: step {report.best_step}", highlight=False)
         if report.step_times:
             self.console.print(step_time_table(report.step_times))
-        if report.advice and is_first_today("calibrate"):
+        if report.advice:
             say(self.console, f"note: {report.advice}", "yellow")
         self.console.print(f"everything of this run: {folder}", highlight=False, soft_wrap=True)
         say(self.console, "flowrun runs, eval, sample, export and resume take this folder", "dim")
@@ -132,6 +131,8 @@ class Progress:
 def _compare(report: Report) -> Iterator[tuple[str, str, str]]:
     foreseen, measured = sides = report.foreseen, report.measured
     yield "step time", seconds(foreseen["step_s"]), seconds(measured["step_s"])
+    if "others" in measured:
+        yield "cores that others have", "0%", f"{measured['others']:.0%}"
     if "utilisation" in measured:
         one, other = (f"{side['utilisation']:.1%}" for side in sides)
         yield "model FLOPs, of the peak", one, other

@@ -21,6 +21,7 @@ import yaml  # type: ignore[import-untyped]
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
 from flowrun.engine.ir.files import name_file, open_more, replace_text
+from flowrun.engine.runtime.process.cpu_share import count_seconds
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.trace.model_flops import utilisation
 from flowrun.launcher.job.job import Job, Start
@@ -49,6 +50,7 @@ class Record:
 
     def __init__(self, folder: Path, job: Job, progress: Progress | None) -> None:
         """folder: of the run.  progress: shows it."""
+        self.spent = count_seconds()
         self.run_folder = folder  # that the hosts of a run may share
         self.folder = folder
         self.job = job

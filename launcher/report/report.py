@@ -110,6 +110,7 @@ class Log:
     notes: what each rank did in its last steps (engine.trace), on the first rank's clock.
     restarts: how often ranks were started again.
     measured_steps: steps since the last start of ranks, which sent_bytes are of; None: all.
+    others: share of this host's cores that other programs had.
     """
 
     steps: StepLog
@@ -123,6 +124,7 @@ class Log:
     notes: Mapping[int, Sequence[TraceEvent]] = field(default_factory=dict)
     restarts: int = 0
     measured_steps: int | None = None
+    others: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +143,8 @@ class Report:
         foreseen: step_s (seconds), bubble (share of a step, by stage), peak_bytes and bound_bytes
             (by rank, see Rehearsal), sent_bytes (of all ranks, in a step).
         measured: step_s, peak_bytes, process_bytes (by rank), sent_bytes, waited_s
-            (by rank: of a step, for other ranks; on CPUs); foreseen and measured
+            (by rank: of a step, for other ranks; on CPUs), others (the share of this host's cores
+            that other programs had, if ranks lacked it); foreseen and measured
             also have utilisation, the share of the machine's peak, if the profile is the machine's.
         notes: lines of the plan that a reader should know.
         first_step: 0 unless the run was resumed.
@@ -190,7 +193,10 @@ class Report:
         foreseen, measured = _list_foreseen(training, ranks), _list_measured(log, ranks)
         slow = find_straggler(plan, log.waited_s, step_s) if job.device_type == "cpu" else None
         shipped = job.is_foreseeable and job.strategy.hardware.name == CPU  # no other was named
-        advice = advice_on(CPU, rehearsal.step_s, step_s) if shipped else ""
+        loaded = job.lacks_cores(log.others)
+        advice = advice_on(CPU, rehearsal.step_s, step_s) if shipped and not loaded else ""
+        if loaded:
+            measured["others"] = log.others
         if job.is_profiled:
             hardware, dtype = job.strategy.hardware, job.recipe.precision.dtype
             for found, seconds in ((foreseen, rehearsal.step_s), (measured, step_s)):

@@ -2,5 +2,4 @@
 
 console.py makes the console that tables are printed to.  units.py writes bytes, seconds and counts
 for a person.  doing.py shows one line that says what is being done before there is a plan.
-once.py keeps advice from coming more than once a day.
 """

@@ -12,6 +12,7 @@ on the machine that wrote them.
 import argparse
 import hashlib
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from flowrun.engine.runtime.process.cpu_share import SWITCH
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
@@ -58,6 +60,7 @@ def found(recipe: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Return how many recipes differ from what is pinned."""
+    os.environ[SWITCH] = "0"
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--texts", type=Path)

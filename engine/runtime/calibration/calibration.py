@@ -47,7 +47,6 @@ _CALLS_PER_TIMING = 4  # calls between ops that are timed together
 _MIN_ADDED_S = 1e-5
 _ROWS_PER_RANK = 64  # of a tensor that is moved
 _PROBE_SETS = 8  # sets of a probe's tensors, used in turn
-_CPU = torch.device("cpu")
 _EXCHANGED = BoxingStep(0, P, B, exchanged=True)
 _STEPS = (
     BoxingStep(0, P, B),
@@ -59,7 +58,7 @@ _aten = torch.ops.aten
 Operands = Sequence[torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ProbeSizes:
     """The sizes and numbers of measurements.
 
@@ -68,6 +67,8 @@ class ProbeSizes:
     moved_bytes: sizes of tensors that are moved, at least 1 KiB for two ranks and 4 KiB for four,
         so that each rank has a part of rows and columns.
     trials: calls of each.  rounds: repetitions of everything.  The median of both counts.
+    counted: another call than the median: the one that is slower than this part of them.
+    probes: time single ops, too.
     pace_s: seconds for which ranks that are more than cores compute at a time, `pace_rounds` times.
     """
 
@@ -76,37 +77,40 @@ class ProbeSizes:
     stream_bytes: int
     moved_bytes: tuple[int, ...]
     trials: int
-    pace_s: float
-    pace_rounds: int
-    rounds: int
+    pace_s: float = 0.0
+    pace_rounds: int = 0
+    rounds: int = 1
+    counted: float = 0.5
+    probes: bool = True
 
 
-def device_times(device: torch.device, sizes: ProbeSizes) -> list[TimedWork]:
-    """Measure this rank's device."""
+def device_times(sizes: ProbeSizes) -> list[TimedWork]:
+    """Measure this rank's core."""
     timed: list[TimedWork] = []
     for name, (tokens, wide, out) in itertools.product(sizes.dtypes, sizes.products):
-        timed += _products(name, tokens, wide, out, device, sizes.trials)
-    timed += _attention(device, sizes.trials)
-    timed += _time_probes(sizes.trials)
+        timed += _products(name, tokens, wide, out, sizes)
+    if sizes.probes:
+        timed += _attention(sizes)
+        timed += _time_probes(sizes)
     count = sizes.stream_bytes // 4
-    vectors = [torch.randn(count, device=device) for _ in range(3)]
-    few = torch.zeros(16, device=device)
+    vectors = [torch.ones(count) for _ in range(3)]
+    few = torch.zeros(16)
     for what, work, run in (
         ("stream", 12.0 * count, lambda k: torch.add(vectors[k % 3], vectors[(k + 1) % 3])),
         ("op", 200.0, lambda _: [_aten.add.Tensor(few, few) for _ in range(200)]),
     ):
-        timed.append(TimedWork(what, work, _median_seconds(run, device, sizes.trials)))
+        timed.append(TimedWork(what, work, _core_seconds(run, sizes)))
     return timed
 
 
 def _products(
-    name: str, tokens: int, wide: int, out: int, device: torch.device, trials: int
+    name: str, tokens: int, wide: int, out: int, sizes: ProbeSizes
 ) -> Iterator[TimedWork]:
     """Time the product of a linear layer and those of both its gradients."""
     dtype, mm, addmm = DTYPES[name], kernel_of(_aten.mm.default), kernel_of(_aten.addmm.default)
     each = (tokens * wide + out * wide + tokens * out) * dtype.itemsize
     sets = [
-        [torch.randn(shape, device=device).to(dtype) for shape in shapes]
+        [torch.randn(shape).to(dtype) for shape in shapes]
         for shapes in [((tokens, wide), (out, wide), (tokens, out), (out,))]
         * max(1, min(32, _COLD_BYTES // each))
     ]
@@ -116,16 +120,16 @@ def _products(
         WEIGHT_GRAD: lambda t: mm(t[2].t(), t[0]),
     }
     for phase, run in work.items():
-        taken = _median_seconds(lambda k, run=run: run(sets[k % len(sets)]), device, trials)  # type: ignore[misc]
+        taken = _core_seconds(lambda k, run=run: run(sets[k % len(sets)]), sizes)  # type: ignore[misc]
         yield TimedWork(f"{name} {phase}", 2.0 * tokens * wide * out, taken)
 
 
-def _attention(device: torch.device, trials: int) -> Iterator[TimedWork]:
+def _attention(sizes: ProbeSizes) -> Iterator[TimedWork]:
     """Time causal attention; op_cost counts 4 (forward) and 10 for each number of a query and each
     key: of so few, a CPU leaves none out.
     """
     heads, length, width = 8, 128, 32
-    q, k, v = (torch.randn(4, heads, length, width, device=device) for _ in "qkv")
+    q, k, v = (torch.randn(4, heads, length, width) for _ in "qkv")
     forward = kernel_of(cpu_attention)
     backward = kernel_of(cpu_attention_backward)
 
@@ -134,23 +138,23 @@ def _attention(device: torch.device, trials: int) -> Iterator[TimedWork]:
         backward(out, q, k, v, out, logsumexp, 0.0, True)
 
     flop = 14.0 * q.numel() * length
-    yield TimedWork("attention fp32", flop, _median_seconds(both, device, trials))
+    yield TimedWork("attention fp32", flop, _core_seconds(both, sizes))
 
 
-def _time_probes(trials: int) -> Iterator[TimedWork]:
+def _time_probes(sizes: ProbeSizes) -> Iterator[TimedWork]:
     """Time convolutions, products of heads, and ops that take longer than their bytes."""
     for forward, backward in convolution_probes():
-        yield _time_probe(CONVOLUTION, forward, trials)
-        yield _time_probe(CONVOLUTION_BACKWARD, backward, trials)
+        yield _time_probe(CONVOLUTION, forward, sizes)
+        yield _time_probe(CONVOLUTION_BACKWARD, backward, sizes)
     for probe in batched_probes():
-        yield _time_probe(BATCHED, probe, trials)
+        yield _time_probe(BATCHED, probe, sizes)
     for target, probe in element_probes().items():
-        yield _time_probe(f"{ELEMENTS} {target}", probe, trials)
+        yield _time_probe(f"{ELEMENTS} {target}", probe, sizes)
 
 
-def _time_probe(what: str, probe: Probe, trials: int) -> TimedWork:
+def _time_probe(what: str, probe: Probe, sizes: ProbeSizes) -> TimedWork:
     sets = [probe.arguments() for _ in range(_PROBE_SETS)]
-    taken = _median_seconds(lambda k: probe.run(*sets[k % _PROBE_SETS]), _CPU, trials)
+    taken = _core_seconds(lambda k: probe.run(*sets[k % _PROBE_SETS]), sizes)
     return TimedWork(what, probe.work, taken)
 
 
@@ -222,7 +226,7 @@ def link_times(
             members=parts,
             message_bytes=total,
             sent_bytes=sent,
-            seconds=_median_seconds(collective, _CPU, sizes.trials),
+            seconds=_call_seconds(collective, sizes),
         )
         moved.append(one)
         both_ways = exchanged and step.kind in (ALL_REDUCE, EXCHANGE)
@@ -230,10 +234,10 @@ def link_times(
             added, busy_s = _time_between_ops(collective, sizes.trials)
             moved.append(replace(one, seconds=added, between_ops=True, busy_s=busy_s))
     dist.barrier()
-    return moved + _messages(links, rank, sizes) if parts == 2 else moved
+    return moved + time_messages(links, rank, sizes) if parts == 2 else moved
 
 
-def _messages(links: Links, rank: int, sizes: ProbeSizes) -> list[Moved]:
+def time_messages(links: Links, rank: int, sizes: ProbeSizes) -> list[Moved]:
     """Time messages from rank 0 to rank 1 and back, and halve the seconds."""
     moved = []
     for num_bytes in sizes.moved_bytes:
@@ -247,7 +251,7 @@ def _messages(links: Links, rank: int, sizes: ProbeSizes) -> list[Moved]:
                 else:
                     _wait(links, links.receive([vector.shape], [vector.dtype], 1 - rank, 0))
 
-        taken = _median_seconds(there_and_back, _CPU, sizes.trials)
+        taken = _call_seconds(there_and_back, sizes)
         moved.append(
             Moved(
                 kind="message",
@@ -307,13 +311,18 @@ def _wait(links: Links, pending: Pending) -> list[torch.Tensor]:
     return pending.wait()
 
 
-def _median_seconds(run: Callable[[int], object], device: torch.device, trials: int) -> float:
-    """Return the median over `trials` calls that follow two uncounted ones."""
+def _core_seconds(run: Callable[[int], object], sizes: ProbeSizes) -> float:
+    """Like _call_seconds, by the clock of the core: what else runs on it does not count."""
+    return _call_seconds(run, sizes, time.thread_time)
+
+
+def _call_seconds(
+    run: Callable[[int], object], sizes: ProbeSizes, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Time calls that follow two uncounted ones."""
     taken = []
-    for k in range(trials + 2):
-        start = time.perf_counter()
+    for k in range(sizes.trials + 2):
+        start = clock()
         run(k)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        taken.append(time.perf_counter() - start)
-    return median(taken[2:])
+        taken.append(clock() - start)
+    return sorted(taken[2:])[int(sizes.trials * sizes.counted)]

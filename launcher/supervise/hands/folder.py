@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from flowrun.engine.runtime.process.cpu_share import share_of_others
 from flowrun.engine.trace.trace import TraceEvent
 from flowrun.launcher.job.compiling import Compiled
 from flowrun.launcher.job.job import Start
@@ -66,6 +67,7 @@ class Ledger:
             waited_s=by_rank("waited_s"),
             notes={rank: found for rank, found in notes.items() if found},
             restarts=record.restarts,
+            others=share_of_others(record.spent),
             measured_steps=record.reached - record.first,
         )
 

@@ -22,7 +22,7 @@ from support.runs.command import workplace
 @pytest.fixture(autouse=True)
 def forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on two cores and in a process of one thread, whatever the tests before left running."""
-    monkeypatch.setattr(module, "_may_fork", lambda: True)
+    monkeypatch.setattr(module, "may_fork", lambda: True)
 
 
 @pytest.mark.processes
@@ -100,7 +100,7 @@ def test_the_plan_of_an_evaluation_captured_there_is_the_same(
     monkeypatch.setattr(JobPlans, "_capture_evaluation", capture_here)
     there = Job(recipe).plans.compiled
     assert not here
-    monkeypatch.setattr(module, "_may_fork", lambda: False)
+    monkeypatch.setattr(module, "may_fork", lambda: False)
     assert Job(recipe).plans.compiled == there
     assert len(here) == 1
 
@@ -113,7 +113,7 @@ def test_the_plan_of_an_evaluation_captured_there_is_the_same(
 def test_an_error_of_what_was_started_is_an_error_here(
     monkeypatch: pytest.MonkeyPatch, may_fork: bool
 ) -> None:
-    monkeypatch.setattr(module, "_may_fork", lambda: may_fork)
+    monkeypatch.setattr(module, "may_fork", lambda: may_fork)
 
     with start_fork(os.getpid) as result:
         assert result() != os.getpid()

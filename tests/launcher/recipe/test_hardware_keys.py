@@ -7,7 +7,6 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.hardware.hardware import Hardware, on_hosts
 from flowrun.engine.hardware.network import Level
 from flowrun.engine.ir.placement import Placement
-from flowrun.engine.runtime.kernels.cpu import products
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.device import check_runs
@@ -16,7 +15,6 @@ from flowrun.launcher.recipe.hardware_keys import rank_hardware, shares_memory
 FOLDER = Path(__file__).resolve().parents[3] / "conf/hardware"
 PROFILES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
 GPUS = sorted(set(PROFILES) - {"cpu", "zen5"})
-RULE = "flowrun.engine.runtime.kernels.cpu.products.rule"
 HALF = ["hardware.fp32.flop=[1e6,1e9]", "hardware.fp32.share=[0.5,1]"]
 
 
@@ -105,20 +103,9 @@ def test_ranks_on_gpus_are_planned_for_by_a_profile_of_theirs(
     assert note.startswith(f"hardware={expected}: ranks run on ")
     assert ("this profile is of another GPU" in note) != is_its_own
     assert job.is_profiled == is_its_own
-    monkeypatch.setattr(RULE, lambda: None)
     cpu = load(["recipe=gpt_dp", "placement.axes.data=2", "launch.device=cpu"])
     assert rank_hardware(cpu).name == "cpu"
     assert Job(cpu, values=False).notes == ()
-
-
-def test_a_profile_that_fits_the_processor_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RULE, lambda: products.FULL_WIDTH)
-    (note,) = Job(load(["recipe=gpt_dp"]), values=False).notes
-    assert "hardware=zen5" in note
-    for given in ("hardware=zen5", "hardware=dgx_a100", "launch=virtual"):
-        assert Job(load(["recipe=gpt_dp", given]), values=False).notes == ()
-    monkeypatch.setattr(RULE, lambda: products.HALF_WIDTH)
-    assert Job(load(["recipe=gpt_dp"]), values=False).notes == ()
 
 
 def test_memory_may_be_written_with_an_exponent() -> None:

@@ -52,10 +52,10 @@ def rule() -> ProductRule | None:
     26) the units of AVX-512 are as wide as its registers.
     """
     has_avx512 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-    is_amd = _read_cpuinfo("vendor_id") == "AuthenticAMD"
+    is_amd = read_cpuinfo("vendor_id") == "AuthenticAMD"
     if not (has_avx512 and torch.backends.mkldnn.is_available() and is_amd):
         return None
-    zen5 = int(_read_cpuinfo("cpu family") or 0) >= 26
+    zen5 = int(read_cpuinfo("cpu family") or 0) >= 26
     return FULL_WIDTH if zen5 else HALF_WIDTH
 
 
@@ -126,7 +126,7 @@ def _has_aspect(rows: int, columns: int) -> bool:
     return known is not None and max(rows, columns) >= known.min_aspect * min(rows, columns)
 
 
-def _read_cpuinfo(name: str) -> str:
+def read_cpuinfo(name: str) -> str:
     """Return a field of the first processor; "" if it is not known."""
     if sys.platform != "linux":
         return ""

@@ -1,0 +1,109 @@
+"""A probe of this machine scales what is foreseen, and not the plan."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowrun.engine.hardware.hardware import Hardware
+from flowrun.engine.runtime.calibration.quick_probe import Scales, file_of, keep_scales, read_scales
+from flowrun.engine.runtime.process.cpu_share import SWITCH
+from flowrun.launcher.job import forked, job_plans
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.job_plans import probing
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.hardware_keys import load_shipped
+from support.runs.workplace import working_in
+
+SLOW = Scales(date="2026-01-31", products=0.5, memory=0.5, starts=0.5, messages=0.5)
+GIVEN = ["recipe=small", "engine.cache=false"]
+
+
+@pytest.fixture(autouse=True)
+def probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(SWITCH, "1")
+    for module in (forked, job_plans):
+        monkeypatch.setattr(module, "may_fork", lambda: True)
+    with working_in(tmp_path):
+        yield
+
+
+def test_a_machine_half_as_fast_takes_twice_as_long_for_the_same_plan() -> None:
+    keep_scales(load_shipped("cpu"), SLOW)
+    as_shipped, here = (Job(load([*GIVEN, *more]), values=False) for more in ([OTHER], []))
+    seconds, shipped_s = here.training.rehearsal.step_s, as_shipped.training.rehearsal.step_s
+    assert seconds == pytest.approx(2 * shipped_s, rel=1e-4)
+    assert without_seconds(here) == without_seconds(as_shipped)
+    [note] = [note for note in here.notes if "probe" in note]
+    assert note.startswith("hardware=cpu, scaled by a probe of this machine on 2026-01-31: ")
+    assert "products x0.5" in note
+    assert not any("probe" in note for note in as_shipped.notes)
+
+
+OTHER = "hardware.op_s=4.0001e-6"  # a profile of the user's own
+
+
+def without_seconds(job: Job) -> object:
+    plan = job.training.plan
+    zeros = {"seconds": 0.0, "taken": 0.0, "crowding_s": 0.0}
+    return plan.order, [replace(actor, **zeros) for actor in plan.actors]  # type: ignore[arg-type]
+
+
+@pytest.mark.processes
+def test_the_first_run_probes_and_others_take_what_it_found() -> None:
+    shipped = load_shipped("cpu")
+    recipe = load(GIVEN)
+    with probing(recipe) as probed:
+        found = probed()
+    assert found == read_scales(shipped)
+    assert found and min(found.products, found.memory, found.starts, found.messages) > 0
+    with probing(recipe) as probed:
+        assert probed() == found
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ["launch=virtual"],
+        ["hardware=zen5"],
+        [OTHER],
+        ["launch.nnodes=2", "launch.rdzv_endpoint=host:1"],
+    ],
+)
+def test_what_runs_elsewhere_is_foreseen_as_it_is_described(change: list[str]) -> None:
+    keep_scales(load_shipped("cpu"), SLOW)
+    with probing(load([*GIVEN, *change])) as probed:
+        assert probed() is None
+
+
+def test_the_switch_leaves_the_profile_as_it_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_scales(load_shipped("cpu"), SLOW)
+    monkeypatch.setenv(SWITCH, "0")
+    with probing(load(GIVEN)) as probed:
+        assert probed() is None
+
+
+def test_a_probe_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Scales:
+        raise RuntimeError("no sockets here")
+
+    job = Job(load(GIVEN), values=False, probed=fail)
+    assert job.training.rehearsal.step_s > 0
+    assert "this machine was not probed: RuntimeError: no sockets here" in job.notes
+
+
+def test_another_torch_or_processor_is_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = file_of(Hardware())
+    assert file_of(Hardware(op_s=1.0)) != before
+    monkeypatch.setattr("os.cpu_count", lambda: 77)
+    cores = file_of(Hardware())
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    assert len({before, cores, file_of(Hardware())}) == 3
+
+
+def test_a_measurement_that_is_broken_is_none() -> None:
+    assert keep_scales(Hardware(), SLOW) == read_scales(Hardware()) == SLOW
+    file_of(Hardware()).write_bytes(b"broken")
+    assert read_scales(Hardware()) is None
