@@ -73,11 +73,16 @@ class RunError(FlowrunError):
 @contextmanager
 def refuse_as(refuse: Callable[[Exception], FlowrunError]) -> Iterator[None]:
     """Raise refuse(error) for what foreign code inside raises: a user's, or that of a library whose
-    errors have no common class.  A FlowrunError passes.
+    errors have no common class.  A FlowrunError passes.  The panic of a library in Rust, which is
+    no Exception, counts as one.
     """
     try:
         yield
     except FlowrunError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":
+            raise refuse(RuntimeError(f"a panic: {error}")) from error
+        if not isinstance(error, Exception):
+            raise
         raise refuse(error) from error

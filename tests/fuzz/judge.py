@@ -16,6 +16,10 @@ MOST_CHARACTERS = 4000  # of an error
 _PLACE = re.compile(r"command line\b|\S+\.ya?ml\b|\S*/\S+")  # a path is one, too
 _OF_PLAN = re.compile(r"(op|actor|register|stage|module|parameter)\b")  # what the compiler refuses
 _EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception|StopIteration)\b")
+# what a library in Rust writes itself before its panic becomes an error
+_PANIC = re.compile(
+    r"\s*thread '[^']*' \(\d+\) panicked at .*?(?=^command line\b)", re.DOTALL | re.M
+)
 _NO_MEMORY = re.compile(r"MemoryError|can't allocate memory|Cannot allocate memory")
 
 
@@ -25,6 +29,7 @@ def judge(status: int, text: str, peak_bytes: int, most_bytes: int) -> str:
     status: exit status, negative for a signal.  text: stderr.  peak_bytes: resident memory.
     most_bytes: what is allowed.
     """
+    text = _PANIC.sub("", text)
     if status in (-24, -14):  # SIGXCPU, SIGALRM
         return HANG
     if peak_bytes > most_bytes or _NO_MEMORY.search(text):

@@ -7,6 +7,7 @@ from tokenizers.processors import TemplateProcessing
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.text.codec import ByteCodec, Codec, TokenizerCodec, codec_of, read_tokenizer
+from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from support.samples.small_tokenizer import TEXT, save_tokenizer
 
 BYTES = {"_target_": "flowrun.launcher.data.corpus.text.Text"}
@@ -45,6 +46,16 @@ def test_a_tokenizer_does_not_end_a_text_that_goes_on(tmp_path: Path) -> None:
     )
     assert codec.backend.encode("the cat").ids == [*ids, 0]
     assert codec.encode("the cat") == ids
+
+
+def test_a_tokenizer_on_which_the_library_panics_is_refused(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    described = json.loads(file.read_text())
+    described["model"]["continuing_subword_prefix"] = "longer than any token of it"
+    file.write_text(json.dumps(described))
+    with pytest.raises(CommandLineError, match="not a tokenizer: a panic: range end index"):
+        read_tokenizer(tmp_path)
 
 
 def test_a_conversation_is_written_by_the_template(tmp_path: Path) -> None:
