@@ -6,8 +6,8 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.text.codec import ByteCodec, Codec, TokenizerCodec, codec_of, read_tokenizer
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
+from flowrun.launcher.text.codec import ByteCodec, Codec, TokenizerCodec, codec_of, read_tokenizer
 from support.samples.small_tokenizer import TEXT, save_tokenizer
 
 BYTES = {"_target_": "flowrun.launcher.data.corpus.text.Text"}
