@@ -27,7 +27,7 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_115,
+    "engine": 1_120,
     "engine/actors": 1_460,
     "engine/boxing": 520,
     "engine/capture": 4_330,
@@ -65,7 +65,7 @@ BUDGETS = {
     "tests/engine": 13_985,
     "tests/fuzz": 1_010,
     "tests/hangs": 370,
-    "tests/launcher": 14_703,
+    "tests/launcher": 14_720,
     "tests/models": 705,
     "tests/support": 6_643,
     "tests/testing": 115,
