@@ -37,6 +37,7 @@ _GPUS = {
     "A100-SXM4-80GB": "dgx_a100",
     "H100 80GB HBM3": "h100",
     "H200": "h200",
+    "B200": "b200",
 }
 _ANY_GPU = "dgx_a100"
 
@@ -84,11 +85,8 @@ def is_stand_in(recipe: Recipe) -> bool:
 def _of_gpu(name: str) -> tuple[str, bool]:
     """(a shipped profile, whether it is of that very GPU) by the driver's name of it."""
     for model, profile in _GPUS.items():
-        if re.search(rf"\b{model}$", name):
-            return profile, True
-    for model, profile in _GPUS.items():
         if re.split("[- ]", model)[0] in name:
-            return profile, False
+            return profile, bool(re.search(rf"\b{model}$", name))
     return _ANY_GPU, False
 
 
@@ -108,8 +106,10 @@ def load_shipped(name: str) -> Hardware:
 
 
 def of_file(file: Path) -> Hardware:
-    """A file of the group `hardware`."""
-    tree = OmegaConf.to_object(OmegaConf.merge(schema()["hardware"], OmegaConf.load(file)))
+    """A file of the group `hardware`, over those of its folder that its defaults list names."""
+    own = OmegaConf.load(file)
+    under = [OmegaConf.load(file.with_name(f"{b}.yaml")) for b in own.pop("defaults", [])[:-1]]
+    tree = OmegaConf.to_object(OmegaConf.merge(schema()["hardware"], *under, own))
     assert isinstance(tree, Hardware), "the schema says so"
     return tree
 

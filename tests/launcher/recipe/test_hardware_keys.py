@@ -37,7 +37,6 @@ def test_a_profile_of_fused_attention_names_its_papers(name: str) -> None:
     assert {each.width for each in hardware.attention} == {64, 128}
     for each in hardware.attention:
         assert list(each.backward) == sorted(each.backward)  # more keys are no slower
-    assert "attention" in hardware.source
     assert "2307.08691" in profile("dgx_a100").source
     assert "2407.08608" in profile("h100").source
 
@@ -49,7 +48,7 @@ def test_a_gpu_profile_has_nodes_of_8_on_a_slower_network(name: str) -> None:
     assert (inside.ranks, across.ranks) == (8, 0)
     assert inside.bytes_per_s > 5 * across.bytes_per_s
     assert hardware.fp16.flops > hardware.fp32.flops
-    assert any(0.99 < hardware.memory_bytes / n / 2**30 <= 1.01 for n in (15.78, 80, 140.4))
+    assert round(hardware.memory_bytes / 2**30) in (16, 80, 95, 140, 178)
     assert 0 < hardware.reserved_bytes < 0.1 * hardware.memory_bytes
 
 
@@ -87,6 +86,7 @@ def test_gpus_are_planned_for_and_run_on_where_they_are(monkeypatch: pytest.Monk
         ("NVIDIA A100-SXM4-40GB", "dgx_a100", False),
         ("NVIDIA L4", "dgx_a100", False),
         ("NVIDIA GH200", "h200", False),
+        ("NVIDIA GB200", "b200", False),
         ("", "dgx_a100", False),
     ],
 )
