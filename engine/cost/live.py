@@ -23,6 +23,7 @@ class Live:
 
     peak: most at once, plus every page of shared memory that messages ever touched: pages stay.
     bound: the same, if every stash register is full besides the micro-batch that an act works on.
+    of_act: actor -> the most bytes at once at any of its acts, without messages.
     """
 
     def __init__(self, plan: Plan, stage: int) -> None:
@@ -44,6 +45,7 @@ class Live:
         self.waiting = self.held = 0  # sums of stashed and under_way
         self.messages = Messages()
         self._peak = self._bound = self.live
+        self.of_act: dict[int, int] = {}
         self.readers_left: dict[int, dict[int, int]] = {}  # register -> version -> readers to come
         # storage -> version -> versions of registers that hold it
         self.holders: defaultdict[str, dict[int, int]] = defaultdict(dict)
@@ -120,6 +122,7 @@ class Live:
         """Update peak and bound with `more` bytes than are live."""
         now = self.live + self.held + more
         self._peak = max(self._peak, now)
+        self.of_act[actor] = max(self.of_act.get(actor, 0), now)
         if not self.plan.actors[actor].per_step:
             waiting = self.waiting - self.stashed.get(act, 0)
             now += max(0, self.others - waiting)

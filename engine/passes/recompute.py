@@ -7,8 +7,7 @@ ops, named "x/again", join the backward region.  They start from kept tensors: t
 module, tensors that ops outside of it read in backward, and the outputs of the classes of ops in
 `keep`.  Only tensors that backward reads are computed again, as torch.utils.checkpoint does, which
 stops early.  With `whole` all that are not kept are, as Megatron-LM and OneFlow do: what nobody
-reads of them, as the last product of a block, is computed with the rest of its module and freed at
-once.
+reads, as the last product of a block, is computed with the rest of it and freed at once.
 
 The pass runs after infer_sbp: a copy has the layout of its original, so that it computes the same
 bits, and the cost of repeated boxing is known.  It runs before shard_optimizer: under ZeRO 3 a copy
@@ -47,8 +46,7 @@ from flowrun.engine.ops.traits import has, is_view
 from flowrun.engine.strategy import Strategy
 
 _ALL, _NONE, _EVERY_SECOND = slice(None), slice(0), slice(None, None, 2)
-# value of recompute.keep -> which of a module's products, but for attention, and which of its
-# attentions are kept, in forward's order
+# value of recompute.keep -> which of a module's other products, and of its attentions, are kept
 KEEP: Mapping[str, tuple[slice, slice]] = {
     "matmul": (_ALL, _ALL),
     "every_second_matmul": (_EVERY_SECOND, _NONE),
@@ -178,10 +176,9 @@ class _Again:
         before the first op that reads one of them: the last of them may have no reader.
         """
         waiting: dict[ModuleOnStage, list[Op]] = {}
-        if self.strategy.recompute.whole:
-            for copy in copies:
-                if copy.target != AFTER:
-                    waiting.setdefault(self.group[copy.name.removesuffix(AGAIN)], []).append(copy)
+        for copy in copies if self.strategy.recompute.whole else ():
+            if copy.target != AFTER:
+                waiting.setdefault(self.group[copy.name.removesuffix(AGAIN)], []).append(copy)
         for op in self.readers():
             if op.phase == BACKWARD and any(name.endswith(AGAIN) for name in op.inputs):
                 yield from waiting.pop(self.group[op.name], ())
@@ -290,12 +287,8 @@ def _find_kept_ops(
         if op.phase == FORWARD and op.name in group and has(op.target, Trait.PRODUCT):
             attends = info(op.target).cost.product is ProductKind.ATTENTION
             products.setdefault((group[op.name], attends), []).append(op.name)
-    return {
-        name
-        for (_, attends), names in products.items()
-        for kind in keep
-        for name in names[KEEP[kind][attends]]
-    }
+    kept = (names[KEEP[k][attends]] for (_, attends), names in products.items() for k in keep)
+    return {name for names in kept for name in names}
 
 
 # ---- order ---------------------------------------------------------------------------------------

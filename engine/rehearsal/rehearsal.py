@@ -11,8 +11,9 @@ that the proof and the numbers are those of the whole run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from flowrun.engine.actors.plan import Actor, Plan
 from flowrun.engine.rehearsal.clock import Clock
@@ -33,6 +34,7 @@ class Rehearsal:
     sent_bytes: bytes that all ranks send in a step.
     first_step: the timeline of the first step.
     order: see Plan.order.
+    act_bytes: most bytes of a rank, without messages, at any act of an actor, by actor.
     """
 
     step_s: float
@@ -43,6 +45,7 @@ class Rehearsal:
     sent_bytes: float
     first_step: tuple[Event, ...]
     order: tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...]
+    act_bytes: Mapping[int, int] = field(default_factory=dict)
 
 
 def rehearse(
@@ -78,6 +81,7 @@ def rehearse(
         bubble=tuple(max(0.0, 1 - b / step_s) if step_s else 0.0 for b in busy),
         peak_bytes=tuple(memory.peak for memory in warm.state.memory),
         bound_bytes=tuple(memory.bound for memory in warm.state.memory),
+        act_bytes=ChainMap(*(memory.of_act for memory in warm.state.memory)),
         sent_bytes=sent,
         first_step=first,
         order=order,

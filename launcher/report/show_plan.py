@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
@@ -11,8 +12,9 @@ from rich.text import Text
 
 from flowrun.engine.actors.plan import BOX, SEND, Actor, BoxWork, Plan, RegionWork, TransferWork
 from flowrun.engine.compile import Rehearsed
-from flowrun.engine.cost.footprint import memory_of
+from flowrun.engine.cost.footprint import Footprint, memory_of
 from flowrun.engine.ir.graph import BACKWARD, COUNT, FORWARD, PHASES, UPDATE, WEIGHT_GRAD, WEIGHTS
+from flowrun.engine.ir.module_path import unit_of
 from flowrun.engine.ir.placement import largest_shape
 from flowrun.engine.ops.traits import is_engine_op
 from flowrun.launcher.job.compiling import built_regions, summary
@@ -44,7 +46,8 @@ _KINDS = (
     *("peak foreseen", "at most"),
 )
 _WHOLE = ("phase", "stage", "times", "bytes each", "a step")
-_NUMBERS = (*_WHOLE[1:], *_KINDS)
+_HIGHEST = "highest while it runs"
+_NUMBERS = (*_WHOLE[1:], *_KINDS, _HIGHEST)
 _SBP = (
     "S(d): split along dim d; B: whole on every rank; P: parts of a sum; a boxing turns one into"
     " another"
@@ -70,6 +73,8 @@ def plan_report(job: Job, width: int = 100) -> RenderableType:
         "",
         memory(training),
         Text(_MEMORY, style="dim"),
+        "",
+        blocks(training),
         "",
         times(job, training),
         *compiler(job, training),
@@ -213,6 +218,36 @@ def memory(training: Rehearsed) -> Table:
         columns = zip(*(numbers[stage] for stage in stages), strict=True)
         rows.append((spans(stages), *(extent(column, size) for column in columns)))
     return _table("memory of a rank", ("stage", *_KINDS), rows)
+
+
+def blocks(training: Rehearsed) -> Table:
+    """Bytes that wait for backward, by block, and a rank's most while it runs; of many, some."""
+    plan = training.plan
+    most: dict[tuple[str, int], tuple[int, str]] = {}
+    for actor in plan.actors:
+        ops = actor.work.ops if isinstance(actor.work, RegionWork) else ()
+        for unit in dict.fromkeys(unit_of(op.module) for op in ops if op.module):
+            here = training.rehearsal.act_bytes[actor.id], actor.phase
+            most[unit, actor.stage] = max(here, most.get((unit, actor.stage), (0, "")))
+    held = _stash_by_block(plan)
+    keys = sorted(most, key=lambda key: key[1])
+    rows = (
+        (*map(str, keys[k]), size(held[keys[k]]), size(most[keys[k]][0]), most[keys[k]][1])
+        for k in some(len(keys))
+    )
+    return _table("memory by block", ("block", "stage", "stash", _HIGHEST, "in"), rows)
+
+
+def _stash_by_block(plan: Plan) -> Counter[tuple[str, int]]:
+    """(block, stage) -> the bytes of what it makes that wait for backward, in all their slots."""
+    held: Counter[tuple[str, int]] = Counter()
+    footprints = [Footprint(plan, stage) for stage in range(len(plan.placements))]
+    makers = plan.graph.producer
+    for r in (r for r in plan.registers if r.stash):
+        for storage in footprints[r.stage].slot(r):
+            unit = unit_of(makers[storage].module) if storage in makers else "batch"
+            held[unit, r.stage] += r.slots * footprints[r.stage].storage_bytes(storage)
+    return held
 
 
 def times(job: Job, training: Rehearsed) -> Text:

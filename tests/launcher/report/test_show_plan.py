@@ -1,4 +1,5 @@
 import io
+import re
 from collections import Counter
 from functools import cache
 
@@ -36,6 +37,15 @@ def test_a_narrow_plan_leaves_out_what_follows_from_the_rest() -> None:
 def test_without_boxings_there_is_no_table_of_them() -> None:
     text = shown(80, "recipe=mlp_hybrid", "placement.axes.data=1")
     assert "boxings: none, no bytes travel between ranks" in text and "a step\n" not in text
+
+
+def test_a_plan_shows_which_block_holds_what_and_its_highest_moment() -> None:
+    keys = ("recipe=gpt_dp", "model.depth=2", "recompute.modules=[blocks.1]")
+    table = shown(100, *keys).partition("memory by block")[2]
+    rows = re.findall(r"blocks.\d +0 +([\d.]+ .B) +([\d.]+) MB +backward", table)
+    (stored, most), (again, _) = rows
+    assert stored.endswith(" MB") and float(stored[:-3]) < float(most)
+    assert again.endswith(" kB")  # what enters the block alone
 
 
 def test_slots_of_many_micro_batches_show_each_phase_and_waiting_by_its_share() -> None:
