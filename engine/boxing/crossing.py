@@ -68,7 +68,7 @@ def transfer_sbps(
     sent = _choose_sent_sbp(source_placement.shape, source, target, shape)
     order: dict[NdSbp, tuple[Fraction, bool, Fraction, int]] = {}
     for received in _list_received_sbps(target_placement.shape, target, shape):
-        crossing = _crossing_tensors(source_placement, sent, target_placement, received, shape)
+        crossing = crossing_tensors(source_placement, sent, target_placement, received, shape)
         total = crossing + path_tensors(received, target, target_placement.shape, shape)
         equal = received == sent == target
         twins = not far and equal and source_placement.shape == target_placement.shape
@@ -161,7 +161,7 @@ def _without_partial(sbp: Sbp) -> Sbp:
     return B if isinstance(sbp, Partial) else sbp
 
 
-def _crossing_tensors(
+def crossing_tensors(
     source_placement: Placement,
     source: NdSbp,
     target_placement: Placement,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flowrun.engine.actors.plan import (
@@ -18,7 +17,7 @@ from flowrun.engine.actors.plan import (
     TransferWork,
 )
 from flowrun.engine.boxing.boxing import start_seconds, step_bytes, step_seconds
-from flowrun.engine.boxing.crossing import Send
+from flowrun.engine.boxing.crossing import crossing_tensors
 from flowrun.engine.cost.fusion import FUSIONS, FusedKernel, kernels
 from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.hardware.hardware import CPU, Hardware
@@ -137,10 +136,11 @@ class ActorCost:
                     for step, move in zip(steps, moves, strict=True)
                 )
             case TransferWork(moves=moves) as work if actor.kind == SEND:
-                routes = zip(moves, self.plan.routes(work), strict=True)
-                return float(sum(_crossing_bytes(move, sends) for move, sends in routes))
+                return sum(move.num_bytes * self._crosses(work, move) for move in moves)
         return 0.0
 
-
-def _crossing_bytes(move: TensorMove, sends: Sequence[Send]) -> int:
-    return sum(s.num_elements for s in sends if s.source != s.target) * move.dtype.itemsize
+    def _crosses(self, work: TransferWork, move: TensorMove) -> float:
+        """Return how often a tensor crosses between its stages."""
+        (_, source), (_, target) = move.source, move.target
+        here, there = (self.plan.placements[k] for k in (work.source_stage, work.target_stage))
+        return float(crossing_tensors(here, source, there, target, move.shape))
