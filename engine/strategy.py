@@ -183,6 +183,8 @@ class Auto:
     keep: keys that keep the recipe's value: placement.axes, placement.stages, placement.chunks,
         placement.in_flight, train.micro_batches, zero.stage, recompute.modules, or a section.
     plans: largest number of candidates that are compiled.
+    seconds: limit of a search of layouts, and of one of placements; it then ends with the best so
+        far, and says how far off that may be; null: it ends by itself, always with the same.
     """
 
     enabled: bool = False
@@ -196,6 +198,7 @@ class Auto:
     ranks: int | None = None
     keep: tuple[str, ...] = ()
     plans: int = 200
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ ENDINGS = {  # of a key's name -> unit
 UNITS = {
     "auto.plans": "plans",
     "auto.ranks": "ranks",
+    "auto.seconds": "s",
     "auto.wait_time": "s",
     "eval.batches": "batches",
     "eval.every": "steps",

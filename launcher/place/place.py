@@ -8,6 +8,7 @@ from typing import Any
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.passes.search.deadline import Deadline
 from flowrun.launcher.place.outcome import Outcome
 from flowrun.launcher.place.placement_search import PlacementResult, search
 from flowrun.launcher.place.planner import Planner
@@ -54,7 +55,7 @@ def place_by(planner: Planner) -> Placed:
 
 
 def _by_all(planner: Planner) -> PlacementResult:
-    return search(planner, planner.limit, planner.job.recipe.auto.plans)
+    return search(planner, planner.limit, planner.job.recipe.auto.plans, until=planner.until)
 
 
 def _by_few_blocks(planner: Planner) -> PlacementResult:
@@ -62,20 +63,23 @@ def _by_few_blocks(planner: Planner) -> PlacementResult:
     and more until one fits after all; where nothing fits, what comes closest.
     """
     short = ReducedDepthPlanner(planner)
-    found = search(short, planner.limit, min(MAX_PLANS, planner.job.recipe.auto.plans))
-    while (promising := found.next) and _may_be_best(promising, found):
+    most = min(MAX_PLANS, planner.job.recipe.auto.plans)
+    found = search(short, planner.limit, most, until=planner.until)
+    while (promising := found.next) and _may_be_best(promising, found, planner.until):
         found = found.instead(promising, planner.plan(promising.candidate))
     if found.best is None and (closest := found.closest) and closest.extrapolated:
         found = found.instead(closest, planner.plan(closest.candidate))
     return replace(found, skipped=short.skipped)
 
 
-def _may_be_best(estimate: Outcome, found: PlacementResult) -> bool:
-    """Return True if an extrapolated outcome is no slower than the best that was planned whole."""
+def _may_be_best(estimate: Outcome, found: PlacementResult, until: Deadline) -> bool:
+    """Return True if an extrapolated outcome is no slower than the best that was planned whole, and
+    there is time to plan it; of none that fits there always is.
+    """
     whole = [outcome for outcome in found.outcomes if outcome.estimate]
     best = min((o.estimate.step_s for o in whole if o.fits and o.estimate), default=math.inf)
     return estimate.step_s <= best * (1 + EXTRAPOLATION_TOLERANCE) and (
-        len(whole) < MAX_WHOLE_PLANS or math.isinf(best)
+        math.isinf(best) or (len(whole) < MAX_WHOLE_PLANS and not until.is_over)
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from flowrun.engine.compile import longest_equal_step
+from flowrun.engine.passes.search.deadline import ENDLESS, Deadline
 from flowrun.launcher.place.outcome import Bound, Outcome
 from flowrun.launcher.place.space import Branch, Candidate
 from flowrun.launcher.terminal.units import seconds, size
@@ -39,9 +40,9 @@ class PlanSource(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementResult:
     """outcomes: of all that was planned, best first.  left: candidates and branches that were not
-    planned because their bound is too slow or too large; unseen: because auto.plans was reached,
-    and of these the least bound, in seconds, and the least that is expected.  skipped: branches
-    that were not looked at, whatever they take.
+    planned because their bound is too slow or too large; unseen: because auto.plans or auto.seconds
+    was reached, and of these the least bound, in seconds, and the least that is expected.  skipped:
+    branches that were not looked at, whatever they take.  late: auto.seconds, if they are over.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -50,6 +51,7 @@ class PlacementResult:
     unseen_s: float = 0.0
     expected_s: float = 0.0
     skipped: int = 0
+    late: float | None = None
 
     @property
     def best(self) -> Outcome | None:
@@ -96,10 +98,11 @@ class PlacementResult:
         if not self.unseen or best is None:
             return f"{text}. No other is faster."
         gap = max(0.0, best.step_s / self.unseen_s - 1) if self.unseen_s else 0.0
+        ends = "auto.plans" if self.late is None else f"auto.seconds: the best in {self.late:g} s"
         return (
-            f"{text}; {self.unseen} are not planned (auto.plans): none takes less than"
-            f" {seconds(self.unseen_s)}, so that the best is within {gap:.0%};"
-            f" {seconds(self.expected_s)} and more are expected."
+            f"{text}; {self.unseen} are not planned ({ends}): none takes less than"
+            f" {seconds(self.unseen_s)}, so that the best is at most {gap:.0%} above the best"
+            f" possible; {seconds(self.expected_s)} and more are expected."
         )
 
     def instead(self, estimate: Outcome, whole: Outcome) -> PlacementResult:
@@ -109,11 +112,14 @@ class PlacementResult:
         return replace(self, outcomes=tuple(sorted(outcomes, key=order)))
 
 
-def search(source: PlanSource, limit: int, most: int, shown: int = SHOWN) -> PlacementResult:
+def search(
+    source: PlanSource, limit: int, most: int, shown: int = SHOWN, until: Deadline = ENDLESS
+) -> PlacementResult:
     """Search the candidates of a source by branch and bound.
 
     limit: bytes of a rank, 0: not limited.  most: largest number of plans.  shown: the number of
-    best candidates that must be sure.
+    best candidates that must be sure.  until: from then on only a first candidate that fits is
+    looked for.
 
     If nothing fits, half as many plans again look for what lacks least.
     """
@@ -123,6 +129,8 @@ def search(source: PlanSource, limit: int, most: int, shown: int = SHOWN) -> Pla
     for by_time in (True, False):
         kept: list[_Open] = []
         while waiting and len(outcomes) < (most if by_time else most + most // 2):
+            if until.is_over and any(outcome.fits for outcome in outcomes):
+                break
             promise = _expect(outcomes) if by_time else _count_bytes
             item = waiting.pop(min(range(len(waiting)), key=lambda k: promise(waiting[k])))
             if _hopeless(item.bound, outcomes, limit, shown, by_time):
@@ -139,6 +147,7 @@ def search(source: PlanSource, limit: int, most: int, shown: int = SHOWN) -> Pla
         unseen=len(waiting),
         unseen_s=min((item.bound.seconds for item in waiting), default=0.0),
         expected_s=min(map(_expect(outcomes), waiting), default=0.0),
+        late=until.seconds if until.is_over else None,
     )
 
 

@@ -19,6 +19,7 @@ from flowrun.engine.errors import FlowrunError
 from flowrun.engine.ir.graph import BOXED, LAID_OUT, STAGED, LogicalGraph
 from flowrun.engine.ir.module_path import unit_of
 from flowrun.engine.ir.placement import BATCH_AXES, Placement
+from flowrun.engine.passes.search.deadline import Deadline
 from flowrun.engine.pipeline import advance
 from flowrun.engine.strategy import Recompute, Strategy, Zero
 from flowrun.launcher.job.garbage import pause_collection
@@ -52,6 +53,7 @@ class Planner:
         self.job = job = captures.job
         self.tree = _in_order(OmegaConf.to_container(OmegaConf.create(job.recipe.text)), ranks)
         self.limit = job.strategy.hardware.tensor_bytes
+        self.until = Deadline(job.recipe.auto.seconds)
         # layouts that differ by schedule come together; 1f1b and gpipe are expected to take as long
         self._staged, self._boxed = lru_cache(2)(self._stage), lru_cache(4)(self._box)
         self.problems: list[Outcome] = []  # branches that cannot be compiled
@@ -209,7 +211,7 @@ def _in_order(tree: Any, ranks: int) -> Mapping[str, Any]:
 
 def without_own(auto: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of `auto` that are not the placement's: they are done with once it is found."""
-    own = ("placement", "ranks", "keep", "plans")
+    own = ("placement", "ranks", "keep", "plans", *("seconds",) * (not auto["enabled"]))
     return {key: value for key, value in auto.items() if key not in own}
 
 

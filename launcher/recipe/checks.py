@@ -165,6 +165,12 @@ CONTRADICTIONS = (
         "Write view: consistent, or auto.enabled: false.",
     ),
     Contradiction(
+        "auto.seconds",
+        lambda r: r.auto.seconds is not None and _hosts(r).most > 1,
+        "each host searches for itself, and in the same seconds not all would get as far.",
+        "Leave it out, or search on one host: flowrun plan … --save-recipe FILE.",
+    ),
+    Contradiction(
         "recompute.keep",
         lambda r: r.recompute.keep and not r.recompute.modules,
         "recompute.modules is empty: nothing is recomputed, so nothing can be kept.",

@@ -95,6 +95,7 @@ RANGES: Mapping[str, Range] = {
     "engine.trace": Range("[0, inf)", "Write true, false or a number of steps."),
     "auto.ranks": COUNT,
     "auto.plans": COUNT,
+    "auto.seconds": Range("(0, inf)", "null searches to the end."),
     "precision.loss_scale": Range(
         "(0, 1e38]", "Usual are dynamic, and powers of two such as 1024."
     ),

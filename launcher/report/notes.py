@@ -276,6 +276,12 @@ NO_EFFECT = (
         _has("auto.enabled"),
     ),
     NoEffect("auto", "ranks keep plans", "auto.placement is false", _has("auto.placement")),
+    NoEffect(
+        "auto",
+        "seconds",
+        "nothing is searched (parallel=auto, auto.placement)",
+        lambda job: job.recipe.auto.enabled or job.recipe.auto.placement,
+    ),
     NoEffect("auto", "enabled", "no axis has two ranks", _has("axes")),
     NoEffect("train", "keep keep_best save_aside", "save_every is 0", _has("train.save_every")),
     NoEffect("launch", "message_order_seed", "only launch=virtual reads it", _is_virtual),

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,7 @@ import numpy.typing as npt
 from flowrun.engine.passes.layout.elimination_order import LARGE_TABLE_ENTRIES, order_variables
 
 MAX_TABLE_ENTRIES = 1 << 23  # larger tables are not made
+LATE_TABLE_ENTRIES = 1 << 10  # nor ones larger than this, once there is no time
 _QUANTUM_S = 2.0**-46  # costs are multiples of it: sums below 128 are equal in any order
 
 Values = npt.NDArray[np.float64]
@@ -51,19 +52,25 @@ class Least:
 
 
 def minimise(
-    sizes: Sequence[int], tables: Iterable[CostTable], max_entries: int = MAX_TABLE_ENTRIES
+    sizes: Sequence[int],
+    tables: Iterable[CostTable],
+    max_entries: int = MAX_TABLE_ENTRIES,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> Least:
     """Return values of variables (0 .. sizes[v] - 1) for which the sum of the tables is least.
 
     sizes: number of values of each variable.  max_entries: if eliminating a variable would make a
     larger table, its neighbours with most neighbours are fixed at the value that looks best for
-    each alone; the result is then not proved least.
+    each alone; the result is then not proved least.  is_late: once it is, only small tables are
+    made.
     """
     network = _OpenTables(sizes, tables)
     # (variable, its best value for each choice of its neighbours)
     left: list[tuple[int, CostTable]] = []
     exact = True
     for v in order_variables(sizes, network.neighbours):
+        if max_entries > LATE_TABLE_ENTRIES and is_late():
+            max_entries = LATE_TABLE_ENTRIES
         while v in network.tables and network.entries(v) > max_entries:
             exact = False
             u = max((v, *network.neighbours[v]), key=lambda u: (len(network.neighbours[u]), u))

@@ -15,8 +15,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flowrun.engine.passes.layout.elimination import CostTable, Values, lower_bound, minimise
+from flowrun.engine.passes.layout.elimination import (
+    LATE_TABLE_ENTRIES,
+    CostTable,
+    Values,
+    lower_bound,
+    minimise,
+)
 from flowrun.engine.passes.search.cost_network import Network
+from flowrun.engine.passes.search.deadline import ENDLESS, Deadline
 from flowrun.engine.passes.search.options import Choice
 
 # entries of a table while the whole network is eliminated, one axis of it, and for the bound
@@ -46,32 +53,40 @@ def search(
     relaxed: Callable[[], Network] | None = None,
     byte_s: float = 0.0,
     starts: Iterable[Choice] = (),
+    until: Deadline = ENDLESS,
 ) -> SearchResult:
     """Return the cheapest choice that can be found.
 
     relaxed: makes another network that costs no more, for the bound.  byte_s: price of a held
-    byte.  starts: choices that the result is not above.
+    byte.  starts: choices that the result is not above.  until: from then on what is left is done
+    by small tables: the result is less good, and so is its bound.
     """
     tables = network.tables(byte_s)
-    whole = minimise(network.sizes, tables, EXACT_MAX_ENTRIES)
+    whole = minimise(network.sizes, tables, EXACT_MAX_ENTRIES, lambda: until.is_over)
     if whole.exact and network.complete:
         return SearchResult(whole.choice, whole.cost, whole.cost)
     costs = {choice: _cost(tables, choice) for choice in (*starts, whole.choice)}
     best = min(costs, key=costs.__getitem__)
-    best, cost = improve(network, tables, best, costs[best])
+    best, cost = improve(network, tables, best, costs[best], until)
+    entries = LATE_TABLE_ENTRIES if until.is_over else BOUND_MAX_ENTRIES
     bounds = [0.0]
     if network.complete:
-        bounds.append(lower_bound(network.sizes, tables, BOUND_MAX_ENTRIES))
+        bounds.append(lower_bound(network.sizes, tables, entries))
     if relaxed is not None:
         looser = relaxed()
-        bounds.append(lower_bound(looser.sizes, looser.tables(byte_s), BOUND_MAX_ENTRIES))
+        bounds.append(lower_bound(looser.sizes, looser.tables(byte_s), entries))
     return SearchResult(best, cost, min(cost, max(bounds)))
 
 
 def improve(
-    network: Network, tables: Sequence[CostTable], best: Choice, cost: float
+    network: Network,
+    tables: Sequence[CostTable],
+    best: Choice,
+    cost: float,
+    until: Deadline = ENDLESS,
 ) -> tuple[Choice, float]:
-    """Improve a choice until no axis has a better one; return it with its cost.
+    """Improve a choice until no axis has a better one, or the time is over; return it with its
+    cost.
 
     tables: those of the network, with held bytes priced in.  best, cost: the choice to begin with,
     and its cost.
@@ -80,7 +95,7 @@ def improve(
     better = num_axes > 1  # elimination of one axis is the search of the whole
     while better:
         better = False
-        for axis in range(num_axes):
+        for axis in range(0 if until.is_over else num_axes):
             choice = _least_on(axis, network, tables, best)
             price = _cost(tables, choice)
             if price < cost * (1 - MIN_RELATIVE_GAIN):

@@ -15,6 +15,7 @@ from typing import Protocol
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph
 from flowrun.engine.passes.layout.infer_sbp import infer_all, infer_sbp
 from flowrun.engine.passes.search.cost_network import Network
+from flowrun.engine.passes.search.deadline import ENDLESS, Deadline
 from flowrun.engine.passes.search.make_network import make_network
 from flowrun.engine.passes.search.objective import Objective
 from flowrun.engine.passes.search.options import Choice, Options, RowTables, inputs_of, outputs_of
@@ -32,13 +33,14 @@ class LayoutSearch:
     """A search and its result.
 
     inferred: the choice that it began with; None if a pass after inference changed its rows.
-    byte_s: seconds that a held byte costs.
+    byte_s: seconds that a held byte costs.  until: when it had to end.
     """
 
     network: Network
     inferred: Choice | None
     found: SearchResult
     byte_s: float
+    until: Deadline = ENDLESS
 
     @property
     def seconds(self) -> float:
@@ -65,6 +67,7 @@ def search_layout(graph: LogicalGraph, strategy: Strategy) -> LayoutSearch:
     """Search the layout of a graph.  The inferred layout is one of the starts: the result is not
     above it.
     """
+    until = Deadline(strategy.auto.seconds)
     rows, objective = RowTables(graph, strategy), Objective(graph, strategy)
     objective.hide(
         {op.name: float(objective.row_seconds(op, rows.of(op)).min()) for op in graph.ops}
@@ -78,10 +81,10 @@ def search_layout(graph: LogicalGraph, strategy: Strategy) -> LayoutSearch:
     relaxed = cache(lambda: make_network(graph, options, objective, relaxed=True))
 
     def search_at(byte_s: float, *better: Choice) -> SearchResult:
-        return search(network, relaxed, byte_s, (*starts, *better))
+        return search(network, relaxed, byte_s, (*starts, *better), until)
 
-    found, byte_s = search_by_memory(search_at, network, strategy)
-    return LayoutSearch(network, starts[0] if starts else None, found, byte_s)
+    found, byte_s = search_by_memory(search_at, network, strategy, until)
+    return LayoutSearch(network, starts[0] if starts else None, found, byte_s, until)
 
 
 class Search(Protocol):
@@ -93,13 +96,13 @@ class Search(Protocol):
 
 
 def search_by_memory(
-    search: Search, network: Network, strategy: Strategy
+    search: Search, network: Network, strategy: Strategy, until: Deadline = ENDLESS
 ) -> tuple[SearchResult, float]:
     """Return (the result, the seconds that a held byte costs in it).
 
     strategy: has `auto.memory` and the memory of a rank.  With adaptive the price is the least of
     TRIED_WEIGHTS for which the memory suffices, by the search's own account; if none does, only
-    bytes count.
+    bytes count.  until: from then on no lower one is tried.
     """
     read_s, limit = 1 / strategy.hardware.memory_bytes_per_s, strategy.hardware.tensor_bytes
     if strategy.auto.memory != "adaptive":
@@ -114,7 +117,7 @@ def search_by_memory(
         return result, 0.0
     last, last_s = search(BYTES_ALONE, result.choice), BYTES_ALONE  # the least known to fit
     low, high = 0, len(TRIED_WEIGHTS) if fits(last) else 0
-    while low < high:
+    while low < high and not until.is_over:
         middle = (low + high) // 2
         byte_s = TRIED_WEIGHTS[middle] * read_s
         result = search(byte_s, last.choice)
@@ -151,6 +154,8 @@ def note(result: LayoutSearch) -> str:
     proof = "proved least" if search.gap == 0.0 else f"at most {search.gap:.1%} above the least"
     if search.bound <= 0.0:
         proof = "not proved least"
+    if search.gap and result.until.is_over:
+        proof = f"the best in {result.until.seconds:g} s, {proof}"
     text = f"auto: the layout takes {result.seconds * 1e3:.1f} ms by the search's own estimate, "
     text += f"summed over ops and boxings: {proof}"
     if result.byte_s:

@@ -68,6 +68,7 @@ def test_a_limit_that_nothing_can_meet_names_the_closest_and_what_lacks(
         ("auto.keep=[model]", "is not one of its values"),
         ("auto.ranks=0", "at least 1, not 0"),
         ("auto.plans=0", "at least 1, not 0"),
+        ("auto.seconds=0", "is over 0, not 0"),
     ],
 )
 def test_a_wrong_key_is_named(argument: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

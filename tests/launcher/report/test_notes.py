@@ -169,6 +169,7 @@ NO_EFFECT = {
     "eval.every": (["eval.batches=0", "eval.every=3"], "no samples are held out"),
     "auto.trunk, auto.memory": (["auto.trunk=false", "auto.memory=off"], "auto.enabled is false"),
     "auto.plans": (["auto.plans=7"], "auto.placement is false"),
+    "auto.seconds": (["auto.seconds=7"], "nothing is searched"),
     "auto.enabled": (["placement.axes.data=1", "parallel=auto"], "no axis has two ranks"),
     "train.keep": (["train.keep=5"], "save_every is 0"),
     "launch.threads": (["launch.threads=3"], "launch=virtual is one process"),

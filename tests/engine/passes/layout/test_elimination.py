@@ -87,6 +87,14 @@ def test_too_wide_a_network_still_gets_a_choice_and_its_cost(network: Network) -
     assert solution.cost >= minimise(sizes, tables).cost
 
 
+def test_once_it_is_late_only_small_tables_are_made() -> None:
+    pairs = itertools.combinations(range(8), 2)
+    tables = [CostTable(pair, np.eye(3)) for pair in pairs]
+    assert minimise([3] * 8, tables).exact
+    late = minimise([3] * 8, tables, is_late=lambda: True)
+    assert not late.exact and late.cost == total(tables, late.choice)
+
+
 def test_a_network_wider_than_allowed_is_not_called_exact() -> None:
     pairs = itertools.combinations(range(5), 2)
     tables = [CostTable(pair, np.eye(3)) for pair in pairs]

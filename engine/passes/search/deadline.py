@@ -1,0 +1,24 @@
+"""Deadline: when a search ends with the best that it has found."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A limit of wall-clock time.  seconds: from now; None: there is no limit, and a search does
+    not depend on the clock.
+    """
+
+    seconds: float | None = None
+    _begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is over."""
+        return self.seconds is not None and time.monotonic() - self._begun >= self.seconds
+
+
+ENDLESS = Deadline()
