@@ -4,6 +4,7 @@
 
 place.py               read this first
 space.py bound.py      which candidates there are; the least that each takes
+resize.py              a graph of other samples
 repeated_blocks.py     parts of a model of many equal blocks, and graphs that are captured once
 extrapolate.py reduced_depth.py   candidates of such models, by plans of few blocks
 planner.py             a candidate's plan and rehearsal

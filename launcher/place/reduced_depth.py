@@ -103,6 +103,7 @@ class ReducedDepthPlanner:
         self.skipped = 0
         self._laid_out = lru_cache(maxsize=64)(self._lay_out)
         self._depth_bound = lru_cache(maxsize=8)(self._bound_branch)
+        self._cuts = lru_cache(maxsize=8)(self._cut)
 
     # ------------------------------------------------------------------ PlanSource
 
@@ -205,13 +206,14 @@ class ReducedDepthPlanner:
         try:
             whole = self.planner.strategy_of(candidate)
             few, more = (self._short(whole, stages, each) for each in depths)
-            cuts = self._cuts(candidate.branch, whole)
+            cuts = self._cuts(candidate.branch)
         except FlowrunError as error:
             return Outcome(candidate, problem=str(error))
         return extrapolate(candidate, self.blocks.count, cuts, (few, more), self.planner.limit)
 
-    def _cuts(self, branch: Branch, whole: Strategy) -> tuple[float, ...]:
+    def _cut(self, branch: Branch) -> tuple[float, ...]:
         """Return the number of blocks on each stage."""
+        whole = self.planner.strategy_of(Candidate(branch))
         if branch.stages == 1:
             return (float(self.blocks.count),)
         rows = self.planner.job.recipe.train.batch_size // branch.micro_batches

@@ -21,6 +21,7 @@ from flowrun.engine.passes.stages.chosen_stages import read_stages
 from flowrun.engine.strategy import Decided, Strategy
 from flowrun.engine.torch_internals import set_submodules, submodules_of
 from flowrun.launcher.job.job import Job
+from flowrun.launcher.place.resize import resize
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,17 +127,26 @@ class Captures:
         self.job = job
         self.blocks = find_repeated_blocks(job.materials.model)
         self._known: dict[tuple[int, int], LogicalGraph] = {}
+        self._captured: dict[int, dict[int, LogicalGraph]] = {}  # blocks -> samples -> graph
 
     def of(self, rows: int, strategy: Strategy, count: int = 0) -> LogicalGraph:
-        """Capture the whole model, or one with `count` of its equal blocks.
+        """Capture the whole model, or one with `count` of its equal blocks: of two numbers of
+        samples, from which the others follow.
 
         rows: samples of a micro-batch.  strategy: the mirrored view captures what one rank reads.
         """
         shards = len(strategy.placements[0].ranks) if strategy.mirrored else 1
         key = rows // shards, count
         if key not in self._known:
-            batch, task = self.job.materials.sampler(0, 0, slice(0, rows)), self.job.materials.task
-            if count:
-                task = replace(task, model=keep_blocks(task.model, self.blocks, count))
-            self._known[key] = Compilation(task, batch, strategy).captured
+            captured = self._captured.setdefault(count, {})
+            graph = resize(rows // shards, captured) if count else None
+            if graph is None:
+                graph = captured[rows // shards] = self._capture(rows, strategy, count)
+            self._known[key] = graph
         return self._known[key]
+
+    def _capture(self, rows: int, strategy: Strategy, count: int) -> LogicalGraph:
+        batch, task = self.job.materials.sampler(0, 0, slice(0, rows)), self.job.materials.task
+        if count:
+            task = replace(task, model=keep_blocks(task.model, self.blocks, count))
+        return Compilation(task, batch, strategy).captured

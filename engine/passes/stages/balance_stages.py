@@ -10,6 +10,7 @@ two.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,9 +53,10 @@ def balance_cuts(line: ForwardSequence, ranks: Sequence[int], chunks: int = 1) -
         raise _too_many(len(line.work_s), len(ranks), chunks)
     ranks = [*ranks] * chunks
     share = sum(line.work_s) / sum(ranks)
-    limit = max(1e-9, share) * 1.2
-    while not (fastest := _best_cuts(line, ranks, limit, counts_sent=False)):
-        limit *= 1.2  # a low limit leaves few ends of stages
+    limit = max(1e-9, share)
+    more = 0.01
+    while not (fastest := _best_cuts(line, ranks, limit * (1 + more), counts_sent=False)):
+        more *= 2  # a low limit leaves few ends of stages
     best = _best_cuts(line, ranks, fastest[1] + WORK_TOLERANCE * share, counts_sent=True)
     assert best is not None
     return best[2][1:]
@@ -78,12 +80,13 @@ def _best_cuts(
         for start, (sent, slowest, cuts) in best.items():
             if counts_sent:
                 sent += line.entering_s[start] + line.returning_s[start]
-            for end in range(start + 1, n - len(ranks) + k + 2):  # one piece for each later stage
+            first = max(start + 1, bisect_left(total, least))
+            for end in range(first, n - len(ranks) + k + 2):  # one piece for each later stage
                 work = total[end] - total[start]
                 if work / share > limit:
                     break
                 seconds = (work + line.entering_s[start] + returning_s[end]) / share
-                if total[end] >= least and seconds <= limit:
+                if seconds <= limit:
                     candidate = (sent, max(slowest, seconds), (*cuts, start))
                     here[end] = min(here.get(end, candidate), candidate)
         best = here
