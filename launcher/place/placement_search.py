@@ -8,7 +8,7 @@ planned, and candidates that lack memory are followed by smaller ones.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -128,9 +128,8 @@ def search(
     left = 0
     for by_time in (True, False):
         kept: list[_Open] = []
-        while waiting and len(outcomes) < (most if by_time else most + most // 2):
-            if until.is_over and any(outcome.fits for outcome in outcomes):
-                break
+        plans = most if by_time else most + most // 2
+        while waiting and len(outcomes) < plans and not _is_late(until, outcomes):
             promise = _expect(outcomes) if by_time else _count_bytes
             item = waiting.pop(min(range(len(waiting)), key=lambda k: promise(waiting[k])))
             if _hopeless(item.bound, outcomes, limit, shown, by_time):
@@ -147,8 +146,12 @@ def search(
         unseen=len(waiting),
         unseen_s=min((item.bound.seconds for item in waiting), default=0.0),
         expected_s=min(map(_expect(outcomes), waiting), default=0.0),
-        late=until.seconds if until.is_over else None,
+        late=until.over_s,
     )
+
+
+def _is_late(until: Deadline, outcomes: Sequence[Outcome]) -> bool:
+    return until.is_over and any(outcome.fits for outcome in outcomes)
 
 
 def _look_at(item: _Open, source: PlanSource, outcomes: list[Outcome]) -> list[_Open]:

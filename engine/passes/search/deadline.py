@@ -16,9 +16,15 @@ class Deadline:
     _begun: float = field(default_factory=time.monotonic)
 
     @property
+    def over_s(self) -> float | None:
+        """The limit, once it is over."""
+        passed_s = time.monotonic() - self._begun
+        return self.seconds if self.seconds is not None and passed_s >= self.seconds else None
+
+    @property
     def is_over(self) -> bool:
         """Whether the time is over."""
-        return self.seconds is not None and time.monotonic() - self._begun >= self.seconds
+        return self.over_s is not None
 
 
 ENDLESS = Deadline()
