@@ -165,7 +165,7 @@ class Planner:
 
     @cached_property
     def _laid_out(self) -> Callable[[Strategy], LaidOutBranch]:
-        kept = max(4, KEPT_OPS // len(self._all_rows().ops))
+        kept = 4 if self.skip_repeats else max(4, KEPT_OPS // len(self._all_rows().ops))
         return lru_cache(kept)(pause_collection()(self._lay_out))
 
     def _lay_out(self, strategy: Strategy) -> LaidOutBranch:
