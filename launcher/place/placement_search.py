@@ -42,7 +42,7 @@ class PlacementResult:
     """outcomes: of all that was planned, best first.  left: candidates and branches that were not
     planned because their bound is too slow or too large; unseen: because auto.plans or auto.seconds
     was reached, and of these the least bound, in seconds, and the least that is expected.  skipped:
-    branches that were not looked at, whatever they take.  late: auto.seconds, if they are over.
+    branches that were not looked at, whatever they take.  late: auto.seconds.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -98,7 +98,7 @@ class PlacementResult:
         if not self.unseen or best is None:
             return f"{text}. No other is faster."
         gap = max(0.0, best.step_s / self.unseen_s - 1) if self.unseen_s else 0.0
-        ends = "auto.plans" if self.late is None else f"auto.seconds: the best in {self.late:g} s"
+        ends = f"auto.seconds: the best in {self.late:g} s" if self.late else "auto.plans"
         return (
             f"{text}; {self.unseen} are not planned ({ends}): none takes less than"
             f" {seconds(self.unseen_s)}, so that the best is at most {gap:.0%} above the best"
@@ -146,7 +146,7 @@ def search(
         unseen=len(waiting),
         unseen_s=min((item.bound.seconds for item in waiting), default=0.0),
         expected_s=min(map(_expect(outcomes), waiting), default=0.0),
-        late=until.over_s,
+        late=until.seconds if until.is_over else None,
     )
 
 

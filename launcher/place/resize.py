@@ -1,8 +1,7 @@
 """resize: a graph captured of two numbers of samples -> the same graph of any other.
 
 Sizes in a captured graph are linear in the samples of a micro-batch, and means divide by them.  One
-sample is captured for itself: torch treats a dim of size 1 as none.  What a search finds best is
-captured as it is, whatever was derived here.
+sample is captured for itself: torch treats a dim of size 1 as none.
 """
 
 from __future__ import annotations
@@ -11,16 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from flowrun.engine.ir.graph import LogicalGraph, Op
-
-
-class OtherGraphError(Exception):
-    """Two graphs differ by more than their samples."""
+from flowrun.engine.ir.graph import LogicalGraph
 
 
 def resize(rows: int, captured: Mapping[int, LogicalGraph]) -> LogicalGraph | None:
-    """Return the graph of `rows` samples, of two of those that were captured; None if it cannot be
-    derived.
+    """Return the graph of `rows` samples; None if it cannot be derived.
 
     captured: number of samples -> graph.
     """
@@ -28,47 +22,42 @@ def resize(rows: int, captured: Mapping[int, LogicalGraph]) -> LogicalGraph | No
     if rows == 1 or len(known) < 2:
         return None
     one, two = (captured[n] for n in known)
-    line = _Line(known[0], known[1], rows)
     try:
-        return line.graph(one, two)
-    except OtherGraphError:
+        numbers = _extend(_numbers(one), _numbers(two), *known, rows)
+    except ValueError:
         return None
+    return _with(one, numbers) if _with(two, _numbers(one)) == one else None
 
 
-class _Line:
-    """The line through the values at `low` and at `high` samples, at `rows` of them."""
+def _numbers(graph: LogicalGraph) -> tuple[tuple[Any, ...], ...]:
+    """Return the constants of all ops and the shapes of all tensors."""
+    constants = ((op.args, op.kwargs) for op in graph.ops)
+    return tuple(constants), tuple(tensor.shape for tensor in graph.tensors.values())
 
-    def __init__(self, low: int, high: int, rows: int) -> None:
-        self.low, self.high, self.rows = low, high, rows
 
-    def graph(self, one: LogicalGraph, two: LogicalGraph) -> LogicalGraph:
-        if len(one.ops) != len(two.ops) or one.tensors.keys() != two.tensors.keys():
-            raise OtherGraphError
-        tensors = {
-            name: replace(tensor, shape=self.value(tensor.shape, two.tensors[name].shape))
-            for name, tensor in one.tensors.items()
-        }
-        ops = tuple(self.op(a, b) for a, b in zip(one.ops, two.ops, strict=True))
-        return replace(one, ops=ops, tensors=tensors)
+def _with(graph: LogicalGraph, numbers: tuple[tuple[Any, ...], ...]) -> LogicalGraph:
+    ops = zip(graph.ops, numbers[0], strict=True)
+    tensors = zip(graph.tensors.items(), numbers[1], strict=True)
+    return replace(
+        graph,
+        ops=tuple(replace(op, args=args, kwargs=kwargs) for op, (args, kwargs) in ops),
+        tensors={name: replace(tensor, shape=shape) for (name, tensor), shape in tensors},
+    )
 
-    def op(self, one: Op, two: Op) -> Op:
-        if one == two:
-            return one
-        args, kwargs = self.value((one.args, one.kwargs), (two.args, two.kwargs))
-        if replace(two, args=one.args, kwargs=one.kwargs) != one:
-            raise OtherGraphError
-        return replace(one, args=args, kwargs=kwargs)
 
-    def value(self, one: Any, two: Any) -> Any:
-        """Return a constant, or nested tuples of them."""
-        if one == two:
-            return one
-        if isinstance(one, tuple) and isinstance(two, tuple) and len(one) == len(two):
-            return tuple(map(self.value, one, two))
-        if {type(one), type(two)} == {int}:
-            more, odd = divmod((two - one) * (self.rows - self.low), self.high - self.low)
-            if not odd:
-                return one + more
-        if {type(one), type(two)} == {float} and one * self.low == two * self.high:
-            return one * self.low / self.rows
-        raise OtherGraphError
+def _extend(one: Any, two: Any, low: int, high: int, rows: int) -> Any:
+    """Return what constants, or nested tuples of them, of `low` and of `high` samples are of
+    `rows`.  Raises ValueError.
+    """
+    if one == two:
+        return one
+    if isinstance(one, tuple) and isinstance(two, tuple):
+        pairs = zip(one, two, strict=True)
+        return tuple(_extend(a, b, low, high, rows) for a, b in pairs)
+    if type(one) is type(two) is int:
+        more, odd = divmod((two - one) * (rows - low), high - low)
+        if not odd:
+            return one + more
+    if type(one) is type(two) is float and one * low == two * high:
+        return one * low / rows
+    raise ValueError(one, two)

@@ -279,7 +279,7 @@ NO_EFFECT = (
     NoEffect(
         "auto",
         "seconds",
-        "nothing is searched (parallel=auto, auto.placement)",
+        "nothing is searched",
         lambda job: job.recipe.auto.enabled or job.recipe.auto.placement,
     ),
     NoEffect("auto", "enabled", "no axis has two ranks", _has("axes")),

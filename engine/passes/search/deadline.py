@@ -8,23 +8,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A limit of wall-clock time.  seconds: from now; None: there is no limit, and a search does
-    not depend on the clock.
-    """
+    """A limit of wall-clock time, in seconds from now; None: a search does not read the clock."""
 
     seconds: float | None = None
     _begun: float = field(default_factory=time.monotonic)
 
     @property
-    def over_s(self) -> float | None:
-        """The limit, once it is over."""
-        passed_s = time.monotonic() - self._begun
-        return self.seconds if self.seconds is not None and passed_s >= self.seconds else None
-
-    @property
     def is_over(self) -> bool:
         """Whether the time is over."""
-        return self.over_s is not None
+        return self.seconds is not None and time.monotonic() - self._begun >= self.seconds
 
 
 ENDLESS = Deadline()
