@@ -27,7 +27,7 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_118,
+    "engine": 1_121,
     "engine/actors": 1_457,
     "engine/boxing": 518,
     "engine/capture": 4_329,
@@ -36,7 +36,7 @@ BUDGETS = {
     "engine/ir": 1_696,
     "engine/lowering": 1_292,
     "engine/ops": 5_097,
-    "engine/passes": 6_693,
+    "engine/passes": 6_746,
     "engine/rehearsal": 800,
     "engine/runtime": 7_711,
     "engine/trace": 495,
@@ -49,10 +49,10 @@ BUDGETS = {
     "launcher/job": 1_817,
     "launcher/listeners": 679,
     "launcher/model": 2_626,
-    "launcher/place": 1_969,
-    "launcher/recipe": 3_130,
+    "launcher/place": 2_063,
+    "launcher/recipe": 3_137,
     "launcher/ranks": 1_945,
-    "launcher/report": 2_425,
+    "launcher/report": 2_431,
     "launcher/store": 679,
     "launcher/supervise": 4_400,
     "launcher/terminal": 198,
@@ -62,15 +62,15 @@ BUDGETS = {
     "tests": 1_060,
     "tests/behaviour": 8_290,
     "tests/chaos": 980,
-    "tests/engine": 13_985,
+    "tests/engine": 14_000,
     "tests/fuzz": 1_010,
     "tests/hangs": 370,
-    "tests/launcher": 14_724,
+    "tests/launcher": 14_780,
     "tests/models": 705,
     "tests/support": 6_643,
     "tests/testing": 115,
 }
-SUMS = {"source": 65_700, "tests": 47_900, "docs": 50_000}
+SUMS = {"source": 65_855, "tests": 47_900, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 30, "functions above complexity 15": 0}
