@@ -60,17 +60,17 @@ BUDGETS = {
     "models": 1_477,
     "testing": 115,
     "tests": 1_060,
-    "tests/behaviour": 8_290,
-    "tests/chaos": 980,
+    "tests/behaviour": 8_285,
+    "tests/chaos": 970,
     "tests/engine": 14_000,
     "tests/fuzz": 1_010,
-    "tests/hangs": 370,
+    "tests/hangs": 365,
     "tests/launcher": 14_780,
     "tests/models": 705,
     "tests/support": 6_643,
     "tests/testing": 115,
 }
-SUMS = {"source": 65_855, "tests": 47_900, "docs": 50_000}
+SUMS = {"source": 65_855, "tests": 47_935, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 30, "functions above complexity 15": 0}
