@@ -12,6 +12,8 @@ from typing import Any
 
 from flowrun.engine.ir.graph import LogicalGraph
 
+Numbers = Any  # constants and nested tuples of them
+
 
 def resize(rows: int, captured: Mapping[int, LogicalGraph]) -> LogicalGraph | None:
     """Return the graph of `rows` samples; None if it cannot be derived.
@@ -29,13 +31,13 @@ def resize(rows: int, captured: Mapping[int, LogicalGraph]) -> LogicalGraph | No
     return _with(one, numbers) if _with(two, _numbers(one)) == one else None
 
 
-def _numbers(graph: LogicalGraph) -> tuple[tuple[Any, ...], ...]:
+def _numbers(graph: LogicalGraph) -> Numbers:
     """Return the constants of all ops and the shapes of all tensors."""
     constants = ((op.args, op.kwargs) for op in graph.ops)
     return tuple(constants), tuple(tensor.shape for tensor in graph.tensors.values())
 
 
-def _with(graph: LogicalGraph, numbers: tuple[tuple[Any, ...], ...]) -> LogicalGraph:
+def _with(graph: LogicalGraph, numbers: Numbers) -> LogicalGraph:
     ops = zip(graph.ops, numbers[0], strict=True)
     tensors = zip(graph.tensors.items(), numbers[1], strict=True)
     return replace(
@@ -45,7 +47,7 @@ def _with(graph: LogicalGraph, numbers: tuple[tuple[Any, ...], ...]) -> LogicalG
     )
 
 
-def _extend(one: Any, two: Any, low: int, high: int, rows: int) -> Any:
+def _extend(one: Numbers, two: Numbers, low: int, high: int, rows: int) -> Numbers:
     """Return what constants, or nested tuples of them, of `low` and of `high` samples are of
     `rows`.  Raises ValueError.
     """
