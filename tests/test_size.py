@@ -49,7 +49,7 @@ BUDGETS = {
     "launcher/job": 1_817,
     "launcher/listeners": 679,
     "launcher/model": 2_626,
-    "launcher/place": 2_063,
+    "launcher/place": 2_065,
     "launcher/recipe": 3_137,
     "launcher/ranks": 1_945,
     "launcher/report": 2_431,

@@ -12,7 +12,7 @@ from typing import Any
 
 from flowrun.engine.ir.graph import LogicalGraph
 
-Numbers = Any  # constants and nested tuples of them
+Constants = Any  # constants and nested tuples of them
 
 
 def resize(rows: int, captured: Mapping[int, LogicalGraph]) -> LogicalGraph | None:
@@ -31,13 +31,13 @@ def resize(rows: int, captured: Mapping[int, LogicalGraph]) -> LogicalGraph | No
     return _with(one, numbers) if _with(two, _numbers(one)) == one else None
 
 
-def _numbers(graph: LogicalGraph) -> Numbers:
+def _numbers(graph: LogicalGraph) -> Constants:
     """Return the constants of all ops and the shapes of all tensors."""
     constants = ((op.args, op.kwargs) for op in graph.ops)
     return tuple(constants), tuple(tensor.shape for tensor in graph.tensors.values())
 
 
-def _with(graph: LogicalGraph, numbers: Numbers) -> LogicalGraph:
+def _with(graph: LogicalGraph, numbers: Constants) -> LogicalGraph:
     ops = zip(graph.ops, numbers[0], strict=True)
     tensors = zip(graph.tensors.items(), numbers[1], strict=True)
     return replace(
@@ -47,7 +47,7 @@ def _with(graph: LogicalGraph, numbers: Numbers) -> LogicalGraph:
     )
 
 
-def _extend(one: Numbers, two: Numbers, low: int, high: int, rows: int) -> Numbers:
+def _extend(one: Constants, two: Constants, low: int, high: int, rows: int) -> Constants:
     """Return what constants, or nested tuples of them, of `low` and of `high` samples are of
     `rows`.  Raises ValueError.
     """
