@@ -106,7 +106,8 @@ class Planner:
         the hundreds of numbers that measured ops bring, these would take longer than the planning.
         """
         recipe = freeze(change_keys(self._keys, self.keys_of(candidate)))
-        return add_materials(strategy_of(recipe), self.job.materials, data_workers(recipe))
+        strategy = add_materials(strategy_of(recipe), self.job.materials, data_workers(recipe))
+        return replace(strategy, auto=replace(strategy.auto, seconds=self.until.seconds))
 
     @cached_property
     def _keys(self) -> RecipeSchema:
@@ -211,7 +212,7 @@ def _in_order(tree: Any, ranks: int) -> Mapping[str, Any]:
 
 def without_own(auto: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of `auto` that are not the placement's: they are done with once it is found."""
-    own = ("placement", "ranks", "keep", "plans", *("seconds",) * (not auto["enabled"]))
+    own = ("placement", "ranks", "keep", "plans", "seconds")
     return {key: value for key, value in auto.items() if key not in own}
 
 
