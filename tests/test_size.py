@@ -49,7 +49,7 @@ BUDGETS = {
     "launcher/job": 1_817,
     "launcher/listeners": 679,
     "launcher/model": 2_626,
-    "launcher/place": 2_065,
+    "launcher/place": 2_070,
     "launcher/recipe": 3_137,
     "launcher/ranks": 1_945,
     "launcher/report": 2_431,
@@ -70,7 +70,7 @@ BUDGETS = {
     "tests/support": 6_643,
     "tests/testing": 115,
 }
-SUMS = {"source": 65_855, "tests": 47_935, "docs": 50_000}
+SUMS = {"source": 65_860, "tests": 47_935, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 30, "functions above complexity 15": 0}
