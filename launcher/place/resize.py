@@ -25,7 +25,7 @@ def resize(rows: int, captured: Mapping[int, LogicalGraph]) -> LogicalGraph | No
         return None
     one, two = (captured[n] for n in known)
     try:
-        numbers = _extend(_numbers(one), _numbers(two), *known, rows)
+        numbers = _extend(_numbers(one), _numbers(two), known[0], known[1], rows)
     except ValueError:
         return None
     return _with(one, numbers) if _with(two, _numbers(one)) == one else None

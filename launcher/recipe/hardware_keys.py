@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.hardware.hardware import CPU, Hardware, Products, on_hosts
@@ -108,6 +108,7 @@ def load_shipped(name: str) -> Hardware:
 def of_file(file: Path) -> Hardware:
     """A file of the group `hardware`, over those of its folder that its defaults list names."""
     own = OmegaConf.load(file)
+    assert isinstance(own, DictConfig), "a file of the group"
     under = [OmegaConf.load(file.with_name(f"{b}.yaml")) for b in own.pop("defaults", [])[:-1]]
     tree = OmegaConf.to_object(OmegaConf.merge(schema()["hardware"], *under, own))
     assert isinstance(tree, Hardware), "the schema says so"

@@ -59,7 +59,7 @@ def gpt_flop(samples: int, length: int, depth: int, width: int, vocabulary: int)
     return 96.0 * samples * length * depth * width**2 * more
 
 
-def _mib(planned: Rehearsed, reserved_bytes: int = 0) -> float:
+def _mib(planned: Rehearsed, reserved_bytes: float = 0.0) -> float:
     """Memory of the rank that takes most.  reserved_bytes: what is no tensor."""
     return (max(planned.rehearsal.peak_bytes) + reserved_bytes) / 2**20
 
