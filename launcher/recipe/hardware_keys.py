@@ -107,8 +107,7 @@ def load_shipped(name: str) -> Hardware:
 
 def of_file(file: Path) -> Hardware:
     """A file of the group `hardware`, over those of its folder that its defaults list names."""
-    own = OmegaConf.load(file)
-    assert isinstance(own, DictConfig), "a file of the group"
+    own = DictConfig(OmegaConf.load(file))
     under = [OmegaConf.load(file.with_name(f"{b}.yaml")) for b in own.pop("defaults", [])[:-1]]
     tree = OmegaConf.to_object(OmegaConf.merge(schema()["hardware"], *under, own))
     assert isinstance(tree, Hardware), "the schema says so"
