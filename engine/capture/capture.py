@@ -269,7 +269,6 @@ def _trace(
     folds: tuple[Fold, ...] = ()
     tracing = prepare_tracing(
         task.modules.values(),
-        narrow=task.narrow_residual,
         decomposed_attention=task.decomposed_attention,
         low_precision_attention=task.low_precision_attention,
     )
@@ -280,6 +279,7 @@ def _trace(
             return explain_failure(error, program, values, type(task.model).__name__)
 
     with refuse_as(refuse), tracing, contextlib.ExitStack() as stack, torch.set_grad_enabled(train):
+        stack.enter_context(narrow_residual(task.narrow_residual))
         traced, effects, written = _trace_forward(task, batch, metrics, return_writes=train)
         _make_gradients_dense(traced)
         entering, outside = _sort_inputs(traced.graph, values, tensors)

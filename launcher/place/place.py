@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.passes.search.deadline import Deadline
 from flowrun.launcher.place.outcome import Outcome
 from flowrun.launcher.place.placement_search import PlacementResult, search
 from flowrun.launcher.place.planner import Planner
@@ -44,7 +44,10 @@ def place(recipe: Recipe) -> Placed:
 
 def place_by(planner: Planner) -> Placed:
     """Search with a planner, and what it knows already."""
-    found = _by_few_blocks(planner) if planner.skip_repeats else _by_all(planner)
+    if planner.skip_repeats:
+        found = _by_few_blocks(planner)
+    else:
+        found = search(planner, planner.limit, planner.job.recipe.auto.plans, until=planner.until)
     if found.best is None:
         raise _nothing(planner, found)
     best = found.best.candidate
@@ -52,10 +55,6 @@ def place_by(planner: Planner) -> Placed:
     return Placed(
         recipe=recipe, keys=keys, best=found.best, training=planner.plans[best], found=found
     )
-
-
-def _by_all(planner: Planner) -> PlacementResult:
-    return search(planner, planner.limit, planner.job.recipe.auto.plans, until=planner.until)
 
 
 def _by_few_blocks(planner: Planner) -> PlacementResult:
@@ -72,14 +71,14 @@ def _by_few_blocks(planner: Planner) -> PlacementResult:
     return replace(found, skipped=short.skipped)
 
 
-def _may_be_best(estimate: Outcome, found: PlacementResult, until: Deadline) -> bool:
+def _may_be_best(estimate: Outcome, found: PlacementResult, until: float) -> bool:
     """Return True if an extrapolated outcome is no slower than the best that was planned whole, and
     there is time to plan it; of none that fits there always is.
     """
     whole = [outcome for outcome in found.outcomes if outcome.estimate]
     best = min((o.estimate.step_s for o in whole if o.fits and o.estimate), default=math.inf)
     return estimate.step_s <= best * (1 + EXTRAPOLATION_TOLERANCE) and (
-        math.isinf(best) or (len(whole) < MAX_WHOLE_PLANS and not until.is_over)
+        math.isinf(best) or (len(whole) < MAX_WHOLE_PLANS and time.monotonic() < until)
     )
 
 

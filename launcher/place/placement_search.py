@@ -7,13 +7,14 @@ planned, and candidates that lack memory are followed by smaller ones.
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from flowrun.engine.compile import longest_equal_step
-from flowrun.engine.passes.search.deadline import ENDLESS, Deadline
 from flowrun.launcher.place.outcome import Bound, Outcome
 from flowrun.launcher.place.space import Branch, Candidate
 from flowrun.launcher.terminal.units import seconds, size
@@ -42,7 +43,8 @@ class PlacementResult:
     """outcomes: of all that was planned, best first.  left: candidates and branches that were not
     planned because their bound is too slow or too large; unseen: because auto.plans or auto.seconds
     was reached, and of these the least bound, in seconds, and the least that is expected.  skipped:
-    branches that were not looked at, whatever they take.  late: auto.seconds.
+    branches that were not looked at, whatever they take.  late: auto.seconds
+    was reached.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -51,7 +53,7 @@ class PlacementResult:
     unseen_s: float = 0.0
     expected_s: float = 0.0
     skipped: int = 0
-    late: float | None = None
+    late: bool = False
 
     @property
     def best(self) -> Outcome | None:
@@ -98,9 +100,9 @@ class PlacementResult:
         if not self.unseen or best is None:
             return f"{text}. No other is faster."
         gap = max(0.0, best.step_s / self.unseen_s - 1) if self.unseen_s else 0.0
-        ends = f"auto.seconds: the best in {self.late:g} s" if self.late else "auto.plans"
+        limit = "auto.seconds" if self.late else "auto.plans"
         return (
-            f"{text}; {self.unseen} are not planned ({ends}): none takes less than"
+            f"{text}; {self.unseen} are not planned ({limit}): none takes less than"
             f" {seconds(self.unseen_s)}, so that the best is at most {gap:.0%} above the best"
             f" possible; {seconds(self.expected_s)} and more are expected."
         )
@@ -113,13 +115,13 @@ class PlacementResult:
 
 
 def search(
-    source: PlanSource, limit: int, most: int, shown: int = SHOWN, until: Deadline = ENDLESS
+    source: PlanSource, limit: int, most: int, shown: int = SHOWN, until: float = math.inf
 ) -> PlacementResult:
     """Search the candidates of a source by branch and bound.
 
     limit: bytes of a rank, 0: not limited.  most: largest number of plans.  shown: the number of
-    best candidates that must be sure.  until: from then on only a first candidate that fits is
-    looked for.
+    best candidates that must be sure.  until: a moment of time.monotonic, from which
+    on only a first candidate that fits is looked for.
 
     If nothing fits, half as many plans again look for what lacks least.
     """
@@ -146,12 +148,12 @@ def search(
         unseen=len(waiting),
         unseen_s=min((item.bound.seconds for item in waiting), default=0.0),
         expected_s=min(map(_expect(outcomes), waiting), default=0.0),
-        late=until.seconds if until.is_over else None,
+        late=time.monotonic() >= until,
     )
 
 
-def _is_late(until: Deadline, outcomes: Sequence[Outcome]) -> bool:
-    return until.is_over and any(outcome.fits for outcome in outcomes)
+def _is_late(until: float, outcomes: Sequence[Outcome]) -> bool:
+    return time.monotonic() >= until and any(outcome.fits for outcome in outcomes)
 
 
 def _look_at(item: _Open, source: PlanSource, outcomes: list[Outcome]) -> list[_Open]:

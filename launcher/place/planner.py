@@ -5,6 +5,8 @@ What candidates share is made once: a capture for each number of rows, a layout 
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -19,7 +21,6 @@ from flowrun.engine.errors import FlowrunError
 from flowrun.engine.ir.graph import BOXED, LAID_OUT, STAGED, LogicalGraph
 from flowrun.engine.ir.module_path import unit_of
 from flowrun.engine.ir.placement import BATCH_AXES, Placement
-from flowrun.engine.passes.search.deadline import Deadline
 from flowrun.engine.pipeline import advance
 from flowrun.engine.strategy import Recompute, Strategy, Zero
 from flowrun.launcher.job.garbage import pause_collection
@@ -53,7 +54,7 @@ class Planner:
         self.job = job = captures.job
         self.tree = _in_order(OmegaConf.to_container(OmegaConf.create(job.recipe.text)), ranks)
         self.limit = job.strategy.hardware.tensor_bytes
-        self.until = Deadline(job.recipe.auto.seconds)
+        self.until = time.monotonic() + (job.recipe.auto.seconds or math.inf)
         # layouts that differ by schedule come together; 1f1b and gpipe are expected to take as long
         self._staged, self._boxed = lru_cache(2)(self._stage), lru_cache(4)(self._box)
         self.problems: list[Outcome] = []  # branches that cannot be compiled
@@ -107,7 +108,7 @@ class Planner:
         """
         recipe = freeze(change_keys(self._keys, self.keys_of(candidate)))
         strategy = add_materials(strategy_of(recipe), self.job.materials, data_workers(recipe))
-        return replace(strategy, auto=replace(strategy.auto, seconds=self.until.seconds))
+        return replace(strategy, auto=replace(strategy.auto, seconds=self.job.recipe.auto.seconds))
 
     @cached_property
     def _keys(self) -> RecipeSchema:

@@ -126,8 +126,7 @@ class Captures:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.blocks = find_repeated_blocks(job.materials.model)
-        self._known: dict[tuple[int, int], LogicalGraph] = {}
-        self._captured: dict[int, dict[int, LogicalGraph]] = {}  # blocks -> samples -> graph
+        self._known: dict[int, dict[int, LogicalGraph]] = {}  # blocks -> samples -> graph
 
     def of(self, rows: int, strategy: Strategy, count: int = 0) -> LogicalGraph:
         """Capture the whole model, or one with `count` of its equal blocks: of two numbers of
@@ -136,14 +135,11 @@ class Captures:
         rows: samples of a micro-batch.  strategy: the mirrored view captures what one rank reads.
         """
         shards = len(strategy.placements[0].ranks) if strategy.mirrored else 1
-        key = rows // shards, count
-        if key not in self._known:
-            captured = self._captured.setdefault(count, {})
-            graph = resize(rows // shards, captured) if count else None
-            if graph is None:
-                graph = captured[rows // shards] = self._capture(rows, strategy, count)
-            self._known[key] = graph
-        return self._known[key]
+        known, samples = self._known.setdefault(count, {}), rows // shards
+        if samples not in known:
+            resized = resize(samples, known) if count else None
+            known[samples] = resized or self._capture(rows, strategy, count)
+        return known[samples]
 
     def _capture(self, rows: int, strategy: Strategy, count: int) -> LogicalGraph:
         batch, task = self.job.materials.sampler(0, 0, slice(0, rows)), self.job.materials.task

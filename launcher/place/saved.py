@@ -22,7 +22,7 @@ from flowrun.launcher.recipe.hydra_source import (
     is_path,
     is_resolved,
     recipe_file,
-    take_names,
+    take_defaults,
 )
 from flowrun.launcher.terminal.units import seconds, size
 
@@ -87,10 +87,8 @@ def _merge_placed(tree: DictConfig, placed: Placed) -> dict[str, object]:
 def _own(file: Path) -> dict[str, Any]:
     """Read the recipe's file; a recipe that it builds on stays named in its defaults."""
     config = cast(DictConfig, OmegaConf.load(file))
+    defaults = take_defaults(config)
     found: Any = OmegaConf.to_container(config)
-    defaults = found.get("defaults") or []
-    take_names(config, defaults)
-    found = OmegaConf.to_container(config)
     found.setdefault("name", file.stem)
     found["defaults"] = [  # a recipe that is named by a path, by one that holds in any folder
         str((file.parent / entry).resolve()) if isinstance(entry, str) and is_path(entry) else entry

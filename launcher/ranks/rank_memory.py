@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import torch
 
-from flowrun.engine.compile import Rehearsed
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.drivers.pulse import Pulse
 from flowrun.engine.runtime.process.process_memory import most_taken, taken
@@ -76,14 +75,3 @@ class RankGauges:
 
 def _memory_of(pulse: Pulse) -> int:
     return pulse.device_bytes or (taken(pulse.process) if pulse.process else 0)
-
-
-def acts_by_name(rehearsed: Rehearsed, acts: dict[int, int]) -> dict[str, int]:
-    """Actor name -> acts."""
-    return {rehearsed.plan.actors[actor].name: count for actor, count in acts.items()}
-
-
-def max_stashed(rehearsed: Rehearsed, most_live: dict[int, int]) -> int:
-    """Return the most versions of any stash register that were live at once."""
-    registers = rehearsed.plan.registers
-    return max((count for r, count in most_live.items() if registers[r].stash), default=0)

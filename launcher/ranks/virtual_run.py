@@ -25,7 +25,6 @@ from flowrun.launcher.ranks.finite import (
     explain,
     find_broken,
 )
-from flowrun.launcher.ranks.rank_memory import acts_by_name, max_stashed
 from flowrun.launcher.ranks.rank_saves import list_shards
 from flowrun.launcher.ranks.segment_loop import train_segments
 from flowrun.launcher.ranks.step_gate import StepGate
@@ -129,18 +128,16 @@ class _VirtualRun:
         """Return what each rank has measured, as a worker sends it.  The bytes that the ranks of a
         stage have sent are those of the first of them.
         """
-        plan, training, sent = self.cluster.plan, self._compiled.training, Counter[int]()
+        plan, sent = self.cluster.plan, Counter[int]()
         for actor, count in self.cluster.sent_bytes.items():
             sent[plan.placements[plan.actors[actor].stage].ranks[0]] += count
         recorded = self.cluster.read_notes() if isinstance(self.cluster, RecordedCluster) else {}
         return {
             rank: {
-                "acts": acts_by_name(training, body.acts),
-                "stashed": max_stashed(training, body.most_live),
                 "notes": [(e.what, e.actor, e.act, e.begin, e.end) for e in recorded.get(rank, ())],
                 **({"sent": sent[rank]} if rank in sent else {}),
             }
-            for rank, body in self.cluster.ranks.items()
+            for rank in self.cluster.ranks
         }
 
 

@@ -198,9 +198,7 @@ class RankProcess:
             "peak": memory.peak + message_bytes,
             "process_peak": memory.process_peak + message_bytes + trained.shared_bytes,
             "sent": sum(trained.sent_bytes.values()),
-            "acts": rank_memory.acts_by_name(self._plan, trained.body.acts),
             "waited_s": pulse.waited_s / max(1.0, pulse.trained_steps - first),
-            "stashed": rank_memory.max_stashed(self._plan, trained.body.most_live),
             "notes": [
                 (event.what, event.actor, event.act, event.begin - zero_ns, event.end - zero_ns)
                 for event in recorded

@@ -222,8 +222,7 @@ def _with_groups(config: DictConfig, name: str) -> DictConfig:
             "defaults must be a list.",
             "Write defaults: [/model: gpt_tiny, /data: text].",
         )
-    defaults = list(config.get("defaults") or [])
-    take_names(config, defaults)
+    defaults = take_defaults(config)
     named = {group_of(entry) for entry in defaults}
     if GROUP not in named:
         defaults = [
@@ -233,11 +232,13 @@ def _with_groups(config: DictConfig, name: str) -> DictConfig:
     return config
 
 
-def take_names(config: DictConfig, defaults: list[object]) -> None:
-    """Turn names of a recipe's sections into choices of its defaults list, both in place.  Beneath
-    a section that says all its keys, as the recipe.yaml of a run does, there is no file.
+def take_defaults(config: DictConfig) -> list[object]:
+    """Take the defaults list out of a recipe, and the names of sections, as choices of the list.
+    Beneath a section that says all its keys, as the recipe.yaml of a run does, there is no file.
     """
     tree = cast("dict[str, object]", OmegaConf.to_container(config))  # nothing is looked up yet
+    defaults = cast("list[object]", tree.get("defaults") or [])
+    config.pop("defaults", None)
     for group in NAMED:
         section = tree.get(group)
         if isinstance(section, dict) and schema()[group].keys() <= section.keys():
@@ -245,6 +246,7 @@ def take_names(config: DictConfig, defaults: list[object]) -> None:
         elif isinstance(section, dict) and is_choice(group, section.get("name")):
             del config[group]["name"]
             choose(defaults, group, section["name"])
+    return defaults
 
 
 def choose(defaults: list[object], group: str, choice: object) -> None:

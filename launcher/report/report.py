@@ -102,10 +102,8 @@ class Log:
     validation: mean of each result over the held-out samples, at the end; mirrored view: of each
     rank too.
     peak_bytes, sent_bytes: by rank.
-    acts: rank -> actor name -> acts.
     peak_bytes: of live tensors.  process_bytes: of anonymous memory, by rank: with what allocator,
     transport and libraries keep.
-    most_stashed: rank -> most versions of one stash register that were live at once.
     waited_s: by rank, seconds of a step for which it waited for other ranks.
     notes: what each rank did in its last steps (engine.trace), on the first rank's clock.
     restarts: how often ranks were started again.
@@ -117,8 +115,6 @@ class Log:
     validation: Results
     peak_bytes: dict[int, int]
     sent_bytes: dict[int, int]
-    acts: dict[int, dict[str, int]] = field(default_factory=dict)
-    most_stashed: dict[int, int] = field(default_factory=dict)
     process_bytes: dict[int, int] = field(default_factory=dict)
     waited_s: dict[int, float] = field(default_factory=dict)
     notes: Mapping[int, Sequence[TraceEvent]] = field(default_factory=dict)
@@ -249,13 +245,12 @@ def advice_on(profile: str, foreseen_s: float, measured_s: float) -> str:
 
     profile: its name.  foreseen_s, measured_s: seconds of a step.
     """
-    if foreseen_s / FAR <= measured_s <= foreseen_s * FAR:
-        return ""
     ratio = measured_s / foreseen_s
-    apart = f"{ratio:.2g} x as fast" if ratio > 1 else f"{1 / ratio:.2g} x as slow"
+    if 1 / FAR <= ratio <= FAR:
+        return ""
     return (
-        f"the profile {profile} foresees times of another machine, which would be {apart}; flowrun"
-        " calibrate measures this one (3 minutes)"
+        f"a step takes {ratio:.2g} x as long as hardware={profile} foresees; flowrun calibrate"
+        " measures this machine (3 minutes)"
     )
 
 

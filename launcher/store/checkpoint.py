@@ -216,11 +216,6 @@ def partial_folder(run_folder: Path, step: int) -> Path:
     return run_folder.absolute() / FOLDER / f"step_{step:08d}{PARTIAL}"
 
 
-def complete_folder(run_folder: Path, step: int) -> Path:
-    """Return the folder of a complete checkpoint."""
-    return run_folder.absolute() / FOLDER / f"step_{step:08d}"
-
-
 def complete(
     folder: Path, about: About, recipe: str, keep: int, best: str, due: int = 0
 ) -> Checkpoint:

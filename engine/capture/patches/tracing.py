@@ -12,11 +12,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flowrun.engine.capture.patches.substitutes import (
-    narrow_residual,
-    replace_attribute,
-    replace_functions,
-)
+from flowrun.engine.capture.patches.substitutes import replace_attribute, replace_functions
 from flowrun.engine.torch_internals import (
     BUFFER_MARK,
     RNN_HELPER,
@@ -31,15 +27,11 @@ from flowrun.engine.torch_internals import (
 
 @contextlib.contextmanager
 def prepare_tracing(
-    roots: Iterable[nn.Module],
-    *,
-    narrow: bool,
-    decomposed_attention: bool,
-    low_precision_attention: bool,
+    roots: Iterable[nn.Module], *, decomposed_attention: bool, low_precision_attention: bool
 ) -> Iterator[None]:
     """Within the block, torch captures the modules below `roots` as flowrun needs them.
 
-    narrow: Task.narrow_residual.  decomposed_attention, low_precision_attention: as in Task.
+    decomposed_attention, low_precision_attention: as in capture.Task.
     """
     modules = [module for root in roots for module in root.modules()]
     settings = {  # for print, recurrent layers, and autograd.grad in forward (not of torch 2.11)
@@ -62,7 +54,6 @@ def prepare_tracing(
         stack.enter_context(_allow_leaves_within_forward())
         stack.enter_context(_decompose_recurrent_layers())
         stack.enter_context(replace_functions())
-        stack.enter_context(narrow_residual(narrow))
         yield
 
 

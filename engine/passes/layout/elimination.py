@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import time
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,21 +56,21 @@ def minimise(
     sizes: Sequence[int],
     tables: Iterable[CostTable],
     max_entries: int = MAX_TABLE_ENTRIES,
-    is_late: Callable[[], bool] = lambda: False,
+    until: float = math.inf,
 ) -> Least:
     """Return values of variables (0 .. sizes[v] - 1) for which the sum of the tables is least.
 
     sizes: number of values of each variable.  max_entries: if eliminating a variable would make a
     larger table, its neighbours with most neighbours are fixed at the value that looks best for
-    each alone; the result is then not proved least.  is_late: once it is, only small tables are
-    made.
+    each alone; the result is then not proved least.  until: a moment of time.monotonic; from then
+    on only small tables are made.
     """
     network = _OpenTables(sizes, tables)
     # (variable, its best value for each choice of its neighbours)
     left: list[tuple[int, CostTable]] = []
     exact = True
     for v in order_variables(sizes, network.neighbours):
-        if max_entries > LATE_TABLE_ENTRIES and is_late():
+        if max_entries > LATE_TABLE_ENTRIES and time.monotonic() >= until:
             max_entries = LATE_TABLE_ENTRIES
         while v in network.tables and network.entries(v) > max_entries:
             exact = False

@@ -10,6 +10,7 @@ until no axis gives a better choice.  A lower bound says how large the remaining
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,6 @@ from flowrun.engine.passes.layout.elimination import (
     minimise,
 )
 from flowrun.engine.passes.search.cost_network import Network
-from flowrun.engine.passes.search.deadline import ENDLESS, Deadline
 from flowrun.engine.passes.search.options import Choice
 
 # entries of a table while the whole network is eliminated, one axis of it, and for the bound
@@ -53,22 +53,22 @@ def search(
     relaxed: Callable[[], Network] | None = None,
     byte_s: float = 0.0,
     starts: Iterable[Choice] = (),
-    until: Deadline = ENDLESS,
+    until: float = math.inf,
 ) -> SearchResult:
     """Return the cheapest choice that can be found.
 
     relaxed: makes another network that costs no more, for the bound.  byte_s: price of a held
-    byte.  starts: choices that the result is not above.  until: from then on what is left is done
-    by small tables: the result is less good, and so is its bound.
+    byte.  starts: choices that the result is not above.  until: a moment of time.monotonic; what is
+    left then is done by small tables: the result is less good, and so is its bound.
     """
     tables = network.tables(byte_s)
-    whole = minimise(network.sizes, tables, EXACT_MAX_ENTRIES, lambda: until.is_over)
+    whole = minimise(network.sizes, tables, EXACT_MAX_ENTRIES, until)
     if whole.exact and network.complete:
         return SearchResult(whole.choice, whole.cost, whole.cost)
     costs = {choice: _cost(tables, choice) for choice in (*starts, whole.choice)}
     best = min(costs, key=costs.__getitem__)
     best, cost = improve(network, tables, best, costs[best], until)
-    entries = LATE_TABLE_ENTRIES if until.is_over else BOUND_MAX_ENTRIES
+    entries = BOUND_MAX_ENTRIES if time.monotonic() < until else LATE_TABLE_ENTRIES
     bounds = [0.0]
     if network.complete:
         bounds.append(lower_bound(network.sizes, tables, entries))
@@ -83,7 +83,7 @@ def improve(
     tables: Sequence[CostTable],
     best: Choice,
     cost: float,
-    until: Deadline = ENDLESS,
+    until: float = math.inf,
 ) -> tuple[Choice, float]:
     """Improve a choice until no axis has a better one, or the time is over; return it with its
     cost.
@@ -95,7 +95,7 @@ def improve(
     better = num_axes > 1  # elimination of one axis is the search of the whole
     while better:
         better = False
-        for axis in range(0 if until.is_over else num_axes):
+        for axis in range(num_axes if time.monotonic() < until else 0):
             choice = _least_on(axis, network, tables, best)
             price = _cost(tables, choice)
             if price < cost * (1 - MIN_RELATIVE_GAIN):

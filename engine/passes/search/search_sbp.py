@@ -7,6 +7,7 @@ Under ZeRO the update's signatures wait for shard_optimizer and infer_update, as
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,7 +16,6 @@ from typing import Protocol
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph
 from flowrun.engine.passes.layout.infer_sbp import infer_all, infer_sbp
 from flowrun.engine.passes.search.cost_network import Network
-from flowrun.engine.passes.search.deadline import ENDLESS, Deadline
 from flowrun.engine.passes.search.make_network import make_network
 from flowrun.engine.passes.search.objective import Objective
 from flowrun.engine.passes.search.options import Choice, Options, RowTables, inputs_of, outputs_of
@@ -33,14 +33,15 @@ class LayoutSearch:
     """A search and its result.
 
     inferred: the choice that it began with; None if a pass after inference changed its rows.
-    byte_s: seconds that a held byte costs.  until: when it had to end.
+    byte_s: seconds that a held byte costs.  late: it was ended by auto.seconds, which
+    is this many.
     """
 
     network: Network
     inferred: Choice | None
     found: SearchResult
     byte_s: float
-    until: Deadline = ENDLESS
+    late: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -67,7 +68,8 @@ def search_layout(graph: LogicalGraph, strategy: Strategy) -> LayoutSearch:
     """Search the layout of a graph.  The inferred layout is one of the starts: the result is not
     above it.
     """
-    until = Deadline(strategy.auto.seconds)
+    limit_s = strategy.auto.seconds or math.inf
+    until = time.monotonic() + limit_s
     rows, objective = RowTables(graph, strategy), Objective(graph, strategy)
     objective.hide(
         {op.name: float(objective.row_seconds(op, rows.of(op)).min()) for op in graph.ops}
@@ -84,7 +86,8 @@ def search_layout(graph: LogicalGraph, strategy: Strategy) -> LayoutSearch:
         return search(network, relaxed, byte_s, (*starts, *better), until)
 
     found, byte_s = search_by_memory(search_at, network, strategy, until)
-    return LayoutSearch(network, starts[0] if starts else None, found, byte_s, until)
+    late = limit_s if found.gap and time.monotonic() >= until else None
+    return LayoutSearch(network, starts[0] if starts else None, found, byte_s, late)
 
 
 class Search(Protocol):
@@ -96,7 +99,7 @@ class Search(Protocol):
 
 
 def search_by_memory(
-    search: Search, network: Network, strategy: Strategy, until: Deadline = ENDLESS
+    search: Search, network: Network, strategy: Strategy, until: float = math.inf
 ) -> tuple[SearchResult, float]:
     """Return (the result, the seconds that a held byte costs in it).
 
@@ -117,7 +120,7 @@ def search_by_memory(
         return result, 0.0
     last, last_s = search(BYTES_ALONE, result.choice), BYTES_ALONE  # the least known to fit
     low, high = 0, len(TRIED_WEIGHTS) if fits(last) else 0
-    while low < high and not until.is_over:
+    while low < high and time.monotonic() < until:
         middle = (low + high) // 2
         byte_s = TRIED_WEIGHTS[middle] * read_s
         result = search(byte_s, last.choice)
@@ -154,8 +157,8 @@ def note(result: LayoutSearch) -> str:
     proof = "proved least" if search.gap == 0.0 else f"at most {search.gap:.1%} above the least"
     if search.bound <= 0.0:
         proof = "not proved least"
-    if search.gap and result.until.is_over:
-        proof = f"the best in {result.until.seconds:g} s, {proof}"
+    if result.late:
+        proof = f"the best in {result.late:g} s, {proof}"
     text = f"auto: the layout takes {result.seconds * 1e3:.1f} ms by the search's own estimate, "
     text += f"summed over ops and boxings: {proof}"
     if result.byte_s:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from math import log
 from statistics import fmean, median
 from typing import TypeVar
@@ -220,20 +220,17 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 def as_yaml(hardware: Hardware) -> Mapping[str, object]:
     """Return the keys of a profile as in a file of the config group `hardware`."""
-    tree: dict[str, object] = {}
-    for name in (n for n in Hardware.__dataclass_fields__ if n not in _OF_A_RUN):
-        value = getattr(hardware, name)
-        if isinstance(value, Products):
-            tree[name] = {"flops": value.flops, "flop": [*value.flop], "share": [*value.share]}
-        elif isinstance(value, tuple):  # of levels, or of speeds of attention
-            tree[name] = [
-                {key: getattr(each, key) for key in each.__dataclass_fields__} for each in value
-            ]
-        elif name == "ops":
-            tree[name] = {target: dict(known) for target, known in value.items()}
-        else:
-            tree[name] = value
-    return tree
+    names = (name for name in Hardware.__dataclass_fields__ if name not in _OF_A_RUN)
+    return {name: _plain(getattr(hardware, name)) for name in names}
+
+
+def _plain(value: object) -> object:
+    """Return mappings and lists for what YAML does not know."""
+    if is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
 def _share(timed: Sequence[TimedWork], products: Products) -> float:

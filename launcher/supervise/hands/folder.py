@@ -61,8 +61,6 @@ class Ledger:
             record.validation,
             peak_bytes=by_rank("peak"),
             sent_bytes=by_rank("sent"),
-            acts=by_rank("acts"),
-            most_stashed=by_rank("stashed"),
             process_bytes=by_rank("process_peak"),
             waited_s=by_rank("waited_s"),
             notes={rank: found for rank, found in notes.items() if found},

@@ -83,7 +83,7 @@ def test_nothing_is_said_of_the_time_of_ranks_in_one_process(folder: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("measured_s", "said"), [(0.1, "2 x as slow"), (0.25, ""), (0.16, ""), (0.5, "2.5 x as fast")]
+    ("measured_s", "said"), [(0.1, "0.5 x as long"), (0.25, ""), (0.16, ""), (0.5, "2.5 x as long")]
 )
 def test_a_profile_that_does_not_fit_is_told(measured_s: float, said: str) -> None:
     found = advice_on("cpu", 0.2, measured_s)

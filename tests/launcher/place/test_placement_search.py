@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrun.engine.passes.search.deadline import Deadline
 from flowrun.launcher.place.outcome import Bound, Outcome
 from flowrun.launcher.place.placement_search import PlacementResult, order, search
 from flowrun.launcher.place.space import Branch, Candidate
@@ -108,10 +107,10 @@ def test_a_search_that_is_cut_short_tells_how_good_what_it_missed_can_be(
 
 @given(sources())
 def test_a_search_whose_time_is_over_ends_with_the_first_that_fits(made: Made) -> None:
-    found = search(made, made.limit, 1000, until=Deadline(0.0))
+    found = search(made, made.limit, 1000, until=0.0)
     fitting = [cost for cost in made.all.values() if not made.limit or cost[1] <= made.limit]
     assert sum(outcome.fits for outcome in found.outcomes) == bool(fitting)
-    assert found.late == 0.0
+    assert found.late
     missed = [cost[0] for each, cost in made.costs.items() if each not in made.planned]
     if found.best and found.unseen and not made.limit:
         assert found.unseen_s <= min(missed)

@@ -91,7 +91,7 @@ def test_once_it_is_late_only_small_tables_are_made() -> None:
     pairs = itertools.combinations(range(8), 2)
     tables = [CostTable(pair, np.eye(3)) for pair in pairs]
     assert minimise([3] * 8, tables).exact
-    late = minimise([3] * 8, tables, is_late=lambda: True)
+    late = minimise([3] * 8, tables, until=0.0)
     assert not late.exact and late.cost == total(tables, late.choice)
 
 

@@ -25,7 +25,6 @@ from flowrun.engine.ir.graph import (
 )
 from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.placement import Placement
-from flowrun.engine.passes.search.deadline import Deadline
 from flowrun.engine.passes.search.make_network import make_network
 from flowrun.engine.passes.search.objective import Objective
 from flowrun.engine.passes.search.options import (
@@ -247,7 +246,7 @@ def test_the_search_finds_what_brute_force_finds(
         make_network(graph, Options.of(graph, rows), objective, relaxed=True), None, byte_s
     )
     assert relaxed.bound <= least * (1 + 1e-9), "a bound for graphs that are not solved exactly"
-    late = search(net, None, byte_s, until=Deadline(0.0))
+    late = search(net, None, byte_s, until=0.0)
     rounding_s = len(net.terms) * 2.0**-47
     assert late.bound - rounding_s <= least <= late.cost + rounding_s
     seconds, held = net.cost(late.choice)
