@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flowrun.models.causal_attention import causal_attention
+from flowrun.models.causal_attention import as_autocast, causal_attention
 
 
 class Embed(nn.Module):
@@ -82,16 +82,29 @@ class FeedForward(nn.Module):
         return self.fc2(F.gelu(self.fc1(x_BTD)))
 
 
+class NarrowNorm(nn.LayerNorm):
+    """A layer norm that reads, and so keeps, its input in autocast's dtype, as MPT's does."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(as_autocast(input))
+
+
 class Block(nn.Module):
     """Attention, then feed-forward, each on a normalised copy and added back."""
 
     def __init__(
-        self, width: int, heads: int, bias: bool, dropout: float, separate_qkv: bool = False
+        self,
+        width: int,
+        heads: int,
+        bias: bool,
+        dropout: float,
+        separate_qkv: bool = False,
+        norm: type[nn.LayerNorm] = nn.LayerNorm,
     ) -> None:
         super().__init__()
-        self.ln1 = nn.LayerNorm(width)
+        self.ln1 = norm(width)
         self.attn = Attention(width, heads, bias, dropout, separate_qkv)
-        self.ln2 = nn.LayerNorm(width)
+        self.ln2 = norm(width)
         self.mlp = FeedForward(width, bias)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
@@ -108,7 +121,7 @@ class GPT(nn.Module):
     bias: of the linear layers inside the blocks; the head has none.
     tied: the head's weight is the token embedding, as in GPT-2; else its own.
     dropout: share of zeros in embeddings, attention weights and the output of each layer.
-    qkv_apart: q, k and v are layers of their own.
+    qkv_apart: q, k and v are layers of their own.  narrow_norms: NarrowNorm in the blocks.
     """
 
     def __init__(
@@ -122,11 +135,13 @@ class GPT(nn.Module):
         tied: bool = False,
         dropout: float = 0.0,
         qkv_apart: bool = False,
+        narrow_norms: bool = False,
     ) -> None:
         super().__init__()
+        norm = NarrowNorm if narrow_norms else nn.LayerNorm
         self.embed = Embed(vocabulary, context, width, dropout)
         self.blocks = nn.ModuleList(
-            Block(width, heads, bias, dropout, qkv_apart) for _ in range(depth)
+            Block(width, heads, bias, dropout, qkv_apart, norm) for _ in range(depth)
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
