@@ -29,7 +29,7 @@ from flowrun.engine.runtime.transport.links import Links
 
 RANKS = 2
 _FLOP = 1e8  # of a product by which speeds are compared
-_IN_A_STEP = 4.0  # time of a small op among others in a step, over that in a loop of the same op
+_IN_A_STEP = 3.4  # time of a small op among others in a step, over that in a loop of the same op
 _PATIENCE = timedelta(seconds=20)  # for the other process
 _PRODUCTS = (128, 128, 384), (512, 256, 512)
 _SIZES = ProbeSizes(_PRODUCTS, ("fp32",), 1 << 24, (1 << 12,), 8, counted=1 / 8, probes=False)
