@@ -22,7 +22,6 @@ since 0x7fff is added to each count, its highest bit says whether there is a tok
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
@@ -99,14 +98,21 @@ class ActorSpec:
         return sum(one_at(k) << _BITS - 1 for k in range(-1, len(self.ports)))
 
     @cached_property
+    def every(self) -> int:
+        """The acts that the longest token lasts; the others last one."""
+        return max((port.every for port in self.ports), default=1)
+
+    @cached_property
     def passed(self) -> tuple[tuple[int, tuple[Token, ...]], ...]:
-        """Tokens that leave and where they go, by acts done modulo the length; versions first."""
-        found = []
+        """Tokens that leave and where they go: with most acts, and with each `every`th; versions
+        first.
+        """
         ports = sorted(range(len(self.ports)), key=lambda k: not self.ports[k].fills)
-        for act in range(math.lcm(*(port.every for port in self.ports))):
-            gone = [k for k in ports if act % self.ports[k].every == 0]
-            found.append((sum(map(one_at, gone)), tuple(self.ports[k].other for k in gone)))
-        return tuple(found)
+        often = [k for k in ports if self.ports[k].every == 1]
+        return tuple(
+            (sum(map(one_at, gone)), tuple(self.ports[k].other for k in gone))
+            for gone in (often, ports)
+        )
 
 
 def wire(acts: Mapping[int, int], rings: Iterable[Ring], steps: int) -> dict[int, ActorSpec]:
@@ -221,7 +227,7 @@ def end(spec: ActorSpec, state: int, acts: int) -> tuple[int, tuple[Token, ...]]
 
     acts: finished so far, this one included.
     """
-    gone, sent = spec.passed[acts % len(spec.passed)]
+    gone, sent = spec.passed[acts % spec.every == 0]
     return state - gone + (_OWN if acts < spec.limit else 0), sent
 
 
