@@ -7,15 +7,15 @@ the stash registers, which `bound` counts.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Container
-from typing import NamedTuple, TypeVar
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-from flowrun.engine.actors.plan import Plan, RegionWork
+from flowrun.engine.actors.plan import Plan, RegionWork, Register
 from flowrun.engine.cost.footprint import ActBytes, Footprint
 from flowrun.engine.cost.messages import Messages
 
-K = TypeVar("K")
+StorageVersion = tuple[str, int]  # a storage, and its version: a number of a micro-batch or step
 
 
 class Live:
@@ -46,11 +46,7 @@ class Live:
         self.messages = Messages()
         self._peak = self._bound = self.live
         self.of_act: dict[int, int] = {}
-        self.readers_left: dict[int, dict[int, int]] = {}  # register -> version -> readers to come
-        # storage -> version -> versions of registers that hold it
-        self.holders: defaultdict[str, dict[int, int]] = defaultdict(dict)
-        # register -> the storages that a version of it holds
-        self._pieces: dict[int, tuple[_HeldStorage, ...]] = {}
+        self.readers_left: dict[StorageVersion, int] = {}  # to come, of all registers that hold it
         self._changes: dict[int, tuple[_Changes, _Changes]] = {}  # actor -> (filled, read)
         self._acts: dict[tuple[int, bool, tuple[str, ...]], ActBytes] = {}
 
@@ -69,7 +65,7 @@ class Live:
         return self.live, self.messages.moment()
 
     def begin(self, actor: int, act: int) -> None:
-        needed = self._act(actor, act)
+        needed = self._act(actor, act, self._changes_of(actor)[1].versions(act + 1, act))
         self._reach(actor, act, needed.begin)
         self.under_way[actor] = needed.held
         self.held += needed.held
@@ -83,31 +79,24 @@ class Live:
         self.messages.end(actor)
         if isinstance(self.plan.actors[actor].work, RegionWork):
             self.messages.end_compute()
-        self._reach(actor, act, self._act(actor, act).end)
         fills, reads = self._changes_of(actor)
-        for r, version in fills.versions(act, act):
-            self.readers_left.setdefault(r, {})[version] = len(self.plan.registers[r].readers)
-            for piece in self._held(r):
-                storage_version, versions = (
-                    self._storage_version(r, version, piece),
-                    self.holders[piece.storage],
-                )
-                versions[storage_version] = held = versions.get(storage_version, 0) + 1
-                if held == 1:
-                    self._add(piece, storage_version, 1)
-        for r, version in reads.versions(act + 1, act):
-            left = self.readers_left.get(r)
-            if left and version in left:
-                left[version] -= 1
-                if not left[version]:
-                    del left[version]
-                    self._drop(r, version)
+        read, left = reads.versions(act + 1, act), self.readers_left
+        self._reach(actor, act, self._act(actor, act, read).end)
+        for held, readers in fills.versions(act, act).items():
+            if held not in left:
+                self._add(*held, 1)
+            left[held] = left.get(held, 0) + readers
+        for held, readers in read.items():
+            if held in left:
+                left[held] -= readers
+                if not left[held]:
+                    del left[held]
+                    self._add(*held, -1)
 
     def forward(self, acts: int) -> None:
         """Fast-forward by `acts` micro-batches: every version has a number larger by `acts`."""
-        per_step = {r.id for r in self.plan.registers if r.per_step and r.stage == self.stage}
-        self.readers_left = _later(self.readers_left, per_step, acts)
-        self.holders = defaultdict(dict, _later(self.holders, self.of_step, acts))
+        left = self.readers_left.items()
+        self.readers_left = {(s, v if s in self.of_step else v + acts): n for (s, v), n in left}
         self.stashed = {version + acts: n for version, n in self.stashed.items()}
 
     def _stash_slots(self, stage: int) -> dict[str, int]:
@@ -128,120 +117,66 @@ class Live:
             now += max(0, self.others - waiting)
         self._bound = max(self._bound, now)
 
-    def _add(self, piece: _HeldStorage, version: int, count: int) -> None:
-        num_bytes = count * piece.num_bytes
+    def _add(self, storage: str, version: int, count: int) -> None:
+        num_bytes = count * self.footprint.storage_bytes(storage)
         self.live += num_bytes
-        if piece.waits:
+        if storage in self.slots:
             self.waiting += num_bytes
             self.stashed[version] = self.stashed.get(version, 0) + num_bytes
             if not self.stashed[version]:
                 del self.stashed[version]
 
-    def _drop(self, register: int, version: int) -> None:
-        for piece in self._held(register):
-            storage_version, versions = (
-                self._storage_version(register, version, piece),
-                self.holders[piece.storage],
-            )
-            versions[storage_version] -= 1
-            if not versions[storage_version]:
-                del versions[storage_version]
-                self._add(piece, storage_version, -1)
-
-    def _storage_version(self, register: int, version: int, piece: _HeldStorage) -> int:
-        """Return the version of a storage that one of a register holds: its own, or the step's."""
-        views = piece.storage in self.of_step and not self.plan.registers[register].per_step
-        return version // self.plan.micro_batches if views else version
-
-    def _act(self, actor: int, act: int) -> ActBytes:
-        """Return the bytes of an act; an actor has few kinds, by the storages that they free."""
-        freed, first = (
-            self._storages_freed_by(actor, act),
-            act % self._changes_of(actor)[0].acts == 0,
-        )
+    def _act(self, actor: int, act: int, read: Mapping[StorageVersion, int]) -> ActBytes:
+        """Return the bytes of an act; an actor has few kinds, by the storages that they free: all
+        of whose readers to come are in `read`.
+        """
+        left = self.readers_left
+        freed = tuple([held[0] for held, readers in read.items() if left.get(held) == readers])
+        first = act % self._changes_of(actor)[0].acts == 0
         key = (actor, first, freed)
         if key not in self._acts:
             described = self.plan.actors[actor]
             self._acts[key] = self.footprint.act(described, frozenset(freed), first)
         return self._acts[key]
 
-    def _held(self, register: int) -> tuple[_HeldStorage, ...]:
-        if register not in self._pieces:
-            size = self.footprint.storage_bytes
-            held = sorted(self.footprint.slot(self.plan.registers[register]))
-            self._pieces[register] = tuple(_HeldStorage(s, size(s), s in self.slots) for s in held)
-        return self._pieces[register]
-
     def _changes_of(self, actor: int) -> tuple[_Changes, _Changes]:
-        """Return the versions that an act begins to fill, and those that it is the last to read."""
+        """Return the storages that an act begins to fill, and those that it reads."""
         if actor not in self._changes:
             described, known = self.plan.actors[actor], self.plan.registers
+            filled = [(known[r], len(known[r].readers)) for r in described.outputs]
+            read = [(known[r], 1) for r in described.inputs if known[r].producer is not None]
             acts = self.plan.acts_per_step(described)
-            fills, reads = (
-                _Changes(
-                    tuple(r for r in own if acts == 1 or not known[r].per_step),
-                    tuple(r for r in own if acts > 1 and known[r].per_step),
-                    acts,
-                )
-                for own in (
-                    [r for r in registers if not known[r].initial]
-                    for registers in (described.outputs, described.inputs)
-                )
-            )
-            self._changes[actor] = fills, reads
+            self._changes[actor] = self._changes_in(filled, acts), self._changes_in(read, acts)
         return self._changes[actor]
 
-    def _storages_freed_by(self, actor: int, act: int) -> tuple[str, ...]:
-        """Return the storages that nobody holds once this act has returned its inputs."""
-        freed: list[str] = []
-        shared: dict[tuple[str, int], int] = {}  # held by several registers -> returned so far
-        for r, version in self._changes_of(actor)[1].versions(act + 1, act):
-            left = self.readers_left.get(r)
-            if not left or left.get(version) != 1:
-                continue
-            for piece in self._held(r):
-                storage_version = self._storage_version(r, version, piece)
-                holders = self.holders[piece.storage][storage_version]
-                if holders > 1:
-                    key = (piece.storage, storage_version)
-                    shared[key] = shared.get(key, 0) + 1
-                    if shared[key] < holders:
-                        continue
-                freed.append(piece.storage)
-        return tuple(freed)
-
-
-class _HeldStorage(NamedTuple):
-    """A storage that a version of a register holds.  waits: it waits for backward, in a stash."""
-
-    storage: str
-    num_bytes: int
-    waits: bool
+    def _changes_in(self, registers: Iterable[tuple[Register, int]], acts: int) -> _Changes:
+        """registers: each with the readers that come or go.  acts: of the actor in a step."""
+        each, of_step = Counter[tuple[str, int]](), Counter[str]()
+        for register, readers in registers:
+            for storage in () if register.initial else self.footprint.slot(register):
+                if acts > 1 and register.per_step:
+                    of_step[storage] += readers
+                else:
+                    each[storage, acts if storage in self.of_step else 1] += readers
+        return _Changes(tuple(each.items()), tuple(of_step.items()), acts)
 
 
 class _Changes(NamedTuple):
-    """Registers of which an actor fills or reads another version.
+    """Storages that an actor fills or reads with its acts, and the readers that come or go.
 
-    each: with each act.  of_step: with each step of `acts` acts.  Registers of variables are left
-        out.
+    each: with each act, of which some share a version.  of_step: with each step of `acts` acts.
+    Those of variables are left out.
     """
 
-    each: tuple[int, ...]
-    of_step: tuple[int, ...]
+    each: tuple[tuple[tuple[str, int], int], ...]
+    of_step: tuple[tuple[str, int], ...]
     acts: int
 
-    def versions(self, at: int, act: int) -> list[tuple[int, int]]:
-        """Return the (register, version) that change at the act.  at: number of acts until then."""
-        versions = [(r, act) for r in self.each]
+    def versions(self, at: int, act: int) -> dict[StorageVersion, int]:
+        """Return the readers of what changes at the act.  at: number of acts until then."""
+        versions = {(storage, act // lasts): n for (storage, lasts), n in self.each}
         if self.of_step and at % self.acts == 0:
-            versions += [(r, act // self.acts) for r in self.of_step]
+            for storage, n in self.of_step:
+                held = storage, act // self.acts
+                versions[held] = versions.get(held, 0) + n
         return versions
-
-
-def _later(
-    versions: dict[K, dict[int, int]], of_step: Container[K], acts: int
-) -> dict[K, dict[int, int]]:
-    return {
-        key: found if key in of_step else {v + acts: n for v, n in found.items()}
-        for key, found in versions.items()
-    }
