@@ -72,6 +72,7 @@ class Scheduler:
         self._turns = self._interleave(stage) if plan.chunks > 1 else {}
         self._compute: list[tuple[int, int, int]] = []  # heap of (priority, turn, actor)
         self._communicate: list[int] = []
+        self._seeks = True  # one of them may be in turn that was not when last asked
         self._supply: list[int] = []
         self._unfinished = 0
         self.granted, self.last = first, steps
@@ -163,10 +164,11 @@ class Scheduler:
 
     def next_communication(self) -> LaunchAct | None:
         """Take a collective or transfer that may be issued now."""
-        for k, actor in enumerate(self._communicate):
+        for k, actor in enumerate(self._communicate if self._seeks else ()):
             if self._in_turn(actor) and not self._gives_way(actor):
                 del self._communicate[k]
                 return self._launch(actor)
+        self._seeks = bool(self._blocking)  # these give way to others, too
         return None
 
     def next_supply(self) -> LaunchAct | None:
@@ -213,6 +215,7 @@ class Scheduler:
             self.acts[k] += acts if n > 1 else 0
         for axis, count in turns.items():
             self.issued[axis] += count
+        self._seeks = True
         self._compute = [self._urgency(actor) for *_, actor in self._compute]
         heapq.heapify(self._compute)
 
@@ -269,6 +272,7 @@ class Scheduler:
             heapq.heappush(self._compute, self._urgency(actor))
         elif self.actors[actor].kind in COMMUNICATION:
             self._communicate.append(actor)
+            self._seeks = True
         else:
             self._supply.append(actor)
 
