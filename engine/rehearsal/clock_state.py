@@ -120,13 +120,17 @@ class ClockState:
         self.num_begun += 1
         heapq.heappush(self.heap, (end, self.num_begun, actors))
 
+    def under_way(self) -> tuple[tuple[float, tuple[int, ...]], ...]:
+        """Return the acts under way, with the seconds until they end."""
+        return tuple([(end - self.now, actors) for end, _, actors in sorted(self.heap)])
+
     def key(self, act: int, step: int) -> tuple[object, ...]:
         """All that decides what follows, seen from now and from micro-batch `act` of `step`."""
         now = self.now
         since = [act if n > 1 else step for n in self.table.acts]
         return (
             act % self.round,
-            tuple((end - now, actors) for end, _, actors in sorted(self.heap)),
+            self.under_way(),
             self.traffic.moment(now),
             self.cores.moment(now) if self.cores else (),
             tuple(self.computing),

@@ -23,11 +23,18 @@ class Period:
         self.often = state.often
         self.anchor = self.often[-1] if self.often else -1
         self.steps: list[int] = []
-        self.before: deque[Snapshot] = deque(maxlen=max(LONGEST, state.round))
+        longest = max(LONGEST, state.round)
+        self.before: deque[Snapshot] = deque(maxlen=longest)
+        self.under_way: deque[object] = deque(maxlen=longest)  # before: cheaper to compare
 
     def look(self) -> None:
         """Set the clock forward if it was in the same state some micro-batches ago."""
         state, m = self.state, self.state.plan.micro_batches
+        under_way = state.under_way()
+        is_first = under_way not in self.under_way
+        self.under_way.append(under_way)
+        if is_first:
+            return
         whole = m - m % state.round  # a round that is not full has turns of its own
         acts = list(map(state.acts_of, self.often))
         steps = [count // m for count in acts]
