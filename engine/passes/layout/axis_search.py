@@ -65,7 +65,7 @@ class Problem:
     known: forms of tensors decided before.
     homes: for a variable or feed not decided yet, its possible homes.
     like: the facts of a tensor.  box: seconds of boxing it from one form to another.
-    intent: prices of a tensor.
+    intent: prices of a tensor.  alike: a stage -> the first on which all boxings cost the same.
     """
 
     ops: Sequence[Op]
@@ -75,6 +75,7 @@ class Problem:
     like: Callable[[str], TensorOnAxis]
     box: Callable[[TensorOnAxis, AxisLocation, AxisLocation], float]
     intent: Callable[[str], Intent]
+    alike: Callable[[int], int] = lambda stage: stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +132,7 @@ def _solve(problem: Problem) -> Solution:
     fans: dict[object, _Fan] = {}  # tensors with equal facts share one, as in repeated blocks
     for name, readers in asked.items():
         forms = makers[name].forms, tuple(reader.forms for reader in readers)
+        forms = _on_first_alike(problem.alike, *forms)
         facts, intent = problem.like(name), problem.intent(name)
         if (fan := fans.get((facts, intent, forms))) is None:
             fan = fans[facts, intent, forms] = _fan(partial(problem.box, facts), intent, *forms)
@@ -146,6 +148,23 @@ def _solve(problem: Problem) -> Solution:
         cost=least.cost,
         exact=least.exact,
     )
+
+
+def _on_first_alike(
+    alike: Callable[[int], int],
+    maker_forms: Sequence[AxisLocations],
+    asked: Sequence[Sequence[AxisLocations]],
+) -> tuple[tuple[AxisLocations, ...], tuple[tuple[AxisLocations, ...], ...]]:
+    """Return forms that are all on one stage as those of the first stage like it."""
+    stages = {stage for forms in (maker_forms, *asked) for each in forms for stage, _ in each}
+    first = alike(min(stages))
+
+    def moved(forms: Sequence[AxisLocations]) -> tuple[AxisLocations, ...]:
+        if len(stages) > 1 or first in stages:
+            return tuple(forms)
+        return tuple(frozenset((first, sbp) for _, sbp in each) for each in forms)
+
+    return moved(maker_forms), tuple(map(moved, asked))
 
 
 def _reader_forms(problem: Problem) -> dict[str, list[_TensorChoice]]:

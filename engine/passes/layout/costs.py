@@ -44,6 +44,8 @@ class Costs:
         self.forms = forms
         self.nd_sbp_of = nd_sbp_of
         self.links = tuple(strategy.hardware.links(p)[axis] for p in strategy.placements)
+        stages = [(p.shape, k) for p, k in zip(strategy.placements, self.links, strict=True)]
+        self._alike = tuple(map(stages.index, stages))
         self.divides_batch = strategy.axes[axis] in BATCH_AXES
         self.trained = _trained_tensors(graph)
         self._works: dict[tuple[object, ...], float] = {}
@@ -134,6 +136,10 @@ class Costs:
         tensor = self.tensors[name]
         nd_sbp = self.nd_sbp_of(name)[: self.axis]
         return TensorOnAxis(tensor.shape, nd_sbp, tensor.dtype.itemsize)
+
+    def alike(self, stage: int) -> int:
+        """Return the first stage on which boxings cost what they cost on this one."""
+        return self._alike[stage]
 
     def box(self, tensor: TensorOnAxis, have: AxisLocation, wanted: AxisLocation) -> float:
         """Return the seconds of boxing a tensor from one form to another, on a stage or between

@@ -205,6 +205,7 @@ class _Axis:
                 box=self.costs.box,
                 like=self.costs.like,
                 intent=self._intent,
+                alike=self.costs.alike,
             )
         )
         self.homes.update(solution.homes)

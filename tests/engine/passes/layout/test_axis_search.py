@@ -64,6 +64,7 @@ def problems(draw: st.DrawFn) -> Problem:
         like=lambda name: TensorOnAxis((sizes[name],), (), 1),
         box=box,
         intent=lambda name: WEIGHT if name in weights else ACTIVATION,
+        alike=lambda stage: 0,
     )
 
 
