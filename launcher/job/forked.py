@@ -61,7 +61,7 @@ def _fork(make: Callable[[], T], daemon: bool) -> Iterator[Callable[[], T]]:
         try:
             made, error = pickle.loads(reader.recv_bytes())
         except (EOFError, OSError):
-            raise RunError("the process that plans", "it ended before it had an answer.") from None
+            raise RunError("a fork of this process", "it ended before it had an answer.") from None
         if error:
             raise error
         return made  # type: ignore[no-any-return]
@@ -113,5 +113,5 @@ def _dump_error(error: Exception) -> bytes:
     try:
         pickle.loads(pickle.dumps(error))
     except (pickle.PickleError, *_UNPICKLED):  # or its own constructor takes other arguments
-        error = RunError("the process that plans", f"{type(error).__name__}: {error}")
+        error = RunError("a fork of this process", f"{type(error).__name__}: {error}")
     return pickle.dumps((None, error))

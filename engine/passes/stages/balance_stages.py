@@ -35,11 +35,6 @@ class ForwardSequence:
     entering_s: tuple[float, ...]
     returning_s: tuple[float, ...]
 
-    def seconds(self, start: int, end: int) -> float:
-        """Return the seconds of a stage with the pieces start … end - 1."""
-        returning = self.returning_s[end] if end < len(self.work_s) else 0.0
-        return sum(self.work_s[start:end]) + self.entering_s[start] + returning
-
 
 def balance_cuts(line: ForwardSequence, ranks: Sequence[int], chunks: int = 1) -> tuple[int, ...]:
     """Return the pieces at which stages 1, 2, … begin; exact.

@@ -270,7 +270,6 @@ class DistributedRank:
         results = self.under_way.pop((actor_id, act))()
         if actor.kind != SEND:
             self.body.store(actor, act, cast(list[torch.Tensor], results))
-        self.body.acts[actor.id] = act + 1
         self._end(scheduler, actor, act)
 
 

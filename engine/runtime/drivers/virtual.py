@@ -200,7 +200,6 @@ class VirtualCluster:
         for member, posted in here.items():
             if member in results:
                 self.ranks[member].store(posted, act, results[member])
-            self.ranks[member].acts[posted.id] = act + 1
             self._end(member, posted, act)
 
     def _collective(

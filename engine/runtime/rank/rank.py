@@ -84,7 +84,6 @@ class Rank:
         self.variables: dict[str, torch.Tensor] = {}
         self.rings = {r.id: RegisterVersions() for r in plan.registers if r.stage == self.stage}
         self.results: dict[int, Results] = {}
-        self.acts: dict[int, int] = {}
         self.on_update: Callable[[Actor, int], None] | None = None  # an act has changed variables
         self.kernels = kernels(plan, rank, device)
         self._layouts: dict[int, BucketLayout] = {}
@@ -174,7 +173,6 @@ class Rank:
                 self.report(actor, act)()
             case other:
                 raise AssertionError(other)
-        self.acts[actor.id] = act + 1
 
     def report(self, actor: Actor, act: int) -> Callable[[], None]:
         """Begin to read back a step's results; return a function that waits, in any thread."""

@@ -132,7 +132,7 @@ def acts_while_the_last_stage_is_stuck(
         patched.setattr(virtual, "Scheduler", _StuckLastStage)
         with pytest.raises(PlanError, match="would deadlock"):
             ranks.run(2)
-    return {a.name: ranks.ranks[0].acts.get(a.id, 0) for a in plan.stage_actors(0)}
+    return {a.name: ranks.schedulers[0].acts[a.id] for a in plan.stage_actors(0)}
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 3, 5])
