@@ -25,7 +25,7 @@ from flowrun.engine.runtime.rank.rank import LentVariables, Rank, Results
 from flowrun.engine.runtime.rank.readers import BatchSource
 from flowrun.engine.runtime.transport.arena import Arena, ArenaPiece
 from flowrun.engine.runtime.transport.shared_weight_memory import Share, side_by_side, wholes
-from flowrun.engine.runtime.transport.transport import cut, run_group, run_route
+from flowrun.engine.runtime.transport.transport import run_group, run_route
 
 
 class VirtualCluster:
@@ -105,17 +105,6 @@ class VirtualCluster:
         """Return the rank whose report counts: the first of the stage that reports."""
         stage = next(a.stage for a in self.plan.actors if a.kind == "report")
         return self.plan.placements[stage].ranks[0]
-
-    def value(self, name: str) -> torch.Tensor:
-        """Return the logical value of a variable from its shards; of copies the first rank's."""
-        variable = next(v for v in self.plan.variables.values() if v.name == name)
-        tensor = self.plan.tensors[variable.tensor]
-        out = torch.empty(tensor.shape, dtype=tensor.dtype)
-        placement = self.plan.placements[variable.stage]
-        for rank in reversed(placement.ranks):
-            slices = placement.slices(rank, tensor.shape, variable.nd_sbp)
-            cut(out, slices).copy_(self.ranks[rank].variables[variable.tensor])
-        return out
 
     # ------------------------------------------------------------------ one round
 

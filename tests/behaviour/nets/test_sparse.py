@@ -23,7 +23,7 @@ from flowrun.engine.strategy import LossScale, Optimizer, Pin
 from flowrun.models import optimizers
 from flowrun.models.losses import binary_cross_entropy
 from flowrun.models.wide_deep import WideDeep
-from support.layouts.grids import Layout, example, initial, logical_weights, strategy, task
+from support.layouts.grids import Layout, example, initial, strategy, task, weights_of
 from support.layouts.plain_loop import Training, seeded
 
 ROWS, FIELDS, NUMBERS, WIDTH, STEPS = 600, 3, 2, 4, 4
@@ -120,7 +120,7 @@ def assert_follows(
     ranks = VirtualCluster(_plan(given, layout), given.rows, initial(given))
     results = ranks.run(STEPS)
     assert [r["loss"] for r in results] == pytest.approx(losses, rel=1e-5)
-    found = logical_weights(ranks.plan, {k: rank.variables for k, rank in ranks.ranks.items()})
+    found = weights_of(ranks)
     for name, weight in weights.items():
         moved = (weight - initial(given)[name]).norm()
         assert (found[name] - weight).norm() <= 1e-4 * moved, name
@@ -213,7 +213,7 @@ def test_lazy_adam_is_the_sparse_adam_of_torch() -> None:
     losses, weights = sparse_adam(given)
     ranks = VirtualCluster(_plan(given, Layout(data=2)), given.rows, initial(given))
     assert [r["loss"] for r in ranks.run(STEPS)] == pytest.approx(losses, rel=1e-5)
-    torch.testing.assert_close(ranks.value("0.table.weight"), weights)
+    torch.testing.assert_close(weights_of(ranks)["0.table.weight"], weights)
 
 
 class OrderedTable(nn.Module):
@@ -284,7 +284,7 @@ def test_rows_in_a_narrow_dtype_train_as_the_whole_table_does(
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     for name, before in initial(given).items():
-        by_rows, whole = (ranks.value(name) for ranks in runs)
+        by_rows, whole = (weights_of(ranks)[name] for ranks in runs)
         assert (by_rows - whole).norm() <= 2**-8 * (whole - before).norm(), name
 
 

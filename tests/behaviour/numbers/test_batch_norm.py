@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
-from support.layouts.grids import Layout, compiled, compiled_evaluation, virtual_run
+from support.layouts.grids import Layout, compiled, compiled_evaluation, virtual_run, weights_of
 from support.layouts.plain_loop import Training, micro_batch_loop, plain_evaluation, seeded
 from support.nets.normed_net import NORMED, Normed
 
@@ -59,7 +59,7 @@ def test_evaluation_reads_the_running_statistics(layout: Layout) -> None:
         assert one == pytest.approx(other, rel=1e-5)
     for name, value in state.items():
         if "running" in name:
-            assert torch.equal(cluster.value(name), value), "evaluation leaves buffers as they are"
+            assert torch.equal(weights_of(cluster)[name], value), "evaluation keeps buffers"
 
 
 def test_channels_that_are_split_keep_their_statistics_where_they_are() -> None:

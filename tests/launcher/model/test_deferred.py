@@ -19,6 +19,7 @@ from flowrun.launcher.model.build import describe_model, instantiate_model
 from flowrun.launcher.model.deferred import LEAST_BYTES, Unrecordable, defer
 from flowrun.launcher.model.initial import initial_of, named_tensors
 from flowrun.launcher.recipe.compose import load
+from support.layouts.grids import weights_of
 from support.nets.architectures import ARCHITECTURES
 from support.samples.constructors import MODULES, FromArrays, Tables
 
@@ -328,7 +329,8 @@ def test_layouts_begin_with_the_values_of_plain_torch() -> None:
         cluster = VirtualCluster(job.training.plan, job.materials.sampler, job.materials.initial)
         trained = {v.name for v in job.training.plan.graph.variables if v.kind == "parameter"}
         assert trained == plain.keys()
-        assert all(same(cluster.value(name), plain[name]) for name in trained)
+        found = weights_of(cluster)
+        assert all(same(found[name], plain[name]) for name in trained)
 
 
 # ---- what is relied upon of torch ----------------------------------------------------------------

@@ -211,12 +211,16 @@ def logical_weights(plan: Plan, shards: Shards) -> dict[str, Tensor]:
     """Parameters by name, from what the ranks hold; fails where copies differ in a bit."""
     out = {}
     for v in plan.variables.values():
-        if v.kind != "state":
+        if v.kind != "state" and not v.own:
             placement = plan.placements[v.stage]
             pieces = {rank: shards[rank][v.tensor] for rank in placement.ranks}
             shape = plan.tensors[v.tensor].shape
             out[v.name] = put_together(pieces, v.nd_sbp, placement, shape)
     return out
+
+
+def weights_of(ranks: VirtualCluster) -> dict[str, Tensor]:
+    return logical_weights(ranks.plan, {k: rank.variables for k, rank in ranks.ranks.items()})
 
 
 @dataclass(frozen=True)
@@ -252,7 +256,7 @@ def run_plan(
     return Run(
         plan,
         tuple(result["loss"] for result in results),
-        logical_weights(plan, {k: rank.variables for k, rank in ranks.ranks.items()}),
+        weights_of(ranks),
         dict(ranks.sent_bytes),
         {(k, r): most for k, rank in ranks.ranks.items() for r, most in rank.most_live.items()},
     )
