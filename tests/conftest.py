@@ -14,7 +14,7 @@ import torch
 from hypothesis import settings
 
 from flowrun.engine import pipeline
-from flowrun.engine.runtime.process.cpu_share import SWITCH
+from flowrun.engine.runtime.process.cpu_share import PROBE
 from support.runs.command import kill_running
 
 settings.register_profile("flowrun", deadline=None, derandomize=True, database=None)
@@ -89,7 +89,7 @@ def no_plans_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     """For fixtures that serve many tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv(SWITCH, "0")  # what is foreseen is the same on every machine
+        patch.setenv(PROBE, "0")  # what is foreseen is the same on every machine
         yield
 
 

@@ -184,19 +184,14 @@ class _Boxer:
         """Yield each step with the layout that it leads to; None is the crossing between stages."""
         shape = self.tensors[name].shape
         (stage, nd_sbp), (target_stage, target) = have, wanted
-        source_placement, target_placement = (
-            self.strategy.placements[stage],
-            self.strategy.placements[target_stage],
-        )
+        here, there = (self.strategy.placements[k] for k in (stage, target_stage))
         if stage != target_stage:
-            far = self.strategy.hardware.is_far(source_placement, target_placement)
-            sent, received = transfer_sbps(
-                source_placement, nd_sbp, target_placement, target, shape, far
-            )
-            yield from _path_places(stage, nd_sbp, sent, source_placement.shape, shape)
+            far = self.strategy.hardware.is_far(here, there)
+            sent, received = transfer_sbps(here, nd_sbp, there, target, shape, far)
+            yield from _path_places(stage, nd_sbp, sent, here.shape, shape)
             yield None, Location(target_stage, received)
             nd_sbp = received
-        yield from _path_places(target_stage, nd_sbp, target, target_placement.shape, shape)
+        yield from _path_places(target_stage, nd_sbp, target, there.shape, shape)
 
     def _append(
         self,

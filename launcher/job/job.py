@@ -88,7 +88,7 @@ class Job:
         probed: Probed | None = None,
     ) -> None:
         self.recipe = recipe
-        self.spent = count_seconds()
+        self.since = count_seconds()  # of the cores, at the beginning
         self.start: Start | None = start
         self.device_type = device_type(recipe.launch, recipe.num_ranks, here=values)
         doing.doing("making the model and the data")
@@ -183,7 +183,7 @@ class Job:
         if scales := self.plans.scales:
             by = f"scaled by a probe of this machine on {scales.date}"
             yield f"hardware={used.name}, {by}: {scales}"
-        if self.lacks_cores(others := share_of_others(self.spent)):
+        if self.lacks_cores(others := share_of_others(self.since)):
             yield f"this host is under load: other programs have {others:.0%} of its cores"
 
     @cached_property

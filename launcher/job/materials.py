@@ -78,8 +78,9 @@ def make_materials(recipe: Recipe, values: bool) -> Materials:
     sampler = _sampler(recipe, data)
     with data_errors():
         example = sampler(0, 0, slice(0, recipe.micro_batch_size if values else 1))
-    if not values:
-        example = _shape_batch(example, recipe.micro_batch_size)
+    if not values:  # nothing is written, so that they take no page of memory
+        rows = recipe.micro_batch_size
+        example = {name: one.new_empty(rows, *one.shape[1:]) for name, one in example.items()}
     sampler = replace(sampler, field_types=field_types_of(example))
     task = make_task(recipe, described.model, example)
     check_labels(described.model, task.inputs, recipe.task.loss, data)
@@ -104,18 +105,6 @@ def make_materials(recipe: Recipe, values: bool) -> Materials:
         ),
         plan=plan,
     )
-
-
-def _shape_batch(one: Batch, samples: int) -> Batch:
-    """Make a batch of the shapes that many samples have; nothing is written, so that they take no
-    page of memory.
-
-    one: a batch of one sample.
-    """
-    return {
-        field: torch.empty((samples, *value.shape[1:]), dtype=value.dtype)
-        for field, value in one.items()
-    }
 
 
 def make_task(recipe: Recipe, model: nn.Module, example: Batch) -> Task:

@@ -20,7 +20,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.hardware.hardware import CPU, Hardware, Products, on_hosts
 from flowrun.engine.hardware.measured_ops import shapes_of
 from flowrun.engine.hardware.network import Level
-from flowrun.engine.runtime.process.cpu_share import SWITCH
+from flowrun.engine.runtime.process.cpu_share import PROBE
 from flowrun.launcher.recipe.device import device_type, gpu_name
 from flowrun.launcher.recipe.hydra_source import CONF
 from flowrun.launcher.recipe.key_schema import schema
@@ -73,7 +73,7 @@ def choose_profile(recipe: Recipe) -> Hardware:
 def may_scale(recipe: Recipe) -> bool:
     """Ranks run on this host's processors alone, and the profile is `cpu` as it is shipped."""
     launch, profile = recipe.launch, replace(choose_profile(recipe), memory_bytes=0)
-    here = launch.name == "local" and launch.num_hosts == 1 and os.environ.get(SWITCH) != "0"
+    here = launch.name == "local" and launch.num_hosts == 1 and os.environ.get(PROBE) != "0"
     return here and profile == load_shipped(CPU)
 
 

@@ -50,7 +50,7 @@ class Record:
 
     def __init__(self, folder: Path, job: Job, progress: Progress | None) -> None:
         """folder: of the run.  progress: shows it."""
-        self.spent = count_seconds()
+        self.since = count_seconds()  # of the cores, at the beginning
         self.run_folder = folder  # that the hosts of a run may share
         self.folder = folder
         self.job = job

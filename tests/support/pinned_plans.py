@@ -22,7 +22,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from flowrun.engine.runtime.process.cpu_share import SWITCH
+from flowrun.engine.runtime.process.cpu_share import PROBE
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
@@ -60,7 +60,7 @@ def found(recipe: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Return how many recipes differ from what is pinned."""
-    os.environ[SWITCH] = "0"
+    os.environ[PROBE] = "0"
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--texts", type=Path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-SWITCH = "FLOWRUN_PROBE"  # environment variable; 0: nothing of this machine is measured
+PROBE = "FLOWRUN_PROBE"  # environment variable; 0: nothing of this machine is measured
 CoreSeconds = tuple[float, float]
 
 
@@ -12,7 +12,7 @@ def count_seconds() -> CoreSeconds:
     """Return seconds of all cores since some moment: all, and those that neither this process nor
     its ended children had; zeros where the kernel does not count, or nothing is measured.
     """
-    if os.environ.get(SWITCH) == "0" or not os.path.exists("/proc/stat"):
+    if os.environ.get(PROBE) == "0" or not os.path.exists("/proc/stat"):
         return 0.0, 0.0
     with open("/proc/stat") as file:
         ticks = [int(column) for column in file.readline().split()[1:9]]

@@ -65,7 +65,7 @@ class Ledger:
             waited_s=by_rank("waited_s"),
             notes={rank: found for rank, found in notes.items() if found},
             restarts=record.restarts,
-            others=share_of_others(record.spent),
+            others=share_of_others(record.since),
             measured_steps=record.reached - record.first,
         )
 

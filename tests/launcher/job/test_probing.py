@@ -9,7 +9,7 @@ import torch
 
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.runtime.calibration.quick_probe import Scales, file_of, keep_scales, read_scales
-from flowrun.engine.runtime.process.cpu_share import SWITCH
+from flowrun.engine.runtime.process.cpu_share import PROBE
 from flowrun.launcher.job import forked, job_plans
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.job_plans import probing
@@ -23,7 +23,7 @@ GIVEN = ["recipe=small", "engine.cache=false"]
 
 @pytest.fixture(autouse=True)
 def probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv(PROBE, "1")
     for module in (forked, job_plans):
         monkeypatch.setattr(module, "may_fork", lambda: True)
     with working_in(tmp_path):
@@ -80,7 +80,7 @@ def test_what_runs_elsewhere_is_foreseen_as_it_is_described(change: list[str]) -
 
 def test_the_switch_leaves_the_profile_as_it_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_scales(load_shipped("cpu"), SLOW)
-    monkeypatch.setenv(SWITCH, "0")
+    monkeypatch.setenv(PROBE, "0")
     with probing(load(GIVEN)) as probed:
         assert probed() is None
 
