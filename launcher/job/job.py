@@ -110,11 +110,6 @@ class Job:
         return self.plans.training
 
     @property
-    def evaluation(self) -> Rehearsed | None:
-        """The evaluation plan; None if nothing is held out."""
-        return self.plans.evaluation
-
-    @property
     def segments(self) -> tuple[Segment, ...]:
         """The segments that are left of the run."""
         done = (self.start.step, self.start.ended) if self.start else ()

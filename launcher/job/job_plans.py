@@ -140,15 +140,11 @@ class JobPlans:
     ) -> Rehearsed:
         return self.cache.get(kind, inputs(self.strategy, *graphs), make)
 
-    @property
-    def evaluation(self) -> Rehearsed | None:
-        """The evaluation plan; None if nothing is held out."""
-        return self.compiled[1]
-
     @cached_property
     def compiled(self) -> tuple[Rehearsed, Rehearsed | None]:
-        """The plans of training and evaluation; where torch is built for GPUs, made in
-        another process.  Raises RecipeError if what was captured is not what the model computes.
+        """The plans of training and of evaluation, None if nothing is held out; where torch is
+        built for GPUs, made in another process.  Raises RecipeError if what was captured is not
+        what the model computes.
         """
         if not forks_autograd():
             return self._compile()

@@ -17,11 +17,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
-from flowrun.engine.cost.boxing_cost import boxing_seconds
 from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Variable
 from flowrun.engine.ir.placement import largest_shape
 from flowrun.engine.passes.stages.split_stages import split_stages
+from flowrun.engine.passes.stages.stage_costs import boxing_seconds
 from flowrun.engine.passes.update.update_ops import update_ops
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.place.outcome import Bound

@@ -36,7 +36,7 @@ PLANNED_ONLY = ("gpt3_175b", "llama3_405b")  # too wide for one process, even in
 
 def texts(job: Job) -> dict[str, str]:
     """The plans of a job, by kind."""
-    plans = {"training": job.training, "evaluation": job.evaluation}
+    plans = dict(zip(("training", "evaluation"), job.plans.compiled, strict=True))
     return {kind: str(made.plan) for kind, made in plans.items() if made}
 
 

@@ -41,11 +41,6 @@ class LiveBytes(DispatchMode):
         """The most at a time while any mode with this count was on."""
         return self.count.peak
 
-    @property
-    def live(self) -> int:
-        """An upper bound of the bytes that are alive now, as some owners may be gone."""
-        return self.count.live
-
     def __torch_dispatch__(
         self,
         func: OpOverload,

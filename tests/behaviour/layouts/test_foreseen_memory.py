@@ -222,10 +222,10 @@ def test_tensors_of_a_thread_that_reads_count_as_long_as_somebody_has_them() -> 
 
     with LiveBytes() as meter, ThreadPoolExecutor(1) as pool:
         made = pool.submit(meter.read, supply, 1).result()
-        assert (meter.live, meter.peak) == (100 + 240 + 7,) * 2
+        assert (meter.count.live, meter.peak) == (100 + 240 + 7,) * 2
         del made
         meter.count.drop_dead()
-        assert meter.live == 0
+        assert meter.count.live == 0
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 3, 4])

@@ -25,7 +25,7 @@ def test_a_recipe_begins_with_what_it_shows(recipe: Path) -> None:
 @ALL
 def test_no_op_of_a_recipe_falls_back(recipe: Path) -> None:
     job = small_job(recipe)
-    plans = [job.training, *([job.evaluation] if job.evaluation else [])]
+    plans = [plan for plan in job.plans.compiled if plan]
     notes = [note for made in plans for note in made.plan.notes]
     assert [n for n in notes if "signature" in n or "not proved" in n] == []
 

@@ -186,8 +186,8 @@ def test_evaluation_reads_a_batch_as_training_does() -> None:
     keys = ["model.depth=1", "train.batch_size=1", "train.micro_batches=1", "engine.cache=false"]
     pins = ["placement.axes={data: 2}", "sbp={batch.*: {data: S1}, blocks.*: {out: {data: S1}}}"]
     job = Job(load(["recipe=gpt_dp", *keys, *pins]), values=False)
-    assert job.evaluation is not None
-    for found in (job.training, job.evaluation):
+    for found in job.plans.compiled:
+        assert found is not None
         graph = found.plan.graph
         fields = [f for f in graph.feeds if not f.field.startswith("@")]
         assert {f.nd_sbp for f in fields} == {(S(1),)}

@@ -109,7 +109,7 @@ def test_outputs_lie_as_foreseen_in_memory_of_their_own(code: Code) -> None:
 def test_live_bytes_see_what_code_allocates(code: Code) -> None:
     given = values()
     with LiveBytes(given) as seen:
-        before = seen.live
+        before = seen.count.live
         made = code(given)
     assert seen.peak - before >= sum(x.nbytes for x in made)
 
