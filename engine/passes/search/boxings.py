@@ -17,8 +17,6 @@ from flowrun.engine.passes.search.objective import Array, Objective
 MAX_ORDERED_FORMS = 6  # boxings to at most so few forms are tried in every order
 
 LocationNumbers = tuple[int, ...]  # forms by their number, ascending
-
-
 Held = Mapping[int, Array]  # stage -> bytes that a rank of it holds
 
 
@@ -54,7 +52,11 @@ class Boxings:
         times = objective.box_times(name)
         key = (tensor.shape, tensor.dtype, times, keeps, maker_forms, wanted, ways)
         if key not in self._tables:
-            self._tables[key] = self._table(name, maker_forms, wanted, ways)
+            have, want = list(dict.fromkeys(maker_forms)), list(dict.fromkeys(wanted))
+            seconds, held = self._distinct(name, have, want, ways)
+            at = np.ix_([have.index(f) for f in maker_forms], [want.index(f) for f in wanted])
+            whole = {stage: each[at] for stage, each in held.items()}
+            self._tables[key] = seconds[at], whole
         seconds, held = self._tables[key]
         hidden = objective.hidden.get(name, 0.0)
         if not hidden:
@@ -62,18 +64,6 @@ class Boxings:
         if (id(seconds), hidden) not in self._shown:
             self._shown[id(seconds), hidden] = objective.visible_seconds(seconds, hidden)
         return self._shown[id(seconds), hidden], held
-
-    def _table(
-        self,
-        name: str,
-        maker_forms: Sequence[Locations],
-        wanted: Sequence[Locations],
-        ways: Locations,
-    ) -> tuple[Array, Held]:
-        have, want = list(dict.fromkeys(maker_forms)), list(dict.fromkeys(wanted))
-        seconds, held = self._distinct(name, have, want, ways)
-        at = np.ix_([have.index(f) for f in maker_forms], [want.index(f) for f in wanted])
-        return seconds[at], {stage: each[at] for stage, each in held.items()}
 
     def _distinct(
         self,
