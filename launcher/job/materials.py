@@ -32,7 +32,7 @@ from flowrun.launcher.recipe.checks import check_batch
 from flowrun.launcher.recipe.hardware_keys import choose_profile
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import require
-from flowrun.launcher.recipe.schema import AUTO, NARROW, PRODUCTS
+from flowrun.launcher.recipe.schema import AUTO, FP32, NARROW, PRODUCTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +114,9 @@ def make_task(recipe: Recipe, model: nn.Module, example: Batch) -> Task:
     example: a batch that the model is to read.  The model is made ready for such batches: one of
     transformers attends within packed documents.  Raises RecipeError.
     """
+    attention = recipe.precision.attention
+    if attention == AUTO:  # the profile says, not this host: a plan is the same on every machine
+        attention = FP32 if choose_profile(recipe).device == CPU else NARROW
     return Task(
         model,
         build.task_inputs(recipe, model, example),
@@ -122,17 +125,11 @@ def make_task(recipe: Recipe, model: nn.Module, example: Batch) -> Task:
         autocast=AUTOCAST[recipe.precision.dtype],
         narrow_residual=recipe.precision.residual == NARROW,
         decomposed_attention=recipe.engine.attention == PRODUCTS,
-        low_precision_attention=_multiplies_narrow(recipe),
+        low_precision_attention=attention == NARROW,
         seed=recipe.train.seed,
         keep_logits=recipe.engine.keeps_logits,
         run_checks=recipe.engine.check,
     )
-
-
-def _multiplies_narrow(recipe: Recipe) -> bool:
-    """`auto` asks the profile and not this host, so that a plan is the same on every machine."""
-    asked = recipe.precision.attention
-    return asked == NARROW or (asked == AUTO and choose_profile(recipe).device != CPU)
 
 
 def add_materials(strategy: Strategy, materials: Materials, workers: int) -> Strategy:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property, lru_cache
 
 from flowrun.engine.compile import plan_laid_out
@@ -109,13 +109,8 @@ class ReducedDepthPlanner:
 
     def branches(self) -> Iterator[tuple[Branch, Bound]]:
         one, two = (self.planner.all_of(count) for count in (1, 2))
-        more = self.blocks.count - 1
-        whole = WholeStep(
-            one.seconds + more * (two.seconds - one.seconds),
-            one.forward_s + more * (two.forward_s - one.forward_s),
-            one.bytes + more * (two.bytes - one.bytes),
-            one.core,
-        )
+        more, pairs = self.blocks.count - 1, zip(astuple(one), astuple(two), strict=True)
+        whole = WholeStep(*(a + more * (b - a) for a, b in pairs))
         for branch in self.space.branches():
             if self._sensible(branch):
                 yield branch, whole.bound(branch)
