@@ -37,16 +37,16 @@ def _extend(one: Any, two: Any, low: int, high: int, rows: int) -> Any:
         return one
     match one, two:
         case tuple(), tuple():
-            pairs = zip(one, two, strict=True)
-            return tuple(_extend(a, b, low, high, rows) for a, b in pairs)
+            return tuple(_extend(a, b, low, high, rows) for a, b in zip(one, two, strict=True))
         case dict(), dict() if one.keys() == two.keys():
             return {key: _extend(one[key], two[key], low, high, rows) for key in one}
         case int(), int() if (two - one) * (rows - low) % (high - low) == 0:
             return one + (two - one) * (rows - low) // (high - low)
         case float(), float() if one * low == two * high:
             return one * low / rows
+    whole: Any = one  # a type checker takes what is_dataclass has seen for a class, too
     if not is_dataclass(one) or type(one) is not type(two):
         raise ValueError(one, two)
     names = (each.name for each in fields(one) if each.init and each.compare)
     parts = ((name, getattr(one, name), getattr(two, name)) for name in names)
-    return replace(one, **{name: _extend(a, b, low, high, rows) for name, a, b in parts})
+    return replace(whole, **{name: _extend(a, b, low, high, rows) for name, a, b in parts})
