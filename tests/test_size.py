@@ -42,7 +42,7 @@ BUDGETS = {
     "engine/trace": 495,
     "engine/verify": 793,
     "launcher": 376,
-    "launcher/bench": 2_101,
+    "launcher/bench": 2_089,
     "launcher/command_line": 1_125,
     "launcher/commands": 3_100,
     "launcher/data": 3_359,
@@ -70,7 +70,7 @@ BUDGETS = {
     "tests/support": 6_647,
     "tests/testing": 111,
 }
-SUMS = {"source": 65_699, "tests": 47_935, "docs": 50_000}
+SUMS = {"source": 65_687, "tests": 47_935, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 30, "functions above complexity 15": 0}

@@ -38,17 +38,6 @@ def _tflops(recipe: Recipe, planned: Rehearsed) -> float:
     return flop / planned.rehearsal.step_s / recipe.num_ranks / 1e12
 
 
-def _tflops_6nd(recipe: Recipe, planned: Rehearsed) -> float:
-    """The same by torchtitan's and Llama 3's formula: 6 N + 12 L D T a token, of N parameters, L
-    blocks of width D and T tokens a sample.
-    """
-    plan, (depth, width) = planned.plan, (int(recipe.model[key]) for key in ("depth", "width"))
-    sizes = {v.name: v.tensor for v in plan.variables.values() if v.kind == "parameter"}
-    parameters = sum(plan.tensors[tensor].num_elements for tensor in sizes.values())
-    flop = 6.0 * parameters + 12.0 * depth * width * int(recipe.data["length"])
-    return flop * _tokens_per_s(recipe, planned) / 1e12
-
-
 def gpt_flop(samples: int, length: int, depth: int, width: int, vocabulary: int) -> float:
     """Count the operations of one step of a GPT whose blocks run forward twice (arXiv 2104.04473,
     eq. 3).
@@ -73,7 +62,6 @@ UNITS: Mapping[str, tuple[str, Callable[[Recipe, Rehearsed], float]]] = {
     "memory_mib": ("MiB", lambda recipe, planned: _mib(planned, recipe.hardware.reserved_bytes)),
     "memory_gib": ("GiB allocated", lambda _, planned: _mib(planned) / 2**10),
     "tflops_per_gpu": ("TFLOP/s per GPU", _tflops),
-    "tflops_6nd_per_gpu": ("TFLOP/s per GPU (6 N + 12 L D T)", _tflops_6nd),
 }
 
 

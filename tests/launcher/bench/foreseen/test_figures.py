@@ -7,7 +7,6 @@ from flowrun.engine.compile import Rehearsed
 from flowrun.engine.rehearsal.rehearsal import Rehearsal
 from flowrun.launcher.bench.foreseen.published import UNITS, gpt_flop
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.model.build import instantiate_model
 from flowrun.launcher.recipe.compose import load
 
 GPT = ("recipe=gpt_dp", "data.max_bytes=100000", "train.batch_size=32")
@@ -66,12 +65,3 @@ def test_operations_are_shared_by_all_ranks_of_all_stages() -> None:
     flop = gpt_flop(32, 1024, 12, 768, 50257)
     found = UNITS["tflops_per_gpu"][1](recipe, planned(2.0))
     assert found == pytest.approx(flop / 2.0 / 4 / 1e12)
-
-
-def test_the_formula_of_llama_counts_all_weights_6_times_a_token() -> None:
-    recipe = load([*GPT])
-    model = instantiate_model(recipe)
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    flop = 6 * weights + 12 * 4 * int(recipe.model["width"]) * 64
-    found = UNITS["tflops_6nd_per_gpu"][1](recipe, planned())
-    assert found == pytest.approx(flop * 4096.0 / 1e12)
