@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.ir.module_path import within
 from flowrun.engine.ir.placement import Placement
-from flowrun.engine.ir.sbp import NdSbp, Sbp
+from flowrun.engine.ir.sbp import NdSbp, Pinned, Sbp
 
 if TYPE_CHECKING:  # graphs and tables of ops import torch, which composing does without
-    from flowrun.engine.ir.graph import Pinned
     from flowrun.engine.ir.table import OpTable
 
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
-from flowrun.engine.ir.sbp import NdSbp, Sbp, format_nd_sbp
+from flowrun.engine.ir.sbp import NdSbp, Pinned, format_nd_sbp
 
 COUNT = "count"
 WEIGHTS, FORWARD, BACKWARD = "weights", "forward", "backward"
@@ -32,8 +32,6 @@ PHASES = (COUNT, WEIGHTS, FORWARD, BACKWARD, WEIGHT_GRAD, UPDATE)
 CAPTURED, STAGED, TRAINED = "captured", "staged", "trained"
 LAID_OUT, SIGNED, BOXED = "laid_out", "signed", "boxed"
 LEVELS = (CAPTURED, STAGED, TRAINED, LAID_OUT, SIGNED, BOXED)
-
-Pinned = tuple[tuple[str, Sbp], ...]  # name of an axis -> the SBP that the recipe fixes
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ class Partial:
 
 Sbp = Split | Broadcast | Partial
 NdSbp = tuple[Sbp, ...]
+Pinned = tuple[tuple[str, Sbp], ...]  # name of an axis -> the SBP that the recipe fixes
 
 B = Broadcast()
 P = Partial()

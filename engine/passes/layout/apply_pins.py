@@ -17,12 +17,11 @@ from flowrun.engine.ir.graph import (
     LogicalGraph,
     LogicalTensor,
     Op,
-    Pinned,
     Ref,
     Variable,
     rename_inputs,
 )
-from flowrun.engine.ir.sbp import Partial, Sbp, Split
+from flowrun.engine.ir.sbp import Partial, Pinned, Sbp, Split
 from flowrun.engine.ops.flow.ranges import CHECK
 from flowrun.engine.ops.flow.structure import PIN
 from flowrun.engine.ops.traits import is_engine_op

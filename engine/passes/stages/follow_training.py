@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrun.engine.ir.graph import LogicalGraph, Pinned, Variable
-from flowrun.engine.ir.sbp import B
+from flowrun.engine.ir.graph import LogicalGraph, Variable
+from flowrun.engine.ir.sbp import B, Pinned
 from flowrun.engine.passes.stages.chosen_stages import read_stages
 from flowrun.engine.strategy import Optimizer, Strategy, Zero
 

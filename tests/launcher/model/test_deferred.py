@@ -259,7 +259,7 @@ class Memory(LiveBytes):
     @property
     def left(self) -> int:
         self.count.drop_dead()
-        return self.live
+        return self.count.live
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")

@@ -207,11 +207,11 @@ def cluster(
 Shards = Mapping[int, Mapping[str, Tensor]]  # rank -> tensor of the graph -> what the rank holds
 
 
-def logical_weights(plan: Plan, shards: Shards) -> dict[str, Tensor]:
-    """Parameters by name, from what the ranks hold; fails where copies differ in a bit."""
+def logical_weights(plan: Plan, shards: Shards, states: bool = False) -> dict[str, Tensor]:
+    """Parameters (and states) by name, from what ranks hold; fails where copies differ in a bit."""
     out = {}
     for v in plan.variables.values():
-        if v.kind != "state" and not v.own:
+        if (states or v.kind != "state") and not v.own:
             placement = plan.placements[v.stage]
             pieces = {rank: shards[rank][v.tensor] for rank in placement.ranks}
             shape = plan.tensors[v.tensor].shape
@@ -219,8 +219,9 @@ def logical_weights(plan: Plan, shards: Shards) -> dict[str, Tensor]:
     return out
 
 
-def weights_of(ranks: VirtualCluster) -> dict[str, Tensor]:
-    return logical_weights(ranks.plan, {k: rank.variables for k, rank in ranks.ranks.items()})
+def weights_of(ranks: VirtualCluster, states: bool = False) -> dict[str, Tensor]:
+    shards = {k: rank.variables for k, rank in ranks.ranks.items()}
+    return logical_weights(ranks.plan, shards, states)
 
 
 @dataclass(frozen=True)

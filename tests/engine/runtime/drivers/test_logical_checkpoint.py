@@ -23,7 +23,7 @@ from flowrun.engine.runtime.rank.shards import (
     collect_shards,
     make_whole_shard,
 )
-from support.layouts.grids import FIVE, Layout, cluster, compiled
+from support.layouts.grids import FIVE, Layout, cluster, compiled, weights_of
 from support.layouts.plain_loop import gpt
 
 SIX = (*FIVE, Layout(stages=2, tensor=2))
@@ -49,7 +49,7 @@ def load(ranks: VirtualCluster, folder: Path) -> None:
 
 def values(ranks: VirtualCluster) -> dict[str, torch.Tensor]:
     """Logical values of all variables, states included."""
-    return {v.name: ranks.value(v.name) for v in ranks.plan.graph.variables}
+    return weights_of(ranks, states=True)
 
 
 @cache
