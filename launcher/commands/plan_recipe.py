@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from flowrun.engine.compile import Rehearsed
-from flowrun.launcher.job.job import Job
-from flowrun.launcher.job.materials import with_steps
 from flowrun.launcher.listeners.make import make_listeners
-from flowrun.launcher.place.settle import settle
+from flowrun.launcher.place.settle import job_to_plan
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.report.show_plan import plan_report
 from flowrun.launcher.terminal.console import output_width
@@ -66,15 +64,6 @@ def plan(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None = None
         if save and recipe.auto.placement:
             console.print(f"the recipe is saved: flowrun recipe={save}", soft_wrap=True)
     return Planned(recipe=job.recipe, training=job.training, text=text.get().rstrip())
-
-
-def job_to_plan(recipe: Recipe, show: Callable[[Placed], None] | None = None) -> Job:
-    """Make the job of a recipe of any size that is only planned, here and in every suite.
-
-    show: shows what a search has placed.  Raises RecipeError.
-    """
-    recipe, planned = settle(with_steps(recipe), show)
-    return Job(recipe, values=False, planned=planned)
 
 
 def plan_level(recipe: Recipe, level: str) -> str:

@@ -13,6 +13,7 @@ from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.launcher.job.compiling import Compiled, compile_job
 from flowrun.launcher.job.forked import run_in_fork
 from flowrun.launcher.job.job import Job, Start
+from flowrun.launcher.job.materials import with_steps
 from flowrun.launcher.job.resumed import put_at
 from flowrun.launcher.recipe.compose import change
 from flowrun.launcher.recipe.device import forks_autograd
@@ -43,6 +44,15 @@ def settle(
     if show:
         show(placed)
     return placed.recipe, placed.training
+
+
+def job_to_plan(recipe: Recipe, show: Callable[[Placed], None] | None = None) -> Job:
+    """Make the job of a recipe of any size that is only planned, here and in every suite.
+
+    show: shows what a search has placed.  Raises RecipeError.
+    """
+    recipe, planned = settle(with_steps(recipe), show)
+    return Job(recipe, values=False, planned=planned)
 
 
 class Replan:

@@ -16,7 +16,7 @@ from flowrun.launcher.bench.bench import PLOT, show_files, write_results
 from flowrun.launcher.bench.foreseen.published import UNITS, Foreseen, PublishedTable
 from flowrun.launcher.bench.foreseen.score import Score, ScoredFigure, score
 from flowrun.launcher.bench.foreseen.show_tables import draw, result
-from flowrun.launcher.commands.plan_recipe import job_to_plan
+from flowrun.launcher.place.settle import job_to_plan
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
 
