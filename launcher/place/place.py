@@ -72,7 +72,7 @@ def _by_few_blocks(planner: Planner) -> PlacementResult:
 
 
 def _may_be_best(estimate: Outcome, found: PlacementResult, until: float) -> bool:
-    """Return True if an extrapolated outcome is no slower than the best that was planned whole, and
+    """Return True if an extrapolated outcome is as fast as the best that was planned whole, and
     there is time to plan it; of none that fits there always is.
     """
     whole = [outcome for outcome in found.outcomes if outcome.estimate]

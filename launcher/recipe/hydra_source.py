@@ -234,7 +234,7 @@ def _with_groups(config: DictConfig, name: str) -> DictConfig:
 
 def take_defaults(config: DictConfig) -> list[object]:
     """Take the defaults list out of a recipe, and the names of sections, as choices of the list.
-    Beneath a section that says all its keys, as the recipe.yaml of a run does, there is no file.
+    Beneath a section that says all its keys, as the recipe.yaml of a run does, lies no file.
     """
     tree = cast("dict[str, object]", OmegaConf.to_container(config))  # nothing is looked up yet
     defaults = cast("list[object]", tree.get("defaults") or [])

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from flowrun.engine.passes.layout.elimination_order import LARGE_TABLE_ENTRIES, order_variables
 
 MAX_TABLE_ENTRIES = 1 << 23  # larger tables are not made
-LATE_TABLE_ENTRIES = 1 << 10  # nor ones larger than this, once there is no time
+LATE_TABLE_ENTRIES = 1 << 10  # nor ones larger than this after the deadline
 _QUANTUM_S = 2.0**-46  # costs are multiples of it: sums below 128 are equal in any order
 
 Values = npt.NDArray[np.float64]
@@ -119,7 +119,7 @@ class _Remainder:
 class _OpenTables:
     """The variables not yet eliminated, the tables over them, and the cost so far.
 
-    A variable of one value is no dim of any table: numpy allows 64 dims, and an op that reads the
+    A variable of one value has no dim in any table: numpy allows 64 dims, and an op that reads the
     gradients of all weights has more neighbours.
     """
 

@@ -49,7 +49,7 @@ def gpt_flop(samples: int, length: int, depth: int, width: int, vocabulary: int)
 
 
 def _mib(planned: Rehearsed, reserved_bytes: float = 0.0) -> float:
-    """Memory of the rank that takes most.  reserved_bytes: what is no tensor."""
+    """Memory of the rank that takes most.  reserved_bytes: of what holds no tensors."""
     return (max(planned.rehearsal.peak_bytes) + reserved_bytes) / 2**20
 
 
