@@ -34,6 +34,7 @@ from flowrun.engine.passes.layout.apply_pins import apply_pins, with_pins
 from flowrun.engine.passes.layout.infer_sbp import infer_update
 from flowrun.engine.passes.mirrored_view import mirror
 from flowrun.engine.passes.narrow_gradients import narrow_gradients
+from flowrun.engine.passes.pad_classes import pad_classes
 from flowrun.engine.passes.recompute import recompute
 from flowrun.engine.passes.search.search_sbp import assign_sbp
 from flowrun.engine.passes.split_weight_grads import split_weight_grads
@@ -73,6 +74,7 @@ TRAINING: Passes = {
         infer_update,  # a signature for each op of the update
         count_targets,  # targets of a split batch are counted early, where they are read
         hoist_weights,  # what is made of weights alone, once a step; casts before or after boxings
+        pad_classes,  # products around a cross entropy see aligned rows
     ),
     BOXED: (insert_boxing,),  # communication where layouts meet
 }

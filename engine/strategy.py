@@ -263,6 +263,7 @@ class Strategy:
     reduce_in_fp32: gradients are summed over ranks in the dtype of their accumulators.
     accumulate_in_fp32: these have the dtype of the weights; else the one that the gradient was
         computed in.
+    pads_classes: products see a multiple of 64 classes (passes/pad_classes.py).
     preparation: steps that make a sample, each an actor of its own; empty: samples are read at
         once.
     overwrites: results are written over what nobody reads any more; compiled code sees to that
@@ -300,6 +301,7 @@ class Strategy:
     mirrored: bool = False
     counts_step: bool = True
     in_flight: int | str = "auto"
+    pads_classes: bool = False
     register_slots: int = 2
     overwrites: bool = True
     blocking: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_121,
+    "engine": 1_124,
     "engine/actors": 1_467,
     "engine/boxing": 518,
     "engine/capture": 4_320,
@@ -35,8 +35,8 @@ BUDGETS = {
     "engine/hardware": 565,
     "engine/ir": 1_696,
     "engine/lowering": 1_292,
-    "engine/ops": 5_097,
-    "engine/passes": 6_757,
+    "engine/ops": 5_147,
+    "engine/passes": 6_944,
     "engine/rehearsal": 811,
     "engine/runtime": 7_688,
     "engine/trace": 495,
@@ -46,11 +46,11 @@ BUDGETS = {
     "launcher/command_line": 1_125,
     "launcher/commands": 3_089,
     "launcher/data": 3_359,
-    "launcher/job": 1_794,
+    "launcher/job": 1_798,
     "launcher/listeners": 679,
     "launcher/model": 2_626,
     "launcher/place": 2_054,
-    "launcher/recipe": 3_139,
+    "launcher/recipe": 3_144,
     "launcher/ranks": 1_928,
     "launcher/report": 2_426,
     "launcher/store": 674,
@@ -60,17 +60,17 @@ BUDGETS = {
     "models": 1_492,
     "testing": 115,
     "tests": 1_057,
-    "tests/behaviour": 8_285,
+    "tests/behaviour": 8_368,
     "tests/chaos": 970,
     "tests/engine": 14_003,
     "tests/fuzz": 1_006,
     "tests/hangs": 365,
     "tests/launcher": 14_780,
     "tests/models": 702,
-    "tests/support": 6_648,
+    "tests/support": 6_652,
     "tests/testing": 111,
 }
-SUMS = {"source": 65_687, "tests": 47_935, "docs": 50_000}
+SUMS = {"source": 65_935, "tests": 48_014, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 30, "functions above complexity 15": 0}

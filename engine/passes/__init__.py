@@ -17,5 +17,6 @@ split_weight_grads.py   weight gradients that may run late
 recompute.py         activation checkpointing
 count_targets.py     targets counted as soon as they are read
 hoist_weights.py     what is made of weights alone, once a step
+pad_classes.py       products around a cross entropy see aligned rows
 insert_boxing.py     communication where layouts meet
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from flowrun.engine.hardware.hardware import CPU
 from flowrun.engine.strategy import Kept, LossScale, Strategy, Zero
 from flowrun.launcher.job.optimizer import optimizer_of
 from flowrun.launcher.job.plan_cache import found_rows_file
@@ -11,6 +12,8 @@ from flowrun.launcher.model.signatures import tables_of
 from flowrun.launcher.recipe.hardware_keys import rank_hardware, shares_memory
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import (
+    ALWAYS,
+    AUTO,
     BF16,
     EAGER,
     HANDWRITTEN,
@@ -26,7 +29,7 @@ AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def strategy_of(recipe: Recipe) -> Strategy:
-    auto = recipe.auto
+    auto, hardware, pads = recipe.auto, rank_hardware(recipe), recipe.engine.pad_classes
     return Strategy(
         axes=recipe.axes,
         placements=recipe.placements,
@@ -48,11 +51,12 @@ def strategy_of(recipe: Recipe) -> Strategy:
         mirrored=recipe.view == MIRRORED,
         counts_step=recipe.train.loss_mean == STEP,
         in_flight=recipe.in_flight,
+        pads_classes=pads == ALWAYS or (pads == AUTO and hardware.device != CPU),
         register_slots=recipe.engine.register_slots,
         blocking=tuple(axis for axis in recipe.axes if axis in recipe.engine.blocking),
         overwrites=recipe.engine.compiler == EAGER and recipe.engine.overwrites,
         fusion=_FUSIONS[recipe.engine.compiler],
-        hardware=rank_hardware(recipe),
+        hardware=hardware,
         shared_memory=shares_memory(recipe),
         signatures=tables_of(recipe.signatures),
         kept_rows=found_rows_file(recipe.engine.cache),

@@ -21,7 +21,7 @@ KEPT = ("matmul", "every_second_matmul", "attention", "boxing")
 MIRRORED = "mirrored"
 STEP, MICRO_BATCH = "step", "micro_batch"
 STOP, SKIP, ROLLBACK, IGNORE = "stop", "skip", "rollback", "ignore"
-NEVER, AUTO = "never", "auto"
+NEVER, AUTO, ALWAYS = "never", "auto", "always"
 OBJECTIVES = ("loss", "step_s", "tokens_per_s")  # and VALIDATION with a name
 VALIDATION = "validation."
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
@@ -65,6 +65,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "launch.slurm.cluster": ("slurm", "local"),
     "engine.compiler": (EAGER, INDUCTOR, HANDWRITTEN),
     "engine.attention": (FUSED, PRODUCTS),
+    "engine.pad_classes": (AUTO, ALWAYS, NEVER),
 }
 
 
@@ -394,6 +395,9 @@ class Engine:
     overwrites: write results over buffers that nobody reads any more, op by op.
     keeps_logits: cross entropy keeps logits and one number a row for backward; false: it keeps
         log-probabilities, as torch does.
+    pad_classes: products around a cross entropy see a multiple of 64 classes, so that rows of
+        logits are aligned: always, never, or auto (on GPUs), where it adds at most a sixteenth;
+        losses and weights are as without.
     attention: fused: one op wherever it has no dropout; products: two products and a softmax, as
         software before fused kernels (attention within packed documents stays one op).
     blocking: axes whose collectives take turns with compute, as on one stream; this shows what
@@ -415,6 +419,7 @@ class Engine:
     register_slots: int = 2
     overwrites: bool = True
     keeps_logits: bool = True
+    pad_classes: str = AUTO
     attention: str = FUSED
     blocking: list[str] = field(default_factory=list)
     compiler: str = EAGER

@@ -192,10 +192,10 @@ def seeded(make: Callable[[], nn.Module]) -> nn.Module:
         return make()
 
 
-def token_batches(count: int, samples: int) -> tuple[Batch, ...]:
+def token_batches(count: int, samples: int, ids: int = VOCABULARY) -> tuple[Batch, ...]:
     generator = torch.Generator().manual_seed(1)
     size = (samples, CONTEXT + 1)
-    windows = [torch.randint(0, VOCABULARY, size, generator=generator) for _ in range(count)]
+    windows = [torch.randint(0, ids, size, generator=generator) for _ in range(count)]
     return tuple(
         {"tokens": w[:, :-1].contiguous(), "targets": w[:, 1:].contiguous()} for w in windows
     )

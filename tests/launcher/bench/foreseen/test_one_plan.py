@@ -42,6 +42,7 @@ KEYS = {
     "precision.accumulate_dtype": " null",
     "engine.attention": " fused products",
     "engine.keeps_logits": " true false",
+    "engine.pad_classes": " always never",
     "engine.overwrites": " false",
     "engine.blocking": " [data]",
     "engine.compiler": " inductor",
