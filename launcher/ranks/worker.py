@@ -27,7 +27,8 @@ from flowrun.engine.runtime.drivers.distributed import DistributedRank, LostPeer
 from flowrun.engine.runtime.drivers.pulse import Phase, Pulses
 from flowrun.engine.runtime.drivers.recorder import RecordedRank
 from flowrun.engine.runtime.process import heap
-from flowrun.engine.runtime.process.core import pin_to_core
+from flowrun.engine.runtime.process.core import pin_near, pin_to_core
+from flowrun.engine.runtime.process.environment import set_variables
 from flowrun.engine.runtime.process.lifetime import end_with
 from flowrun.engine.runtime.process.outputs import ProcessOutputs
 from flowrun.engine.runtime.process.stacks import Stacks
@@ -62,7 +63,7 @@ class Worker:
     launcher, one for each local rank.  born: a barrier for all local ranks, before any of them
     talks to the launcher's store.  pulses, stacks: what the launcher's watch looks at (watch.py);
     limit_s, silence_s: see find_limit and find_silence there.  outputs: what it prints goes there.
-    interface: of the network between the hosts, for gloo.
+    interface: of the network between the hosts.
     """
 
     compiled: Compiled
@@ -135,12 +136,14 @@ class RankProcess:
         start = job.start.step if job.start else 0
         about = f"rank {self.rank} of {plan.num_ranks}, {process}, from step {start}"
         self._worker.outputs.write_log(f"{_read_clock()} {about}\n")
+        several = job.device_type == "cuda" and plan.num_ranks > 1
+        set_variables(several, self._worker.interface)
         torch.set_num_threads(launch.threads)
         sources = self._sources()
         pin_to_core(self.local, int(os.environ["LOCAL_WORLD_SIZE"]))
         device = device_of_rank(job.device_type)
         with with_peers(self.rank, "while the ranks meet"):
-            join_process_group(device, self._worker.silence_s, self._worker.interface)
+            join_process_group(device, self._worker.silence_s)
             self._memory = rank_memory.RankMemory(device)
             links = Links(self.rank, device, os.environ["GROUP_RANK"], launch.transport != "gloo")
             links.join(plan)
@@ -346,11 +349,10 @@ def _same_time() -> int:
     return time.perf_counter_ns()
 
 
-def join_process_group(device: torch.device, silence_s: float, interface: str) -> None:
+def join_process_group(device: torch.device, silence_s: float) -> None:
     """Connect to the other ranks, by NCCL on CUDA and by gloo elsewhere.
 
-    silence_s: seconds after which a message has no peer any more.  interface: on which
-    gloo listens.
+    silence_s: seconds after which a message has no peer any more.
 
     With its device NCCL makes each group where we do, in one order on all ranks, and then connects
     its rings and trees there, too; Links does so for messages.
@@ -358,9 +360,6 @@ def join_process_group(device: torch.device, silence_s: float, interface: str) -
     import torch.distributed as dist
 
     on_cuda = device.type == "cuda"
-    if interface:  # else gloo listens where the name of this host leads
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
     dist.init_process_group(
         "nccl" if on_cuda else "gloo",
         timeout=timedelta(seconds=silence_s),
@@ -369,9 +368,12 @@ def join_process_group(device: torch.device, silence_s: float, interface: str) -
 
 
 def device_of_rank(kind: str) -> torch.device:
-    """This rank's device."""
+    """This rank's device; on CUDA the rank keeps to the cores near it."""
     if kind == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    found = torch.cuda.get_device_properties(device)
+    at = (found.pci_domain_id, found.pci_bus_id, found.pci_device_id)  # type: ignore[attr-defined]
+    pin_near("{:04x}:{:02x}:{:02x}.0".format(*at))
     torch.cuda.set_device(device)
     return device

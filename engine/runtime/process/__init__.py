@@ -1,7 +1,8 @@
 """The process of a rank.
 
-heap.py keeps the pages that a step frees for the next one.  core.py keeps a rank on one core where
-ranks are more than cores.  cpu_share.py says which share of the cores other programs have.
+environment.py has the variables that libraries read.  heap.py keeps the pages that a step frees for
+the next one.  core.py keeps a rank on one core where ranks are more than cores, and near its GPU.
+cpu_share.py says which share of the cores other programs have.
 process_memory.py reads how much memory a process takes.
 lifetime.py ends it with the process that forked it.  vital_signs.py and stacks.py show a process
 that hangs.  outputs.py shows and keeps what processes print.  own_process.py does one piece of work

@@ -1,8 +1,14 @@
-"""The core on which a rank computes, where its host has more ranks than cores."""
+"""The cores on which a rank computes: one, where its host has more ranks than cores; on CUDA, those
+near its device.
+"""
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from pathlib import Path
+
+_DEVICES = Path("/sys/bus/pci/devices")
 
 
 def pin_to_core(rank: int, ranks: int) -> None:
@@ -16,3 +22,17 @@ def pin_to_core(rank: int, ranks: int) -> None:
     cores = sorted(os.sched_getaffinity(0))
     if ranks > len(cores):
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
+
+
+def pin_near(device: str, devices: Path = _DEVICES) -> None:
+    """Keep this process on those of its cores that are near a device: on its NUMA node.
+
+    device: its PCI address, "0000:4b:00.0".  Nothing changes where the system does not say which
+    cores these are, or the process has none of them.
+    """
+    with suppress(OSError):
+        text = (devices / device / "local_cpulist").read_text(encoding="ascii").strip()
+        spans = [span.split("-") for span in text.split(",") if span]
+        near = {core for span in spans for core in range(int(span[0]), int(span[-1]) + 1)}
+        if kept := near & os.sched_getaffinity(0):
+            os.sched_setaffinity(0, kept)

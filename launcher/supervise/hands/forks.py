@@ -81,7 +81,6 @@ def _variables(place: MeetingPlace, local: int, count: int) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher's: no rank opens one
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_RUN_ID": "flowrun",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
 
 
