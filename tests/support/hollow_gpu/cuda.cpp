@@ -3,7 +3,9 @@
 // process.  Kernels do nothing: ops.py puts what an op computes after them (hollow_put_call).
 //
 // New memory is all ones, which are NaN.  HOLLOW_GPUS: their number; HOLLOW_DELAY_US: each task of a
-// stream begins up to this much later.  Nothing can be recorded as a graph.
+// stream begins up to this much later.  HOLLOW_MIB: memory of each, which communicators take, too.
+// HOLLOW_LAZY: what is launched first is loaded first, and for that the device must be idle; of the
+// runtime's kernels not with CUDA_MODULE_LOADING=EAGER.  Nothing can be recorded as a graph.
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -35,6 +37,8 @@ int number(const char* name, int otherwise) {
   return value ? std::atoi(value) : otherwise;
 }
 
+thread_local long waits = 0;  // of the host, in this thread
+
 // Who waits lets others have Python's lock: a stream may need it to go on.
 class WithoutPython {
  public:
@@ -65,6 +69,7 @@ struct Stream {
 
   void wait() {
     WithoutPython free;
+    waits++;
     Lock lock(mutex);
     auto last = begun + tasks.size();
     changed.wait(lock, [&] { return begun > last || (begun == last && !busy); });
@@ -129,6 +134,8 @@ std::mutex all;
 std::map<uintptr_t, std::pair<size_t, Place>> memory;  // by its begin
 std::map<int, Stream*> defaults;
 std::set<Stream*> streams;
+size_t taken = 0;
+const size_t capacity = (size_t)number("HOLLOW_MIB", 141 << 10) << 20;
 thread_local int device = 0;
 thread_local bool muted = false;
 thread_local cudaError_t last = cudaSuccess;
@@ -171,6 +178,34 @@ void hollow_without_python(Task* task) {
 void hollow_wait(cudaStream_t stream) { of(stream)->wait(); }
 // What kernels would write is muted with them: an op of torch may copy what they should have made.
 void hollow_mute(bool mute) { muted = mute; }
+
+long hollow_waits() { return waits; }
+bool hollow_take(long size) {
+  Lock lock(all);
+  bool fits = taken + size <= capacity;
+  if (fits) taken += size;
+  return fits;
+}
+// Of the device's memory: it is at this place from now on, or no more.
+void hollow_map(uintptr_t begin, size_t size) {
+  if (size < 1ul << 28) std::memset((void*)begin, 0xff, size);  // else for the pages' sake
+  Lock lock(all);
+  memory[begin] = {size, ON_DEVICE};
+}
+size_t hollow_unmap(uintptr_t begin) {
+  Lock lock(all);
+  return memory.extract(begin).mapped().first;
+}
+void hollow_load(const void* kernel, bool lazily) {
+  static std::set<const void*> loaded;
+  static const bool limited = number("HOLLOW_LAZY", 0);
+  if (!limited || !lazily) return;
+  {
+    Lock lock(all);
+    if (!loaded.insert(kernel).second) return;
+  }
+  cudaDeviceSynchronize();
+}
 
 // ---- devices ----
 
@@ -269,27 +304,27 @@ const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(erro
 // ---- memory ----
 
 cudaError_t cudaMemGetInfo(size_t* left, size_t* total) {
-  *left = *total = 141ul << 30;
+  Lock lock(all);
+  *left = (*total = capacity) - taken;
   return cudaSuccess;
 }
 cudaError_t cudaMalloc(void** pointer, size_t size) {
   const size_t page = 2 << 20, whole = (size + page - 1) / page * page;
+  if (!hollow_take(whole)) return failed(cudaErrorMemoryAllocation);
   int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   void* found = mmap(nullptr, whole + page, PROT_READ | PROT_WRITE, how, -1, 0);
   if (found == MAP_FAILED) return failed(cudaErrorMemoryAllocation);
   uintptr_t begin = ((uintptr_t)found + page - 1) / page * page;
-  if (size < 1ul << 28) std::memset((void*)begin, 0xff, size);  // else for the pages' sake
-  Lock lock(all);
-  memory[begin] = {whole, ON_DEVICE};
+  hollow_map(begin, whole);
   *pointer = (void*)begin;
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* pointer) {
   if (!pointer) return cudaSuccess;
   cudaDeviceSynchronize();
-  Lock lock(all);
-  munmap(pointer, memory[(uintptr_t)pointer].first);
-  memory.erase((uintptr_t)pointer);
+  size_t size = hollow_unmap((uintptr_t)pointer);
+  munmap(pointer, size);
+  hollow_take(-size);
   return cudaSuccess;
 }
 cudaError_t cudaHostRegister(void* pointer, size_t size, unsigned) {
@@ -415,6 +450,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   auto moment = ((Event*)event)->moment;
   if (!moment) return cudaSuccess;
   WithoutPython free;
+  waits++;
   moment->wait();
   return cudaSuccess;
 }
@@ -479,11 +515,16 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
   *kernel = (cudaKernel_t)function;
   return cudaSuccess;
 }
-cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStream_t) {
+static bool is_lazy() {
+  const char* loading = std::getenv("CUDA_MODULE_LOADING");
+  return !loading || std::strcmp(loading, "EAGER");
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void* kernel, void**) {
+  hollow_load(kernel, is_lazy());
   return cudaSuccess;
 }
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) {
-  return cudaSuccess;
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3, dim3, void**, size_t, cudaStream_t) {
+  return cudaLaunchKernelExC(nullptr, kernel, nullptr);
 }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* found, const void*) {
   *found = {};

@@ -5,13 +5,21 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#if defined DRIVER
+#include <sys/mman.h>
+#endif
 
 #define DOES_NOTHING(name) \
   int name() { return 0; }
 #define MAKES(name) \
   int name(void** made) { return (*made = std::malloc(64)) == nullptr; }
 
+// They load code when it is asked for, whatever CUDA_MODULE_LOADING says.
+#define LOADS(name) \
+  int name() { return hollow_load((void*)name, true), 0; }
+
 extern "C" {
+void hollow_load(const void* code, bool lazily);
 
 #ifdef BLAS
 MAKES(cublasCreate_v2)
@@ -32,17 +40,17 @@ DOES_NOTHING(cublasSetMathMode)
 DOES_NOTHING(cublasSetPointerMode_v2)
 DOES_NOTHING(cublasSetStream_v2)
 DOES_NOTHING(cublasSetWorkspace_v2)
-DOES_NOTHING(cublasGemmEx)
-DOES_NOTHING(cublasGemmStridedBatchedEx)
-DOES_NOTHING(cublasSgemm_v2)
-DOES_NOTHING(cublasDgemm_v2)
-DOES_NOTHING(cublasSgemmEx)
-DOES_NOTHING(cublasSgemmStridedBatched)
-DOES_NOTHING(cublasDgemmStridedBatched)
-DOES_NOTHING(cublasSgemv_v2)
-DOES_NOTHING(cublasSdot_v2)
-DOES_NOTHING(cublasDotEx)
-DOES_NOTHING(cublasLtMatmul)
+LOADS(cublasGemmEx)
+LOADS(cublasGemmStridedBatchedEx)
+LOADS(cublasSgemm_v2)
+LOADS(cublasDgemm_v2)
+LOADS(cublasSgemmEx)
+LOADS(cublasSgemmStridedBatched)
+LOADS(cublasDgemmStridedBatched)
+LOADS(cublasSgemv_v2)
+LOADS(cublasSdot_v2)
+LOADS(cublasDotEx)
+LOADS(cublasLtMatmul)
 DOES_NOTHING(cublasLtMatmulDescDestroy)
 DOES_NOTHING(cublasLtMatmulDescSetAttribute)
 DOES_NOTHING(cublasLtMatmulPreferenceDestroy)
@@ -112,7 +120,10 @@ DOES_NOTHING(cuFuncSetCacheConfig)
 int cuGetErrorString(int, const char** text) { return *text = "a hollow GPU", 0; }
 int cuGetErrorName(int, const char** text) { return *text = "a hollow GPU", 0; }
 MAKES(cuModuleLoad)
-MAKES(cuModuleLoadData)
+int cuModuleLoadData(void** made, const void*) {
+  *made = std::malloc(64);
+  return hollow_load(*made, true), 0;
+}
 MAKES(cuModuleLoadDataEx)
 MAKES(cuModuleGetFunction)
 DOES_NOTHING(cuModuleUnload)
@@ -123,6 +134,29 @@ DOES_NOTHING(cuLinkAddData_v2)
 DOES_NOTHING(cuLinkComplete)
 DOES_NOTHING(cuLinkCreate_v2)
 DOES_NOTHING(cuTensorMapEncodeTiled)
+// What the allocator asks for with expandable segments: a handle is the size.
+bool hollow_take(long size);
+void hollow_map(uintptr_t begin, size_t size);
+size_t hollow_unmap(uintptr_t begin);
+int cuMemAddressReserve(uintptr_t* begin, size_t size, size_t, uintptr_t, uint64_t) {
+  const size_t page = 2 << 20;
+  int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* found = mmap(nullptr, size + page, PROT_READ | PROT_WRITE, how, -1, 0);
+  return *begin = ((uintptr_t)found + page - 1) / page * page, found == MAP_FAILED ? 2 : 0;
+}
+int cuMemAddressFree(uintptr_t begin, size_t size) { return munmap((void*)begin, size); }
+int cuMemCreate(uint64_t* handle, size_t size, const void*, uint64_t) {
+  return hollow_take(*handle = size) ? 0 : 2;  // 2: out of memory
+}
+int cuMemRelease(uint64_t handle) { return hollow_take(-(long)handle), 0; }
+int cuMemMap(uintptr_t begin, size_t size, size_t, uint64_t, uint64_t) {
+  return hollow_map(begin, size), 0;
+}
+int cuMemUnmap(uintptr_t begin, size_t size) {
+  for (uintptr_t at = begin; at < begin + size;) at += hollow_unmap(at);
+  return 0;
+}
+DOES_NOTHING(cuMemSetAccess)
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, void*, int, size_t) {
   return *count = 2, 0;
 }
@@ -143,6 +177,13 @@ int nvmlDeviceGetCount_v2(int* count) {
 int nvmlDeviceGetHandleByIndex_v2(unsigned number, void** device) {
   return *device = (void*)(uintptr_t)(number + 1), 0;
 }
+int nvmlDeviceGetHandleByPciBusId_v2(const char*, void** device) {
+  return *device = (void*)1, 0;
+}
+DOES_NOTHING(nvmlDeviceGetNvLinkRemoteDeviceType)
+DOES_NOTHING(nvmlDeviceGetNvLinkRemotePciInfo_v2)
+int nvmlSystemGetCudaDriverVersion_v2(int* version) { return *version = 13000, 0; }
+int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* count, void*) { return *count = 0; }
 int nvmlDeviceGetName(void*, char* name, unsigned size) {
   return std::snprintf(name, size, "NVIDIA H200"), 0;
 }

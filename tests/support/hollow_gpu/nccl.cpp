@@ -2,6 +2,8 @@
 // runs there when the stream comes to it, as long as it takes.  As NCCL does, two ranks connect
 // when one of them first sends or receives, and all of a group at its first collective: the host is
 // held until the other end has come to the same.  Sums are those of all ranks in their order.
+// HOLLOW_ROOM: so many launches are under way at once; they start in the host's order, whatever
+// their streams.  HOLLOW_COMMUNICATOR_MIB: what each takes of the device's memory.
 
 #include <nccl.h>
 #include <sys/socket.h>
@@ -9,11 +11,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
@@ -23,6 +27,7 @@ using Task = std::function<void()>;
 
 extern "C" void hollow_put(cudaStream_t stream, Task* task);
 extern "C" void hollow_without_python(Task* task);
+extern "C" bool hollow_take(long size);
 
 namespace {
 
@@ -76,7 +81,30 @@ void together(const std::vector<Task>& tasks) {
   for (auto& thread : threads) thread.join();
 }
 
+int number(const char* name) { return std::atoi(std::getenv(name) ?: "0"); }
+
+// Puts a launch into its stream, to start when all before it have, and there is room.
+void launch(cudaStream_t stream, Task task) {
+  static const int room = number("HOLLOW_ROOM");
+  static std::mutex mutex;
+  static std::condition_variable changed;
+  static long launches = 0, started = 0, under_way = 0;
+  if (!room) return hollow_put(stream, new Task(task));
+  hollow_put(stream, new Task([task, turn = launches++] {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return started == turn && under_way < room; });
+    started++, under_way++;
+    changed.notify_all();
+    lock.unlock();
+    task();
+    lock.lock();
+    under_way--;
+    changed.notify_all();
+  }));
+}
+
 void join(Comm* comm) {
+  if (!hollow_take((long)number("HOLLOW_COMMUNICATOR_MIB") << 20)) fail("out of memory");
   auto address = [&](int rank) {
     sockaddr_un made{AF_UNIX, {}};
     std::snprintf(made.sun_path, sizeof made.sun_path, "%s.%d", comm->id.c_str(), rank);
@@ -250,11 +278,11 @@ void end() {
     together(tasks);
   };
   hollow_without_python(&beside);
-  for (auto& one : whole) hollow_put(one.stream, new Task(one.task));
+  for (auto& one : whole) launch(one.stream, one.task);
   std::map<std::pair<cudaStream_t, Comm*>, std::vector<Message>> groups;
   for (auto& one : now) groups[{one.stream, one.comm}].push_back(one);
   for (auto& [where, group] : groups)
-    hollow_put(where.first, new Task([group = group] { exchange(group); }));
+    launch(where.first, [group = group] { exchange(group); });
 }
 
 ncclResult_t put(Comm* comm, cudaStream_t stream, Task task) {

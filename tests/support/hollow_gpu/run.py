@@ -8,8 +8,9 @@ g++; `.ci/gpu` installs them and runs both commands.  Torch's own code for CUDA 
 streams, NCCL's process groups, Inductor with Triton.  What it calls is replaced: streams are
 threads, kernels do nothing, and the CPU computes an op when its stream comes to it (ops.py).  So it
 shows whether results are those of the CPU, whether a step waits, and whether ranks wait for each
-other; it shows nothing of time.  Kernels that Inductor makes for the GPU run, but nothing computes
-them: their losses are NaN, and tests that compare them fail.
+other; it shows nothing of time.  Limits that devices have (--lazy, --room, --mib) are off unless
+they are given.  Kernels that Inductor makes for the GPU run, but nothing computes them: their
+losses are NaN, and tests that compare them fail.
 """
 
 import argparse
@@ -21,6 +22,12 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+LIMITS = {
+    "lazy": "1: code is loaded at its first launch, when the device is idle",
+    "room": "launches of NCCL that are under way at once, in the order of the host",
+    "mib": "memory of a device",
+    "communicator-mib": "what a communicator takes of it",
+}
 
 
 def build(folder: Path) -> None:
@@ -52,8 +59,11 @@ def main() -> int:
     )
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--delay-us", type=int, default=0, help="streams dawdle, at random")
+    for name, what in LIMITS.items():
+        parser.add_argument(f"--{name}", type=int, default=0, help=what)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     given = parser.parse_args()
+    limits = {name: getattr(given, name) for name in (k.replace("-", "_") for k in LIMITS)}
     with tempfile.TemporaryDirectory() as folder:
         build(Path(folder))
         before = os.environ.get("PYTHONPATH")
@@ -68,6 +78,7 @@ def main() -> int:
                 "PYTEST_PLUGINS": "plugin",
                 "HOLLOW_GPUS": str(given.gpus),
                 "HOLLOW_DELAY_US": str(given.delay_us),
+                **{f"HOLLOW_{name.upper()}": str(n) for name, n in limits.items() if n},
             },
         ).returncode
 
