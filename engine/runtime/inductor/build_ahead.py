@@ -11,16 +11,14 @@ import os
 from collections.abc import Iterable
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 from flowrun.engine.errors import RunError
-from flowrun.engine.runtime.inductor.built import BuiltPiece, BuiltRegions
-from flowrun.engine.runtime.inductor.inductor import cache_folder
+from flowrun.engine.runtime.inductor.built import BuiltPiece, BuiltRegions, marker_folder
 
 
 def list_new_pieces(regions: BuiltRegions) -> tuple[BuiltPiece, ...]:
     """Return the pieces that no run on this host has built."""
-    folder = _marker_folder()
+    folder = marker_folder()
     return tuple(part for key, part in regions.different.items() if not (folder / key).exists())
 
 
@@ -31,17 +29,10 @@ def build_ahead(regions: BuiltRegions, processes: int = os.cpu_count() or 1) -> 
     new = list_new_pieces(regions)
     if len(new) > 1 and processes > 1:
         _build_in_processes(regions, new, processes)
-    folder = _marker_folder()
+    folder = marker_folder()
     for key, part in regions.different.items():
         regions.kernel(part)
         (folder / key).touch()
-
-
-def _marker_folder() -> Path:
-    """Return the folder with an empty file for each key in Inductor's cache."""
-    folder = cache_folder() / "flowrun"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _build_in_processes(regions: BuiltRegions, parts: Iterable[BuiltPiece], processes: int) -> None:

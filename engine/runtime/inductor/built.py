@@ -7,9 +7,12 @@ its inputs' shapes and strides.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -17,10 +20,17 @@ from flowrun.engine.actors.plan import Plan, RegionWork
 from flowrun.engine.actors.sums import sums_of
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.inductor.graph_breaks import GraphPiece, split
-from flowrun.engine.runtime.inductor.inductor import Boxed, Code, Spec, build_program, infer_specs
+from flowrun.engine.runtime.inductor.inductor import (
+    Boxed,
+    Code,
+    Spec,
+    build_program,
+    cache_folder,
+    infer_specs,
+)
 from flowrun.engine.runtime.kernels.kernels import Kernel, emit
 from flowrun.engine.runtime.kernels.program import Program
-from flowrun.engine.runtime.kernels.region_program import region_program, regions_of
+from flowrun.engine.runtime.kernels.region_program import local_shape, region_program, regions_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +89,18 @@ class BuiltRegions:
         }
 
     def kernel(self, part: BuiltPiece) -> Boxed:
-        """Return the code of a piece, built now or loaded from Inductor's cache on disk.  Raises
-        RunError.
+        """Return the code of a piece, built now or loaded from Inductor's cache on disk: of several
+        processes that ask for it one builds it, and the others load it.  Raises RunError.
         """
         if not part.key:
             return emit(part.piece.program)
         if part.key not in self.code:
             program = part.piece.program
             try:
-                self.code[part.key] = build_program(program, part.specs, self.device, self.threads)
+                with one_at_a_time(part.key):
+                    self.code[part.key] = build_program(
+                        program, part.specs, self.device, self.threads
+                    )
             except Exception as error:
                 raise RunError(
                     "engine.compiler",
@@ -119,9 +132,7 @@ class BuiltRegions:
         return regions
 
     def _row_major(self, name: str, rank: int) -> Spec:
-        tensor, placement = self.plan.tensors[name], self.plan.placements[self.plan.stage_of(rank)]
-        slices = placement.slices(rank, tensor.shape, self.plan.locations[name].nd_sbp)
-        return Spec.row_major(tuple(length for _, length in slices), tensor.dtype)
+        return Spec.row_major(local_shape(self.plan, rank, name), self.plan.tensors[name].dtype)
 
     def _region(
         self, program: Program, given: Sequence[Spec]
@@ -152,6 +163,21 @@ class BuiltRegions:
         code = self.kernel(part)
         assert isinstance(code, Code)
         return tuple(replace(m, stride=s) for m, s in zip(result_specs, code.strides, strict=True))
+
+
+def marker_folder() -> Path:
+    """Return the folder of an empty file for each key in Inductor's cache, and of locks."""
+    folder = cache_folder() / "flowrun"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def one_at_a_time(key: str) -> Iterator[None]:
+    """Let one process of this host be in such a block for a key."""
+    with (marker_folder() / f"{key}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 class Chain:

@@ -32,6 +32,13 @@ def regions_of(plan: Plan, rank: int) -> Iterator[tuple[int, RegionWork]]:
             yield actor.id, actor.work
 
 
+def local_shape(plan: Plan, rank: int, name: str) -> Shape:
+    """Return the shape of what a rank holds of a tensor that enters or leaves a region."""
+    placement, nd_sbp = plan.placements[plan.stage_of(rank)], plan.locations[name].nd_sbp
+    slices = placement.slices(rank, plan.tensors[name].shape, nd_sbp)
+    return tuple(length for _, length in slices)
+
+
 def region_program(plan: Plan, work: RegionWork, rank: int) -> Program:
     """Return the program of a region for a rank.
 

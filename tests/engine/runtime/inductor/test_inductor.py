@@ -4,6 +4,9 @@ Its code takes a list and empties it, writes what was changed in place back into
 new memory for the rest, strided as traced, and allocates by a global of its module.
 """
 
+import fcntl
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -11,6 +14,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import Ref
 from flowrun.engine.ir.signature import LocalCall
 from flowrun.engine.ops.flow.random import dropout_mask
+from flowrun.engine.runtime.inductor import built
 from flowrun.engine.runtime.inductor.inductor import (
     Code,
     Spec,
@@ -135,3 +139,16 @@ def test_equal_results_have_memory_of_their_own() -> None:
     code = build_program(Program(2, lines, (2, 3, 4, 5)), (Spec.of(x), Spec.of(y)), "cpu", 1)
     made = code([x, y])
     assert len({one.untyped_storage().data_ptr() for one in made}) == len(made)
+
+
+def test_one_process_builds_a_piece_while_others_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(built, "cache_folder", lambda: tmp_path)
+    with built.one_at_a_time("piece"), (built.marker_folder() / "piece.lock").open("w") as other:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with built.one_at_a_time("another piece"):
+            pass
+    with built.one_at_a_time("piece"):
+        pass
