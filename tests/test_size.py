@@ -38,7 +38,7 @@ BUDGETS = {
     "engine/ops": 5_147,
     "engine/passes": 6_944,
     "engine/rehearsal": 811,
-    "engine/runtime": 7_688,
+    "engine/runtime": 7_901,
     "engine/trace": 495,
     "engine/verify": 793,
     "launcher": 376,
@@ -51,7 +51,7 @@ BUDGETS = {
     "launcher/model": 2_626,
     "launcher/place": 2_054,
     "launcher/recipe": 3_144,
-    "launcher/ranks": 1_928,
+    "launcher/ranks": 1_930,
     "launcher/report": 2_426,
     "launcher/store": 674,
     "launcher/supervise": 4_398,
@@ -60,17 +60,17 @@ BUDGETS = {
     "models": 1_492,
     "testing": 115,
     "tests": 1_057,
-    "tests/behaviour": 8_368,
+    "tests/behaviour": 8_400,
     "tests/chaos": 970,
-    "tests/engine": 14_003,
+    "tests/engine": 14_107,
     "tests/fuzz": 1_006,
     "tests/hangs": 365,
     "tests/launcher": 14_780,
     "tests/models": 702,
-    "tests/support": 6_652,
+    "tests/support": 6_663,
     "tests/testing": 111,
 }
-SUMS = {"source": 65_935, "tests": 48_014, "docs": 50_000}
+SUMS = {"source": 66_150, "tests": 48_161, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 30, "functions above complexity 15": 0}

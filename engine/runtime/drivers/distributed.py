@@ -6,8 +6,10 @@ ready, do the same, each from a thread of its own.  Nothing polls; with nothing 
 sleeps on the inbox, where the other ranks of its host wake it.
 
 On CUDA an act of compute ends when it is enqueued, so the loop runs ahead of the device, by as many
-steps as the registers of a report have slots.  A report ends when its numbers are on the host; a
-thread waits for them, as threads wait for communication (collectives.py).
+steps as the registers of a report have slots.  A collective of a blocking axis ends then, too: what
+is enqueued after it waits for it, and not the host.  A report ends when its numbers are on the
+host; a thread waits for them, as threads wait for other communication (collectives.py).  Readers
+have a stream of their own, and end when their tensors are on the device.
 """
 
 from __future__ import annotations
@@ -84,7 +86,8 @@ class DistributedRank:
         self.async_device = device.type == "cuda" if async_device is None else async_device
         threads = sum(actor.runs_in_thread for actor in plan.stage_actors(self.body.stage))
         threads = max(1, threads + self.async_device)  # one thread waits for reports of a device
-        self.pool = ThreadPoolExecutor(threads, "reader", _use_device, (device,))
+        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.pool = ThreadPoolExecutor(threads, "reader", _use_device, (device, stream))
         self.current: Actor | None = None
         self.to_end = 0  # acts that have still to end before the next step is reported
 
@@ -234,7 +237,7 @@ class DistributedRank:
         self.to_end -= 1
 
     def _supply(self, actor: Actor, act: int) -> None:
-        supply: Callable[..., list[Supplied]] = self.body.readers.supply
+        supply: Callable[..., list[Supplied]] = self.body.readers.deliver
         if self._metered_until:
             supply = partial(self.live_bytes.read, supply)
         inputs = self.body.inputs(actor, act)
@@ -261,7 +264,10 @@ class DistributedRank:
         started = self.communication.start(actor, act)
         self.body.give_up(actor, act)
         self.under_way[actor.id, act] = started.finish
-        started.on_done(lambda: self._announce(actor.id, act))
+        if self.async_device and self.plan.blocks(actor):
+            self._announce(actor.id, act)  # `finish` lets the stream wait
+        else:
+            started.on_done(lambda: self._announce(actor.id, act))
 
     def _take(self, scheduler: Scheduler, actor_id: int, act: int) -> None:
         actor = self.plan.actors[actor_id]
@@ -273,9 +279,10 @@ class DistributedRank:
         self._end(scheduler, actor, act)
 
 
-def _use_device(device: torch.device) -> None:
-    """Choose the device of a thread that begins: a function, so that it keeps no reference to the
-    rank.
+def _use_device(device: torch.device, stream: torch.cuda.Stream | None) -> None:
+    """Choose device and stream of a thread that begins: a function, so that it keeps no reference
+    to the rank.
     """
-    if device.type == "cuda":
+    if stream is not None:
         torch.cuda.set_device(device)
+        torch.cuda.set_stream(stream)

@@ -24,6 +24,7 @@ from flowrun.engine.ir.graph import Variable
 from flowrun.engine.ir.placement import Slices
 from flowrun.engine.ops.flow.ranges import OutOfRange
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
+from flowrun.engine.runtime.rank.dry_acts import act_dry
 from flowrun.engine.runtime.rank.readback import HostReadback
 from flowrun.engine.runtime.rank.readers import BatchSource, Readers
 from flowrun.engine.runtime.rank.register_versions import (
@@ -86,6 +87,8 @@ class Rank:
         self.results: dict[int, Results] = {}
         self.on_update: Callable[[Actor, int], None] | None = None  # an act has changed variables
         self.kernels = kernels(plan, rank, device)
+        if device.type == "cuda":
+            act_dry(plan, rank, self.kernels, self.readers.read_first(), device)
         self._layouts: dict[int, BucketLayout] = {}
         self.side_by_side = (lent.side_by_side if lent else side_by_side) or {}
         self._make_variables(initial, lent.variables if lent else {})

@@ -21,6 +21,19 @@ def copy_to_device(value: Tensor, device: torch.device) -> Tensor:
     return value.to(device, non_blocking=True)
 
 
+def await_copies(tensors: Iterable[object], device: torch.device) -> None:
+    """Sleep until this thread's stream has made tensors on the device, which the stream that
+    computes reads: their memory is free when that has done so.
+    """
+    if device.type == "cuda":
+        for tensor in tensors:
+            if isinstance(tensor, Tensor):
+                tensor.record_stream(torch.cuda.default_stream(device))
+        reached = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        reached.record()
+        reached.synchronize()
+
+
 def make_scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a scalar tensor; on CUDA its value is an argument of a kernel: nothing is copied."""
     return torch.full((), value, dtype=dtype, device=device)

@@ -15,7 +15,7 @@ from flowrun.engine.actors.plan import Actor, FeedWork, Plan, PrepareWork
 from flowrun.engine.ir.graph import Feed
 from flowrun.engine.ir.placement import Slices
 from flowrun.engine.ops.flow.ranges import OutOfRange
-from flowrun.engine.runtime.rank.readback import copy_to_device, make_scalar
+from flowrun.engine.runtime.rank.readback import await_copies, copy_to_device, make_scalar
 from flowrun.engine.runtime.transport.transport import cut
 
 # (step, micro-batch, rows) -> those rows of the batch as logical tensors; a rank cuts its part
@@ -79,6 +79,20 @@ class Readers:
                 ]
         raise AssertionError(actor.work)
 
+    def deliver(self, actor: Actor, act: int, inputs: Sequence[Supplied]) -> list[Supplied]:
+        """Return what `supply` does, in a thread of its own, when it is on the device."""
+        supplied = self.supply(actor, act, inputs)
+        await_copies(supplied, self.device)
+        return supplied
+
+    def read_first(self) -> dict[str, torch.Tensor]:
+        """Return this rank's part of all fields of the first micro-batch, out of turn."""
+        read = getattr(self.batches, "reread", self.batches)
+        works = (actor.work for actor in self.plan.stage_actors(self.plan.stage_of(self.rank)))
+        feeds = [f for work in works if isinstance(work, FeedWork) for f in _fields_of(work.feeds)]
+        rows = _rows(self.plan, self.rank, feeds) if feeds else slice(0)
+        return self._parts(feeds, rows, read(0, 0, rows)) if feeds else {}
+
     def locate(self, error: OutOfRange, act: int) -> str:
         """Read the micro-batch of `act` again; return the text of an error with the sample that
         caused it, "" if no field has such a value.
@@ -136,6 +150,12 @@ class Readers:
             batch = self._samples.read_raw_fields(step, micro_batch, rows)
         else:
             batch = self.batches(step, micro_batch, rows)
+        return self._parts(feeds, rows, batch)
+
+    def _parts(
+        self, feeds: Sequence[Feed], rows: slice, batch: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Return this rank's part of the fields of these rows, on the device."""
         out = {}
         for feed in feeds:
             (start, length), *rest = _held(self.plan, self.rank, feed)

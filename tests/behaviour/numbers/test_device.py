@@ -4,8 +4,8 @@ tensors have shapes alone, and with reports that a thread waits for.
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +15,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flowrun.engine.actors.plan import Actor, ReportWork
+from flowrun.engine.actors.plan import Actor, Plan, ReportWork
 from flowrun.engine.actors.scheduler import Scheduler
+from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.rank.rank import Rank
 from flowrun.engine.runtime.transport.links import Links
+from flowrun.engine.runtime.transport.pending import Collective, Pending
 from flowrun.engine.strategy import LossScale
 from support.layouts.grids import Layout, compiled, initial
 from support.layouts.plain_loop import TINY_CONVNET, TINY_GPT, TINY_MLP, Training, plain_loop
@@ -119,3 +121,33 @@ def test_a_device_that_is_behind_is_not_waited_for() -> None:
     rank = Behind(TINY_MLP)
     assert rank.found == pytest.approx(plain_loop(TINY_MLP, steps=STEPS).losses, rel=1e-5)
     assert rank.threads and threading.main_thread().name not in rank.threads
+
+
+class Enqueued(Pending):
+    """A collective for whose end the host may not wait."""
+
+    def on_done(self, callback: Callable[[], None]) -> None:
+        raise AssertionError("the host waits")
+
+
+class Alone(Links):
+    """Of one rank of two: collectives bring zeros."""
+
+    def join(self, plan: Plan) -> None:
+        pass
+
+    def start(self, collective: Collective, bucket: Sequence[torch.Tensor]) -> Pending:
+        return Enqueued(lambda: [bucket[0].new_zeros(shape) for shape in collective.after])
+
+    def rest(self, ranks: Container[int]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("blocking", [(), (0,)], ids=["overlaps", "blocks"])
+def test_the_host_waits_for_no_collective_of_a_blocking_axis(blocking: tuple[int, ...]) -> None:
+    plan = replace(compiled(TINY_GPT, Layout(tensor=2)).plan, blocking=blocking)
+    with closing(Alone(0, CPU)) as links:
+        values = initial(TINY_GPT)
+        rank = DistributedRank(plan, 0, TINY_GPT.rows, values, CPU, links, async_device=True)
+        with nullcontext() if blocking else pytest.raises(RunError, match="the host waits"):
+            rank.run(STEPS)
