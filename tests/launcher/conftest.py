@@ -1,5 +1,5 @@
 """Every test of the launcher works in an empty directory."""
 
-from support.runs.workplace import workplace
+from support.runs.workplace import end, place, workplace
 
-__all__ = ["workplace"]
+__all__ = ["end", "place", "workplace"]

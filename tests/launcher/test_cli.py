@@ -3,7 +3,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,22 +14,9 @@ from flowrun.engine.errors import FlowrunError, PlanError, RunError, SbpError
 from flowrun.launcher import cli
 from flowrun.launcher.cli import main
 from flowrun.launcher.report.sweep_table import PLOT, TABLE
+from support.runs.workplace import End
 
-End = Callable[..., tuple[Any, str, str]]
 Runs = list[tuple[Any, Path]]
-
-
-@pytest.fixture
-def end(capsys: pytest.CaptureFixture[str]) -> End:
-    """(exit status, stdout, stderr) of a command."""
-
-    def run(*arguments: str) -> tuple[Any, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(list(arguments))
-        out, err = capsys.readouterr()
-        return ended.value.code, out, err
-
-    return run
 
 
 @pytest.fixture
@@ -72,17 +58,26 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     return seen
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--help"], [], ["run", "--help"], ["plan", "-h"], ["verify", "-h"], ["recipes", "-h"]],
-)
-def test_help_ends_well(end: End, arguments: list[str]) -> None:
-    status, out, _ = end(*arguments)
-    assert status == 0 and "flowrun" in out
+PRINTED = {
+    "--help": "flowrun",
+    "": "flowrun init",
+    "run --help": "flowrun",
+    "plan -h": "flowrun",
+    "verify -h": "flowrun",
+    "recipes -h": "flowrun",
+    "--version": "flowrun 0.",
+    "recipes": "pipeline and tensor parallelism together",
+    "plan recipe=gpt_dp": "plan of gpt_dp\n",
+    "recipe=gpt_dp model.depth=7 --cfg job --package model": "depth: 7",
+}
 
 
-def test_version(end: End) -> None:
-    assert end("--version")[1].startswith("flowrun 0.")
+@pytest.mark.parametrize(("words", "said"), PRINTED.items(), ids=PRINTED)
+def test_what_runs_nothing_prints_and_ends_well(
+    end: End, runs: Runs, words: str, said: str
+) -> None:
+    status, out, _ = end(*words.split())
+    assert (status, said in out, runs) == (0, True, [])
 
 
 def test_ctrl_c_before_a_command_begins_is_answered(
@@ -101,11 +96,6 @@ def test_ctrl_c_before_a_command_begins_is_answered(
     assert (ended.value.code, capsys.readouterr().err) == (130, "stopped\n")
 
 
-def test_recipes_lists_each_with_a_line(end: End) -> None:
-    _, out, _ = end("recipes")
-    assert "gpt_hybrid" in out and "pipeline and tensor parallelism together" in out
-
-
 def test_run_is_the_default_command(end: End, runs: Runs) -> None:
     assert end("recipe=mlp_hybrid", "train.steps=3")[0] == 0
     assert [recipe.name for recipe, _ in runs] == ["mlp_hybrid"]
@@ -117,49 +107,36 @@ def test_a_run_has_a_folder_with_what_hydra_composed(end: End, runs: Runs, workp
     assert (workplace / "here" / ".hydra" / "config.yaml").is_file()
 
 
-def test_a_run_in_another_folder_than_the_command_is_refused_by_the_key(
-    end: End, runs: Runs
+@pytest.mark.parametrize("folder", ["", "lr=0.1,wd=[0]"], ids=["here", "a folder of any name"])
+def test_a_run_is_repeated_under_another_launcher(
+    end: End, runs: Runs, workplace: Path, folder: str
 ) -> None:
-    status, _, said = end("recipe=mlp_hybrid", "hydra.job.chdir=true")
-    assert (status, runs) == (2, [])
-    assert "hydra.job.chdir = true" in said
-
-
-def test_a_run_is_repeated_under_another_launcher(end: End, runs: Runs, workplace: Path) -> None:
     end("recipe=gpt_dp", "hydra.run.dir=first")
-    file = workplace / "recipe.yaml"
+    file = workplace / folder / "recipe.yaml"
+    file.parent.mkdir(exist_ok=True)
     file.write_text(runs[0][0].to_yaml())
-    end(f"recipe={file}", "launch=virtual")
+    assert end(f"recipe={file}", "launch=virtual")[0] == 0
     assert [recipe.launch.name for recipe, _ in runs] == ["local", "virtual"]
 
 
-def test_a_recipe_lies_in_a_folder_of_any_name(end: End, runs: Runs, workplace: Path) -> None:
-    end("recipe=gpt_dp", "hydra.run.dir=first")
-    file = workplace / "lr=0.1,wd=[0]" / "recipe.yaml"
-    file.parent.mkdir()
-    file.write_text(runs[0][0].to_yaml())
-    assert end(f"recipe={file}", "launch=virtual")[0] == 0
-    assert runs[1][0].launch.name == "virtual"
+STATUSES = {
+    "train.seed=1": 2,  # of SBPs
+    "train.seed=2": 1,  # of the run
+    "train.seed=3": 2,  # of the plan
+    "train.seed=4": 130,  # Ctrl-C
+    "-m train.seed=0,1": 0,
+    "-m train.seed=0,2": 1,
+    "-m train.seed=1,3": 2,
+}
 
 
-def test_plan_prints_and_runs_nothing(end: End, runs: Runs) -> None:
-    assert end("plan", "recipe=gpt_dp")[:2] == (0, "plan of gpt_dp\n")
-    assert not runs
-
-
-def test_cfg_shows_the_composed_keys(end: End, runs: Runs) -> None:
-    status, out, _ = end("recipe=gpt_dp", "model.depth=7", "--cfg", "job", "--package", "model")
-    assert status == 0 and "depth: 7" in out
-    assert not runs
-
-
-@pytest.mark.parametrize(
-    ("seed", "status"), [(1, 2), (2, 1), (3, 2), (4, 130)], ids=["sbp", "run", "plan", "Ctrl-C"]
-)
-def test_exit_status_of_a_run_that_ends_badly(end: End, runs: Runs, seed: int, status: int) -> None:
-    ended, out, err = end("recipe=gpt_dp", f"train.seed={seed}")
-    assert ended == status
-    assert out == "" and "Traceback" not in err
+@pytest.mark.parametrize(("words", "status"), STATUSES.items(), ids=STATUSES)
+def test_the_exit_status_is_that_of_the_worst(
+    end: End, runs: Runs, words: str, status: int
+) -> None:
+    ended, out, err = end("recipe=gpt_dp", *words.split())
+    assert ended == status and "Traceback" not in err
+    assert words.startswith("-m") or out == ""
 
 
 def test_ctrl_c_while_the_commands_are_built_is_no_traceback(
@@ -242,11 +219,6 @@ def test_a_refused_job_is_a_row_and_the_others_run(end: End, runs: Runs) -> None
     assert err == ""
 
 
-@pytest.mark.parametrize(("seeds", "status"), [("0,1", 0), ("0,2", 1), ("1,3", 2)])
-def test_exit_status_of_a_multirun(end: End, runs: Runs, seeds: str, status: int) -> None:
-    assert end("-m", "recipe=gpt_dp", f"train.seed={seeds}")[0] == status
-
-
 def test_a_job_that_failed_in_the_queue_failed(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once it was waited for."""
 
@@ -274,10 +246,6 @@ def test_pins_can_be_swept(end: End, runs: Runs) -> None:
 def test_values_in_brackets_are_shown(end: End, runs: Runs) -> None:
     out = end("-m", "recipe=gpt_dp", "engine.blocking=[],[data]")[1]
     assert out.count("engine.blocking=[data]") == 2  # the rule before the job, and the table
-
-
-def test_an_unknown_option_is_refused(end: End) -> None:
-    assert end("recipe=gpt_dp", "--steps=3")[0] == 2
 
 
 def test_a_fault_of_flowruns_own_ends_in_one_message(runs: Runs, end: End, tmp_path: Path) -> None:
@@ -310,26 +278,6 @@ def test_ctrl_c_in_a_sweep_prints_the_jobs_that_ran(end: End, runs: Runs) -> Non
     status, out, err = end("-m", "recipe=gpt_dp", "train.seed=0,4", "launch=virtual")
     assert status == 130 and "stopped" in err
     assert "train.seed=0" in out and "1.2500" in out
-
-
-@pytest.mark.parametrize(
-    ("word", "meant"),
-    [
-        ("hlep", "Did you mean '--help'?"),
-        ("version", "Did you mean '--version'?"),
-        ("train", "Did you mean 'run'?"),
-        ("doctor", "Commands: run, plan, verify"),
-    ],
-)
-def test_a_word_that_is_no_command_is_answered(end: End, word: str, meant: str) -> None:
-    status, _, said = end(word)
-    assert status == 2
-    assert "there is no such command." in said and meant in said
-
-
-def test_options_are_listed_without_arguments(end: End) -> None:
-    said = end("plan", "--json")[2]
-    assert "--level" in said and "overrides" not in said
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -1,5 +1,5 @@
 """Every test of a run works in an empty directory."""
 
-from support.runs.workplace import workplace
+from support.runs.workplace import place, workplace
 
-__all__ = ["workplace"]
+__all__ = ["place", "workplace"]

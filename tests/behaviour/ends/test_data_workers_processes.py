@@ -4,7 +4,6 @@ layout, and nobody is left when a run ends.
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -13,16 +12,9 @@ import pytest
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from support.runs.command import Command, losses, run_folder
-from support.runs.workplace import working_in
 
 pytestmark = pytest.mark.processes
 WORKERS = "launch.data_workers=2"
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    with working_in(tmp_path) as place:
-        yield place
 
 
 def evaluations(folder: Path) -> list[float]:

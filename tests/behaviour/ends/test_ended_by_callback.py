@@ -12,7 +12,7 @@ from flowrun.launcher.recipe.compose import change, load
 from flowrun.launcher.report.report import Report
 from flowrun.launcher.run import run
 from flowrun.launcher.store.checkpoint import find_all
-from support.runs.command import Command, losses, run_folder, workplace
+from support.runs.command import Command, losses, run_folder
 
 CALLBACK = """
 class StopAt:
@@ -26,12 +26,10 @@ STOPS = "callbacks=[{_target_: stops.StopAt, step: 2}]"
 LONG = ("recipe=small", "train.steps=2000", STOPS)
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(workplace(tmp_path))
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "stops.py").write_text(CALLBACK)
-    return tmp_path
+@pytest.fixture(autouse=True)
+def stops(workplace: Path) -> None:
+    (workplace / "stops.py").write_text(CALLBACK)
+    (workplace / "faults.py").write_text(FAULTS)
 
 
 def check(folder: Path) -> Report:
@@ -97,7 +95,6 @@ class Gone:
 def test_a_callback_that_fails_ends_the_run_with_its_name(
     place: Path, name: str, where: str, problem: str
 ) -> None:
-    (place / "faults.py").write_text(FAULTS)
     wrong = f"callbacks=[{{_target_: faults.{name}}}]"
     recipe = load(["recipe=small", "launch=virtual", "launch.hang_s=1", wrong])
     with pytest.raises(RunError) as error:
@@ -110,7 +107,6 @@ def test_a_tracker_that_is_gone_costs_a_note_and_no_checkpoint(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "_END_S", 0.1)
-    (place / "faults.py").write_text(FAULTS)
     gone = "log=[{_target_: faults.Gone}]"
     saves = ("train.steps=12", "train.save_every=4", "train.keep=0")
     report = run(load(["recipe=small", "launch=virtual", gone, *saves]), place / "out")

@@ -37,11 +37,9 @@ train: {batch_size: 16, micro_batches: 2, steps: 3}
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def recipe(tmp_path: Path) -> str:
     (tmp_path / "review_nets.py").write_text(NETS)
     (tmp_path / "r.yaml").write_text(RECIPE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
     return f"recipe={tmp_path / 'r.yaml'}"
 
 

@@ -10,18 +10,12 @@ import torch
 
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import find_all
-from support.runs.command import Command, losses, run_folder, workplace
+from support.runs.command import Command, losses, run_folder
 
 pytestmark = pytest.mark.processes
 
 RUN = ("recipe=small", "train.steps=200", "train.resume=auto", "+data.fail=preempt once")
 ENDLESS = ("recipe=small", "train.steps=1000000")
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with the recipe `small`: two ranks."""
-    return workplace(tmp_path)
 
 
 @pytest.mark.parametrize("launch", ["local", pytest.param("virtual", marks=pytest.mark.thorough)])

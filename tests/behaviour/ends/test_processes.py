@@ -5,18 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from support.runs.command import Command, losses, run_folder, workplace
+from support.runs.command import Command, losses, run_folder
 
 pytestmark = pytest.mark.processes
 
 ENDLESS = "train.steps=1000000"
 RUNS = {"shared": "launch=local", "gloo": "launch.transport=gloo", "virtual": "launch=virtual"}
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with the recipe `small`: two ranks, four steps."""
-    return workplace(tmp_path)
 
 
 def test_a_run_that_python_starts_ends_with_status_0_and_no_word_on_stderr(place: Path) -> None:

@@ -17,7 +17,7 @@ from flowrun.launcher.model.build import describe_model, instantiate_model
 from flowrun.launcher.model.replay import View
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.store import weight_files as weights
-from support.runs.command import Command, Ended, free_port, losses, run_folder, workplace
+from support.runs.command import Command, Ended, free_port, losses, run_folder
 from support.runs.linked_hosts import LinkedHosts, find_obstacle
 
 pytestmark = pytest.mark.processes
@@ -100,12 +100,6 @@ def test_weights_that_two_hosts_make_are_those_of_plain_torch(tmp_path: Path) ->
     made, plain = _joined(tmp_path), instantiate_model(recipe).state_dict()
     assert made.keys() == plain.keys()
     assert all(torch.equal(made[name], plain[name]) for name in plain)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with the recipe `small`: two ranks, so one on each host."""
-    return workplace(tmp_path)
 
 
 NAME = platform.node()

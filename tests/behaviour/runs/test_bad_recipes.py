@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.cli import main
 from flowrun.launcher.recipe.compose import load
+from support.runs.workplace import End
 
 MLP = "defaults: [/model: mlp, /data: digits]\n"
 
@@ -30,6 +30,11 @@ OF_THE_LAST = {
     "plan my/own.yaml": "recipe=my/own.yaml?",
     "bench": "peers           GPT, 2 ranks",
     "recipe=gpt_dp --foo": "Options are --cfg",
+    "recipe=mlp_hybrid hydra.job.chdir=true": "",
+    "hlep": "Did you mean '--help'?",
+    "version": "Did you mean '--version'?",
+    "train": "Did you mean 'run'?",
+    "doctor": "Commands: run, plan, verify",
     "recipe=gpt_dp steps": "not of the form key=value",
     "recipe=gpt_tp sbp.head.weight.tensor=Q": "Write S(0) or S0",
     "recipe=gpt_tp sbp.head.weight.tensr=S0": "'tensor'?",
@@ -87,6 +92,11 @@ ELSEWHERE = {
     "calibrat x.yaml": ("command line  calibrat", "'calibrate'?"),
     "recipe=gpt_dp steps=5": ("steps = 5", "train.steps?"),
     "recipe=gpt_dp --steps 5": ("--steps", "Write train.steps="),
+    "plan --json": ("--json", "--level"),
+    "recipe=mlp_hybrid launch=virtual train.steps=${oc.env:NO_SUCH}": (
+        "command line  train.steps = ${oc.env:NO_SUCH}",
+        "NO_SUCH is not set",
+    ),
     "plan recipe=gpt_dp --batch-size=8": ("--batch", "train.batch_size=8"),
     "recipe=gpt_dp train.steps=[1": ("command line  train.steps=[1", "cannot be read"),
     "recipe=gpt_dp 'sbp={\"head.weight\":{data:S0}}'": (
@@ -253,13 +263,10 @@ FILES = {
 }
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+def refusal(end: End, *arguments: str) -> list[str]:
     """What the command line says of arguments that it must refuse, line by line."""
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    out, err = capsys.readouterr()
-    assert ended.value.code == 2, err
-    assert out == "" and "Traceback" not in err
+    status, out, err = end(*arguments)
+    assert (status, out, "Traceback" in err) == (2, "", False), err
     return err.splitlines()
 
 
@@ -274,39 +281,35 @@ ARGUMENTS = {**{given: (last_of(given), said) for given, said in OF_THE_LAST.ite
 
 @pytest.mark.parametrize(("arguments", "expected"), ARGUMENTS.items(), ids=ARGUMENTS)
 def test_a_wrong_argument_is_one_located_error(
-    capsys: pytest.CaptureFixture[str], arguments: str, expected: tuple[str, str]
+    end: End, arguments: str, expected: tuple[str, str]
 ) -> None:
-    lines = refusal(capsys, *shlex.split(arguments))
+    lines = refusal(end, *shlex.split(arguments))
     assert expected[0] in lines[0]
     assert expected[1] in " ".join(lines[1:])
 
 
 @pytest.mark.parametrize(("text", "first", "rest"), FILES.values(), ids=FILES)
 def test_a_wrong_file_is_one_located_error(
-    capsys: pytest.CaptureFixture[str], workplace: Path, text: str, first: str, rest: str
+    end: End, workplace: Path, text: str, first: str, rest: str
 ) -> None:
     (workplace / "bad.yaml").write_text(text)
-    lines = refusal(capsys, "recipe=bad.yaml", "launch=virtual")
+    lines = refusal(end, "recipe=bad.yaml", "launch=virtual")
     assert first in lines[0]
     assert rest in " ".join(lines[1:])
 
 
 def test_no_model_is_found_in_the_working_directory_until_it_is_there(
-    capsys: pytest.CaptureFixture[str], workplace: Path
+    end: End, workplace: Path
 ) -> None:
     (workplace / "bad.yaml").write_text(
         "defaults: [/data: digits]\nmodel: {_target_: my_own_net.Net}\n"
     )
-    assert (
-        "there is no module 'my_own_net'" in refusal(capsys, "recipe=bad.yaml", "launch=virtual")[1]
-    )
+    words = ("recipe=bad.yaml", "launch=virtual")
+    assert "there is no module 'my_own_net'" in refusal(end, *words)[1]
     (workplace / "my_own_net.py").write_text(
         "import torch\nclass Net(torch.nn.Linear):\n    pass\n"
     )
-    assert (
-        "Net needs the argument 'in_features'"
-        in refusal(capsys, "recipe=bad.yaml", "launch=virtual")[1]
-    )
+    assert "Net needs the argument 'in_features'" in refusal(end, *words)[1]
 
 
 def test_the_real_command_ends_with_status_2_and_no_traceback(workplace: Path) -> None:
@@ -341,14 +344,3 @@ def test_an_axis_that_is_meant_is_taken(changes: list[str], workplace: Path) -> 
     assert recipe.num_ranks == 16
     (workplace / "again.yaml").write_text(recipe.to_yaml())
     assert load(["recipe=again.yaml"]).axes == recipe.axes
-
-
-def test_a_variable_that_is_not_set_is_named_where_the_command_line_asks_for_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["recipe=mlp_hybrid", "launch=virtual", "train.steps=${oc.env:NO_SUCH}"])
-    said = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert said.startswith("command line  train.steps = ${oc.env:NO_SUCH}")
-    assert "NO_SUCH is not set" in said

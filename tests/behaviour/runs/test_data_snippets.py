@@ -48,12 +48,9 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("section", list(FIELDS))
-def test_a_recipe_of_the_page_makes_its_data(
-    section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_of_the_page_makes_its_data(section: str, tmp_path: Path) -> None:
     write, fields = FIELDS[section]
     write(tmp_path)
-    monkeypatch.chdir(tmp_path)
     text = PAGE.split(f"## {section}\n")[1].split("\n## ")[0]
     given = ["recipe=snippet.yaml", "train.batch_size=2", "eval.batches=0"]
     snippets = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)

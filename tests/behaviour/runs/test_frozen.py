@@ -44,9 +44,7 @@ def test_a_later_pattern_thaws() -> None:
     assert [group.pattern for group in Job(given).strategy.optimizer.groups] == ["blocks.1.*"]
 
 
-def test_parameters_of_a_loss_are_frozen_by_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parameters_of_a_loss_are_frozen_by_their_names(tmp_path: Path) -> None:
     (tmp_path / "frozen_scale.py").write_text(
         "from torch import nn\n"
         "class Scaled(nn.Module):\n"
@@ -54,7 +52,6 @@ def test_parameters_of_a_loss_are_frozen_by_their_names(
         "        super().__init__()\n"
         "        self.last = nn.Linear(2, 2)\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
     given = recipe({"task.loss.last.*": {"frozen": True}, "task.loss.last.bias": {"frozen": False}})
     given = replace(given, task=replace(given.task, loss={"_target_": "frozen_scale.Scaled"}))
     loss = instantiate_loss(given)

@@ -78,12 +78,10 @@ def plain(folder: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
     [[], ["placement.axes={data: 2}", "zero.axis=data", "zero.stage=3", "zero.min_size=1"]],
 )
 def test_parameters_and_buffers_of_a_loss_are_the_trainings(
-    layout: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "lossy.py").write_text(CODE)
     (tmp_path / "mine.yaml").write_text(RECIPE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     report = run(
         load([f"recipe={tmp_path / 'mine.yaml'}", "engine.cache=false", *layout]), tmp_path
     )

@@ -20,7 +20,6 @@ from flowrun.launcher.model.dataset_checks import check_items, check_kind, rando
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from support.runs.command import Command, losses, run_folder
-from support.runs.workplace import working_in
 
 X = torch.arange(40.0).view(20, 2)
 
@@ -219,13 +218,11 @@ class Drawn(Samples):
 """
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    """A folder with the recipe `small` and odd data sets."""
-    sys.modules.pop("odd", None)  # it has the samples of another test
-    with working_in(tmp_path) as place:
-        (place / "odd.py").write_text(ODD)
-        yield place
+@pytest.fixture(autouse=True)
+def odd(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data sets with odd items."""
+    monkeypatch.delitem(sys.modules, "odd", raising=False)  # it has the samples of another test
+    (workplace / "odd.py").write_text(ODD)
 
 
 @pytest.mark.parametrize(

@@ -99,11 +99,8 @@ def signed(param, grad, seen, *, lr, scale=2.0):
 """
 
 
-def test_a_function_in_the_working_directory_updates_the_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_in_the_working_directory_updates_the_weights(tmp_path: Path) -> None:
     (tmp_path / "my_signed_optim.py").write_text(OWN)
-    monkeypatch.chdir(tmp_path)
     text = RECIPE.partition("\noptim:")[0].replace("/optim: sgd, ", "")
     text += "\noptim: {lr: 0.001, update: {_target_: my_signed_optim.signed, scale: 3}}\n"
     text += "train: {steps: 3}\neval: {batches: 0}\n"

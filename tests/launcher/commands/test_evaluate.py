@@ -6,11 +6,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.cli import main
 from flowrun.launcher.commands.evaluate import evaluate
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from support.runs.saved_run import TINY, save_run
+from support.runs.workplace import End
 
 LOSS = """\
 import torch
@@ -75,12 +75,10 @@ def test_the_numbers_are_those_of_the_run(workplace: Path, changes: list[str]) -
     assert ("3 samples are held out" in (workplace / "run" / "plan.txt").read_text()) == few
 
 
-def test_the_command_prints_a_line(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_line(workplace: Path, end: End) -> None:
     save_run(workplace / "run")
-    with pytest.raises(SystemExit) as ended:
-        main(["eval", "run", "eval.batches=2"])
-    out, err = capsys.readouterr()
-    assert (ended.value.code, err) == (0, "")
+    status, out, err = end("eval", "run", "eval.batches=2")
+    assert (status, err) == (0, "")
     assert out.startswith("step 3: loss ") and out.endswith("(64 held-out samples)\n")
     assert "accuracy 0.0" in out
 

@@ -119,10 +119,9 @@ EVIL = "open({ran!r}, 'w')\n\n\nclass Net:\n    pass\n"
 @pytest.mark.parametrize("format", ["safetensors", "adapters", "hf"])
 @pytest.mark.parametrize("name", ["ours", "peft", "none"])
 def test_no_code_of_a_foreign_recipe_runs(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, format: str
+    place: Path, tmp_path: Path, name: str, format: str
 ) -> None:
     shutil.copytree(place / name, tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "evil.py").write_text(EVIL.format(ran=str(tmp_path / "ran")))
     recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
     recipe["model"] = {"_target_": "evil.Net", "weights": None}

@@ -9,12 +9,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.cli import main
 from flowrun.launcher.commands.export_folder import export_folder
 from flowrun.launcher.commands.load_run import load_run
 from flowrun.launcher.commands.write_text import open_writer
 from flowrun.launcher.text.generate import Drawing
 from support.runs.saved_run import TINY, save_run
+from support.runs.workplace import End
 from support.samples.small_tokenizer import save_tokenizer
 
 TOKENS = torch.tensor([[1, 5, 200, 7, 0, 3]])
@@ -41,13 +41,16 @@ def run(workplace: Path) -> Path:
     return save_run(workplace / "run")
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
-    """The lines of a command that ends well."""
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    out, err = capsys.readouterr()
-    assert (ended.value.code, err) == (0, "")
-    return out.splitlines()
+def llama_run(folder: Path, text: str = LLAMA) -> Path:
+    """A run of a Llama of transformers on a tokenizer whose text ends with id 0."""
+    (folder / "llama.yaml").write_text(text)
+    save_tokenizer(folder / "words")
+    return save_run(folder / "run", "recipe=llama.yaml")
+
+
+@pytest.fixture
+def llama(workplace: Path) -> Path:
+    return llama_run(workplace)
 
 
 @torch.no_grad()
@@ -91,23 +94,12 @@ def test_weights_may_be_narrower(run: Path) -> None:
 
 
 @torch.no_grad()
-def test_a_model_of_transformers_has_its_own_config(workplace: Path) -> None:
-    (workplace / "llama.yaml").write_text(LLAMA)
-    save_tokenizer(workplace / "words")
-    run = save_run(workplace / "run", "recipe=llama.yaml")
-    written = export_folder(run, workplace / "out")
+def test_a_model_of_transformers_has_its_own_config(llama: Path, workplace: Path) -> None:
+    written = export_folder(llama, workplace / "out")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(written.folder)
-    assert torch.equal(theirs(TOKENS).logits, load_run(run).model(TOKENS).logits)
+    assert torch.equal(theirs(TOKENS).logits, load_run(llama).model(TOKENS).logits)
     tokenizer = transformers.AutoTokenizer.from_pretrained(written.folder)
     assert tokenizer.decode(tokenizer("the cat").input_ids) == "the cat"
-
-
-@pytest.fixture
-def llama(workplace: Path) -> Path:
-    """A run of a Llama of transformers on a tokenizer whose text ends with id 0."""
-    (workplace / "llama.yaml").write_text(LLAMA)
-    save_tokenizer(workplace / "words")
-    return save_run(workplace / "run", "recipe=llama.yaml")
 
 
 def ids_in(folder: Path, file: str) -> list[int | None]:
@@ -125,9 +117,7 @@ def test_a_text_ends_as_the_tokenizer_says(llama: Path) -> None:
 
 def test_more_ends_than_the_tokenizer_names_stay(workplace: Path) -> None:
     ends = LLAMA.replace("num_attention_heads", "eos_token_id: [0, 7], num_attention_heads")
-    (workplace / "llama.yaml").write_text(ends)
-    save_tokenizer(workplace / "words")
-    folder = export_folder(save_run(workplace / "run", "recipe=llama.yaml")).folder
+    folder = export_folder(llama_run(workplace, ends)).folder
     assert ids_in(folder, "generation_config.json") == [None, [0, 7]]
 
 
@@ -181,9 +171,7 @@ def test_a_llama_has_the_positions_that_it_was_trained_with(workplace: Path) -> 
 
 @torch.no_grad()
 def test_adapters_are_merged(workplace: Path) -> None:
-    (workplace / "llama.yaml").write_text(LLAMA + "adapters: {rank: 2, modules: ['*.q_proj']}\n")
-    save_tokenizer(workplace / "words")
-    run = save_run(workplace / "run", "recipe=llama.yaml")
+    run = llama_run(workplace, LLAMA + "adapters: {rank: 2, modules: ['*.q_proj']}\n")
     file = run / "weights.safetensors"
     trained = {name: value + value.std() / 9 + 0.1 for name, value in load_file(file).items()}
     with safe_open(file, "pt") as opened:
@@ -204,36 +192,37 @@ def test_the_folder_starts_another_run(run: Path, workplace: Path) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_the_command_names_what_it_wrote(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(capsys, "export", str(run), "--format", "hf", "--to", "out/")
-    assert lines[0] == "out/config.json"
-    assert re.fullmatch(r"out/model.safetensors: \d+\.\d kB, 15 tensors, step 3", lines[2])
+WRITTEN = {
+    "--format hf --to out/": r"out/config.json\n.*\nout/model.*: \d+\.\d kB, 15 tensors, step 3\n.*",
+    "--to out/": r"out/weights.safetensors: \d+\.\d kB, 13 tensors, step 3\n",
+}
 
 
-@pytest.mark.parametrize("to", ["out/", "out"])
-def test_a_file_goes_into_a_folder(run: Path, to: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if to == "out":
-        Path(to).mkdir()
-    lines = printed(capsys, "export", str(run), "--to", to)
-    assert re.fullmatch(r"out/weights.safetensors: \d+\.\d kB, 13 tensors, step 3", *lines)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["--format", "onnx"], "there is safetensors or hf."),
-        (["--dtype", "bf16"], "one file of weights has the dtypes of the training."),
-        (["--format", "hf", "--dtype", "int4"], "there is fp32, bf16 or fp16."),
-        (["--tokenizer", "words"], "one file of weights has no tokenizer."),
-        (["--format", "hf", "--to", "run/recipe.yaml"], "this is a file, no folder."),
-    ],
-)
-def test_other_options_are_refused(
-    run: Path, arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("words", "said"), WRITTEN.items(), ids=WRITTEN)
+@pytest.mark.parametrize("is_there", [False, True])
+def test_the_command_names_what_it_wrote(
+    run: Path, words: str, said: str, is_there: bool, end: End
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["export", str(run), *arguments])
-    assert (ended.value.code, problem in capsys.readouterr().err) == (2, True)
+    if is_there:
+        Path("out").mkdir()
+        words = words.removesuffix("/")
+    status, out, err = end("export", str(run), *words.split())
+    assert (status, err) == (0, "") and re.fullmatch(said, out, re.DOTALL)
+
+
+REFUSED = {
+    "--format onnx": "there is safetensors or hf.",
+    "--dtype bf16": "one file of weights has the dtypes of the training.",
+    "--format hf --dtype int4": "there is fp32, bf16 or fp16.",
+    "--tokenizer words": "one file of weights has no tokenizer.",
+    "--format hf --to run/recipe.yaml": "this is a file, no folder.",
+}
+
+
+@pytest.mark.parametrize(("words", "problem"), REFUSED.items(), ids=REFUSED)
+def test_other_options_are_refused(run: Path, words: str, problem: str, end: End) -> None:
+    status, _, err = end("export", str(run), *words.split())
+    assert (status, problem in err) == (2, True)
 
 
 def test_a_model_that_transformers_has_not_is_refused(workplace: Path) -> None:

@@ -57,7 +57,6 @@ def few_layouts(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = ("as the recipe says", "data 2, ZeRO 2")
     monkeypatch.setattr(verify, "layouts", lambda recipe: _some(every(recipe), kept))
     (workplace / "verified_nets.py").write_text(NETS)
-    monkeypatch.syspath_prepend(str(workplace))
 
 
 def _some(named: Any, kept: tuple[str, ...]) -> list[Any]:

@@ -10,7 +10,6 @@ import torch
 import transformers
 
 from flowrun.engine.errors import RecipeError, RunError
-from flowrun.launcher.cli import main
 from flowrun.launcher.commands.load_run import load_run
 from flowrun.launcher.commands.write_text import open_writer, write_after
 from flowrun.launcher.job.job import Job
@@ -20,6 +19,7 @@ from flowrun.launcher.store.checkpoint import find_all
 from flowrun.launcher.terminal.console import printable
 from flowrun.launcher.text.generate import Drawing, generate
 from support.runs.saved_run import TINY, save_run
+from support.runs.workplace import End
 from support.samples.small_tokenizer import save_tokenizer
 
 SHORT = Drawing(tokens=12, temperature=0)
@@ -95,17 +95,14 @@ def test_a_folder_of_hugging_face_writes(workplace: Path) -> None:
     assert "the cat" + text(folder, "the cat") == expected
 
 
-def test_the_command_prints_prompt_and_text(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_prompt_and_text(workplace: Path, end: End) -> None:
     folder = save_run(workplace / "run")
-    with pytest.raises(SystemExit) as ended:
-        main(["sample", str(folder), "--prompt", "def ", "--tokens", "12", "--temperature", "0"])
-    assert (ended.value.code, capsys.readouterr().out) == (0, f"def {printable(text(folder))}\n")
+    words = ("--prompt", "def ", "--tokens", "12", "--temperature", "0")
+    assert end("sample", str(folder), *words)[:2] == (0, f"def {printable(text(folder))}\n")
 
 
 def test_an_answer_knows_the_questions_before(
-    workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    workplace: Path, end: End, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = llama(workplace / "llama")
     writer = open_writer(folder)
@@ -119,10 +116,9 @@ def test_an_answer_knows_the_questions_before(
     )
     assert answers[1] == "".join(generate(writer.model, writer.codec, ids, SHORT))
     monkeypatch.setattr("sys.stdin", io.StringIO("the cat\n\nthe dog\n"))
-    with pytest.raises(SystemExit) as ended:
-        main(["sample", str(folder), "--chat", "--tokens", "12", "--temperature", "0"])
     shown = "".join(printable(answer) + "\n" for answer in answers)
-    assert (ended.value.code, capsys.readouterr().out) == (0, shown)
+    words = ("--chat", "--tokens", "12", "--temperature", "0")
+    assert end("sample", str(folder), *words)[:2] == (0, shown)
 
 
 def test_a_chat_longer_than_the_window_leaves_out_whole_messages(workplace: Path) -> None:
@@ -140,16 +136,12 @@ def test_a_chat_longer_than_the_window_leaves_out_whole_messages(workplace: Path
     assert line.endswith("the 2 oldest messages are left out")
 
 
-def test_a_prompt_longer_than_the_window_has_a_note(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_prompt_longer_than_the_window_has_a_note(workplace: Path, end: End) -> None:
     folder = save_run(workplace / "run")
     for prompt, note in (("x" * 8, ""), ("x" * 9, "the prompt is 9 tokens")):
-        with pytest.raises(SystemExit) as ended:
-            main(["sample", str(folder), "--prompt", prompt, "--tokens", "1"])
-        assert ended.value.code == 0
-        found = capsys.readouterr().err
-        assert found.startswith(f"note: {note}" if note else "") and found.count("\n") == bool(note)
+        status, _, found = end("sample", str(folder), "--prompt", prompt, "--tokens", "1")
+        assert (status, found.count("\n")) == (0, bool(note))
+        assert found.startswith(f"note: {note}" if note else "")
     assert "the last 8 are read" in found
 
 

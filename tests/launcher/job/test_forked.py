@@ -16,7 +16,6 @@ from flowrun.launcher.job.forked import run_in_fork, start_fork
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.job_plans import JobPlans
 from flowrun.launcher.recipe.compose import load
-from support.runs.command import workplace
 
 
 @pytest.fixture(autouse=True)
@@ -86,9 +85,8 @@ def test_beside_other_threads_nothing_is_started(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.processes
 def test_the_plan_of_an_evaluation_captured_there_is_the_same(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, place: Path
 ) -> None:
-    monkeypatch.syspath_prepend(workplace(tmp_path))
     recipe = load(["recipe=small", "launch=virtual", "engine.cache=false"])
     here: list[JobPlans] = []  # those that captured evaluation in this process
     capture = JobPlans._capture_evaluation
@@ -162,10 +160,9 @@ print("ok")
     ids=["GPUs", "built for GPUs"],
 )
 def test_who_may_fork_ranks_for_gpus_captures_nothing_itself(
-    tmp_path: Path, words: tuple[str, ...]
+    place: Path, words: tuple[str, ...]
 ) -> None:
     """Capture runs autograd, which opens CUDA: no fork of that process could use either."""
-    place = workplace(tmp_path)
     found = subprocess.run(
         [sys.executable, "-c", CAPTURES_NOTHING, *words],
         cwd=place,

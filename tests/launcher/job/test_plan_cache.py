@@ -6,7 +6,7 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
@@ -28,14 +28,6 @@ from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
 from support.runs.command import losses
-from support.runs.workplace import working_in
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    """A folder with the recipe `small`, and a module `samples` of its own."""
-    with working_in(tmp_path) as place:
-        yield place
 
 
 @pytest.fixture
@@ -286,14 +278,9 @@ SPOILED: Mapping[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize(("spoil", "note"), list(SPOILED.values()), ids=list(SPOILED))
 def test_a_file_that_is_not_whole_and_the_users_own_is_made_anew(
-    kept: tuple[Maker, Path],
-    spoil: Callable[[Path], object],
-    note: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kept: tuple[Maker, Path], spoil: Callable[[Path], object], note: str, tmp_path: Path
 ) -> None:
     maker, file = kept
-    monkeypatch.chdir(tmp_path)
     spoil(file)
     (found,) = maker.plan().notes
     assert found.startswith("the stored plan was not used: ") and note in found

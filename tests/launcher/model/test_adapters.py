@@ -77,7 +77,7 @@ def test_a_pattern_that_matches_no_linear_is_refused(pattern: str, said: str) ->
     refused.match(f"(?s){said}")
 
 
-def test_a_tied_weight_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_tied_weight_is_refused(tmp_path: Path) -> None:
     (tmp_path / "two_names.py").write_text(
         "from torch import nn\n"
         "class Tied(nn.Module):\n"
@@ -86,15 +86,12 @@ def test_a_tied_weight_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         "        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)\n"
         "        self.last.weight = self.first.weight\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
     given = replace(recipe("last"), model={"_target_": "two_names.Tied"})
     with pytest.raises(RecipeError, match=r"the weight of last is tied"):
         instantiate_model(given)
 
 
-def test_a_linear_whose_weight_alone_is_read_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_linear_whose_weight_alone_is_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "weight_alone.py").write_text(
         "from torch import nn\n"
         "class Reads(nn.Module):\n"
@@ -106,7 +103,6 @@ def test_a_linear_whose_weight_alone_is_read_is_refused(
         "        x = nn.functional.linear(self.embed(tokens_BT), self.first.weight)\n"
         "        return self.last(x)\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
     given = replace(recipe("first", "last"), model={"_target_": "weight_alone.Reads"}, pins=())
     with pytest.raises(RecipeError, match=r"forward never calls first"):
         Job(given, values=False).training  # noqa: B018

@@ -45,11 +45,7 @@ def test_ids_of_an_old_run_are_known_to_be_bytes() -> None:
     assert is_bytes({"_target_": OLD_TEXT})
 
 
-def test_an_import_of_what_has_moved_says_where_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_an_import_of_what_has_moved_says_where_to() -> None:
     Path("old_import.py").write_text("from flowrun.models.data.stacked import Rows\n")
     with pytest.raises(RecipeError, match=r"It is flowrun\.launcher\.data by now\."):
         find("old_import.Own", "data._target_")

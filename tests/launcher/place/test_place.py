@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.launcher.cli import main
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.place.place import Placed, place
 from flowrun.launcher.place.saved import save
 from flowrun.launcher.place.show_placements import ten, why
 from flowrun.launcher.recipe.compose import load
 from support.plans.placements import SMALL
+from support.runs.workplace import End
 
 LIMITED = [
     *SMALL,
@@ -49,40 +49,28 @@ def test_the_saved_recipe_is_the_one_that_won(placed: Placed, tmp_path: Path) ->
     assert len(file.read_text().splitlines()) < 40
 
 
-def test_a_limit_that_nothing_can_meet_names_the_closest_and_what_lacks(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_limit_that_nothing_can_meet_names_the_closest_and_what_lacks(end: End) -> None:
     limit = "hardware.memory_bytes=100000"
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", *SMALL, limit, "auto.keep=[placement, train.micro_batches]"])
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith("command line  hardware.memory_bytes = 100000")
+    status, _, said = end("plan", *SMALL, limit, "auto.keep=[placement, train.micro_batches]")
+    assert status == 2 and said.startswith("command line  hardware.memory_bytes = 100000")
     assert re.search(r"Closest is tensor 2, .*: rank \d \(stage \d\) needs [\d,]+ bytes", said)
     assert "are missing" in said
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("words", "said"),
     [
-        ("auto.keep=[model]", "is not one of its values"),
-        ("auto.ranks=0", "at least 1, not 0"),
-        ("auto.plans=0", "at least 1, not 0"),
-        ("auto.seconds=0", "is over 0, not 0"),
+        ([*SMALL, "auto.keep=[model]"], "is not one of its values"),
+        ([*SMALL, "auto.ranks=0"], "at least 1, not 0"),
+        ([*SMALL, "auto.plans=0"], "at least 1, not 0"),
+        ([*SMALL, "auto.seconds=0"], "is over 0, not 0"),
+        (["recipe=gpt_tp", "--save-recipe", "out.yaml"], "auto.placement=true"),
     ],
+    ids=lambda value: "" if isinstance(value, str) else value[-1],
 )
-def test_a_wrong_key_is_named(argument: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", *SMALL, argument])
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
-
-
-def test_a_recipe_is_saved_only_where_one_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", "recipe=gpt_tp", "--save-recipe", "out.yaml"])
-    assert ended.value.code == 2
-    assert "auto.placement=true" in capsys.readouterr().err
+def test_what_cannot_be_searched_is_refused(end: End, words: list[str], said: str) -> None:
+    status, _, err = end("plan", *words)
+    assert status == 2 and said in err
 
 
 @pytest.mark.parametrize(
@@ -126,13 +114,10 @@ auto: {placement: true, plans: 3}
 """
 
 
-def test_equal_modules_that_lie_side_by_side_are_no_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_modules_that_lie_side_by_side_are_no_blocks(tmp_path: Path) -> None:
     (tmp_path / "side_by_side.py").write_text(SIDE_BY_SIDE)
     (tmp_path / "side_by_side_loss.py").write_text(
         "def loss(output, batch):\n    return (output.sum(1) - batch['clicks']).square().mean()\n"
     )
     (tmp_path / "tables.yaml").write_text(TABLES)
-    monkeypatch.syspath_prepend(tmp_path)
     assert place(load([f"recipe={tmp_path / 'tables.yaml'}"])).best.step_s > 0

@@ -125,12 +125,9 @@ class InSteps(StepwiseDataset):
 @pytest.mark.parametrize(
     ("name", "what"), [("AtOnce", "Reading"), ("InSteps", "The step 'decode' of the data set")]
 )
-def test_samples_that_bound_the_step_are_noted(
-    name: str, what: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_that_bound_the_step_are_noted(name: str, what: str, workplace: Path) -> None:
     """Of two ranks with 16 samples each."""
     (workplace / "slow_samples.py").write_text(SLOW)
-    monkeypatch.syspath_prepend(str(workplace))
     slow = f"data={{_target_: slow_samples.{name}}}"
     (note,) = about("samples bound the step", MLP, "hardware=h100", "train.batch_size=32", slow)
     assert note.startswith("samples bound the step: 1.60 s, ")

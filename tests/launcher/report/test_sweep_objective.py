@@ -58,7 +58,6 @@ def test_optuna_minimises_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def train(cfg: Any, words: list[str], config_dir: str | None) -> Any:
         return SimpleNamespace(**{**vars(REPORT), "last_loss": abs(cfg.optim.lr - 0.3)})
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hydra_jobs, "_job", train)
     sweeper = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=6", "hydra.sweep.dir=out"]
     given = ["recipe=mlp_hybrid", "sweep.objective=loss", "optim.lr=choice(0.1, 0.3, 0.9)"]

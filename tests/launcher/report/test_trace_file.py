@@ -9,7 +9,7 @@ import pytest
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
-from support.runs.command import Command, run_folder, workplace
+from support.runs.command import Command, run_folder
 
 TRACED = 2
 
@@ -42,13 +42,6 @@ def check(folder: Path, ranks: int) -> None:
     first = [e for e in acts if e["args"]["step"] == 3 and e["pid"] == 0]
     assert {f"{e['tid'] - 1} {e['name']}" for e in first} == named
     assert any("waited_for" in e["args"] for e in acts)
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the recipe `small`: two ranks of one stage, four steps of two micro-batches."""
-    monkeypatch.syspath_prepend(tmp_path)
-    return workplace(tmp_path)
 
 
 def test_the_trace_of_a_virtual_cluster(place: Path) -> None:

@@ -33,9 +33,6 @@ def test_checkpoints_in_a_run_use_its_copy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", [None, "hub/name", {"a": 1}, "."])
-def test_what_is_no_tokenizer_is_left_alone(
-    tmp_path: Path, named: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_is_no_tokenizer_is_left_alone(tmp_path: Path, named: object) -> None:
     keep_tokenizer({"tokenizer": named}, tmp_path)
     assert not (tmp_path / TOKENIZER_FOLDER).exists()

@@ -31,9 +31,7 @@ def add_steps(folder: Path, steps: range) -> None:
 
 
 @pytest.fixture
-def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    monkeypatch.chdir(tmp_path)
-
+def shown() -> Callable[..., str]:
     def run(*folders: str, followed: str | None = None, width: int = 80) -> str:
         out = io.StringIO()
         console = Console(file=out, width=width)

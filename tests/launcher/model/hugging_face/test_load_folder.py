@@ -69,7 +69,6 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 def test_damage_is_one_error_at_the_folder(
     name: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("flowrun.launcher.model.hugging_face.load_folder._MOST_S", 0.5)
     folder = tmp_path / "model"
     folder.mkdir()
