@@ -166,8 +166,7 @@ KINDS: dict[str, Callable[[int, random.Random, str], Case]] = {
 def _resolved(base: str) -> dict[str, Any]:
     """All keys of a shipped recipe, made smaller."""
     text = load([f"recipe={base}", *overrides_of(FILES[base])]).to_yaml()
-    found: dict[str, Any] = yaml.safe_load(text)
-    return found
+    return yaml.safe_load(text)
 
 
 # ---- trees ---------------------------------------------------------------------------------------

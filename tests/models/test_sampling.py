@@ -6,8 +6,7 @@ from flowrun.models.sampling import held_out_indices, sample_indices
 
 def step_of(seed: int, step: int, batch_size: int, num_samples: int) -> list[int]:
     numbers = range(step * batch_size, (step + 1) * batch_size)
-    found: list[int] = sample_indices(seed, numbers, num_samples).tolist()
-    return found
+    return sample_indices(seed, numbers, num_samples).tolist()
 
 
 def test_steps_of_one_epoch_visit_each_sample_once() -> None:

@@ -70,8 +70,7 @@ class Reversed(Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
-        scaled: Tensor = Scaled.apply(g.neg())
-        return scaled
+        return Scaled.apply(g.neg())
 
 
 class Rounded(Function):
@@ -90,8 +89,7 @@ class Rounded(Function):
 
 def _two_by_two(z: Tensor) -> Tensor:
     product, total, sign = TwoByTwo.apply(z, z.flip(1))
-    made: Tensor = product + total * sign
-    return made
+    return product + total * sign
 
 
 KINDS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -55,8 +55,7 @@ def _named(*names: str) -> type[nn.Module]:
                 with torch.no_grad():
                     kept.mul_(0.9).add_(z.mean(0), alpha=0.1)
                 z = self.scales._modules[name](z * self._parameters[name] - kept)  # type: ignore
-            made: Tensor = self.h(z.relu() / (1 + z.std(1, keepdim=True)))
-            return made
+            return self.h(z.relu() / (1 + z.std(1, keepdim=True)))
 
     return Named
 
@@ -86,8 +85,7 @@ class Inside(nn.Module):
         self.loss = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.loss(x)
-        return made
+        return self.loss(x)
 
 
 def test_a_submodule_that_is_called_loss_is_not_the_loss() -> None:
@@ -155,8 +153,7 @@ class Rivals(nn.Module):
         for name in self.names:
             z = z * self._parameters[name]  # type: ignore[operator]
         values, _ = z.topk(WIDTH, dim=1)
-        made: Tensor = self.h(values * self.topk[0] + self.topk[1])
-        return made
+        return self.h(values * self.topk[0] + self.topk[1])
 
 
 @pytest.mark.parametrize("layout", [STAGES, ZERO], ids=str)

@@ -20,8 +20,7 @@ class Scaled(Net):
         self.register_buffer("empty", torch.zeros(0, dtype=torch.int16))
 
     def between(self, z: Tensor) -> Tensor:
-        made: Tensor = torch.fft.irfft(torch.fft.rfft(torch.relu(z)) * self.w, n=WIDTH) * self.scale
-        return made
+        return torch.fft.irfft(torch.fft.rfft(torch.relu(z)) * self.w, n=WIDTH) * self.scale
 
 
 class Momentum(Net):

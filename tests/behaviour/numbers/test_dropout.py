@@ -38,8 +38,7 @@ class Dropped(nn.Module):
 
     def forward(self, x_BI: Tensor) -> Tensor:
         hidden_BH: Tensor = torch.tanh(self.hidden(self.first(x_BI)))
-        out: Tensor = self.output(self.drop(hidden_BH))
-        return out
+        return self.output(self.drop(hidden_BH))
 
 
 class Attending(nn.Module):
@@ -54,8 +53,7 @@ class Attending(nn.Module):
         qkv_BTHC = self.qkv(x_BTC).view(-1, 8, 4, 12)
         q, k, v = (part.transpose(1, 2) for part in qkv_BTHC.chunk(3, -1))
         y_BHTC = F.scaled_dot_product_attention(q, k, v, dropout_p=0.2)
-        out: Tensor = self.output(y_BHTC.transpose(1, 2).flatten(2).mean(1))
-        return out
+        return self.output(y_BHTC.transpose(1, 2).flatten(2).mean(1))
 
 
 DROPPED = classifier(Dropped, "x_BI", pins({"hidden.*": 0, "output.weight": 1}), micro_batches=2)
@@ -162,8 +160,7 @@ class Blocks(nn.Module):
         x_BH: Tensor = self.hidden(x_BI)
         for block in self.blocks:
             x_BH = x_BH + block(x_BH)
-        out: Tensor = self.output(x_BH)
-        return out
+        return self.output(x_BH)
 
 
 BLOCKS = classifier(

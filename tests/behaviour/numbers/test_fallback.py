@@ -25,8 +25,7 @@ def _save(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> Tensor:
-    made: Tensor = torch.ops.flowrun_test.ripple_backward(grad, *ctx.saved_tensors)
-    return made
+    return torch.ops.flowrun_test.ripple_backward(grad, *ctx.saved_tensors)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,8 +77,7 @@ class Rippled(nn.Module):
 
     def forward(self, x_BI: Tensor) -> Tensor:
         op = getattr(torch.ops.flowrun_test, self.op)
-        y_BC: Tensor = self.output(op(op(self.hidden(x_BI))))
-        return y_BC
+        return self.output(op(op(self.hidden(x_BI))))
 
 
 RIPPLED: Training = replace(TINY_MLP, model=partial(seeded, Rippled))

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from flowrun.engine.capture.capture import Task, capture, trace
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.ir.graph import LogicalGraph
 
-COUNT = 0
-TABLE = {"n": 0}
+Change = Callable[[Any, Tensor], Any]
 
 
 @dataclasses.dataclass
@@ -25,7 +25,7 @@ class Net(nn.Module):
     calls = 0
     running: Tensor
 
-    def __init__(self, change: Callable[[Any, Tensor], Any]) -> None:
+    def __init__(self, change: Change) -> None:
         super().__init__()
         self.inner = nn.ModuleDict({"fc": nn.Linear(4, 4)})
         self.steps, self.table, self.line, self.seen = 0, {"n": 0}, [0], {0}
@@ -43,44 +43,10 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.change(self, x)
-        out: Tensor = self.inner["fc"](x).mean() + self.running.sum()
-        return out
+        return self.inner["fc"](x).mean() + self.running.sum()
 
 
-def attribute(net: Any, x: Tensor) -> None:
-    net.steps += 1
-
-
-def of_another_module(net: Any, x: Tensor) -> None:
-    net.inner["fc"].hits = getattr(net.inner["fc"], "hits", 0) + 1
-
-
-def table(net: Any, x: Tensor) -> None:
-    net.table["n"] += 1
-
-
-def line(net: Any, x: Tensor) -> None:
-    net.line.append(1)
-
-
-def seen(net: Any, x: Tensor) -> None:
-    net.seen.add(len(net.seen))
-
-
-def dataclass_object(net: Any, x: Tensor) -> None:
-    net.counts.n += 1
-
-
-def iterator(net: Any, x: Tensor) -> None:
-    next(net.numbers)
-
-
-def closure(net: Any, x: Tensor) -> None:
-    net.counted()
-
-
-def class_attribute(net: Any, x: Tensor) -> None:
-    Net.calls += 1
+COUNT, TABLE = 0, {"n": 0}
 
 
 def a_global(net: Any, x: Tensor) -> None:
@@ -88,97 +54,78 @@ def a_global(net: Any, x: Tensor) -> None:
     COUNT += 1
 
 
-def a_global_table(net: Any, x: Tensor) -> None:
-    TABLE["n"] += 1
+def attribute(net: Any, x: Tensor) -> None:
+    net.steps += 1
 
 
-def a_tensor(net: Any, x: Tensor) -> None:
-    net.mask = x.detach()
-
-
-def mode(net: Any, x: Tensor) -> None:
-    net.inner["fc"].eval()
-
-
-KINDS: dict[Callable[[Any, Tensor], None], str] = {
-    attribute: "`steps` of the model",
-    of_another_module: "`hits` of module inner.fc",
-    table: "`table` of the model",
-    line: "`line` of the model",
-    seen: "`seen` of the model",
-    dataclass_object: "`counts.n` of the model",
-    iterator: "`numbers` of the model",
-    closure: "a variable that counted closes over",
-    class_attribute: "the global `Net.calls`",
-    a_global: "the global `COUNT`",
-    a_global_table: "the global `TABLE`",
-    a_tensor: "`mask` of the model",
-    mode: "`training` of module inner.fc",
+KINDS: dict[str, Change] = {
+    "`steps` of the model": attribute,
+    "`hits` of module inner.fc": lambda net, x: setattr(net.inner["fc"], "hits", 1),
+    "`table` of the model": lambda net, x: net.table.update(n=net.table["n"] + 1),
+    "`line` of the model": lambda net, x: net.line.append(1),
+    "`seen` of the model": lambda net, x: net.seen.add(len(net.seen)),
+    "`counts.n` of the model": lambda net, x: setattr(net.counts, "n", net.counts.n + 1),
+    "`numbers` of the model": lambda net, x: next(net.numbers),
+    "a variable that counted closes over": lambda net, x: net.counted(),
+    "the global `Net.calls`": lambda net, x: setattr(Net, "calls", Net.calls + 1),
+    "the global `COUNT`": a_global,
+    "the global `TABLE`": lambda net, x: TABLE.update(n=TABLE["n"] + 1),
+    "`mask` of the model": lambda net, x: setattr(net, "mask", x.detach()),
+    "`training` of module inner.fc": lambda net, x: net.inner["fc"].eval(),
 }
 
 
-def captured(change: Callable[[Any, Tensor], Any]) -> Any:
-    """The effects of a change that forward makes, and the graph."""
-    return trace(Task(Net(change), {"x": "x"}), {"x": torch.ones(3, 4)})
+def graph_of(change: Change, net: Net | None = None) -> LogicalGraph:
+    """The graph of a net that makes a change."""
+    return capture(Task(net or Net(change), {"x": "x"}), {"x": torch.ones(3, 4)})
 
 
-@pytest.mark.parametrize("change", KINDS, ids=lambda change: str(change.__name__))
-def test_what_forward_changes_in_python_is_named(change: Callable[[Any, Tensor], None]) -> None:
-    (effect,) = captured(change).effects
-    assert effect.describe(*effect.attributes) == KINDS[change]
+def effects_of(change: Change) -> Any:
+    return trace(Task(Net(change), {"x": "x"}), {"x": torch.ones(3, 4)}).effects
+
+
+@pytest.mark.parametrize(("named", "change"), KINDS.items(), ids=KINDS)
+def test_what_forward_changes_in_python_is_named(named: str, change: Change) -> None:
+    (effect,) = effects_of(change)
+    assert effect.describe(*effect.attributes) == named
 
 
 def test_an_effect_knows_the_users_line() -> None:
-    (effect,) = captured(table).effects
+    (effect,) = effects_of(attribute)
     assert effect.place.startswith("tests/engine/capture/test_side_effects.py:")
-    assert effect.place.endswith('in table: net.table["n"] += 1')
+    assert effect.place.endswith("in attribute: net.steps += 1")
 
 
 def test_what_forward_puts_back_or_only_reads_is_not_an_effect() -> None:
-    assert captured(lambda net, x: net.steps).effects == ()
+    assert effects_of(lambda net, x: net.steps) == ()
 
 
 def test_a_graph_does_not_depend_on_the_effects() -> None:
-    plain = capture(Task(Net(lambda net, x: None), {"x": "x"}), {"x": torch.ones(3, 4)})
-    assert str(rewritten_of(attribute)) == str(plain)
-
-
-def rewritten_of(change: Callable[[Any, Tensor], None]) -> Any:
-    """The graph of a net that makes a change."""
-    return capture(Task(Net(change), {"x": "x"}), {"x": torch.ones(3, 4)})
+    assert str(graph_of(attribute)) == str(graph_of(lambda net, x: None))
 
 
 # ---- buffers that forward assigns ----------------------------------------------------------------
 
 
-def statistics(net: Any, x: Tensor) -> None:
-    net.running = 0.9 * net.running + 0.1 * x.mean(0)
+ASSIGNS: dict[str, Change] = {
+    "an attribute": lambda net, x: setattr(net, "running", 0.9 * net.running + 0.1 * x.mean(0)),
+    "the dict": lambda net, x: net._buffers.update(running=net.running + 1),
+    "registered again": lambda net, x: net.register_buffer("running", net.running + 1),
+}
 
 
-def only_written(net: Any, x: Tensor) -> None:
-    net.inner["fc"].last = x[0]
-
-
-def through_the_dict(net: Any, x: Tensor) -> None:
-    net._buffers["running"] = net.running + 1
-
-
-def registered_again(net: Any, x: Tensor) -> None:
-    net.register_buffer("running", net.running + 1)
-
-
-@pytest.mark.parametrize("change", [statistics, through_the_dict, registered_again])
-def test_a_buffer_that_forward_assigns_is_an_assign(change: Callable[[Any, Tensor], None]) -> None:
-    graph = rewritten_of(change)
+@pytest.mark.parametrize("change", ASSIGNS.values(), ids=ASSIGNS)
+def test_a_buffer_that_forward_assigns_is_an_assign(change: Change) -> None:
+    graph = graph_of(change)
     (buffer,) = (v for v in graph.variables if v.name == "running")
-    assert graph.producer[buffer.new].target == "flow.assign"
-    assert captured(change).effects == ()
+    assert graph.producer[buffer.new or ""].target == "flow.assign"
+    assert effects_of(change) == ()
 
 
 def test_a_buffer_that_forward_assigns_and_never_reads_is_an_assign() -> None:
-    net = Net(only_written)
+    net = Net(lambda net, x: setattr(net.inner["fc"], "last", x[0]))
     net.inner["fc"].register_buffer("last", torch.zeros(4))
-    graph = capture(Task(net, {"x": "x"}), {"x": torch.ones(3, 4)})
+    graph = graph_of(net.change, net)
     (buffer,) = (v for v in graph.variables if v.name == "inner.fc.last")
     assert graph.producer[buffer.new or ""].target == "flow.assign"
 
@@ -189,7 +136,7 @@ def test_a_buffer_that_changes_its_shape_or_dtype_is_refused_by_name(value: Tens
         net.running = torch.cat([value, value[:0]])
 
     with pytest.raises(RecipeError, match=r"to the buffer running, which is torch\.float32"):
-        rewritten_of(grows)
+        graph_of(grows)
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -200,7 +147,6 @@ def test_an_nn_buffer_that_forward_adds_to_is_an_assign(persistent: bool) -> Non
     net = Net(added)
     del net.running
     net.running = nn.Buffer(torch.zeros(4), persistent=persistent)
-    graph = capture(Task(net, {"x": "x"}), {"x": torch.ones(3, 4)})
-    (buffer,) = (v for v in graph.variables if v.name == "running")
+    (buffer,) = (v for v in graph_of(added, net).variables if v.name == "running")
     assert buffer.new
     assert isinstance(net.running, nn.Buffer)

@@ -32,8 +32,7 @@ class Mine(Dataset[dict[str, Tensor]]):
 
 def with_method(name: str, made: Callable[[Any], Any]) -> Mine:
     kind = type("Mine", (Mine,), {name: lambda self, indices: made(indices)})
-    data: Mine = kind()
-    return data
+    return kind()
 
 
 def sampler(data: Mine) -> Sampler:

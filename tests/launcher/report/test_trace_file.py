@@ -15,8 +15,7 @@ TRACED = 2
 
 
 def traced(folder: Path) -> list[dict[str, Any]]:
-    events: list[dict[str, Any]] = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    return events
+    return json.loads((folder / "trace.json").read_text())["traceEvents"]
 
 
 def check(folder: Path, ranks: int) -> None:

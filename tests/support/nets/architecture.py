@@ -44,8 +44,7 @@ LAYOUTS = {
 
 def own_loss(output: Any, batch: Batch) -> Tensor:
     """The loss that the model took from its labels."""
-    loss: Tensor = output.loss
-    return loss
+    return output.loss
 
 
 @dataclass(frozen=True)

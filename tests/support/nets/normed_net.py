@@ -18,8 +18,7 @@ class Normed(nn.Module):
     def forward(self, x_BP: Tensor) -> Tensor:
         x_BCHW = torch.relu(self.norm1(self.conv(x_BP.view(-1, 1, 8, 8))))
         x_BH = nn.functional.max_pool2d(x_BCHW, 2).flatten(1)
-        out: Tensor = self.norm3(self.output(torch.tanh(self.norm2(self.linear(x_BH)))))
-        return out
+        return self.norm3(self.output(torch.tanh(self.norm2(self.linear(x_BH)))))
 
 
 NORMED = classifier(Normed, "x_BP", pins({"conv.*": 0, "linear.weight": 1}), micro_batches=2)

@@ -87,8 +87,7 @@ class Net(nn.Module):
         return z
 
     def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.h(self.between(self.a(x)))
-        return made
+        return self.h(self.between(self.a(x)))
 
 
 class Asserting(Net):

@@ -305,8 +305,7 @@ def published(
 
         model_class = getattr(transformers, name)
         config = model_class.config_class
-        model: nn.Module = model_class(config(**tiny(config(), layers, more)))
-        return model
+        return model_class(config(**tiny(config(), layers, more)))
 
     return Architecture(name, make, batch, split, loss=loss, micro_batches=micro_batches)
 

@@ -60,8 +60,7 @@ class Ctc(nn.Module):
         self.loss = nn.CTCLoss(**settings)
 
     def forward(self, targets: Tensor, lengths: Tensor, labels: Tensor) -> Tensor:
-        result: Tensor = self.loss(self.logits.log_softmax(-1), targets, lengths, labels)
-        return result
+        return self.loss(self.logits.log_softmax(-1), targets, lengths, labels)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
