@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fuzz.mutations import ODD_KEYS, TEXT_CHANGES, change_tree
 
@@ -75,11 +74,12 @@ def make_place(folder: Path) -> None:
     import torch
     from pyarrow import parquet
     from safetensors.torch import save_file
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     from flowrun.launcher.model.build import instantiate_model
     from flowrun.launcher.recipe.compose import load
     from flowrun.launcher.run import run
+    from support.nets.small_llama import small_llama
+    from support.samples.row_files import write_rows
     from support.samples.small_tokenizer import save_tokenizer
 
     save_tokenizer(folder / "words")
@@ -88,8 +88,9 @@ def make_place(folder: Path) -> None:
         [{"role": "user", "content": "where?"}, {"role": "assistant", "content": text}]
         for text in said
     ]
-    _write_rows(folder / "chat.jsonl", [{"messages": each} for each in turns])
-    _write_rows(folder / "instructions.jsonl", [{"prompt": "?", "answer": text} for text in said])
+    write_rows(folder, *({"messages": each} for each in turns), name="chat.jsonl")
+    asked = ({"prompt": "?", "answer": text} for text in said)
+    write_rows(folder, *asked, name="instructions.jsonl")
     parquet.write_table(pyarrow.table({"text": said}), folder / "rows.parquet")
     (folder / "text").write_text("\n".join(said))
     for name, keys in DATA.items():
@@ -101,20 +102,9 @@ def make_place(folder: Path) -> None:
     state = instantiate_model(load(["recipe=text.yaml"])).state_dict()
     save_file(state, folder / "weights.safetensors")
     torch.save(state, folder / "weights.bin")
-    config = LlamaConfig(
-        vocab_size=280,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=32,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder / "llama", max_shard_size="20KB")
+    llama = small_llama(vocab_size=280, num_hidden_layers=2, max_position_embeddings=32)
+    llama.save_pretrained(folder / "llama", max_shard_size="20KB")
     save_tokenizer(folder / "llama")
-
-
-def _write_rows(file: Path, rows: list[Any]) -> None:
-    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 # ---- cases ---------------------------------------------------------------------------------------

@@ -45,99 +45,69 @@ class Hostile:
         return os.mkdir, ("hostile",)
 
 
+Damage = Callable[[Path], object]
+
+
 def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def flip(file: Path) -> None:
+def flip(file: Path, at: float = 1 / 3, bit: int = 1) -> None:
     content = bytearray(file.read_bytes())
-    content[len(content) // 3] ^= 1
+    content[int(at * (len(content) - 1))] ^= bit
     file.write_bytes(content)
-
-
-def empty(file: Path) -> None:
-    file.write_bytes(b"")
-
-
-def gone(file: Path) -> None:
-    file.unlink()
 
 
 def garbage(file: Path) -> None:
     file.write_bytes(b"\xff\x00\xfe" * 50)
 
 
-def hostile(file: Path) -> None:
-    file.write_bytes(pickle.dumps(Hostile()))
-
-
-def other_pickle(file: Path) -> None:
-    file.write_bytes(pickle.dumps([1, 2]))
-
-
-def of_step_2(file: Path) -> None:
-    shutil.copy(file.parents[1] / "step_00000002" / file.name, file)
-
-
-def a_list(file: Path) -> None:
-    file.write_text("[1, 2]")
-
-
-def longer(file: Path) -> None:
-    with file.open("ab") as opened:
-        opened.write(b"\0")
-
-
-def shorter(file: Path) -> None:
-    os.truncate(file, file.stat().st_size - 1)
-
-
-def flip_last(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 128
-    file.write_bytes(content)
-
-
-def flip_first(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[0] ^= 1
-    file.write_bytes(content)
-
-
-def a_folder(file: Path) -> None:
-    file.unlink()
-    file.mkdir()
-
-
-def nowhere(file: Path) -> None:
-    file.unlink()
-    file.symlink_to("nowhere")
+def instead(make: Damage) -> Damage:
+    """What replaces a file by something else of its name."""
+    return lambda file: (file.unlink(), make(file))
 
 
 SHARD = "rank00000.safetensors"
-ANYTHING = (gone, cut, empty, flip, garbage, longer, a_folder, nowhere)
-DAMAGES = [
-    *(
-        (SHARD, damage)
-        for damage in (*ANYTHING, of_step_2, shorter, flip_first, flip_last, hostile)
-    ),
-    *(("checkpoint.json", damage) for damage in (*ANYTHING, of_step_2, a_list, other_pickle)),
-    *(("recipe.yaml", damage) for damage in (*ANYTHING, a_list)),
-]
+ANYTHING: dict[str, Damage] = {
+    "gone": Path.unlink,
+    "cut": cut,
+    "empty": lambda file: file.write_bytes(b""),
+    "flipped": flip,
+    "garbage": garbage,
+    "longer": lambda file: file.write_bytes(file.read_bytes() + b"\0"),
+    "a folder": instead(Path.mkdir),
+    "nowhere": instead(lambda file: file.symlink_to("nowhere")),
+}
+A_LIST: dict[str, Damage] = {"a list": lambda file: file.write_text("[1, 2]")}
+OF_STEP_2: dict[str, Damage] = {
+    "of step 2": lambda file: shutil.copy(file.parents[1] / "step_00000002" / file.name, file)
+}
+OF_FILES: dict[str, dict[str, Damage]] = {
+    SHARD: {
+        **ANYTHING,
+        **OF_STEP_2,
+        "shorter": lambda file: os.truncate(file, file.stat().st_size - 1),
+        "flipped at first": lambda file: flip(file, at=0),
+        "flipped at last": lambda file: flip(file, at=1, bit=128),
+        "hostile": lambda file: file.write_bytes(pickle.dumps(Hostile())),
+    },
+    "checkpoint.json": {
+        **ANYTHING,
+        **OF_STEP_2,
+        **A_LIST,
+        "other pickle": lambda file: file.write_bytes(pickle.dumps([1, 2])),
+    },
+    "recipe.yaml": {**ANYTHING, **A_LIST},
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "damage"), DAMAGES, ids=[f"{name}-{damage.__name__}" for name, damage in DAMAGES]
+    ("name", "how"), [(name, how) for name, damages in OF_FILES.items() for how in damages]
 )
 def test_a_checkpoint_that_is_not_whole_is_told_with_the_one_before(
-    folder: Path,
-    name: str,
-    damage: Callable[[Path], None],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    folder: Path, name: str, how: str, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    damage(folder / FOLDER / "step_00000004" / name)
+    OF_FILES[name][how](folder / FOLDER / "step_00000004" / name)
     with pytest.raises(RecipeError) as told:
         checkpoint_of(folder)
     assert "checkpoints/step_00000004 is not whole" in told.value.problem
@@ -158,7 +128,7 @@ def test_files_of_another_rank_are_told(folder: Path) -> None:
 
 def test_where_none_is_whole_nothing_is_offered(folder: Path) -> None:
     for checkpoint in find_all(folder):
-        gone(checkpoint.folder / SHARD)
+        (checkpoint.folder / SHARD).unlink()
     with pytest.raises(RecipeError, match="There is no whole one before it"):
         checkpoint_of(folder)
     with pytest.raises(RecipeError, match=r"no checkpoint in .* is whole; the newest: rank00000"):
@@ -187,11 +157,9 @@ def test_export_refuses_a_checkpoint_that_is_not_whole(folder: Path) -> None:
 # ---- the run's own recipe and metrics ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damage", [gone, cut, empty, garbage, a_list])
-def test_a_recipe_that_lost_keys_is_told_with_the_copy(
-    folder: Path, damage: Callable[[Path], None]
-) -> None:
-    damage(folder / "recipe.yaml")
+@pytest.mark.parametrize("how", ["gone", "cut", "empty", "garbage", "a list"])
+def test_a_recipe_that_lost_keys_is_told_with_the_copy(folder: Path, how: str) -> None:
+    OF_FILES["recipe.yaml"][how](folder / "recipe.yaml")
     with pytest.raises(RecipeError) as told:
         compose_resumed(checkpoint_of(folder), ["train.steps=8"])
     copy = folder / FOLDER / "step_00000004" / "recipe.yaml"

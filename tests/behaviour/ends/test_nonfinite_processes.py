@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.runs.command import Command, free_port, losses, run_folder, workplace
+from support.runs.command import Command, free_port, losses, run_folder
 
 pytestmark = pytest.mark.processes
 
@@ -44,63 +44,49 @@ train: {batch_size: 4, steps: 1000, save_every: 1}
 """
 
 
-def test_ranks_name_the_op_and_keep_the_checkpoint_before_it(tmp_path: Path) -> None:
-    place = workplace(tmp_path)
+@pytest.fixture(autouse=True)
+def roots(place: Path) -> None:
+    """A recipe whose net takes the root of a negative number in one sample of 64."""
     (place / "net.py").write_text(NET)
     (place / "recipes" / "roots.yaml").write_text(RECIPE)
-    ended = Command(place, "recipe=roots", run_folder(place / "out")).end()
-    step = len(losses(place / "out")) - 1
-    assert ended.status == 1
-    assert f"step {step}, rank" in ended.err
-    assert "makes nan of finite numbers: aten.sqrt.default of module root (net.py:" in ended.err
-    newest = max(place.glob("out/checkpoints/step_*"))
-    assert newest.name == f"step_{step:08d}"
 
 
-def test_ranks_of_two_hosts_name_the_op(tmp_path: Path) -> None:
-    place = workplace(tmp_path)
-    (place / "net.py").write_text(NET)
-    (place / "recipes" / "roots.yaml").write_text(RECIPE)
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_ranks_name_the_op_and_keep_the_checkpoint_before_it(place: Path, hosts: int) -> None:
     meet = ("launch.nnodes=2", f"launch.rdzv_endpoint=127.0.0.1:{free_port()}")
-    both = [Command(place, "recipe=roots", *meet, run_folder(place / f"host{k}")) for k in (0, 1)]
-    ends = [command.end() for command in both]
-    for host, ended in enumerate(ends):
-        step = len(losses(place / f"host{host}")) - 1
-        assert ended.status == 1
+    each = [place / f"host{k}" for k in range(hosts)]
+    words = ("recipe=roots", *meet[: 2 * (hosts - 1)])
+    commands = [Command(place, *words, run_folder(folder)) for folder in each]
+    for ended, folder in zip(map(Command.end, commands), each, strict=True):
+        step = len(losses(folder)) - 1
+        assert ended.status == 1 and step < 64  # the first epoch
         assert re.search(r"step \d+, rank [01]", ended.err)
-        assert "makes nan of finite numbers: aten.sqrt.default of module root" in ended.err
-        assert step < 64  # the first epoch
+        assert "makes nan of finite numbers: aten.sqrt.default of module root (net.py:" in ended.err
+        if hosts == 1:
+            assert f"step {step}, rank" in ended.err
+            assert max(folder.glob("checkpoints/step_*")).name == f"step_{step:08d}"
 
 
-def test_ranks_go_on_with_the_weights_of_a_checkpoint(tmp_path: Path) -> None:
+def test_ranks_go_on_with_the_weights_of_a_checkpoint(place: Path) -> None:
     """Two epochs of 16 steps have a bad step each; all ranks in one process do the same."""
-    place = workplace(tmp_path)
-    (place / "net.py").write_text(NET)
-    (place / "recipes" / "roots.yaml").write_text(RECIPE)
-    changed = (
-        "recipe=roots",
-        "train.steps=32",
-        "train.save_every=8",
-        "train.on_nonfinite=rollback",
+    keys = ("train.steps=32", "train.save_every=8", "train.on_nonfinite=rollback")
+    out, virtual = (
+        Command(place, "recipe=roots", *keys, *more, run_folder(place / name)).end()
+        for name, more in {"out": (), "virtual": ("launch=virtual",)}.items()
     )
-    ended = Command(place, *changed, run_folder(place / "out")).end()
-    assert (ended.status, ended.err) == (0, "")
-    virtual = Command(place, *changed, "launch=virtual", run_folder(place / "virtual")).end()
-    assert virtual.status == 0
+    assert (out.status, out.err, virtual.status) == (0, "", 0)
     lines, same = (
         [*map(json.loads, (place / folder / "restarts.jsonl").read_text().splitlines())]
         for folder in ("out", "virtual")
     )
-    assert [line["left_out"] for line in lines] == [line["left_out"] for line in same]
-    assert len(lines) == 2
-    assert all(
-        first % 8 == 0 and last - first < 8 for first, last in (x["left_out"] for x in lines)
-    )
+    spans = [line["left_out"] for line in lines]
+    assert spans == [line["left_out"] for line in same] and len(spans) == 2
+    assert all(first % 8 == 0 and last - first < 8 for first, last in spans)
     assert all("aten.sqrt.default of module root" in line["problem"] for line in lines)
-    left_out = sum(last + 1 - first for first, last in (x["left_out"] for x in lines))
-    assert f"{left_out} of 32 updates were left out" in ended.out
-    assert _numbers(place / "out") == pytest.approx(_numbers(place / "virtual"), rel=1e-5)
-
-
-def _numbers(folder: Path) -> list[float]:
-    return [loss for loss in losses(folder) if loss is not None]
+    left_out = sum(last + 1 - first for first, last in spans)
+    assert f"{left_out} of 32 updates were left out" in out.out
+    numbers, others = (
+        [loss for loss in losses(place / folder) if loss is not None]
+        for folder in ("out", "virtual")
+    )
+    assert numbers == pytest.approx(others, rel=1e-5)

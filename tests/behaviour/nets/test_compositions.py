@@ -6,6 +6,7 @@ turn; the script there tries others.
 
 import pytest
 
+from support.checks.thorough import few
 from support.nets.compositions import (
     EQUAL,
     LAYOUTS,
@@ -42,13 +43,7 @@ def test_every_row_and_loss_is_tried() -> None:
     assert {model.loss for model in MODELS} == set(LOSS_ROWS)
 
 
-@pytest.mark.parametrize(
-    "k",
-    [
-        pytest.param(k, marks=pytest.mark.thorough if k % EACH else ())
-        for k in range(len(WRONG_ROWS))
-    ],
-)
+@pytest.mark.parametrize("k", few(range(len(WRONG_ROWS)), range(0, len(WRONG_ROWS), EACH)))
 def test_what_may_be_refused_trains_as_plain_torch_or_is(k: int) -> None:
     model = Model((WRONG_ROWS[k],), LOSS_ROWS[0])
     assert faults([model], "data 2", (EQUAL, REFUSED)) == []

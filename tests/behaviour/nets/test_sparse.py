@@ -5,12 +5,13 @@ large as the table.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from flowrun.engine.capture.capture import Batch
+from flowrun.engine.actors.plan import Plan
 from flowrun.engine.compile import Compilation
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph
@@ -18,13 +19,20 @@ from flowrun.engine.ir.sbp import B, S, Sbp
 from flowrun.engine.lowering.add_regions import is_communication
 from flowrun.engine.ops.flow import sparse
 from flowrun.engine.ops.nn.embedding import EMBEDDING_BACKWARD
-from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.strategy import LossScale, Optimizer, Pin
 from flowrun.models import optimizers
 from flowrun.models.losses import binary_cross_entropy
 from flowrun.models.wide_deep import WideDeep
-from support.layouts.grids import Layout, example, initial, strategy, task, weights_of
-from support.layouts.plain_loop import Training, seeded
+from support.layouts.grids import Layout, example, initial, run_plan, strategy, task
+from support.layouts.plain_loop import (
+    Training,
+    loss_difference,
+    plain_loop,
+    seeded,
+    sgd,
+    weight_difference,
+)
+from support.nets.paper_models import clicks
 
 ROWS, FIELDS, NUMBERS, WIDTH, STEPS = 600, 3, 2, 4, 4
 CLIP = 0.02
@@ -46,40 +54,25 @@ class Shared(nn.Module):
         return self.head(first * last + tags + numbers_BN.mean(1, keepdim=True)).flatten()
 
 
-def batches(count: int, samples: int) -> tuple[Batch, ...]:
-    """Ids that come again and again, within a sample too."""
-    random = torch.Generator().manual_seed(4)
-    return tuple(
-        {
-            "ids": torch.randint(0, 9, (samples, FIELDS), generator=random) ** 2 % ROWS,
-            "numbers": torch.randn(samples, NUMBERS, generator=random),
-            "clicks": torch.randint(0, 2, (samples,), generator=random).float(),
-        }
-        for _ in range(count)
-    )
-
-
 def training(make: Callable[[], nn.Module], optimizer: Optimizer, **pins: Sbp) -> Training:
     """pins: axis -> how both tables lie."""
+    generator = torch.Generator().manual_seed(4)
+    pattern = "deep.weight" if make is WIDE_DEEP else "ta*.weight"
     return Training(
         partial(seeded, make),
         {"ids_BF": "ids", "numbers_BN": "numbers"},
         partial(binary_cross_entropy, target="clicks"),
-        batches(STEPS, 8),
+        tuple(clicks(generator, 8, ROWS) for _ in range(STEPS)),
         optimizer,
         2,
-        tuple(
-            Pin(pattern, "variable", axis, sbp)
-            for axis, sbp in pins.items()
-            for pattern in (("deep.weight",) if make is WIDE_DEEP else ("ta*.weight",))
-        ),
+        tuple(Pin(pattern, "variable", axis, sbp) for axis, sbp in pins.items()),
     )
 
 
 ADAGRAD = Optimizer(
     "adagrad", (("lr", 0.1), ("eps", 1e-10), ("weight_decay", 0.0)), function=optimizers.adagrad
 )
-SGD = Optimizer("sgd", (("lr", 0.5), ("momentum", 0.0), ("weight_decay", 0.0), ("nesterov", False)))
+SGD = sgd(0.5)
 ADAMW = Optimizer(
     "adamw",
     (("lr", 0.01), ("beta1", 0.9), ("beta2", 0.99), ("eps", 1e-8), ("weight_decay", 0.0)),
@@ -87,56 +80,27 @@ ADAMW = Optimizer(
 )
 
 
-def compiled_graph(given: Training, layout: Layout) -> LogicalGraph:
-    return _plan(given, layout).graph
-
-
-def _plan(given: Training, layout: Layout):  # type: ignore[no-untyped-def]
-    asked = replace(strategy(given, layout), pins=given.pins)
-    asked = replace(asked, pins=tuple(p for p in given.pins if p.axis in layout.axes))
+def plan_of(given: Training, layout: Layout) -> Plan:
+    pins = tuple(p for p in given.pins if p.axis in layout.axes)
+    asked = replace(strategy(given, layout), pins=pins)
     return Compilation(task(given), example(given), asked).training.plan
 
 
-def by_torch(
-    given: Training, make: Callable[[nn.Module], torch.optim.Optimizer], clip: float
-) -> tuple[list[float], dict[str, Tensor]]:
-    model = given.model().train()
-    optimizer, losses = make(model), []
-    for batch in given.batches:
-        optimizer.zero_grad()
-        _, loss = given.output_loss(model, batch)
-        loss.backward()
-        if clip:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, {name: p.detach() for name, p in model.named_parameters()}
+def compiled_graph(given: Training, layout: Layout) -> LogicalGraph:
+    return plan_of(given, layout).graph
 
 
-def assert_follows(
-    given: Training, layout: Layout, make: Callable[[nn.Module], torch.optim.Optimizer]
-) -> LogicalGraph:
-    losses, weights = by_torch(given, make, layout.clip_norm)
-    ranks = VirtualCluster(_plan(given, layout), given.rows, initial(given))
-    results = ranks.run(STEPS)
-    assert [r["loss"] for r in results] == pytest.approx(losses, rel=1e-5)
-    found = weights_of(ranks)
-    for name, weight in weights.items():
-        moved = (weight - initial(given)[name]).norm()
-        assert (found[name] - weight).norm() <= 1e-4 * moved, name
-    return ranks.plan.graph
+def assert_follows(given: Training, layout: Layout, like: Training | None = None) -> LogicalGraph:
+    """It trains as plain torch does.  like: what plain torch trains, if it is another."""
+    plain = plain_loop(like or given, layout.clip_norm, STEPS)
+    run = run_plan(given, plan_of(given, layout), STEPS)
+    assert loss_difference(run.losses, plain) <= 1e-5
+    assert weight_difference({n: run.weights[n] for n in plain.after}, plain) <= 1e-4
+    return run.plan.graph
 
 
 def updated_by_rows(graph: LogicalGraph) -> set[str]:
     return {op.inputs[0] for op in graph.ops if op.target == "flow.update_rows"}
-
-
-def adagrad(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adagrad(model.parameters(), lr=0.1)
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.5)
 
 
 # ---- the same as plain torch ---------------------------------------------------------------------
@@ -171,7 +135,7 @@ SOME_CASES = pytest.mark.parametrize(
 
 @ANY_CASE
 def test_wide_and_deep_trains_as_plain_torch(layout: Layout, pins: dict[str, Sbp]) -> None:
-    graph = assert_follows(training(WIDE_DEEP, ADAGRAD, **pins), layout, adagrad)
+    graph = assert_follows(training(WIDE_DEEP, ADAGRAD, **pins), layout)
     assert updated_by_rows(graph) == {"wide.weight", "deep.weight"}
 
 
@@ -180,8 +144,8 @@ def test_where_no_shape_follows_from_values_it_does_so_too(
     layout: Layout, pins: dict[str, Sbp], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sparse, "AT_ONCE", frozenset())
-    assert_follows(training(WIDE_DEEP, ADAGRAD, **pins), layout, adagrad)
-    assert_follows(training(Shared, SGD, **pins), layout, sgd)
+    assert_follows(training(WIDE_DEEP, ADAGRAD, **pins), layout)
+    assert_follows(training(Shared, SGD, **pins), layout)
 
 
 def test_rows_that_are_all_somebody_elses_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,17 +167,24 @@ def test_rows_that_are_all_somebody_elses_stay(monkeypatch: pytest.MonkeyPatch) 
 def test_several_look_ups_of_one_table_and_padding_train_as_plain_torch(
     layout: Layout, pins: dict[str, Sbp]
 ) -> None:
-    graph = assert_follows(training(Shared, SGD, **pins), layout, sgd)
+    graph = assert_follows(training(Shared, SGD, **pins), layout)
     assert updated_by_rows(graph) == {"table.weight", "tagged.weight"}
 
 
 def test_lazy_adam_is_the_sparse_adam_of_torch() -> None:
-    given = training(partial(nn.Sequential, OrderedTable()), ADAMW)
-    given = replace(given, inputs={"input": "ids"})
-    losses, weights = sparse_adam(given)
-    ranks = VirtualCluster(_plan(given, Layout(data=2)), given.rows, initial(given))
-    assert [r["loss"] for r in ranks.run(STEPS)] == pytest.approx(losses, rel=1e-5)
-    torch.testing.assert_close(weights_of(ranks)["0.table.weight"], weights)
+    given = replace(training(OrderedTable, ADAMW), inputs={"ids_BF": "ids"})
+    model = seeded(partial(OrderedTable, sparse=True))
+    optimizer = torch.optim.SparseAdam([*model.parameters()], lr=0.01, betas=(0.9, 0.99))
+    losses = []
+    for batch in given.batches:
+        optimizer.zero_grad()
+        _, loss = given.output_loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    found = run_plan(given, plan_of(given, Layout(data=2)), STEPS)
+    assert found.losses == pytest.approx(losses, rel=1e-5)
+    torch.testing.assert_close(found.weights["table.weight"], model.table.weight.detach())
 
 
 class OrderedTable(nn.Module):
@@ -221,26 +192,10 @@ class OrderedTable(nn.Module):
 
     def __init__(self, sparse: bool = False) -> None:
         super().__init__()
-        torch.manual_seed(3)
         self.table = nn.Embedding(ROWS, WIDTH, sparse=sparse)
 
     def forward(self, ids_BF: Tensor) -> Tensor:
         return self.table(ids_BF).mean((1, 2))
-
-
-def sparse_adam(given: Training) -> tuple[list[float], Tensor]:
-    model = OrderedTable(sparse=True)
-    optimizer = torch.optim.SparseAdam(
-        list(model.parameters()), lr=0.01, betas=(0.9, 0.99), eps=1e-8
-    )
-    losses = []
-    for batch in given.batches:
-        optimizer.zero_grad()
-        loss = given.loss(model(batch["ids"]), batch)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, model.table.weight.detach()
 
 
 # ---- precision -----------------------------------------------------------------------------------
@@ -266,26 +221,18 @@ NARROW = {
 @pytest.mark.parametrize("layout", [Layout(), Layout(data=2, clip_norm=CLIP)], ids=str)
 @pytest.mark.parametrize(("make", "dtype", "scale"), list(NARROW.values()), ids=list(NARROW))
 def test_rows_in_a_narrow_dtype_train_as_the_whole_table_does(
-    make: Callable[[], nn.Module],
-    dtype: torch.dtype | None,
-    scale: LossScale | None,
-    layout: Layout,
+    make: Callable[[], nn.Module], dtype: Any, scale: LossScale | None, layout: Layout
 ) -> None:
     """Both round alike; a last bit of fp32 that differs may turn one of 8 bits: 2^-8 of a row."""
     given = replace(training(make, ADAGRAD), autocast=dtype, loss_scale=scale)
     dense = replace(given, optimizer=replace(ADAGRAD, sparse="off"))
-    runs = [
-        VirtualCluster(_plan(each, layout), given.rows, initial(given)) for each in (given, dense)
-    ]
-    losses = [[result["loss"] for result in ranks.run(STEPS)] for ranks in runs]
-    assert [updated_by_rows(ranks.plan.graph) for ranks in runs] == [
-        {"wide.weight", "deep.weight"},
-        set(),
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    by_rows, whole = (run_plan(each, plan_of(each, layout), STEPS) for each in (given, dense))
+    assert updated_by_rows(by_rows.plan.graph) == {"wide.weight", "deep.weight"}
+    assert updated_by_rows(whole.plan.graph) == set()
+    assert by_rows.losses == pytest.approx(whole.losses, rel=1e-3)
     for name, before in initial(given).items():
-        by_rows, whole = (weights_of(ranks)[name] for ranks in runs)
-        assert (by_rows - whole).norm() <= 2**-8 * (whole - before).norm(), name
+        moved = (whole.weights[name] - before).norm()
+        assert (by_rows.weights[name] - whole.weights[name]).norm() <= 2**-8 * moved, name
 
 
 # ---- nothing as large as the table ---------------------------------------------------------------
@@ -317,15 +264,11 @@ DECAYED = replace(ADAMW, arguments=(*ADAMW.arguments[:-1], ("weight_decay", 0.1)
 TABLE = "deep.weight"
 
 
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.99), weight_decay=0.1)
-
-
 @SOME_CASES
 def test_a_table_whose_every_row_moves_trains_as_plain_torch(
     layout: Layout, pins: dict[str, Sbp]
 ) -> None:
-    graph = assert_follows(training(WIDE_DEEP, DECAYED, **pins), layout, adamw)
+    graph = assert_follows(training(WIDE_DEEP, DECAYED, **pins), layout)
     made = graph.producer[f"grad/{TABLE}"]
     assert (made.target, made.phase) == (EMBEDDING_BACKWARD, UPDATE)
 

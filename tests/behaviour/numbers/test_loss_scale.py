@@ -10,17 +10,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrun.engine.strategy import LossScale, Optimizer
+from flowrun.engine.strategy import LossScale
 from support.layouts.grids import CLIP, Layout, cluster, compiled, logical_weights
-from support.layouts.plain_loop import Trained, Training, gpt, torch_optimizer, weight_difference
+from support.layouts.plain_loop import (
+    Trained,
+    Training,
+    gpt,
+    sgd,
+    torch_optimizer,
+    weight_difference,
+)
 
 STEPS = 7
 # Gradients of this model overflow fp16 (65504) above 2^20.
 TOO_HIGH = LossScale(2.0**23)
 FP16 = replace(gpt(blocks=1, width=16), autocast=torch.float16, loss_scale=TOO_HIGH)
 # AdamW would hide gradients of wrong length.
-_SETTINGS = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0, "nesterov": False}
-SGD = replace(FP16, optimizer=Optimizer("sgd", tuple(_SETTINGS.items())))
+SGD = replace(FP16, optimizer=sgd(0.1, 0.9))
 NOISE = 1e-3  # fp16 rounds at 2^-11; layouts add up in another order
 
 

@@ -14,6 +14,7 @@ from flowrun.engine.capture.unfold import unfold
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph
 from flowrun.models.gpt import GPT
 from flowrun.models.llama import Llama
+from support.checks.thorough import few
 
 BATCH = {"x": torch.zeros(2, 8, dtype=torch.long), "y": torch.zeros(2, 8, dtype=torch.long)}
 BLOCKS = 8
@@ -137,7 +138,7 @@ def whole(task: Task, monkeypatch: pytest.MonkeyPatch, *, train: bool = True) ->
 
 
 @pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowrun.engine.capture.fold.MIN_BLOCKS", KEPT_BLOCKS + 1)
 
 
@@ -157,13 +158,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[Fold]]] = {
 OF_A_KIND = ("llama", "running statistics")  # with others
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.thorough if name in OF_A_KIND else ())
-        for name in MODELS
-    ],
-)
+@pytest.mark.parametrize("name", few(MODELS, but=OF_A_KIND))
 def test_blocks_captured_once_are_as_if_each_were(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

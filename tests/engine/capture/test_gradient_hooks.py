@@ -12,25 +12,28 @@ from flowrun.engine.errors import RecipeError
 Hook = Callable[[Tensor], Any]
 
 
+def capture_of(model: nn.Module) -> Any:
+    loss: Any = lambda output, batch: output.mean()  # noqa: E731
+    return capture(Task(model, {"input": "x"}, loss), {"x": torch.ones(3, 4)})
+
+
 def capture_with(hook: Hook, width: int = 4) -> Any:
     """A layer with a hook on its weight."""
     model = nn.Sequential(nn.Linear(4, width), nn.Flatten(0))
     model[0].weight.register_hook(hook)
-    loss: Any = lambda output, batch: output.mean()  # noqa: E731
-    return capture(Task(model, {"input": "x"}, loss), {"x": torch.ones(3, 4)})
+    return capture_of(model)
 
 
 def branches(gradient: Tensor) -> Tensor:
     return gradient if gradient.norm() > 1 else 2 * gradient
 
 
-def wrong_shape(gradient: Tensor) -> Tensor:
-    return gradient.sum()
-
-
 @pytest.mark.parametrize(
     ("hook", "why"),
-    [(branches, "torch could not trace it"), (wrong_shape, "it returns torch.float32 of shape ")],
+    [
+        (branches, "torch could not trace it"),
+        (lambda gradient: gradient.sum(), "it returns torch.float32 of shape "),
+    ],
 )
 def test_a_hook_that_cannot_be_followed_is_refused_by_name(hook: Hook, why: str) -> None:
     with pytest.raises(RecipeError, match=why) as error:
@@ -49,6 +52,4 @@ def test_a_hook_of_a_frozen_parameter_is_never_called() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1), nn.Flatten(0))
     model[0].weight.register_hook(branches)
     model[0].weight.requires_grad_(False)
-    loss: Any = lambda output, batch: output.mean()  # noqa: E731
-    graph = capture(Task(model, {"input": "x"}, loss), {"x": torch.ones(3, 4)})
-    assert "grad/0.weight" not in dict(graph.results)
+    assert "grad/0.weight" not in dict(capture_of(model).results)

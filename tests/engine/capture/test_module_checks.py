@@ -9,53 +9,70 @@ from flowrun.engine.capture.capture import Task, capture
 from flowrun.engine.capture.module_checks import overlap
 from flowrun.engine.errors import RecipeError
 
+Change = Callable[[Any], Any]
+Forward = Callable[[Any, Any], Any]
+
+
+def through(model: Any, x: Any) -> Any:
+    return model["b"](model["a"](x))
+
 
 def net() -> Any:
     return nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
 
 
-def tied_by_data(model: Any) -> None:
-    model["b"].weight.data = model["a"].weight.data
-
-
-def turned(model: Any) -> None:
-    model["b"].weight = nn.Parameter(model["a"].weight.detach().t())
-
-
-def a_part(model: Any) -> None:
-    model["b"].bias = nn.Parameter(model["a"].weight.detach()[1])
-
-
-def strided(model: Any) -> None:
-    model["b"].weight = nn.Parameter(model["a"].weight.detach().as_strided((2, 4), (4, 1), 4))
-
-
-def a_buffer(model: Any) -> None:
-    model["b"].register_buffer("table", model["a"].weight.data[:2])
-
-
-def capture_changed(change: Callable[[Any], None]) -> Any:
+def capture_changed(change: Change = id, forward: Forward = through) -> Any:
     model = net()
     change(model)
-    model.forward = lambda x: model["b"](model["a"](x))
+    model.forward = lambda x: forward(model, x)
     loss: Any = lambda output, batch: output.mean()  # noqa: E731
     return capture(Task(model, {"x": "x"}, loss), {"x": torch.ones(3, 4)})
 
 
-@pytest.mark.parametrize(
-    ("change", "other"),
-    [
-        (tied_by_data, "parameter b.weight"),
-        (turned, "parameter b.weight"),
-        (a_part, "parameter b.bias"),
-        (strided, "parameter b.weight"),
-        (a_buffer, "buffer b.table"),
-    ],
-)
-def test_parameters_that_share_memory_are_refused_by_both_names(
-    change: Callable[[Any], None], other: str
-) -> None:
-    with pytest.raises(RecipeError, match=f"parameter a.weight and {other} share memory"):
+def shared(name: str, make: Change) -> Change:
+    """Give module b a parameter made of the weight of a."""
+    return lambda model: setattr(model["b"], name, nn.Parameter(make(model["a"].weight.detach())))
+
+
+SHARE = "parameter a.weight and parameter b.{} share memory"
+REFUSED: dict[str, tuple[Change, str]] = {
+    "tied by data": (
+        lambda model: setattr(model["b"].weight, "data", model["a"].weight.data),
+        SHARE.format("weight"),
+    ),
+    "turned": (shared("weight", torch.t), SHARE.format("weight")),
+    "a part": (shared("bias", lambda weight: weight[1]), SHARE.format("bias")),
+    "strided": (
+        shared("weight", lambda weight: weight.as_strided((2, 4), (4, 1), 4)),
+        SHARE.format("weight"),
+    ),
+    "a buffer": (
+        lambda model: model["b"].register_buffer("table", model["a"].weight.data[:2]),
+        "parameter a.weight and buffer b.table share memory",
+    ),
+    "a hook of backward": (
+        lambda model: model["b"].register_full_backward_hook(lambda *given: None),
+        r"module b has a hook on its backward \(test_module_",
+    ),
+    "a hook before backward": (
+        lambda model: model["b"].register_full_backward_pre_hook(lambda *given: None),
+        r"module b has a hook on its backward \(test_module_",
+    ),
+    "a hook after accumulation": (
+        lambda model: model["a"].weight.register_post_accumulate_grad_hook(lambda p: None),
+        r"a\.weight has a hook of register_post_accumulate",
+    ),
+    "a lazy module": (
+        lambda model: model.update({"b": nn.LazyLinear(4)}),
+        r"b\.weight has no shape yet",
+    ),
+    "a frozen model": (lambda model: model.requires_grad_(False), "All parameters are frozen"),
+}
+
+
+@pytest.mark.parametrize(("change", "said"), REFUSED.values(), ids=REFUSED)
+def test_a_model_that_cannot_be_captured_is_refused_by_name(change: Change, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
         capture_changed(change)
 
 
@@ -75,27 +92,6 @@ def test_columns_of_one_matrix_do_not_overlap() -> None:
     assert overlap(whole, whole.t())
 
 
-@pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
-def test_a_hook_on_a_modules_backward_is_refused_by_name(kind: str) -> None:
-    with pytest.raises(RecipeError, match=r"module b has a hook on its backward \(test_module_"):
-        capture_changed(lambda model: getattr(model["b"], kind)(lambda *given: None))
-
-
-def test_a_hook_after_accumulation_is_refused_by_name() -> None:
-    def hooked(model: Any) -> None:
-        model["a"].weight.register_post_accumulate_grad_hook(lambda p: None)
-
-    with pytest.raises(RecipeError, match=r"a\.weight has a hook of register_post_accumulate"):
-        capture_changed(hooked)
-
-
-def test_a_lazy_module_is_refused_by_the_parameter_that_has_no_shape() -> None:
-    model = nn.Sequential(nn.LazyLinear(4))
-    loss: Any = lambda output, batch: output.mean()  # noqa: E731
-    with pytest.raises(RecipeError, match=r"0\.weight has no shape yet"):
-        capture(Task(model, {"input": "x"}, loss), {"x": torch.ones(3, 4)})
-
-
 def test_hooks_of_forward_are_followed() -> None:
     def hooked(model: Any) -> None:
         model["a"].register_forward_hook(lambda module, given, made: made * 2)
@@ -108,49 +104,25 @@ def test_hooks_of_forward_are_followed() -> None:
 # ---- nothing to train ----------------------------------------------------------------------------
 
 
-def detached(model: Any, x: Any) -> Any:
-    return model["b"](model["a"](x)).detach()
-
-
 def without_gradients(model: Any, x: Any) -> Any:
     with torch.no_grad():
         return model["b"](model["a"](x))
 
 
-def chosen(model: Any, x: Any) -> Any:
-    return model["b"](x).argmax(-1).float()
+UNREACHED: dict[str, Forward] = {
+    "detached": lambda model, x: model["b"](model["a"](x)).detach(),
+    "without gradients": without_gradients,
+    "chosen": lambda model, x: model["b"](x).argmax(-1).float(),
+}
 
 
-def frozen(model: Any, x: Any) -> Any:
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    return model["b"](x)
-
-
-@pytest.mark.parametrize("forward", [detached, without_gradients, chosen])
-def test_a_loss_that_no_parameter_reaches_is_refused_in_torchs_words(
-    forward: Callable[[Any, Any], Any],
-) -> None:
+@pytest.mark.parametrize("forward", UNREACHED.values(), ids=UNREACHED)
+def test_a_loss_that_no_parameter_reaches_is_refused_in_torchs_words(forward: Forward) -> None:
     with pytest.raises(RecipeError, match="element 0 of tensors does not require grad") as error:
-        capture_changed_forward(forward)
+        capture_changed(forward=forward)
     assert error.value.where == "task.loss"
 
 
-def test_a_model_that_is_frozen_whole_is_refused() -> None:
-    def freeze(model: Any) -> None:
-        model.requires_grad_(False)
-
-    with pytest.raises(RecipeError, match="All parameters are frozen"):
-        capture_changed(freeze)
-
-
-def capture_changed_forward(forward: Callable[[Any, Any], Any]) -> Any:
-    model = net()
-    model.forward = lambda x: forward(model, x)
-    loss: Any = lambda output, batch: output.mean()  # noqa: E731
-    return capture(Task(model, {"x": "x"}, loss), {"x": torch.ones(3, 4)})
-
-
 def test_parameters_without_a_gradient_are_noted() -> None:
-    graph = capture_changed_forward(lambda model, x: model["b"](x))
+    graph = capture_changed(forward=lambda model, x: model["b"](x))
     assert graph.notes == ("2 of 4 parameters get no gradient and stay: a.weight, a.bias",)

@@ -15,14 +15,14 @@ from flowrun.engine.errors import RecipeError
 FP32 = torch.float32
 
 
-def norms(param: Tensor, grad: Tensor, *, lr: Tensor) -> Any:
-    return (param - lr * torch.linalg.vector_norm(param) * grad.norm(),)
-
-
 def rooted(
     param: Tensor, grad: Tensor, seen: Tensor, *, step: Tensor, lr: Tensor, power: float = 0.5
 ) -> Any:
     return param - lr * grad / step**power, seen
+
+
+def norms(param: Tensor, grad: Tensor, *, lr: Tensor) -> Any:
+    return (param - lr * torch.linalg.vector_norm(param) * grad.norm(),)
 
 
 def test_names_tell_states_fed_numbers_and_keywords() -> None:
@@ -50,44 +50,27 @@ def test_every_line_is_an_aten_op_with_shape_and_dtype() -> None:
     assert program.tensors[program.results[0]].shape == (3, 4)
 
 
-def in_place(param: Tensor, grad: Tensor, *, lr: Tensor) -> Any:
-    return (param.sub_(lr * grad),)
-
-
-def by_value(param: Tensor, grad: Tensor, *, lr: Tensor) -> Any:
-    return (param if float(grad.sum()) > 0 else param - grad,)
-
-
-def too_few(param: Tensor, grad: Tensor, seen: Tensor, *, lr: Tensor) -> Any:
-    return (param - lr * grad,)
-
-
-def scalar(param: Tensor, grad: Tensor, *, lr: Tensor) -> Any:
-    return (lr * grad.sum(),)
-
-
-def outside(param: Tensor, grad: Tensor, *, lr: Tensor) -> Any:
-    return (param - lr * grad * CONSTANT,)
-
-
-def anything(param: Tensor, *rest: Tensor) -> Any:
-    return (param,)
-
-
 CONSTANT = torch.ones(4)
+REFUSED: dict[str, tuple[Any, str]] = {
+    "in place": (lambda param, grad, *, lr: (param.sub_(lr * grad),), "works in place"),
+    "by value": (
+        lambda param, grad, *, lr: (param if float(grad.sum()) > 0 else param - grad,),
+        "could not trace",
+    ),
+    "too few": (lambda param, grad, seen, *, lr: (param - lr * grad,), "returns 1 tensors"),
+    "a scalar": (
+        lambda param, grad, *, lr: (lr * grad.sum(),),
+        r"the new param is torch.float32 of shape \(\)",
+    ),
+    "a constant": (
+        lambda param, grad, *, lr: (param - lr * grad * CONSTANT,),
+        "could not trace|from outside",
+    ),
+    "any arguments": (lambda param, *rest: (param,), "its arguments are"),
+}
 
 
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        (in_place, "works in place"),
-        (by_value, "could not trace"),
-        (too_few, "returns 1 tensors"),
-        (scalar, r"the new param is torch.float32 of shape \(\)"),
-        (outside, "could not trace|from outside"),
-        (anything, "its arguments are"),
-    ],
-)
+@pytest.mark.parametrize(("function", "reason"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_an_update_is_refused_by_name(function: Any, reason: str) -> None:
     with pytest.raises(RecipeError, match=reason) as error:
         trace_update(function, (3, 4), FP32, ())

@@ -58,59 +58,21 @@ def padded(count: int, pattern: str) -> tuple[Batch, ...]:
     return tuple(out)
 
 
+OF_CLASSES = torch.linspace(0.5, 2.0, CLASSES)
+Loss = Callable[[Tensor, Batch], Tensor]
+
+
+def flat(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    return output.flatten(0, 1), targets.flatten()
+
+
 def mean(output: Tensor, batch: Batch) -> Tensor:
-    return F.cross_entropy(output.flatten(0, 1), batch["targets"].flatten())
-
-
-def transposed(output: Tensor, batch: Batch) -> Tensor:
-    return F.cross_entropy(output.transpose(1, 2), batch["targets"])
-
-
-def smoothed(output: Tensor, batch: Batch) -> Tensor:
-    return F.cross_entropy(output.view(-1, CLASSES), batch["targets"].view(-1), label_smoothing=0.1)
-
-
-def of_classes(output: Tensor, batch: Batch) -> Tensor:
-    weight = torch.linspace(0.5, 2.0, CLASSES)
-    return F.cross_entropy(output.flatten(0, 1), batch["targets"].flatten(), weight)
-
-
-def shifted(output: Tensor, batch: Batch) -> Tensor:
-    """As transformers does it."""
-    targets = F.pad(batch["targets"], (0, 1), value=IGNORED)[..., 1:].contiguous()
-    return F.cross_entropy(output.view(-1, CLASSES), targets.view(-1))
+    return F.cross_entropy(*flat(output, batch["targets"]))
 
 
 def each(output: Tensor, batch: Batch) -> Tensor:
-    targets = batch["targets"]
-    losses = F.cross_entropy(output.flatten(0, 1), targets.flatten(), reduction="none")
-    return losses.view(targets.shape)
-
-
-def masked(output: Tensor, batch: Batch) -> Tensor:
-    return (each(output, batch) * batch["mask"]).sum() / batch["mask"].sum()
-
-
-def clamped(output: Tensor, batch: Batch) -> Tensor:
-    return each(output, batch).sum() / batch["targets"].ne(IGNORED).sum().clamp(min=1)
-
-
-def weighted(output: Tensor, batch: Batch) -> Tensor:
-    weights = batch["mask"] / (batch["mask"].sum() + 1e-6)
-    return (each(output, batch) * weights).sum()
-
-
-def of_means(output: Tensor, batch: Batch) -> Tensor:
-    return (each(output, batch) * batch["mask"]).mean() / batch["mask"].mean()
-
-
-def reciprocal(output: Tensor, batch: Batch) -> Tensor:
-    return each(output, batch).sum() * (1.0 / batch["mask"].sum())
-
-
-def guarded(output: Tensor, batch: Batch) -> Tensor:
-    count = batch["mask"].sum()
-    return torch.where(count > 0, (each(output, batch) * batch["mask"]).sum() / count, 0.0)
+    losses = F.cross_entropy(*flat(output, batch["targets"]), reduction="none")
+    return losses.view(batch["targets"].shape)
 
 
 def several(output: Tensor, batch: Batch) -> Tensor:
@@ -127,31 +89,29 @@ def per_sample(output: Tensor, batch: Batch) -> Tensor:
     return own.mean()
 
 
-def likelihood(output: Tensor, batch: Batch) -> Tensor:
-    return F.nll_loss(F.log_softmax(output, -1).flatten(0, 1), batch["targets"].flatten())
+LOSSES: dict[str, Loss] = {
+    "a mean": mean,
+    "transposed": lambda o, b: F.cross_entropy(o.transpose(1, 2), b["targets"]),
+    "smoothed": lambda o, b: F.cross_entropy(*flat(o, b["targets"]), label_smoothing=0.1),
+    "of classes": lambda o, b: F.cross_entropy(*flat(o, b["targets"]), OF_CLASSES),
+    "shifted, as transformers does it": lambda o, b: F.cross_entropy(
+        *flat(o, F.pad(b["targets"], (0, 1), value=IGNORED)[..., 1:].contiguous())
+    ),
+    "masked": lambda o, b: (each(o, b) * b["mask"]).sum() / b["mask"].sum(),
+    "clamped": lambda o, b: each(o, b).sum() / b["targets"].ne(IGNORED).sum().clamp(min=1),
+    "weighted": lambda o, b: (each(o, b) * (b["mask"] / (b["mask"].sum() + 1e-6))).sum(),
+    "of means": lambda o, b: (each(o, b) * b["mask"]).mean() / b["mask"].mean(),
+    "reciprocal": lambda o, b: each(o, b).sum() * (1.0 / b["mask"].sum()),
+    "guarded": lambda o, b: torch.where(
+        b["mask"].sum() > 0, (each(o, b) * b["mask"]).sum() / b["mask"].sum(), 0.0
+    ),
+    "several": several,
+    "per sample": per_sample,
+    "likelihood": lambda o, b: F.nll_loss(*flat(F.log_softmax(o, -1), b["targets"])),
+}
 
 
-LOSSES: tuple[Callable[[Tensor, Batch], Tensor], ...] = (
-    mean,
-    transposed,
-    smoothed,
-    of_classes,
-    shifted,
-    masked,
-    clamped,
-    weighted,
-    of_means,
-    reciprocal,
-    guarded,
-    several,
-    per_sample,
-    likelihood,
-)
-
-
-def training(
-    loss: Callable[[Tensor, Batch], Tensor] = mean, micro_batches: int = 4, pattern: str = "lengths"
-) -> Training:
+def training(loss: Loss = mean, micro_batches: int = 4, pattern: str = "lengths") -> Training:
     return Training(
         partial(seeded, Tagger),
         {"tokens": "tokens"},
@@ -171,8 +131,8 @@ def check(given: Training, layout: Layout) -> None:
     assert weight_difference(weights, plain) < 1e-5
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
-def test_a_loss_is_that_of_the_whole_batch(loss: Callable[[Tensor, Batch], Tensor]) -> None:
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_a_loss_is_that_of_the_whole_batch(loss: Loss) -> None:
     check(training(loss), Layout())
 
 
@@ -220,8 +180,8 @@ def test_micro_batches_change_no_number(micro_batches: int, pattern: str) -> Non
     ],
     ids=str,
 )
-@pytest.mark.parametrize("loss", [mean, several], ids=lambda loss: loss.__name__)
-def test_so_it_is_in_every_layout(loss: Callable[[Tensor, Batch], Tensor], layout: Layout) -> None:
+@pytest.mark.parametrize("loss", [mean, several])
+def test_so_it_is_in_every_layout(loss: Loss, layout: Layout) -> None:
     check(training(loss, 4, "last empty"), layout)
 
 
@@ -237,12 +197,11 @@ def test_a_step_without_a_target_leaves_the_weights(layout: Layout, micro_batche
     assert weight_difference(weights, plain) < 1e-5
 
 
-@pytest.mark.parametrize("loss", [mean, of_classes, masked], ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("name", ["a mean", "of classes", "masked"])
 @pytest.mark.parametrize("layout", [Layout(), Layout(data=2), Layout(stages=2)], ids=str)
-def test_an_evaluation_is_of_the_whole_batch_too(
-    loss: Callable[[Tensor, Batch], Tensor], layout: Layout
-) -> None:
+def test_an_evaluation_is_of_the_whole_batch_too(name: str, layout: Layout) -> None:
     """There no weight has a new value, and yet no weight is a constant of the loss."""
+    loss = LOSSES[name]
     given = training(loss)
     plan = compiled_evaluation(given, layout).plan
     (actual, *_) = cluster(given, plan).run(1)
@@ -263,18 +222,13 @@ def test_counts_are_summed_once_a_step_before_forward() -> None:
 
 
 def test_what_is_not_divided_by_a_count_has_the_plan_that_it_had() -> None:
-    def plain_mean(output: Tensor, batch: Batch) -> Tensor:
-        return output.square().mean()
-
-    given = training(plain_mean)
+    given = training(lambda output, batch: output.square().mean())
     assert COUNT not in {actor.phase for actor in compiled(given, Layout(data=2)).plan.actors}
 
 
 def test_a_quotient_that_the_loss_is_not_linear_in_is_noted() -> None:
-    def squared(output: Tensor, batch: Batch) -> Tensor:
-        return mean(output, batch).square()
-
-    plan = compiled(training(squared), Layout()).plan
+    given = training(lambda output, batch: mean(output, batch).square())
+    plan = compiled(given, Layout()).plan
     assert COUNT not in {actor.phase for actor in plan.actors}
     assert any("averaged as means" in note for note in plan.notes)
 

@@ -16,7 +16,6 @@ from flowrun.engine.ir.graph import (
     Feed,
     LogicalGraph,
     Op,
-    Ref,
     Variable,
 )
 from flowrun.engine.ir.sbp import B, NdSbp, P, S, Sbp
@@ -24,7 +23,7 @@ from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.pipeline import PASSES
 from flowrun.engine.strategy import Strategy, Zero
-from support.plans.graph_text import one_axis, rewritten, through
+from support.plans.graph_text import one_axis, one_op, rewritten, through
 
 F32, BF16 = torch.float32, torch.bfloat16
 
@@ -44,14 +43,16 @@ def zero(stage: int) -> Strategy:
     return one_axis("data", zero=Zero("data", stage, 1), micro_batches=2)
 
 
+def said(graph: LogicalGraph, op: Op) -> str:
+    """Kind, dtype and phase of a boxing."""
+    dtype = str(graph.tensors[op.inputs[0]].dtype).removeprefix("torch.")
+    return f"{op.args[1].kind} {dtype} {op.phase}"
+
+
 def movement(graph: LogicalGraph, name: str) -> list[str]:
-    """Moving boxings of what is computed from or ends in a tensor: kind, dtype, phase."""
-    return [
-        f"{op.args[1].kind} {str(graph.tensors[op.inputs[0]].dtype).removeprefix('torch.')} "
-        f"{op.phase}"
-        for op in graph.ops
-        if op.target == "flow.box" and op.args[1].moves and op.inputs[0].startswith(name)
-    ]
+    """Moving boxings of what is computed from or ends in a tensor."""
+    boxes = [op for op in graph.ops if op.target == "flow.box" and op.args[1].moves]
+    return [said(graph, op) for op in boxes if op.inputs[0].startswith(name)]
 
 
 # what a weight of 32 elements and its gradient cost, of 2 ranks
@@ -71,8 +72,7 @@ def test_shards_are_cast_then_gathered_and_gradients_reduced_as_computed_until_a
     cast = next(op for op in graph.ops if op.inputs == ("0.weight",) and "_to_copy" in op.target)
     assert cast.phase == WEIGHTS
     gathered, reduced = MOVES[stage]
-    actual = [movement(graph, cast.makes[0])]
-    assert actual == [gathered]
+    assert movement(graph, cast.makes[0]) == gathered
     gradients = [
         op
         for op in graph.ops
@@ -80,11 +80,7 @@ def test_shards_are_cast_then_gathered_and_gradients_reduced_as_computed_until_a
         and op.args[1].kind in ("all_reduce", "reduce_scatter")
         and graph.tensors[op.inputs[0]].num_elements == 32
     ]
-    assert [
-        f"{op.args[1].kind} {str(graph.tensors[op.inputs[0]].dtype).removeprefix('torch.')} "
-        f"{op.phase}"
-        for op in gradients
-    ] == reduced
+    assert [said(graph, op) for op in gradients] == reduced
 
 
 @pytest.mark.parametrize("stage", list(MOVES))
@@ -103,18 +99,7 @@ def test_accumulators_and_states_are_fp32_and_where_the_weight_lives(stage: int)
 
 def op(name: str, target: str, read: str, ins: Sbp, out: Sbp, phase: str, *args: Any) -> Op:
     """An op of one input on one axis."""
-    return Op(
-        name,
-        target,
-        (Ref(read), *args),
-        (),
-        outputs=(name,),
-        module="m",
-        phase=phase,
-        stage=0,
-        in_sbp=((ins,),),
-        out_sbp=((out,),),
-    )
+    return one_op(name, target, read, *args, phase=phase, ins=[ins], out=out)
 
 
 def by_hand(home: Sbp, *ops: Op) -> LogicalGraph:
@@ -126,20 +111,7 @@ def by_hand(home: Sbp, *ops: Op) -> LogicalGraph:
 
 
 def use(name: str, read: str, sbp: Sbp, phase: str) -> Op:
-    layout = ((sbp,), (sbp,))
-    args = (Ref(read), Ref("x"))
-    return Op(
-        name,
-        "aten.mul.Tensor",
-        args,
-        (),
-        outputs=(name,),
-        module="m",
-        phase=phase,
-        stage=0,
-        in_sbp=layout,
-        out_sbp=layout[:1],
-    )
+    return one_op(name, "aten.mul.Tensor", read, "x", phase=phase, ins=[sbp, sbp], out=sbp)
 
 
 def phases(graph: LogicalGraph) -> dict[str, str]:

@@ -10,16 +10,14 @@ from flowrun.engine.ir.graph import (
     WEIGHTS,
     LogicalGraph,
     LogicalTensor,
-    Op,
-    Ref,
     Variable,
 )
 from flowrun.engine.ir.placement import Placement
-from flowrun.engine.ir.sbp import B, NdSbp, P, S, Sbp
+from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.pipeline import PASSES
 from flowrun.engine.strategy import Strategy, Zero
-from support.plans.graph_text import assert_ops, one_axis, one_rank_stages, rewritten
+from support.plans.graph_text import assert_ops, one_axis, one_op, one_rank_stages, rewritten
 
 SHAPE = (4, 4)
 Reader = tuple[Sbp, int, str]  # what it reads, stage, phase
@@ -27,31 +25,15 @@ Reader = tuple[Sbp, int, str]  # what it reads, stage, phase
 
 def read_by(made: Sbp, *readers: Reader, weight: bool = False) -> LogicalGraph:
     """A tensor %t, made by an op or a weight, and ops that read it as said."""
-    maker = Op(
-        "t", "aten.relu.default", (), (), outputs=("t",), module="m", in_sbp=(), out_sbp=((made,),)
-    )
-    ops = [] if weight else [maker]
-    tensors = {"t": LogicalTensor("t", SHAPE, float32)}
-    for k, (sbp, stage, phase) in enumerate(readers):
-        name = f"r{k}"
-        tensors[name] = LogicalTensor(name, SHAPE, float32)
-        args, layout = (Ref("t"),), ((sbp,),)
-        ops.append(
-            Op(
-                name,
-                "aten.relu.default",
-                args,
-                (),
-                outputs=(name,),
-                module=name,
-                phase=phase,
-                stage=stage,
-                in_sbp=layout,
-                out_sbp=layout,
-            )
-        )
-    home: NdSbp = (made,)
-    variables = (Variable("t", "t", "parameter", nd_sbp=home),) if weight else ()
+    relu = "aten.relu.default"
+    ops = [] if weight else [one_op("t", relu, out=made)]
+    ops += [
+        one_op(f"r{k}", relu, "t", phase=phase, stage=stage, ins=[sbp], out=sbp, module=f"r{k}")
+        for k, (sbp, stage, phase) in enumerate(readers)
+    ]
+    names = ("t", *(f"r{k}" for k in range(len(readers))))
+    tensors = {name: LogicalTensor(name, SHAPE, float32) for name in names}
+    variables = (Variable("t", "t", "parameter", nd_sbp=(made,)),) if weight else ()
     return LogicalGraph(tuple(ops), tensors, variables)
 
 

@@ -12,6 +12,7 @@ import pytest
 from flowrun.launcher.commands.evaluate import evaluate
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
+from support.nets.small_llama import small_llama
 from support.samples.small_tokenizer import save_tokenizer
 
 DATA = {
@@ -55,19 +56,9 @@ QUICK = {("chat", True, True, "transformers"), ("text_rows", True, False, "llama
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer and a model of transformers, for all tests."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     folder = tmp_path_factory.mktemp("shared")
     save_tokenizer(folder / "words")
-    config = LlamaConfig(
-        vocab_size=320,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder / "base")
+    small_llama().save_pretrained(folder / "base")
     return folder
 
 

@@ -9,6 +9,7 @@ from flowrun.launcher.commands.verify import LayoutComparison, compare_layouts
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.run import run
+from support.checks.thorough import few
 
 NETS = """
 import torch
@@ -95,10 +96,7 @@ CASES = {
 OF_A_KIND = ("fp16, its scale constant", "bf16")  # with others
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.thorough if name in OF_A_KIND else ()) for name in CASES],
-)
+@pytest.mark.parametrize("name", few(CASES, but=OF_A_KIND))
 def test_every_layout_of_a_recipe_is_the_same(name: str) -> None:
     changes, beside = CASES[name]
     found = compare_layouts(recipe(*changes), run)
@@ -112,40 +110,35 @@ def test_lazy_tables_are_held_beside_one_rank() -> None:
     assert "leaves rows alone that torch's optimizers change" in found.caption
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        pytest.param(["precision.dtype=fp32"], marks=pytest.mark.thorough),
-        ["precision.dtype=bf16"],
-        pytest.param(["precision.dtype=fp16"], marks=pytest.mark.thorough),
-        pytest.param(
-            ["precision.dtype=fp16", "precision.loss_scale=3e5", "train.steps=6"],
-            marks=pytest.mark.thorough,
-        ),
-    ],
-    ids=["fp32", "bf16", "fp16", "fp16, some updates skipped"],
-)
-def test_another_training_differs(keys: list[str]) -> None:
-    """Under every layout a rate that is a tenth larger than the recipe's."""
-    asked = recipe(*keys)
+def faster(factor: float) -> Any:
+    """How to run a recipe with another rate than its own."""
 
-    def faster(given: Recipe, folder: Path) -> Any:
+    def run_faster(given: Recipe, folder: Path) -> Any:
         file = Path("faster.yaml")
         file.write_text(given.to_yaml())
-        return run(load([f"recipe={file}", f"optim.lr={given.optim.lr * 1.1}"]), folder)
+        return run(load([f"recipe={file}", f"optim.lr={given.optim.lr * factor}"]), folder)
 
-    assert verdicts(compare_layouts(asked, faster)) == ["DIFFERS"] * 3
+    return run_faster
+
+
+OTHERS = {
+    "fp32": ["precision.dtype=fp32"],
+    "bf16": ["precision.dtype=bf16"],
+    "fp16": ["precision.dtype=fp16"],
+    "fp16, some skipped": ["precision.dtype=fp16", "precision.loss_scale=3e5", "train.steps=6"],
+}
+
+
+@pytest.mark.parametrize("name", few(OTHERS, ("bf16",)))
+def test_another_training_differs(name: str) -> None:
+    """Under every layout a rate that is a tenth larger than the recipe's."""
+    found = compare_layouts(recipe(*OTHERS[name]), faster(1.1))
+    assert verdicts(found) == ["DIFFERS"] * 3
 
 
 def test_a_rate_that_is_one_in_ten_thousand_off_differs() -> None:
     """Without a reason, rounding is all that is allowed."""
-
-    def faster(given: Recipe, folder: Path) -> Any:
-        file = Path("faster.yaml")
-        file.write_text(given.to_yaml())
-        return run(load([f"recipe={file}", f"optim.lr={given.optim.lr * 1.0001}"]), folder)
-
-    found = compare_layouts(recipe(), faster)
+    found = compare_layouts(recipe(), faster(1.0001))
     assert verdicts(found) == ["DIFFERS"] * 3
     assert "Allowed: losses 1e-06 relative, weights 1e-05 of" in found.caption
 

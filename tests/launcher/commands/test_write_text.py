@@ -18,6 +18,7 @@ from flowrun.launcher.run import run
 from flowrun.launcher.store.checkpoint import find_all
 from flowrun.launcher.terminal.console import printable
 from flowrun.launcher.text.generate import Drawing, generate
+from support.nets.small_llama import small_llama
 from support.runs.saved_run import TINY, save_run
 from support.runs.workplace import End
 from support.samples.small_tokenizer import save_tokenizer
@@ -68,17 +69,8 @@ def test_a_mixture_of_experts_writes(workplace: Path) -> None:
 
 def llama(folder: Path) -> Path:
     """A folder of Hugging Face's, with a tokenizer of fewer ids than it has logits."""
-    config = transformers.LlamaConfig(
-        vocab_size=320,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
     torch.manual_seed(0)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    small_llama(eos_token_id=None, bos_token_id=None).save_pretrained(folder)
     save_tokenizer(folder)
     return folder
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.data.sampler import Sampler
 from flowrun.launcher.data.stacked import Rows
 from flowrun.launcher.model.dataset_checks import check_items, check_labels, check_vocabulary
+from support.nets.small_llama import small_llama
 
 X = torch.arange(40.0).view(20, 2)
 
@@ -132,15 +132,7 @@ TOKENS = torch.arange(24).view(3, 8)
 AHEAD = TOKENS + 1
 MASKED = torch.where(torch.arange(8) < 4, -100, AHEAD)
 MODEL_LOSS = {"_target_": "flowrun.models.losses.model_loss"}
-LLAMA = LlamaForCausalLM(
-    LlamaConfig(
-        vocab_size=32,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-    )
-)
+LLAMA = small_llama(vocab_size=32)
 
 
 @pytest.mark.parametrize(

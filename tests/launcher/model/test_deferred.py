@@ -19,6 +19,7 @@ from flowrun.launcher.model.build import describe_model, instantiate_model
 from flowrun.launcher.model.deferred import LEAST_BYTES, Unrecordable, defer
 from flowrun.launcher.model.initial import initial_of, named_tensors
 from flowrun.launcher.recipe.compose import load
+from support.checks.thorough import few
 from support.layouts.grids import weights_of
 from support.nets.architectures import ARCHITECTURES
 from support.samples.constructors import MODULES, FromArrays, Tables
@@ -68,13 +69,7 @@ def test_values_are_those_of_plain_torch_bit_by_bit(name: str) -> None:
     assert_as_plain_torch(MODULES[name])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.thorough if k % 4 else ())
-        for k, name in enumerate(ARCHITECTURES)
-    ],
-)
+@pytest.mark.parametrize("name", few(ARCHITECTURES, [*ARCHITECTURES][::4]))
 def test_so_are_those_of_published_architectures(name: str) -> None:
     assert_as_plain_torch(lambda: ARCHITECTURES[name].make(2))
 

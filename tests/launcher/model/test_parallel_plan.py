@@ -9,9 +9,10 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.model.parallel_plan import find_others, read_plan
 from flowrun.launcher.recipe.compose import load
 from flowrun.models.mlp import MLP
+from support.nets.small_llama import SMALL as SIZES
+from support.nets.small_llama import small_llama
 
-SMALL: dict[str, Any] = {"vocab_size": 256, "hidden_size": 16, "intermediate_size": 16}
-SMALL |= {"num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL = {**SIZES, "vocab_size": 256, "num_hidden_layers": 2}
 RECIPE = """\
 defaults: [/data: text, /optim: adamw, /launch: virtual]
 model:
@@ -35,8 +36,7 @@ def pins(model: Any) -> dict[str, str]:
 
 
 def test_columns_and_rows_are_those_of_megatron() -> None:
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, attention_bias=True))
-    found = pins(model)
+    found = pins(small_llama(**SMALL, attention_bias=True))
     layer = "model.layers.*"
     assert found == {
         "lm_head.weight": "S(0)",
@@ -51,8 +51,7 @@ def test_columns_and_rows_are_those_of_megatron() -> None:
 
 
 def test_a_tied_head_has_the_pin_of_its_embedding() -> None:
-    config = transformers.LlamaConfig(**SMALL, tie_word_embeddings=True)
-    found = pins(transformers.LlamaForCausalLM(config))
+    found = pins(small_llama(**SMALL, tie_word_embeddings=True))
     assert "lm_head.weight" not in found and found["model.embed_tokens.weight"] == "S(0)"
 
 

@@ -5,21 +5,11 @@ import pytest
 
 from flowrun.launcher.ranks.rank_events import FileWritten, RankEnded, RankFailed, Reason, StepDone
 from flowrun.launcher.ranks.wire import Notice, decode, encode
-from flowrun.launcher.supervise.hosts.words import Host, Ready
+from flowrun.launcher.supervise.hosts.words import Ready
 from flowrun.launcher.supervise.life.events import Asked, FromHost, HaltOffered, RanksForked
+from support.runs.plain_host import plain_host
 
-HOST = Host(
-    name="a",
-    nodes="2",
-    node_rank=None,
-    recipe={"optim.lr": "0.1"},
-    plan="p",
-    planned=2,
-    start=0,
-    rounds=0,
-    versions={},
-    folder="/a",
-)
+HOST = plain_host("a", recipe={"optim.lr": "0.1"})
 SENT: tuple[Notice, ...] = (
     StepDone(3, {"loss": 1.5, "each": [1.0, 2.0]}, 0.1, {"waited_s": 0.0}),
     FileWritten("f", 4, "rank_0", (10, 20)),

@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 import torch
 import transformers
@@ -9,10 +7,11 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.text.text_model import text_model
 from flowrun.models.bert import BERT
 from flowrun.models.mlp import MLP
+from support.nets.small_llama import SMALL as small_llama_sizes
+from support.nets.small_llama import small_llama
 
 TOKENS = {"tokens_BT": "tokens"}
-SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-SMALL |= {"intermediate_size": 16, "vocab_size": 32, "max_position_embeddings": 12}
+SMALL = {**small_llama_sizes, "vocab_size": 32, "max_position_embeddings": 12}
 
 
 class Pooled(nn.Module):
@@ -21,14 +20,14 @@ class Pooled(nn.Module):
 
 
 def test_the_argument_is_that_of_the_tokens() -> None:
-    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))
+    llama = small_llama(**SMALL)
     found = text_model(llama, {"labels": "targets", "input_ids": "tokens"}, 8, "Llama")
     assert (found.argument, found.window) == ("input_ids", 12)
     assert text_model(llama, {}, None, "Llama").argument == "input_ids"
 
 
 def test_logits_are_those_of_the_last_token() -> None:
-    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).eval()
+    llama = small_llama(**SMALL).eval()
     found = text_model(llama, {}, None, "Llama").next_logits([1, 2, 3])
     with torch.no_grad():
         assert torch.equal(found, llama(torch.tensor([[1, 2, 3]])).logits[0, -1])
@@ -92,7 +91,7 @@ def test_kept_keys_and_values_give_the_logits_of_a_whole_forward(kind: str) -> N
 
 
 def test_what_was_read_is_not_read_again() -> None:
-    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))
+    llama = small_llama(**SMALL)
     lengths: list[int] = []
     llama.get_input_embeddings().register_forward_hook(
         lambda module, given, output: lengths.append(given[0].shape[1])

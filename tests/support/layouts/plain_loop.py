@@ -147,8 +147,9 @@ def largest(differences: Iterable[float]) -> float:
 
 def torch_optimizer(optimizer: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
     settings = dict(optimizer.arguments)
-    if optimizer.name == "sgd":
-        return torch.optim.SGD(model.parameters(), **settings)  # type: ignore[arg-type]
+    if optimizer.name != "adamw":
+        kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}[optimizer.name]
+        return kind(model.parameters(), **settings)  # type: ignore[arg-type]
     betas = (settings.pop("beta1"), settings.pop("beta2"))
     return torch.optim.AdamW(model.parameters(), betas=betas, **settings)  # type: ignore[arg-type]
 
@@ -157,12 +158,18 @@ def torch_optimizer(optimizer: Optimizer, model: nn.Module) -> torch.optim.Optim
 
 VOCABULARY, CONTEXT, WIDTH, BLOCKS = 64, 16, 32, 4
 
+
+def sgd(
+    lr: float, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False
+) -> Optimizer:
+    numbers = {"momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+    return Optimizer("sgd", (("lr", lr), *numbers.items()))
+
+
 ADAMW = Optimizer(
     "adamw", (("lr", 3e-3), ("beta1", 0.9), ("beta2", 0.95), ("eps", 1e-8), ("weight_decay", 0.1))
 )
-MOMENTUM = Optimizer(
-    "sgd", (("lr", 0.1), ("momentum", 0.9), ("weight_decay", 1e-3), ("nesterov", True))
-)
+MOMENTUM = sgd(0.1, 0.9, 1e-3, nesterov=True)
 
 
 def pins(dims: Mapping[str, int]) -> tuple[Pin, ...]:

@@ -20,16 +20,12 @@ from support.layouts.plain_loop import (
     loss_difference,
     pins,
     seeded,
+    sgd,
 )
 
+SGD = sgd(0.1, 0.9, 1e-3)  # as a rule, and not AdamW, which would hide a gradient of wrong length
 BOUND = 1e-4  # of a loss, relative; of a weight, as a share of the way that training moved it
 STEPS, SAMPLES, MICRO_BATCHES = 3, 8, 2
-
-
-def sgd(lr: float) -> Optimizer:
-    """As a rule, and not AdamW, which would hide a gradient of wrong length."""
-    rest = (("momentum", 0.9), ("weight_decay", 1e-3), ("nesterov", False))
-    return Optimizer("sgd", (("lr", lr), *rest))
 
 
 PINNED = "tensor 2, pinned"
@@ -64,7 +60,7 @@ class Architecture:
     split: Mapping[str, int]
     inputs: Mapping[str, str] = field(default_factory=dict)
     loss: Measure = own_loss
-    optimizer: Optimizer = field(default_factory=partial(sgd, 0.1))
+    optimizer: Optimizer = SGD
     micro_batches: int = MICRO_BATCHES
     zero: int = 0
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from flowrun.engine.ir.sbp import S
 from flowrun.engine.strategy import Optimizer, Pin
 from support.layouts.grids import Layout, virtual_run
-from support.layouts.plain_loop import Batch, Measure, Training, micro_batch_loop, seeded
+from support.layouts.plain_loop import Batch, Measure, Training, micro_batch_loop, seeded, sgd
 
 STEPS, SAMPLES = 3, 8
 WIDTH, CLASSES, VOCABULARY, CONTEXT = 16, 8, 32, 6
-SGD = Optimizer("sgd", (("lr", 0.1), ("momentum", 0.9), ("weight_decay", 0.0), ("nesterov", False)))
+SGD = sgd(0.1, 0.9)
 SINGLE, DATA, TENSOR = Layout(), Layout(data=2), Layout(tensor=2)
 STAGES, ZERO = Layout(stages=2), Layout(data=2, zero=3)
 LAYOUTS = (SINGLE, DATA, TENSOR, STAGES, ZERO)

@@ -6,14 +6,13 @@ from functools import partial
 
 import torch
 
-from flowrun.engine.strategy import Optimizer
 from flowrun.models.bert import BERT
 from flowrun.models.gpt import GPT
 from flowrun.models.insightface import InsightFace
 from flowrun.models.losses import binary_cross_entropy, cross_entropy, margin_softmax
 from flowrun.models.resnet import ResNet
 from flowrun.models.wide_deep import WideDeep
-from support.layouts.plain_loop import Batch
+from support.layouts.plain_loop import Batch, sgd
 from support.nets.architecture import Architecture
 
 VOCABULARY, LENGTH, WIDTH, CLASSES, IDS = 32, 6, 16, 12, 600
@@ -42,10 +41,10 @@ def _masked(generator: torch.Generator, samples: int) -> Batch:
     }
 
 
-def _clicks(generator: torch.Generator, samples: int) -> Batch:
+def clicks(generator: torch.Generator, samples: int, rows: int) -> Batch:
     """Ids that come again and again, within a sample too."""
     return {
-        "ids": torch.randint(0, 9, (samples, 3), generator=generator) ** 2 % IDS,
+        "ids": torch.randint(0, 9, (samples, 3), generator=generator) ** 2 % rows,
         "numbers": torch.randn(samples, 2, generator=generator),
         "clicks": torch.randint(0, 2, (samples,), generator=generator).float(),
     }
@@ -101,13 +100,11 @@ PAPER_MODELS: Mapping[str, Architecture] = {
     "wide_deep": Architecture(
         "Wide & Deep",
         lambda layers: WideDeep(IDS, 3, 2, 4, [8] * layers),
-        _clicks,
+        partial(clicks, rows=IDS),
         {"wide.weight": 0, "deep.weight": 0},
         {"ids_BF": "ids", "numbers_BN": "numbers"},
         partial(binary_cross_entropy, target="clicks"),
-        Optimizer(  # without momentum and decay tables are updated by rows
-            "sgd", (("lr", 0.5), ("momentum", 0.0), ("weight_decay", 0.0), ("nesterov", False))
-        ),
+        sgd(0.5),  # without momentum and decay tables are updated by rows
     ),
     "paper_gpt2": _GPT2,
     "paper_gpt2_zero": replace(_GPT2, name="GPT-2, each with ZeRO 3 on data 2", zero=3),

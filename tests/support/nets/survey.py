@@ -22,12 +22,18 @@ from flowrun.engine.ir.graph import UPDATE, LogicalGraph
 from flowrun.engine.ir.sbp import Broadcast, Split
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.structure import BOX, PIN
-from flowrun.engine.strategy import Optimizer
 from support.layouts.grids import Layout, compiled, virtual_run
-from support.layouts.plain_loop import Batch, Training, largest, loss_difference, plain_loop, seeded
+from support.layouts.plain_loop import (
+    Batch,
+    Training,
+    largest,
+    loss_difference,
+    plain_loop,
+    seeded,
+    sgd,
+)
 
 SAMPLES, STEPS = 6, 2
-SGD = Optimizer("sgd", (("lr", 0.1), ("momentum", 0.0), ("weight_decay", 0.0), ("nesterov", False)))
 BY_HAND, FOUND, WHOLE = "by hand", "found", "whole"
 LEAST = 1e-2  # of a weight's norm: a smaller one counts as that
 
@@ -84,10 +90,6 @@ def _loss(output: Tensor, batch: Batch) -> Tensor:
 
 
 # ---- cases ---------------------------------------------------------------------------------------
-
-
-def _is_sample(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 0
 
 
 class _Each(nn.Module):
@@ -186,7 +188,7 @@ def training(name: str) -> Training:
     make = partial(seeded, partial(_Net, case))
     with torch.random.fork_rng(devices=[]):
         drawn = [dict(zip("abcd", case.draw(1 + k), strict=False)) for k in range(STEPS)]
-    given = Training(make, {field: field for field in drawn[0]}, _loss, tuple(drawn), SGD, 1)
+    given = Training(make, {field: field for field in drawn[0]}, _loss, tuple(drawn), sgd(0.1), 1)
     try:
         losses = plain_loop(given, 0.0, STEPS).losses
     except Exception as error:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from support.layouts.plain_loop import Batch, Measure
+from support.layouts.plain_loop import Batch, Measure, sgd
 from support.nets import vision
-from support.nets.architecture import MICRO_BATCHES, Architecture, sgd
+from support.nets.architecture import MICRO_BATCHES, Architecture
 
 Make = Callable[[Any, int], nn.Module]
 
@@ -81,7 +81,7 @@ def published(
         split,
         {"x": "images"},
         loss,
-        sgd(lr),
+        sgd(lr, 0.9, 1e-3),
         micro_batches,
     )
 

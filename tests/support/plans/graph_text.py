@@ -12,13 +12,14 @@ Shapes of what ops make are computed by torch on its meta device.
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from flowrun.engine.ir.graph import Feed, LogicalGraph, LogicalTensor, Op, Ref, Variable, map_refs
 from flowrun.engine.ir.placement import Placement
+from flowrun.engine.ir.sbp import B, Sbp
 from flowrun.engine.ops import registry
 from flowrun.engine.pipeline import PASSES, Pass
 from flowrun.engine.strategy import Optimizer, Strategy
@@ -89,6 +90,15 @@ def one_rank_stages(stages: int, **rest: Any) -> Strategy:
     """A strategy of stages of one rank each; SGD, two micro-batches."""
     placements = tuple(Placement((), (s,)) for s in range(stages))
     return Strategy((), placements, **{"optimizer": SGD, "micro_batches": 2, **rest})
+
+
+def one_op(
+    name: str, target: str, *args: Any, ins: Sequence[Sbp] = (), out: Sbp = B, **more: Any
+) -> Op:
+    """An op on one axis.  args: names of tensors, as many as `ins`, and others.  more: fields."""
+    read = map(Ref, args[: len(ins)])
+    fields = {"module": "m", "in_sbp": tuple((sbp,) for sbp in ins), "out_sbp": ((out,),), **more}
+    return Op(name, target, (*read, *args[len(ins) :]), outputs=(name,), **fields)
 
 
 def rewritten(

@@ -12,16 +12,8 @@ from flowrun.engine.ops.traits import is_random
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_layers_on_a_batch_and_dropout_between_them_are_captured(kind: str) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cells = getattr(nn, kind)(4, 4, 3, dropout=0.5, bidirectional=True)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = self.cells(x)[0]
-            return out.square().mean()
-
-    task: Any = Task(Net(), {"x": "x"})
+    cells = getattr(nn, kind)(4, 4, 3, dropout=0.5, bidirectional=True)
+    task: Any = Task(cells, {"input": "x"}, lambda output, batch: output[0].square().mean())
     batches = [{"x": torch.randn(3, 2, 4)} for _ in range(2)]
     actual = trace(task, batches[0])
     assert sum(is_random(op.target) for op in actual.graph.ops) == 2

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from flowrun.engine.errors import RunError
 from flowrun.engine.ops.flow.ranges import CHECK, OutOfRange, check_range
-from support.layouts.grids import Layout, compiled, virtual_run
+from support.layouts.grids import FIVE, Layout, compiled, virtual_run
 from support.layouts.plain_loop import MOMENTUM, Batch, Training, pins, seeded
 
 ROWS, CLASSES, SAMPLES, LENGTH = 12, 8, 8, 4
@@ -26,49 +26,29 @@ class Net(nn.Module):
         return self.head(torch.relu(self.embed(tokens)))
 
 
-def flat(batch: Batch) -> Tensor:
-    return batch["targets"].flatten()
-
-
 def entropy(output: Tensor, batch: Batch, **settings: object) -> Tensor:
-    return F.cross_entropy(output.flatten(0, 1), flat(batch), **settings)  # type: ignore[arg-type]
+    return F.cross_entropy(output.flatten(0, 1), batch["targets"].flatten(), **settings)
 
 
 def mean(output: Tensor, batch: Batch) -> Tensor:
     return entropy(output, batch)
 
 
-def summed(output: Tensor, batch: Batch) -> Tensor:
-    return entropy(output, batch, reduction="sum")
-
-
-def unreduced(output: Tensor, batch: Batch) -> Tensor:
-    return entropy(output, batch, reduction="none").mean()
-
-
-def smoothed(output: Tensor, batch: Batch) -> Tensor:
-    return entropy(output, batch, label_smoothing=0.1)
-
-
-def of_classes(output: Tensor, batch: Batch) -> Tensor:
-    return entropy(output, batch, weight=torch.linspace(0.5, 1.0, CLASSES))
-
-
-def likelihood(output: Tensor, batch: Batch) -> Tensor:
-    return F.nll_loss(F.log_softmax(output.flatten(0, 1), -1), flat(batch))
-
-
-def gathered(output: Tensor, batch: Batch) -> Tensor:
-    log_p = F.log_softmax(output, -1)
-    return -log_p.gather(-1, batch["targets"].unsqueeze(-1)).mean()
-
-
-def selected(output: Tensor, batch: Batch) -> Tensor:
-    table = torch.linspace(0.0, 1.0, CLASSES)
-    return (output.mean(-1).flatten() * table.index_select(0, flat(batch))).mean()
-
-
-LOSSES = (mean, summed, unreduced, smoothed, of_classes, likelihood, gathered, selected)
+TABLE = torch.linspace(0.0, 1.0, CLASSES)
+LOSSES: dict[str, Loss] = {
+    "a mean": mean,
+    "summed": partial(entropy, reduction="sum"),
+    "unreduced": lambda o, b: entropy(o, b, reduction="none").mean(),
+    "smoothed": partial(entropy, label_smoothing=0.1),
+    "of classes": partial(entropy, weight=torch.linspace(0.5, 1.0, CLASSES)),
+    "likelihood": lambda o, b: F.nll_loss(
+        F.log_softmax(o.flatten(0, 1), -1), b["targets"].flatten()
+    ),
+    "gathered": lambda o, b: -o.log_softmax(-1).gather(-1, b["targets"].unsqueeze(-1)).mean(),
+    "selected": lambda o, b: (
+        o.mean(-1).flatten() * TABLE.index_select(0, b["targets"].flatten())
+    ).mean(),
+}
 
 
 def training(
@@ -93,23 +73,13 @@ def training(
 
 
 @pytest.mark.parametrize("label", [CLASSES, -1, 100_000])
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_a_label_out_of_range_is_an_error(loss: Loss, label: int) -> None:
     with pytest.raises(RunError, match=f"{label} is out of range for 8 .*field targets"):
         virtual_run(training(loss, label), Layout(), 1)
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        Layout(data=2),
-        Layout(tensor=2),
-        Layout(stages=2),
-        Layout(data=2, tensor=2),
-        Layout(data=2, zero=3),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("layout", [*FIVE[1:], Layout(data=2, tensor=2)], ids=str)
 def test_so_it_is_in_every_layout(layout: Layout) -> None:
     row = "row 2 of micro-batch 1, step 0: "
     with pytest.raises(RunError, match=f"{row}label 8 is out of range for 8 classes"):

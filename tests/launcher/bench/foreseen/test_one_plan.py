@@ -21,6 +21,7 @@ from flowrun.launcher.commands.verify import compare_layouts
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
+from support.checks.thorough import few
 
 FEW, MANY = 3, 200
 TEXT = "model.depth=2 data.length=32 data.max_bytes=100000"
@@ -119,9 +120,7 @@ def figures_of(overrides: list[str], folder: Path) -> list[float | None]:
     return [line.foreseen for line in foresee(suite, folder, Console(file=io.StringIO()))]
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(k, marks=pytest.mark.thorough if k >= FEW else ()) for k in range(MANY)]
-)
+@pytest.mark.parametrize("seed", few(range(MANY), range(FEW)))
 def test_all_plans_of_a_recipe_are_one(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.bench.foreseen.published import Foreseen, parse
 from flowrun.launcher.bench.load_suite import load_suite
 from flowrun.launcher.recipe.compose import load
+from support.checks.thorough import few
 
 
 def shipped(*arguments: str) -> Foreseen:
@@ -17,13 +18,7 @@ def shipped(*arguments: str) -> Foreseen:
 OFTEN = ("megatron", "zero")  # every run composes their rows
 
 
-@pytest.mark.parametrize(
-    "table",
-    [
-        pytest.param(table.name, marks=() if table.name in OFTEN else pytest.mark.thorough)
-        for table in shipped().tables
-    ],
-)
+@pytest.mark.parametrize("table", few([table.name for table in shipped().tables], OFTEN))
 def test_every_row_composes_and_its_ranks_are_those_of_a_cluster(table: str) -> None:
     (found,) = shipped(f"suite.rows=[{table}]").tables
     for row in found.rows:

@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from flowrun.launcher.data.corpus.answers import _mark
 from flowrun.launcher.data.corpus.chat import Chat, Instructions, render_chat
 from flowrun.launcher.data.corpus.special_tokens import SpecialTokens
 from flowrun.launcher.data.corpus.tokenizer import load_tokenizer
+from support.samples.row_files import write_rows as write
 
 # The form that most models use; it marks no answers.
 CHATML = (
@@ -33,12 +33,7 @@ TALK = [
 ]
 
 
-def write(folder: Path, *rows: Any) -> str:
-    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return str(folder / "rows.jsonl")
-
-
-def with_template(bpe: str, folder: Path, template: str) -> str:
+def with_template(bpe: str, folder: Path, template: Any) -> str:
     tokenizer = AutoTokenizer.from_pretrained(bpe)
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder / "other")
@@ -69,8 +64,15 @@ def test_ids_are_those_of_the_library(tmp_path: Path, bpe: str) -> None:
         assert data[0]["tokens"][: len(expected)].tolist() == expected
 
 
-def test_a_template_without_marks_gives_the_same_answers(tmp_path: Path, bpe: str) -> None:
-    tokenizer = with_template(bpe, tmp_path, CHATML)
+@pytest.mark.parametrize(
+    "template",
+    [CHATML, {"default": CHATML, "rag": FORGETFUL}],
+    ids=["one template", "the default of several"],
+)
+def test_a_template_without_marks_gives_the_same_answers(
+    tmp_path: Path, bpe: str, template: Any
+) -> None:
+    tokenizer = with_template(bpe, tmp_path, template)
     data = Chat(write(tmp_path, {"messages": TALK}), tokenizer, length=150)
     assert shown(data[0], tokenizer)[1] == " önly on the mat\n<|im_end|>\nsat<|im_end|>\n"
 
@@ -146,15 +148,31 @@ def test_a_target_is_the_id_behind_its_token(tmp_path: Path, bpe: str) -> None:
     assert not counted[0] and item["tokens"].dtype == item["targets"].dtype == torch.int64
 
 
-def test_a_template_that_rewrites_the_past_needs_marks(tmp_path: Path, bpe: str) -> None:
-    tokenizer = with_template(bpe, tmp_path, FORGETFUL)
-    with pytest.raises(ValueError, match=r"line 1: the chat template of .* Mark in it what the"):
+LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+REFUSED: dict[str, tuple[Any, str]] = {
+    "it rewrites the past": (FORGETFUL, r"line 1: the chat template of .* Mark in it what the"),
+    "it fails": (
+        "{{ raise_exception('roles must alternate') }}",
+        r"line 1: the chat template of .* failed: .*roles",
+    ),
+    "there is no end of it": (LOOPS, r"rows\.jsonl.*took more than 0\.1 s"),
+    "none is the default one": (
+        {"tools": CHATML, "rag": FORGETFUL},
+        "or several and none that is called default",
+    ),
+    "there is none": (None, "has no chat template"),
+}
+
+
+@pytest.mark.parametrize(("template", "said"), REFUSED.values(), ids=REFUSED)
+def test_a_template_that_marks_no_answers_is_refused(
+    tmp_path: Path, bpe: str, template: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if template == LOOPS:
+        monkeypatch.setattr(own_process, "MOST_S", 0.1)
+    tokenizer = with_template(bpe, tmp_path, template) if template else f"{bpe}/tokenizer.json"
+    with pytest.raises(ValueError, match=said):
         Chat(write(tmp_path, {"messages": TALK}), tokenizer, length=60)
-
-
-def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path, bpe: str) -> None:
-    with pytest.raises(ValueError, match="has no chat template"):
-        Chat(write(tmp_path, {"messages": TALK}), f"{bpe}/tokenizer.json")
 
 
 def test_an_id_with_a_character_of_an_answer_is_a_target(tmp_path: Path, bpe: str) -> None:
@@ -236,25 +254,6 @@ def test_what_is_no_conversation_is_refused_in_plain_words(
         Chat(write(tmp_path, {"messages": TALK}, row), bpe)
 
 
-def test_an_error_of_the_template_is_named_as_one(tmp_path: Path, bpe: str) -> None:
-    tokenizer = with_template(bpe, tmp_path, "{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(ValueError, match=r"line 1: the chat template of .* failed: .*roles"):
-        Chat(write(tmp_path, {"messages": TALK}), tokenizer)
-
-
-def test_of_several_templates_the_default_one_counts(tmp_path: Path, bpe: str) -> None:
-    path = write(tmp_path, {"messages": TALK})
-    tokenizer = AutoTokenizer.from_pretrained(bpe)
-    tokenizer.chat_template = {"default": CHATML, "rag": FORGETFUL}
-    tokenizer.save_pretrained(tmp_path / "two")
-    data = Chat(path, str(tmp_path / "two"), length=150)
-    assert shown(data[0], bpe)[1] == " önly on the mat\n<|im_end|>\nsat<|im_end|>\n"
-    tokenizer.chat_template = {"tools": CHATML, "rag": FORGETFUL}
-    tokenizer.save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match="or several and none that is called default"):
-        Chat(path, str(tmp_path / "other"), length=150)
-
-
 @pytest.fixture
 def lengths(tmp_path: Path) -> str:
     """Instructions of 3, 7 and 12 ids: the prompt has one, the end too."""
@@ -304,13 +303,3 @@ def test_many_items_at_once_are_those_of_one_by_one(tmp_path: Path, bpe: str) ->
     for row, index in enumerate((3, 0, 5)):
         for field, values in data[index].items():
             assert torch.equal(batch[field][row], values)
-
-
-def test_a_template_without_end_is_refused(
-    tmp_path: Path, bpe: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(own_process, "MOST_S", 0.1)
-    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    tokenizer = with_template(bpe, tmp_path, loops)
-    with pytest.raises(ValueError, match=r"rows\.jsonl.*took more than 0\.1 s"):
-        Chat(write(tmp_path, {"messages": TALK}), tokenizer, length=60)

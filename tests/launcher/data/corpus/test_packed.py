@@ -1,6 +1,4 @@
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ from flowrun.launcher.data.corpus.documents import Documents
 from flowrun.launcher.data.corpus.packed import DocumentSamples, cut_documents
 from flowrun.launcher.data.corpus.text_rows import TextRows
 from flowrun.launcher.data.mixture import DataMixture
+from support.samples.row_files import write_rows as write
 
 LENGTH = 12
 SIZES = st.lists(st.integers(2, LENGTH + 1), min_size=1, max_size=30)
@@ -109,11 +108,6 @@ def test_long_texts_are_cut_into_pieces_that_lose_no_target() -> None:
     found = sorted(piece for k in range(len(data)) for piece in pieces_of(data[k]))
     assert [len(tokens) for tokens, _ in found] == [12, 12, 5, 4]
     assert [t for _, targets in found for t in targets] == [*range(2, 31), *range(33, 37)]
-
-
-def write(folder: Path, *rows: Any) -> str:
-    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return str(folder / "rows.jsonl")
 
 
 def test_rows_of_text_and_instructions_are_packed(tmp_path: Path, bpe: str) -> None:

@@ -18,6 +18,7 @@ from flowrun.launcher.data.corpus.tokenizer import (
     load_tokenizer,
 )
 from flowrun.launcher.text.codec import read_tokenizer
+from support.samples.row_files import write_rows as write
 
 BEGIN = "<|system|>"  # any special token
 
@@ -34,11 +35,6 @@ def begun(bpe: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     )
     tokenizer.save_pretrained(folder)
     return str(folder)
-
-
-def write(folder: Path, *rows: Any) -> str:
-    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return str(folder / "rows.jsonl")
 
 
 def test_the_beginning_is_what_sampling_reads(bpe: str, begun: str) -> None:

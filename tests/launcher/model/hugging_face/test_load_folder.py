@@ -5,24 +5,22 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.commands.write_text import open_writer
 from flowrun.launcher.model.hugging_face.load_folder import load_text_model
 from flowrun.launcher.model.pretrained import read, weights_of
 from flowrun.models.llama import Llama
+from support.nets.small_llama import small_llama
 from support.samples.small_tokenizer import save_tokenizer
 
-SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-SMALL |= {"intermediate_size": 16, "vocab_size": 300, "max_position_embeddings": 12}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llama")
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).save_pretrained(folder)
+    small_llama(vocab_size=300).save_pretrained(folder)
     save_tokenizer(folder)
     return folder
 

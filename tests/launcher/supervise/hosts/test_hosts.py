@@ -28,6 +28,7 @@ from flowrun.launcher.supervise.life.events import (
     PlanWanted,
 )
 from support.runs.command import free_port
+from support.runs.plain_host import plain_host
 
 
 class One:
@@ -43,18 +44,9 @@ class One:
         self.hosts = Hosts(self.launch, folder, 60.0, say, post)
 
     def describe(self) -> Host:
-        return Host(
-            name=f"node{self.launch.node_rank}",
-            nodes=str(nodes_of(self.launch)),
-            node_rank=self.launch.node_rank,
-            recipe={"launch.nnodes": str(self.launch.nnodes)},
-            plan="",
-            planned=self.planned,
-            start=0,
-            rounds=0,
-            versions={},
-            folder="/shared",
-        )
+        rank, recipe = self.launch.node_rank, {"launch.nnodes": str(self.launch.nnodes)}
+        nodes, planned = str(nodes_of(self.launch)), self.planned
+        return plain_host(f"node{rank}", nodes, node_rank=rank, recipe=recipe, planned=planned)
 
     async def next(self) -> Notice:
         return await asyncio.wait_for(self.events.get(), 30)

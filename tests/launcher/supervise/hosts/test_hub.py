@@ -21,6 +21,7 @@ from flowrun.launcher.supervise.hosts.words import (
     Refused,
 )
 from flowrun.launcher.supervise.life import events as ev
+from support.runs.plain_host import plain_host
 
 RECIPE = {"optim.lr": "0.1", "train.steps": "8", "hardware.cores": "2", "launch.node_rank": "0"}
 
@@ -28,18 +29,7 @@ RECIPE = {"optim.lr": "0.1", "train.steps": "8", "hardware.cores": "2", "launch.
 def host(name: str = "a", rank: int | None = None, plan: str = "p", **keys: str) -> Host:
     """A host that runs RECIPE, but for some keys (optim__lr)."""
     given = {key.replace("__", "."): value for key, value in keys.items()}
-    return Host(
-        name=name,
-        nodes="2",
-        node_rank=rank,
-        recipe=RECIPE | given,
-        plan=plan,
-        planned=2,
-        start=0,
-        rounds=0,
-        versions={"torch": "2.13"},
-        folder=f"/{name}",
-    )
+    return plain_host(name, node_rank=rank, recipe=RECIPE | given, plan=plan, folder=f"/{name}")
 
 
 class Net:
@@ -214,25 +204,17 @@ def test_a_second_round_has_a_store_of_its_own() -> None:
     assert [m.port for m in kinds(net.got[0], Numbered)] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("other", "where"),
-    [
-        (host("b", rank=1, launch__node_rank="1"), None),
-        (host("b", hardware__cores="4"), None),
-        (host("b", hardware__cores="4", plan="q"), "hardware.cores"),
-        (host("b", train__steps="9", optim__lr="1"), "optim.lr"),
-        (host("b", optim__momentum="0.9"), "optim.momentum"),
-        (host("b", plan="q"), "the plan"),
-    ],
-    ids=[
-        "its number",
-        "its hardware",
-        "its plan by hardware",
-        "two keys",
-        "a key more",
-        "its plan",
-    ],
-)
+MISMATCHES = {
+    "its number": (host("b", rank=1, launch__node_rank="1"), None),
+    "its hardware": (host("b", hardware__cores="4"), None),
+    "its plan by hardware": (host("b", hardware__cores="4", plan="q"), "hardware.cores"),
+    "two keys": (host("b", train__steps="9", optim__lr="1"), "optim.lr"),
+    "a key more": (host("b", optim__momentum="0.9"), "optim.momentum"),
+    "its plan": (host("b", plan="q"), "the plan"),
+}
+
+
+@pytest.mark.parametrize(("other", "where"), MISMATCHES.values(), ids=MISMATCHES)
 def test_what_differs_is_named_if_it_matters(other: Host, where: str | None) -> None:
     found = find_mismatch(host("a", rank=0), other)
     assert (found and found.where) == where

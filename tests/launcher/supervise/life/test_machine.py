@@ -28,6 +28,7 @@ from flowrun.launcher.supervise.life.events import StartPlace
 from flowrun.launcher.supervise.life.instructions import COMPLETE, FAILED, PREEMPTED, STOPPED, End
 from flowrun.launcher.supervise.life.machine import begin, step
 from flowrun.launcher.supervise.life.run_state import Life, Terms, violations
+from support.runs.plain_host import plain_host
 
 STEPS, EVERY = 12, 4
 
@@ -50,6 +51,14 @@ class Disk:
 
     kept: set[int] = field(default_factory=set)
 
+    @property
+    def start(self) -> StartPlace:
+        return place_at(max(self.kept, default=0))
+
+
+def place_at(step: int) -> StartPlace:
+    return StartPlace(step, "checkpoint" if step else "beginning", step)
+
 
 class OneHost:
     """A launcher and its rank, as the driver and its hands are."""
@@ -63,11 +72,10 @@ class OneHost:
         self.timers: set[str] = set()
         self.end: End | None = None
         self.planned, self.met = world.hosts, 0
-        self.start = max(world.disk.kept, default=0)
+        self.start = world.disk.start.step
         self.completed: set[int] = set()
         self.round = 0
-        place = StartPlace(self.start, "checkpoint" if self.start else "beginning", self.start)
-        self.state, out = begin(world.terms, place)
+        self.state, out = begin(world.terms, world.disk.start)
         self.carry_out(out)
 
     def take(self, event: Notice) -> None:
@@ -88,13 +96,9 @@ class OneHost:
             case do.ForkRanks():
                 assert self.gone_is_known, "ranks of two rounds run"
                 self.gate = StepGate.of_threads(1, self.start)
-                saved = self.start
-                self.rank = Rank(self.gate.of_rank(0), saved, self.start)
+                self.rank = Rank(self.gate.of_rank(0), self.start, self.start)
                 self.gone_is_known = False
-                place = StartPlace(
-                    self.start, "checkpoint" if self.start else "beginning", self.start
-                )
-                self.came.append(ev.RanksForked(place))
+                self.came.append(ev.RanksForked(place_at(self.start)))
             case do.KillRanks():
                 assert self.rank
                 self.rank.alive = False  # or it has ended already
@@ -119,15 +123,13 @@ class OneHost:
                 self.completed.add(at)
                 self.world.disk.kept.add(at)
             case do.FindStart():
-                self.start = max(self.world.disk.kept, default=0)
-                source = "checkpoint" if self.start else "beginning"
-                self.came.append(ev.StartFound(StartPlace(self.start, source, self.start)))
+                self.start = self.world.disk.start.step
+                self.came.append(ev.StartFound(self.world.disk.start))
             case do.Save():
                 self.came.append(ev.StateSaved())
             case do.ReplanHosts(hosts, at):
                 self.planned, self.start = hosts, at
-                source = "checkpoint" if at else "beginning"
-                self.came.append(ev.NewPlan(hosts, StartPlace(at, source, at)))
+                self.came.append(ev.NewPlan(hosts, place_at(at)))
             case End():
                 self.end = each
                 self.world.send(hub.lose(self.key, "it has ended"))
@@ -135,17 +137,8 @@ class OneHost:
     def describe(self) -> Host:
         world = self.world
         nodes = f"1:{world.hosts}" if world.terms.may_change else str(world.hosts)
-        return Host(
-            name=f"host{self.key}",
-            nodes=nodes,
-            node_rank=None,
-            recipe={},
-            plan="p",
-            planned=self.planned,
-            start=self.start,
-            rounds=self.met,
-            versions={},
-            folder="/shared",
+        return plain_host(
+            f"host{self.key}", nodes, planned=self.planned, start=self.start, rounds=self.met
         )
 
     def hear(self, message: Notice) -> None:
@@ -168,11 +161,10 @@ class OneHost:
         if rank is None or self.gone_is_known or self.state.phase is not Life.TRAINING:
             return
         if not rank.alive:
-            if not self.gone_is_known:
-                self.gone_is_known = True
-                if not rank.leaves:
-                    self.came.append(ev.RankDied(self.number, "the process was killed."))
-                self.came.append(ev.RanksGone())
+            self.gone_is_known = True
+            if not rank.leaves:
+                self.came.append(ev.RankDied(self.number, "the process was killed."))
+            self.came.append(ev.RanksGone())
             return
         peers = self.world.peers_of(self)
         if peers is None:
