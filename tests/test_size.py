@@ -62,7 +62,7 @@ BUDGETS = {
     "tests": 1_057,
     "tests/behaviour": 8_300,
     "tests/chaos": 970,
-    "tests/engine": 14_107,
+    "tests/engine": 14_117,
     "tests/fuzz": 1_006,
     "tests/hangs": 365,
     "tests/launcher": 14_780,
@@ -70,7 +70,7 @@ BUDGETS = {
     "tests/support": 6_763,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_150, "tests": 48_161, "docs": 50_000}
+SUMS = {"source": 66_150, "tests": 48_171, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 30, "functions above complexity 15": 0}

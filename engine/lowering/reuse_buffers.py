@@ -94,11 +94,9 @@ class _Names:
         return unread and memory not in self.lasting and memory not in self.fixed
 
     def memory(self, name: str) -> str:
-        first = self._first.get(name, name)
-        if first == name:
-            return name
-        last = self._first[name] = self.memory(first)
-        return last
+        while (first := self._first.get(name, name)) != name:
+            self._first[name] = name = self._first.get(first, first)
+        return name
 
 
 def _of_region(

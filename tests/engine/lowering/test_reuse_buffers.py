@@ -82,6 +82,15 @@ def test_a_result_goes_over_what_nobody_reads_later(lines: str, expected: dict[s
     assert overwrites(lines) == expected
 
 
+def test_memory_that_a_thousand_ops_may_share_is_followed() -> None:
+    chain = [
+        f"%y{k} = aten.exp.default(%w); %c{k + 1} = aten.fmax.default(%y{k}, %c{k})"
+        for k in range(999)
+    ]
+    lines = "; ".join(("%c0 = aten.exp.default(%a)", *chain, "%end = aten.exp.default(%c999)"))
+    assert overwrites(lines) == {"c0": "a"}
+
+
 def _arguments(target: str) -> list[object]:
     x, y = (torch.randn(6, 5, 8, generator=torch.Generator().manual_seed(k)) for k in (1, 2))
     rows, classes = x.flatten(0, 1).clone(), torch.arange(30) % 8
