@@ -11,18 +11,13 @@ from dataclasses import dataclass
 ONE, TWO, LINKED = "one host", "two hosts", "two linked hosts"
 WORKER, WORKERS, LAUNCHER, HOST, RUN = "worker", "workers", "launcher", "host", "run"
 LINK = "link"
-KILL, TERM, INT, SEGV, STOP = (
-    signal.SIGKILL,
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGSEGV,
-    signal.SIGSTOP,
-)
+KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
+SEGV, STOP = signal.SIGSEGV, signal.SIGSTOP
 PREEMPTED, INTERRUPTED = 75, 130
 BOUND_S = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Blow:
     """A blow strikes some processes of a run with a signal, or cuts the link between two hosts.
 
@@ -37,9 +32,9 @@ class Blow:
     """
 
     name: str
-    shape: str = ONE
     target: str
     number: int = KILL
+    shape: str = ONE
     statuses: tuple[int, ...] = (1,)
     words: tuple[str, ...] = ()
     back_s: float | None = None
@@ -55,7 +50,6 @@ class Blow:
 
     @property
     def goes_on(self) -> bool:
-        """True if the run goes on by itself."""
         return 0 in self.statuses
 
 
@@ -66,55 +60,27 @@ MEETS = ("launch.join_s=20",)
 SAME_COMMAND = ("train.resume=auto",)  # goes on, too
 TWICE_S = 1.5  # from a link's cut to a signal, and to the second
 BLOWS = (
-    Blow(name="worker SIGKILL", target=WORKER),
-    Blow(name="worker SIGSEGV", target=WORKER, number=SEGV),
-    Blow(name="workers SIGKILL", target=WORKERS),
-    Blow(name="launcher SIGKILL", target=LAUNCHER),
-    Blow(
-        name="launcher SIGTERM",
-        target=LAUNCHER,
-        number=TERM,
-        statuses=(PREEMPTED,),
-        words=SAME_COMMAND,
-    ),
-    Blow(name="launcher SIGINT", target=LAUNCHER, number=INT, statuses=(INTERRUPTED,)),
-    Blow(name="run SIGKILL", target=RUN),
-    Blow(name="run SIGTERM", target=RUN, number=TERM, statuses=(PREEMPTED,)),
-    Blow(name="run SIGINT", target=RUN, number=INT, statuses=(INTERRUPTED,)),
-    Blow(name="worker SIGSTOP", target=WORKER, number=STOP, words=HANGS),
-    Blow(name="worker SIGKILL, restarts", target=WORKER, statuses=(0,), words=RESTARTS),
-    Blow(
-        name="worker SIGSTOP, restarts",
-        target=WORKER,
-        number=STOP,
-        statuses=(0,),
-        words=(*HANGS, *RESTARTS),
-    ),
-    Blow(name="worker SIGKILL, two hosts", shape=TWO, target=WORKER),
-    Blow(name="worker SIGSEGV, two hosts", shape=TWO, target=WORKER, number=SEGV),
-    Blow(name="agent SIGKILL, two hosts", shape=TWO, target=LAUNCHER, words=MEETS),
-    Blow(
-        name="agent SIGTERM, two hosts",
-        shape=TWO,
-        target=LAUNCHER,
-        number=TERM,
-        statuses=(PREEMPTED,),
-    ),
-    Blow(
-        name="host SIGSTOP, two hosts", shape=TWO, target=HOST, number=STOP, words=(*HANGS, *MEETS)
-    ),
-    Blow(name="link down", shape=LINKED, target=LINK, number=0, words=HANGS, within_s=HANG_S + 5),
-    Blow(
-        name="link down for 15 s", shape=LINKED, target=LINK, number=0, statuses=(0,), back_s=15.0
-    ),
-    Blow(
-        name="link down, SIGINT",
-        shape=LINKED,
-        target=LINK,
-        number=INT,
-        statuses=(INTERRUPTED,),
-        within_s=2 * TWICE_S + 8,  # 3 on a machine without other work
-    ),
+    Blow("worker SIGKILL", WORKER),
+    Blow("worker SIGSEGV", WORKER, SEGV),
+    Blow("workers SIGKILL", WORKERS),
+    Blow("launcher SIGKILL", LAUNCHER),
+    Blow("launcher SIGTERM", LAUNCHER, TERM, statuses=(PREEMPTED,), words=SAME_COMMAND),
+    Blow("launcher SIGINT", LAUNCHER, INT, statuses=(INTERRUPTED,)),
+    Blow("run SIGKILL", RUN),
+    Blow("run SIGTERM", RUN, TERM, statuses=(PREEMPTED,)),
+    Blow("run SIGINT", RUN, INT, statuses=(INTERRUPTED,)),
+    Blow("worker SIGSTOP", WORKER, STOP, words=HANGS),
+    Blow("worker SIGKILL, restarts", WORKER, statuses=(0,), words=RESTARTS),
+    Blow("worker SIGSTOP, restarts", WORKER, STOP, statuses=(0,), words=(*HANGS, *RESTARTS)),
+    Blow("worker SIGKILL, two hosts", WORKER, shape=TWO),
+    Blow("worker SIGSEGV, two hosts", WORKER, SEGV, TWO),
+    Blow("agent SIGKILL, two hosts", LAUNCHER, shape=TWO, words=MEETS),
+    Blow("agent SIGTERM, two hosts", LAUNCHER, TERM, TWO, statuses=(PREEMPTED,)),
+    Blow("host SIGSTOP, two hosts", HOST, STOP, TWO, words=(*HANGS, *MEETS)),
+    Blow("link down", LINK, 0, LINKED, words=HANGS, within_s=HANG_S + 5),
+    Blow("link down for 15 s", LINK, 0, LINKED, statuses=(0,), back_s=15.0),
+    # 3 s on a machine without other work
+    Blow("link down, SIGINT", LINK, INT, LINKED, (INTERRUPTED,), within_s=2 * TWICE_S + 8),
 )
 
 

@@ -44,16 +44,9 @@ class Subject:
 
 SMALL2 = ("recipe=small", "train.steps=60", "train.save_every=8", "eval.batches=0", "optim=adamw")
 SMALL4 = (
-    "recipe=gpt_hybrid",
-    "model.width=32",
-    "model.depth=2",
-    "train.batch_size=8",
-    "train.micro_batches=4",
-    "train.steps=40",
-    "train.save_every=4",
-    "eval.batches=0",
-    "data.max_bytes=100000",
-    "engine.check_capture=false",
+    *("recipe=gpt_hybrid", "model.width=32", "model.depth=2", "data.max_bytes=100000"),
+    *("train.batch_size=8", "train.micro_batches=4", "train.steps=40", "train.save_every=4"),
+    *("eval.batches=0", "engine.check_capture=false"),
 )
 SUBJECTS = {2: Subject(SMALL2, 2), 4: Subject(SMALL4, 4)}
 
@@ -80,7 +73,6 @@ class Chaos:
         self.undisturbed: dict[str, Undisturbed] = {}
 
     def strike(self, strike: Strike) -> Observed:
-        """Start a run, strike it, and let it go on."""
         blow = strike.blow
         known = self._undisturbed_of(blow)
         folder = self._new_folder(f"seed{strike.seed}")

@@ -58,7 +58,6 @@ def usage_of(pid: int) -> Usage:
 
 
 def median_usage(samples: Sequence[Usage]) -> Usage:
-    """Take the median of each figure."""
     return Usage(
         *(statistics.median(column) for column in zip(*map(astuple, samples), strict=True))
     )

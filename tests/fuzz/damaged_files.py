@@ -175,7 +175,6 @@ KINDS: dict[str, Callable[[random.Random, Path], tuple[tuple[str, ...], Path]]] 
 
 
 def damage(chance: random.Random, file: Path) -> None:
-    """Damage a file in one of the ways that its kind has."""
     ways: list[Callable[[random.Random, Path], None]] = [_bytes, _bytes, _bytes, _entry]
     if file.suffix in (".json", ".jsonl"):
         ways += [_json] * 5

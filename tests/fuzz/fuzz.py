@@ -99,7 +99,6 @@ def try_cases(seeds: Iterable[int], most_plans: int = sys.maxsize) -> Iterator[V
 
 
 def compose_case(case: Case) -> Verdict:
-    """Compose a case in this process and the working directory."""
     words = _words_of(case)
     begin, text = time.process_time(), ""
     if any(word.startswith("-") for word in words):  # what the command line itself has to judge

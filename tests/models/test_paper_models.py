@@ -79,13 +79,9 @@ def test_the_masked_loss_is_the_mean_of_the_losses_of_its_parts() -> None:
     model, batch = bert(), masked_batch(4, 3)
     targets = torch.randint(0, 11, (4, 3), generator=torch.Generator().manual_seed(4))
     whole = cross_entropy(model(**batch), {"targets": targets})
-    parts = [
-        cross_entropy(
-            model(**{name: value[k : k + 1] for name, value in batch.items()}),
-            {"targets": targets[k : k + 1]},
-        )
-        for k in range(4)
-    ]
+    alone = [{name: value[k : k + 1] for name, value in batch.items()} for k in range(4)]
+    pairs = zip(alone, targets.split(1), strict=True)
+    parts = [cross_entropy(model(**part), {"targets": wanted}) for part, wanted in pairs]
     torch.testing.assert_close(whole, torch.stack(parts).mean())
 
 
@@ -169,21 +165,22 @@ def test_a_sample_of_all_classes_is_the_full_softmax() -> None:
     whole, sampled = head(angle=0.3), head(angle=0.3, sample=12, groups=3)
     losses = [margin_softmax(model(x, labels), {}) for model in (whole, sampled)]
     torch.testing.assert_close(*losses)
-    gradients = [
-        torch.autograd.grad(loss, m.weight)[0]
-        for loss, m in zip(losses, (whole, sampled), strict=True)
-    ]
+    ways = zip(losses, (whole, sampled), strict=True)
+    gradients = [torch.autograd.grad(loss, model.weight)[0] for loss, model in ways]
     torch.testing.assert_close(*gradients)
 
 
-def test_a_sample_too_small_for_the_batch_is_refused() -> None:
-    with pytest.raises(ValueError, match="a batch of 4 may have more classes than the 3"):
-        head(sample=6, groups=2)(*features())
-
-
-def test_groups_that_do_not_divide_the_classes_are_refused() -> None:
-    with pytest.raises(ValueError, match="do not divide into 5 groups"):
-        head(sample=10, groups=5)
+@pytest.mark.parametrize(
+    ("sample", "groups", "said"),
+    [
+        (6, 2, "a batch of 4 may have more classes than the 3"),
+        (10, 5, "do not divide into 5 groups"),
+    ],
+    ids=["too small for the batch", "groups that do not divide the classes"],
+)
+def test_a_sample_that_cannot_be_is_refused(sample: int, groups: int, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        head(sample=sample, groups=groups)(*features())
 
 
 def test_margin_softmax_is_cross_entropy() -> None:

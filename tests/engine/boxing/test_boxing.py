@@ -74,10 +74,7 @@ def test_an_axis_of_size_one_is_free() -> None:
 
 def test_nested_splits_are_gathered_inner_first() -> None:
     steps = path((S(0), S(0)), (B, B), (2, 2), (4,))
-    assert [str(step) for step in steps] == [
-        "all_gather axis 1 S(0) -> B",
-        "all_gather axis 0 S(0) -> B",
-    ]
+    assert [(step.kind, step.axis) for step in steps] == [("all_gather", 1), ("all_gather", 0)]
 
 
 def test_two_axes_of_partial_sums_scatter_first_because_it_moves_least() -> None:
@@ -91,11 +88,8 @@ def test_a_scalar_is_all_reduced_axis_after_axis() -> None:
 
 def test_an_outer_axis_does_not_move_a_dim_that_an_inner_axis_splits() -> None:
     steps = path((B, S(0)), (S(0), S(0)), (2, 2), (4, 1))
-    assert [(step.kind, step.axis) for step in steps] == [
-        ("all_gather", 1),
-        ("slice", 0),
-        ("slice", 1),
-    ]
+    kinds = [(step.kind, step.axis) for step in steps]
+    assert kinds == [("all_gather", 1), ("slice", 0), ("slice", 1)]
 
 
 @pytest.mark.parametrize(
@@ -207,12 +201,8 @@ def test_copies_are_sent_by_all_who_hold_them_alike(sources: int, targets: int) 
 
 def test_slices_that_meet_are_sent_and_no_others() -> None:
     sends = route(line(2), (S(0),), line(3, 2), (S(0),), (6,))
-    assert [str(send) for send in sends] == [
-        "0 -> 2 [0:2]",
-        "0 -> 3 [2:3]",
-        "1 -> 3 [3:4]",
-        "1 -> 4 [4:6]",
-    ]
+    said = " ".join(str(send) for send in sends)
+    assert said == "0 -> 2 [0:2] 0 -> 3 [2:3] 1 -> 3 [3:4] 1 -> 4 [4:6]"
     assert sends[0] == Send(0, 2, ((0, 2),))
 
 

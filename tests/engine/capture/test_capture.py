@@ -101,9 +101,8 @@ def test_only_shapes_of_the_example_count() -> None:
 def test_a_tied_weight_is_read_by_one_name_and_has_one_gradient() -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     model[1].weight = model[0].weight
-    graph = capture(
-        Task(model, {"input": "x"}, lambda output, batch: output.sum()), {"x": torch.ones(2, 4)}
-    )
+    small = Task(model, {"input": "x"}, lambda output, batch: output.sum())
+    graph = capture(small, {"x": torch.ones(2, 4)})
     assert [v.name for v in graph.variables] == ["0.weight"]
     assert [name for name, _ in graph.results] == ["loss", "grad/0.weight"]
 
@@ -114,14 +113,10 @@ def test_a_tied_weight_has_the_first_of_its_names_whichever_module_reads_it_firs
     chain = nn.Sequential(model["embed"], model["head"])
     for outer in (model, chain):
         outer.forward = lambda x: model["head"](model["embed"](x))  # type: ignore[method-assign]
-        graph = capture(
-            Task(outer, {"x": "x"}, lambda output, batch: output.sum()),
-            {"x": torch.zeros(2, 3, dtype=torch.long)},
-        )
-        (first, _), (other,) = (
-            *outer.named_parameters(),
-            set(outer.state_dict()) - {name for name, _ in outer.named_parameters()},
-        )
+        small = Task(outer, {"x": "x"}, lambda output, batch: output.sum())
+        graph = capture(small, {"x": torch.zeros(2, 3, dtype=torch.long)})
+        ((first, _),) = outer.named_parameters()
+        (other,) = set(outer.state_dict()) - {first}
         (variable,) = graph.variables
         assert (variable.name, variable.aliases) == (first, (other,))
         assert [name for name, _ in graph.results] == ["loss", f"grad/{first}"]
@@ -131,17 +126,15 @@ def test_a_frozen_or_unused_parameter_has_no_gradient() -> None:
     model = Net()
     model.out.weight.requires_grad_(False)
     model.spare = nn.Linear(2, 2)
-    graph = capture(
-        Task(model, {"x_BI": "x"}, lambda output, batch: output[0]), {"x": torch.ones(2, 4)}
-    )
+    small = Task(model, {"x_BI": "x"}, lambda output, batch: output[0])
+    graph = capture(small, {"x": torch.ones(2, 4)})
     names = {name for name, _ in graph.results}
     assert names == {"loss", "grad/blocks.0.fc.weight", "grad/blocks.0.fc.bias"}
 
 
 def test_the_models_own_loss_is_taken_where_the_task_names_none() -> None:
-    model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
-    summed = nn.Sequential(model, _Mean())
-    graph = capture(Task(summed, {"input": "x"}), {"x": torch.ones(2, 4)})
+    model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0), _Mean())
+    graph = capture(Task(model, {"input": "x"}), {"x": torch.ones(2, 4)})
     assert graph.results[0][0] == "loss"
     assert graph.tensors[graph.results[0][1]].shape == ()
 
@@ -155,9 +148,8 @@ def test_under_autocast_a_weight_is_cast_once_and_loss_and_gradients_are_fp32() 
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False))
     model[2].weight = model[0].weight
     loss: Any = lambda output, batch: output.mean()  # noqa: E731  bf16, as the product is
-    graph = capture(
-        Task(model, {"input": "x"}, loss, autocast=torch.bfloat16), {"x": torch.ones(2, 4)}
-    )
+    small = Task(model, {"input": "x"}, loss, autocast=torch.bfloat16)
+    graph = capture(small, {"x": torch.ones(2, 4)})
     casts = [op for op in graph.consumers["0.weight"] if op.target == "aten._to_copy.default"]
     assert [graph.tensors[op.makes[0]].dtype for op in casts] == [torch.bfloat16]
     dtypes = {name: graph.tensors[tensor].dtype for name, tensor in graph.results}
@@ -205,15 +197,18 @@ def test_a_constant_tensor_made_in_forward_is_an_op_that_holds_its_numbers() -> 
 _LOG = logging.getLogger(__name__)
 
 
-class _Talks(nn.Module):
+class _Layer(nn.Module):
+    """What a model of one layer needs."""
+
     def __init__(self) -> None:
         super().__init__()
         self.fc = nn.Linear(4, 1)
 
+
+class _Talks(_Layer):
     def forward(self, x: Tensor) -> Tensor:
         _LOG.warning("forward was called")
-        y: Tensor = self.fc(x)
-        return y.sum()
+        return self.fc(x).sum()
 
 
 def test_what_a_module_logs_is_left_out() -> None:
@@ -224,37 +219,22 @@ def test_what_a_module_logs_is_left_out() -> None:
 # ---- what is refused -----------------------------------------------------------------------------
 
 
-class _Branches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 1)
-
+class _Branches(_Layer):
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.fc(x) if x.sum() > 0 else self.fc(-x)
-        return y.sum()
+        return (self.fc(x) if x.sum() > 0 else self.fc(-x)).sum()
 
 
-class _Writes(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 1)
-
+class _Writes(_Layer):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             self.fc.weight.clamp_(-0.1, 0.1)
-        y: Tensor = self.fc(x)
-        return y.sum()
+        return self.fc(x).sum()
 
 
-class _Chooses(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 1)
-
+class _Chooses(_Layer):
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.fc(x)
-        chosen: Tensor = torch.cond(y.mean() > 0, torch.relu, torch.tanh, (y,))
-        return chosen.sum()
+        y = self.fc(x)
+        return torch.cond(y.mean() > 0, torch.relu, torch.tanh, (y,)).sum()
 
 
 class _Constant(nn.Module):
@@ -266,8 +246,8 @@ class _Constant(nn.Module):
         self.numbers = list(range(count))
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.fc(x) * torch.tensor(self.numbers, dtype=torch.float32) + torch.tensor(2.0)
-        return y.sum()
+        numbers = torch.tensor(self.numbers, dtype=torch.float32)
+        return (self.fc(x) * numbers + torch.tensor(2.0)).sum()
 
 
 REFUSED = {

@@ -32,7 +32,6 @@ def captured(function: Callable[[Tensor], Tensor]) -> LogicalGraph:
 
 
 def evaluated(graph: LogicalGraph, draw: int = 0) -> dict[str, Tensor]:
-    """Results of a graph on whole tensors."""
     ops = tuple(
         replace(op, in_sbp=((),) * len(op.inputs), out_sbp=((),) * len(op.outputs))
         for op in graph.ops

@@ -76,7 +76,6 @@ KINDS: dict[str, Change] = {
 
 
 def graph_of(change: Change, net: Net | None = None) -> LogicalGraph:
-    """The graph of a net that makes a change."""
     return capture(Task(net or Net(change), {"x": "x"}), {"x": torch.ones(3, 4)})
 
 

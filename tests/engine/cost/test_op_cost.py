@@ -50,7 +50,6 @@ def product(side: int, **keys: Any) -> float:
 
 
 def of_one(target: str, **keys: Any) -> float:
-    """Of an op on 100 x 100 numbers."""
     return seconds(target, (100, 100), (100, 100), **keys)
 
 
@@ -69,9 +68,8 @@ def test_a_product_takes_its_arithmetic_at_the_speed_of_its_dtype(
 
 def test_between_the_points_of_a_curve_the_share_follows_the_logarithm() -> None:
     products = Products(1e9, *CURVE)
-    assert [products.share_at(flop) for flop in (1e3, 2e6, 2e7, 2e8, 2e9, 1e12)] == pytest.approx(
-        [0.5, 0.5, 0.625, 0.75, 1.0, 1.0]
-    )
+    expected = pytest.approx([0.5, 0.5, 0.625, 0.75, 1.0, 1.0])
+    assert [products.share_at(flop) for flop in (1e3, 2e6, 2e7, 2e8, 2e9, 1e12)] == expected
     assert Products(1e9).seconds(2e9) == 2.0
 
 

@@ -23,6 +23,5 @@ def test_an_exchange_holds_what_it_sends_and_what_arrives(parts: int) -> None:
     sent = arrived = (parts - 1) * 100
     made = 100
     held = sent + arrived
-    assert collective(EXCHANGE, parts, [60, 40], [60, 40]) == Staging(
-        held, held, held + made, shared=True
-    )
+    expected = Staging(held, held, held + made, shared=True)
+    assert collective(EXCHANGE, parts, [60, 40], [60, 40]) == expected

@@ -78,7 +78,6 @@ def both(
 
 
 def starts(plan: Plan, rehearsal: Rehearsal) -> dict[tuple[str, int, int], float]:
-    """When each boxing starts in a cold step."""
     return {
         (plan.actors[e.actor].name, e.stage, e.act): e.start
         for e in rehearsal.first_step

@@ -39,14 +39,8 @@ def region(name: str, reads: Sequence[str], makes: Sequence[str]) -> Actor:
 
 def move(read: str, made: str, shape: tuple[int, ...], source: NdSbp, target: NdSbp) -> TensorMove:
     """On stage 0."""
-    return TensorMove(
-        read=read,
-        made=made,
-        shape=shape,
-        dtype=torch.float32,
-        source=Location(0, source),
-        target=Location(0, target),
-    )
+    places = {"source": Location(0, source), "target": Location(0, target)}
+    return TensorMove(read=read, made=made, shape=shape, dtype=torch.float32, **places)
 
 
 def collective(step: BoxingStep, read: str, made: str) -> Actor:
@@ -177,17 +171,9 @@ def two_axes() -> Plan:
         actors.append(Actor(k, f"gather{k}", BOX, 0, phase="weights", per_step=True, work=work))
     graph = LogicalGraph((), tensors, tuple(variables))
     placement = Placement((("data", 2), ("tensor", 2)), (0, 1, 2, 3))
-    axes, of_variable = ("data", "tensor"), graph.variable_of
-    return Plan(
-        placements=(placement,),
-        axes=axes,
-        graph=graph,
-        actors=tuple(actors),
-        registers=(),
-        micro_batches=1,
-        tensors=tensors,
-        variables=of_variable,
-    )
+    made_of = {"placements": (placement,), "axes": ("data", "tensor"), "graph": graph}
+    known = {"tensors": tensors, "variables": graph.variable_of}
+    return Plan(**made_of, actors=tuple(actors), registers=(), micro_batches=1, **known)
 
 
 class _Asked:

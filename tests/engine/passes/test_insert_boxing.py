@@ -48,9 +48,8 @@ def test_a_reader_that_wants_what_there_is_needs_no_boxing() -> None:
 
 
 def test_a_partial_sum_read_whole_is_one_all_reduce() -> None:
-    assert boxed(read_by(P, (B, 0, FORWARD))) == [
-        "%t:B = flow.box(%t, all_reduce axis 0 P -> B)  P -> B"
-    ]
+    expected = ["%t:B = flow.box(%t, all_reduce axis 0 P -> B)  P -> B"]
+    assert boxed(read_by(P, (B, 0, FORWARD))) == expected
 
 
 def test_readers_that_want_the_same_share_one_boxing() -> None:
@@ -144,9 +143,7 @@ def test_stages_box_boundary_activations_and_their_gradients_only() -> None:
 @pytest.mark.parametrize("parts", [1, 2])
 def test_after_the_pass_every_op_reads_what_its_signature_says(parts: int) -> None:
     graph = rewritten(PASSES, one_axis("data", parts, zero=Zero("data", 3, 1)))
-    layout = {v.tensor: v.nd_sbp for v in graph.variables} | {
-        f.tensor: f.nd_sbp for f in graph.feeds
-    }
+    layout = {source.tensor: source.nd_sbp for source in (*graph.variables, *graph.feeds)}
     for op in graph.ops:
         for name, nd_sbp in zip(op.inputs, op.in_sbp, strict=True):
             assert layout[name] == nd_sbp, f"{op} reads {name}"

@@ -18,9 +18,8 @@ def late(graph: LogicalGraph) -> list[str]:
 def test_what_only_a_weights_sum_waits_for_is_late() -> None:
     graph = rewritten(THROUGH, one_rank_stages(2, stage_modules=TWO_STAGES))
     assert late(graph) == ["dyt", "db", "grad/b.weight", "dht", "da", "grad/a.weight"]
-    assert [op.name for op in graph.ops if op.phase == BACKWARD] == [
-        *("tangent@1", "dy", "dr", "dh")
-    ]
+    expected = [*("tangent@1", "dy", "dr", "dh")]
+    assert [op.name for op in graph.ops if op.phase == BACKWARD] == expected
 
 
 @pytest.mark.parametrize("in_flight", ["1f1b", "gpipe"])

@@ -290,8 +290,6 @@ Fault = Callable[[LogicalGraph], LogicalGraph]
 
 
 def with_op(target: str, change: Callable[[Op], Op]) -> Fault:
-    """Change the first op of a target."""
-
     def fault(graph: LogicalGraph) -> LogicalGraph:
         at = next(k for k, op in enumerate(graph.ops) if op.target == target)
         ops = list(graph.ops)

@@ -37,10 +37,8 @@ def test_a_loss_and_its_gradient_are_made_of_logits() -> None:
 
 def test_log_probabilities_that_others_read_too_stay() -> None:
     smoothed = replace(GPT, loss=partial(losses.cross_entropy, label_smoothing=0.1))
-    assert targets(captured(smoothed)) == {
-        "aten._log_softmax.default",
-        "aten._log_softmax_backward_data.default",
-    }
+    expected = {"aten._log_softmax.default", "aten._log_softmax_backward_data.default"}
+    assert targets(captured(smoothed)) == expected
 
 
 def test_log_probabilities_stay_where_the_task_says_so() -> None:

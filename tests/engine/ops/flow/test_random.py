@@ -3,8 +3,6 @@
 Statistics are of fixed draws, so a bound that holds once holds always.
 """
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given
@@ -85,11 +83,10 @@ def test_integers_fill_their_range(low: int, high: int) -> None:
 
 
 def test_a_permutation_has_every_number_once_and_in_another_order_for_another_draw() -> None:
-    make: Callable[[int], torch.Tensor] = lambda draw: random.permutation(  # noqa: E731
-        torch.tensor(draw), 1, "a", (50,), dtype=torch.int64
-    )
-    assert sorted(make(0).tolist()) == list(range(50))
-    assert make(0).tolist() != make(1).tolist()
+    draws = map(torch.tensor, (0, 1))
+    one, other = (random.permutation(k, 1, "a", (50,), dtype=torch.int64).tolist() for k in draws)
+    assert sorted(one) == list(range(50))
+    assert one != other
 
 
 @pytest.mark.parametrize("first", ["row", "column", "draw"])

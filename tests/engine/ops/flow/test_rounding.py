@@ -13,14 +13,8 @@ from flowrun.engine.ops.flow.rounding import round_at_random, stream_of, update_
 from flowrun.engine.ops.flow.update import adamw, sgd
 
 SEED, STREAM = 5, "w"
-ADAMW: dict[str, Any] = {
-    "lr": torch.tensor(0.1),
-    "step": torch.tensor(3.0),
-    "beta1": 0.9,
-    "beta2": 0.95,
-    "eps": 1e-8,
-    "weight_decay": 0.1,
-}
+ADAMW: dict[str, Any] = {"lr": torch.tensor(0.1), "step": torch.tensor(3.0)}
+ADAMW |= {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
 SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0, "nesterov": False}
 
 
@@ -71,18 +65,9 @@ def test_an_update_is_that_of_fp32_then_rounded(
     tensors = [torch.rand(6, 3).bfloat16() for _ in range(4 if function is adamw else 3)]
     wide = [x.float() for x in tensors]
     function(*wide, **numbers)
-    param, grad, *states = tensors
-    update_narrow(
-        param,
-        grad,
-        *states,
-        optimizer=function.__name__,
-        draw=torch.tensor(1.0),
-        seed=SEED,
-        stream=STREAM,
-        shape=(6, 3),
-        **numbers,
-    )
+    param, _, *states = tensors
+    given = {"draw": torch.tensor(1.0), "seed": SEED, "stream": STREAM, "shape": (6, 3)}
+    update_narrow(*tensors, optimizer=function.__name__, **given, **numbers)
     for k, (actual, new) in enumerate(zip((param, *states), (wide[0], *wide[2:]), strict=True)):
         assert torch.equal(actual, rounded(new, stream=stream_of(STREAM, k)))
 

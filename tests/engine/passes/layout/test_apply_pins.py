@@ -29,43 +29,44 @@ def pinned(*pins: Pin) -> list[str]:
     return [op.inputs[0] for op in graph.ops if op.target == "flow.pin"]
 
 
-def test_an_output_pin_holds_for_all_that_read_the_output() -> None:
-    graph = apply_pins(two_layers(), one_axis("tensor", pins=(pin("a", "out"),)))
-    assert_ops(
-        graph.ops[1:4],
+# pin -> (index of the first op shown, ops)
+HOLDS = {
+    ("a", "out"): (
+        1,
         """
         %h = aten.mm.default(%x, %at)  # forward a stage 0
         %h/pinned = flow.pin(%h, [[tensor, S(1)]])  # forward a stage 0
         %r = aten.relu.default(%h/pinned)  # forward act stage 0
         """,
-    )
-    (dh,) = (op for op in graph.ops if op.name == "dh")
-    assert dh.inputs == ("dr", "h/pinned"), "backward shares what forward boxed"
-
-
-def test_an_input_pin_holds_for_what_another_module_made() -> None:
-    graph = apply_pins(two_layers(), one_axis("tensor", pins=(pin("b", "in"),)))
-    assert_ops(
-        graph.ops[2:6],
+    ),
+    ("b", "in"): (  # what another module made
+        2,
         """
         %r = aten.relu.default(%h)  # forward act stage 0
         %r/pinned = flow.pin(%r, [[tensor, S(1)]])  # forward act stage 0
         %bt = aten.t.default(%b.weight)  # forward b stage 0
         %y = aten.mm.default(%r/pinned, %bt)  # forward b stage 0
         """,
-    )
-
-
-def test_an_input_pin_of_the_first_module_holds_for_the_batch() -> None:
-    graph = apply_pins(two_layers(), one_axis("tensor", pins=(pin("a", "in"),)))
-    assert_ops(
-        graph.ops[:3],
+    ),
+    ("a", "in"): (  # the batch
+        0,
         """
         %x/pinned = flow.pin(%x, [[tensor, S(1)]])  # forward - stage 0
         %at = aten.t.default(%a.weight)  # forward a stage 0
         %h = aten.mm.default(%x/pinned, %at)  # forward a stage 0
         """,
-    )
+    ),
+}
+
+
+@pytest.mark.parametrize("given", HOLDS, ids=" ".join)
+def test_a_pin_holds_for_all_that_read_the_tensor(given: tuple[str, str]) -> None:
+    first, shown = HOLDS[given]
+    graph = apply_pins(two_layers(), one_axis("tensor", pins=(pin(*given),)))
+    assert_ops(graph.ops[first : first + shown.count("\n") - 1], shown)
+    if given == ("a", "out"):
+        (dh,) = (op for op in graph.ops if op.name == "dh")
+        assert dh.inputs == ("dr", "h/pinned"), "backward shares what forward boxed"
 
 
 def test_a_pattern_pins_each_module_that_it_names_not_what_passes_inside() -> None:

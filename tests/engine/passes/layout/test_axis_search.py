@@ -92,12 +92,10 @@ class BruteForce:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.costs: dict[
-            tuple[str, AxisLocations, AxisLocations], float
-        ] = {}  # of a tensor, the forms there, asked
-        self.could: dict[
-            str, set[AxisLocations]
-        ] = {}  # all that the readers of a tensor may together ask
+        # of a tensor, the forms there, asked
+        self.costs: dict[tuple[str, AxisLocations, AxisLocations], float] = {}
+        # all that the readers of a tensor may together ask
+        self.could: dict[str, set[AxisLocations]] = {}
         rows = itertools.product(*([row for row, _ in rows] for rows in problem.rows))
         for chosen in rows:
             for name, forms in self.asked(chosen).items():
@@ -189,6 +187,19 @@ def test_the_cost_is_that_of_the_rows_and_homes_it_names(problem: Problem) -> No
             assert (op.stage, sbp) in solution.forms[name]
 
 
+def of_activations(ops: Sequence[Op], rows: Any, sources: Sequence[str], sbp: Sbp = B) -> Problem:
+    """A problem on one stage whose sources are there with one SBP."""
+    return Problem(
+        ops=ops,
+        rows=rows,
+        known={name: frozenset({(0, sbp)}) for name in sources},
+        homes={},
+        box=box,
+        like=alone,
+        intent=lambda name: ACTIVATION,
+    )
+
+
 def residual(length: int, choose: random.Random) -> Problem:
     """A residual stream: op k reads what op k-1 and op k-2 made, with all rows of one SBP."""
     ops, rows = [], []
@@ -197,15 +208,7 @@ def residual(length: int, choose: random.Random) -> Problem:
         ops.append(Op(f"op{k}", "op", tuple(map(Ref, inputs)), outputs=(f"t{k}",)))
         legal = [Signature((sbp,) * len(inputs), (choose.choice(SBPS),)) for sbp in SBPS]
         rows.append([(row, 0.0) for row in legal])
-    return Problem(
-        ops=ops,
-        rows=rows,
-        known={"s0": frozenset({(0, B)})},
-        homes={},
-        box=box,
-        like=alone,
-        intent=lambda name: ACTIVATION,
-    )
+    return of_activations(ops, rows, ["s0"])
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -214,15 +217,7 @@ def test_a_long_chain_costs_what_its_shortest_path_costs(seed: int) -> None:
     choose = random.Random(f"chain {seed}")
     ops = [Op(f"op{k}", "op", (Ref(f"t{k - 1}"),), outputs=(f"t{k}",)) for k in range(200)]
     rows = [[(Signature((s,), (choose.choice(SBPS),)), 0.0) for s in SBPS] for _ in ops]
-    problem = Problem(
-        ops=ops,
-        rows=rows,
-        known={"t-1": frozenset({(0, B)})},
-        homes={},
-        box=box,
-        like=alone,
-        intent=lambda name: ACTIVATION,
-    )
+    problem = of_activations(ops, rows, ["t-1"])
     cheapest = {(0, B): 0.0}
     for legal in rows:
         costs: dict[AxisLocation, float] = {}
@@ -256,18 +251,7 @@ def test_a_sum_over_many_branches_is_solved_exactly_branch_by_branch() -> None:
     for k in names:
         ops.append(Op(f"update{k}", "op", (Ref(f"g{k}"), Ref("norm")), outputs=(f"w{k}",)))
         rows.append([(Signature((s, B), (s,)), 0.0) for s in (B, S(0))])
-    known = {f"g{k}": frozenset({(0, P)}) for k in names}
-    solution = solve(
-        Problem(
-            ops=ops,
-            rows=rows,
-            known=known,
-            homes={},
-            box=box,
-            like=alone,
-            intent=lambda name: ACTIVATION,
-        )
-    )
+    solution = solve(of_activations(ops, rows, [f"g{k}" for k in names], P))
     scatter, reduce = boxing_seconds(4096, (0, P), (0, S(0))), boxing_seconds(4096, (0, P), (0, B))
     assert solution.exact
     assert solution.cost == pytest.approx(60 * scatter + reduce)

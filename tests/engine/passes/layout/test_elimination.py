@@ -1,6 +1,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,6 @@ def networks(draw: st.DrawFn) -> Network:
 
 
 def total(tables: Sequence[CostTable], choice: Sequence[int]) -> float:
-    """The sum of all tables at one choice."""
     return sum(float(table.values[tuple(choice[v] for v in table.over)]) for table in tables)
 
 
@@ -87,19 +87,15 @@ def test_too_wide_a_network_still_gets_a_choice_and_its_cost(network: Network) -
     assert solution.cost >= minimise(sizes, tables).cost
 
 
-def test_once_it_is_late_only_small_tables_are_made() -> None:
-    pairs = itertools.combinations(range(8), 2)
+@pytest.mark.parametrize(
+    ("variables", "bound"), [(8, {"until": 0.0}), (5, {"max_entries": 3**4})], ids=["late", "wide"]
+)
+def test_a_network_that_is_cut_short_is_not_called_exact(variables: int, bound: Any) -> None:
+    pairs = itertools.combinations(range(variables), 2)
     tables = [CostTable(pair, np.eye(3)) for pair in pairs]
-    assert minimise([3] * 8, tables).exact
-    late = minimise([3] * 8, tables, until=0.0)
-    assert not late.exact and late.cost == total(tables, late.choice)
-
-
-def test_a_network_wider_than_allowed_is_not_called_exact() -> None:
-    pairs = itertools.combinations(range(5), 2)
-    tables = [CostTable(pair, np.eye(3)) for pair in pairs]
-    assert minimise([3] * 5, tables).exact
-    assert not minimise([3] * 5, tables, max_entries=3**4).exact
+    assert minimise([3] * variables, tables).exact
+    short = minimise([3] * variables, tables, **bound)
+    assert not short.exact and short.cost == total(tables, short.choice)
 
 
 def test_what_everybody_reads_leaves_last() -> None:

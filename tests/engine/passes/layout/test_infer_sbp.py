@@ -38,7 +38,6 @@ MEGATRON = """
 
 
 def signed(strategy: Strategy) -> LogicalGraph:
-    """The two layers with a signature for each op."""
     return rewritten(through(infer_update), strategy)
 
 

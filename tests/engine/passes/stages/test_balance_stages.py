@@ -28,9 +28,7 @@ def lines(draw: st.DrawFn) -> ForwardSequence:
         [0, *draw(st.lists(SECONDS, min_size=len(work) - 1, max_size=len(work) - 1))]
         for _ in range(2)
     )
-    return ForwardSequence(
-        tuple(map(float, work)), tuple(map(float, entering)), tuple(map(float, leaving))
-    )
+    return ForwardSequence(*(tuple(map(float, each)) for each in (work, entering, leaving)))
 
 
 @settings(max_examples=150)
@@ -81,9 +79,7 @@ def test_three_blocks_on_two_stages_are_cut_inside_the_middle_block() -> None:
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
-def test_one_tensor_crosses_each_way_between_neighbours_where_a_clean_cut_exists(
-    stages: int,
-) -> None:
+def test_one_tensor_crosses_each_way_where_a_clean_cut_exists(stages: int) -> None:
     plan = compiled(gpt(blocks=4), Layout(stages=stages)).plan
     crossings = Counter(
         (op.phase, op.args[1], op.stage)

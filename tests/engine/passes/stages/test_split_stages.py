@@ -62,9 +62,7 @@ def test_a_field_that_two_stages_read_enters_at_both() -> None:
     assert [(f.field, f.tensor, f.stage) for f in graph.feeds] == [("x", "x@0", 0), ("x", "x@1", 1)]
 
 
-def test_an_op_between_modules_follows_its_latest_input_and_a_sum_of_gradients_the_earliest() -> (
-    None
-):
+def test_an_op_between_modules_follows_its_latest_input_a_sum_of_gradients_the_earliest() -> None:
     graph = split_stages(graph_of(RESIDUAL), one_rank_stages(2, stage_modules=(("a",), ("b",))))
     stages = {op.name: op.stage for op in graph.ops}
     assert stages["s"] == 1
@@ -134,11 +132,8 @@ def test_more_stages_than_pieces_are_refused() -> None:
 def test_without_a_list_the_model_is_cut_where_the_slowest_stage_is_fastest() -> None:
     free = Hardware(levels=(Level(0, 0.0, math.inf),))
     graph = split_stages(two_layers(), one_rank_stages(3, hardware=free))
-    assert {op.module: op.stage for op in graph.ops if op.module != "loss"} == {
-        "a": 0,
-        "act": 1,
-        "b": 2,
-    }
+    expected = {"a": 0, "act": 1, "b": 2}
+    assert {op.module: op.stage for op in graph.ops if op.module != "loss"} == expected
 
 
 # A mask of constants and a gate of weights, each read on both sides of the cut.
@@ -203,6 +198,5 @@ def test_another_graph_of_the_model_follows_op_by_op() -> None:
     )
     there = {op.name: op.stage for op in training.ops}
     assert all(op.stage == there[op.name] for op in actual.ops)
-    assert {v.name: v.stage for v in actual.variables} == {
-        v.name: v.stage for v in training.variables
-    }
+    expected = {v.name: v.stage for v in training.variables}
+    assert {v.name: v.stage for v in actual.variables} == expected

@@ -14,12 +14,18 @@ TWO_STAGES = (("a", "act"), ("b",))
 THROUGH = (split_stages, update_ops)
 
 
+def updated(stages: int = 1, **keys: Any) -> LogicalGraph:
+    """The two layers, on one stage or two, with their updates."""
+    modules = {"stage_modules": TWO_STAGES} if stages == 2 else {}
+    return rewritten(THROUGH, one_rank_stages(stages, **modules, **keys))
+
+
 def in_phase(graph: LogicalGraph, phase: str) -> list[str]:
     return [op.name for op in graph.ops if op.phase == phase]
 
 
 def test_gradients_are_summed_after_their_makers_and_update_their_weights() -> None:
-    graph = rewritten(THROUGH, one_rank_stages(1))
+    graph = updated()
     assert in_phase(graph, BACKWARD) == [
         *("tangent", "dy", "dyt", "db", "grad/b.weight"),
         *("dr", "dh", "dht", "da", "grad/a.weight"),
@@ -37,7 +43,7 @@ def test_gradients_are_summed_after_their_makers_and_update_their_weights() -> N
 
 
 def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches() -> None:
-    graph = rewritten(THROUGH, one_rank_stages(1, micro_batches=4))
+    graph = updated(micro_batches=4)
     assert graph.results == (("loss", "loss/mean"),)
     assert_ops(
         [graph.producer[name] for name in ("loss/sum", "loss/mean", "tangent")],
@@ -50,7 +56,7 @@ def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches() -> None:
 
 
 def test_states_become_variables_that_belong_to_their_weight() -> None:
-    graph = rewritten(THROUGH, one_rank_stages(2, stage_modules=TWO_STAGES))
+    graph = updated(2)
     states = [(v.name, v.of, v.new, v.stage) for v in graph.variables if v.kind == "state"]
     assert states == [
         ("momentum_buffer/a.weight", "a.weight", "momentum_buffer/a.weight'", 0),
@@ -62,8 +68,7 @@ def test_states_become_variables_that_belong_to_their_weight() -> None:
 
 def test_adamw_has_two_states_and_rate_and_number_of_the_step_at_each_stage() -> None:
     adamw = Optimizer("adamw", (("lr", 0.1),))
-    strategy = one_rank_stages(2, stage_modules=TWO_STAGES, optimizer=adamw)
-    graph = rewritten(THROUGH, strategy)
+    graph = updated(2, optimizer=adamw)
     assert [(f.field, f.tensor, f.stage) for f in graph.feeds] == [
         ("x", "x@0", 0),
         ("@lr", "@lr@0", 0),
@@ -81,8 +86,7 @@ def test_adamw_has_two_states_and_rate_and_number_of_the_step_at_each_stage() ->
 
 def test_clipping_sums_squares_within_each_stage_then_over_the_stages() -> None:
     clipped = Optimizer("sgd", (("lr", 0.1),), clip_norm=0.5)
-    strategy = one_rank_stages(2, stage_modules=TWO_STAGES, optimizer=clipped)
-    graph = rewritten(THROUGH, strategy)
+    graph = updated(2, optimizer=clipped)
     assert_ops(
         [op for op in graph.ops if op.phase == UPDATE][:6],
         """
@@ -101,8 +105,7 @@ def test_clipping_sums_squares_within_each_stage_then_over_the_stages() -> None:
 
 
 def test_an_update_reads_on_its_own_stage_whether_the_norm_is_finite() -> None:
-    strategy = one_rank_stages(2, stage_modules=TWO_STAGES, skips_nonfinite=True)
-    graph = rewritten(THROUGH, strategy)
+    graph = updated(2, skips_nonfinite=True)
     assert_ops(
         [graph.producer[name] for name in ("skip@0", "skip@1", "grad_norm", "b.weight'")],
         """
@@ -116,8 +119,7 @@ def test_an_update_reads_on_its_own_stage_whether_the_norm_is_finite() -> None:
 
 
 def test_where_the_run_ends_a_stage_waits_for_no_later_one() -> None:
-    strategy = one_rank_stages(2, stage_modules=TWO_STAGES, skips_nonfinite=True, skips_alike=False)
-    graph = rewritten(THROUGH, strategy)
+    graph = updated(2, skips_nonfinite=True, skips_alike=False)
     assert_ops(
         [graph.producer[name] for name in ("skip@0", "sumsq<1", "skip@1", "grad_norm")],
         """
@@ -139,7 +141,7 @@ def test_a_norm_that_clips_is_waited_for_by_all_stages() -> None:
 
 
 def test_without_a_norm_and_a_check_the_gradients_are_not_read_once_more() -> None:
-    graph = rewritten(THROUGH, one_rank_stages(1))
+    graph = updated()
     assert graph.results == (("loss", "loss/mean"),)
     assert not any(op.target == "flow.sumsq" for op in graph.ops)
 
@@ -149,21 +151,18 @@ def test_a_parameter_without_a_gradient_is_not_updated() -> None:
         line for line in str(two_layers()).splitlines()[1:] if "grad/a.weight" not in line
     )
     graph = update_ops(graph_of(frozen), one_rank_stages(1))
-    assert {v.name: v.new for v in graph.variables if v.kind == "parameter"} == {
-        "a.weight": None,
-        "b.weight": "b.weight'",
-    }
+    expected = {"a.weight": None, "b.weight": "b.weight'"}
+    assert {v.name: v.new for v in graph.variables if v.kind == "parameter"} == expected
 
 
 def test_sgd_without_momentum_has_no_state() -> None:
-    strategy = one_rank_stages(1, optimizer=Optimizer("sgd", (("lr", 0.1),)))
-    graph = rewritten(THROUGH, strategy)
+    graph = updated(optimizer=Optimizer("sgd", (("lr", 0.1),)))
     assert [v.kind for v in graph.variables] == ["parameter", "parameter"]
 
 
 def test_values_are_clipped_before_the_norm_is_taken() -> None:
     clipped = Optimizer("sgd", (("lr", 0.1),), clip_norm=0.5, clip_value=0.25)
-    graph = rewritten(THROUGH, one_rank_stages(1, optimizer=clipped))
+    graph = updated(optimizer=clipped)
     assert_ops(
         [graph.producer[name] for name in ("clipped/b.weight", "sumsq/b.weight", "b.weight'")],
         """
@@ -182,7 +181,7 @@ def shrink(param: Tensor, grad: Tensor, seen: Tensor, best: Tensor = 7.0, *, lr:
 
 def test_a_function_is_traced_to_ops_and_one_assignment() -> None:
     traced = Optimizer("shrink", (("lr", 0.1),), function=shrink)
-    graph = rewritten(THROUGH, one_rank_stages(1, optimizer=traced))
+    graph = updated(optimizer=traced)
     assert_ops(
         [op for op in graph.ops if op.phase == UPDATE and "a.weight" in op.name],
         """
@@ -200,7 +199,7 @@ def test_a_function_is_traced_to_ops_and_one_assignment() -> None:
 
 def test_a_moving_average_starts_as_its_weight_and_follows_the_new_one() -> None:
     averaged = Optimizer("sgd", (("lr", 0.1),), ema=0.9)
-    graph = rewritten(THROUGH, one_rank_stages(1, optimizer=averaged))
+    graph = updated(optimizer=averaged)
     state = next(v for v in graph.variables if v.name == "ema/a.weight")
     assert (state.kind, state.of, state.start) == ("state", "a.weight", None)
     assert_ops(
@@ -219,7 +218,7 @@ def test_of_groups_that_match_the_later_wins_key_by_key() -> None:
         ),
         rates=((0.3, (0.3, 0.2)),),
     )
-    graph = rewritten(THROUGH, one_rank_stages(1, optimizer=grouped))
+    graph = updated(optimizer=grouped)
     kwargs = {name: dict(graph.producer[f"{name}.weight'"].kwargs) for name in "ab"}
     assert [kwargs[name]["weight_decay"] for name in "ab"] == [0.25, 0.0]
     assert [str(kwargs[name]["lr"]) for name in "ab"] == ["%@lr=0.3@0"] * 2
@@ -229,5 +228,5 @@ def test_of_groups_that_match_the_later_wins_key_by_key() -> None:
 def test_a_group_that_matches_no_parameter_is_a_located_error() -> None:
     grouped = Optimizer("sgd", (("lr", 0.1),), groups=(ParameterGroup("*.bias", ()),))
     with pytest.raises(RecipeError, match=r"no parameter matches '\*\.bias'") as error:
-        rewritten(THROUGH, one_rank_stages(1, optimizer=grouped))
+        updated(optimizer=grouped)
     assert error.value.where == "optim.groups.*.bias"
