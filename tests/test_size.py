@@ -50,7 +50,7 @@ BUDGETS = {
     "launcher/listeners": 679,
     "launcher/model": 2_626,
     "launcher/place": 2_054,
-    "launcher/recipe": 3_144,
+    "launcher/recipe": 3_147,
     "launcher/ranks": 1_930,
     "launcher/report": 2_426,
     "launcher/store": 674,
@@ -59,10 +59,11 @@ BUDGETS = {
     "launcher/text": 379,
     "models": 1_492,
     "testing": 115,
-    "tests": 1_057,
+    "tests": 1_058,
     "tests/behaviour": 8_300,
     "tests/chaos": 970,
     "tests/engine": 14_117,
+    "tests/gpu": 274,
     "tests/fuzz": 1_006,
     "tests/hangs": 365,
     "tests/launcher": 14_780,
@@ -70,7 +71,7 @@ BUDGETS = {
     "tests/support": 6_763,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_150, "tests": 48_171, "docs": 50_000}
+SUMS = {"source": 66_153, "tests": 48_446, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 30, "functions above complexity 15": 0}

@@ -371,7 +371,7 @@ def device_of_rank(kind: str) -> torch.device:
     """This rank's device; on CUDA the rank keeps to the cores near it."""
     if kind == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     found = torch.cuda.get_device_properties(device)
     at = (found.pci_domain_id, found.pci_bus_id, found.pci_device_id)  # type: ignore[attr-defined]
     pin_near("{:04x}:{:02x}:{:02x}.0".format(*at))

@@ -14,6 +14,9 @@ from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import one_of
 from flowrun.launcher.recipe.schema import EAGER, HANDWRITTEN, INDUCTOR, Launch
 
+# NCCL 2.30 and later: ranks of a host may share its GPUs, and take turns on them
+SHARES_GPUS = "NCCL_MULTI_RANK_GPU_ENABLE"
+
 
 def check_runs(recipe: Recipe) -> None:
     """Raises RecipeError for kernels that are there to plan with alone, for a batch job that would
@@ -45,13 +48,13 @@ def device_type(launch: Launch, num_ranks: int, here: bool = True) -> str:
     if launch.device == "cuda" and not here:
         return "cuda"
     wanted, there = num_ranks // launch.num_hosts, _num_gpus()
-    if there >= wanted:
+    if there >= wanted or (there and os.environ.get(SHARES_GPUS) == "1"):
         return "cuda"
     if launch.device == "cuda":
         raise RecipeError(
             "launch.device",
             f"{wanted} ranks of this host need a GPU each; torch sees {there}.",
-            "Use fewer ranks, or launch.device=cpu.",
+            f"Use fewer ranks, or launch.device=cpu. {SHARES_GPUS}=1 has ranks share a GPU.",
         )
     return "cpu"
 
