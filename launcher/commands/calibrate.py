@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import itertools
 import os
-import pickle
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 import yaml
@@ -37,16 +36,15 @@ from flowrun.engine.runtime.calibration.calibration import (
     ProbeSizes,
     device_times,
     link_times,
+    meeting,
     paces,
 )
-from flowrun.engine.runtime.process import heap
 from flowrun.engine.runtime.process.core import pin_to_core
 from flowrun.engine.runtime.process.cpu_share import count_seconds, share_of_others
 from flowrun.engine.runtime.transport import host_peers
-from flowrun.engine.runtime.transport.links import Links
+from flowrun.launcher.job.forked import run_in_forks
 from flowrun.launcher.terminal import doing
 
-T = TypeVar("T")
 SHARED, GLOO = "shared memory", "gloo"
 GROUPS = (2, 4)
 BUSY = 0.03  # share of the cores that others may have
@@ -265,49 +263,26 @@ def _transport(level: Level) -> str:
     return SHARED if level.shared_memory else GLOO
 
 
-def in_processes(count: int, measure: Callable[[int], T]) -> list[T]:
-    """Measure in forked processes at once; return what each has measured.
-
-    measure: is called in each with its number.
-    """
-    from torch.multiprocessing.spawn import start_processes
-
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder, str(number)) for number in range(count)]
-
-        def run(number: int) -> None:
-            heap.keep_pages()
-            torch.set_num_threads(1)
-            files[number].write_bytes(pickle.dumps(measure(number)))
-
-        start_processes(run, nprocs=count, start_method="fork")  # type: ignore[no-untyped-call]
-        return [pickle.loads(file.read_bytes()) for file in files]
-
-
 def _measure_ranks(session: Session, sizes: ProbeSizes, number: int) -> list[OfRank]:
     """Say on the terminal what is measured, and measure it.  number: of the round, from 0."""
     what = "operations and links" if session.device else "links"
     by = f"{session.ranks} ranks, {session.transport}"
     doing.doing(f"round {number + 1} of {sizes.rounds}: {what}, {by}")
     with tempfile.TemporaryDirectory() as folder:
-        meeting = f"file://{folder}/init"
-        return in_processes(session.ranks, lambda rank: _rank(rank, session, sizes, meeting))
+        file = f"{folder}/meeting"
+        ranks = range(session.ranks)
+        return run_in_forks(partial(_measure_rank, k, session, sizes, file) for k in ranks)
 
 
-def _rank(rank: int, session: Session, sizes: ProbeSizes, meeting: str) -> OfRank:
+def _measure_rank(rank: int, session: Session, sizes: ProbeSizes, file: str) -> OfRank:
     import torch.distributed as dist
 
     pin_to_core(rank, session.ranks)
-    cpu = torch.device("cpu")
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=session.ranks)
-    links = Links(rank, cpu, shared=session.transport == SHARED)
-    dist.barrier()
-    devices = device_times(sizes) if session.device else []
-    moved = link_times(links, rank, range(session.ranks), sizes, session.transport == GLOO)
-    dist.barrier()
-    cores, pace = os.cpu_count() or 1, (sizes.pace_s, sizes.pace_rounds)
-    paced = paces(rank, cores, *pace, dist.barrier) if session.paced else ()
-    dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
-    links.close()
-    dist.destroy_process_group()
+    with meeting(rank, session.ranks, file, session.transport == SHARED) as links:
+        dist.barrier()
+        devices = device_times(sizes) if session.device else []
+        moved = link_times(links, rank, range(session.ranks), sizes, session.transport == GLOO)
+        dist.barrier()
+        cores, pace = os.cpu_count() or 1, (sizes.pace_s, sizes.pace_rounds)
+        paced = paces(rank, cores, *pace, dist.barrier) if session.paced else ()
     return OfRank(devices, moved, paced)

@@ -12,8 +12,9 @@ from rich.table import Table
 
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.runtime.calibration.calibrated import digits
+from flowrun.engine.runtime.calibration.calibration import measure_alone
 from flowrun.engine.runtime.calibration.op_times import TimeRatios, measure_op_times
-from flowrun.launcher.commands.calibrate import in_processes
+from flowrun.launcher.job.forked import run_in_forks
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.recipe import Recipe
 
@@ -45,12 +46,13 @@ def _measure_job(job: Job, hardware: Hardware, steps: int) -> TimeRatios:
     """Measure the ops of a job in all processes."""
     plan = job.training.plan  # made before the processes fork
 
-    def measure(number: int) -> TimeRatios:
+    def measure() -> TimeRatios:
+        measure_alone()
         made = job.materials
         return measure_op_times(plan, made.sampler, made.initial, hardware, steps)
 
     found: TimeRatios = defaultdict(list)
-    for each in in_processes(_BESIDE, measure):
+    for each in run_in_forks([measure] * _BESIDE):
         for key, factors in each.items():
             found[key] += factors
     return found

@@ -8,8 +8,8 @@ import pickle
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
@@ -43,8 +43,14 @@ def run_in_fork(make: Callable[[], T]) -> T:
     not have touched if its forks are to use it.  Capture opens both, since autograd asks each kind
     of device how many there are.  Raises RunError if the process ends without an answer.
     """
-    with _fork(make, daemon=False) as result:
-        return result()
+    return run_in_forks([make])[0]
+
+
+def run_in_forks(makes: Iterable[Callable[[], T]]) -> list[T]:
+    """Call several functions at once, each in a fork of this process; see run_in_fork."""
+    with ExitStack() as forks:
+        results = [forks.enter_context(_fork(make, daemon=False)) for make in makes]
+        return [result() for result in results]
 
 
 @contextmanager

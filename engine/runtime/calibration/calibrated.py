@@ -8,6 +8,8 @@ from math import log
 from statistics import fmean, median
 from typing import TypeVar
 
+import numpy as np
+
 from flowrun.engine.boxing.boxing import ALL_REDUCE, EXCHANGE
 from flowrun.engine.hardware.hardware import Hardware, Products
 from flowrun.engine.hardware.network import Level
@@ -207,15 +209,10 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
     points: (work, seconds), of at least two sizes.
     """
-    weights = [1 / seconds**2 for _, seconds in points]
-    total = sum(weights)
-    mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
-    mean_y = sum(w * y for w, (_, y) in zip(weights, points, strict=True)) / total
-    spread = sum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, points, strict=True))
-    along = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True))
-    slope = along / spread
+    work, seconds = np.array(points).T
+    slope, at_zero = np.polyfit(work, seconds, 1, w=1 / seconds)
     assert slope > 0, f"more work takes no longer: {points}"
-    return max(0.0, mean_y - slope * mean_x), 1 / slope
+    return max(0.0, float(at_zero)), 1 / float(slope)
 
 
 def as_yaml(hardware: Hardware) -> Mapping[str, object]:

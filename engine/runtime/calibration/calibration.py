@@ -10,7 +10,9 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from statistics import median
 
 import torch
@@ -36,6 +38,7 @@ from flowrun.engine.runtime.calibration.probes import (
     element_probes,
 )
 from flowrun.engine.runtime.kernels.overrides import kernel_of
+from flowrun.engine.runtime.process import heap
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.engine.runtime.transport.pending import Collective, Pending
 from flowrun.engine.runtime.transport.transport import BucketLayout, layout_of
@@ -45,6 +48,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _COLD_BYTES = 1 << 26  # of operands used in turn, as in a step, so that no cache holds them
 _CALLS_PER_TIMING = 4  # calls between ops that are timed together
 _MIN_ADDED_S = 1e-5
+_PATIENCE = timedelta(seconds=60)  # for the other processes
 _ROWS_PER_RANK = 64  # of a tensor that is moved
 _PROBE_SETS = 8  # sets of a probe's tensors, used in turn
 _EXCHANGED = BoxingStep(0, P, B, exchanged=True)
@@ -82,6 +86,27 @@ class ProbeSizes:
     rounds: int = 1
     counted: float = 0.5
     probes: bool = True
+
+
+def measure_alone() -> None:
+    """Let this process, which was forked to measure, compute as a rank does."""
+    heap.keep_pages()
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def meeting(rank: int, ranks: int, file: str, shared: bool = True) -> Iterator[Links]:
+    """Within, this process is one of `ranks` that measure their links; give its own.
+
+    file: by which they meet; it is not there yet.  shared: see Links.
+    """
+    measure_alone()
+    dist.init_process_group("gloo", f"file://{file}", _PATIENCE, ranks, rank)
+    links = Links(rank, torch.device("cpu"), shared=shared)
+    yield links
+    dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
+    links.close()
+    dist.destroy_process_group()
 
 
 def device_times(sizes: ProbeSizes) -> list[TimedWork]:

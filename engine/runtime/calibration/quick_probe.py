@@ -13,24 +13,24 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.ir.own_files import Unusable, cache_folder, own_folder, read_own, write_own
 from flowrun.engine.runtime.calibration.calibrated import with_device
-from flowrun.engine.runtime.calibration.calibration import ProbeSizes, device_times, time_messages
+from flowrun.engine.runtime.calibration.calibration import (
+    ProbeSizes,
+    device_times,
+    meeting,
+    time_messages,
+)
 from flowrun.engine.runtime.kernels.cpu.products import read_cpuinfo
-from flowrun.engine.runtime.process import heap
-from flowrun.engine.runtime.transport.links import Links
 
 RANKS = 2
 _FLOP = 1e8  # of a product by which speeds are compared
 _IN_A_STEP = 3.4  # time of a small op among others in a step, over that in a loop of the same op
-_PATIENCE = timedelta(seconds=20)  # for the other process
 _PRODUCTS = (128, 128, 384), (512, 256, 512)
 _SIZES = ProbeSizes(_PRODUCTS, ("fp32",), 1 << 24, (1 << 12,), 8, counted=1 / 8, probes=False)
 
@@ -81,20 +81,15 @@ def keep_scales(base: Hardware, scales: Scales) -> Scales:
     return scales
 
 
-def measure(rank: int, meeting: str, base: Hardware) -> Scales:
+def measure(rank: int, file: str, base: Hardware) -> Scales:
     """Measure this machine, in a process of its own that is one of RANKS.
 
-    meeting: a file by which they meet, which is not there yet.
+    file: by which they meet; it is not there yet.
     """
-    heap.keep_pages()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{meeting}", _PATIENCE, RANKS, rank)
-    links, level = Links(rank, torch.device("cpu")), base.levels[0]
-    [message] = time_messages(links, rank, replace(_SIZES, trials=160))
-    found = with_device(base, device_times(_SIZES))
-    dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
-    links.close()
-    dist.destroy_process_group()
+    level = base.levels[0]
+    with meeting(rank, RANKS, file) as links:
+        [message] = time_messages(links, rank, replace(_SIZES, trials=160))
+        found = with_device(base, device_times(_SIZES))
     return Scales(
         date=time.strftime("%Y-%m-%d"),
         products=base.fp32.seconds(_FLOP) / found.fp32.seconds(_FLOP),
