@@ -18,8 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.bench.load_suite import load_suite
-from flowrun.launcher.bench.runs import round_of
-from flowrun.launcher.bench.suite import Suite
+from flowrun.launcher.bench.suite import Suite, round_of
 from flowrun.launcher.cli import COMMANDS
 from flowrun.launcher.recipe.compose import load, spell
 from flowrun.launcher.recipe.schema import RecipeSchema

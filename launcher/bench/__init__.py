@@ -1,7 +1,7 @@
 """`flowrun bench`: the same training through flowrun and through torch's own layouts, in turn.
 
 bench.py         read this first: the story on a page
-load_suite.py suite.py runs.py   conf/suite and command line -> Suite -> the runs, in order
+load_suite.py suite.py   conf/suite and command line -> Suite -> the runs, in order
 process.py       one run in processes of its own -> a sample, or the reason why there is none
 peers/           torch's own layouts
 results.py       samples -> medians, ratios pair by pair, bounds

@@ -21,9 +21,8 @@ from rich.console import Console
 
 from flowrun.launcher.bench.process import execute
 from flowrun.launcher.bench.results import FinishedRun, ResultLine, lines, step_seconds
-from flowrun.launcher.bench.runs import round_of
 from flowrun.launcher.bench.show_results import draw, table
-from flowrun.launcher.bench.suite import Suite
+from flowrun.launcher.bench.suite import Suite, round_of
 from flowrun.launcher.bench.sweep import expand_sweep
 from flowrun.launcher.recipe.compose import compose
 from flowrun.launcher.report.report import strict

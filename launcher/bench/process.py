@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import IO
 
-from flowrun.launcher.bench.runs import Run
+from flowrun.launcher.bench.suite import Run
 from flowrun.launcher.job.forked import delay_interrupts
 
 _LOOK_S = 0.05  # between two looks at the processes

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flowrun.launcher.bench.process import Sample
-from flowrun.launcher.bench.runs import FLOWRUN, Run, round_of
-from flowrun.launcher.bench.suite import Suite
+from flowrun.launcher.bench.suite import FLOWRUN, Run, Suite, round_of
 
 Samples = Mapping[int, Sample]  # by round, of runs that ended well
 

@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flowrun.launcher.bench.results import ResultLine
-from flowrun.launcher.bench.runs import FLOWRUN
-from flowrun.launcher.bench.suite import MODES, Suite
+from flowrun.launcher.bench.suite import FLOWRUN, MODES, Suite
 from flowrun.launcher.report.bars import BarPanel, draw_bars
 
 OURS, THEIRS = "#3b6ea5", "#b9bec6"

@@ -205,17 +205,13 @@ def resume(
 
 def _print_rows(rows: Sequence[Difference]) -> None:
     """A table of dataclasses: their fields are the columns."""
-    from rich.table import Table
-
-    from flowrun.launcher.terminal.console import wide_console
+    from flowrun.launcher.terminal.console import plain_table, wide_console
 
     names = [field.name for field in fields(rows[0])] if rows else []
-    table = Table(box=None, pad_edge=False)
-    for name in names:
-        table.add_column(name.replace("_", " "), no_wrap=name != names[-1])
-    for row in rows:
-        values = (getattr(row, name) for name in names)
-        table.add_row(
-            *(f"{value:.2e}" if isinstance(value, float) else str(value) for value in values)
-        )
+    headings = [name.replace("_", " ") for name in names]
+    cells = (
+        [f"{x:.2e}" if isinstance(x, float) else str(x) for x in map(row.__getattribute__, names)]
+        for row in rows
+    )
+    table = plain_table("", headings, cells, whole=headings[:-1])
     wide_console().print(table)

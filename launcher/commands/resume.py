@@ -14,8 +14,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.job.materials import with_steps
 from flowrun.launcher.job.resumed import differ, train_anew
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.recipe.key_schema import schema
-from flowrun.launcher.recipe.key_trees import flatten_keys
+from flowrun.launcher.recipe.key_schema import flatten_keys, schema
 from flowrun.launcher.recipe.locate import show_path
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import CommandLineError, PlacedError

@@ -12,7 +12,7 @@ from flowrun.engine.ir.graph import Variable
 from flowrun.engine.runtime.drivers.logical_checkpoint import read_contents, read_whole
 from flowrun.engine.runtime.rank.shards import name_shard
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.recipe.key_trees import flatten_keys
+from flowrun.launcher.recipe.key_schema import flatten_keys
 from flowrun.launcher.store.checkpoint import Checkpoint, find_all
 
 

@@ -2,6 +2,6 @@
 
 Both are listeners (listener.py, read it first: the events, and the table of what a step has).
 make.py makes those that a recipe names.  dispatch.py: threads and queues that call them, in the
-launcher of the first host, so that a listener knows nothing of ranks.  tensorboard.py and
-trackers.py write to other libraries.  early_stopping.py is a callback that ships.
+launcher of the first host, so that a listener knows nothing of ranks.  trackers.py writes to
+other libraries.  early_stopping.py is a callback that ships.
 """

@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.listeners.tensorboard import TensorBoard
-from flowrun.launcher.listeners.trackers import MLflow, Trackio, WandB
+from flowrun.launcher.listeners.trackers import MLflow, TensorBoard, Trackio, WandB
 from flowrun.launcher.model.targets import check_arguments, make_object
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import did_you_mean

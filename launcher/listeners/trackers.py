@@ -1,5 +1,5 @@
-"""Experiment trackers: Weights & Biases, MLflow and trackio.  Each is imported when a run starts
-that names it.
+"""TensorBoard's events in the run's folder; experiment trackers: Weights & Biases, MLflow, trackio.
+Each is imported when a run starts that names it.
 
 A run that goes on, by resume or as ranks were started again, goes on in the tracker, too: its
 number there lies in the run's folder.
@@ -7,14 +7,51 @@ number there lies in the run's folder.
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flowrun.launcher.listeners.listener import Curves, RunInfo
-from flowrun.launcher.recipe.key_trees import flatten_keys
+from flowrun.launcher.recipe.key_schema import flatten_keys
+
+
+class TensorBoard(Curves):
+    """Writes a curve for each tag."""
+
+    def __init__(self) -> None:
+        self._writer: Any = None
+
+    def on_start(self, run: RunInfo) -> None:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        from torch.utils.tensorboard import SummaryWriter
+
+        _hush_writer()
+        self._writer = SummaryWriter(str(run.folder), purge_step=run.first_step or None)
+
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def on_end(self, status: str) -> None:
+        self._writer.close()
+
+
+def _hush_writer() -> None:
+    """Let TensorBoard's own thread end without a traceback where it cannot write: the next event
+    raises the error, which is a note.
+    """
+    before = threading.excepthook
+
+    def show(ended: threading.ExceptHookArgs) -> None:
+        if not type(ended.thread).__module__.startswith("tensorboard"):
+            before(ended)
+
+    threading.excepthook = show
+
 
 _FLUSH_S = 1.0  # from one batch of MLflow to the next
 _PARAMETER_CHARACTERS = 500  # of a value; MLflow refuses more than 6000

@@ -33,8 +33,7 @@ from flowrun.launcher.place.repeated_blocks import Captures
 from flowrun.launcher.place.space import Branch, Candidate, Space
 from flowrun.launcher.recipe.compose import freeze, resolve, to_recipe
 from flowrun.launcher.recipe.hardware_keys import rank_hardware
-from flowrun.launcher.recipe.key_schema import schema
-from flowrun.launcher.recipe.key_trees import change_keys
+from flowrun.launcher.recipe.key_schema import change_keys, schema
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import RecipeSchema
 

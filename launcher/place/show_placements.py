@@ -10,7 +10,7 @@ from rich.text import Text
 from flowrun.engine.compile import longest_equal_step
 from flowrun.launcher.place.outcome import Outcome
 from flowrun.launcher.place.placement_search import SHOWN, PlacementResult
-from flowrun.launcher.report.plain_table import plain_table
+from flowrun.launcher.terminal.console import plain_table
 from flowrun.launcher.terminal.units import seconds, size
 
 _LACKING = 3  # candidates that lack memory, of the ten, at most

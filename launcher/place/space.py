@@ -14,7 +14,7 @@ from operator import getitem
 from typing import Any
 
 from flowrun.engine.ir.placement import BATCH_AXES
-from flowrun.launcher.recipe.key_trees import flatten_keys, spell_value
+from flowrun.launcher.recipe.key_schema import flatten_keys, spell_value
 from flowrun.launcher.recipe.schema import KEEPABLE, MIRRORED
 
 Axes = tuple[tuple[str, int], ...]

@@ -11,12 +11,12 @@ from flowrun.engine.ir.graph import UPDATE
 from flowrun.engine.runtime.rank.rank import Rank
 from flowrun.launcher.job.job import Start
 from flowrun.launcher.ranks.snapshot_memory import (
+    NONE,
     MemorySnapshot,
     SnapshotMemory,
     Views,
     find_updaters,
 )
-from flowrun.launcher.ranks.stamps import NONE
 
 
 class SnapshotWriter:

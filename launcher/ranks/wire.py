@@ -1,4 +1,5 @@
-"""Messages: frozen dataclasses that go to JSON and come back, checked field by field.
+"""Messages: frozen dataclasses that go to JSON and come back, checked field by field; a pipe from
+each rank to its launcher carries them.
 
 Every event of a run and every word between launchers is one.  `decode` makes an object only of a
 frame whose fields all have the types that its class says, so that nothing of a frame that makes no
@@ -8,8 +9,11 @@ sense reaches a state.
 from __future__ import annotations
 
 import json
+import os
+import struct
+import threading
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, Union, dataclass_transform, get_args, get_origin, get_type_hints
@@ -100,3 +104,69 @@ def _read_generic(hint: Any, inner: tuple[Any, ...], value: Any) -> Any:
     if origin is Mapping and isinstance(value, dict):
         return {_read(inner[0], key): _read(inner[1], each) for key, each in value.items()}
     raise ValueError(f"{str(value)[:40]!r} is not of the type {hint}")
+
+
+_LENGTH = struct.Struct(">I")
+_PART = 1 << 16
+
+
+class EventSender:
+    """Sends to the launcher what happens on a rank: each event after its length.
+
+    Threads may share it; it waits where the pipe is full.
+    """
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+        self._writing = threading.Lock()  # a thread that saves sends, too
+
+    def send(self, event: Notice) -> None:
+        """Send an event."""
+        data = encode(event)
+        frame = memoryview(_LENGTH.pack(len(data)) + data)
+        with self._writing:
+            while frame:
+                frame = frame[os.write(self._pipe, frame) :]
+
+
+class EventReader:
+    """The launcher's end of a rank's pipe, also of one that was killed.
+
+    ended: nothing more comes.
+    """
+
+    def __init__(self, pipe: int) -> None:
+        self.pipe, self.ended = pipe, False
+        self._came = bytearray()
+        os.set_blocking(pipe, False)
+
+    def read(self) -> Iterator[Notice]:
+        """Yield what has come, of one part of the pipe; it never waits."""
+        try:
+            part = os.read(self.pipe, _PART)
+        except BlockingIOError:
+            return
+        self.ended = not part
+        self._came += part
+        at = 0
+        while len(self._came) - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._came, at)
+            end = at + _LENGTH.size + length
+            if end > len(self._came):
+                break
+            yield decode(bytes(self._came[at + _LENGTH.size : end]))
+            at = end
+        del self._came[:at]
+
+    def drain(self) -> Iterator[Notice]:
+        """Yield all that is left, once its rank has ended."""
+        while True:
+            before = len(self._came)
+            events = list(self.read())
+            yield from events
+            if self.ended or (not events and len(self._came) == before):
+                return
+
+    def close(self) -> None:
+        """Close the pipe."""
+        os.close(self.pipe)

@@ -42,12 +42,12 @@ from flowrun.launcher.job.segments import RankRows, ReadingOrder
 from flowrun.launcher.ranks import finite, rank_memory
 from flowrun.launcher.ranks import rank_events as said
 from flowrun.launcher.ranks.failure import describe, with_peers
-from flowrun.launcher.ranks.pipes import EventSender
 from flowrun.launcher.ranks.rank_saves import RankSaves
 from flowrun.launcher.ranks.segment_loop import train_segments
 from flowrun.launcher.ranks.snapshot_memory import MemorySnapshot, SnapshotMemory
 from flowrun.launcher.ranks.snapshots import SnapshotWriter
 from flowrun.launcher.ranks.step_gate import StepGate
+from flowrun.launcher.ranks.wire import EventSender
 
 OnStep = Callable[[int, Results, float], None]
 

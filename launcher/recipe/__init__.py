@@ -4,8 +4,7 @@ Overrides such as "train.steps=50" enter; a frozen Recipe leaves, or an error wi
 
 compose.py         read this first: Hydra composes, `load` returns a Recipe
 schema.py          every key: type, default, unit
-key_schema.py      the keys as a config of OmegaConf, into which recipes are merged; meanings
-key_trees.py       nested keys as dotted keys, and with some replaced
+key_schema.py      the keys as a config of OmegaConf; meanings; nested keys as dotted keys
 recipe.py          Recipe, which all of the launcher reads
 value_ranges.py checks.py   the range of a single key; contradictions between keys
 hydra_source.py    recipe files as Hydra's group `recipe`

@@ -22,8 +22,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe import hydra_source
 from flowrun.launcher.recipe.checks import check, zero_of
 from flowrun.launcher.recipe.hydra_source import COMPOSING_ERRORS
-from flowrun.launcher.recipe.key_schema import schema
-from flowrun.launcher.recipe.key_trees import Keys, flatten_keys, plain
+from flowrun.launcher.recipe.key_schema import Keys, flatten_keys, plain, schema
 from flowrun.launcher.recipe.placement_keys import (
     FROM_MODEL,
     check_axis_names,

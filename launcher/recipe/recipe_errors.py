@@ -28,8 +28,7 @@ from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.engine.hardware.hardware import AttentionSpeed
 from flowrun.engine.hardware.network import Level
 from flowrun.launcher.recipe.hydra_source import GROUP, is_path, recipe_names
-from flowrun.launcher.recipe.key_schema import schema
-from flowrun.launcher.recipe.key_trees import flatten_keys
+from flowrun.launcher.recipe.key_schema import flatten_keys, schema
 from flowrun.launcher.recipe.locate import COMMAND_LINE, locate, show_path
 
 # type of a value -> as people say it

@@ -28,9 +28,8 @@ from flowrun.launcher.job.job import Job, Start
 from flowrun.launcher.listeners.listener import TAGS, RunInfo
 from flowrun.launcher.recipe.schema import ROLLBACK
 from flowrun.launcher.report.metric_lines import list_lines_before, open_metrics
-from flowrun.launcher.report.progress import Progress
+from flowrun.launcher.report.progress import Progress, list_steps
 from flowrun.launcher.report.report import REPORT, Report, StepLog, StepRecord, numbers, strict
-from flowrun.launcher.report.step_lines import list_steps
 from flowrun.launcher.store.checkpoint import RECIPE, Checkpoint, complete, find_all, find_best
 from flowrun.launcher.store.run_tokenizer import keep_tokenizer
 from flowrun.launcher.terminal.console import STDERR, STDOUT, say

@@ -22,8 +22,8 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.schema import INDUCTOR
 from flowrun.launcher.report.group_equal import FEW, alike, extent, one_of_each, some, spans
 from flowrun.launcher.report.notes import notes
-from flowrun.launcher.report.plain_table import plain_table
 from flowrun.launcher.report.progress import layout, stage_table
+from flowrun.launcher.terminal.console import plain_table
 from flowrun.launcher.terminal.units import seconds, size
 
 _MARKS = {

@@ -24,8 +24,7 @@ from rich.text import Text
 from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.launcher.recipe.schema import VALIDATION
 from flowrun.launcher.report.bars import BarPanel, draw_bars
-from flowrun.launcher.report.plain_table import plain_table
-from flowrun.launcher.terminal.console import NO_PLOT, wide_console
+from flowrun.launcher.terminal.console import NO_PLOT, plain_table, wide_console
 from flowrun.launcher.terminal.units import seconds, size
 
 TABLE, PLOT = "comparison.csv", "comparison.png"

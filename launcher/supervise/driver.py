@@ -38,9 +38,8 @@ from flowrun.launcher.supervise.hands.event_loop import Loop
 from flowrun.launcher.supervise.hands.lease import BEAT_S, Lease
 from flowrun.launcher.supervise.hands.local_ranks import LocalRanks
 from flowrun.launcher.supervise.hands.newest_state import place_of
-from flowrun.launcher.supervise.hands.ranks_hand import RanksHand, Wires
+from flowrun.launcher.supervise.hands.ranks_hand import RanksHand, VirtualRanks, Wires
 from flowrun.launcher.supervise.hands.signals import Preempted, Signals
-from flowrun.launcher.supervise.hands.virtual_ranks import VirtualRanks
 from flowrun.launcher.supervise.hands.watch import find_limit
 from flowrun.launcher.supervise.hosts.hosts import Alone, Hosts
 from flowrun.launcher.supervise.life import events as ev

@@ -1,5 +1,6 @@
 """Print to a person's terminal.
 
-console.py makes the console that tables are printed to.  units.py writes bytes, seconds and counts
-for a person.  doing.py shows one line that says what is being done before there is a plan.
+console.py makes tables, and the console that they are printed to.  units.py writes bytes, seconds
+and counts for a person.  doing.py shows one line that says what is being done before there is a
+plan.
 """

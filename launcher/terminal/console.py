@@ -1,4 +1,4 @@
-"""Make the console that tables are printed to."""
+"""The console that tables are printed to, and tables without lines, in any width."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import re
 import shutil
 import sys
 import textwrap
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from typing import TextIO, cast
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.table import Table
 
 # Otherwise the bracket would be a style, and the reader advised to install what is there.
 NO_PLOT = r"no plot: it needs matplotlib (pip install 'flowrun\[plot]')"
@@ -103,3 +105,31 @@ def wrap_words(text: str, width: int) -> str:
         )
         lines += wrapped or [""]
     return "\n".join(lines)
+
+
+def plain_table(
+    title: str,
+    headings: Iterable[str],
+    rows: Iterable[Iterable[RenderableType]],
+    *,
+    right: Container[str] = (),
+    whole: Container[str] = (),
+) -> Table:
+    """Make a table.
+
+    right: headings of columns that end at the right, as numbers do.  whole: of those that stay on
+    one line; words of others wrap.
+    """
+    table = Table(
+        title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False
+    )
+    for heading in headings:
+        table.add_column(
+            heading,
+            justify="right" if heading in right else "left",
+            no_wrap=heading in whole,
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -13,7 +13,7 @@ from typing import Any
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.launcher.bench.suite import make
-from flowrun.launcher.recipe.key_trees import spell_value
+from flowrun.launcher.recipe.key_schema import spell_value
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import did_you_mean, require
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table as Grid
 from rich.text import Text
 
 from flowrun.launcher.bench.foreseen.published import UNITS, Foreseen, PublishedTable
 from flowrun.launcher.bench.foreseen.score import Score, ScoredFigure, points
+from flowrun.launcher.terminal.console import plain_table
 
 POINT, EXACT = "#3b6ea5", "#b9bec6"
 
@@ -23,21 +23,19 @@ def result(
     """Show a table of the suite: for each of its lines and units the published and the foreseen
     figure and the error; then the scores.
     """
-    grid = Grid(box=None, pad_edge=False)
-    grid.add_column("", no_wrap=True)
-    for unit in table.units:
-        for heading in (UNITS[unit][0], "foreseen", "off"):
-            grid.add_column(heading, justify="right", no_wrap=True)
     found = {(line.row, line.unit): line for line in lines}
     problems: dict[str, str] = {}
+    headings = ["", *(h for unit in table.units for h in (UNITS[unit][0], "foreseen", "off"))]
+    rows: list[list[RenderableType]] = []
     for row in table.rows:
         mine = [found.get((row.name, unit)) for unit in table.units]
         cells = (cell for line in mine for cell in _cells(suite, line))
-        grid.add_row(row.name.partition("/")[2], *cells)
+        rows.append([row.name.partition("/")[2], *cells])
         problems.update((line.row, line.problem) for line in mine if line and line.problem)
     title = Text.assemble("\n", (table.title, "bold"), (f"   {table.source}", "dim"))
     said = (Text(f"{row}: {problem}", "yellow") for row, problem in problems.items())
     verdicts = [_verdict(suite, each) for each in scores if each.table == table.name]
+    grid = plain_table("", headings, rows, right=headings[1:], whole=headings)
     return Group(title, grid, *(Padding(each, (0, 0, 0, 2)) for each in said), *verdicts)
 
 

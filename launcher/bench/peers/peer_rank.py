@@ -21,8 +21,7 @@ import torch.distributed as dist
 from flowrun.engine.runtime.process.process_memory import most_taken, taken
 from flowrun.engine.runtime.rank.readback import HostReadback
 from flowrun.launcher.bench.peers.setting import Setting, TrainStep
-from flowrun.launcher.bench.runs import Run
-from flowrun.launcher.bench.suite import make
+from flowrun.launcher.bench.suite import Run, make
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 

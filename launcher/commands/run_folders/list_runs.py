@@ -1,9 +1,12 @@
-"""The runs of some folders, in a line each."""
+"""The runs of some folders, in a line each; one or two with their figures; the steps of one as they
+come.
+"""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,20 +14,26 @@ from rich.console import Console
 from rich.table import Table
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.commands.run_folders.compare_runs import compare_runs, show_loss
-from flowrun.launcher.commands.run_folders.follow_run import follow_run
 from flowrun.launcher.commands.run_folders.run_summary import (
     RUNNING,
     RunSummary,
     find_runs,
+    find_status,
     read_keys,
     summarize,
 )
+from flowrun.launcher.recipe.key_schema import flatten_keys
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
+from flowrun.launcher.report.metric_lines import MetricLine, parse_metric_line, read_losses
+from flowrun.launcher.report.record import LOGS, METRICS
+from flowrun.launcher.report.report import REPORT
 from flowrun.launcher.store.checkpoint import RECIPE
-from flowrun.launcher.terminal.units import duration
+from flowrun.launcher.terminal.console import plain_table
+from flowrun.launcher.terminal.units import duration, seconds
 
 FOLDERS = ("outputs", "multirun", "runs")  # where runs lie if no folder is named
+_SHOWN = 1000  # bytes of what is there that the first look of --follow shows
+_LOOK_S = 1.0
 _WIDE = 100  # columns from which a list has the recipe, too
 
 
@@ -52,16 +61,11 @@ def list_runs(folders: Sequence[Path], console: Console) -> None:
     for folder in find_runs(folders):
         with suppress(RecipeError):
             runs.append(summarize(folder))
-    table = Table(box=None, pad_edge=False)
-    table.add_column("run", overflow="fold", min_width=18)
-    wide = console.width >= _WIDE
-    if wide:  # it is part of the folder's name
-        table.add_column("recipe", no_wrap=True)
-    for heading in ("steps", "loss", "valid.", "age"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("status", no_wrap=True)
-    for run in runs:
-        table.add_row(
+    wide = ["recipe"] if console.width >= _WIDE else []  # it is part of the folder's name
+    numbers = ("steps", "loss", "valid.", "age")
+    headings = ("run", *wide, *numbers, "status")
+    rows = [
+        (
             str(run.folder),
             *([run.name] if wide else []),
             f"{run.done:,}/{run.asked:,}" if run.asked else f"{run.done:,}",
@@ -69,8 +73,13 @@ def list_runs(folders: Sequence[Path], console: Console) -> None:
             show_loss(run.validation),
             duration(max(0.0, time.time() - run.time)),
             run.status,
-            style=None if run.status in ("complete", RUNNING) else "yellow",
         )
+        for run in runs
+    ]
+    table = plain_table("", headings, rows, right=numbers, whole=headings[1:])
+    table.columns[0].min_width = 18
+    for row, run in zip(table.rows, runs, strict=True):
+        row.style = None if run.status in ("complete", RUNNING) else "yellow"
     if not table.row_count:
         where = ", ".join(map(str, folders)) or " or ".join(FOLDERS)
         console.print(f"there is no run in {where}: flowrun recipe=mlp_hybrid makes one")
@@ -79,3 +88,97 @@ def list_runs(folders: Sequence[Path], console: Console) -> None:
     console.print(
         "flowrun runs A B compares two, flowrun runs --follow A shows the steps of one", style="dim"
     )
+
+
+def follow_run(
+    folder: Path, console: Console, sleep: Callable[[float], object] = time.sleep
+) -> str:
+    """Print the steps of a run as they come, one line a look; return its status when it has ended.
+
+    sleep: waits between two looks.
+    """
+    keys, metrics = read_keys(folder), folder / METRICS
+    at = max(0, metrics.stat().st_size - _SHOWN) if metrics.exists() else 0
+    while True:
+        status = find_status(folder, keys)
+        text, at = _read_lines(metrics, at)
+        lines = [*filter(None, map(parse_metric_line, text.splitlines()))]
+        for line in lines:
+            if line.validation is None and line is not lines[-1]:
+                continue  # of the steps between two looks the last is enough
+            console.print(_describe_line(line), highlight=False, markup=False)
+        if status != RUNNING:
+            console.print(f"{folder}: {status}", highlight=False, markup=False, soft_wrap=True)
+            return status
+        sleep(_LOOK_S)
+
+
+def _read_lines(file: Path, at: int) -> tuple[str, int]:
+    """Return the whole lines of a file from a byte on, and the byte after them."""
+    if not file.exists():
+        return "", 0
+    with file.open("rb") as stream:
+        stream.seek(min(at, file.stat().st_size))  # it is shorter where ranks went back
+        begun = stream.tell()
+        whole, newline, _ = stream.read().rpartition(b"\n")
+        return whole.decode("utf-8", "replace"), begun + len(whole) + len(newline)
+
+
+def _describe_line(line: MetricLine) -> str:
+    if line.validation is not None:
+        found = line.validation.items()
+        values = ", ".join(f"{name} {value:.4f}" for name, value in found if value is not None)
+        return f"step {line.step}  validation {values}"
+    loss = "not finite" if line.loss is None else f"{line.loss:.4f}"
+    return f"step {line.step}  loss {loss}  {line.tokens_per_s:,.0f}/s"
+
+
+def compare_runs(folders: Sequence[Path], console: Console) -> None:
+    """Show a run, or two side by side."""
+    for mark, folder in zip("●○", folders, strict=False):
+        console.print(f"{mark} {folder}", soft_wrap=True)
+        if (logs := folder / LOGS).is_dir():
+            console.print(f"  what its ranks printed: {logs}/", soft_wrap=True, style="dim")
+    if len(folders) > 1:
+        first, second = (dict(flatten_keys(read_keys(folder))) for folder in folders)
+        pairs = {
+            key: [str(each.get(key, "not there")) for each in (first, second)]
+            for key in {**first, **second}
+            if first.get(key) != second.get(key)
+        }
+        same = "their recipes are the same"
+        console.print(_make_table("recipe", pairs, right=False) if pairs else same)
+    figures = [_figures_of(folder) for folder in folders]
+    rows = {name: [each.get(name, "") for each in figures] for each in figures for name in each}
+    console.print(_make_table("figures", rows, right=True))
+
+
+def _make_table(title: str, rows: Mapping[str, Sequence[str]], *, right: bool) -> Table:
+    """Make a table with a column for each run."""
+    marks = "●○"[: len(next(iter(rows.values())))]
+    cells = ((name, *values) for name, values in rows.items())
+    return plain_table(title, ("", *marks), cells, right=marks if right else ())
+
+
+def _figures_of(folder: Path) -> dict[str, str]:
+    """Return what there is to say of a run, by name."""
+    run, losses = summarize(folder), read_losses(folder / METRICS)
+    figures = {"status": run.status, "steps": f"{run.done:,}"}
+    if losses.training:
+        figures["first loss"] = show_loss(losses.training[0][1])
+    for name, points in (("loss", losses.training), ("validation", losses.validation)):
+        if points:
+            step, lowest = min(points, key=lambda point: point[1])
+            figures[f"last {name}"] = show_loss(points[-1][1])
+            figures[f"lowest {name}"] = f"{lowest:.4f} at {step:,}"
+    with suppress(OSError, ValueError, KeyError):  # a run that has not ended has no report
+        report = json.loads((folder / REPORT).read_text())
+        figures["ranks"] = str(report["ranks"])
+        figures["step time"] = seconds(report["measured"]["step_s"])
+        figures[f"{report['unit']}/s"] = f"{report['tokens_per_s']:,.0f}"
+    return figures
+
+
+def show_loss(value: float | None) -> str:
+    """Write a loss with 4 decimals; nothing for None."""
+    return "" if value is None else f"{value:.4f}"

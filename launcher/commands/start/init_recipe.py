@@ -27,7 +27,7 @@ from flowrun.launcher.commands.start.inspect_model import (
     find_named,
     read_first_item,
 )
-from flowrun.launcher.recipe.key_trees import flatten_keys
+from flowrun.launcher.recipe.key_schema import flatten_keys
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.recipe.schema import Target
 from flowrun.launcher.terminal.console import say

@@ -1,7 +1,7 @@
 """Executors: they do what the state machine asks, and see what happens.
 
 event_loop.py        events, timers and tasks of the loop
-ranks_hand.py virtual_ranks.py   ranks, whatever they are; all of them in this process
+ranks_hand.py        ranks, whatever they are; all of them in this process
 local_ranks.py       launch=local: the rank processes of a round, and what watches them
 forks.py             forks those processes, and kills them
 desk.py              what the main thread does for the loop

@@ -20,7 +20,7 @@ from flowrun.launcher.job.compiling import Compiled
 from flowrun.launcher.job.job import Start
 from flowrun.launcher.ranks.rank_events import RankEnded, Reason, WeightsWritten
 from flowrun.launcher.ranks.wire import Notice
-from flowrun.launcher.recipe.key_trees import flatten_keys
+from flowrun.launcher.recipe.key_schema import flatten_keys
 from flowrun.launcher.recipe.schema import nodes_of
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Log

@@ -13,11 +13,10 @@ from flowrun.engine.runtime.drivers.pulse import Pulses
 from flowrun.engine.runtime.process.outputs import ProcessOutputs
 from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.launcher.job.compiling import Compiled
-from flowrun.launcher.ranks.pipes import EventReader
 from flowrun.launcher.ranks.rank_events import Reason
 from flowrun.launcher.ranks.snapshot_memory import map_snapshots
 from flowrun.launcher.ranks.step_gate import StepGate
-from flowrun.launcher.ranks.wire import Notice
+from flowrun.launcher.ranks.wire import EventReader, Notice
 from flowrun.launcher.ranks.worker import Worker
 from flowrun.launcher.report.record import LOGS
 from flowrun.launcher.supervise.hands.forks import RankProcesses

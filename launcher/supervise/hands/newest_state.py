@@ -18,8 +18,7 @@ from pathlib import Path
 from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.launcher.job.job import Job, Start
 from flowrun.launcher.ranks.rank_saves import list_shards
-from flowrun.launcher.ranks.snapshot_memory import MemorySnapshot, SnapshotMemory
-from flowrun.launcher.ranks.stamps import NONE
+from flowrun.launcher.ranks.snapshot_memory import NONE, MemorySnapshot, SnapshotMemory
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.store import checkpoint as checkpoints
 from flowrun.launcher.store.checkpoint import Checkpoint

@@ -4,7 +4,6 @@ hosts.py             read this first: this launcher's connection to the others, 
 hub_link.py hub_server.py   its connection; the hub's side of all connections
 hub.py meeting.py    pure: who gets which message; whether two hosts run the same, and their numbers
 words.py             what a host and the hub say to each other
-patience.py          how long others are awaited; a line every few seconds
 channel.py           messages over a socket, between two sides that know one token: token.py
 endpoint.py          launch.rdzv_endpoint: its addresses, who listens there; where ranks meet
 """

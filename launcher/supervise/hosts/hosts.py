@@ -29,8 +29,7 @@ from flowrun.launcher.supervise.hosts.endpoint import (
     find_interface,
     open_store,
 )
-from flowrun.launcher.supervise.hosts.hub_link import ADVICE, KEY, HubLink
-from flowrun.launcher.supervise.hosts.patience import Patience
+from flowrun.launcher.supervise.hosts.hub_link import ADVICE, KEY, HubLink, Patience
 from flowrun.launcher.supervise.life import events as ev
 
 _STOPPED_S = 3.0  # after which it is said that this process was stopped itself

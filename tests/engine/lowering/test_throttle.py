@@ -15,7 +15,7 @@ from flowrun.engine.actors.plan import (
 )
 from flowrun.engine.ir.graph import BACKWARD
 from flowrun.engine.ir.location import Location
-from flowrun.engine.lowering.throttle import Throttle
+from flowrun.engine.lowering.add_registers import Throttle
 
 
 def moved(read: str, made: str) -> TensorMove:

@@ -9,8 +9,7 @@ import psutil
 import pytest
 
 from flowrun.launcher.bench.process import _reason, execute
-from flowrun.launcher.bench.runs import Run
-from flowrun.launcher.bench.suite import Peer, make
+from flowrun.launcher.bench.suite import Peer, Run, make
 from flowrun.launcher.recipe.compose import load
 from support.runs.command import Command, run_folder
 

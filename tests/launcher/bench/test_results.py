@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from flowrun.launcher.bench.process import Sample
 from flowrun.launcher.bench.results import FinishedRun, ResultLine, distance, lines
-from flowrun.launcher.bench.runs import FLOWRUN
-from flowrun.launcher.bench.suite import Suite, parse
+from flowrun.launcher.bench.suite import FLOWRUN, Suite, parse
 
 TREE = {
     "name": "two",

@@ -7,9 +7,8 @@ from rich.console import Console
 
 from flowrun.launcher.bench.load_suite import load_suite
 from flowrun.launcher.bench.results import ResultLine
-from flowrun.launcher.bench.runs import FLOWRUN
 from flowrun.launcher.bench.show_results import draw, table, wanted_s
-from flowrun.launcher.bench.suite import Suite
+from flowrun.launcher.bench.suite import FLOWRUN, Suite
 
 PEER = ResultLine(
     experiment="zero3",

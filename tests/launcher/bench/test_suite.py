@@ -4,8 +4,7 @@ import pytest
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.bench.load_suite import load_suite
-from flowrun.launcher.bench.runs import FLOWRUN, round_of
-from flowrun.launcher.bench.suite import KINDS, Suite
+from flowrun.launcher.bench.suite import FLOWRUN, KINDS, Suite, round_of
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe_errors import explain
 

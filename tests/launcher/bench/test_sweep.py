@@ -7,8 +7,7 @@ from rich.console import Console
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.bench.bench import bench
 from flowrun.launcher.bench.load_suite import load_suite
-from flowrun.launcher.bench.runs import FLOWRUN, round_of
-from flowrun.launcher.bench.suite import Suite, Sweep
+from flowrun.launcher.bench.suite import FLOWRUN, Suite, Sweep, round_of
 from flowrun.launcher.bench.sweep import candidates, expand_sweep
 from flowrun.launcher.recipe.compose import load
 

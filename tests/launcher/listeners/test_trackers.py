@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 from flowrun.launcher.listeners.listener import RunInfo
-from flowrun.launcher.listeners.tensorboard import TensorBoard
-from flowrun.launcher.listeners.trackers import MLflow, Trackio, WandB
+from flowrun.launcher.listeners.trackers import MLflow, TensorBoard, Trackio, WandB
 from flowrun.launcher.recipe.compose import load
 
 RECIPE = {"name": "tiny", "train": {"steps": 3}}

@@ -3,7 +3,7 @@ from math import inf, nan
 import pytest
 
 from flowrun.launcher.ranks.finite import MOST_SKIPPED, StepJudge
-from flowrun.launcher.report.step_lines import list_steps
+from flowrun.launcher.report.progress import list_steps
 
 PROBLEMS = [  # train.on_nonfinite, loss, norm of the gradients, what is said
     ("stop", 1.0, 2.0, ""),

@@ -1,8 +1,8 @@
 import os
 import threading
 
-from flowrun.launcher.ranks.pipes import EventReader, EventSender
 from flowrun.launcher.ranks.rank_events import Remarked
+from flowrun.launcher.ranks.wire import EventReader, EventSender
 
 
 def test_a_message_cut_short_by_a_kill_ends_that_pipe_alone() -> None:

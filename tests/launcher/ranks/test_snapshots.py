@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.ranks.snapshot_memory import SnapshotMemory
+from flowrun.launcher.ranks.snapshot_memory import NONE, SnapshotMemory, Stamps
 from flowrun.launcher.ranks.snapshots import SnapshotWriter
-from flowrun.launcher.ranks.stamps import NONE, Stamps
 from flowrun.launcher.recipe.compose import load
 
 STEPS = 12

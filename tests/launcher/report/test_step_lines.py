@@ -3,8 +3,8 @@ import re
 
 import pytest
 
+from flowrun.launcher.report.progress import SmoothSpeed, StepLines
 from flowrun.launcher.report.report import StepRecord
-from flowrun.launcher.report.step_lines import SmoothSpeed, StepLines
 
 
 def shown(steps: int, step_s: float, every: int = 0, last: int | None = None) -> list[str]:

@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.commands.run_folders.follow_run import follow_run
-from flowrun.launcher.commands.run_folders.list_runs import show_runs
+from flowrun.launcher.commands.run_folders.list_runs import follow_run, show_runs
 from flowrun.launcher.commands.run_folders.run_summary import find_runs, find_status, read_keys
 from flowrun.launcher.store.checkpoint import alone
 
