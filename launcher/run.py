@@ -39,7 +39,6 @@ from flowrun.launcher.supervise.life import instructions as ends
 
 if TYPE_CHECKING:
     from flowrun.launcher.commands.verify import LayoutComparison
-    from flowrun.launcher.place.place import Placed
 
 __all__ = ["Planned", "plan", "plan_level", "run", "settle", "verify"]
 
@@ -73,14 +72,14 @@ def _run(
     check_runs(recipe)
     listeners = make_listeners(recipe)
 
-    def show(placed: Placed) -> None:
-        if progress:
-            progress.console.print(str(placed.found), highlight=False, markup=False)
-
     with probing(recipe) as probed:  # this machine, in other processes
-        recipe, planned = settle(recipe, show)  # auto.placement: the fastest placement that fits
+        recipe, placed = settle(recipe)  # auto.placement: the fastest placement that fits
+        if placed and progress:
+            progress.console.print(str(placed.found), highlight=False, markup=False)
         with compiling():
-            job = Job(recipe, start, planned=planned, probed=probed)  # what the compiler is asked
+            job = Job(
+                recipe, start, planned=placed and placed.training, probed=probed
+            )  # what the compiler is asked
             training, _ = job.plans.compiled  # capture … rehearsal (engine/compile.py)
     if recipe.train.save:
         weights.check(job.saved, job.names)

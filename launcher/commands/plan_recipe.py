@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -17,9 +16,6 @@ from flowrun.launcher.place.settle import job_to_plan
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.report.show_plan import plan_report
 from flowrun.launcher.terminal.console import output_width
-
-if TYPE_CHECKING:
-    from flowrun.launcher.place.place import Placed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,18 +46,17 @@ def plan(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None = None
     terminal, width = sys.stdout.isatty(), output_width()
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False)
 
-    def show(placed: Placed) -> None:
-        from flowrun.launcher.place.saved import save as write
-        from flowrun.launcher.place.show_placements import table
-
-        console.print(table(placed.found), "")
-        if save:
-            write(placed, list(overrides), save)
-
     with console.capture() as text:
-        job = job_to_plan(recipe, show)
+        job, placed = job_to_plan(recipe)
+        if placed:
+            from flowrun.launcher.place.saved import save as write
+            from flowrun.launcher.place.show_placements import table
+
+            console.print(table(placed.found), "")
+            if save:
+                write(placed, list(overrides), save)
         console.print(plan_report(job, width))
-        if save and recipe.auto.placement:
+        if placed and save:
             console.print(f"the recipe is saved: flowrun recipe={save}", soft_wrap=True)
     return Planned(recipe=job.recipe, training=job.training, text=text.get().rstrip())
 
@@ -74,4 +69,4 @@ def plan_level(recipe: Recipe, level: str) -> str:
     from flowrun.launcher.report.show_level import check_level, level_report
 
     check_level(level)
-    return level_report(job_to_plan(recipe), level)
+    return level_report(job_to_plan(recipe)[0], level)

@@ -99,7 +99,7 @@ def make_materials(recipe: Recipe, values: bool) -> Materials:
         notes=(
             *described.notes,
             *note_moved(recipe.data, "data"),
-            *note_moved(list(recipe.callbacks), "callbacks"),
+            *note_moved(recipe.callbacks, "callbacks"),
             *notes_of(data),
             *([f"sbp.from_model: {left}{', '.join(others)}"] if others else []),
         ),

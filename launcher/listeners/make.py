@@ -62,7 +62,7 @@ def make_listeners(recipe: Recipe) -> list[NamedListener]:
 
 def lacks_default(recipe: Recipe) -> bool:
     """True if a recipe logs to TensorBoard alone, as by default, and it is not installed."""
-    return recipe.log == (DEFAULT,) and importlib.util.find_spec(DEFAULT) is None
+    return recipe.log == [DEFAULT] and importlib.util.find_spec(DEFAULT) is None
 
 
 def _check(callback: Any, where: str, recipe: Recipe) -> None:

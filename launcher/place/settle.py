@@ -4,11 +4,10 @@ ranks or on the hosts that are here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.launcher.job.compiling import Compiled, compile_job
 from flowrun.launcher.job.forked import run_in_fork
@@ -29,30 +28,22 @@ if TYPE_CHECKING:
 _REASONS = 5  # layouts whose refusal is shown; there may be many
 
 
-def settle(
-    recipe: Recipe, show: Callable[[Placed], None] | None = None
-) -> tuple[Recipe, Rehearsed | None]:
-    """Return the recipe as it will run, with its plan if flowrun has placed it.
-
-    show: shows what was placed.
-    """
+def settle(recipe: Recipe) -> tuple[Recipe, Placed | None]:
+    """Return the recipe as it will run, and how it was placed if it asks for that."""
     if not recipe.auto.placement:
         return recipe, None
     from flowrun.launcher.place.place import place  # takes 0.4 s
 
     placed = run_in_fork(lambda: place(recipe)) if forks_autograd() else place(recipe)
-    if show:
-        show(placed)
-    return placed.recipe, placed.training
+    return placed.recipe, placed
 
 
-def job_to_plan(recipe: Recipe, show: Callable[[Placed], None] | None = None) -> Job:
-    """Make the job of a recipe of any size that is only planned, here and in every suite.
-
-    show: shows what a search has placed.  Raises RecipeError.
+def job_to_plan(recipe: Recipe) -> tuple[Job, Placed | None]:
+    """Make the job of a recipe of any size that is only planned, here and in every suite; with what
+    a search has placed.  Raises RecipeError.
     """
-    recipe, planned = settle(with_steps(recipe), show)
-    return Job(recipe, values=False, planned=planned)
+    recipe, placed = settle(with_steps(recipe))
+    return Job(recipe, values=False, planned=placed and placed.training), placed
 
 
 class Replan:
@@ -109,8 +100,8 @@ def _plan_first(
     for overrides in layouts:
         try:
             changed = change(asked, overrides)
-            recipe, planned = settle(replace(changed, weights="") if start else changed)
-            job = Job(recipe, start, planned=planned)
+            recipe, placed = settle(replace(changed, weights="") if start else changed)
+            job = Job(recipe, start, planned=placed and placed.training)
             job.plans.compiled  # noqa: B018 - it raises where there is no plan
         except FlowrunError as reason:
             refused.append(f"{', '.join(overrides)}: {reason.where}: {reason.problem}")

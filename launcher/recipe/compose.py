@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin
 
@@ -140,9 +140,8 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
     plan_axis = recipe.sbp.get(FROM_MODEL) or ""
     in_flight = recipe.placement.in_flight
     weights = str(recipe.model.get(WEIGHTS) or "")
-    same = {f.name: getattr(recipe, f.name) for f in fields(Recipe) if hasattr(recipe, f.name)}
     return Recipe(
-        **same
+        **vars(recipe)
         | {
             "name": recipe.name or "recipe",
             "model": {key: value for key, value in recipe.model.items() if key != WEIGHTS},
@@ -150,8 +149,6 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
             "axes": axes,
             "stages": stages,
             "chunks": recipe.placement.chunks,
-            "callbacks": tuple(recipe.callbacks),
-            "log": tuple(recipe.log),
             "in_flight": "auto" if in_flight is None else in_flight,
             "pins": parse_pins(recipe.sbp, tuple(recipe.placement.axes)),
             "plan_axis": plan_axis if plan_axis in axes else "",

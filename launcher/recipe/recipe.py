@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.ir.placement import Placement
-from flowrun.engine.strategy import Auto, Pin, Recompute, Zero
-from flowrun.launcher.recipe.schema import (
-    Adapters,
-    Engine,
-    Eval,
-    Launch,
-    Optim,
-    Precision,
-    SweepKeys,
-    Target,
-    TaskKeys,
-    Train,
-)
+from flowrun.engine.strategy import Pin
+from flowrun.launcher.recipe.schema import RecipeSchema
 
 
 @dataclass(frozen=True)
@@ -35,45 +22,26 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """A recipe, composed, checked and resolved.  Picklable; equal by value.
+class Recipe(RecipeSchema):
+    """A recipe, composed, checked and resolved: its keys, and what they are parsed to.
 
-    axes: names whose size is over 1 in some stage, outermost first; every stage's placement has
-    exactly these.
-    signatures: as in RecipeSchema.
+    Picklable; equal by value.
+
+    weights: of `model`, which is without them here.  axes: names whose size is over 1 in some
+    stage, outermost first; every stage's placement has exactly these.  in_flight: auto where the
+    key is null.
     pins: the lines of `sbp`; those of other axes are left out.  plan_axis: of `sbp.from_model`, if
-    it has ranks.  text: the resolved recipe as YAML;
-    empty of a candidate that is only planned.
+    it has ranks.  text: the resolved recipe as YAML; empty of a candidate that is only planned.
     """
 
-    name: str
-    model: Target
     weights: str
-    adapters: Adapters
-    task: TaskKeys
-    data: Target
-    eval: Eval
-    optim: Optim
     axes: tuple[str, ...]
     stages: tuple[Stage, ...]
     chunks: int
     in_flight: int | str
     pins: tuple[Pin, ...]
     plan_axis: str
-    signatures: dict[str, Any]
-    view: str
-    zero: Zero
-    recompute: Recompute
-    auto: Auto
-    precision: Precision
-    train: Train
-    launch: Launch
-    engine: Engine
-    hardware: Hardware
-    callbacks: tuple[object, ...] = ()
-    log: tuple[object, ...] = ()
-    sweep: SweepKeys = field(default_factory=SweepKeys)
-    text: str = field(default="", repr=False, compare=False)
+    text: str = field(repr=False, compare=False)
 
     @property
     def placements(self) -> tuple[Placement, ...]:

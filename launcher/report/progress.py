@@ -87,10 +87,11 @@ class StepLines:
         return step % max(1, self.steps // 10) == 0 or now - self._last >= pause
 
 
-def list_steps(steps: Sequence[int]) -> str:
-    """Write the first steps of a list, and how many more there are."""
-    more = f" and {len(steps) - _LISTED} more" if len(steps) > _LISTED else ""
-    return f"{', '.join(map(str, steps[:_LISTED]))}{more}"
+def list_steps(newest: Sequence[int], count: int) -> str:
+    """Write the newest of `count` steps, and how many more there are."""
+    listed = newest[-_LISTED:]
+    more = f" and {count - len(listed)} before" if count > len(listed) else ""
+    return f"{', '.join(map(str, listed))}{more}"
 
 
 class Progress:

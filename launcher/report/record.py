@@ -29,7 +29,15 @@ from flowrun.launcher.listeners.listener import TAGS, RunInfo
 from flowrun.launcher.recipe.schema import ROLLBACK
 from flowrun.launcher.report.metric_lines import list_lines_before, open_metrics
 from flowrun.launcher.report.progress import Progress, list_steps
-from flowrun.launcher.report.report import REPORT, Report, StepLog, StepRecord, numbers, strict
+from flowrun.launcher.report.report import (
+    REPORT,
+    Report,
+    SkippedSteps,
+    StepLog,
+    StepRecord,
+    numbers,
+    strict,
+)
 from flowrun.launcher.store.checkpoint import RECIPE, Checkpoint, complete, find_all, find_best
 from flowrun.launcher.store.run_tokenizer import keep_tokenizer
 from flowrun.launcher.terminal.console import STDERR, STDOUT, say
@@ -60,7 +68,7 @@ class Record:
         self.validation: Results = {}
         self.evaluated = 0  # steps done then
         self.no_target = False  # a step had a loss that is no number
-        self.skipped: list[int] = []  # steps whose update was left out
+        self.skipped = SkippedSteps()
         self._begin_at(job.start)
         self._newest = job.start.step if isinstance(job.start, Checkpoint) else 0
         self.restarts = 0
@@ -139,8 +147,8 @@ class Record:
         speed = work.speed(seconds)
         norm = results.get("grad_norm", math.nan)
         if "grad_norm" in results and not math.isfinite(norm):
-            self.skipped.append(step)
-        skipped = int(results.get("skipped_updates", len(self.skipped)))
+            self.skipped.add([step])
+        skipped = int(results.get("skipped_updates", self.skipped.count))
         record = StepRecord(
             step=step, loss=results["loss"], step_s=seconds, speed=speed, skipped_updates=skipped
         )
@@ -220,15 +228,15 @@ class Record:
         self._close_files()
         self._begin_at(start)
         self.steps.cut(self.first)
-        self.skipped = [step for step in self.skipped if step < self.first]
+        self.skipped.cut(self.first)
         self.restarts += 1
         self._unwritten.append(json.dumps(strict(why)) + "\n")
 
     def leave_out(self, steps: Sequence[int]) -> None:
         """Count the updates of some steps as left out."""
-        self.skipped = sorted({*self.skipped, *steps})
+        self.skipped.add(steps)
         if last := self.steps.last:
-            self.steps.newest[-1] = replace(last, skipped_updates=len(self.skipped))
+            self.steps.newest[-1] = replace(last, skipped_updates=self.skipped.count)
 
     def go_on_with(self, job: Job, lost: RunError, layout: str) -> None:
         """Record the rest of the run, of a job on fewer ranks.
@@ -317,10 +325,10 @@ class Record:
         replace_text(self.folder / "report.json", report.to_json() + "\n")
         if self.progress:
             self.progress.show_report(report, self.folder)
-        if self.skipped:
+        if self.skipped.count:
             self.note(
-                f"{len(self.skipped)} of {self.steps.count} updates were left out, as gradients"
-                f" were not finite: step {list_steps(self.skipped)}"
+                f"{self.skipped.count} of {self.steps.count} updates were left out, as gradients"
+                f" were not finite: step {list_steps(self.skipped.newest, self.skipped.count)}"
             )
         return report
 

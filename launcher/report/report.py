@@ -8,7 +8,7 @@ import json
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from flowrun.launcher.job.job import Job
 
 REPORT = "report.json"
 _STEPS_KEPT = 10_000  # the median of seconds is of these
+_SKIPPED_KEPT = 1000
 FAR = 4 / 3  # what is foreseen and what is measured, of a step: the profile does not fit
 
 
@@ -92,6 +93,26 @@ class StepLog:
         forgotten = self.count - len(self.newest)
         settled = list(self.newest)[max(0, self.count // 10 - forgotten) :]
         return statistics.median(record.step_s for record in settled) if settled else 0.0
+
+
+@dataclass
+class SkippedSteps:
+    """The steps whose update was left out: their number, and the newest of them, in order."""
+
+    count: int = 0
+    newest: list[int] = field(default_factory=list)
+
+    def add(self, steps: Iterable[int]) -> None:
+        """Add steps that may be here already."""
+        new = {*steps}.difference(self.newest)
+        self.count += len(new)
+        self.newest = sorted((*self.newest, *new))[-_SKIPPED_KEPT:]
+
+    def cut(self, step: int) -> None:
+        """Forget `step` and those after it, which will be done again."""
+        kept = [each for each in self.newest if each < step]
+        self.count -= len(self.newest) - len(kept)
+        self.newest = kept
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def _plan_figures(
     """A line for each published figure of the row."""
     found, problem = None, ""
     try:
-        found = job_to_plan(recipe).training
+        found = job_to_plan(recipe)[0].training
     except (FlowrunError, MemoryError, RuntimeError) as error:
         known = isinstance(error, FlowrunError | MemoryError)
         if not known and "can't allocate memory" not in str(error):  # not even to name the bytes

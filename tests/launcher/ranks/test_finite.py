@@ -4,6 +4,7 @@ import pytest
 
 from flowrun.launcher.ranks.finite import MOST_SKIPPED, StepJudge
 from flowrun.launcher.report.progress import list_steps
+from flowrun.launcher.report.report import SkippedSteps
 
 PROBLEMS = [  # train.on_nonfinite, loss, norm of the gradients, what is said
     ("stop", 1.0, 2.0, ""),
@@ -40,5 +41,13 @@ def test_updates_are_not_left_out_for_ever(scaled: dict[str, float]) -> None:
 
 
 def test_a_long_list_of_steps_is_cut() -> None:
-    assert list_steps(range(3)) == "0, 1, 2"
-    assert list_steps(range(30)) == "0, 1, 2, 3, 4, 5, 6, 7 and 22 more"
+    assert list_steps(range(3), 3) == "0, 1, 2"
+    assert list_steps(range(30), 32) == "22, 23, 24, 25, 26, 27, 28, 29 and 24 before"
+
+
+def test_of_many_skipped_steps_the_newest_are_kept_and_all_are_counted() -> None:
+    skipped = SkippedSteps()
+    skipped.add(range(5000))
+    skipped.add([4999, 5000])
+    skipped.cut(4990)
+    assert (skipped.count, len(skipped.newest), skipped.newest[-1]) == (4990, 989, 4989)
