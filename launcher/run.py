@@ -35,7 +35,7 @@ from flowrun.launcher.supervise.hands.desk import Desk
 from flowrun.launcher.supervise.hands.lease import Lease, Owner
 from flowrun.launcher.supervise.hands.signals import Signals
 from flowrun.launcher.supervise.hosts.meeting import ranks_of_a_host
-from flowrun.launcher.supervise.life import instructions as ends
+from flowrun.launcher.supervise.life.instructions import COMPLETE, THERE, End
 
 if TYPE_CHECKING:
     from flowrun.launcher.commands.verify import LayoutComparison
@@ -103,14 +103,14 @@ def _run(
         return _report(driver, record, supervise(driver, signals, desk))
 
 
-def _report(driver: Driver, record: Record, end: ends.End) -> Report:
+def _report(driver: Driver, record: Record, end: End) -> Report:
     """Write down how a run ended: its report if it is complete; else raise why it is not."""
-    if end.status == ends.THERE:
+    if end.status == THERE:
         report = read_complete(record.run_folder, driver.state.terms.steps)
         assert report is not None
         return _say_complete(report, record.run_folder, record.progress)
     record.close()
-    if end.status != ends.COMPLETE:
+    if end.status != COMPLETE:
         error = driver.ranks.exception or error_of(end)
         record.write_end(end.status, str(error) if end.fault else end.by)
         record.advise_resume()

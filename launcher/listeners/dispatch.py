@@ -17,14 +17,13 @@ from pathlib import Path
 from queue import Full, Queue
 
 from flowrun.engine.errors import RunError
-from flowrun.launcher.listeners.listener import STOP, RunInfo
+from flowrun.launcher.listeners.listener import FAILED, RESTARTED, STOP, RunInfo
 from flowrun.launcher.listeners.make import NamedListener
 
 _QUEUED = 1000  # events that wait for a listener
 _GROWTH = 3  # times the longest call before it that a call may take
 _END_S = 20.0  # for a logger to end; a restart waits a quarter of that
 _NEVER_S = 1e6
-RESTARTED = "restarted"  # the status of an end that the run continues after
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +140,7 @@ class _Lane:
         self._lose(f"ends at step {call.step}: {problem.splitlines()[0]}")
         if call.event != "on_end" and (end := getattr(self.named.listener, "on_end", None)):
             with suppress(BaseException):  # it may not have started
-                end("failed")
+                end(FAILED)
 
 
 class Listeners:

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 STOP = "stop"  # what a callback returns to end the run
+# how a run ends; or its ranks start again
+COMPLETE, PREEMPTED, STOPPED, FAILED = "complete", "preempted", "stopped", "failed"
+RESTARTED = "restarted"
 # tag -> what it is; a step has those that are measured (docs/how_to/follow.md)
 TAGS: Mapping[str, str] = {
     "loss": "mean over the samples of the step",

@@ -17,7 +17,6 @@ from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.runtime.rank.replicas import digests_of
 from flowrun.engine.runtime.rank.shards import Shard
 from flowrun.launcher.job.compiling import Compiled
-from flowrun.launcher.ranks import rank_events as said
 from flowrun.launcher.ranks.finite import (
     StepJudge,
     check_replicas,
@@ -25,6 +24,7 @@ from flowrun.launcher.ranks.finite import (
     explain,
     find_broken,
 )
+from flowrun.launcher.ranks.rank_events import Evaluated, FileWritten, RankEnded, StepDone
 from flowrun.launcher.ranks.rank_saves import list_shards
 from flowrun.launcher.ranks.segment_loop import train_segments
 from flowrun.launcher.ranks.step_gate import StepGate
@@ -44,7 +44,7 @@ def train(compiled: Compiled, folder: Path, send: Callable[[Notice], None], gate
         files = weights.plan_files(folder, job.saved, job.about(gate.begun))
         write_whole(files, (shard for rank in run.cluster.ranks for shard in run.list_shards(rank)))
     for rank, measured in run.measure().items():
-        send(said.RankEnded(rank, measured))
+        send(RankEnded(rank, measured))
 
 
 class _VirtualRun:
@@ -70,7 +70,7 @@ class _VirtualRun:
 
     def _report(self, step: int, results: Results) -> None:
         now = time.perf_counter()
-        self._send(said.StepDone(step, results, now - self._before, {}))
+        self._send(StepDone(step, results, now - self._before, {}))
         self._before = now
         if problem := self._judge.problem(results):
             broken = [each for body in self.cluster.ranks.values() for each in find_broken(body)]
@@ -95,7 +95,7 @@ class _VirtualRun:
     def evaluate(self, step: int) -> None:
         if self._evaluator:
             results = self._evaluator.run(self._job.eval_steps)
-            self._send(said.Evaluated(step - 1, self._job.validation(results)))
+            self._send(Evaluated(step - 1, self._job.validation(results)))
 
     def _make_evaluator(self) -> VirtualCluster | None:
         """The cluster of the evaluation plan; it reads the variables that training writes."""
@@ -117,7 +117,7 @@ class _VirtualRun:
         for rank in self.cluster.ranks:
             written = logical_checkpoint.write(folder, rank, self.list_shards(rank))
             name = logical_checkpoint.file_of(folder, rank).name
-            self._send(said.FileWritten(str(folder), step, name, written))
+            self._send(FileWritten(str(folder), step, name, written))
 
     def list_shards(self, rank: int) -> list[Shard]:
         """Return what a rank saves."""

@@ -39,8 +39,7 @@ from flowrun.launcher.data.data_workers import DataWorkers
 from flowrun.launcher.data.open_files import reopen_files
 from flowrun.launcher.job.compiling import Compiled
 from flowrun.launcher.job.segments import RankRows, ReadingOrder
-from flowrun.launcher.ranks import finite, rank_memory
-from flowrun.launcher.ranks import rank_events as said
+from flowrun.launcher.ranks import finite, rank_events, rank_memory
 from flowrun.launcher.ranks.failure import describe, with_peers
 from flowrun.launcher.ranks.rank_saves import RankSaves
 from flowrun.launcher.ranks.segment_loop import train_segments
@@ -118,9 +117,11 @@ class RankProcess:
         log = self._worker.outputs.write_log
         log(f"\n{_read_clock()} rank {self.rank} ends with an error\n{story}\n")
         if isinstance(error, finite.NotFinite):
-            self._events.send(said.BadStep(error.steps))
+            self._events.send(rank_events.BadStep(error.steps))
         is_lost = isinstance(error, LostPeer)
-        self._events.send(said.RankFailed(said.Reason(where, problem, story=story), is_lost))
+        self._events.send(
+            rank_events.RankFailed(rank_events.Reason(where, problem, story=story), is_lost)
+        )
         if is_lost:
             time.sleep(_LINGER_S)
         sys.stdout.flush()
@@ -152,7 +153,9 @@ class RankProcess:
         self._trained = self._body(device, links, sources.training)
         self._train(sources.evaluation)
         sources.close()
-        self._events.send(said.RankEnded(self.rank, self._measure(links.message_bytes, zero_ns)))
+        self._events.send(
+            rank_events.RankEnded(self.rank, self._measure(links.message_bytes, zero_ns))
+        )
         self._pulse.enter(Phase.LEAVING)
         with with_peers(self.rank, "at the end"):
             dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
@@ -264,7 +267,7 @@ class RankProcess:
             self._evaluation = self._evaluation or self._make_evaluation(planned.plan)
             results = self._evaluation.run(self._job.eval_steps)
             if self._evaluation.reports:
-                self._events.send(said.Evaluated(step - 1, self._job.validation(results)))
+                self._events.send(rank_events.Evaluated(step - 1, self._job.validation(results)))
 
     def _make_evaluation(self, plan: Plan) -> DistributedRank:
         """This rank of the evaluation plan; it reads the variables that training writes."""
@@ -293,7 +296,7 @@ class RankProcess:
 
         def report(step: int, results: Results, seconds: float) -> None:
             self._pulse.report()
-            self._events.send(said.StepDone(step, results, seconds, gauges.read()))
+            self._events.send(rank_events.StepDone(step, results, seconds, gauges.read()))
             if (problem := judge.problem(results)) and not problems:
                 problems.append((step, problem))
                 if not self._halt():
@@ -310,7 +313,7 @@ class RankProcess:
         """
         gate = self._worker.gate
         if self._job.recipe.launch.num_hosts > 1:
-            self._events.send(said.NumbersSeen())
+            self._events.send(rank_events.NumbersSeen())
             return True
         if not gate.freeze():
             return False

@@ -25,7 +25,7 @@ from flowrun.engine.runtime.process.cpu_share import count_seconds
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.trace.model_flops import utilisation
 from flowrun.launcher.job.job import Job, Start
-from flowrun.launcher.listeners.listener import TAGS, RunInfo
+from flowrun.launcher.listeners.listener import FAILED, PREEMPTED, TAGS, RunInfo
 from flowrun.launcher.recipe.schema import ROLLBACK
 from flowrun.launcher.report.metric_lines import list_lines_before, open_metrics
 from flowrun.launcher.report.progress import Progress, list_steps
@@ -49,7 +49,6 @@ _NO_TARGET = (
 
 METRICS, RESTARTS, ENDED = "metrics.jsonl", "restarts.jsonl", "ended.json"
 LOGS = "logs"  # the folder with what each rank prints
-PREEMPTED, STOPPED, FAILED = "preempted", "stopped", "failed"  # how a run ended (ENDED)
 
 
 class Record:

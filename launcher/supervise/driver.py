@@ -24,7 +24,8 @@ from typing import Any, Protocol
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
 from flowrun.launcher.job.compiling import Compiled
 from flowrun.launcher.job.job import Job, Start
-from flowrun.launcher.listeners.dispatch import RESTARTED, Listeners, Outlets
+from flowrun.launcher.listeners.dispatch import Listeners, Outlets
+from flowrun.launcher.listeners.listener import RESTARTED
 from flowrun.launcher.listeners.make import NamedListener
 from flowrun.launcher.ranks.failure import reason_of
 from flowrun.launcher.ranks.rank_events import Evaluated, Reason, StepDone
@@ -42,8 +43,7 @@ from flowrun.launcher.supervise.hands.ranks_hand import RanksHand, VirtualRanks,
 from flowrun.launcher.supervise.hands.signals import Preempted, Signals
 from flowrun.launcher.supervise.hands.watch import find_limit
 from flowrun.launcher.supervise.hosts.hosts import Alone, Hosts
-from flowrun.launcher.supervise.life import events as ev
-from flowrun.launcher.supervise.life import instructions as do
+from flowrun.launcher.supervise.life import events, instructions
 from flowrun.launcher.supervise.life.machine import begin, step
 from flowrun.launcher.supervise.life.run_state import Terms
 from flowrun.launcher.supervise.life.verdicts import TIME_LIMIT
@@ -98,7 +98,7 @@ class Driver:
         terms = terms_of(compiled.job, may_change=nodes_of(record.asked.launch).may_change)
         self.state, self.first = begin(terms, place_of(compiled.job.start), record.reached)
 
-    def run(self, deadline_s: float | None) -> do.End:
+    def run(self, deadline_s: float | None) -> instructions.End:
         """Drive until the run is over; in the loop's thread.  deadline_s: see Signals."""
         asyncio.set_event_loop(self.loop.loop)
         try:
@@ -106,11 +106,11 @@ class Driver:
         finally:
             self.loop.loop.close()
 
-    async def _live(self, deadline_s: float | None) -> do.End:
+    async def _live(self, deadline_s: float | None) -> instructions.End:
         self.loop.begin(self._tick())
         if deadline_s is not None:
             left_s = max(0.0, deadline_s - time.monotonic())
-            self.loop.loop.call_later(left_s, self.loop.post, ev.Asked(TIME_LIMIT))
+            self.loop.loop.call_later(left_s, self.loop.post, events.Asked(TIME_LIMIT))
         try:
             return await self._end_listeners(await self._drive())
         finally:
@@ -118,11 +118,11 @@ class Driver:
             await self.loop.close()
             self.lease.release()
 
-    async def _drive(self) -> do.End:
+    async def _drive(self) -> instructions.End:
         out = self.first
         while True:
             for instruction in out:
-                if isinstance(instruction, do.End):
+                if isinstance(instruction, instructions.End):
                     return instruction
                 await asyncio.wait({self.loop.begin(self._do(instruction))})
             event = await self.loop.events.get()
@@ -141,7 +141,7 @@ class Driver:
                 try:
                     self.lease.renew()
                 except (RunError, OSError) as error:
-                    self.loop.post(ev.LauncherFailed(reason_of(error)))
+                    self.loop.post(events.LauncherFailed(reason_of(error)))
             await asyncio.sleep(_TICK_S)
 
     def _own_quiet(self) -> tuple[float, str]:
@@ -166,52 +166,52 @@ class Driver:
         kind = VirtualRanks if compiled.job.recipe.launch.name == "virtual" else LocalRanks
         return kind(compiled, wires)
 
-    async def _do(self, instruction: do.Instruction) -> None:
+    async def _do(self, instruction: instructions.Instruction) -> None:
         match instruction:
-            case do.Meet():
+            case instructions.Meet():
                 self._meet()
-            case do.KillRanks():
+            case instructions.KillRanks():
                 self.ranks.kill()
-            case do.Freeze():
+            case instructions.Freeze():
                 self.loop.begin(self.ranks.freeze())
-            case do.HaltAfter(halt, ends):
+            case instructions.HaltAfter(halt, ends):
                 self.ranks.open(halt, ends)
-            case do.SendAll(event):
+            case instructions.SendAll(event):
                 self.hosts.broadcast(event)
-            case do.LeaveRound(within_s):
+            case instructions.LeaveRound(within_s):
                 self.loop.begin(self.hosts.part(within_s))
-            case do.SetTimer(timer, seconds):
+            case instructions.SetTimer(timer, seconds):
                 self.loop.set_timer(timer, seconds)
-            case do.Publish(event):
+            case instructions.Publish(event):
                 self._publish(event)
-            case do.NoteCheckpoint(steps):
+            case instructions.NoteCheckpoint(steps):
                 self.record.add_checkpoint(steps)
-            case do.Note(text, wait):
+            case instructions.Note(text, wait):
                 (self.record.say if wait else self.record.note)(text)
             case _:
                 await self._do_slowly(instruction)
 
-    async def _do_slowly(self, instruction: do.Instruction) -> None:
+    async def _do_slowly(self, instruction: instructions.Instruction) -> None:
         """Let the main thread carry out an instruction, or what changes the run's folder."""
         start = self.ranks.compiled.job.start
         match instruction:
-            case do.ForkRanks():
+            case instructions.ForkRanks():
                 await self._fork()
-            case do.CompleteCheckpoint():
+            case instructions.CompleteCheckpoint():
                 await self._complete(instruction)
-            case do.FindStart():
+            case instructions.FindStart():
                 look = partial(self._find_start, instruction)
                 self.loop.post(await self.desk.do("looking for the newest whole state", look))
-            case do.Restart():
+            case instructions.Restart():
                 folder.begin_again(self.record, start, instruction, self.state.terms.may_change)
-            case do.RollBack():
+            case instructions.RollBack():
                 folder.roll_back(self.record, start, instruction)
-            case do.Save(below):
+            case instructions.Save(below):
                 await self._save(below)
-            case do.ReplanFewer(fault):
+            case instructions.ReplanFewer(fault):
                 lost = RunError(fault.where, fault.problem)
                 await self._plan(lambda: self.replan.for_fewer_ranks(lost))
-            case do.ReplanHosts(num_hosts, at):
+            case instructions.ReplanHosts(num_hosts, at):
                 run = self.record.run_folder
                 await self._plan(lambda: self.replan.for_hosts(num_hosts, find_step(run, at)))
 
@@ -219,7 +219,7 @@ class Driver:
         record = self.record
         joins = not record.begun and self.state.terms.may_change
         if joins and read_complete(record.run_folder, self.state.terms.steps):
-            self.loop.post(ev.AlreadyComplete())
+            self.loop.post(events.AlreadyComplete())
         else:
             self.loop.begin(
                 self.hosts.meet(lambda: folder.describe_host(record, self.ranks.compiled))
@@ -237,7 +237,7 @@ class Driver:
                 raise hung
             await self.desk.do("preparing the folder", prepare)
         except (FlowrunError, OSError) as error:
-            self.loop.post(ev.LauncherFailed(reason_of(error)))
+            self.loop.post(events.LauncherFailed(reason_of(error)))
         self.ranks.fork(place)
 
     def _publish(self, event: StepDone | Evaluated) -> None:
@@ -249,22 +249,22 @@ class Driver:
             self.record.write_evaluation(event.step, results)
             self.listeners.call("on_evaluation", event.step, numbers(results))
 
-    async def _complete(self, done: do.CompleteCheckpoint) -> None:
+    async def _complete(self, done: instructions.CompleteCheckpoint) -> None:
         complete = partial(
             self.record.complete_checkpoint, Path(done.folder), done.step, done.files
         )
         kept = await self.desk.do(f"completing the checkpoint of step {done.step}", complete)
         self.listeners.call("on_save", done.step, kept.folder)
 
-    def _find_start(self, find: do.FindStart) -> ev.StartFound:
+    def _find_start(self, find: instructions.FindStart) -> events.StartFound:
         """Put the job where its ranks are to begin; in the main thread."""
         job, found = self.ranks.compiled.job, self.record.checkpoints
         if find.rolls_back:
             every = job.recipe.train.save_every
             job.start = back = newest_state.find_rollback(found, every, find.below)
-            return ev.StartFound(place_of(back), back.weights.step if back.weights else 0)
+            return events.StartFound(place_of(back), back.weights.step if back.weights else 0)
         job.start = newest_state.find_start(found, self.ranks.snapshots, find.below)
-        return ev.StartFound(place_of(job.start))
+        return events.StartFound(place_of(job.start))
 
     async def _save(self, below: int) -> None:
         record, ranks = self.record, self.ranks
@@ -274,32 +274,36 @@ class Driver:
             await self.desk.do("saving the snapshot", save)
         except (OSError, RunError) as refused:
             record.note(f"the snapshot in memory could not be saved: {refused}")
-        self.loop.post(ev.StateSaved())
+        self.loop.post(events.StateSaved())
 
     async def _plan(self, plan: Callable[[], Compiled]) -> None:
         try:
             compiled = await self.desk.do("planning", plan, yields_to=1)
         except FlowrunError as error:
-            self.loop.post(ev.NoPlan(reason_of(error), not isinstance(error, RunError)))
+            self.loop.post(events.NoPlan(reason_of(error), not isinstance(error, RunError)))
             return
         self.ranks, job = self._hand_for(compiled), compiled.job
-        self.loop.post(ev.NewPlan(job.recipe.num_ranks, place_of(job.start)))
+        self.loop.post(events.NewPlan(job.recipe.num_ranks, place_of(job.start)))
 
     def _fail(self, error: RunError) -> None:
         """A callback has failed, or hangs; any thread may call this."""
         self.failed = self.failed or reason_of(error)
-        self.loop.post(ev.LauncherFailed(self.failed))
+        self.loop.post(events.LauncherFailed(self.failed))
 
     def _stop(self, by: str) -> None:
         """A callback asks for the end; any thread may call this."""
         if not self.record.ended_by:
             self.record.ended_by = by
-            self.loop.post(ev.Asked(f"callback {by}", completes=True))
+            self.loop.post(events.Asked(f"callback {by}", completes=True))
 
-    async def _end_listeners(self, end: do.End) -> do.End:
+    async def _end_listeners(self, end: instructions.End) -> instructions.End:
         hung = await self.desk.do("ending listeners", partial(self.listeners.end, end.status))
         fault = self.failed or (reason_of(hung) if hung else None)
-        return do.End(do.FAILED, fault=fault) if fault and end.status == do.COMPLETE else end
+        return (
+            instructions.End(instructions.FAILED, fault=fault)
+            if fault and end.status == instructions.COMPLETE
+            else end
+        )
 
 
 def terms_of(job: Job, may_change: bool) -> Terms:
@@ -317,10 +321,10 @@ def terms_of(job: Job, may_change: bool) -> Terms:
     )
 
 
-def error_of(end: do.End) -> BaseException:
+def error_of(end: instructions.End) -> BaseException:
     """Return what a run raises that is not complete."""
     if end.fault is None:
-        return Preempted(end.by) if end.status == do.PREEMPTED else KeyboardInterrupt()
+        return Preempted(end.by) if end.status == instructions.PREEMPTED else KeyboardInterrupt()
     kind = RecipeError if end.refused else RunError
     error = kind(end.fault.where, end.fault.problem, end.fault.instead)
     if end.fault.story:
@@ -328,11 +332,11 @@ def error_of(end: do.End) -> BaseException:
     return error
 
 
-def supervise(driver: Driver, signals: Signals, desk: Desk) -> do.End:
+def supervise(driver: Driver, signals: Signals, desk: Desk) -> instructions.End:
     """Let a driver drive in a thread of its own, and serve it in this one, the main thread, until
     the run is over; return how it ended.
     """
-    end: Future[do.End] = Future()
+    end: Future[instructions.End] = Future()
 
     def drive() -> None:
         try:

@@ -29,9 +29,9 @@ from flowrun.launcher.store.checkpoint import find_step, remove_partial
 from flowrun.launcher.supervise.hands.lease import Lease, Owner
 from flowrun.launcher.supervise.hosts.token import find_token
 from flowrun.launcher.supervise.hosts.words import Host
-from flowrun.launcher.supervise.life import instructions as do
 from flowrun.launcher.supervise.life.events import FromHost
 from flowrun.launcher.supervise.life.halts import Company
+from flowrun.launcher.supervise.life.instructions import Restart, RollBack
 
 
 @dataclass
@@ -124,7 +124,7 @@ def prepare(record: Record, company: Company, lease: Lease) -> None:
         remove_partial(record.run_folder)
 
 
-def begin_again(record: Record, start: Start | None, again: do.Restart, may_change: bool) -> None:
+def begin_again(record: Record, start: Start | None, again: Restart, may_change: bool) -> None:
     """Put the folder where the ranks begin again, and say so.
 
     start: that this host would begin at; hosts may have agreed on another.
@@ -139,7 +139,7 @@ def begin_again(record: Record, start: Start | None, again: do.Restart, may_chan
     record.note(f"{why}{count} from step {place.step} ({place.source}), {back} back.")
 
 
-def roll_back(record: Record, start: Start | None, back: do.RollBack) -> None:
+def roll_back(record: Record, start: Start | None, back: RollBack) -> None:
     """Put the folder after a bad step, with older weights, and say so."""
     fault, first, last = back.fault, back.weights, back.steps - 1
     line = _line(record, fault, back.steps, "checkpoint" if first else "beginning")

@@ -25,7 +25,7 @@ from flowrun.launcher.supervise.hands.ranks_hand import RanksHand, Wires
 from flowrun.launcher.supervise.hands.watch import Watch, find_limit, find_silence
 from flowrun.launcher.supervise.hosts.endpoint import MeetingPlace
 from flowrun.launcher.supervise.hosts.meeting import ranks_of_a_host
-from flowrun.launcher.supervise.life import events as ev
+from flowrun.launcher.supervise.life.events import HangSeen, RankDied, RanksForked, RanksGone
 from flowrun.launcher.terminal.console import STDERR, STDOUT
 
 _LOOK_S = 0.05  # from one look at the processes to the next
@@ -70,7 +70,7 @@ class LocalRanks(RanksHand):
         try:
             self.wires.desk.do_alone("forking ranks", lambda: self._fork(round_, gate, place))
         finally:
-            self.wires.post(ev.RanksForked(start))
+            self.wires.post(RanksForked(start))
             self.wires.begin(self._follow(round_, self._watch(round_)))
 
     def kill(self) -> None:
@@ -113,7 +113,7 @@ class LocalRanks(RanksHand):
             limit_s=self._limit_s,
             folder=lambda: wires.record.folder,
             say=wires.record.note,
-            fail=lambda error: wires.post(ev.HangSeen(Reason(error.where, error.problem))),
+            fail=lambda error: wires.post(HangSeen(Reason(error.where, error.problem))),
             host_of=lambda rank: wires.host_of(rank // self._count),
             compares=job.device_type == "cpu",
             grows=job.recipe.launch.hang_s is None,
@@ -129,7 +129,7 @@ class LocalRanks(RanksHand):
             for rank, how in round_.processes.poll():
                 for reader in round_.readers:
                     self._post_all(reader.read())  # why it died, first
-                self.wires.post(ev.RankDied(rank, how))
+                self.wires.post(RankDied(rank, how))
             if round_.processes.are_gone:
                 break
             if round_.killed_s and time.monotonic() - round_.killed_s > _GONE_S:
@@ -142,7 +142,7 @@ class LocalRanks(RanksHand):
             self._post_all(reader.drain())
             reader.close()
         await self.wires.desk.do("closing logs", lambda: _close(round_, watch))
-        self.wires.post(ev.RanksGone())
+        self.wires.post(RanksGone())
 
     def _listen(self, round_: _Forked, reader: EventReader) -> None:
         if round_ is self._round and not reader.ended:

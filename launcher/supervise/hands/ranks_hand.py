@@ -11,9 +11,9 @@ from typing import Any
 
 from flowrun.engine.errors import RunError
 from flowrun.launcher.job.compiling import Compiled
-from flowrun.launcher.ranks import rank_events as said
 from flowrun.launcher.ranks.failure import describe
 from flowrun.launcher.ranks.finite import NotFinite
+from flowrun.launcher.ranks.rank_events import BadStep, RankFailed, Reason
 from flowrun.launcher.ranks.snapshot_memory import SnapshotMemory
 from flowrun.launcher.ranks.step_gate import StepGate
 from flowrun.launcher.ranks.virtual_run import train
@@ -108,7 +108,7 @@ class VirtualRanks(RanksHand):
             train(self.compiled, self.wires.record.run_folder, self._send, self.gate)
         except RunError as error:
             if isinstance(error, NotFinite):
-                self.wires.post(said.BadStep(error.steps))
+                self.wires.post(BadStep(error.steps))
             where, problem, _ = describe(error)
             self._post_failure(where, problem)
         except (_Stopped, Interrupted):
@@ -121,7 +121,7 @@ class VirtualRanks(RanksHand):
             self.wires.post(RanksGone())
 
     def _post_failure(self, where: str, problem: str) -> None:
-        self.wires.post(said.RankFailed(said.Reason(where, problem), lost_peer=False))
+        self.wires.post(RankFailed(Reason(where, problem), lost_peer=False))
 
     def _send(self, event: Notice) -> None:
         self.wires.post(event)

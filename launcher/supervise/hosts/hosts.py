@@ -30,10 +30,10 @@ from flowrun.launcher.supervise.hosts.endpoint import (
     open_store,
 )
 from flowrun.launcher.supervise.hosts.hub_link import ADVICE, KEY, HubLink, Patience
-from flowrun.launcher.supervise.life import events as ev
+from flowrun.launcher.supervise.life import events
 
 _STOPPED_S = 3.0  # after which it is said that this process was stopped itself
-_ANSWERS = (words.HostsHere, words.Numbered, words.Refused, ev.PlanWanted, ev.Parted)
+_ANSWERS = (words.HostsHere, words.Numbered, words.Refused, events.PlanWanted, events.Parted)
 
 Post = Callable[[Notice], None]
 Say = Callable[[str], None]
@@ -52,13 +52,13 @@ class Alone:
         """Open a new store on loopback, where the ranks meet."""
         self._store = open_store(LOOPBACK)
         self.place = MeetingPlace(0, 1, LOOPBACK, self._store.port, find_interface(LOOPBACK))
-        self._post(ev.Met(0, (), False))
+        self._post(events.Met(0, (), False))
 
     def broadcast(self, event: Notice) -> None:
         pass
 
     async def part(self, within_s: float) -> None:
-        self._post(ev.Parted())
+        self._post(events.Parted())
 
     async def close(self) -> None:
         self._store = None
@@ -96,9 +96,9 @@ class Hosts:
             self._post(await self._meet(describe))
         except FlowrunError as error:
             fault = Reason(error.where, error.problem, error.instead)
-            self._post(ev.MeetingFailed(fault, isinstance(error, RecipeError)))
+            self._post(events.MeetingFailed(fault, isinstance(error, RecipeError)))
 
-    async def _meet(self, describe: Describe) -> ev.Met | ev.PlanWanted:
+    async def _meet(self, describe: Describe) -> events.Met | events.PlanWanted:
         launch, endpoint = self._link.launch, self._link.endpoint
         at = f"{KEY} {endpoint}"
         nodes, patience = nodes_of(launch), Patience(launch.join_s, self._say)
@@ -109,7 +109,7 @@ class Hosts:
             answer = await self._answer(patience, what)
             if isinstance(answer, words.Numbered):
                 return self._take_number(answer)
-            if isinstance(answer, ev.PlanWanted):
+            if isinstance(answer, events.PlanWanted):
                 return answer
             if isinstance(answer, words.HostsHere):
                 here = answer.names
@@ -136,14 +136,14 @@ class Hosts:
         self._send(words.Ready(host))
         return host.name
 
-    def _take_number(self, met: words.Numbered) -> ev.Met:
+    def _take_number(self, met: words.Numbered) -> events.Met:
         self.names = met.names
         self._rounds += 1
         interface = find_interface(self._link.own_address)
         self.place = MeetingPlace(
             met.number, len(met.names), self._link.address, met.port, interface
         )
-        return ev.Met(met.number, met.names, met.folder == self._folder and met.number > 0)
+        return events.Met(met.number, met.names, met.folder == self._folder and met.number > 0)
 
     def broadcast(self, event: Notice) -> None:
         self._send(event)
@@ -155,9 +155,9 @@ class Hosts:
             patience = Patience(within_s, self._say)
             while not patience.is_over:
                 answer = await self._answer(patience, "waiting for the other hosts to end")
-                if answer is None or isinstance(answer, ev.Parted):
+                if answer is None or isinstance(answer, events.Parted):
                     break
-        self._post(ev.Parted())
+        self._post(events.Parted())
 
     async def close(self) -> None:
         """Let the last messages leave; then close all connections."""
@@ -187,13 +187,13 @@ class Hosts:
         finally:
             beating.cancel()
         if not self._parted and self.names and not self._link.server:
-            self._post(ev.HostGone(0, self.names[0], why))
+            self._post(events.HostGone(0, self.names[0], why))
         self._link.channel = None
         answers.put_nowait(None)
 
     def _take(self, came: Notice, answers: asyncio.Queue[Notice | None]) -> None:
         if isinstance(came, _ANSWERS):
-            self._parted = isinstance(came, ev.Parted)
+            self._parted = isinstance(came, events.Parted)
             answers.put_nowait(came)
         else:
             self._post(came)
@@ -207,7 +207,7 @@ class Hosts:
             if (stopped_s := channel.beat(silence_s)) > _STOPPED_S:
                 self._say(f"this host was stopped for {stopped_s:.0f} s")
             if channel.falls_silent() and self.names and not link.server:
-                self._post(ev.HostSilent(0, self.names[0], channel.silent_s))
+                self._post(events.HostSilent(0, self.names[0], channel.silent_s))
 
 
 def _missing(here: int, nodes: Nodes) -> str:

@@ -26,7 +26,7 @@ from flowrun.launcher.supervise.hosts.words import (
     Ready,
     Refused,
 )
-from flowrun.launcher.supervise.life import events as ev
+from flowrun.launcher.supervise.life import events
 
 Outgoing = list[tuple[int, Notice]]  # (to which connection, message)
 
@@ -66,7 +66,7 @@ class Hub:
         if isinstance(message, Leaving):
             self.parted.add(sender)
             return self._part()
-        return self._to_others(sender, ev.FromHost(self.numbers[sender], message))
+        return self._to_others(sender, events.FromHost(self.numbers[sender], message))
 
     def lose(self, sender: int, why: str) -> Outgoing:
         """A host's connection has ended; return what to send."""
@@ -77,7 +77,7 @@ class Hub:
         if sender in self.parted:
             self.parted.remove(sender)
         elif number is not None and not waited:
-            gone = ev.HostGone(number, self.names[sender], why)
+            gone = events.HostGone(number, self.names[sender], why)
             out += [*((to, gone) for to in self.numbers), *self._part()]
         return out + self._begin_if_complete()
 
@@ -85,7 +85,7 @@ class Hub:
         """Nothing came from a host for `silent_s` seconds; return what to send."""
         if sender not in self.numbers:
             return []
-        said = ev.HostSilent(self.numbers[sender], self.names[sender], silent_s)
+        said = events.HostSilent(self.numbers[sender], self.names[sender], silent_s)
         return self._to_others(sender, said)
 
     def tick(self, now_s: float) -> Outgoing:
@@ -115,7 +115,7 @@ class Hub:
             return begun
         out = self._to_waiting(HostsHere(self._names()))
         if sender not in known:
-            out += [(to, ev.HostJoined(host.name)) for to, n in self.numbers.items() if n == 0]
+            out += [(to, events.HostJoined(host.name)) for to, n in self.numbers.items() if n == 0]
         return out
 
     def _refuse(self, first: Host, host: Host) -> Refused | None:
@@ -156,7 +156,7 @@ class Hub:
         self.waiting, self.numbers, self.parted, self.first = {}, {}, set(), first
         if any((host.planned, host.start) != wanted for host in hosts):
             self.planning = set(here)
-            return [(to, ev.PlanWanted(*wanted)) for to in here]
+            return [(to, events.PlanWanted(*wanted)) for to in here]
         self.planning = set()
         self.numbers = dict(zip(here, numbers, strict=True))
         self.names = {key: host.name for key, host in here.items()}
@@ -170,7 +170,7 @@ class Hub:
     def _part(self) -> Outgoing:
         if self.parted != set(self.numbers):
             return []
-        return [(to, ev.Parted()) for to in self.numbers]
+        return [(to, events.Parted()) for to in self.numbers]
 
     def _to_others(self, sender: int, message: Notice) -> Outgoing:
         return [(to, message) for to in self.numbers if to != sender]

@@ -15,7 +15,7 @@ from flowrun.launcher.ranks.wire import Notice
 DIED = "died"  # a process was killed, or lost another: it may do better the next time
 RAISED = "raised"  # its code raised an error
 LEFT = "left"  # a host has gone
-STOPPED = "stopped"  # somebody wants the run to end, or its launcher is broken
+CANCELLED = "cancelled"  # somebody wants the run to end, or its launcher is broken
 
 # timers
 GRACE = "grace"  # launch.grace_s after a request to end

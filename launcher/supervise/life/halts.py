@@ -13,12 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flowrun.launcher.ranks.rank_events import COMPLETES, ENDS, Reason
-from flowrun.launcher.supervise.life import events as ev
-from flowrun.launcher.supervise.life import instructions as do
-from flowrun.launcher.supervise.life import verdicts as ends
-from flowrun.launcher.supervise.life.verdicts import NUMBERS, WARNING, Verdict
+from flowrun.launcher.supervise.life import instructions
+from flowrun.launcher.supervise.life.events import ANSWER, CANCELLED, GRACE, Asked, HaltOffered
+from flowrun.launcher.supervise.life.verdicts import (
+    CTRL_C,
+    NUMBERS,
+    TIME_LIMIT,
+    WARNING,
+    Verdict,
+    describe,
+    early_end_of,
+    end_of,
+)
 
-_OF_ONE_HOST = ("SIGTERM", WARNING, ends.CTRL_C, ends.TIME_LIMIT)
+_OF_ONE_HOST = ("SIGTERM", WARNING, CTRL_C, TIME_LIMIT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,19 +69,19 @@ class Halts:
     steps: int
     grace_s: float
     saved: int
-    ending: ev.Asked | None = None
+    ending: Asked | None = None
     halt: int | None = None
     late: Verdict | None = None
-    current: ev.Asked | None = None
-    queued: tuple[ev.Asked, ...] = ()
+    current: Asked | None = None
+    queued: tuple[Asked, ...] = ()
     round: int = 0
-    mine: ev.HaltOffered | None = None
-    came: tuple[tuple[int, ev.HaltOffered], ...] = ()
+    mine: HaltOffered | None = None
+    came: tuple[tuple[int, HaltOffered], ...] = ()
 
-    def ask(self, asked: ev.Asked) -> Answer:
+    def ask(self, asked: Asked) -> Answer:
         """Take a request."""
         if asked.again:
-            return _end_early(self, ends.early_end_of(asked))
+            return _end_early(self, early_end_of(asked))
         if self.ending is not None:
             put_back = asked.by == WARNING  # a batch job goes back into the queue
             leaves = self.ending.regroups and not asked.regroups and asked.ends
@@ -86,25 +94,28 @@ class Halts:
             return self, ()  # what another host asked for in an agreement that is over
         begun = replace(self, current=asked)
         if asked.by == NUMBERS:
-            return begun, (do.Freeze(),)
-        out: tuple[do.Instruction, ...] = (do.Note(ends.describe(asked)), do.Freeze())
+            return begun, (instructions.Freeze(),)
+        out: tuple[instructions.Instruction, ...] = (
+            instructions.Note(describe(asked)),
+            instructions.Freeze(),
+        )
         if not asked.ends:
             return begun, out
-        return replace(begun, ending=asked), (do.SetTimer(ev.GRACE, self.grace_s), *out)
+        return replace(begun, ending=asked), (instructions.SetTimer(GRACE, self.grace_s), *out)
 
     def freeze(self, begun: int) -> Answer:
         """The gate is frozen, and some rank of this host has begun `begun` steps."""
         asked = self.current
         if asked is None:
-            return self, (do.HaltAfter(),)
+            return self, (instructions.HaltAfter(),)
         how = COMPLETES if asked.completes else ENDS if asked.ends else 0
         sees = self.company.number == 0 or self.company.shared
-        mine = ev.HaltOffered(self.round, asked.by, begun, how, sees)
-        timer = do.SetTimer(ev.ANSWER, self.grace_s)
-        out = (do.SendAll(mine), timer) if self.company.others else ()
+        mine = HaltOffered(self.round, asked.by, begun, how, sees)
+        timer = instructions.SetTimer(ANSWER, self.grace_s)
+        out = (instructions.SendAll(mine), timer) if self.company.others else ()
         return _then(_decide(replace(self, mine=mine)), *out)
 
-    def take_offer(self, host: int, offer: ev.HaltOffered) -> Answer:
+    def take_offer(self, host: int, offer: HaltOffered) -> Answer:
         """Another host offers a step, and this one joins in the agreement."""
         stored = replace(self, came=(*self.came, (host, offer)))
         joined, out = stored.ask(_join(self.company, host, offer))
@@ -112,12 +123,12 @@ class Halts:
 
     def time_out(self, timer: str) -> Answer:
         """A timer is over."""
-        if timer == ev.GRACE and self.ending is not None:
+        if timer == GRACE and self.ending is not None:
             problem = f"the step under way was not finished and saved within {self.grace_s:g} s."
             return _end_early(self, _fail("launch.grace_s", problem))
-        if timer == ev.ANSWER and self.current is not None and self.mine is not None:
+        if timer == ANSWER and self.current is not None and self.mine is not None:
             failed = _fail("another host", f"it did not answer to {self.current.by}.")
-            return _then(_end_early(_settle(self), failed), do.HaltAfter())
+            return _then(_end_early(_settle(self), failed), instructions.HaltAfter())
         return self, ()
 
     def find_end(self, early: bool) -> Verdict | None:
@@ -128,20 +139,20 @@ class Halts:
         if self.late or self.ending is None or self.halt is None or self.ending.completes:
             return None
         nothing_begun = self.halt == self.saved
-        return ends.end_of(self.ending) if nothing_begun or not early else None
+        return end_of(self.ending) if nothing_begun or not early else None
 
 
-Answer = tuple[Halts, tuple[do.Instruction, ...]]
+Answer = tuple[Halts, tuple[instructions.Instruction, ...]]
 
 
-def _then(answer: Answer, *before: do.Instruction) -> Answer:
+def _then(answer: Answer, *before: instructions.Instruction) -> Answer:
     """Return an answer with the instructions that come before its own."""
     state, after = answer
     return state, (*before, *after)
 
 
 def _fail(where: str, problem: str) -> Verdict:
-    return Verdict(do.FAILED, "", Reason(where, problem), ev.STOPPED)
+    return Verdict(instructions.FAILED, "", Reason(where, problem), CANCELLED)
 
 
 def _settle(halts: Halts) -> Halts:
@@ -149,12 +160,12 @@ def _settle(halts: Halts) -> Halts:
     return replace(halts, current=None, round=halts.round + 1, mine=None, came=left)
 
 
-def _join(company: Company, host: int, offer: ev.HaltOffered) -> ev.Asked:
+def _join(company: Company, host: int, offer: HaltOffered) -> Asked:
     by, completes = offer.by, offer.ends == COMPLETES
     regroups = offer.ends == ENDS and company.may_change and by != NUMBERS
     if regroups and by in _OF_ONE_HOST:
         by = f"{company.name(host)} leaves ({by})"
-    return ev.Asked(by, offer.ends > 0, regroups=regroups, completes=completes, round=offer.round)
+    return Asked(by, offer.ends > 0, regroups=regroups, completes=completes, round=offer.round)
 
 
 def _decide(halts: Halts) -> Answer:
@@ -164,35 +175,35 @@ def _decide(halts: Halts) -> Answer:
     if asked is None or mine is None or len(others) < halts.company.others:
         return halts, ()
     offers, done = (mine, *others.values()), _settle(halts)
-    timer = (do.SetTimer(ev.ANSWER, -1),) if others else ()
+    timer = (instructions.SetTimer(ANSWER, -1),) if others else ()
     if asked.by == NUMBERS:
-        halt = do.HaltAfter(max(offer.begun for offer in offers), ENDS)
+        halt = instructions.HaltAfter(max(offer.begun for offer in offers), ENDS)
         return _then(_take_next(done), *timer, halt)
     if not all(offer.sees for offer in offers):
         return _then(_save_nothing(done, asked), *timer)
     return _then(_halt(done, asked, offers), *timer)
 
 
-def _save_nothing(halts: Halts, asked: ev.Asked) -> Answer:
+def _save_nothing(halts: Halts, asked: Asked) -> Answer:
     said = f"{asked.by}: nothing is saved, as the hosts do not share the run's folder"
     lost = asked.ends and asked.round < 0
-    after = _end_early(halts, ends.early_end_of(asked)) if lost else _take_next(halts)
-    return _then(after, do.HaltAfter(), do.Note(said))
+    after = _end_early(halts, early_end_of(asked)) if lost else _take_next(halts)
+    return _then(after, instructions.HaltAfter(), instructions.Note(said))
 
 
-def _halt(halts: Halts, asked: ev.Asked, offers: Sequence[ev.HaltOffered]) -> Answer:
+def _halt(halts: Halts, asked: Asked, offers: Sequence[HaltOffered]) -> Answer:
     halt, how = max(offer.begun for offer in offers), max(offer.ends for offer in offers)
     if halt >= halts.steps:
         said = f"{asked.by}: the last step has begun, and the run ends with it"
-        return _then(_take_next(halts), do.HaltAfter(), do.Note(said))
-    out: tuple[do.Instruction, ...] = (do.HaltAfter(halt, how),)
+        return _then(_take_next(halts), instructions.HaltAfter(), instructions.Note(said))
+    out: tuple[instructions.Instruction, ...] = (instructions.HaltAfter(halt, how),)
     if not how:
         return _then(_take_next(halts), *out)
     ending = replace(halts.ending or asked, completes=how == COMPLETES)
     if not asked.ends:
-        out += (do.SetTimer(ev.GRACE, halts.grace_s),)
+        out += (instructions.SetTimer(GRACE, halts.grace_s),)
     if halt == halts.saved:  # nothing has begun
-        out += (do.SetTimer(ev.GRACE, -1), do.KillRanks())
+        out += (instructions.SetTimer(GRACE, -1), instructions.KillRanks())
     return _then(_take_next(replace(halts, ending=ending, halt=halt)), *out)
 
 
@@ -204,4 +215,4 @@ def _take_next(halts: Halts) -> Answer:
 
 
 def _end_early(halts: Halts, verdict: Verdict) -> Answer:
-    return replace(halts, late=halts.late or verdict), (do.KillRanks(),)
+    return replace(halts, late=halts.late or verdict), (instructions.KillRanks(),)

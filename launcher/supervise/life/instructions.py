@@ -8,9 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import dataclass_transform
 
+from flowrun.launcher.listeners.listener import COMPLETE, FAILED, PREEMPTED, STOPPED
 from flowrun.launcher.ranks.rank_events import Evaluated, Reason, StepDone
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.supervise.life.events import StartPlace
+
+__all__ = ["COMPLETE", "FAILED", "PREEMPTED", "STOPPED"]  # see End
+THERE = "there"
 
 
 @dataclass_transform(frozen_default=True)
@@ -153,6 +157,3 @@ class End(Instruction):
     by: str = ""
     fault: Reason | None = None
     refused: bool = False
-
-
-COMPLETE, PREEMPTED, STOPPED, FAILED, THERE = "complete", "preempted", "stopped", "failed", "there"

@@ -8,9 +8,9 @@ from enum import Enum
 
 from flowrun.launcher.ranks.rank_events import Reason
 from flowrun.launcher.ranks.wire import Notice
-from flowrun.launcher.supervise.life import instructions as do
 from flowrun.launcher.supervise.life.events import StartPlace
 from flowrun.launcher.supervise.life.halts import Company, Halts
+from flowrun.launcher.supervise.life.instructions import Instruction
 from flowrun.launcher.supervise.life.verdicts import Attempts, Blame, Rollbacks, Verdict
 
 
@@ -79,7 +79,7 @@ class RunState:
     waiting: tuple[Notice, ...] = ()
 
 
-Move = tuple[RunState, tuple[do.Instruction, ...]]
+Move = tuple[RunState, tuple[Instruction, ...]]
 
 
 def new_round(terms: Terms, company: Company, place: StartPlace) -> Round:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from flowrun.launcher.ranks.rank_events import Reason
-from flowrun.launcher.supervise.life import events as ev
-from flowrun.launcher.supervise.life import instructions as do
+from flowrun.launcher.supervise.life.events import CANCELLED, DIED, LEFT, RAISED, Asked, HostFailed
+from flowrun.launcher.supervise.life.instructions import FAILED, PREEMPTED, STOPPED
 
 CTRL_C, TIME_LIMIT, WARNING = "Ctrl-C", "launch.time_limit", "SIGUSR2"
 NUMBERS = "numbers that are not finite"
@@ -37,16 +37,16 @@ class Attempts:
         how: ranks ended.  reached: steps done by then.  An error that a rank's code raises again
         before there is a new step would be raised each time.
         """
-        if how == ev.LEFT:
+        if how == LEFT:
             after = replace(self, furthest=max(reached, self.furthest))
             return after if self.may_change else None
         progress = reached > self.furthest
         in_row = 0 if progress else self.in_row
-        again = how == ev.RAISED and self.raised and not progress
-        if how == ev.STOPPED or again or in_row >= self.limit:
+        again = how == RAISED and self.raised and not progress
+        if how == CANCELLED or again or in_row >= self.limit:
             return None
         furthest = max(reached, self.furthest)
-        return replace(self, in_row=in_row + 1, furthest=furthest, raised=how == ev.RAISED)
+        return replace(self, in_row=in_row + 1, furthest=furthest, raised=how == RAISED)
 
     @property
     def wait_s(self) -> float:
@@ -76,7 +76,7 @@ class Rollbacks:
 class Verdict:
     """How the ranks of a round ended.
 
-    status: see End.  by: what asked for it.  fault: where they failed.  how: then, DIED to STOPPED.
+    status: see End.  by: what asked for it.  fault: where they failed.  how: then, of DIED.
     """
 
     status: str
@@ -138,46 +138,46 @@ class Blame:
         yield from filter(None, (self.struck, self.death))
 
     def find_how(self, fault: Reason) -> str:
-        """Return how `fault` ended the ranks: DIED, RAISED, LEFT or STOPPED (events.py)."""
+        """Return how `fault` ended the ranks: DIED, RAISED, LEFT or CANCELLED (events.py)."""
         if fault in (self.broken, self.struck):
-            return ev.STOPPED
+            return CANCELLED
         failure = self.find(fault)
-        return ev.DIED if failure is None or failure.lost_peer else failure.how
+        return DIED if failure is None or failure.lost_peer else failure.how
 
     def find(self, fault: Reason | None) -> Failure | None:
         """Return the failure of a fault."""
         return next((each for each in self.failures if each.fault == fault), None)
 
-    def describe(self, fault: Reason) -> ev.HostFailed | None:
+    def describe(self, fault: Reason) -> HostFailed | None:
         """Return the event that reports a fault to other hosts; None if they know it."""
         failure = self.find(fault)
         if failure:
-            lost = ev.HostFailed(replace(fault, story=""), ev.RAISED, lost_peer=True)
+            lost = HostFailed(replace(fault, story=""), RAISED, lost_peer=True)
             return lost if failure.lost_peer else None
-        return ev.HostFailed(fault, ev.DIED if fault.where.startswith("rank") else ev.LEFT)
+        return HostFailed(fault, DIED if fault.where.startswith("rank") else LEFT)
 
 
 def _rank(fault: Reason) -> str:
     return fault.where.split(",")[0]
 
 
-def end_of(asked: ev.Asked) -> Verdict:
+def end_of(asked: Asked) -> Verdict:
     """Return what a run ends with that has saved all, or has nothing to save."""
     if asked.regroups:
-        return Verdict(do.FAILED, asked.by, Reason("the hosts", f"{asked.by}."), ev.LEFT)
-    return Verdict(do.STOPPED if asked.by == CTRL_C else do.PREEMPTED, asked.by)
+        return Verdict(FAILED, asked.by, Reason("the hosts", f"{asked.by}."), LEFT)
+    return Verdict(STOPPED if asked.by == CTRL_C else PREEMPTED, asked.by)
 
 
-def early_end_of(asked: ev.Asked) -> Verdict:
+def early_end_of(asked: Asked) -> Verdict:
     """Return what a run ends with whose last steps are lost."""
     if asked.by == CTRL_C:
-        return Verdict(do.STOPPED, CTRL_C)
+        return Verdict(STOPPED, CTRL_C)
     if asked.regroups:
         return end_of(asked)
-    return Verdict(do.FAILED, asked.by, Reason(LAUNCHER, f"stopped by {asked.by}."), ev.STOPPED)
+    return Verdict(FAILED, asked.by, Reason(LAUNCHER, f"stopped by {asked.by}."), CANCELLED)
 
 
-def describe(asked: ev.Asked) -> str:
+def describe(asked: Asked) -> str:
     """Say what becomes of a request."""
     if asked.regroups:
         return f"{asked.by}: the step under way is finished and saved, and the hosts meet again"

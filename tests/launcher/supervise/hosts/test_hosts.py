@@ -15,8 +15,7 @@ import torch.distributed as dist
 from flowrun.launcher.ranks.rank_events import RankEnded, StepDone
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.schema import Launch, nodes_of
-from flowrun.launcher.supervise.hosts import channel, hub, patience, token
-from flowrun.launcher.supervise.hosts import hub_link as module
+from flowrun.launcher.supervise.hosts import channel, hub, hub_link, token
 from flowrun.launcher.supervise.hosts.hosts import Hosts
 from flowrun.launcher.supervise.hosts.words import Host
 from flowrun.launcher.supervise.life.events import (
@@ -73,7 +72,7 @@ def no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes seconds in a run takes tenths."""
     for name in ("_FIRST_LINE_S", "_NEXT_LINE_S", "_RETRY_S"):
-        monkeypatch.setattr(patience, name, 0.05)
+        monkeypatch.setattr(hub_link, name, 0.05)
 
 
 def run(test: Callable[..., Coroutine[Any, Any, None]], *ones: One) -> None:
@@ -234,7 +233,7 @@ def test_a_port_of_another_program_is_refused_at_once(
 def test_a_program_that_says_nothing_may_be_a_host_that_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_GREETING_S", 0.1)
+    monkeypatch.setattr(hub_link, "_GREETING_S", 0.1)
     monkeypatch.setenv(token.TOKEN, "known")
 
     async def live(one: One) -> None:
@@ -306,7 +305,7 @@ def test_hosts_with_another_token_do_not_meet(tmp_path: Path) -> None:
 def test_a_host_without_the_first_ones_folder_needs_the_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_TOKEN_S", 0.0)
+    monkeypatch.setattr(hub_link, "_TOKEN_S", 0.0)
     (tmp_path / "b").mkdir()
 
     async def live(first: One, second: One) -> None:

@@ -3,10 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrun.launcher.ranks.rank_events import Reason
-from flowrun.launcher.supervise.life.events import DIED, LEFT, RAISED, STOPPED
+from flowrun.launcher.supervise.life.events import CANCELLED, DIED, LEFT, RAISED
 from flowrun.launcher.supervise.life.verdicts import Attempts, Blame, Failure
 
-ENDINGS = st.tuples(st.sampled_from([DIED, RAISED, LEFT, STOPPED]), st.integers(0, 5))
+ENDINGS = st.tuples(st.sampled_from([DIED, RAISED, LEFT, CANCELLED]), st.integers(0, 5))
 
 
 @given(st.integers(0, 4), st.lists(ENDINGS, max_size=30))
@@ -23,7 +23,7 @@ def test_a_run_ends_after_as_many_restarts_without_a_new_step(
         if attempts is None:
             return
         fruitless += 1
-        assert ending is not STOPPED
+        assert ending is not CANCELLED
         assert attempts.in_row == fruitless <= limit
         assert attempts.furthest == furthest
 
@@ -62,9 +62,9 @@ HANG = Reason("rank 1, actor x", "nothing has gone on")
         (Blame(failures=(LOST,), death=EXITED), LOST.fault, DIED),
         (Blame(failures=(LOST, OWN), death=KILLED), OWN.fault, RAISED),
         (Blame(failures=(LOST,), struck=STRUCK, killed=True), LOST.fault, DIED),
-        (Blame(struck=STRUCK, killed=True), STRUCK, STOPPED),
+        (Blame(struck=STRUCK, killed=True), STRUCK, CANCELLED),
         (Blame(hung=HANG, killed=True, failures=(OWN,)), HANG, DIED),
-        (Blame(broken=BROKEN, killed=True, death=KILLED), BROKEN, STOPPED),
+        (Blame(broken=BROKEN, killed=True, death=KILLED), BROKEN, CANCELLED),
     ],
     ids=["killed", "without a peer", "raised", "struck", "struck first", "hung", "a full disk"],
 )
