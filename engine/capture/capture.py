@@ -103,6 +103,15 @@ class Task:
         ):
             yield
 
+    def output(self, batch: Batch, model: nn.Module | None = None) -> Any:
+        """Return what the model computes of a batch.  model: in the place of the task's."""
+        given = {argument: batch[name] for argument, name in self.inputs.items()}
+        return (self.model if model is None else model)(**given)
+
+    def loss_of(self, output: Any, batch: Batch) -> torch.Tensor:
+        """Return the loss of what the model has computed of a batch."""
+        return own_loss(output) if self.loss is None else self.loss(output, batch)
+
     def check_names(self) -> None:
         """Raise RecipeError if a tensor of the model has a name reserved for those of the loss."""
         names = itertools.chain(self.model.named_parameters(), self.model.named_buffers())
@@ -172,8 +181,8 @@ class CapturedModule(nn.Module):
 
     def _measure(self, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         batch = dict(zip(self.fields, values, strict=True))
-        output = self.model(**{arg: batch[name] for arg, name in self.task.inputs.items()})
-        loss = self.loss(output, batch) if self.loss is not None else own_loss(output)
+        output = self.task.output(batch, self.model)
+        loss = self.task.loss_of(output, batch)
         buffers = (buffers_of(owner)[name] for owner, name in self.written)
         written = (value.detach().clone() for value in buffers if value is not None)
         return (loss, *(fn(output, batch) for fn in self.metric_fns), *written)

@@ -83,7 +83,7 @@ def calibrate(
         given, file = [str(file), *given], Path("profiles/hardware/mine.yaml")
     with show_errors(given, config_dir):
         from flowrun.launcher.commands import calibrate as story
-        from flowrun.launcher.commands.calibrate_ops import show_ops, with_ops
+        from flowrun.launcher.commands.calibrate import show_ops, with_ops
         from flowrun.launcher.recipe.hardware_keys import load_shipped, of_file
         from flowrun.launcher.terminal.console import wide_console
 

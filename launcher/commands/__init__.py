@@ -5,11 +5,11 @@ verify.py        trains every layout for a few steps; plain_loop.py is the same 
 resume.py        goes on from a checkpoint, in any layout
 export.py        writes a run's weights as one file; export_adapters.py merges adapters
 tokenizer_folder.py   trains a tokenizer on text
-stored_weights.py   the weights of a run on the disk; load_run.py its recipe and model with them
+load_run.py      the weights of a run on the disk; its recipe and model with them
 export_folder.py      writes a run as a folder of Hugging Face's
 write_text.py    writes text with a model that was trained on it
 evaluate.py      computes the metrics of a run, without training
 run_folders/     lists runs, compares two, follows one
 start/           for somebody who begins
-calibrate.py     measures this machine; calibrate_ops.py the ops of recipes
+calibrate.py     measures this machine, and the ops of recipes
 """

@@ -21,7 +21,6 @@ from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.commands.load_run import load_run
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.materials import make_task, with_steps
-from flowrun.launcher.model.build import loss_of
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.store.checkpoint import RECIPE
@@ -137,7 +136,7 @@ def _note_buffers(job: Job) -> Iterator[str]:
 def _results(task: Task, batch: Batch) -> dict[str, float]:
     """Compute the loss and the metrics of what the model computes at once."""
     with task.precision():
-        output = task.model(**{argument: batch[name] for argument, name in task.inputs.items()})
-        loss = loss_of(task.loss, output, batch)
+        output = task.output(batch)
+        loss = task.loss_of(output, batch)
         metrics = {name: metric(output, batch) for name, metric in dict(task.metrics).items()}
     return {"loss": float(loss), **{name: float(value) for name, value in metrics.items()}}

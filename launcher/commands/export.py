@@ -9,7 +9,7 @@ import yaml
 from safetensors import safe_open
 
 from flowrun.launcher.commands.export_adapters import adapters_among, write_adapters, write_merged
-from flowrun.launcher.commands.stored_weights import find_weights
+from flowrun.launcher.commands.load_run import find_weights
 from flowrun.launcher.recipe.recipe_errors import CommandLineError, one_of
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import RECIPE

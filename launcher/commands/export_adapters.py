@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.files import replacing_files
 from flowrun.engine.runtime.rank.shards import Shard, make_whole_shard
-from flowrun.launcher.commands.stored_weights import Stored
+from flowrun.launcher.commands.load_run import Stored
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.tensor_file import Contents, write_whole

@@ -18,8 +18,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.files import replacing_files
 from flowrun.launcher.commands.export import describe_file, own_folder
 from flowrun.launcher.commands.export_adapters import adapters_among, write_merged
-from flowrun.launcher.commands.load_run import LoadedRun, fill_model
-from flowrun.launcher.commands.stored_weights import Stored, find_weights
+from flowrun.launcher.commands.load_run import LoadedRun, Stored, fill_model, find_weights
 from flowrun.launcher.model.hugging_face.convert_models import (
     CONFIG,
     import_transformers,

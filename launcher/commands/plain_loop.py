@@ -12,12 +12,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from flowrun.engine.capture.capture import Task
 from flowrun.engine.capture.update_trace import states_of, step_scalars_of
 from flowrun.engine.strategy import LossScale, Optimizer
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.materials import make_task
-from flowrun.launcher.model.build import instantiate_model, loss_of
+from flowrun.launcher.model.build import instantiate_model
 from flowrun.launcher.recipe.recipe import Recipe
 
 
@@ -60,7 +59,7 @@ def plain_loop(
             for rank, each in enumerate(models):
                 batch = sampler(step, micro_batch, slice(rank * rows, (rank + 1) * rows))
                 with task.precision():
-                    loss = _loss(task, each, batch).float()
+                    loss = task.loss_of(task.output(batch, each), batch).float()
                 loss = loss / (parts * replicas)
                 update.backward(loss)
                 total += loss.item()
@@ -74,11 +73,6 @@ def plain_loop(
 def _replica(model: nn.Module) -> nn.Module:
     """The same parameters, whose gradients then add up, and buffers of its own."""
     return copy.deepcopy(model, {id(p): p for p in model.parameters()})
-
-
-def _loss(task: Task, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    output = model(**{argument: batch[name] for argument, name in task.inputs.items()})
-    return loss_of(task.loss, output, batch)
 
 
 class _PlainUpdate:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flowrun.engine.errors import ArgumentError
+from flowrun.engine.ir.files import making_folder
+from flowrun.engine.runtime.process.own_process import run_in_child
+from flowrun.launcher.data.corpus.documents import LOG
 from flowrun.launcher.data.corpus.plain_text import find_text_files
-from flowrun.launcher.data.corpus.train_tokenizer import (
-    LEAST_VOCABULARY,
-    MOST_VOCABULARY,
-    train_tokenizer,
-)
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.terminal import doing
+
+END, USER, ASSISTANT, SYSTEM = "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"
+SPECIAL = (END, USER, ASSISTANT, SYSTEM)
+LEAST_VOCABULARY = 256 + len(SPECIAL)  # every byte is a token
+MOST_VOCABULARY = 1 << 20  # the largest in use have a quarter of it
+# What a message is, and which of it the assistant answers: its text and the end after it.
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|' + message['role'] + '|>' -}}
+{%- if message['role'] == 'assistant' -%}
+{%- generation -%}{{- message['content'] + eos_token -}}{%- endgeneration -%}
+{%- else -%}
+{{- message['content'] + eos_token -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"""
+_LINES_BYTES = 1 << 20
 
 
 def make_tokenizer(paths: Sequence[str], vocabulary: int, to: Path) -> int:
@@ -67,3 +82,53 @@ def _check_text(files: Sequence[Path]) -> None:
                     problem = f"{file} is not UTF-8 text: byte {at} is {wrong:#x}."
                     raise CommandLineError("--from", problem) from None
                 done += len(line)
+
+
+def train_tokenizer(files: Sequence[Path], vocabulary: int, folder: Path) -> int:
+    """Train on text files, write the folder, whole or not at all, and return the number of ids.
+
+    vocabulary: ids, special tokens included, at most MOST_VOCABULARY; less are made where the text
+    has not as many words.  What is not UTF-8 does not count.  Raises ChildProcessError if the
+    library ends its process.
+    """
+    with making_folder(folder) as unfinished:
+        return run_in_child(
+            lambda: _train(files, vocabulary, unfinished), "training a tokenizer", LOG
+        )
+
+
+def _train(files: Sequence[Path], vocabulary: int, folder: Path) -> int:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = decoders.ByteLevel()
+    trained.post_processor = processors.ByteLevel(trim_offsets=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    trained.train_from_iterator(_read(files), trainer)
+    LOG.info("writing %s", folder)
+    saved = PreTrainedTokenizerFast(
+        tokenizer_object=trained, eos_token=END, pad_token=END, clean_up_tokenization_spaces=False
+    )
+    saved.chat_template = CHAT_TEMPLATE
+    saved.save_pretrained(str(folder))
+    return trained.get_vocab_size()
+
+
+def _read(files: Sequence[Path]) -> Iterator[str]:
+    total = sum(file.stat().st_size for file in files)
+    read, shown = 0, 0
+    for file in files:
+        with file.open(encoding="utf-8", errors="ignore", newline="") as stream:
+            while lines := stream.readlines(_LINES_BYTES):
+                yield "".join(lines)
+        read += file.stat().st_size
+        if read - shown > _LINES_BYTES:
+            LOG.info("reading %.1f of %.1f MB", read / 1e6, total / 1e6)
+            shown = read

@@ -30,7 +30,6 @@ from flowrun.launcher.recipe.recipe_errors import did_you_mean
 from flowrun.launcher.recipe.schema import FP32, KEEP_DTYPE
 from flowrun.launcher.terminal import doing
 from flowrun.launcher.terminal.units import size
-from flowrun.models.losses import part_of
 
 _NARROW = (torch.bfloat16, torch.float16)  # where an update rounded to nearest is often lost
 LossFunction = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (output, batch) -> scalar mean
@@ -212,13 +211,6 @@ def instantiate_loss(recipe: Recipe) -> LossFunction | None:
         _freeze(loss, LOSS, recipe.optim.groups)
         _widen_trained(loss, recipe)
     return loss
-
-
-def loss_of(loss: LossFunction | None, output: object, batch: Mapping[str, Tensor]) -> Tensor:
-    """Return the loss of a batch; without a function for it, the output itself or its `loss`."""
-    if loss is not None:
-        return loss(output, batch)
-    return output if isinstance(output, Tensor) else part_of(output, "loss")
 
 
 def instantiate_metrics(recipe: Recipe) -> dict[str, LossFunction]:

@@ -4,11 +4,15 @@ ranks or on the hosts that are here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import yaml  # type: ignore[import-untyped]
+
 from flowrun.engine.errors import FlowrunError, RunError
+from flowrun.engine.ir.placement import BATCH_AXES
 from flowrun.launcher.job.compiling import Compiled, compile_job
 from flowrun.launcher.job.forked import run_in_fork
 from flowrun.launcher.job.job import Job, Start
@@ -16,7 +20,6 @@ from flowrun.launcher.job.materials import with_steps
 from flowrun.launcher.job.resumed import put_at
 from flowrun.launcher.recipe.compose import change
 from flowrun.launcher.recipe.device import forks_autograd
-from flowrun.launcher.recipe.fewer_ranks import layouts_on, layouts_on_fewer
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.report.notes import notes
 from flowrun.launcher.report.record import Record
@@ -112,3 +115,40 @@ def _plan_first(
     more = [f"and {len(refused) - _REASONS} more layouts"] if len(refused) > _REASONS else []
     problem = "\n".join((error.problem, *refused[:_REASONS], *more))
     raise RunError(error.where, problem, error.instead) from error
+
+
+def layouts_on(recipe: Recipe, ranks: int) -> Iterator[tuple[str, ...]]:
+    """Yield overrides of the recipe that leave it `ranks` ranks, in the order to try them.
+
+    The axis that divides the batch shrinks, so that every rank keeps its part of the model; where
+    that is not possible, auto.placement chooses.  The batch, the learning rate and the samples of a
+    step stay.
+    """
+    yield from _shrunk(recipe, ranks)
+    yield _search(ranks)
+
+
+def layouts_on_fewer(recipe: Recipe, least: int) -> Iterator[tuple[str, ...]]:
+    """Yield overrides of the recipe that leave it `least` ranks or more: those of layouts_on, first
+    all in which every rank keeps its part of the model.
+    """
+    fewer = range(recipe.num_ranks - 1, least - 1, -1)
+    for ranks in fewer:
+        yield from _shrunk(recipe, ranks)
+    for ranks in fewer:
+        yield _search(ranks)
+
+
+def _shrunk(recipe: Recipe, ranks: int) -> Iterator[tuple[str, ...]]:
+    keys = yaml.safe_load(recipe.to_yaml())["placement"]
+    axes, stages = keys["axes"], keys["stages"]
+    batch_axis = next((axis for axis in axes if axis in BATCH_AXES), None)
+    if batch_axis and isinstance(stages, int):
+        others = stages * math.prod(size for axis, size in axes.items() if axis != batch_axis)
+        size, left = divmod(ranks, others)
+        if size and not left:
+            yield (f"placement.axes.{batch_axis}={size}",)
+
+
+def _search(ranks: int) -> tuple[str, ...]:
+    return "auto.placement=true", f"auto.ranks={ranks}"

@@ -11,5 +11,4 @@ hydra_source.py    recipe files as Hydra's group `recipe`
 placement_keys.py hardware_keys.py   grids of ranks and pins; hardware profiles
 locate.py recipe_errors.py   a key -> file:line:column; what an error says
 device.py          whether ranks run here, and on the CPU or on CUDA
-fewer_ranks.py     layouts for the rest of a run, where ranks are lost for good
 """

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from flowrun.launcher.model.build import loss_of
+from flowrun.engine.capture.capture import own_loss
 from flowrun.models import losses, metrics
 
 LOGITS = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
@@ -37,5 +37,5 @@ def test_a_loss_reads_the_part_that_is_named(output: Any, part: losses.OutputPar
 def test_the_loss_of_a_model_is_its_output_or_a_part_of_it() -> None:
     loss = torch.tensor(3.0)
     for output in (loss, {"loss": loss}, SimpleNamespace(loss=loss)):
-        assert loss_of(None, output, {}) is loss
+        assert own_loss(output) is loss
     assert losses.model_loss((OTHER, loss), {}, part=1) is loss

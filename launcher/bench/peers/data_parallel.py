@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -14,25 +14,22 @@ from torch.utils.checkpoint import checkpoint
 
 from flowrun.launcher.bench.peers.setting import (
     KINDS,
-    PeerBatch,
     Setting,
     TrainStep,
     arguments,
     chosen,
-    optimizer,
-    sums,
+    train_loop,
 )
-from flowrun.launcher.job.recipe_strategy import AUTOCAST
 
 
 def single(setting: Setting) -> TrainStep:
     """A plain loop."""
-    return _loop(setting, _prepare(setting))
+    return train_loop(setting, _prepare(setting))
 
 
 def ddp(setting: Setting) -> TrainStep:
     """DistributedDataParallel, gradients as views of its buckets."""
-    return _loop(setting, _distribute(setting))
+    return train_loop(setting, _distribute(setting))
 
 
 def zero1(setting: Setting) -> TrainStep:
@@ -41,18 +38,18 @@ def zero1(setting: Setting) -> TrainStep:
     sharded = ZeroRedundancyOptimizer(
         model.parameters(), KINDS[optim.name], parameters_as_bucket_view=True, **arguments(optim)
     )
-    return _loop(setting, model, sharded)
+    return train_loop(setting, model, sharded)
 
 
 def fsdp2(setting: Setting) -> TrainStep:
     """fully_shard: of every unit, then of what is left."""
     model = _prepare(setting)
     mesh = init_device_mesh(setting.device.type, (setting.world,))
-    dtype = AUTOCAST[setting.job.recipe.precision.dtype]
+    dtype = setting.job.materials.task.autocast
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
     for unit in (*chosen(model, setting.peer.units).values(), model):
         fully_shard(unit, mesh=mesh, mp_policy=policy)
-    return _loop(setting, model)
+    return train_loop(setting, model)
 
 
 def _distribute(setting: Setting) -> DistributedDataParallel:
@@ -80,34 +77,3 @@ def _checkpoint(module: nn.Module) -> None:
         return checkpoint(forward, *inputs, use_reentrant=False, **named)
 
     module.forward = again  # type: ignore[method-assign]
-
-
-def _loop(setting: Setting, model: Any, update: torch.optim.Optimizer | None = None) -> TrainStep:
-    """Return a step: forward and backward of every micro-batch of the setting, with gradients
-    summed over ranks in the last.
-
-    update: the optimizer; None: the recipe's, over all parameters of the model.
-    """
-    update = update or optimizer(setting.job.recipe.optim, model.parameters(), setting.peer.sparse)
-    batches, count = setting.batches(setting.world, setting.rank), setting.micro_batches
-
-    def measured(batch: PeerBatch) -> Tensor:
-        with setting.autocast():
-            return setting.loss(setting.output(model, batch), batch) / count
-
-    if setting.compiled and setting.peer.whole:
-        measured = torch.compile(measured)
-
-    def step() -> Tensor:
-        update.zero_grad(set_to_none=True)
-        losses = []
-        for k in range(count):
-            batch = next(batches)
-            with sums(model, k == count - 1):
-                loss = measured(batch)
-                loss.backward()  # type: ignore[no-untyped-call]
-            losses.append(loss.detach())
-        update.step()
-        return torch.stack(losses).sum()
-
-    return step

@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from flowrun.engine.runtime.rank.readback import copy_to_device
 from flowrun.launcher.bench.suite import Peer
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.job.recipe_strategy import AUTOCAST
-from flowrun.launcher.model.build import instantiate_model, loss_of, task_inputs
+from flowrun.launcher.model.build import instantiate_model, task_inputs
 from flowrun.launcher.recipe.schema import Optim
 
 KINDS: dict[str, type[torch.optim.Optimizer]] = {
@@ -70,17 +69,15 @@ class Setting:
             yield {name: copy_to_device(value, self.device) for name, value in batch.items()}
 
     def output(self, model: nn.Module, batch: PeerBatch) -> Any:
-        return model(
-            **{argument: batch[name] for argument, name in self.job.materials.task.inputs.items()}
-        )
+        return self.job.materials.task.output(batch, model)
 
     def loss(self, output: Any, batch: PeerBatch) -> Tensor:
         """The mean over the batch: of the recipe's loss, or the model's own."""
-        return loss_of(self.job.materials.task.loss, output, batch)
+        return self.job.materials.task.loss_of(output, batch)
 
     def autocast(self) -> AbstractContextManager[None]:
         """Around forward and loss."""
-        dtype = AUTOCAST[self.job.recipe.precision.dtype]
+        dtype = self.job.materials.task.autocast
         return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
 
 
@@ -118,14 +115,6 @@ def chosen(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
     return found
 
 
-def sums(model: Any, last: bool) -> AbstractContextManager[None]:
-    """Around a micro-batch: whether its backward sums gradients over the ranks."""
-    if hasattr(model, "set_requires_gradient_sync"):
-        model.set_requires_gradient_sync(last)
-    waits = isinstance(model, DistributedDataParallel) and not last
-    return model.no_sync() if waits else nullcontext()  # type: ignore[no-any-return]
-
-
 def arguments(optim: Optim, sparse: bool = False) -> dict[str, Any]:
     """Return the arguments of the class KINDS[optim.name].
 
@@ -161,3 +150,51 @@ def optimizer(
     whole = [p for p in kept if not hasattr(p, "device_mesh")]
     groups = [{"params": group} for group in (split, whole) if group]
     return KINDS[optim.name](groups, **arguments(optim, sparse))
+
+
+def train_loop(
+    setting: Setting,
+    model: Any,
+    update: torch.optim.Optimizer | None = None,
+    *,
+    parts: int = 0,
+    part: int = 0,
+) -> TrainStep:
+    """Return a step: forward and backward of every micro-batch of the setting, with gradients
+    summed over ranks in the last.
+
+    update: the optimizer; None: the recipe's, over all parameters of the model.  parts, part: into
+    which a micro-batch is divided, and this rank's; 0: one for each rank.
+    """
+    peer, count = setting.peer, setting.micro_batches
+    update = update or optimizer(setting.job.recipe.optim, model.parameters(), peer.sparse)
+    batches = setting.batches(*((parts, part) if parts else (setting.world, setting.rank)))
+
+    def measured(batch: PeerBatch) -> Tensor:
+        with setting.autocast():
+            return setting.loss(setting.output(model, batch), batch) / count
+
+    if setting.compiled and peer.whole:
+        measured = torch.compile(measured)
+
+    def step() -> Tensor:
+        update.zero_grad(set_to_none=True)
+        losses = []
+        for k in range(count):
+            batch = next(batches)
+            with _sums(model, k == count - 1):
+                loss = measured(batch)
+                loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        update.step()
+        return torch.stack(losses).sum()
+
+    return step
+
+
+def _sums(model: Any, last: bool) -> AbstractContextManager[None]:
+    """Around a micro-batch: whether its backward sums gradients over the ranks."""
+    if hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(last)
+    waits = isinstance(model, DistributedDataParallel) and not last
+    return model.no_sync() if waits else nullcontext()  # type: ignore[no-any-return]

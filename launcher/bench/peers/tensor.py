@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -15,7 +14,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from flowrun.launcher.bench.peers.setting import Setting, TrainStep, chosen, optimizer, sums
+from flowrun.launcher.bench.peers.setting import Setting, TrainStep, chosen, train_loop
 
 
 def tensor(setting: Setting) -> TrainStep:
@@ -34,21 +33,11 @@ def tensor(setting: Setting) -> TrainStep:
         fully_shard(model, mesh=mesh["data"])
     if setting.compiled:
         model.compile()
-    update = optimizer(setting.job.recipe.optim, model.parameters())
-    batches, count = setting.batches(peer.data, mesh.get_local_rank("data")), setting.micro_batches
+    step = train_loop(setting, model, parts=peer.data, part=mesh.get_local_rank("data"))
 
-    def step() -> Tensor:
-        update.zero_grad(set_to_none=True)
-        losses = []
-        for k in range(count):
-            batch = next(batches)
-            with loss_parallel(), sums(model, k == count - 1):
-                with setting.autocast():
-                    loss = setting.loss(setting.output(model, batch), batch) / count
-                loss.backward()  # type: ignore[no-untyped-call]
-            value = loss.detach()
-            losses.append(value.full_tensor() if isinstance(value, DTensor) else value)
-        update.step()
-        return torch.stack(losses).sum()
+    def step_by_classes() -> Tensor | None:
+        with loss_parallel():
+            loss = step()
+        return loss.full_tensor() if isinstance(loss, DTensor) else loss
 
-    return step
+    return step_by_classes

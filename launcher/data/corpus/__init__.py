@@ -14,5 +14,4 @@ answers.py   rows -> documents of which answers alone are trained on
 packed.py   several documents in a sample; engine/ops/nn/document_op.py lets none see another
 chat.py   conversations and instructions as such documents
 text_rows.py   a field of rows as plain text
-train_tokenizer.py   text files -> a folder of a tokenizer
 """

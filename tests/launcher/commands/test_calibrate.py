@@ -8,7 +8,7 @@ from rich.console import Console
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.calibration.calibration import ProbeSizes
 from flowrun.launcher.commands import calibrate
-from flowrun.launcher.commands.calibrate_ops import show_ops, with_ops
+from flowrun.launcher.commands.calibrate import show_ops, with_ops
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.hardware_keys import load_shipped, of_file
 

@@ -1,8 +1,8 @@
 import pytest
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.place.settle import layouts_on_fewer
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.recipe.fewer_ranks import layouts_on_fewer
 
 
 def searched(*ranks: int) -> list[tuple[str, ...]]:

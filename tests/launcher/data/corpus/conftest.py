@@ -2,7 +2,7 @@
 
 import pytest
 
-from flowrun.launcher.data.corpus.train_tokenizer import train_tokenizer
+from flowrun.launcher.commands.tokenizer_folder import train_tokenizer
 
 TEXT = "the cat sat on the mat; the dog sat on the log.\nönly ünïcode – here\n" * 20
 

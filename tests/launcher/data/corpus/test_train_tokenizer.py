@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from flowrun.launcher.data.corpus.train_tokenizer import train_tokenizer
+from flowrun.launcher.commands.tokenizer_folder import train_tokenizer
 
 MESSAGES = [
     {"role": "system", "content": "be kind"},
