@@ -1,20 +1,4 @@
-"""The command line: read the arguments, call one function, print.
-
-    flowrun recipe=R key=value …          run
-    flowrun -m recipe=A,B key=1,2 …       run every combination, compare the jobs
-    flowrun plan recipe=R …               show the plan, start nothing
-    flowrun verify recipe=R …             compare layouts, step by step
-    flowrun resume RUN_DIR …              go on with a run from its last checkpoint
-    flowrun export RUN_DIR                its weights as one file, by the model's own names
-    flowrun tokenizer --to FOLDER         train a tokenizer on text
-    flowrun sample RUN_DIR --prompt TEXT  text that its model writes
-    flowrun eval RUN_DIR                  its metrics, without training
-    flowrun bench suite=S …               compare with torch's own layouts, in turn
-    flowrun calibrate FILE                measure this machine, write a hardware profile
-    flowrun runs [FOLDER]                 list runs, compare two, follow one
-    flowrun init my_models.Net            write a recipe for a model
-    flowrun schema                        the keys of a recipe for editors
-    flowrun recipes                       what there is
+"""The command line: read the arguments, call one function, print; `flowrun --help` lists commands.
 
 Exit status: 0, 1 a run failed, 2 the recipe is wrong (nothing was started), 75 a run was asked to
 end and has saved all (the same command goes on with train.resume=auto), 130 Ctrl-C.

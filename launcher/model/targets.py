@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 from hydra.errors import HydraException
@@ -149,9 +150,6 @@ def check_arguments(
 def find(path: str, where: str) -> Callable[..., Any]:
     """The class or function at a dotted path; a RecipeError says which part is missing."""
     path = new_name(path)
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-        importlib.invalidate_caches()
     parts = path.split(".")
     if not all(part.isidentifier() for part in parts):
         raise RecipeError(where, f"{path!r} is not a dotted path.", "Write package.module.Name.")
@@ -180,7 +178,7 @@ def _deepest_module(parts: list[str], where: str) -> tuple[object, int]:
     module: object = None
     for depth in range(1, len(parts) + 1):
         name = ".".join(parts[:depth])
-        deeper = _import(name, where)
+        deeper = import_named(name, where)
         if deeper is None and module is not None:
             return module, depth - 1
         if deeper is None:
@@ -191,8 +189,11 @@ def _deepest_module(parts: list[str], where: str) -> tuple[object, int]:
     return module, len(parts)
 
 
-def _import(name: str, where: str) -> object:
-    """Return a module; None if there is none of this name."""
+def import_named(name: str, where: str) -> ModuleType | None:
+    """Return a module of the working directory or installed; None if there is none of this name."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+        importlib.invalidate_caches()
 
     def refuse(error: Exception) -> RecipeError:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 from flowrun.engine.errors import FlowrunError
 from flowrun.launcher.data.named import NamedFields
 from flowrun.launcher.model.dataset_checks import NAMED, check_items, check_kind, data_errors
-from flowrun.launcher.model.targets import find, make_object
+from flowrun.launcher.model.targets import find, import_named, make_object
 from flowrun.launcher.recipe.locate import COMMAND_LINE
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.recipe.schema import Target
@@ -93,26 +91,23 @@ def find_data(module: str) -> str | None:
 
 def _import(dotted: str) -> ModuleType | None:
     """Return the module of this name; None if it is no module, but maybe something in one."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-        importlib.invalidate_caches()
-    try:
-        return importlib.import_module(dotted)
-    except Exception as error:  # of the user's module, maybe
-        missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
-        if missing and (dotted == missing or dotted.startswith(f"{missing}.")):
-            return None
-        why = f"{type(error).__name__}: {error}"
-        raise CommandLineError(dotted, f"importing it failed: {why}.") from error
+    with _of_word(dotted):
+        return import_named(dotted, COMMAND_LINE)
 
 
 def find_named(path: str) -> MakerFunction:
     """Return the class or function of a dotted path.  Raises RecipeError."""
+    with _of_word(path):
+        return find(path, COMMAND_LINE)
+
+
+@contextmanager
+def _of_word(word: str) -> Iterator[None]:
+    """Within the block, an error is one of this word of the command line."""
     try:
-        found: MakerFunction = find(path, COMMAND_LINE)
+        yield
     except FlowrunError as error:
-        raise CommandLineError(path, error.problem, error.instead) from error
-    return found
+        raise CommandLineError(word, error.problem, error.instead) from error
 
 
 def arguments_of_forward(maker: MakerFunction) -> dict[str, bool]:

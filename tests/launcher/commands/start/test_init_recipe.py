@@ -166,7 +166,7 @@ def test_mistakes_are_refused(place: Path) -> None:
         "empty": r"no config\.json",
         "two": "defines 2 models: A, B",
         "none": "defines no model: no subclass",
-        "raises": "importing it failed: AttributeError: module 'torch'",
+        "raises": "importing 'raises' failed: AttributeError: module 'torch'",
         "nothing.Net": "there is no module 'nothing'",
         "points_g.Nett": "has no 'Nett'",
     }.items():
