@@ -108,7 +108,7 @@ class Task:
         given = {argument: batch[name] for argument, name in self.inputs.items()}
         return (self.model if model is None else model)(**given)
 
-    def loss_of(self, output: Any, batch: Batch) -> torch.Tensor:
+    def loss_of(self, output: object, batch: Batch) -> torch.Tensor:
         """Return the loss of what the model has computed of a batch."""
         return own_loss(output) if self.loss is None else self.loss(output, batch)
 

@@ -2,8 +2,7 @@
 
 event_loop.py        events, timers and tasks of the loop
 ranks_hand.py        ranks, whatever they are; all of them in this process
-local_ranks.py       launch=local: the rank processes of a round, and what watches them
-forks.py             forks those processes, and kills them
+local_ranks.py       launch=local: forks the rank processes of a round, watches and kills them
 desk.py              what the main thread does for the loop
 signals.py           what asks a run to end
 newest_state.py      where ranks begin

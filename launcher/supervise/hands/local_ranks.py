@@ -1,25 +1,34 @@
-"""launch=local: one process a rank, forked from this one, which has captured and planned."""
+"""launch=local: one process a rank, forked from this one, which has captured and planned.
+
+The launcher forks them itself, with the variables that torch.distributed reads.  They must be
+forked by the main thread: the kernel ends a child whose parent's thread has ended
+(engine/runtime/process/lifetime.py).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 
 from flowrun.engine.runtime.drivers.pulse import Pulses
 from flowrun.engine.runtime.process.outputs import ProcessOutputs
 from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.launcher.job.compiling import Compiled
+from flowrun.launcher.ranks.failure import describe_exit
 from flowrun.launcher.ranks.rank_events import Reason
 from flowrun.launcher.ranks.snapshot_memory import map_snapshots
 from flowrun.launcher.ranks.step_gate import StepGate
 from flowrun.launcher.ranks.wire import EventReader, Notice
 from flowrun.launcher.ranks.worker import Worker
 from flowrun.launcher.report.record import LOGS
-from flowrun.launcher.supervise.hands.forks import RankProcesses
 from flowrun.launcher.supervise.hands.newest_state import place_of
 from flowrun.launcher.supervise.hands.ranks_hand import RanksHand, Wires
 from flowrun.launcher.supervise.hands.watch import Watch, find_limit, find_silence
@@ -166,3 +175,82 @@ class LocalRanks(RanksHand):
 def _close(round_: _Forked, watch: Watch) -> None:
     watch.__exit__()
     round_.outputs.__exit__(None, None, None)
+
+
+class RankProcesses:
+    """Processes of this host, by number among them.  first: the rank of the first."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self._processes: list[BaseProcess] = []
+        self._ended: set[int] = set()  # their numbers
+
+    def fork(self, live: Callable[[], None], place: MeetingPlace, count: int, threads: int) -> None:
+        """Fork all of them.
+
+        live: what each does, from its first line to its exit.  place: where they meet.  count: of
+        this host.  threads: of each.
+        """
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        context = multiprocessing.get_context("fork")
+        with _frozen():
+            for local in range(count):
+                variables = _variables(place, local, count)
+                process = context.Process(
+                    target=_live, args=(live, variables), name=f"rank {self.first + local}"
+                )
+                process.start()
+                self._processes.append(process)
+
+    def poll(self) -> Iterator[tuple[int, str]]:
+        """Yield the ranks that have ended badly since the last call, and how."""
+        for number, process in enumerate(self._processes):
+            if number not in self._ended and (status := process.exitcode) is not None:
+                self._ended.add(number)
+                if status:
+                    yield self.first + number, describe_exit(status)
+
+    @property
+    def are_gone(self) -> bool:
+        """True if all have ended."""
+        return len(self._ended) == len(self._processes)
+
+    def kill(self) -> None:
+        """Kill those that run."""
+        for process in self._processes:
+            process.kill()
+
+
+def _live(live: Callable[[], None], variables: Mapping[str, str]) -> None:
+    os.environ |= variables
+    live()
+
+
+def _variables(place: MeetingPlace, local: int, count: int) -> dict[str, str]:
+    """Return what torch.distributed reads of the environment (init_method env://)."""
+    return {
+        "RANK": str(place.number * count + local),
+        "LOCAL_RANK": str(local),
+        "GROUP_RANK": str(place.number),
+        "WORLD_SIZE": str(place.num_hosts * count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "GROUP_WORLD_SIZE": str(place.num_hosts),
+        "MASTER_ADDR": place.address,
+        "MASTER_PORT": str(place.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher's: no rank opens one
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RUN_ID": "flowrun",
+    }
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """Neither this process nor a rank looks for garbage among what is there now, graphs and plans.
+    To look is to write to each object: every rank would copy all their pages, 0.4 s of its first
+    steps for a GPT of 4 blocks on 4 ranks.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

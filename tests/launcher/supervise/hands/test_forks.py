@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from flowrun.launcher.supervise.hands.forks import RankProcesses
+from flowrun.launcher.supervise.hands.local_ranks import RankProcesses
 from flowrun.launcher.supervise.hosts.endpoint import LOOPBACK, MeetingPlace
 
 PLACE = MeetingPlace(number=1, num_hosts=2, address=LOOPBACK, port=1, interface="")
