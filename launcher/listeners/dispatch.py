@@ -150,26 +150,27 @@ class Listeners:
     """
 
     def __init__(
-        self, listeners: Sequence[NamedListener], outlets: Outlets, limit_s: float = 0.0
+        self,
+        listeners: Sequence[NamedListener],
+        describe: Callable[[], RunInfo],
+        outlets: Outlets,
+        limit_s: float = 0.0,
     ) -> None:
-        """limit_s: seconds after which a callback hangs, at first; 0: never."""
-        self._listeners = list(listeners)
+        """describe: says what they follow.  limit_s: seconds after which a callback hangs, at
+        first; 0: never.
+        """
+        self._listeners, self._describe = list(listeners), describe
         self._outlets, self._limit_s = outlets, limit_s
-        self._describe: Callable[[], RunInfo] | None = None
         self._lanes: list[_Lane] = []
         self._last = 0  # step of the last event
         self.off = False  # another host calls them
-
-    def prepare(self, describe: Callable[[], RunInfo]) -> None:
-        """Let them start with the next event.  describe: says what they follow."""
-        self._describe = describe
 
     def call(self, event: str, step: int, given: Mapping[str, float] | Path) -> None:
         """Let all be called; return at once.  event: the method.  step, given: its arguments."""
         if self.off:
             return
         self._last = step
-        if not self._lanes and self._describe is not None:
+        if self._listeners and not self._lanes:
             begin = _Call("on_start", step, (self._describe(),))
             self._lanes = [_Lane(each, self._outlets) for each in self._listeners]
             self._put(begin)

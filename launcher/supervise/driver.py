@@ -88,8 +88,7 @@ class Driver:
         self.failed: Reason | None = None  # of a callback
         lose = partial(self.loop.call, record.lose)
         outlets = Outlets(lose=lose, fail=self._fail, stop=self._stop)
-        self.listeners = Listeners(listeners, outlets, limit_s)
-        self.listeners.prepare(record.describe)
+        self.listeners = Listeners(listeners, record.describe, outlets, limit_s)
         asked, post = record.asked.launch, self.loop.post
         self.hosts: Hosts | Alone = Alone(post)
         if asked.num_hosts > 1 and asked.name == "local":

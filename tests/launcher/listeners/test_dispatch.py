@@ -46,8 +46,7 @@ def listeners(*made: object, may_end: bool = False, limit_s: float = 0.0) -> tup
     said = Said()
     named = [NamedListener(f"notes{k}", each, may_end) for k, each in enumerate(made)]
     outlets = Outlets(lose=said.lost.append, fail=said.failed.append, stop=said.stopped.append)
-    found = Listeners(named, outlets, limit_s)
-    found.prepare(lambda: RUN)
+    found = Listeners(named, lambda: RUN, outlets, limit_s)
     return found, said
 
 
