@@ -23,7 +23,7 @@ class Own:
 
 
 def recipe(*log: Any) -> Recipe:
-    return replace(load(["recipe=mlp_data_parallel"]), log=log)
+    return replace(load(["recipe=mlp_data_parallel"]), log=[*log])
 
 
 def test_tensorboard_follows_a_recipe_that_names_no_logger() -> None:
