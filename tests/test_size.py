@@ -30,32 +30,32 @@ BUDGETS = {
     "engine": 1_124,
     "engine/actors": 1_467,
     "engine/boxing": 518,
-    "engine/capture": 4_320,
+    "engine/capture": 4_329,
     "engine/cost": 1_126,
     "engine/hardware": 565,
     "engine/ir": 1_696,
-    "engine/lowering": 1_292,
+    "engine/lowering": 1_283,
     "engine/ops": 5_147,
     "engine/passes": 6_944,
     "engine/rehearsal": 811,
-    "engine/runtime": 7_901,
+    "engine/runtime": 7_918,
     "engine/trace": 495,
     "engine/verify": 793,
-    "launcher": 376,
-    "launcher/bench": 2_089,
-    "launcher/command_line": 1_125,
-    "launcher/commands": 3_089,
-    "launcher/data": 3_359,
-    "launcher/job": 1_798,
-    "launcher/listeners": 679,
-    "launcher/model": 2_626,
-    "launcher/place": 2_054,
-    "launcher/recipe": 3_147,
-    "launcher/ranks": 1_930,
-    "launcher/report": 2_426,
+    "launcher": 359,
+    "launcher/bench": 2_070,
+    "launcher/command_line": 1_121,
+    "launcher/commands": 3_052,
+    "launcher/data": 3_281,
+    "launcher/job": 1_804,
+    "launcher/listeners": 674,
+    "launcher/model": 2_619,
+    "launcher/place": 2_084,
+    "launcher/recipe": 3_059,
+    "launcher/ranks": 1_921,
+    "launcher/report": 2_407,
     "launcher/store": 674,
-    "launcher/supervise": 4_398,
-    "launcher/terminal": 198,
+    "launcher/supervise": 4_406,
+    "launcher/terminal": 229,
     "launcher/text": 379,
     "models": 1_492,
     "testing": 115,
@@ -71,10 +71,10 @@ BUDGETS = {
     "tests/support": 6_763,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_153, "tests": 48_446, "docs": 50_000}
+SUMS = {"source": 65_962, "tests": 48_446, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
-OPEN = {"Any": 290, "except Exception": 30, "functions above complexity 15": 0}
+OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}
 
 
 @cache
