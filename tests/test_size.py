@@ -54,7 +54,7 @@ BUDGETS = {
     "launcher/ranks": 1_921,
     "launcher/report": 2_407,
     "launcher/store": 674,
-    "launcher/supervise": 4_406,
+    "launcher/supervise": 4_402,
     "launcher/terminal": 229,
     "launcher/text": 379,
     "models": 1_492,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 6_763,
     "tests/testing": 111,
 }
-SUMS = {"source": 65_962, "tests": 48_446, "docs": 50_000}
+SUMS = {"source": 65_958, "tests": 48_446, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

@@ -298,11 +298,9 @@ class Driver:
     async def _end_listeners(self, end: instructions.End) -> instructions.End:
         hung = await self.desk.do("ending listeners", partial(self.listeners.end, end.status))
         fault = self.failed or (reason_of(hung) if hung else None)
-        return (
-            instructions.End(instructions.FAILED, fault=fault)
-            if fault and end.status == instructions.COMPLETE
-            else end
-        )
+        if fault and end.status == instructions.COMPLETE:
+            return instructions.End(instructions.FAILED, fault=fault)
+        return end
 
 
 def terms_of(job: Job, may_change: bool) -> Terms:

@@ -276,10 +276,8 @@ def _ask(state: RunState, asked: events.Asked) -> Move:
         return next_round.end_by(state, verdicts.early_end_of(asked))
     if phase is Life.FORKING or (phase in (Life.RESTING, Life.SAVING) and asked.ends):
         state, out = _wait(state, asked)
-        return state, (
-            *out,
-            instructions.SetTimer(events.BACK_OFF, 0.0),
-        ) if state.round.rests else out
+        now = (instructions.SetTimer(events.BACK_OFF, 0.0),) if state.round.rests else ()
+        return state, (*out, *now)
     if phase in (Life.MEETING, Life.PLANNING) and asked.ends and not asked.regroups:
         return next_round.end_by(state, verdicts.end_of(asked))
     return state, ()
