@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,14 +45,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
             foreseen={"step_s": 0.001, "sent_bytes": 4096, "peak_bytes": {"0": 2e6}},
         )
 
-    module, progress = (
-        ModuleType("flowrun.launcher.run"),
-        ModuleType("flowrun.launcher.report.progress"),
-    )
-    module.run = run  # type: ignore[attr-defined]
-    module.plan = lambda recipe, *_: f"plan of {recipe.name}"  # type: ignore[attr-defined]
-    progress.Progress = lambda: None  # type: ignore[attr-defined]
-    progress.seconds = progress.size = lambda value: f"{value:g}"  # type: ignore[attr-defined]
+    module = SimpleNamespace(run=run, plan=lambda recipe, *_: f"plan of {recipe.name}")
+    show = lambda value: f"{value:g}"  # noqa: E731
+    progress = SimpleNamespace(Progress=lambda: None, seconds=show, size=show)
     monkeypatch.setitem(sys.modules, "flowrun.launcher.run", module)
     monkeypatch.setitem(sys.modules, "flowrun.launcher.report.progress", progress)
     return seen
@@ -236,11 +231,8 @@ def test_a_job_that_failed_in_the_queue_failed(end: End, monkeypatch: pytest.Mon
 
 def test_pins_can_be_swept(end: End, runs: Runs) -> None:
     assert end("-m", "recipe=gpt_tp", "sbp.blocks.*.mlp.fc1.weight.tensor=S(0),B")[0] == 0
-    pins = [
-        {pin.pattern: str(pin.sbp) for pin in recipe.pins}["blocks.*.mlp.fc1.weight"]
-        for recipe, _ in runs
-    ]
-    assert pins == ["S(0)", "B"]
+    pins = [{pin.pattern: str(pin.sbp) for pin in recipe.pins} for recipe, _ in runs]
+    assert [each["blocks.*.mlp.fc1.weight"] for each in pins] == ["S(0)", "B"]
 
 
 def test_values_in_brackets_are_shown(end: End, runs: Runs) -> None:
@@ -289,8 +281,6 @@ def test_a_shell_asks_for_commands(shell: str) -> None:
         "_TYPER_COMPLETE_ARGS": "flowrun pl",
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
     }
-    command = [sys.executable, "-m", "flowrun.launcher.cli"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **asked}, timeout=60
-    )
+    command, environment = [sys.executable, "-m", "flowrun.launcher.cli"], os.environ | asked
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert "plan" in done.stdout and "sample" not in done.stdout

@@ -4,6 +4,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from flowrun.launcher.commands.resume import find_continuation
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from flowrun.launcher.store.checkpoint import FOLDER, RECIPE, Checkpoint
-from support.runs.command import Command, losses, run_folder, workplace
+from support.runs.command import Command, losses, run_folder
 
 # Stands where Slurm would: keeps the batch file and answers as sbatch does.
 SBATCH = """#!/bin/sh
@@ -45,73 +46,59 @@ class Samples(samples.Samples):
 
 
 @pytest.fixture
-def batch_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def batch_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the file that is given to sbatch can be read."""
-    commands = tmp_path / "bin"
+    commands = place / "bin"
     commands.mkdir()
     for name in ("sbatch", "srun"):
         (commands / name).write_text(SBATCH)
         (commands / name).chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("SEEN", str(tmp_path / "batch.sh"))
-    place = workplace(tmp_path)
-    monkeypatch.chdir(place)
-    monkeypatch.syspath_prepend(place)
-    return tmp_path / "batch.sh"
+    monkeypatch.setenv("SEEN", str(place / "batch.sh"))
+    return place / "batch.sh"
 
 
-def test_one_task_a_node_with_what_its_ranks_need(batch_file: Path, tmp_path: Path) -> None:
+def submitted(*keys: str) -> Any:
+    """What becomes of the recipe `small` as a job."""
+    return submit(load(["recipe=small", "launch=slurm", *keys]), Path.cwd() / "out")
+
+
+def test_one_task_a_node_with_what_its_ranks_need(batch_file: Path) -> None:
     slurm = ["partition=big", "minutes=90", "account=lab", "extra.constraint=fast"]
-    recipe = load(
-        [
-            "recipe=small",
-            "launch=slurm",
-            "placement.axes.tensor=4",
-            "launch.nnodes=2",
-            "launch.threads=3",
-            *(f"launch.slurm.{text}" for text in slurm),
-        ]
-    )
-    assert submit(recipe, tmp_path / "out").job.job_id == "4711"
+    keys = ["placement.axes.tensor=4", "launch.nnodes=2", "launch.threads=3"]
+    made = submitted(*keys, *(f"launch.slurm.{text}" for text in slurm))
+    assert made.job.job_id == "4711"
     lines = batch_file.read_text().splitlines()
-    for flag in (
-        "--nodes=2",
-        "--ntasks-per-node=1",
-        "--cpus-per-task=6",
-        "--partition=big",
-        "--time=90",
-        "--account=lab",
-        "--constraint=fast",
-        "--job-name=flowrun-small",
-        "--signal=USR2@120",
-    ):
-        assert f"#SBATCH {flag}" in lines
+    flags = (
+        "nodes=2 ntasks-per-node=1 cpus-per-task=6 partition=big time=90 account=lab"
+        " constraint=fast job-name=flowrun-small signal=USR2@120"
+    )
+    assert {f"#SBATCH --{flag}" for flag in flags.split()} <= set(lines)
     assert any(line.startswith("srun ") for line in lines)
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
-    [([], True), (["launch.device=cpu"], False), (["launch.slurm.gpus_per_node=2"], False)],
+    ("key", "told"),
+    [
+        ("train.steps=4", True),
+        ("launch.device=cpu", False),
+        ("launch.slurm.gpus_per_node=2", False),
+    ],
 )
-def test_a_job_without_gpus_says_so(
-    batch_file: Path, tmp_path: Path, keys: list[str], told: bool
-) -> None:
-    submitted = submit(load(["recipe=small", "launch=slurm", *keys]), tmp_path / "out")
-    assert ("no GPU was asked for" in str(submitted)) == told
+def test_a_job_without_gpus_says_so(batch_file: Path, key: str, told: bool) -> None:
+    assert ("no GPU was asked for" in str(submitted(key))) == told
 
 
-def test_ranks_that_the_hosts_do_not_divide_are_not_submitted(
-    batch_file: Path, tmp_path: Path
-) -> None:
+def test_ranks_that_the_hosts_do_not_divide_are_not_submitted(batch_file: Path) -> None:
     with pytest.raises(RecipeError, match="cannot be divided over 3 hosts"):
-        submit(load(["recipe=small", "launch=slurm", "launch.nnodes=3"]), tmp_path / "out")
+        submitted("launch.nnodes=3")
     assert not batch_file.exists()
 
 
-def test_a_job_that_is_not_taken_is_told(batch_file: Path, tmp_path: Path) -> None:
-    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho no such partition >&2\nexit 1\n")
+def test_a_job_that_is_not_taken_is_told(batch_file: Path, place: Path) -> None:
+    (place / "bin" / "sbatch").write_text("#!/bin/sh\necho no such partition >&2\nexit 1\n")
     with pytest.raises(RunError, match="Slurm refused the job"):
-        submit(load(["recipe=small", "launch=slurm"]), tmp_path / "out")
+        submitted()
 
 
 def test_nothing_but_a_run_is_submitted(batch_file: Path, tmp_path: Path) -> None:
@@ -119,10 +106,9 @@ def test_nothing_but_a_run_is_submitted(batch_file: Path, tmp_path: Path) -> Non
         run(load(["recipe=small", "launch=slurm"]), tmp_path / "out")
 
 
-def test_what_cannot_run_is_not_submitted(batch_file: Path, tmp_path: Path) -> None:
-    recipe = load(["recipe=small", "launch=slurm", "sbp.hidden.weight.tensor=S(7)"])
+def test_what_cannot_run_is_not_submitted(batch_file: Path) -> None:
     with pytest.raises(RecipeError):
-        submit(recipe, tmp_path / "out")
+        submitted("sbp.hidden.weight.tensor=S(7)")
     assert not batch_file.exists()
 
 
@@ -134,10 +120,10 @@ def test_hosts_meet_at_the_first_on_a_port_of_the_job(batch_file: Path, tmp_path
     assert {host.name for host in hosts} == {"local"}
 
 
-def test_a_folder_with_checkpoints_is_not_submitted_to(batch_file: Path, tmp_path: Path) -> None:
-    (tmp_path / "out" / FOLDER / "step_00000002").mkdir(parents=True)
+def test_a_folder_with_checkpoints_is_not_submitted_to(batch_file: Path, place: Path) -> None:
+    (place / "out" / FOLDER / "step_00000002").mkdir(parents=True)
     with pytest.raises(RecipeError, match="has checkpoints of another run"):
-        submit(load(["recipe=small", "launch=slurm"]), tmp_path / "out")
+        submitted()
     assert not batch_file.exists()
 
 
@@ -155,33 +141,31 @@ def test_a_requeued_job_goes_on_from_the_last_checkpoint_with_steps_left(
     assert again.weights == ""  # the checkpoint has them
 
 
-@pytest.mark.processes
-def test_a_job_that_is_put_back_into_the_queue_goes_on(tmp_path: Path) -> None:
-    place = workplace(tmp_path)
-    (place / "requeued.py").write_text(REQUEUED)
-    words = ["launch=slurm", "launch.slurm.cluster=local", "launch.slurm.wait=true"]
-    small = ["recipe=small", "train.steps=200"]
-    data = "data._target_=requeued.Samples"
-    job = Command(place, *small, *words, data, run_folder(place / "job")).end(240)
+def assert_trains_as_a_plain_run(place: Path, keys: list[str], *more: str) -> str:
+    """A job of the local executor beside a run without one; return what the job has printed."""
+    words = ["launch=slurm", "launch.slurm.cluster=local", "launch.slurm.wait=true", *more]
+    job = Command(place, *keys, *words, run_folder(place / "job")).end(240)
     assert job.status == 0, job.err
+    plain = Command(place, *keys, run_folder(place / "plain")).end(120)
+    assert plain.status == 0, plain.err
+    assert losses(place / "job") == losses(place / "plain")
+    return job.out
+
+
+@pytest.mark.processes
+def test_a_job_that_is_put_back_into_the_queue_goes_on(place: Path) -> None:
+    (place / "requeued.py").write_text(REQUEUED)
+    data = "data._target_=requeued.Samples"
+    assert_trains_as_a_plain_run(place, ["recipe=small", "train.steps=200"], data)
     assert (place / "warned").exists()
     report = json.loads((place / "job" / "report.json").read_text())
     assert report["first_step"] + report["steps"] == 200
     assert 2 < report["first_step"] < 200
-    plain = Command(place, *small, run_folder(place / "plain")).end(120)
-    assert plain.status == 0, plain.err
-    assert losses(place / "job") == losses(place / "plain")
 
 
 @pytest.mark.processes
-def test_a_job_of_two_hosts_by_the_local_executor(tmp_path: Path) -> None:
-    place = workplace(tmp_path)
-    words = ["launch=slurm", "launch.slurm.cluster=local", "launch.slurm.wait=true"]
+def test_a_job_of_two_hosts_by_the_local_executor(place: Path) -> None:
     small = ["recipe=small", "placement.axes.tensor=2"]
-    job = Command(place, *small, *words, "launch.nnodes=2", run_folder(place / "job")).end(240)
-    assert job.status == 0, job.err
-    assert "submitted: job" in job.out
-    plain = Command(place, *small, run_folder(place / "plain")).end(120)
-    assert plain.status == 0, plain.err
-    assert losses(place / "job") == losses(place / "plain")
+    said = assert_trains_as_a_plain_run(place, small, "launch.nnodes=2")
+    assert "submitted: job" in said
     assert (place / "job" / "weights.safetensors").exists()

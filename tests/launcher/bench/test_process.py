@@ -38,9 +38,8 @@ experiments:
 
 def peer(kind: str, *overrides: str, ranks: int = 1) -> Run:
     common = ("recipe=mlp_data_parallel", "train.steps=2", "eval.batches=0")
-    return Run(
-        experiment="x", side="peer", overrides=(*common, *overrides), ranks=ranks, peer=Peer(kind)
-    )
+    given = {"overrides": (*common, *overrides), "ranks": ranks, "peer": Peer(kind)}
+    return Run(experiment="x", side="peer", **given)
 
 
 def test_a_run_is_read_as_it_was_written() -> None:
@@ -49,24 +48,17 @@ def test_a_run_is_read_as_it_was_written() -> None:
     assert make(Run, json.loads(json.dumps(asdict(run))), "run") == run
 
 
+OF_TORCH = "a step\n[rank0]: Traceback\n[rank0]: torch.x.DistError: gone\n"
+OF_A_RANK = "rank 1, actor a\n  IndexError: out of range\n  file.py:3\n"
+OF_A_RECIPE = "a step\ncommand line  a = b\n  a is wrong.\n  Try c.\n"
+
+
 @pytest.mark.parametrize(
     ("printed", "status", "reason"),
     [
-        (
-            "a step\n[rank0]: Traceback\n[rank0]: torch.x.DistError: gone\n",
-            1,
-            "torch.x.DistError: gone",
-        ),
-        (
-            "rank 1, actor a\n  IndexError: out of range\n  file.py:3\n",
-            1,
-            "IndexError: out of range",
-        ),
-        (
-            "a step\ncommand line  a = b\n  a is wrong.\n  Try c.\n",
-            1,
-            "command line  a = b a is wrong. Try c.",
-        ),
+        (OF_TORCH, 1, "torch.x.DistError: gone"),
+        (OF_A_RANK, 1, "IndexError: out of range"),
+        (OF_A_RECIPE, 1, "command line  a = b a is wrong. Try c."),
         ("", 3, "exit status 3"),
         ("", -9, "was killed by SIGKILL"),
         ("terminate called\n  what():  gone\n", -6, "was killed by SIGABRT after 'what():  gone'"),
@@ -95,13 +87,18 @@ def test_a_run_that_does_not_end_is_ended(tmp_path: Path) -> None:
     assert sample.problem == "no end within 0 s (suite.timeout_s)"
 
 
-@pytest.mark.processes
-def test_a_bench_from_the_command_line(tmp_path: Path) -> None:
-    """Both sides train the same, and the folder has it all."""
+@pytest.fixture
+def tiny(tmp_path: Path) -> tuple[str, ...]:
+    """The words of a bench of SUITE, which leaves its folder `out`."""
     (tmp_path / "suite").mkdir()
     (tmp_path / "suite" / "tiny.yaml").write_text(SUITE)
-    arguments = ("bench", "suite=tiny", "--config-dir", str(tmp_path), run_folder(tmp_path / "out"))
-    ended = Command(tmp_path, *arguments).end(within=120)
+    return ("bench", "suite=tiny", "--config-dir", str(tmp_path), run_folder(tmp_path / "out"))
+
+
+@pytest.mark.processes
+def test_a_bench_from_the_command_line(tiny: tuple[str, ...], tmp_path: Path) -> None:
+    """Both sides train the same, and the folder has it all."""
+    ended = Command(tmp_path, *tiny).end(within=120)
     assert ended.status == 0, ended.out + ended.err
     tree = json.loads((tmp_path / "out" / "bench.json").read_text())
     ours, ddp = tree["lines"]
@@ -119,9 +116,8 @@ def test_copies_train_at_once_and_count_together(tmp_path: Path) -> None:
     assert not sample.problem
     files = [tmp_path / f"copy{k}" / "metrics.jsonl" for k in range(2)]
     steps = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
-    assert list(sample.step_s) == [
-        (a["step_s"] + b["step_s"]) / 2 for a, b in zip(*steps, strict=True)
-    ]
+    means = [(a["step_s"] + b["step_s"]) / 2 for a, b in zip(*steps, strict=True)]
+    assert list(sample.step_s) == means
     assert sample.work == 2 * load(list(overrides)).train.batch_size
 
 
@@ -150,11 +146,10 @@ def test_ctrl_c_while_a_process_is_started_is_heard_and_ends_it(tmp_path: Path) 
 
 
 @pytest.mark.processes
-def test_ctrl_c_ends_what_runs_and_shows_what_is_done(tmp_path: Path) -> None:
-    (tmp_path / "suite").mkdir()
-    (tmp_path / "suite" / "tiny.yaml").write_text(SUITE)
-    out = run_folder(tmp_path / "out")
-    bench = Command(tmp_path, "bench", "suite=tiny", "--config-dir", str(tmp_path), out)
+def test_ctrl_c_ends_what_runs_and_shows_what_is_done(
+    tiny: tuple[str, ...], tmp_path: Path
+) -> None:
+    bench = Command(tmp_path, *tiny)
     bench.until("run 1/2")  # has ended: a peer runs, or is about to
     ended = bench.signal(signal.SIGINT)
     assert ended.status == 130, ended.out + ended.err

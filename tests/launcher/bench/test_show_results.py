@@ -10,48 +10,23 @@ from flowrun.launcher.bench.results import ResultLine
 from flowrun.launcher.bench.show_results import draw, table, wanted_s
 from flowrun.launcher.bench.suite import FLOWRUN, Suite
 
-PEER = ResultLine(
-    experiment="zero3",
-    title="data 2, ZeRO 3",
-    side="FSDP2",
-    mode="eager",
-    setting="as is",
-    rounds=3,
-    median_s=0.767,
-    min_s=0.704,
-    ratio=0.8,
-    at_most=0.70,
-    peak_bytes=321_000_000,
-    losses_apart=3e-7,
-    agree=True,
+ROW = ResultLine(
+    experiment="zero3", title="data 2, ZeRO 3", side="FSDP9", mode="eager", setting="as is"
 )
-OURS = ResultLine(
-    experiment="zero3",
-    title="data 2, ZeRO 3",
-    side=FLOWRUN,
-    mode="eager",
-    setting="",
-    rounds=3,
-    median_s=0.612,
-    min_s=0.585,
-    efficiency=0.91,
-    at_least=0.90,
-    peak_bytes=265_000_000,
-    foreseen_s=0.55,
-    sent_bytes=66_000_000,
-    per_s=3346.4,
-    unit="tokens",
+PEER = replace(
+    ROW,
+    **{"side": "FSDP2", "rounds": 3, "median_s": 0.767, "min_s": 0.704, "ratio": 0.8},
+    **{"at_most": 0.70, "peak_bytes": 321_000_000, "losses_apart": 3e-7, "agree": True},
+)
+OURS = replace(
+    ROW,
+    **{"side": FLOWRUN, "setting": "", "rounds": 3, "median_s": 0.612, "min_s": 0.585},
+    **{"efficiency": 0.91, "at_least": 0.90, "peak_bytes": 265_000_000, "foreseen_s": 0.55},
+    **{"sent_bytes": 66_000_000, "per_s": 3346.4, "unit": "tokens"},
 )
 KEPT = replace(PEER, setting="pages kept", ratio=0.7, at_most=0.76, agree=False, losses_apart=0.2)
-FAILED = ResultLine(
-    experiment="zero3",
-    title="data 2, ZeRO 3",
-    side="FSDP9",
-    mode="eager",
-    setting="as is",
-    problem="ImportError: no [fsdp9] here (log)",
-)
-NOT_RUN = replace(FAILED, setting="pages kept", problem="")
+FAILED = replace(ROW, problem="ImportError: no [fsdp9] here (log)")
+NOT_RUN = replace(ROW, setting="pages kept")
 LINES = (OURS, PEER, KEPT, FAILED, NOT_RUN)
 
 

@@ -69,9 +69,8 @@ def test_the_numbers_are_those_of_the_run(workplace: Path, changes: list[str]) -
     assert found.results == pytest.approx({name: own[name] for name in found.results}, rel=1e-6)
     few = "eval.fraction=0.05" in changes
     assert found.samples == (3 if few else 16)
-    assert [note.partition(":")[0] for note in found.notes] == (
-        ["3 samples are held out and an evaluation reads a batch of 8"] if few else []
-    )
+    expected = ["3 samples are held out and an evaluation reads a batch of 8"] if few else []
+    assert [note.partition(":")[0] for note in found.notes] == expected
     assert ("3 samples are held out" in (workplace / "run" / "plan.txt").read_text()) == few
 
 

@@ -124,9 +124,16 @@ def test_all_goes_on_as_if_it_had_never_stopped(place: Path, tmp_path: Path, kin
         assert torch.equal(found[name], value), name
 
 
-@pytest.mark.parametrize("kind", ["own", "ZeRO 2, traced"])
-def test_all_goes_on_in_another_layout(place: Path, tmp_path: Path, kind: str) -> None:
-    other = "placement.axes={data: 1, tensor: 2}", "placement.stages=2", "zero.stage=0"
+OF_TENSOR = ("placement.axes={data: 1, tensor: 2}", "placement.stages=2", "zero.stage=0")
+SHARDED = ("zero.axis=data", "zero.stage=3", "zero.min_size=1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "other"), [("own", OF_TENSOR), ("ZeRO 2, traced", OF_TENSOR), ("adamw", SHARDED)]
+)
+def test_all_goes_on_in_another_layout(
+    place: Path, tmp_path: Path, kind: str, other: tuple[str, ...]
+) -> None:
     never = whole(place, kind)
     again = resume(never, tmp_path / "again", *other)
     assert losses(again) == pytest.approx(losses(never), rel=SAME)

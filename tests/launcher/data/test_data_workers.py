@@ -2,6 +2,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from queue import SimpleQueue
 from threading import Thread
 
@@ -45,13 +46,8 @@ class Numbers(Dataset[dict[str, Tensor]]):
 
 
 def samplers(data: Dataset[dict[str, Tensor]]) -> tuple[Sampler, Sampler]:
-    one, other = (
-        Sampler(
-            data=data, seed=1, batch_size=6, micro_batches=2, held_out=12, evaluation=evaluation
-        )
-        for evaluation in (False, True)
-    )
-    return one, other
+    training = Sampler(data=data, seed=1, batch_size=6, micro_batches=2, held_out=12)
+    return training, replace(training, evaluation=True)
 
 
 def batches(

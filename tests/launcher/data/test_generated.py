@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 
@@ -7,20 +9,20 @@ from flowrun.launcher.data.corpus.text import Text
 from flowrun.launcher.data.images import Photographs
 
 
-def test_images_of_a_class_are_nearer_to_each_other_than_to_others() -> None:
-    data = ImageClusters(classes=5, samples=40, size=16, spread=0.5)
-    images = torch.stack([data[k]["images"] for k in range(40)])
-    labels = torch.stack([data[k]["labels"] for k in range(40)])
-    assert images.shape == (40, 3, 16, 16) and labels.tolist() == [k % 5 for k in range(40)]
-    distances = torch.cdist(images.flatten(1), images.flatten(1)).fill_diagonal_(torch.inf)
-    assert torch.equal(labels[distances.argmin(1)], labels)
-
-
-def test_features_of_a_class_are_nearer_to_each_other_than_to_others() -> None:
-    data = FeatureClusters(classes=5, samples=40, features=64, spread=0.5)
-    features, labels = data.fields["features"], data.fields["labels"]
-    assert features.shape == (40, 64) and labels.tolist() == [k % 5 for k in range(40)]
-    distances = torch.cdist(features, features).fill_diagonal_(torch.inf)
+@pytest.mark.parametrize(
+    ("data", "field", "shape"),
+    [
+        (ImageClusters(5, 40, 16, 0.5), "images", (3, 16, 16)),
+        (FeatureClusters(5, 40, 64, 0.5), "features", (64,)),
+    ],
+    ids=["images", "features"],
+)
+def test_items_of_a_class_are_nearer_to_each_other_than_to_others(
+    data: Any, field: str, shape: tuple[int, ...]
+) -> None:
+    items, labels = (torch.stack([data[k][name] for k in range(40)]) for name in (field, "labels"))
+    assert items.shape == (40, *shape) and labels.tolist() == [k % 5 for k in range(40)]
+    distances = torch.cdist(items.flatten(1), items.flatten(1)).fill_diagonal_(torch.inf)
     assert torch.equal(labels[distances.argmin(1)], labels)
 
 

@@ -139,37 +139,28 @@ def test_what_is_a_float_tensor_already_is_left_as_it_is() -> None:
     assert transform(noise(), [lambda image: torch.ones(3, 2, 2)]).tolist() == [[[1.0] * 2] * 2] * 3
 
 
+def made_folder(path: str, **given: Any) -> Any:
+    """A folder of images as a recipe names it."""
+    target = "flowrun.launcher.data.images.ImageFolder"
+    return make_object({"_target_": target, "path": path, **given}, "data")
+
+
 @needs_timm
 @needs_torchvision
 def test_timm_makes_the_transforms(folder: str) -> None:
     target = {"_target_": "timm.data.create_transform", "input_size": 32}
-    data = make_object(
-        {
-            "_target_": "flowrun.launcher.data.images.ImageFolder",
-            "path": folder,
-            "transforms": [{**target, "is_training": True, "auto_augment": "rand-m9-mstd0.5"}],
-            "eval_transforms": [target],
-        },
-        "data",
-    )
+    training = {**target, "is_training": True, "auto_augment": "rand-m9-mstd0.5"}
+    data = made_folder(folder, transforms=[training], eval_transforms=[target])
     one, again = (data.augment((noise(), 1), np.random.default_rng(3))["images"] for _ in range(2))
     assert torch.equal(one, again) and one.shape == data[0]["images"].shape == (3, 32, 32)
 
 
 @needs_torchvision
 def test_a_transform_that_is_not_there_is_named_with_its_key(folder: str) -> None:
+    names = ("RandomHorizontalFlip", "RandomCropp")
+    transforms = [{"_target_": f"torchvision.transforms.v2.{name}"} for name in names]
     with pytest.raises(RecipeError, match=r"data.transforms\[1\]._target_(.*\n)*.*RandomCrop"):
-        make_object(
-            {
-                "_target_": "flowrun.launcher.data.images.ImageFolder",
-                "path": folder,
-                "transforms": [
-                    {"_target_": "torchvision.transforms.v2.RandomHorizontalFlip"},
-                    {"_target_": "torchvision.transforms.v2.RandomCropp"},
-                ],
-            },
-            "data",
-        )
+        made_folder(folder, transforms=transforms)
 
 
 @needs_torchvision

@@ -101,9 +101,8 @@ def test_items_come_from_their_sources_in_one_call_as_in_many() -> None:
 
 def test_another_seed_gives_another_order_of_sources_and_of_each() -> None:
     def orders(seed: int) -> list[Any]:
-        source, index = DataMixture({"a": rows(0, 50), "b": rows(1, 50)}, seed=seed).order.find(
-            np.arange(100)
-        )
+        data = DataMixture({"a": rows(0, 50), "b": rows(1, 50)}, seed=seed)
+        source, index = data.order.find(np.arange(100))
         return [source.tolist(), *(index[source == k].tolist() for k in range(2))]
 
     assert all(one != other for one, other in zip(orders(1), orders(2), strict=True))
@@ -117,13 +116,8 @@ def test_neighbours_are_mixed_as_the_whole_is() -> None:
 
 
 def test_what_sources_say_is_passed_on() -> None:
-    data = DataMixture(
-        {
-            "a": rows(0, 4, notes=("it is tokenised",), vocabulary=300, sample_seconds=1e-3),
-            "b": rows(1, 4, vocabulary=300),
-        },
-        {"a": 1, "b": 3},
-    )
+    one = rows(0, 4, notes=("it is tokenised",), vocabulary=300, sample_seconds=1e-3)
+    data = DataMixture({"a": one, "b": rows(1, 4, vocabulary=300)}, {"a": 1, "b": 3})
     assert data.vocabulary == 300 and data.notes == (
         "an epoch of the mixture is 4 samples of a (1 times all of it), "
         "12 samples of b (3 times all of it)",

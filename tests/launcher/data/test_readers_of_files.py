@@ -66,9 +66,8 @@ def test_cells_that_look_like_numbers_are_texts_of_a_category(tmp_path: Path) ->
     (tmp_path / "log.csv").write_text("click,user\n1,007\n0,7\n\n1,NA\n1,\n")
     data = ClickLog(str(tmp_path / "log.csv"), "click", ["user"], ids=1_000_000)
     texts = ("007", "7", "NA", "")
-    assert [int(data[k]["ids"]) for k in range(4)] == [
-        zlib.crc32(text.encode()) % 1_000_000 for text in texts
-    ]
+    expected = [zlib.crc32(text.encode()) % 1_000_000 for text in texts]
+    assert [int(data[k]["ids"]) for k in range(4)] == expected
 
 
 def test_a_number_that_is_none_is_refused(tmp_path: Path) -> None:

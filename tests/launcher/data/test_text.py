@@ -46,7 +46,5 @@ def test_the_default_text_is_the_standard_library() -> None:
 def test_digits_are_the_same_each_time() -> None:
     first, second = Digits(), Digits()
     assert len(first) == 1797 and first[0]["images"].shape == (64,)
-    assert (
-        torch.equal(first.fields["images"], second.fields["images"])
-        and 0 <= first.fields["images"].min() <= first.fields["images"].max() <= 1
-    )
+    images = first.fields["images"]
+    assert torch.equal(images, second.fields["images"]) and 0 <= images.min() <= images.max() <= 1

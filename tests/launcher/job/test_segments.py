@@ -48,10 +48,8 @@ def test_the_rest_of_a_run_has_the_segments_that_the_run_has(
 ) -> None:
     every = segments(recipe(steps, evaluate, save))
     first = data.draw(st.sampled_from([segment.first for segment in every]))
-    assert (
-        segments(recipe(steps, evaluate, save), first)
-        == every[-len(every) :][[segment.first for segment in every].index(first) :]
-    )
+    expected = every[-len(every) :][[segment.first for segment in every].index(first) :]
+    assert segments(recipe(steps, evaluate, save), first) == expected
 
 
 @given(st.integers(1, 20), COUNTS, COUNTS, st.integers(0, 19))

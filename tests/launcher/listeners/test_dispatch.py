@@ -50,6 +50,13 @@ def listeners(*made: object, may_end: bool = False, limit_s: float = 0.0) -> tup
     return found, said
 
 
+def train(found: Listeners) -> None:
+    """Let three steps come, and the end."""
+    for step in range(3):
+        found.call("on_step", step, {"loss": 1.0})
+    found.end("complete")
+
+
 def test_they_start_with_the_first_event_and_again_after_an_end() -> None:
     notes = Notes()
     found, _ = listeners(notes)
@@ -66,9 +73,7 @@ def test_they_start_with_the_first_event_and_again_after_an_end() -> None:
 def test_a_logger_that_fails_is_left_out_with_a_line() -> None:
     bad, good = Notes(fail_at=1), Notes()
     found, said = listeners(bad, good)
-    for step in range(3):
-        found.call("on_step", step, {"loss": 1.0})
-    found.end("complete")
+    train(found)
     assert said.lost == ["the log of notes0 ends at step 1: ValueError: no disk"]
     assert len(good.calls) == 5 and bad.calls == ["start tiny", "step 0: 1.0", "end failed"]
 
@@ -92,16 +97,13 @@ def test_a_callback_that_fails_ends_the_run(bad: object) -> None:
 
 def test_an_exit_in_a_logger_is_a_note() -> None:
     found, said = listeners(Leaves())
-    found.call("on_step", 1, {"loss": 1.0})
-    found.end("complete")
-    assert said.lost == ["the log of notes0 ends at step 1: SystemExit: 3"]
+    train(found)
+    assert said.lost == ["the log of notes0 ends at step 0: SystemExit: 3"]
 
 
 def test_the_one_that_asks_to_stop_is_named() -> None:
     found, said = listeners(Notes(), Notes(stop_at=1))
-    for step in range(3):
-        found.call("on_step", step, {"loss": 1.0})
-    found.end("complete")
+    train(found)
     assert said.stopped == ["notes1"]
 
 
@@ -168,6 +170,5 @@ def test_other_hosts_call_nobody() -> None:
     notes = Notes()
     found, _ = listeners(notes)
     found.off = True
-    found.call("on_step", 0, {"loss": 1.0})
-    found.end("complete")
+    train(found)
     assert notes.calls == []

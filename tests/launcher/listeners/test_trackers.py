@@ -33,46 +33,43 @@ def test_tensorboard_reads_every_tag(tmp_path: Path) -> None:
     assert [(each.step, each.value) for each in found.Scalars("loss")] == [(0, 3), (1, 2), (2, 1)]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, of MLflow
-def test_mlflow_reads_every_tag_of_a_run_that_went_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A client of MLflow's files in a folder of their own."""
     from mlflow import MlflowClient
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a data base takes 7 s to be made
-    uri = (tmp_path / "mlruns").as_uri()
-    follow(MLflow(tracking_uri=uri), tmp_path, status="preempted")
-    follow(MLflow(tracking_uri=uri), tmp_path, first=2)
-    client = MlflowClient(tracking_uri=uri)
+    return MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+
+
+def only_run(client: Any) -> Any:
     found = client.get_experiment_by_name("flowrun")
-    assert found
     [run] = client.search_runs([found.experiment_id])
-    assert run.info.status == "FINISHED"
-    assert run.data.params == {"name": "tiny", "train.steps": "3"}
-    assert run.data.metrics == {"loss": 1, "lr": 0.5, "validation/loss": 0.25}
-    losses = [
-        (each.step, each.value) for each in client.get_metric_history(run.info.run_id, "loss")
-    ]
-    assert losses == [(0, 3), (1, 2), (2, 1), (2, 1)]
+    return run
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, of MLflow
-def test_mlflow_takes_a_recipe_with_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlflow import MlflowClient
+def test_mlflow_reads_every_tag_of_a_run_that_went_on(mlflow: Any, tmp_path: Path) -> None:
+    follow(MLflow(tracking_uri=mlflow.tracking_uri), tmp_path, status="preempted")
+    follow(MLflow(tracking_uri=mlflow.tracking_uri), tmp_path, first=2)
+    run = only_run(mlflow)
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {"name": "tiny", "train.steps": "3"}
+    assert run.data.metrics == {"loss": 1, "lr": 0.5, "validation/loss": 0.25}
+    losses = mlflow.get_metric_history(run.info.run_id, "loss")
+    assert [(each.step, each.value) for each in losses] == [(0, 3), (1, 2), (2, 1), (2, 1)]
 
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    uri = (tmp_path / "mlruns").as_uri()
-    logger = MLflow(tracking_uri=uri)
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, of MLflow
+def test_mlflow_takes_a_recipe_with_pins(mlflow: Any, tmp_path: Path) -> None:
+    logger = MLflow(tracking_uri=mlflow.tracking_uri)
     keys = yaml.safe_load(load(["recipe=gpt_hybrid"]).to_yaml())
     keys["sbp"]["wte*"] = {"weight": {"tensor": "S(0)"}}
     keys["sbp"]["wte?"] = {"weight": {"tensor": "B"}}
     logger.on_start(RunInfo(folder=tmp_path, name="pins", recipe=keys, first_step=0, steps=3))
     logger.on_step(0, {"loss": 3.0, "top@1": 0.5})
     logger.on_end("failed")
-    client = MlflowClient(tracking_uri=uri)
-    found = client.get_experiment_by_name("flowrun")
-    assert found
-    [run] = client.search_runs([found.experiment_id])
+    run = only_run(mlflow)
     assert run.data.params["sbp.blocks._.attn.qkv.weight.tensor"] == "S(0)"
     assert run.data.params["sbp.wte_.weight.tensor"] == "S(0)"
     assert run.data.params["sbp.wte_.weight.tensor_2"] == "B"
@@ -89,11 +86,8 @@ def test_trackio_reads_every_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     follow(Trackio(), tmp_path)
     [name] = SQLiteStorage.get_runs("flowrun")
     logs = SQLiteStorage.get_logs("flowrun", name)
-    assert [(line["step"], line["loss"]) for line in logs if "loss" in line] == [
-        (0, 3),
-        (1, 2),
-        (2, 1),
-    ]
+    losses = [(line["step"], line["loss"]) for line in logs if "loss" in line]
+    assert losses == [(0, 3), (1, 2), (2, 1)]
     assert [line["validation/loss"] for line in logs if "validation/loss" in line] == [0.25]
 
 
@@ -128,9 +122,6 @@ def test_wandb_reads_every_tag(tmp_path: Path) -> None:
         for each in records(file)
         if each.HasField("history")
     ]
-    assert [(line["step"], line["loss"], line["lr"]) for line in found if "loss" in line] == [
-        ("0", "3", "0.5"),
-        ("1", "2", "0.5"),
-        ("2", "1", "0.5"),
-    ]
+    steps = [(line["step"], line["loss"], line["lr"]) for line in found if "loss" in line]
+    assert steps == [("0", "3", "0.5"), ("1", "2", "0.5"), ("2", "1", "0.5")]
     assert [line["validation/loss"] for line in found if "validation/loss" in line] == ["0.25"]

@@ -264,8 +264,7 @@ def test_dropped_weights_go_back_to_the_system() -> None:
         "from torch import nn\n"
         "from flowrun.launcher.model.deferred import defer\n"
         "from flowrun.engine.runtime.process.process_memory import taken\n"
-        "sizes = (300, 700, 1100, 900) * 10\n"
-        "before = taken()\n"
+        "sizes, before = (300, 700, 1100, 900) * 10, taken()\n"
         "model = defer(lambda: nn.Sequential(*(nn.Linear(n, 700) for n in sizes)))\n"
         "print(taken() - before)\n"
     )

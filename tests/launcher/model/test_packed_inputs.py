@@ -15,32 +15,18 @@ VOCABULARY = 64
 DOCUMENTS = torch.tensor([[5, 7, 12], [20, 4, 0]])
 POSITIONS = torch.stack([torch.cat([*map(torch.arange, each)]) for each in DOCUMENTS.tolist()])
 ITEM = {"tokens": POSITIONS[0], "documents": DOCUMENTS[0], "positions": POSITIONS[0]}
+IDS = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0}
+SMALL: dict[str, Any] = {**IDS, "hidden_size": 32}
 SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
+    **SMALL,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
     "pad_token_id": 0,
 }
-GPT2: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+GPT2: dict[str, Any] = {**IDS, "n_embd": 32, "n_layer": 2, "n_head": 4}
 NO_DROPOUT = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
 
 

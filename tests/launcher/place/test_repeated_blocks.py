@@ -29,9 +29,8 @@ class Tower(nn.Module):
 
 def test_the_longest_list_of_equal_modules_is_found() -> None:
     assert find_repeated_blocks(Tower([8] * 5)) == RepeatedBlocks("body.layers", 5)
-    assert find_repeated_blocks(
-        nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
-    ) == RepeatedBlocks("", 3)
+    expected = RepeatedBlocks("", 3)
+    assert find_repeated_blocks(nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))) == expected
 
 
 def test_blocks_that_differ_are_no_equal_blocks() -> None:
@@ -44,9 +43,8 @@ def test_a_shorter_model_shares_what_it_keeps_and_leaves_the_whole_alone() -> No
     blocks = find_repeated_blocks(model)
     shorter = keep_blocks(model, blocks, 2)
     kept = dict(shorter.named_parameters())
-    assert {name for name in kept if "layers" in name} == {
-        f"body.layers.{k}.{part}" for k in (0, 1) for part in ("weight", "bias")
-    }
+    expected = {f"body.layers.{k}.{part}" for k in (0, 1) for part in ("weight", "bias")}
+    assert {name for name in kept if "layers" in name} == expected
     assert all(kept[name] is value for name, value in model.named_parameters() if name in kept)
     assert len(model.body["layers"]) == 5  # type: ignore[arg-type]
     assert shorter(torch.ones(3, 4)).shape == (3, 2)

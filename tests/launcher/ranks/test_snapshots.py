@@ -84,7 +84,6 @@ Copies = dict[int, dict[str, torch.Tensor]]
 
 
 def copies(variables: Mapping[int, Mapping[str, torch.Tensor]]) -> Copies:
-    """Copies of the variables of all ranks."""
     return {
         rank: {name: value.clone() for name, value in tensors.items()}
         for rank, tensors in variables.items()
@@ -101,17 +100,8 @@ SMALLER = {
 @pytest.mark.parametrize("recipe", SMALLER)
 def test_a_snapshot_is_what_all_ranks_hold_after_its_step(recipe: str) -> None:
     """resnet: forward updates buffers of batch norm, in each micro-batch."""
-    job = Job(
-        load(
-            [
-                f"recipe={recipe}",
-                *SMALLER[recipe],
-                "train.steps=4",
-                "eval.batches=0",
-                "engine.check_capture=false",
-            ]
-        )
-    )
+    keys = ("train.steps=4", "eval.batches=0", "engine.check_capture=false")
+    job = Job(load([f"recipe={recipe}", *SMALLER[recipe], *keys]))
     plan = job.training.plan
     made = job.materials.sampler, job.materials.initial
     undisturbed = VirtualCluster(plan, *made)

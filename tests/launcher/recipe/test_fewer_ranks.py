@@ -14,10 +14,8 @@ def test_the_axis_that_divides_the_batch_shrinks_before_a_search_places_the_rank
     recipe = load(
         ["recipe=gpt_hybrid", "placement.axes={data: 3, tensor: 2}", "placement.stages=1"]
     )
-    assert list(layouts_on_fewer(recipe, least=3)) == [
-        ("placement.axes.data=2",),
-        *searched(5, 4, 3),
-    ]
+    expected = [("placement.axes.data=2",), *searched(5, 4, 3)]
+    assert list(layouts_on_fewer(recipe, least=3)) == expected
 
 
 def test_without_an_axis_that_divides_the_batch_a_search_places_the_ranks() -> None:

@@ -24,36 +24,27 @@ def recipe(workplace: Path) -> str:
     return "recipe=mine.yaml"
 
 
-@pytest.mark.parametrize(
-    ("key", "place"),
-    [
-        ("train.steps", FilePosition("mine.yaml", 3, 16, "train.steps", "3")),
-        (
-            "sbp.blocks.*.attn.qkv.weight.tensor",
-            FilePosition("mine.yaml", 5, 38, "sbp.blocks.*.attn.qkv.weight.tensor", '"S(0)"'),
-        ),
-        (
-            "sbp.blocks.*.attn.out.tensor",
-            FilePosition("mine.yaml", 6, 33, "sbp.blocks.*.attn.out.tensor", '"B"'),
-        ),
-        (
-            "placement.stages.1.modules",
-            FilePosition("mine.yaml", 10, 17, "placement.stages.1.modules", "[head]"),
-        ),
-        ("train.seed", FilePosition("mine.yaml", 3, 1, "train", None)),
-        ("zero.axis", FilePosition("mine.yaml", 0, 0, "", None)),
-        ("data", FilePosition("mine.yaml", 2, 37, "data", '"text"')),
-    ],
-)
-def test_a_key_in_the_recipe(recipe: str, key: str, place: FilePosition) -> None:
-    assert locate(key, [recipe]) == place
+# key -> (line, column, key, value)
+PLACES = {
+    "train.steps": (3, 16, "train.steps", "3"),
+    "sbp.blocks.*.attn.qkv.weight.tensor": (5, 38, "sbp.blocks.*.attn.qkv.weight.tensor", '"S(0)"'),
+    "sbp.blocks.*.attn.out.tensor": (6, 33, "sbp.blocks.*.attn.out.tensor", '"B"'),
+    "placement.stages.1.modules": (10, 17, "placement.stages.1.modules", "[head]"),
+    "train.seed": (3, 1, "train", None),
+    "zero.axis": (0, 0, "", None),
+    "data": (2, 37, "data", '"text"'),
+}
+
+
+@pytest.mark.parametrize("key", PLACES)
+def test_a_key_in_the_recipe(recipe: str, key: str) -> None:
+    assert locate(key, [recipe]) == FilePosition("mine.yaml", *PLACES[key])
 
 
 def test_a_key_in_a_group(recipe: str) -> None:
     place = locate("optim.lr", [recipe, "optim=sgd"])
-    assert (
-        place is not None and place.source.endswith("conf/optim/sgd.yaml") and place.value == "0.2"
-    )
+    assert place is not None and place.value == "0.2"
+    assert place.source.endswith("conf/optim/sgd.yaml")
 
 
 def test_the_command_line_is_strongest_and_its_last_word_holds(recipe: str) -> None:

@@ -24,50 +24,42 @@ from flowrun.launcher.run import plan
 RECIPES = ("gpt_hybrid", "gpt_zero", "insightface_hybrid", "mlp_pipeline", "wide_mlp")
 
 # arguments -> (key, what is wrong)
+MLP, TP = "recipe=mlp_hybrid", "recipe=gpt_tp"
 WRONG = {
-    "recipe=mlp_hybrid train.seed=18446744073709551616": ("train.seed", "below 9,22"),
-    "recipe=gpt_tp 'placement.axes={tensor: 1, data: {}}'": ("placement.axes.data", "an integer"),
+    f"{MLP} train.seed=18446744073709551616": ("train.seed", "below 9,22"),
+    f"{TP} 'placement.axes={{tensor: 1, data: {{}}}}'": ("placement.axes.data", "an integer"),
     "recipe=gpt_zero 'recompute.modules=[[0, 1]]'": ("recompute.modules.0", "not a word"),
-    "recipe=mlp_hybrid 'hardware.fp32.flop=[[1],[2]]'": ("hardware.fp32.flop.0", "not a number"),
-    "recipe=mlp_hybrid hardware.act_s=nan": ("hardware.act_s", "0 or more, not nan"),
-    "recipe=mlp_hybrid placement.stages=1000000000000": ("placement.stages", "more than 1,048,576"),
-    "recipe=mlp_hybrid 'placement.axes={data: 1000000, tensor: 1000000}'": (
+    f"{MLP} hardware.fp32.flop=[[1],[2]]": ("hardware.fp32.flop.0", "not a number"),
+    f"{MLP} hardware.act_s=nan": ("hardware.act_s", "0 or more, not nan"),
+    f"{MLP} placement.stages=1000000000000": ("placement.stages", "more than 1,048,576"),
+    f"{MLP} 'placement.axes={{data: 1000000, tensor: 1000000}}'": (
         "placement.axes",
         "more than 1,048,576",
     ),
-    "recipe=mlp_hybrid 'hardware.levels=[{name: host, taken: 1}]'": (
-        "hardware.levels",
-        "no key 'name'",
-    ),
-    "recipe=mlp_hybrid 'hardware.levels=[{peer_s: -1}]'": ("hardware.levels.0.peer_s", "0 or more"),
-    "recipe=mlp_hybrid ~data.path": ("~data.path", "nothing to delete"),
-    "recipe=mlp_hybrid engine.cuda_graphs=true": ("engine.cuda_graphs", "were removed"),
-    "recipe=mlp_hybrid optim.lr=inf": ("optim.lr", "at most 1e+38"),
-    "recipe=mlp_hybrid optim.lr=1e40": ("optim.lr", "at most 1e+38"),
-    "recipe=gpt_tp optim.clip_norm=inf": ("optim.clip_norm", "at most 1e+38"),
-    "recipe=mlp_hybrid hardware.cores=-1": ("hardware.cores", "over 0"),
-    "recipe=gpt_tp 'sbp={head.weight: {data: {tensor: S0}}}'": (
+    f"{MLP} 'hardware.levels=[{{name: host, taken: 1}}]'": ("hardware.levels", "no key 'name'"),
+    f"{MLP} 'hardware.levels=[{{peer_s: -1}}]'": ("hardware.levels.0.peer_s", "0 or more"),
+    f"{MLP} ~data.path": ("~data.path", "nothing to delete"),
+    f"{MLP} engine.cuda_graphs=true": ("engine.cuda_graphs", "were removed"),
+    f"{MLP} optim.lr=inf": ("optim.lr", "at most 1e+38"),
+    f"{MLP} optim.lr=1e40": ("optim.lr", "at most 1e+38"),
+    f"{TP} optim.clip_norm=inf": ("optim.clip_norm", "at most 1e+38"),
+    f"{MLP} hardware.cores=-1": ("hardware.cores", "over 0"),
+    f"{TP} 'sbp={{head.weight: {{data: {{tensor: S0}}}}}}'": (
         "sbp.head.weight.data.tensor",
         "nested in the axis 'data'",
     ),
-    "recipe=gpt_tp 'model._target_=[3]'": ("model._target_", "what to build"),
-    "recipe=gpt_tp 'model.weights=[3]'": ("model.weights", "not a path"),
-    "recipe=gpt_tp 'engine.blocking=[[data]]'": ("engine.blocking.0", "not a word"),
-    "recipe=gpt_tp 'task.inputs={tokens: [3]}'": ("task.inputs.tokens", "not a word"),
-    "recipe=gpt_tp train.steps=1000000000000000000000": ("train.steps", "at most"),
-    "recipe=gpt_tp optim.groups.head.lr=-1": ("optim.groups.head.lr", "over 0"),
-    "recipe=gpt_tp 'optim.groups.head.betas=[1]'": (
-        "optim.groups.head.betas",
-        "must be two numbers",
-    ),
-    "recipe=gpt_tp 'optim.schedule={name: CosineAnnealingLR, T_max: 0}'": (
+    f"{TP} model._target_=[3]": ("model._target_", "what to build"),
+    f"{TP} model.weights=[3]": ("model.weights", "not a path"),
+    f"{TP} engine.blocking=[[data]]": ("engine.blocking.0", "not a word"),
+    f"{TP} 'task.inputs={{tokens: [3]}}'": ("task.inputs.tokens", "not a word"),
+    f"{TP} train.steps=1000000000000000000000": ("train.steps", "at most"),
+    f"{TP} optim.groups.head.lr=-1": ("optim.groups.head.lr", "over 0"),
+    f"{TP} optim.groups.head.betas=[1]": ("optim.groups.head.betas", "must be two numbers"),
+    f"{TP} 'optim.schedule={{name: CosineAnnealingLR, T_max: 0}}'": (
         "optim.schedule",
         "ZeroDivisionError",
     ),
-    "recipe=gpt_tp 'optim.schedule={name: ExponentialLR, gamma: 1e99}'": (
-        "optim.schedule",
-        "is inf",
-    ),
+    f"{TP} 'optim.schedule={{name: ExponentialLR, gamma: 1e99}}'": ("optim.schedule", "is inf"),
 }
 
 
@@ -200,18 +192,13 @@ def test_any_file_loads_or_is_refused(tree: dict[str, Any], tmp_path_factory: An
     assert_loads_or_is_refused(lambda: compose(arguments), arguments)
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "launch.hang_s=1e-9",
-        "engine.check_capture=1000000007",
-        "auto.enabled=7",
-        "train.save=1",
-        "hardware.device=fp8",
-        "optim.weight_decay=1e39",
-        "optim.eps=1e39",
-    ],
+MEANINGLESS = (
+    "launch.hang_s=1e-9 engine.check_capture=1000000007 auto.enabled=7 train.save=1"
+    " hardware.device=fp8 optim.weight_decay=1e39 optim.eps=1e39"
 )
+
+
+@pytest.mark.parametrize("override", MEANINGLESS.split())
 def test_what_a_run_could_not_mean_is_refused(override: str) -> None:
     with pytest.raises(RecipeError) as refused:
         load(["recipe=mlp_hybrid", override])

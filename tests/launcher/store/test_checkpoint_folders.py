@@ -72,10 +72,8 @@ def test_files_of_ranks_that_are_no_more_are_left_out(tmp_path: Path) -> None:
     (folder / "rank00001.safetensors").touch()
     complete(folder, About(1, 0, 1, {}), "name: x\n", 1, "")
     (found,) = find_all(tmp_path)
-    assert sorted(file.name for file in found.folder.iterdir()) == [
-        "checkpoint.json",
-        "recipe.yaml",
-    ]
+    expected = ["checkpoint.json", "recipe.yaml"]
+    assert sorted(file.name for file in found.folder.iterdir()) == expected
 
 
 def test_what_processes_that_have_ended_left_of_a_text_is_removed(tmp_path: Path) -> None:

@@ -66,9 +66,8 @@ def parsed(file: Path) -> tuple[Any, bytes]:
 
 
 def test_it_is_the_file_that_safetensors_writes(tmp_path: Path) -> None:
-    save_file(
-        {name: VALUES[tensor].clone() for name, tensor in NAMES.items()}, tmp_path / "a", TOLD
-    )
+    values = {name: VALUES[tensor].clone() for name, tensor in NAMES.items()}
+    save_file(values, tmp_path / "a", TOLD)
     write_whole([file_at(tmp_path / "b")], halves())
     a, b = load_file(tmp_path / "a"), load_file(tmp_path / "b")
     assert a.keys() == b.keys()
@@ -78,11 +77,8 @@ def test_it_is_the_file_that_safetensors_writes(tmp_path: Path) -> None:
 
 
 def test_of_usual_types_it_is_so_to_the_byte(tmp_path: Path) -> None:
-    values = {
-        name: value
-        for name, value in VALUES.items()
-        if value.dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool)
-    }
+    usual = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
+    values = {name: value for name, value in VALUES.items() if value.dtype in usual}
     contents = {name: (tuple(value.shape), value.dtype) for name, value in values.items()}
     save_file(values, tmp_path / "a", TOLD)
     file = TensorFile.of(tmp_path / "b", {name: name for name in values}, contents, TOLD)
@@ -144,10 +140,8 @@ def test_a_disk_that_refuses_is_an_error_with_the_name_of_the_file(
 def test_a_disk_that_takes_little_at_once_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    all_at_once = os.pwrite
-    monkeypatch.setattr(
-        os, "pwrite", lambda handle, data, offset: all_at_once(handle, data[:3], offset)
-    )
+    whole = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda handle, data, offset: whole(handle, data[:3], offset))
     write_whole([file_at(tmp_path / "a")], halves())
     monkeypatch.undo()
     write_whole([file_at(tmp_path / "b")], halves())

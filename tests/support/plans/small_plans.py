@@ -185,7 +185,6 @@ class Simulation:
         self.states[message.to] = receive(self.states[message.to], message)
 
     def broken(self) -> list[str]:
-        """Invariants that do not hold."""
         pairs = zip(self.specs, self.states, strict=True)
         return [
             fact

@@ -6,6 +6,5 @@ from typing import Any
 
 
 def write_rows(folder: Path, *rows: Any, name: str = "rows.jsonl") -> str:
-    """Write a file of rows; return its path."""
     (folder / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return str(folder / name)

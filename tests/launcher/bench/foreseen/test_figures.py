@@ -53,9 +53,8 @@ def test_the_formula_of_megatron_counts_each_weight_of_a_block_8_times_a_token()
     """2 in forward, 2 again, 4 in backward; attention and head come on top."""
     depth, width, tokens = 96, 12288, 2048
     weights = 12 * depth * width**2
-    assert gpt_flop(1, tokens, depth, width, 0) / (8 * weights * tokens) == pytest.approx(
-        1 + tokens / (6 * width)
-    )
+    expected = pytest.approx(1 + tokens / (6 * width))
+    assert gpt_flop(1, tokens, depth, width, 0) / (8 * weights * tokens) == expected
     head = gpt_flop(1, tokens, depth, width, 51200) - gpt_flop(1, tokens, depth, width, 0)
     assert head == pytest.approx(6 * width * 51200 * tokens)  # once forward, and 4 in backward
 

@@ -37,12 +37,8 @@ def test_megatrons_rows_have_the_published_numbers_of_gpus() -> None:
 
 def test_a_pattern_chooses_rows_and_other_arguments_change_their_recipes() -> None:
     (table,) = shipped("suite.rows=['zero/8 *']", "precision.dtype=bf16").tables
-    assert [row.name for row in table.rows] == [
-        "zero/8 off",
-        "zero/8 on",
-        "zero/8 of 1 off",
-        "zero/8 of 1 on",
-    ]
+    expected = ["zero/8 off", "zero/8 on", "zero/8 of 1 off", "zero/8 of 1 on"]
+    assert [row.name for row in table.rows] == expected
     assert load(list(table.rows[0].overrides)).precision.dtype == "bf16"
 
 

@@ -17,12 +17,8 @@ from flowrun.models.gpt_chain import ChainGPT
 
 def test_a_star_is_one_part_of_a_name() -> None:
     gpt = ChainGPT(vocabulary=32, context=8, depth=2, heads=2, width=4)
-    assert list(chosen(gpt, ["embed", "blocks.*", "head"])) == [
-        "embed",
-        "blocks.0",
-        "blocks.1",
-        "head",
-    ]
+    expected = ["embed", "blocks.0", "blocks.1", "head"]
+    assert list(chosen(gpt, ["embed", "blocks.*", "head"])) == expected
     assert list(chosen(gpt, ["blocks.*.attn.[qk]"])) == [
         f"blocks.{k}.attn.{name}" for k in (0, 1) for name in "qk"
     ]

@@ -1,6 +1,7 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -56,7 +57,6 @@ def module(
     value: str = "torch.tensor(k % 3)",
     classes: int = 3,
 ) -> None:
-    """Write a user's module."""
     text = MODULE.format(argument=argument, target=target, value=value, classes=classes)
     (place / f"{name}.py").write_text(text)
 
@@ -106,14 +106,21 @@ def test_what_cannot_be_known_is_named(place: Path) -> None:
     assert {"data._target_", "model.in_features", "task.inputs", "task.loss"} <= {*alone.missing}
 
 
-def test_a_folder_of_hugging_face_is_trained_on_text(place: Path) -> None:
+def llama_folder(place: Path, *files: str, **config: Any) -> Path:
+    """A folder of Hugging Face, `tiny`, with empty files beside its configuration."""
     folder = place / "tiny"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
-    written = write_recipe("tiny", None, None)
-    assert written.missing == ["data.tokenizer"]
-    (folder / "tokenizer.json").write_text("{}")
-    (folder / "model.safetensors").write_text("")
+    folder.mkdir(exist_ok=True)
+    said = {"architectures": ["LlamaForCausalLM"], **config}
+    (folder / "config.json").write_text(json.dumps(said))
+    for file in files:
+        (folder / file).write_text("{}")
+    return folder
+
+
+def test_a_folder_of_hugging_face_is_trained_on_text(place: Path) -> None:
+    llama_folder(place)
+    assert write_recipe("tiny", None, None).missing == ["data.tokenizer"]
+    llama_folder(place, "tokenizer.json", "model.safetensors")
     again = write_recipe("tiny", None, Path("again.yaml"))
     assert again.missing == []
     recipe = load(["recipe=again.yaml"])
@@ -128,11 +135,7 @@ def test_a_folder_of_hugging_face_is_trained_on_text(place: Path) -> None:
 
 def test_a_folder_of_hugging_face_is_trained_on_chats(place: Path) -> None:
     """Prompts and padding are no targets, so the model's own loss of `labels` is not taken."""
-    folder = place / "tiny"
-    folder.mkdir()
-    said = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64}
-    (folder / "config.json").write_text(json.dumps(said))
-    (folder / "tokenizer.json").write_text("{}")
+    llama_folder(place, "tokenizer.json", max_position_embeddings=64)
     written = write_recipe("tiny", "flowrun.launcher.data.corpus.chat.Chat", Path("chat.yaml"))
     recipe = load(["recipe=chat.yaml", "data.path=talks.jsonl"])
     assert written.missing == ["data.path"]
@@ -142,12 +145,9 @@ def test_a_folder_of_hugging_face_is_trained_on_chats(place: Path) -> None:
 
 
 def test_inputs_of_unknown_items_are_asked_for(place: Path) -> None:
-    folder = place / "tiny"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
-    (place / "mine_c.py").write_text(
-        "class Mine:\n    def __init__(self, path):\n        self.path = path\n"
-    )
+    llama_folder(place)
+    text = "class Mine:\n    def __init__(self, path):\n        self.path = path\n"
+    (place / "mine_c.py").write_text(text)
     written = write_recipe("tiny", "mine_c.Mine", None)
     assert written.missing == ["data.path", "task.inputs", "task.loss"]
 
@@ -158,10 +158,9 @@ def test_mistakes_are_refused(place: Path) -> None:
     (place / "empty").mkdir()
     (place / "none.py").write_text("import torch\n")
     (place / "raises.py").write_text("import torch\ntorch.nothing\n")
-    (place / "two.py").write_text(
-        "from torch import nn\nclass A(nn.Module): ...\nclass B(nn.Module): ...\n"
-    )
-    for target, problem in {
+    two = "from torch import nn\nclass A(nn.Module): ...\nclass B(nn.Module): ...\n"
+    (place / "two.py").write_text(two)
+    problems = {
         "points_g": "there already",
         "empty": r"no config\.json",
         "two": "defines 2 models: A, B",
@@ -169,7 +168,8 @@ def test_mistakes_are_refused(place: Path) -> None:
         "raises": "importing 'raises' failed: AttributeError: module 'torch'",
         "nothing.Net": "there is no module 'nothing'",
         "points_g.Nett": "has no 'Nett'",
-    }.items():
+    }
+    for target, problem in problems.items():
         with pytest.raises(RecipeError, match=problem) as refused:
             write_recipe(target, None, None)
         assert explain(refused.value, []).startswith("command line  ")
@@ -229,9 +229,8 @@ def test_values_of_tuples_get_the_names_of_arguments(
 
 
 def test_a_function_that_makes_a_model_is_one(place: Path) -> None:
-    (place / "makes.py").write_text(
-        "import torch\nfrom torch import nn\ndef build():\n    return nn.Linear(4, 2)\n"
-    )
+    text = "import torch\nfrom torch import nn\ndef build():\n    return nn.Linear(4, 2)\n"
+    (place / "makes.py").write_text(text)
     written = write_recipe("makes", None, None)
     assert written.file == Path("recipes/makes.yaml")
     assert "_target_: makes.build" in written.file.read_text()

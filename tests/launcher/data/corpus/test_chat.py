@@ -261,7 +261,6 @@ def lengths(tmp_path: Path) -> str:
 
 
 def make(path: str, bpe: str, length: int, long: str | None) -> Instructions:
-    """Make the data set of `lengths`."""
     return Instructions(path, bpe, length=length, prompt="{prompt}", long=long)
 
 

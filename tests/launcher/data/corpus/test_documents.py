@@ -27,7 +27,6 @@ def text(tmp_path: Path) -> str:
 
 
 def kept() -> Path:
-    """Return the one folder of the cache."""
     [folder] = cache_folder().glob("tokens-*")
     return folder
 

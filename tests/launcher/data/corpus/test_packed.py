@@ -36,7 +36,6 @@ def make_documents(sizes: list[int], answers: bool = True) -> Documents:
 
 
 def whole(documents: Documents) -> DocumentSamples:
-    """Pack whole documents."""
     starts, sizes = documents.starts[:-1], np.diff(documents.starts)
     return DocumentSamples(documents, starts, sizes, LENGTH, pack=True)
 

@@ -96,6 +96,5 @@ def test_any_rows_of_json_are_themselves(
 ) -> None:
     file = tmp_path_factory.mktemp("rows") / "a.jsonl"
     file.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), "utf-8")
-    assert [*PARSERS[".jsonl"](file)] == [
-        PlacedRow(f"{file}, line {number}", row) for number, row in enumerate(rows, 1)
-    ]
+    expected = [PlacedRow(f"{file}, line {number}", row) for number, row in enumerate(rows, 1)]
+    assert [*PARSERS[".jsonl"](file)] == expected

@@ -13,22 +13,21 @@ ROWS = [{"text": f"the cat {k}", "n": k} for k in range(5)]
 
 def write(folder: Path, kind: str) -> str:
     made = datasets.Dataset.from_list(ROWS)
+    path = folder / ("saved" if kind == "saved" else f"a.{kind}")
     if kind == "jsonl":
-        (folder / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
-        return str(folder / "a.jsonl")
-    if kind == "parquet":
-        made.to_parquet(folder / "a.parquet")
-        return str(folder / "a.parquet")
-    if kind == "csv":
-        made.to_csv(folder / "a.csv")
-        return str(folder / "a.csv")
-    if kind == "saved":
-        made.save_to_disk(folder / "saved")
-        return str(folder / "saved")
-    for k in (0, 1):
-        lines = "".join(f"{json.dumps(row)}\n" for row in ROWS[2 * k : 2 + 9 * k])
-        (folder / f"{k}.jsonl").write_text(lines)
-    return str(folder)
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    elif kind == "parquet":
+        made.to_parquet(path)
+    elif kind == "csv":
+        made.to_csv(path)
+    elif kind == "saved":
+        made.save_to_disk(path)
+    else:
+        for k in (0, 1):
+            lines = "".join(f"{json.dumps(row)}\n" for row in ROWS[2 * k : 2 + 9 * k])
+            (folder / f"{k}.jsonl").write_text(lines)
+        return str(folder)
+    return str(path)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv", "saved", "a folder"])
@@ -40,10 +39,8 @@ def test_rows_of_every_kind_are_the_same(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_saved_data_set_with_splits_needs_the_name_of_one(tmp_path: Path) -> None:
-    both = datasets.DatasetDict(
-        {name: datasets.Dataset.from_list(ROWS[:k]) for name, k in (("train", 4), ("test", 1))}
-    )
-    both.save_to_disk(tmp_path / "saved")
+    made = {k: datasets.Dataset.from_list(ROWS[:n]) for k, n in (("train", 4), ("test", 1))}
+    datasets.DatasetDict(made).save_to_disk(tmp_path / "saved")
     one, other = (RowSource(str(tmp_path / "saved"), split) for split in ("train", "test"))
     assert [len(next(each.batches(9))) for each in (one, other)] == [4, 1]
     assert one.digest() != other.digest()
@@ -52,10 +49,8 @@ def test_a_saved_data_set_with_splits_needs_the_name_of_one(tmp_path: Path) -> N
 
 
 def test_a_saved_data_set_of_one_split_has_no_other(tmp_path: Path) -> None:
-    made = datasets.Dataset.from_list(ROWS)
-    made.save_to_disk(tmp_path / "saved")
     with pytest.raises(ValueError, match="saved has no splits, so split=nonsense cannot be read"):
-        next(RowSource(str(tmp_path / "saved"), "nonsense").batches(1))
+        next(RowSource(write(tmp_path, "saved"), "nonsense").batches(1))
     split = datasets.Dataset.from_list(ROWS, split=datasets.Split.TRAIN)
     split.save_to_disk(tmp_path / "train")
     assert len(next(RowSource(str(tmp_path / "train"), "train").batches(9))) == 5
@@ -64,14 +59,12 @@ def test_a_saved_data_set_of_one_split_has_no_other(tmp_path: Path) -> None:
 
 
 def write_files(folder: Path, *names: str) -> None:
-    """Write files of one row, which says the name."""
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"{json.dumps({'text': name})}\n")
 
 
 def names_read(path: Path, split: str | None) -> list[str]:
-    """Return the names of the files that a split has."""
     return [row.fields["text"] for rows in RowSource(str(path), split).batches(9) for row in rows]
 
 
@@ -155,9 +148,8 @@ def test_a_field_is_a_stream_of_documents(tmp_path: Path, bpe: str) -> None:
 
 
 def test_a_row_without_the_field_is_named(tmp_path: Path, bpe: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"a\.jsonl, line 1: there is no 'body' in it; it has text"
-    ):
+    said = r"a\.jsonl, line 1: there is no 'body' in it; it has text"
+    with pytest.raises(ValueError, match=said):
         TextRows(write(tmp_path, "jsonl"), bpe, field="body")
 
 

@@ -32,9 +32,8 @@ def test_the_chat_template_marks_what_the_assistant_says_and_its_end(bpe: str) -
         MESSAGES, return_dict=True, return_assistant_tokens_mask=True
     )
     marked = zip(found["input_ids"], found["assistant_masks"], strict=True)
-    assert tokenizer.decode([k for k, mark in marked if mark]) == (
-        " on the mat\n<|end|>on the log<|end|>"
-    )
+    expected = " on the mat\n<|end|>on the log<|end|>"
+    assert tokenizer.decode([k for k, mark in marked if mark]) == expected
 
 
 def test_a_prompt_ends_where_the_assistant_begins(bpe: str) -> None:

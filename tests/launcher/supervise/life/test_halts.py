@@ -48,18 +48,11 @@ class Launcher:
 def launchers(begun: list[int], shared: bool = True, **keys: Any) -> list[Launcher]:
     """Launchers of hosts with a rank each, which has begun some steps of 100."""
     names = tuple(f"node{k}" for k in range(len(begun))) if len(begun) > 1 else ()
-    found = [
-        Launcher(
-            Halts(
-                company=Company(number=k, names=names, shared=shared, **keys),
-                steps=100,
-                grace_s=30.0,
-                saved=0,
-            ),
-            steps,
-        )
-        for k, steps in enumerate(begun)
-    ]
+    found = []
+    for k, steps in enumerate(begun):
+        company = Company(number=k, names=names, shared=shared, **keys)
+        halts = Halts(company=company, steps=100, grace_s=30.0, saved=0)
+        found.append(Launcher(halts, steps))
     for each in found:
         each.others = [other for other in found if other is not each]
     return found
@@ -152,11 +145,16 @@ def test_a_warning_after_another_request_puts_the_job_back() -> None:
     assert end and (end.status, end.by) == (do.PREEMPTED, WARNING)
 
 
-def test_a_checkpoint_alone_lets_the_ranks_go_on() -> None:
+@pytest.mark.parametrize(
+    ("asked", "then"),
+    [(Asked("SIGUSR1", ends=False), 0), (Asked("callback X", completes=True), COMPLETES)],
+    ids=["a checkpoint alone", "a callback completes the run"],
+)
+def test_some_requests_end_no_run(asked: Asked, then: int) -> None:
     (one,) = launchers([3])
-    one.take(one.halts.ask(Asked("SIGUSR1", ends=False)))
+    one.take(one.halts.ask(asked))
     settle([one])
-    assert one.opened == [do.HaltAfter(3, 0)]
+    assert one.opened == [do.HaltAfter(3, then)]
     assert one.halts.find_end(early=False) is None
 
 
@@ -165,14 +163,6 @@ def test_a_second_request_of_a_kind_ends_at_once() -> None:
     for again in (False, True):
         one.take(one.halts.ask(replace(TERM, again=again)))
     assert one.halts.late and do.KillRanks() in one.out
-
-
-def test_a_callback_completes_the_run() -> None:
-    (one,) = launchers([3])
-    one.take(one.halts.ask(Asked("callback X", completes=True)))
-    settle([one])
-    assert one.opened == [do.HaltAfter(3, COMPLETES)]
-    assert one.halts.find_end(early=False) is None
 
 
 @pytest.mark.parametrize(
