@@ -78,7 +78,7 @@ def _run(
             progress.console.print(str(placed.found), highlight=False, markup=False)
         with compiling():
             job = Job(
-                recipe, start, planned=placed and placed.training, probed=probed
+                recipe, start, planned=placed.training if placed else None, probed=probed
             )  # what the compiler is asked
             training, _ = job.plans.compiled  # capture … rehearsal (engine/compile.py)
     if recipe.train.save:

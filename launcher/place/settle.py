@@ -46,7 +46,7 @@ def job_to_plan(recipe: Recipe) -> tuple[Job, Placed | None]:
     a search has placed.  Raises RecipeError.
     """
     recipe, placed = settle(with_steps(recipe))
-    return Job(recipe, values=False, planned=placed and placed.training), placed
+    return Job(recipe, values=False, planned=placed.training if placed else None), placed
 
 
 class Replan:
@@ -104,7 +104,7 @@ def _plan_first(
         try:
             changed = change(asked, overrides)
             recipe, placed = settle(replace(changed, weights="") if start else changed)
-            job = Job(recipe, start, planned=placed and placed.training)
+            job = Job(recipe, start, planned=placed.training if placed else None)
             job.plans.compiled  # noqa: B018 - it raises where there is no plan
         except FlowrunError as reason:
             refused.append(f"{', '.join(overrides)}: {reason.where}: {reason.problem}")
