@@ -87,7 +87,7 @@ def describe_wait(scheduler: Scheduler, rank: int, actor: int, why: str, what: i
             free = f"a free slot ({plan.registers[what].slots} in all) of register {what}"
             return f"{place} waits for {free}, held by {holder}"
         case "turn":
-            others = f" among the collectives of axis {plan.axes[what]}" if what >= 0 else ""
+            others = f" in the order of {plan.queues[what]}" if what >= 0 else ""
             return f"{place} waits for its turn{others}"
     other = f"the other end of channel {what}" if what >= 0 else "the other ranks of its group"
     return f"{place} waits for {other}"

@@ -29,6 +29,7 @@ ORDER = "order"  # + the order of collectives, which the rehearsal finds
 PLAN_LEVELS = (REGIONS, ACTORS, REGISTERS, BUFFERS, ORDER)
 
 READER, REGION, BOX, SEND, RECEIVE, REPORT = "reader", "region", "box", "send", "receive", "report"
+COMMUNICATION = (BOX, SEND, RECEIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +254,13 @@ class Plan:
     tensors: logical shape and dtype of every tensor, by name; locations: where it enters or is
         made; variables: those that live from step to step.
     chunks: see Strategy.
-    order: (stage, axis) -> the order in which collectives of that group are issued within a step,
-        as (actor, act of the step); found by the rehearsal, the same on all ranks of the group.
+    order: (stage, queue) -> the order in which the communication of that queue is issued within a
+        step, as (actor, act of the step); found by the rehearsal, the same on all ranks of the
+        stage.
+    one_order: all communication of a rank is one queue (rehearsal/launches.py); else each axis has
+        a queue, and messages between stages have none.
+    due: stage -> for each place in its one order, the acts of compute of the step that are begun
+        before, if a receive stands there.
     shared_memory: messages lie in memory that the ranks share; what they take of it is counted so.
     core, cores, own_messages, workspace: see Hardware.
     blocking: axes whose collectives take turns with compute; their order is one, that of the first.
@@ -275,6 +281,8 @@ class Plan:
     own_messages: bool = False
     workspace: Mapping[str, float] = field(default_factory=dict, hash=False)
     blocking: tuple[int, ...] = ()
+    one_order: bool = False
+    due: tuple[tuple[int, ...], ...] = ()
     tensors: Mapping[str, LogicalTensor] = field(default_factory=dict, hash=False)
     variables: Mapping[str, Variable] = field(default_factory=dict, hash=False)
     locations: Mapping[str, Location] = field(default_factory=dict, hash=False)
@@ -293,10 +301,17 @@ class Plan:
         return isinstance(actor.work, BoxWork) and actor.work.step.axis in self.blocking
 
     def queue(self, actor: Actor) -> int:
-        """Return the axis in whose order a collective is issued; -1 for other actors."""
+        """Return the number of the queue in whose order an actor is issued (`queues`), or -1."""
+        if self.one_order:
+            return len(self.axes) if actor.kind in COMMUNICATION else -1
         if not isinstance(actor.work, BoxWork):
             return -1
         return self.blocking[0] if self.blocks(actor) else actor.work.step.axis
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The names of the queues: of each axis, and of all communication."""
+        return (*(f"axis {axis}" for axis in self.axes), "all communication")
 
     def acts_per_step(self, actor: Actor) -> int:
         """Return 1, or the number of micro-batches."""

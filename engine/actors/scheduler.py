@@ -4,8 +4,8 @@ Shared by the rehearsal and both drivers; knows no clock, thread or tensor.  Rea
 priority: backward and update > forward > weight_grad, then older micro-batch, then plan order.
 Updates are not kept back to fill gaps, as weight gradients are: one that waits for a collective
 fills no gap better than backward does.  Where a stage has several chunks, forward and backward take
-turns (schedules.py).  Collectives are issued at once, in the order that the rehearsal fixed for
-each group.
+turns (schedules.py).  Communication is issued at once, in the order that the rehearsal fixed for
+each queue; where all has one order, a receive waits for the compute that goes before it, too.
 
 Those of a blocking axis take turns with compute, as on one stream: one of them or one act at a
 time, a micro-batch's collectives first, a step's when nothing else can be computed.  All blocking
@@ -19,7 +19,7 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from flowrun.engine.actors.plan import BOX, RECEIVE, SEND, Plan, RegionWork
+from flowrun.engine.actors.plan import COMMUNICATION, RECEIVE, Plan, RegionWork
 from flowrun.engine.actors.protocol import (
     LaunchAct,
     begin,
@@ -37,7 +37,6 @@ from flowrun.engine.actors.schedules import Turns
 from flowrun.engine.ir.graph import BACKWARD, COUNT, FORWARD, UPDATE, WEIGHT_GRAD, WEIGHTS
 
 PRIORITY = {COUNT: 0, WEIGHTS: 0, UPDATE: 0, BACKWARD: 0, FORWARD: 1, WEIGHT_GRAD: 2}
-COMMUNICATION = (BOX, SEND, RECEIVE)
 
 
 class Scheduler:
@@ -65,10 +64,12 @@ class Scheduler:
         self.states = {k: initial_state(spec, self.acts[k]) for k, spec in self.specs.items()}
         self.order = {axis: acts for (where, axis), acts in plan.order if where == stage}
         self.issued = dict.fromkeys(self.order, 0)
+        self._due = plan.due[stage] if plan.due else ()
         self._axes = {k: plan.queue(actor) for k, actor in self.actors.items()}
         self._blocking = {k for k, actor in self.actors.items() if plan.blocks(actor)}
         self._blocked: set[int] = set()  # under way: acts of compute and what takes turns with it
         self._priority = {k: PRIORITY[a.phase] for k, a in self.actors.items() if a.computes}
+        self._computed = 0  # acts of compute begun, from `first` on, as `issued`
         self._turns = self._interleave(stage) if plan.chunks > 1 else {}
         self._compute: list[tuple[int, int, int]] = []  # heap of (priority, turn, actor)
         self._communicate: list[int] = []
@@ -95,6 +96,7 @@ class Scheduler:
         scheduler.states = {k: counted_state(specs, acts, k, running=k in busy) for k in specs}
         for axis, order in scheduler.order.items():
             scheduler.issued[axis] = _first_missing(order, begun, scheduler.per_step)
+        scheduler._computed = sum(begun[k] for k in scheduler._priority)
         scheduler._blocked = busy & (scheduler._priority.keys() | scheduler._blocking)
         return scheduler
 
@@ -197,6 +199,8 @@ class Scheduler:
             return min(self._blocked)
         order = self.order.get(self._axes[actor])
         first = order[self.issued[self._axes[actor]] % len(order)][0] if order else actor
+        if first == actor and not self._in_turn(actor):  # it is not due
+            return min(self._priority, key=lambda k: self.acts[k] / self.per_step[k])
         return None if first == actor else first
 
     def moment(self, since: Sequence[int]) -> tuple[object, ...]:
@@ -215,9 +219,15 @@ class Scheduler:
             self.acts[k] += acts if n > 1 else 0
         for axis, count in turns.items():
             self.issued[axis] += count
+        self._computed += acts * sum(self.per_step[k] > 1 for k in self._priority)
         self._seeks = True
         self._compute = [self._urgency(actor) for *_, actor in self._compute]
         heapq.heapify(self._compute)
+
+    def repeats_due(self, place: int, earlier: int, acts: int) -> bool:
+        """Return whether a place of the one order is due `acts` acts after an earlier one."""
+        more = acts * sum(self.per_step[k] > 1 for k in self._priority)
+        return not self._due or self._due[place] == self._due[earlier] + more
 
     def _begin_idle(self) -> list[int]:
         """Begin the acts that no token is missing for, and return their actors."""
@@ -251,6 +261,9 @@ class Scheduler:
         self.states[actor] = begin(self.states[actor])
         if actor in self._priority or actor in self._blocking:
             self._blocked.add(actor)
+        if actor in self._priority:
+            self._computed += 1
+            self._seeks |= bool(self._due)
         axis = self._axes[actor]
         if axis in self.issued:
             self.issued[axis] += 1
@@ -265,7 +278,13 @@ class Scheduler:
     def _in_turn(self, actor: int) -> bool:
         axis, turn = self._axes[actor], (actor, self.acts[actor] % self.per_step[actor])
         order = self.order.get(axis)
-        return order is None or order[self.issued[axis] % len(order)] == turn
+        if order is None:
+            return True
+        step, place = divmod(self.issued[axis], len(order))
+        if order[place] != turn or not self._due or self.actors[actor].kind != RECEIVE:
+            return order[place] == turn
+        a_step = sum(self.per_step[k] for k in self._priority)
+        return self._computed >= step * a_step + self._due[place]
 
     def _queue(self, actor: int) -> None:
         if actor in self._priority:

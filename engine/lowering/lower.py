@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from flowrun.engine.actors.plan import REPORT, Actor, Plan, ReportWork
 from flowrun.engine.cost.actor_cost import ActorCost
+from flowrun.engine.hardware.hardware import CPU
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph
 from flowrun.engine.ir.location import Location
 from flowrun.engine.strategy import Strategy
@@ -33,6 +34,7 @@ def start_plan(graph: LogicalGraph, strategy: Strategy) -> Plan:
         own_messages=hardware.own_messages,
         workspace=hardware.workspace,
         blocking=tuple(map(strategy.axes.index, strategy.blocking)),
+        one_order=hardware.device != CPU,
         tensors=graph.tensors,
         variables=graph.variable_of,
         locations=_locations(graph),

@@ -11,12 +11,13 @@ both ends have posted it.  Where cores are fewer than what wants them, they are 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from flowrun.engine.actors.deadlock import deadlock
-from flowrun.engine.actors.plan import Actor, Plan, TransferWork
+from flowrun.engine.actors.plan import COMMUNICATION, Actor, Plan, TransferWork
 from flowrun.engine.ir.graph import COUNT
 from flowrun.engine.rehearsal.clock_state import ActTable, ClockState, Event
+from flowrun.engine.rehearsal.launches import Device
 from flowrun.engine.rehearsal.period import Period
 
 _AHEAD = 4  # steps of an endless training after the last that counts: for what runs ahead
@@ -26,7 +27,8 @@ class Clock:
     """Runs a number of steps, or as many of an endless training.
 
     count_memory: of an endless one, whose live bytes are counted; events and the order of
-    collectives are not recorded then.  skip_repeats: what repeats is run once.
+    collectives are not recorded then.  skip_repeats: what repeats is run once.  device: makes the
+    device of a stage, which starts what is launched (launches.py); None: all starts at once.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Clock:
         *,
         skip_repeats: bool,
         count_memory: bool = False,
+        device: Callable[[int], Device] | None = None,
     ) -> None:
         self.plan = plan
         self.steps = steps
@@ -46,6 +49,7 @@ class Clock:
         self.table = ActTable.of(plan, cost)
         last = steps + (_AHEAD if self.endless else 0)
         self.state = ClockState(plan, self.table, last, count_memory)
+        self.state.devices = list(map(device, range(len(plan.placements)))) if device else []
         self.period = Period(self.state) if skip_repeats else None
 
     def run(self) -> None:
@@ -88,22 +92,48 @@ class Clock:
         return ends[2] - ends[1] if len(ends) == self.steps else ends[-1] - ends[-2]
 
     def order(self) -> tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...]:
-        """(stage, axis) -> collectives as they were issued, in the last step; acts of the step."""
-        last, per_step = self.steps - 1, self.table.acts
-        return tuple(
-            (group, tuple((k, n % per_step[k]) for k, n in acts if n // per_step[k] == last))
-            for group, acts in sorted(self.state.collectives.items())
+        """(stage, queue) -> communication as it was issued, in the last step; acts of the step."""
+        computes = self.table.computes
+        orders = (
+            (group, tuple(each for each in acts if not computes[each[0]]))
+            for group, acts in self._last_step()
         )
+        return tuple((group, acts) for group, acts in orders if acts)
+
+    def due(self) -> tuple[tuple[int, ...], ...]:
+        """See Plan."""
+        due: list[list[int]] = [[] for _ in self.state.ranks]
+        for (stage, _), acts in self._last_step():
+            computed = 0
+            for actor, _ in acts:
+                if self.table.computes[actor]:
+                    computed += 1
+                else:
+                    due[stage].append(computed)
+        return tuple(map(tuple, due)) if self.plan.one_order else ()
+
+    def _last_step(self) -> Iterator[tuple[tuple[int, int], list[tuple[int, int]]]]:
+        last, per_step = self.steps - 1, self.table.acts
+        for group, acts in sorted(self.state.issued.items()):
+            yield group, [(k, n % per_step[k]) for k, n in acts if n // per_step[k] == last]
 
     def _start(self, stages: Iterable[int]) -> None:
         state = self.state
         for stage in stages:
             rank = state.ranks[stage]
+            device = state.devices[stage] if state.devices else None
             while launched := rank.next_communication():
-                self._communicate(stage, *launched)
+                if device:
+                    device.launch(*launched)
+                else:
+                    self._communicate(stage, *launched)
+            while device and (started := device.start()):
+                self._communicate(stage, *started)
             while launched := rank.next_supply():
                 self._begin(stage, *launched)
-            if not state.computing[stage] and (launched := rank.next_compute()):
+            if state.computing[stage] or (device and not device.may_compute):
+                continue
+            if launched := rank.next_compute():
                 state.computing[stage] = True
                 state.traffic.computes(stage, state.now)
                 self._begin(stage, *launched)
@@ -156,9 +186,8 @@ class Clock:
                 state.posted[meeting] = actor
                 return
             also = (other,)
-        elif not self.count_memory:
-            group = stage, self.plan.queue(described)
-            state.collectives.setdefault(group, []).append((actor, act))
+        for each in (actor, *also):
+            state.record(each, act, self.plan.queue(described))
         seconds, spared = self.table.seconds[actor], 0.0
         if state.cores and state.cores.has_room(actor):
             spared = self.table.crowding_s[actor]
@@ -171,8 +200,12 @@ class Clock:
         rank = state.ranks[stage]
         if self.table.computes[actor]:
             state.computing[stage] = False
+            if self.plan.one_order:
+                state.record(actor, rank.acts[actor], len(self.plan.axes))
         if state.cores and self.table.needs_core[actor]:
             state.cores.end(actor, state.now)
+        if state.devices and self.plan.actors[actor].kind in COMMUNICATION:
+            state.devices[stage].end(actor)
         act, began = rank.acts[actor], state.began.pop(actor)
         if self.count_memory:
             state.memory[stage].end(actor, act)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from flowrun.engine.actors.plan import BOX, RECEIVE, SEND, Actor, Plan
 from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.cost.live import Live
+from flowrun.engine.rehearsal.launches import Device
 from flowrun.engine.rehearsal.link_traffic import LinkTraffic
 from flowrun.engine.rehearsal.shared_cores import SharedCores
 
@@ -76,14 +77,14 @@ class Snapshot:
 
     key: all that decides what follows; equal keys have equal futures.
     act: of the anchor (period.py).  now: in seconds.
-    events, collectives, turns: how many were written down so far, and taken on each rank.
+    events, issued, turns: how many were written down so far, and taken on each rank.
     """
 
     key: tuple[object, ...]
     act: int
     now: float
     events: int
-    collectives: dict[tuple[int, int], int]
+    issued: dict[tuple[int, int], int]
     turns: list[dict[int, int]]
 
 
@@ -94,7 +95,8 @@ class ClockState:
     posted: (channel, act) -> the actor that waits for the other end of a transfer.
     heap: (end, number, actors) of what is under way.
     left, step_ends: acts that each step still has, and when its last one so far ended.
-    memory: bytes that are live, where they are counted; else events and collectives are recorded.
+    devices: what each stage has launched, where that is played.
+    memory: bytes that are live, where they are counted; else events and `issued` are recorded.
     """
 
     def __init__(self, plan: Plan, table: ActTable, steps: int, count_memory: bool) -> None:
@@ -104,17 +106,26 @@ class ClockState:
         self.now = 0.0
         self.computing = [False] * len(self.ranks)
         self.began: dict[int, float] = {}
+        self.devices: list[Device] = []
         self.traffic = LinkTraffic(plan, table.quantum)
         self.cores = SharedCores(plan, table.quantum) if SharedCores.are_needed(plan) else None
         self.posted: dict[tuple[int, int], int] = {}
         self.heap: list[tuple[float, int, tuple[int, ...]]] = []
         self.num_begun = 0  # acts and transfers: what ends at once, ends in this order
         self.events: list[Event] = []
-        self.collectives: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self.issued: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self.step_ends = [0.0] * steps
         self.left = [sum(table.acts)] * steps
         stages = range(len(self.ranks)) if count_memory else ()
         self.memory = [Live(plan, stage) for stage in stages]
+
+    def record(self, actor: int, act: int, queue: int) -> None:
+        """Write down an act of communication that is issued, or of compute that has ended, in the
+        order of a queue; of a message both ends at once, which makes it one order.
+        """
+        if queue >= 0 and not self.memory:
+            group = self.table.stage[actor], queue
+            self.issued.setdefault(group, []).append((actor, act))
 
     def push(self, end: float, actors: tuple[int, ...]) -> None:
         self.num_begun += 1
@@ -136,6 +147,7 @@ class ClockState:
             tuple(self.computing),
             frozenset((c, a - since[actor], actor) for (c, a), actor in self.posted.items()),
             tuple(rank.moment(since) for rank in self.ranks),
+            tuple(device.moment(since) for device in self.devices),
             tuple(memory.moment() for memory in self.memory),
         )
 
@@ -167,7 +179,7 @@ class ClockState:
             act=act,
             now=self.now,
             events=len(self.events),
-            collectives={group: len(acts) for group, acts in self.collectives.items()},
+            issued={group: len(acts) for group, acts in self.issued.items()},
             turns=[dict(rank.issued) for rank in self.ranks],
         )
 
@@ -193,13 +205,17 @@ class ClockState:
             (channel, act + (more if self.table.acts[actor] > 1 else 0)): actor
             for (channel, act), actor in self.posted.items()
         }
+        for device in self.devices:
+            device.launched = [
+                (k, act + (more if self.table.acts[k] > 1 else 0)) for k, act in device.launched
+            ]
         for rank, before, now in zip(self.ranks, earlier.turns, later.turns, strict=True):
             rank.skip_ahead(more, {axis: times * (now[axis] - before[axis]) for axis in now})
         for memory in self.memory:
             memory.forward(more)
 
     def _repeat_records(self, earlier: Snapshot, later: Snapshot, times: int) -> None:
-        """Write down the period's events and collectives `times` more."""
+        """Write down the period's events, and what was issued, `times` more."""
         acts, period_s = later.act - earlier.act, later.now - earlier.now
         again = self.events[earlier.events : later.events]
         for k in range(1, times + 1):
@@ -208,7 +224,7 @@ class ClockState:
                 Event(e.stage, e.actor, e.act + k * acts, e.start + wait, e.end + wait)
                 for e in again
             ]
-        for group, issued in self.collectives.items():
-            repeated = issued[earlier.collectives.get(group, 0) : later.collectives[group]]
+        for group, issued in self.issued.items():
+            repeated = issued[earlier.issued.get(group, 0) : later.issued[group]]
             for k in range(1, times + 1):
                 issued += [(actor, act + k * acts) for actor, act in repeated]

@@ -70,6 +70,7 @@ class Period:
                     and at + alike < len(order)
                     and order[at + alike]
                     == (order[at + alike - each][0], order[at + alike - each][1] + length)
+                    and rank.repeats_due(at + alike, at + alike - each, length)
                 ):
                     alike += 1
                 least = min(least, alike // each) if each else least

@@ -15,9 +15,11 @@ from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from flowrun.engine.actors.communicators import communicator_of
 from flowrun.engine.actors.plan import Actor, Plan
 from flowrun.engine.rehearsal.clock import Clock
 from flowrun.engine.rehearsal.clock_state import Event
+from flowrun.engine.rehearsal.launches import ONE_KERNEL, Device, Room
 
 STEPS = 4  # at most: from cold to steady, and one after it
 
@@ -33,7 +35,7 @@ class Rehearsal:
     bound_bytes: the same with every stash full, which early or late messages may cause.
     sent_bytes: bytes that all ranks send in a step.
     first_step: the timeline of the first step.
-    order: see Plan.order.
+    order, due: see Plan.
     act_bytes: most bytes of a rank, without messages, at any act of an actor, by actor.
     """
 
@@ -45,7 +47,17 @@ class Rehearsal:
     sent_bytes: float
     first_step: tuple[Event, ...]
     order: tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...]
+    due: tuple[tuple[int, ...], ...] = ()
     act_bytes: Mapping[int, int] = field(default_factory=dict)
+
+
+def prove(plan: Plan, room: Room = ONE_KERNEL) -> None:
+    """Raise PlanError if a plan that has an order would stop on devices with so much room."""
+
+    def device(stage: int) -> Device:
+        return Device(plan, stage, room, communicator_of)
+
+    Clock(plan, lambda _: 1.0, steps=2, skip_repeats=True, device=device).run()
 
 
 def rehearse(
@@ -59,14 +71,13 @@ def rehearse(
     cost = seconds or (lambda actor: actor.seconds)
     cold = Clock(plan, cost, steps=1, skip_repeats=skip_repeats)
     cold.run()
-    order = cold.order()
-    if plan.chunks > 1 and plan.blocking:  # the turns of a cold step would hold up all others
-        second = Clock(plan, cost, steps=2, skip_repeats=skip_repeats)
-        second.run()
-        order = second.order()
-    warm = Clock(
-        replace(plan, order=order), cost, steps=STEPS, skip_repeats=skip_repeats, count_memory=True
-    )
+    shown = cold
+    if plan.chunks > 1 and (plan.blocking or plan.one_order):
+        # the turns of a cold step would hold up all others
+        shown = Clock(plan, cost, steps=2, skip_repeats=skip_repeats)
+        shown.run()
+    ordered = replace(plan, order=shown.order(), due=shown.due())
+    warm = Clock(ordered, cost, steps=STEPS, skip_repeats=skip_repeats, count_memory=True)
     warm.run()
     busy = [0.0] * len(plan.placements)
     first = tuple(e for e in cold.state.events if e.act < plan.acts_per_step(plan.actors[e.actor]))
@@ -84,5 +95,6 @@ def rehearse(
         act_bytes=ChainMap(*(memory.of_act for memory in warm.state.memory)),
         sent_bytes=sent,
         first_step=first,
-        order=order,
+        order=ordered.order,
+        due=ordered.due,
     )

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from flowrun.engine.actors.plan import Actor, BoxWork, Plan
+from flowrun.engine.actors.plan import Actor, Plan
 
 INPUT, CREDIT, TURN, ITSELF = "input", "credit", "turn", "itself"
 ActKey = tuple[int, int]  # actor, act
@@ -110,9 +110,9 @@ class Needs:
 
     def _turn(self, actor: Actor, act: int) -> Iterator[Need]:
         """Yield the need for the collective before this one in its group's order."""
-        if not isinstance(actor.work, BoxWork):
-            return
         axis = self.plan.queue(actor)
+        if axis < 0:
+            return
         step, within = divmod(act, self.plan.acts_per_step(actor))
         before = self._before.get((actor.stage, axis, actor.id, within))
         if before is None or (step == 0 and before.earlier_step):

@@ -161,7 +161,7 @@ def _find_wrong_orders(plan: Plan) -> Iterator[Fault]:
         wanted, listed = orders.get((stage, axis), Counter()), given.get((stage, axis), Counter())
         if wanted != listed:
             first = next(iter((wanted - listed) + (listed - wanted)))
-            name = f"stage {stage}, axis {plan.axes[axis]}"
+            name = f"stage {stage}, {plan.queues[axis]}"
             times = f"{listed[first]} times, not {wanted[first]}"
             yield Fault(
                 plan.actors[first[0]], f"the order of {name} has act {first[1]} of it {times}."

@@ -105,7 +105,7 @@ def _buffers(plan: Plan) -> Iterator[str]:
 
 def _order(plan: Plan) -> Iterator[str]:
     for (stage, axis), acts in plan.order:
-        yield f"stage {stage}, axis {plan.axes[axis]}"
+        yield f"stage {stage}, {plan.queues[axis]}"
         for actor, act in acts:
             yield f"  actor {actor} {plan.actors[actor].name}, act {act}"
 

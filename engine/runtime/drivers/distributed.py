@@ -22,8 +22,8 @@ from typing import cast
 
 import torch
 
-from flowrun.engine.actors.plan import SEND, Actor, Plan, ReportWork
-from flowrun.engine.actors.scheduler import COMMUNICATION, Scheduler
+from flowrun.engine.actors.plan import COMMUNICATION, SEND, Actor, Plan, ReportWork
+from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.actors.standstill import describe_owed, find_owed
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers.communication import Communication

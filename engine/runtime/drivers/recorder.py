@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.actors.plan import Actor, Plan
+from flowrun.engine.actors.plan import COMMUNICATION, Actor, Plan
 from flowrun.engine.actors.protocol import LaunchAct
-from flowrun.engine.actors.scheduler import COMMUNICATION, Scheduler
+from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.runtime.rank.rank import Results

@@ -43,6 +43,12 @@ VARIABLES = (
         _NCCL,
     ),
     LibraryVariable(
+        ("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING",),
+        "false",
+        "messages of a direction are to go one after the other (engine/rehearsal/launches.py)",
+        "ProcessGroupNCCL.cpp, pointToPoint",
+    ),
+    LibraryVariable(
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING",),
         "1",
         "a collective that fails ends its process",

@@ -1,7 +1,7 @@
 """The transport of torch.distributed: every collective and message of it is here.
 
 Nothing here blocks but `Pending.wait`.  "Done" means that the bytes are there:
-on CUDA a thread of the group, or of the channel, sleeps on an event after the communication.  If
+on CUDA a thread of the group sleeps on an event after the communication.  If
 the stream that computes waited for it instead, nothing would be computed at that time, and a
 receive that is posted early would hold up the very act whose answer it is.
 
@@ -14,7 +14,7 @@ all-reduces of which the plan says that they are exchanged (Level.exchange_bytes
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
 
@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from flowrun.engine.actors.communicators import disjoint_calls
 from flowrun.engine.boxing.boxing import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -50,7 +51,7 @@ from flowrun.engine.runtime.transport.transport import (
 )
 
 Group = dist.ProcessGroup | None  # None: of all ranks
-# Process group, the other rank, tag, True for sends; of a collective (group, -1, 0, True).
+# Process group, the other rank, tag, True for sends; on CUDA (group, -1, 0, True) of all in it.
 Channel = tuple[Group, int, int, bool]
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -144,34 +145,53 @@ class TorchPending(Pending):
 class TorchTransport:
     """A Transport between any ranks: a process group of torch's for each group."""
 
-    def __init__(self, rank: int, device: torch.device, group_per_channel: bool) -> None:
-        """group_per_channel: as of Links."""
+    def __init__(self, rank: int, device: torch.device) -> None:
         self._rank = rank
         self._device = device
-        self._group_per_channel = group_per_channel
         self._groups: dict[Ranks, Group] = {}
-        self._channels: dict[tuple[int, Ranks], Group] = {}  # (tag, source and target)
+        self._ways: dict[Ranks, Group] = {}  # source and target, in groups of their own
+        self._made: set[tuple[str, Ranks]] = set()  # of the run: communicator, ranks
 
     def reaches(self, ranks: Ranks) -> bool:
         return True
 
     def join(self, ranks: Ranks) -> None:
-        self._groups[ranks] = self._new_group(ranks)
+        self._groups[ranks] = dist.new_group(sorted(ranks))
 
     def has_group(self, ranks: Ranks) -> bool:
         return ranks in self._groups
 
-    def join_channels(self, wanted: Iterable[tuple[int, Ranks]]) -> None:
-        """Make a group for each (tag, source and target), if channels have groups of their own."""
-        if self._group_per_channel:
-            for channel in sorted(set(wanted) - self._channels.keys()):
-                self._channels[channel] = self._new_group(channel[1])
+    def join_all(
+        self, groups: Mapping[str, Sequence[Ranks]], ways: Mapping[str, Collection[Ranks]]
+    ) -> None:
+        """Make the groups of a plan's communicators, and connect them.
 
-    def _new_group(self, ranks: Ranks) -> Group:
-        group: Group = dist.new_group(sorted(ranks))
-        if self._group_per_channel and self._rank in ranks:
-            connect(group, self._device)
-        return group
+        ways: (source, target) of the messages that go by a communicator.
+        """
+        named = ((name, ranks) for name, each in groups.items() for ranks in each)
+        new = [each for each in named if each not in self._made]
+        self._made.update(new)
+        for call in disjoint_calls(new):
+            group = self._new_groups([ranks for _, ranks in call])
+            for name, ranks in call:
+                if self._rank in ranks:
+                    connect(group, self._device)
+                    self._keep(group, ranks, ways.get(name, ()))
+
+    def _keep(self, group: Group, ranks: Ranks, ways: Collection[Ranks]) -> None:
+        if ways:
+            self._ways.update((way, group) for way in ways if self._rank in way)
+        else:
+            self._groups[ranks] = group
+
+    def _new_groups(self, groups: Sequence[Ranks]) -> Group:
+        """Make groups that have no rank in common, and return this rank's.  NCCL makes them in one
+        call.
+        """
+        if self._device.type == "cuda":
+            return dist.split_group(split_ranks=[sorted(ranks) for ranks in groups])
+        made = {ranks: dist.new_group(sorted(ranks)) for ranks in groups}
+        return next((group for ranks, group in made.items() if self._rank in ranks), None)
 
     def start(self, collective: Collective, bucket: Sequence[Tensor]) -> Pending:
         """Begin a step.  The bucket is only read; results are new memory."""
@@ -183,7 +203,7 @@ class TorchTransport:
         sent_bytes = sent_elements(step, layouts, collective.index) * bucket[0].element_size()
         begin = _BEGIN.get(step.kind, _begin_all_to_all)
         work, finish, holds = begin(collective, bucket, group)
-        channel = (group, -1, 0, True) if bucket[0].is_cuda else None
+        channel = _channel(bucket[0], group, -1, 0, True) if bucket[0].is_cuda else None
         return TorchPending(work, finish, holds, channel, sent_bytes)
 
     def send(self, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
@@ -195,17 +215,19 @@ class TorchTransport:
         size = num_bytes([t.shape for t in tensors], [t.dtype for t in tensors])
         if not size:
             return Pending(list)
-        group = self._channels.get((tag, (self._rank, target_rank)))
+        group = self._ways.get((self._rank, target_rank))
         message = torch.empty(size, dtype=torch.uint8, device=tensors[0].device)
         put_tensors(message, tensors)
         with _others():
             work = dist.isend(message, dst=target_rank, group=group, tag=tag)
-        return TorchPending(work, list, (message,), (group, target_rank, tag, True), size)
+        return TorchPending(
+            work, list, (message,), _channel(message, group, target_rank, tag, True), size
+        )
 
     def receive(
         self, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype], source_rank: int, tag: int
     ) -> Pending:
-        group = self._channels.get((tag, (source_rank, self._rank)))
+        group = self._ways.get((source_rank, self._rank))
         size = num_bytes(shapes, dtypes)
         message = torch.empty(size, dtype=torch.uint8, device=self._device)
 
@@ -216,11 +238,18 @@ class TorchTransport:
             return Pending(finish)
         with _others():
             work = dist.irecv(message, src=source_rank, group=group, tag=tag)
-        return TorchPending(work, finish, (message,), (group, source_rank, tag, False))
+        return TorchPending(
+            work, finish, (message,), _channel(message, group, source_rank, tag, False)
+        )
 
     def close(self) -> None:
         """End the threads of the channels."""
         close_channels()
+
+
+def _channel(message: Tensor, group: Group, other: int, tag: int, sends: bool) -> Channel:
+    """Return of what a thread waits in order: of all that NCCL does in a group."""
+    return (group, -1, 0, True) if message.is_cuda else (group, other, tag, sends)
 
 
 def connect(group: Group, device: torch.device) -> None:

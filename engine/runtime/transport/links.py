@@ -12,7 +12,8 @@ from collections.abc import Container, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from flowrun.engine.actors.plan import SEND, BoxWork, Plan, TransferWork
+from flowrun.engine.actors.communicators import groups_of, rows_of, ways_of
+from flowrun.engine.actors.plan import Plan
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.runtime.transport.arena import ArenaPiece
 from flowrun.engine.runtime.transport.collectives import TorchTransport
@@ -33,43 +34,32 @@ class Links:
         device: torch.device,
         host: str = "",
         shared: bool = True,
-        group_per_channel: bool | None = None,
+        own_groups: bool | None = None,
     ) -> None:
         """Connect a rank; with several ranks, init_process_group has been called.
 
         host: ranks share memory if they are on one machine and name the same.  shared: False to
-        leave all to torch.distributed.  group_per_channel: torch has a group for each
-        channel between two ranks; None: on CUDA, as NCCL knows no tags, and what one group sends
-        waits for what it is to receive.
+        leave all to torch.distributed.  own_groups: messages go by groups of their own, one for
+        each direction between two stages; None: on CUDA, as NCCL knows no tags.
         """
         self.rank = rank
         self.device = device
         self.inbox: Inbox[tuple[int, int]] = Inbox()
         used = shared and device.type == "cpu"
         self._shared = SharedMemoryTransport(rank, self.inbox, host, used)
-        own_groups = device.type == "cuda" if group_per_channel is None else group_per_channel
-        self._torch = TorchTransport(rank, device, own_groups)
+        self._own_groups = device.type == "cuda" if own_groups is None else own_groups
+        self._torch = TorchTransport(rank, device)
         self._carriers: dict[Ranks, Transport] = {}
 
     def join(self, plan: Plan) -> None:
         """Make the groups that the collectives of a plan run over; all ranks join all plans, in one
         order.
         """
-        wanted = {
-            ranks
-            for actor in plan.actors
-            if isinstance(actor.work, BoxWork)
-            for ranks in plan.placements[actor.stage].groups(actor.work.step.axis)
-        }
-        self.join_groups(wanted)
-        channels = {
-            (actor.work.channel, (one.source, one.target))
-            for actor in plan.actors
-            if isinstance(actor.work, TransferWork) and actor.kind == SEND
-            for sends in plan.routes(actor.work)
-            for one in sends
-        }
-        self._torch.join_channels(channels)
+        if self._own_groups:
+            assert plan.one_order, "else messages of two stages would meet in any order"
+            self._torch.join_all(groups_of(plan), ways_of(plan))
+        else:
+            self.join_groups(ranks for rows in rows_of(plan).values() for ranks in rows)
 
     def join_groups(self, wanted: Iterable[Ranks]) -> None:
         for ranks in sorted(set(wanted)):

@@ -9,6 +9,7 @@ import pytest
 from support.layouts.gloo import run_on_gloo
 from support.layouts.grids import CLIP, LAYOUTS, Layout, Run, assert_as_plain_torch, compiled
 from support.layouts.plain_loop import STEPS, TINY_GPT
+from support.plans.one_order import in_one_order
 
 pytestmark = pytest.mark.processes
 
@@ -62,13 +63,14 @@ def test_live_versions_never_exceed_the_slots_in_processes(
         assert most <= found.plan.registers[register].slots
 
 
-def test_channels_that_are_groups_of_their_own_carry_the_same(
+def test_messages_in_groups_of_their_own_carry_the_same(
     runs: dict[str, Run], tmp_path: Path
 ) -> None:
     """As they are on CUDA, whose library knows no tags."""
     layouts = [x for x in FEW_RANKS if x.stages == 2 and x.num_ranks == 2]
-    jobs = {str(layout): (TINY_GPT, compiled(TINY_GPT, layout).plan) for layout in layouts}
-    found = run_on_gloo(jobs, 2, STEPS, tmp_path, group_per_channel=True)
+    plans = {str(layout): in_one_order(compiled(TINY_GPT, layout).plan) for layout in layouts}
+    jobs = {name: (TINY_GPT, plan) for name, plan in plans.items()}
+    found = run_on_gloo(jobs, 2, STEPS, tmp_path, own_groups=True)
     assert found
     for name, run in found.items():
         assert run.losses == runs[name].losses

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from flowrun.engine.actors.plan import Plan
-from flowrun.engine.actors.scheduler import COMMUNICATION
+from flowrun.engine.actors.plan import COMMUNICATION, Plan
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.lowering import merge_chains as merging
 from flowrun.engine.lowering.add_regions import form_regions

@@ -67,7 +67,7 @@ def test_a_stash_without_a_slot_is_refused_naming_actor_register_and_rank() -> N
 def test_an_order_of_collectives_that_cannot_be_is_refused() -> None:
     plan = compiled(TINY_MLP, Layout(tensor=2)).plan
     ((group, acts),) = plan.order
-    with pytest.raises(PlanError, match="waits for its turn among the collectives of axis tensor"):
+    with pytest.raises(PlanError, match="waits for its turn in the order of axis tensor"):
         rehearse(replace(plan, order=((group, tuple(reversed(acts))),)))
 
 

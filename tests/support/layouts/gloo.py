@@ -30,13 +30,13 @@ def start_ranks(process: Callable[..., None], world: int, *arguments: Any) -> No
 
 
 def run_on_gloo(
-    jobs: Jobs, world: int, steps: int, folder: Path, group_per_channel: bool = False
+    jobs: Jobs, world: int, steps: int, folder: Path, own_groups: bool = False
 ) -> dict[str, Run]:
     """Train each plan for some steps on `world` processes; a plan may leave ranks idle.
 
-    group_per_channel: all messages go through torch, those of each channel in a group of its own.
+    own_groups: all messages go through torch, those of each channel in a group of its own.
     """
-    (folder / "jobs").write_bytes(pickle.dumps((dict(jobs), steps, group_per_channel)))
+    (folder / "jobs").write_bytes(pickle.dumps((dict(jobs), steps, own_groups)))
     start_ranks(_process, world, world, str(folder))
     left = [torch.load(folder / f"{rank}.pt") for rank in range(world)]
     return {name: _joined(plan, [r[name] for r in left]) for name, (_, plan) in jobs.items()}
@@ -44,13 +44,11 @@ def run_on_gloo(
 
 def _process(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
-    jobs, steps, group_per_channel = pickle.loads(Path(folder, "jobs").read_bytes())
+    jobs, steps, own_groups = pickle.loads(Path(folder, "jobs").read_bytes())
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/init", rank=rank, world_size=world
     )
-    links = Links(
-        rank, torch.device("cpu"), shared=not group_per_channel, group_per_channel=group_per_channel
-    )
+    links = Links(rank, torch.device("cpu"), shared=not own_groups, own_groups=own_groups)
     out = {}
     for name, (training, plan) in jobs.items():
         links.join(plan)  # every process joins every plan

@@ -1,0 +1,108 @@
+"""launches: what a device starts of what its host has launched, and why no run stops.
+
+A GPU serves launches in order.  A receive or collective that it has started holds SMs until the
+other ranks have come to it (nccl issues 1025 and 689).  Streams come from a pool of 32, which is
+handed out again, and share 8 hardware queues; what stands behind such an act waits, too, whether or
+not it has to do with it.  So the order of launches decides whether a run ends.
+
+The invariant: all communication of all ranks stands in one line.  Both ends of a message, and all
+members of a collective, are one place in it; no act needs what comes later; each rank launches its
+part in that order.  The clock makes the line: it plays a step in which each rank issues what it
+may, and writes an act down when its last end has come (ClockState.record); what it needed had ended
+by then.  Steps stand one behind the other, for nothing needs what a later step makes.
+
+So no run stops, however fast or slow the ranks compute and however small the room.  Of all
+communication that has not ended take the first in the line.  All before it has ended, so on each of
+its ranks it is next, and nothing that was launched waits.  What it reads, and the slots that it
+fills, follow from compute that needs nothing later.  So all its ranks launch it, and it ends.
+
+A receive reads nothing: it could be launched long before its message, and hold SMs meanwhile.  So a
+place of the line knows how many acts of compute had ended there (Plan.due): a receive is launched
+when as many have begun, for on the device it waits for those that were launched before it.
+
+`prove` plays a plan on devices with room for one kernel, the hardest there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flowrun.engine.actors.plan import Actor, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The limits of a device.
+
+    streams: of the pool from which each communicator has one.  queues: of the hardware, which all
+    streams share.  kernels: of communication that may run at a time: no other, and no compute,
+    fits beside as many.
+    """
+
+    streams: int = 32
+    queues: int = 8
+    kernels: int = 8
+
+
+ONE_KERNEL = Room(1, 1, 1)
+
+
+class Device:
+    """The launches of one rank that have not ended, in order.
+
+    communicator: names that of an actor.
+    """
+
+    def __init__(
+        self, plan: Plan, stage: int, room: Room, communicator: Callable[[Plan, Actor], str]
+    ) -> None:
+        actors = plan.stage_actors(stage)
+        names = list(dict.fromkeys(filter(None, (communicator(plan, a) for a in actors))))
+        self.room = room
+        self.stream = {
+            a.id: names.index(name) % room.streams
+            for a in actors
+            if (name := communicator(plan, a))
+        }
+        self.launched: list[tuple[int, int]] = []  # actor and act
+        self.started: set[int] = set()  # actors
+
+    def launch(self, actor: int, act: int) -> None:
+        self.launched.append((actor, act))
+
+    def start(self) -> tuple[int, int] | None:
+        """Start the next launch that may run, and return it."""
+        streams: set[int] = set()  # with a launch before
+        queues: set[int] = set()  # with one before that has not started
+        for actor, act in self.launched if self.has_room else ():
+            stream = self.stream[actor]
+            queue = self._queue(stream)
+            if actor not in self.started:
+                if stream not in streams and queue not in queues:
+                    self.started.add(actor)
+                    return actor, act
+                queues.add(queue)
+            streams.add(stream)
+        return None
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.started) < self.room.kernels
+
+    @property
+    def may_compute(self) -> bool:
+        """True if an act of compute, whose stream has the first queue, would run at once."""
+        stuck = (self.stream[k] for k, _ in self.launched if k not in self.started)
+        return self.has_room and 0 not in map(self._queue, stuck)
+
+    def end(self, actor: int) -> None:
+        self.launched = [each for each in self.launched if each[0] != actor]
+        self.started.remove(actor)
+
+    def moment(self, since: Sequence[int]) -> tuple[object, ...]:
+        """Return all that decides what follows, with acts counted from `since`, by actor."""
+        return tuple((k, act - since[k], k in self.started) for k, act in self.launched)
+
+    def _queue(self, stream: int) -> int:
+        return (1 + stream) % self.room.queues
