@@ -6,11 +6,13 @@ A layout is (stage, nd-SBP).  One boxing serves all its readers.  A step on one 
 reader's region.  Tensors that live for a step are boxed once a step: accumulated gradients in phase
 update, weights (and tensors that hoist_weights makes of them) in phase weights.  Under ZeRO 3
 forward and backward each gather a weight with every micro-batch, and it crosses to another stage
-sharded, once a step.
+sharded, once a step.  A single number goes from stage to stage: else each would have messages, and
+a group of ranks (actors/communicators.py), with each other one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -128,6 +130,11 @@ class _Boxer:
         """Return the name of the tensor in the wanted layout; append the boxing if need be."""
         phase = reader.phase
         forms = self.forms[name]
+        stages = [place.stage for place, scope in forms if scope in ("", _scope(phase))]
+        nearest = min(stages, key=lambda stage: abs(stage - wanted.stage))
+        if abs(nearest - wanted.stage) > 1 and math.prod(self.tensors[name].shape) == 1:
+            toward = 1 if nearest < wanted.stage else -1
+            self.box(name, wanted._replace(stage=wanted.stage - toward), reader)
         for scope in ("", _scope(phase)):
             if (wanted, scope) in forms:
                 return forms[wanted, scope]
@@ -172,7 +179,8 @@ class _Boxer:
         hardware, placements = self.strategy.hardware, self.strategy.placements
         if have.stage != wanted.stage:
             link = hardware.crossing(placements[have.stage], placements[wanted.stage])
-            return 1e3 + tensor.num_bytes / link.bytes_per_s * (
+            hops = abs(have.stage - wanted.stage) if math.prod(tensor.shape) == 1 else 1
+            return 1e3 * hops + tensor.num_bytes / link.bytes_per_s * (
                 1 + (format_nd_sbp(have.nd_sbp) != format_nd_sbp(wanted.nd_sbp))
             )
         grid, links = placements[have.stage].shape, hardware.links(placements[have.stage])

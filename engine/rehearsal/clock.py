@@ -80,7 +80,8 @@ class Clock:
                     return
                 before = key
         if not all(rank.is_finished() for rank in state.ranks):
-            raise deadlock(self.plan, state.ranks)
+            held = "\n".join(filter(None, map(Device.describe, state.devices)))
+            raise deadlock(self.plan, state.ranks, held)
 
     @property
     def step_s(self) -> float:

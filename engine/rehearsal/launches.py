@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from flowrun.engine.actors.deadlock import name_actor
 from flowrun.engine.actors.plan import Actor, Plan
 
 
@@ -59,6 +60,7 @@ class Device:
     ) -> None:
         actors = plan.stage_actors(stage)
         names = list(dict.fromkeys(filter(None, (communicator(plan, a) for a in actors))))
+        self.plan = plan
         self.room = room
         self.stream = {
             a.id: names.index(name) % room.streams
@@ -99,6 +101,15 @@ class Device:
     def end(self, actor: int) -> None:
         self.launched = [each for each in self.launched if each[0] != actor]
         self.started.remove(actor)
+
+    def describe(self) -> str:
+        """Say what has started and waits, and what is launched behind it."""
+        behind = [self._name(k) for k, _ in self.launched if k not in self.started]
+        started = ", ".join(map(self._name, sorted(self.started)))
+        return f"{started} waits on its device, before {', '.join(behind)}" if behind else ""
+
+    def _name(self, actor: int) -> str:
+        return name_actor(self.plan, actor)
 
     def moment(self, since: Sequence[int]) -> tuple[object, ...]:
         """Return all that decides what follows, with acts counted from `since`, by actor."""

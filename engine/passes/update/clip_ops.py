@@ -53,7 +53,8 @@ def check_gradients(
         squares = sum_squares(builder, "sumsq", trained, gradients)
         seen = dict.fromkeys(stages, squares)
     else:
-        seen = _add_up_stages(builder, _sum_over_stages(builder, "sumsq", trained, gradients))
+        totals = _sum_over_stages(builder, "sumsq", trained, gradients)
+        seen = _add_up_stages(builder, "sumsq", totals)
         squares = seen[stages[-1]]
     coefficients, skips = {}, {}
     for stage in stages:
@@ -103,11 +104,18 @@ def sum_squares(
     gradients: Gradients,
     stage: int = 0,
 ) -> str:
-    """Return the sum of the squares of all gradients: first over a stage, then over the stages."""
+    """Return the sum of the squares of all gradients, on a stage.
+
+    Each stage adds its own to the sum of those beyond it: messages go from neighbour to neighbour.
+    """
     totals = _sum_over_stages(builder, name, variables, gradients)
     if len(totals) == 1:
         return next(iter(totals.values()))
-    return builder.one(name, ADD_N, tuple(map(Ref, totals.values())), at=OpPlace(stage))
+    below, above = [k for k in totals if k < stage], [k for k in reversed(totals) if k > stage]
+    ends = [totals[stage]] if stage in totals else []
+    for side in filter(None, (below, above)):
+        ends.append(_add_up_stages(builder, name, {k: totals[k] for k in side})[side[-1]])
+    return builder.one(name, ADD_N, tuple(map(Ref, ends)), at=OpPlace(stage))
 
 
 def _sum_over_stages(
@@ -125,12 +133,12 @@ def _sum_over_stages(
     return totals
 
 
-def _add_up_stages(builder: GraphBuilder, totals: Mapping[int, str]) -> dict[int, str]:
-    """Return stage -> the sum over it and all stages before it; none waits for a later one."""
+def _add_up_stages(builder: GraphBuilder, name: str, totals: Mapping[int, str]) -> dict[int, str]:
+    """Return stage -> the sum over it and all before it in `totals`; none waits for a later one."""
     sums: dict[int, str] = {}
     before: tuple[Ref, ...] = ()
     for at, own in totals.items():
         read = (*before, Ref(own))
-        sums[at] = builder.one(f"sumsq<{at}", ADD_N, read, at=OpPlace(at)) if before else own
+        sums[at] = builder.one(f"{name}<{at}", ADD_N, read, at=OpPlace(at)) if before else own
         before = (Ref(sums[at]),)
     return sums
