@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
+from flowrun.engine.actors.communicators import communicators_of
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.actors.schedules import micro_batches_in_flight
 from flowrun.engine.capture.capture import (
@@ -28,7 +29,7 @@ from flowrun.engine.passes.mirrored_view import rows_of_a_rank
 from flowrun.engine.passes.stages.follow_training import follow_training
 from flowrun.engine.passes.update.update_ops import update_ops
 from flowrun.engine.pipeline import EVALUATION, advance, log_pass, lower
-from flowrun.engine.rehearsal.rehearsal import Rehearsal, rehearse
+from flowrun.engine.rehearsal.rehearsal import Rehearsal, prove, rehearse
 from flowrun.engine.strategy import Strategy
 from flowrun.engine.verify.plan_rules import validate
 
@@ -110,6 +111,7 @@ def plan_training(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
     if missing_bytes(planned, strategy):
         raise memory_error(planned, strategy)
     validate(planned.plan, made_by="rehearse")
+    prove(planned.plan)
     return planned
 
 
@@ -156,21 +158,36 @@ def longest_equal_step(step_s: float) -> float:
 def missing_bytes(planned: Rehearsed, strategy: Strategy) -> int:
     """Bytes that the fullest rank lacks; 0 if memory suffices or is not limited."""
     limit = strategy.hardware.tensor_bytes
-    return max(0, max(planned.rehearsal.bound_bytes) - limit) if limit else 0
+    return max(0, max(_needed_bytes(planned, strategy)) - limit) if limit else 0
+
+
+def _needed_bytes(planned: Rehearsed, strategy: Strategy) -> list[int]:
+    """Return the most bytes that a rank of each stage may need, with its communicators."""
+    each = int(strategy.hardware.communicator_bytes)
+    bounds = enumerate(planned.rehearsal.bound_bytes)
+    return [bound + each * len(communicators_of(planned.plan, stage)) for stage, bound in bounds]
 
 
 def memory_error(planned: Rehearsed, strategy: Strategy) -> RecipeError:
     """Return the error for a plan that lacks memory."""
-    needed = planned.rehearsal.bound_bytes
+    needed = _needed_bytes(planned, strategy)
     stage = max(range(len(needed)), key=needed.__getitem__)
     limit = strategy.hardware.tensor_bytes
     return RecipeError(
         "hardware.memory_bytes",
         f"a rank of stage {stage} ({planned.plan.placements[stage]}) needs {needed[stage]:,} bytes "
+        f"{_of_communicators(planned.plan, stage, strategy)}"
         f"and has {limit:,}: {needed[stage] - limit:,} are missing.",
         "Use more micro-batches, a lower placement.in_flight, recompute.modules, more stages or"
         " ranks, or ZeRO; auto.placement=true looks for what fits.",
     )
+
+
+def _of_communicators(plan: Plan, stage: int, strategy: Strategy) -> str:
+    each, names = int(strategy.hardware.communicator_bytes), communicators_of(plan, stage)
+    if not each or not names:
+        return ""
+    return f"({each * len(names):,} of them for the communicators {', '.join(names)}) "
 
 
 def step_results(graph: LogicalGraph, strategy: Strategy) -> frozenset[str]:
@@ -189,6 +206,7 @@ def plan_evaluation(graph: LogicalGraph, strategy: Strategy, training: Plan) -> 
     follow = follow_training(strategy, training.graph)
     planned = lower_and_rehearse(advance(graph, follow, BOXED, EVALUATION), follow)
     validate(planned.plan, made_by="rehearse")
+    prove(planned.plan)
     return planned
 
 

@@ -113,6 +113,8 @@ class Hardware:
     memory_bytes_per_s: streaming reads plus writes.
     memory_bytes: memory of one rank; 0: not limited.
     reserved_bytes: part of memory_bytes that driver and libraries keep.
+    communicator_bytes: part that a group of ranks takes (engine/actors/communicators.py), besides
+        that of all ranks.
     op_s: overhead of starting one op.
     act_s: overhead of one act of an actor.
     levels: what joins ranks, innermost first.
@@ -149,6 +151,7 @@ class Hardware:
     memory_bytes_per_s: float = 2.5e10
     memory_bytes: float = 0  # people write 16e9
     reserved_bytes: float = 0
+    communicator_bytes: float = 0
     crowded_share: float = 1.0
     op_s: float = 4e-6
     act_s: float = 80e-6

@@ -116,10 +116,11 @@ def stash_slots(plan: Plan) -> set[int]:
     return {r.slots for r in stashes if plan.actors[r.producer].kind != READER}
 
 
-def limited(memory_bytes: int, in_flight: int | str) -> Rehearsed:
+def limited(memory_bytes: int, in_flight: int | str, communicator_bytes: int = 0) -> Rehearsed:
     """Two stages of ranks that have so much memory."""
     plan = strategy(DEEP, Layout(stages=2, in_flight=in_flight))
-    plan = replace(plan, hardware=Hardware(memory_bytes=memory_bytes))
+    hardware = Hardware(memory_bytes=memory_bytes, communicator_bytes=communicator_bytes)
+    plan = replace(plan, hardware=hardware)
     return Compilation(task(DEEP), example(DEEP), plan).training
 
 
@@ -130,6 +131,14 @@ def test_a_schedule_that_may_need_more_than_there_is_is_refused() -> None:
     with pytest.raises(RecipeError, match=f"needs {needed:,} bytes and .*: 1 are missing") as error:
         limited(needed - 1, "gpipe")
     assert error.value.where == "hardware.memory_bytes"
+
+
+def test_communicators_take_of_the_memory_by_name() -> None:
+    needed = max(compiled(DEEP, Layout(stages=2, in_flight="gpipe")).rehearsal.bound_bytes) + 2 * 9
+    told = "18 of them for the communicators stage 0 to 1, stage 1 to 0"
+    with pytest.raises(RecipeError, match=told):
+        limited(needed - 1, "gpipe", communicator_bytes=9)
+    limited(needed, "gpipe", communicator_bytes=9)
 
 
 def test_what_libraries_keep_is_not_for_tensors() -> None:
