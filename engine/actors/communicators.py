@@ -49,13 +49,10 @@ def ways_of(plan: Plan) -> dict[str, set[Ranks]]:
 def rows_of(plan: Plan) -> dict[str, set[Ranks]]:
     """Return the groups of the axes that have collectives."""
     rows: dict[str, set[Ranks]] = {}
-    for stage, axis in sorted({(a.stage, axis) for a in plan.actors if (axis := _axis(a)) >= 0}):
+    works = ((actor.stage, actor.work) for actor in plan.actors)
+    for stage, axis in {(stage, w.step.axis) for stage, w in works if isinstance(w, BoxWork)}:
         rows.setdefault(plan.axes[axis], set()).update(plan.placements[stage].groups(axis))
     return rows
-
-
-def _axis(actor: Actor) -> int:
-    return actor.work.step.axis if isinstance(actor.work, BoxWork) else -1
 
 
 def _join(pairs: Iterable[Ranks]) -> set[Ranks]:

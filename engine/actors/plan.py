@@ -31,6 +31,8 @@ PLAN_LEVELS = (REGIONS, ACTORS, REGISTERS, BUFFERS, ORDER)
 READER, REGION, BOX, SEND, RECEIVE, REPORT = "reader", "region", "box", "send", "receive", "report"
 COMMUNICATION = (BOX, SEND, RECEIVE)
 
+Orders = tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...]  # see Plan.order
+
 
 @dataclass(frozen=True, slots=True)
 class PrepareWork:
@@ -273,7 +275,7 @@ class Plan:
     registers: tuple[Register, ...]
     micro_batches: int
     chunks: int = 1
-    order: tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...] = ()
+    order: Orders = ()
     notes: tuple[str, ...] = ()
     shared_memory: bool = False
     core: float = 1.0

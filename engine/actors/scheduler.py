@@ -277,14 +277,14 @@ class Scheduler:
 
     def _in_turn(self, actor: int) -> bool:
         axis, turn = self._axes[actor], (actor, self.acts[actor] % self.per_step[actor])
-        order = self.order.get(axis)
-        if order is None:
+        if axis not in self.order:
             return True
-        step, place = divmod(self.issued[axis], len(order))
-        if order[place] != turn or not self._due or self.actors[actor].kind != RECEIVE:
-            return order[place] == turn
-        a_step = sum(self.per_step[k] for k in self._priority)
-        return self._computed >= step * a_step + self._due[place]
+        step, place = divmod(self.issued[axis], len(self.order[axis]))
+        if self._due and self.actors[actor].kind == RECEIVE:
+            before = step * sum(self.per_step[k] for k in self._priority) + self._due[place]
+            if self._computed < before:
+                return False
+        return self.order[axis][place] == turn
 
     def _queue(self, actor: int) -> None:
         if actor in self._priority:

@@ -11,10 +11,11 @@ both ends have posted it.  Where cores are fewer than what wants them, they are 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable
 
 from flowrun.engine.actors.deadlock import deadlock
-from flowrun.engine.actors.plan import COMMUNICATION, Actor, Plan, TransferWork
+from flowrun.engine.actors.plan import COMMUNICATION, Actor, Orders, Plan, TransferWork
 from flowrun.engine.ir.graph import COUNT
 from flowrun.engine.rehearsal.clock_state import ActTable, ClockState, Event
 from flowrun.engine.rehearsal.launches import Device
@@ -80,7 +81,7 @@ class Clock:
                     return
                 before = key
         if not all(rank.is_finished() for rank in state.ranks):
-            held = "\n".join(filter(None, map(Device.describe, state.devices)))
+            held = [actor for device in state.devices for actor, _ in device.launched]
             raise deadlock(self.plan, state.ranks, held)
 
     @property
@@ -92,31 +93,20 @@ class Clock:
         ends = [end for end, left in zip(state.step_ends, state.left, strict=True) if not left]
         return ends[2] - ends[1] if len(ends) == self.steps else ends[-1] - ends[-2]
 
-    def order(self) -> tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...]:
-        """(stage, queue) -> communication as it was issued, in the last step; acts of the step."""
-        computes = self.table.computes
-        orders = (
-            (group, tuple(each for each in acts if not computes[each[0]]))
-            for group, acts in self._last_step()
-        )
-        return tuple((group, acts) for group, acts in orders if acts)
-
-    def due(self) -> tuple[tuple[int, ...], ...]:
-        """See Plan."""
-        due: list[list[int]] = [[] for _ in self.state.ranks]
-        for (stage, _), acts in self._last_step():
-            computed = 0
-            for actor, _ in acts:
-                if self.table.computes[actor]:
-                    computed += 1
-                else:
-                    due[stage].append(computed)
-        return tuple(map(tuple, due)) if self.plan.one_order else ()
-
-    def _last_step(self) -> Iterator[tuple[tuple[int, int], list[tuple[int, int]]]]:
-        last, per_step = self.steps - 1, self.table.acts
-        for group, acts in sorted(self.state.issued.items()):
-            yield group, [(k, n % per_step[k]) for k, n in acts if n // per_step[k] == last]
+    def order(self) -> tuple[Orders, tuple[tuple[int, ...], ...]]:
+        """Return `order` and `due` of Plan, as the last step had them."""
+        last, per_step, computes = self.steps - 1, self.table.acts, self.table.computes
+        orders, due = [], [()] * len(self.state.ranks)
+        for group, issued in sorted(self.state.issued.items()):
+            acts = [(k, n % per_step[k]) for k, n in issued if n // per_step[k] == last]
+            computed = itertools.accumulate(computes[k] for k, _ in acts)
+            places = [
+                (act, n) for act, n in zip(acts, computed, strict=True) if not computes[act[0]]
+            ]
+            if places:
+                order, due[group[0]] = zip(*places, strict=True)
+                orders.append((group, order))
+        return tuple(orders), tuple(due) if self.plan.one_order else ()
 
     def _start(self, stages: Iterable[int]) -> None:
         state = self.state

@@ -1,9 +1,8 @@
 """launches: what a device starts of what its host has launched, and why no run stops.
 
 A GPU serves launches in order.  A receive or collective that it has started holds SMs until the
-other ranks have come to it (nccl issues 1025 and 689).  Streams come from a pool of 32, which is
-handed out again, and share 8 hardware queues; what stands behind such an act waits, too, whether or
-not it has to do with it.  So the order of launches decides whether a run ends.
+other ranks come (nccl issues 1025, 689).  Streams come from a pool of 32, again and again, and
+share 8 hardware queues; what is launched behind such an act waits, whether or not it needs it.
 
 The invariant: all communication of all ranks stands in one line.  Both ends of a message, and all
 members of a collective, are one place in it; no act needs what comes later; each rank launches its
@@ -11,16 +10,14 @@ part in that order.  The clock makes the line: it plays a step in which each ran
 may, and writes an act down when its last end has come (ClockState.record); what it needed had ended
 by then.  Steps stand one behind the other, for nothing needs what a later step makes.
 
-So no run stops, however fast or slow the ranks compute and however small the room.  Of all
-communication that has not ended take the first in the line.  All before it has ended, so on each of
-its ranks it is next, and nothing that was launched waits.  What it reads, and the slots that it
-fills, follow from compute that needs nothing later.  So all its ranks launch it, and it ends.
+So no run stops, at any speed of compute and in any room.  Of all communication that has not ended
+take the first in the line.  All before it has ended, so on each of its ranks it is next, and no
+launch waits.  What it reads, and the slots that it fills, follow from compute that needs nothing
+later.  So all its ranks launch it, and it ends.
 
-A receive reads nothing: it could be launched long before its message, and hold SMs meanwhile.  So a
-place of the line knows how many acts of compute had ended there (Plan.due): a receive is launched
-when as many have begun, for on the device it waits for those that were launched before it.
-
-`prove` plays a plan on devices with room for one kernel, the hardest there are.
+A receive reads nothing: launched long before its message it would hold SMs meanwhile.  So a place
+of the line knows how many acts of compute had ended there (Plan.due): a receive is launched when as
+many have begun, for on the device it waits for those that were launched before it.
 """
 
 from __future__ import annotations
@@ -28,7 +25,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from flowrun.engine.actors.deadlock import name_actor
 from flowrun.engine.actors.plan import Actor, Plan
 
 
@@ -56,17 +52,12 @@ class Device:
     """
 
     def __init__(
-        self, plan: Plan, stage: int, room: Room, communicator: Callable[[Plan, Actor], str]
+        self, plan: Plan, room: Room, communicator: Callable[[Plan, Actor], str], stage: int
     ) -> None:
-        actors = plan.stage_actors(stage)
-        names = list(dict.fromkeys(filter(None, (communicator(plan, a) for a in actors))))
-        self.plan = plan
+        names = {a.id: communicator(plan, a) for a in plan.stage_actors(stage)}
+        places = {name: k % room.streams for k, name in enumerate(dict.fromkeys(names.values()))}
         self.room = room
-        self.stream = {
-            a.id: names.index(name) % room.streams
-            for a in actors
-            if (name := communicator(plan, a))
-        }
+        self.stream = {actor: places[name] for actor, name in names.items()}
         self.launched: list[tuple[int, int]] = []  # actor and act
         self.started: set[int] = set()  # actors
 
@@ -79,7 +70,7 @@ class Device:
         queues: set[int] = set()  # with one before that has not started
         for actor, act in self.launched if self.has_room else ():
             stream = self.stream[actor]
-            queue = self._queue(stream)
+            queue = stream % self.room.queues
             if actor not in self.started:
                 if stream not in streams and queue not in queues:
                     self.started.add(actor)
@@ -96,24 +87,12 @@ class Device:
     def may_compute(self) -> bool:
         """True if an act of compute, whose stream has the first queue, would run at once."""
         stuck = (self.stream[k] for k, _ in self.launched if k not in self.started)
-        return self.has_room and 0 not in map(self._queue, stuck)
+        return self.has_room and all(stream % self.room.queues for stream in stuck)
 
     def end(self, actor: int) -> None:
         self.launched = [each for each in self.launched if each[0] != actor]
         self.started.remove(actor)
 
-    def describe(self) -> str:
-        """Say what has started and waits, and what is launched behind it."""
-        behind = [self._name(k) for k, _ in self.launched if k not in self.started]
-        started = ", ".join(map(self._name, sorted(self.started)))
-        return f"{started} waits on its device, before {', '.join(behind)}" if behind else ""
-
-    def _name(self, actor: int) -> str:
-        return name_actor(self.plan, actor)
-
     def moment(self, since: Sequence[int]) -> tuple[object, ...]:
         """Return all that decides what follows, with acts counted from `since`, by actor."""
         return tuple((k, act - since[k], k in self.started) for k, act in self.launched)
-
-    def _queue(self, stream: int) -> int:
-        return (1 + stream) % self.room.queues

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from flowrun.engine.actors.communicators import communicator_of
-from flowrun.engine.actors.plan import Actor, Plan
+from flowrun.engine.actors.plan import Actor, Orders, Plan
 from flowrun.engine.rehearsal.clock import Clock
 from flowrun.engine.rehearsal.clock_state import Event
 from flowrun.engine.rehearsal.launches import ONE_KERNEL, Device, Room
@@ -46,18 +47,15 @@ class Rehearsal:
     bound_bytes: tuple[int, ...]
     sent_bytes: float
     first_step: tuple[Event, ...]
-    order: tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...]
+    order: Orders
     due: tuple[tuple[int, ...], ...] = ()
     act_bytes: Mapping[int, int] = field(default_factory=dict)
 
 
 def prove(plan: Plan, room: Room = ONE_KERNEL) -> None:
     """Raise PlanError if a plan in one order would stop on devices with so much room."""
-
-    def device(stage: int) -> Device:
-        return Device(plan, stage, room, communicator_of)
-
     if plan.one_order:
+        device = partial(Device, plan, room, communicator_of)
         Clock(plan, lambda _: 1.0, steps=2, skip_repeats=True, device=device).run()
 
 
@@ -77,7 +75,8 @@ def rehearse(
         # the turns of a cold step would hold up all others
         shown = Clock(plan, cost, steps=2, skip_repeats=skip_repeats)
         shown.run()
-    ordered = replace(plan, order=shown.order(), due=shown.due())
+    order, due = shown.order()
+    ordered = replace(plan, order=order, due=due)
     warm = Clock(ordered, cost, steps=STEPS, skip_repeats=skip_repeats, count_memory=True)
     warm.run()
     busy = [0.0] * len(plan.placements)
@@ -96,6 +95,6 @@ def rehearse(
         act_bytes=ChainMap(*(memory.of_act for memory in warm.state.memory)),
         sent_bytes=sent,
         first_step=first,
-        order=ordered.order,
-        due=ordered.due,
+        order=order,
+        due=due,
     )

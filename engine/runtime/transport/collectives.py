@@ -95,7 +95,8 @@ class TorchPending(Pending):
         super().__init__(finish, sent_bytes)
         self._work = work
         self._holds = holds
-        self._channel = channel
+        on_cuda = channel and holds[0].is_cuda  # one thread waits for all of a group
+        self._channel = (channel[0], -1, 0, True) if channel and on_cuda else channel
         self._watched: threading.Event | None = None
         self._error: RuntimeError | None = None
 
@@ -176,18 +177,12 @@ class TorchTransport:
             for name, ranks in call:
                 if self._rank in ranks:
                     connect(group, self._device)
-                    self._keep(group, ranks, ways.get(name, ()))
-
-    def _keep(self, group: Group, ranks: Ranks, ways: Collection[Ranks]) -> None:
-        if ways:
-            self._ways.update((way, group) for way in ways if self._rank in way)
-        else:
-            self._groups[ranks] = group
+                    self._groups[ranks] = group
+                    mine = (way for way in ways.get(name, ()) if self._rank in way)
+                    self._ways.update(dict.fromkeys(mine, group))
 
     def _new_groups(self, groups: Sequence[Ranks]) -> Group:
-        """Make groups that have no rank in common, and return this rank's.  NCCL makes them in one
-        call.
-        """
+        """Make groups that have no rank in common, by NCCL in one call; return this rank's."""
         if self._device.type == "cuda":
             return dist.split_group(split_ranks=[sorted(ranks) for ranks in groups])
         made = {ranks: dist.new_group(sorted(ranks)) for ranks in groups}
@@ -203,7 +198,7 @@ class TorchTransport:
         sent_bytes = sent_elements(step, layouts, collective.index) * bucket[0].element_size()
         begin = _BEGIN.get(step.kind, _begin_all_to_all)
         work, finish, holds = begin(collective, bucket, group)
-        channel = _channel(bucket[0], group, -1, 0, True) if bucket[0].is_cuda else None
+        channel = (group, -1, 0, True) if bucket[0].is_cuda else None
         return TorchPending(work, finish, holds, channel, sent_bytes)
 
     def send(self, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
@@ -220,9 +215,7 @@ class TorchTransport:
         put_tensors(message, tensors)
         with _others():
             work = dist.isend(message, dst=target_rank, group=group, tag=tag)
-        return TorchPending(
-            work, list, (message,), _channel(message, group, target_rank, tag, True), size
-        )
+        return TorchPending(work, list, (message,), (group, target_rank, tag, True), size)
 
     def receive(
         self, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype], source_rank: int, tag: int
@@ -238,18 +231,11 @@ class TorchTransport:
             return Pending(finish)
         with _others():
             work = dist.irecv(message, src=source_rank, group=group, tag=tag)
-        return TorchPending(
-            work, finish, (message,), _channel(message, group, source_rank, tag, False)
-        )
+        return TorchPending(work, finish, (message,), (group, source_rank, tag, False))
 
     def close(self) -> None:
         """End the threads of the channels."""
         close_channels()
-
-
-def _channel(message: Tensor, group: Group, other: int, tag: int, sends: bool) -> Channel:
-    """Return of what a thread waits in order: of all that NCCL does in a group."""
-    return (group, -1, 0, True) if message.is_cuda else (group, other, tag, sends)
 
 
 def connect(group: Group, device: torch.device) -> None:

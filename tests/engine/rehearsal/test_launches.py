@@ -88,9 +88,7 @@ def by_channel(plan: Plan, actor: Actor) -> str:
 
 
 def play(plan: Plan, room: Room, communicator: Callable[[Plan, Actor], str]) -> None:
-    def device(stage: int) -> Device:
-        return Device(plan, stage, room, communicator)
-
+    device = partial(Device, plan, room, communicator)
     Clock(plan, lambda _: 1.0, steps=2, skip_repeats=True, device=device).run()
 
 
@@ -105,7 +103,7 @@ LIMITS = {
 def test_ten_chunks_stop_where_each_channel_has_a_communicator(room: Room) -> None:
     plan = unit_plan(2, 4, "1f1b", chunks=10)
     play(plan, Room(WIDE, WIDE, WIDE), by_channel)
-    with pytest.raises(PlanError, match="the run would stop, for launches are served in order"):
+    with pytest.raises(PlanError, match="the run would stop: launches are served in order"):
         play(plan, room, by_channel)
     play(in_one_order(plan), room, communicator_of)
 
