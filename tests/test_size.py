@@ -27,18 +27,18 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_124,
-    "engine/actors": 1_467,
+    "engine": 1_138,
+    "engine/actors": 1_585,
     "engine/boxing": 518,
     "engine/capture": 4_329,
     "engine/cost": 1_126,
-    "engine/hardware": 565,
+    "engine/hardware": 568,
     "engine/ir": 1_696,
-    "engine/lowering": 1_283,
+    "engine/lowering": 1_285,
     "engine/ops": 5_147,
-    "engine/passes": 6_944,
-    "engine/rehearsal": 811,
-    "engine/runtime": 7_918,
+    "engine/passes": 6_960,
+    "engine/rehearsal": 966,
+    "engine/runtime": 7_929,
     "engine/trace": 495,
     "engine/verify": 793,
     "launcher": 359,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 6_763,
     "tests/testing": 111,
 }
-SUMS = {"source": 65_958, "tests": 48_446, "docs": 50_000}
+SUMS = {"source": 66_277, "tests": 48_446, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

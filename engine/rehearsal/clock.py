@@ -81,8 +81,7 @@ class Clock:
                     return
                 before = key
         if not all(rank.is_finished() for rank in state.ranks):
-            held = [actor for device in state.devices for actor, _ in device.launched]
-            raise deadlock(self.plan, state.ranks, held)
+            raise deadlock(self.plan, state.ranks, state.held)
 
     @property
     def step_s(self) -> float:

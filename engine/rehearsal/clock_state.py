@@ -167,6 +167,10 @@ class ClockState:
         return len(self.plan.placements) if self.plan.chunks > 1 else 1
 
     @property
+    def held(self) -> list[int]:
+        return [actor for device in self.devices for actor, _ in device.launched]
+
+    @property
     def often(self) -> list[int]:
         return [k for k, n in enumerate(self.table.acts) if n > 1]
 
