@@ -15,7 +15,7 @@ take the first in the line.  All before it has ended, so on each of its ranks it
 launch waits.  What it reads, and the slots that it fills, follow from compute that needs nothing
 later.  So all its ranks launch it, and it ends.
 
-A receive reads nothing: launched long before its message it would hold SMs meanwhile.  So a place
+A receive reads nothing: launched long before its message it would hold SMs until then.  So a place
 of the line knows how many acts of compute had ended there (Plan.due): a receive is launched when as
 many have begun, for on the device it waits for those that were launched before it.
 """
@@ -34,7 +34,7 @@ class Room:
 
     streams: of the pool from which each communicator has one.  queues: of the hardware, which all
     streams share.  kernels: of communication that may run at a time: no other, and no compute,
-    fits beside as many.
+    fits then.
     """
 
     streams: int = 32
