@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from flowrun.engine.actors.plan import SEND, Actor, BoxWork, Plan, TransferWork
 
-Ranks = tuple[int, ...]
+Members = tuple[int, ...]
 
 
 def communicator_of(plan: Plan, actor: Actor) -> str:
@@ -29,16 +29,16 @@ def communicators_of(plan: Plan, stage: int) -> tuple[str, ...]:
     return tuple(sorted({communicator_of(plan, a) for a in plan.stage_actors(stage)} - {""}))
 
 
-def groups_of(plan: Plan) -> dict[str, tuple[Ranks, ...]]:
+def groups_of(plan: Plan) -> dict[str, tuple[Members, ...]]:
     """Return the groups of each communicator: each rank is in one of them at most."""
     ways = {name: _join(each) for name, each in ways_of(plan).items()}
     groups = {**rows_of(plan), **ways}
     return {name: tuple(sorted(each)) for name, each in sorted(groups.items())}
 
 
-def ways_of(plan: Plan) -> dict[str, set[Ranks]]:
+def ways_of(plan: Plan) -> dict[str, set[Members]]:
     """Return the (source, target) of all messages of each direction."""
-    ways: dict[str, set[Ranks]] = {}
+    ways: dict[str, set[Members]] = {}
     for actor in plan.actors:
         if isinstance(actor.work, TransferWork) and actor.kind == SEND:
             ends = {(s.source, s.target) for sends in plan.routes(actor.work) for s in sends}
@@ -46,18 +46,18 @@ def ways_of(plan: Plan) -> dict[str, set[Ranks]]:
     return ways
 
 
-def rows_of(plan: Plan) -> dict[str, set[Ranks]]:
+def rows_of(plan: Plan) -> dict[str, set[Members]]:
     """Return the groups of the axes that have collectives."""
-    rows: dict[str, set[Ranks]] = {}
+    rows: dict[str, set[Members]] = {}
     works = ((actor.stage, actor.work) for actor in plan.actors)
     for stage, axis in {(stage, w.step.axis) for stage, w in works if isinstance(w, BoxWork)}:
         rows.setdefault(plan.axes[axis], set()).update(plan.placements[stage].groups(axis))
     return rows
 
 
-def _join(pairs: Iterable[Ranks]) -> set[Ranks]:
+def _join(pairs: Iterable[Members]) -> set[Members]:
     """Join pairs that have a rank in common."""
-    joined: set[Ranks] = set()
+    joined: set[Members] = set()
     for pair in sorted(pairs):
         touched = {group for group in joined if not set(pair).isdisjoint(group)}
         joined -= touched
@@ -65,9 +65,9 @@ def _join(pairs: Iterable[Ranks]) -> set[Ranks]:
     return joined
 
 
-def disjoint_calls(groups: Iterable[tuple[str, Ranks]]) -> list[list[tuple[str, Ranks]]]:
+def disjoint_calls(groups: Iterable[tuple[str, Members]]) -> list[list[tuple[str, Members]]]:
     """Pack named groups into calls; those of a call have no rank in common."""
-    calls: list[tuple[set[int], list[tuple[str, Ranks]]]] = []
+    calls: list[tuple[set[int], list[tuple[str, Members]]]] = []
     for name, ranks in groups:
         free = (call for call in calls if call[0].isdisjoint(ranks))
         if (call := next(free, None)) is None:
