@@ -38,7 +38,7 @@ BUDGETS = {
     "engine/ops": 5_147,
     "engine/passes": 6_960,
     "engine/rehearsal": 966,
-    "engine/runtime": 7_929,
+    "engine/runtime": 7_941,
     "engine/trace": 495,
     "engine/verify": 793,
     "launcher": 359,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 6_763,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_277, "tests": 48_446, "docs": 50_000}
+SUMS = {"source": 66_289, "tests": 48_446, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

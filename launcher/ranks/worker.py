@@ -28,7 +28,7 @@ from flowrun.engine.runtime.drivers.pulse import Phase, Pulses
 from flowrun.engine.runtime.drivers.recorder import RecordedRank
 from flowrun.engine.runtime.process import heap
 from flowrun.engine.runtime.process.core import pin_near, pin_to_core
-from flowrun.engine.runtime.process.environment import set_variables
+from flowrun.engine.runtime.process.environment import unset_variables
 from flowrun.engine.runtime.process.lifetime import end_with
 from flowrun.engine.runtime.process.outputs import ProcessOutputs
 from flowrun.engine.runtime.process.stacks import Stacks
@@ -138,7 +138,7 @@ class RankProcess:
         about = f"rank {self.rank} of {plan.num_ranks}, {process}, from step {start}"
         self._worker.outputs.write_log(f"{_read_clock()} {about}\n")
         several = job.device_type == "cuda" and plan.num_ranks > 1
-        set_variables(several, self._worker.interface)
+        os.environ |= unset_variables(os.environ, several, self._worker.interface)
         torch.set_num_threads(launch.threads)
         sources = self._sources()
         pin_to_core(self.local, int(os.environ["LOCAL_WORLD_SIZE"]))

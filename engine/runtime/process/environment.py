@@ -4,7 +4,7 @@ the others.  A user's own value wins, whichever of a row's names it has.
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -76,13 +76,18 @@ VARIABLES = (
 )
 
 
-def set_variables(several_on_cuda: bool, interface: str) -> None:
-    """Set what the user has not set.
+def unset_variables(
+    environment: Mapping[str, str], several_on_cuda: bool, interface: str
+) -> dict[str, str]:
+    """Return what the user has not set.
 
     several_on_cuda: there are several ranks, on CUDA.  interface: of the network between the hosts;
     "" if it has no name.
     """
-    for names, value, _, _, several in VARIABLES:
-        lacks = several > several_on_cuda or ("{interface}" in value and not interface)
-        if not lacks and not any(name in os.environ for name in names):
-            os.environ[names[0]] = value.format(interface=interface)
+    return {
+        row.names[0]: row.value.format(interface=interface)
+        for row in VARIABLES
+        if (several_on_cuda or not row.several)
+        and (interface or "{interface}" not in row.value)
+        and environment.keys().isdisjoint(row.names)
+    }

@@ -30,13 +30,20 @@ def act_dry(
     fields: of the batch, as kernels check them; all else are zeros, variables too.
     """
 
+    made: dict[str, torch.Tensor] = {}  # as kernels of this device make it, without memory
+
     def zeros(name: str) -> torch.Tensor:
-        shape = local_shape(plan, rank, name)
-        return torch.zeros(shape, dtype=plan.tensors[name].dtype, device=device)
+        if name not in made:
+            shape, dtype = local_shape(plan, rank, name), plan.tensors[name].dtype
+            return torch.zeros(shape, dtype=dtype, device=device)
+        like = made[name]
+        empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+        return empty.zero_()
 
     for actor, work in regions_of(plan, rank):
         sums = sums_of(plan, work)
         for begins in (True, False) if sums else (True,):
             values = [fields[name] if name in fields else zeros(name) for name in work.reads]
             before = [None if begins else zeros(name) for name in sums]
-            kernels[actor]([*values, *before])  # type: ignore[list-item]
+            results = kernels[actor]([*values, *before])  # type: ignore[list-item]
+            made |= {k: x.to("meta") for k, x in zip(work.makes, results, strict=False)}

@@ -70,21 +70,25 @@ def a_rank(training: Training, compiler: str = "eager") -> Iterator[DistributedR
 
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])
 @pytest.mark.parametrize(
-    "training",
-    [TINY_MLP, TINY_GPT, TINY_CONVNET, NUMBERS],
-    ids=["mlp", "gpt", "convnet", "numbers"],
+    ("training", "plain"),
+    [
+        (TINY_MLP, TINY_MLP),
+        (TINY_GPT, TINY_GPT),
+        (TINY_CONVNET, TINY_CONVNET),
+        (NUMBERS, NUMBERS),
+        (NARROW, TINY_GPT),
+        (GPT_PACKED, GPT_PACKED),
+        (NARROW_PACKED, GPT_PACKED),
+    ],
+    ids=["mlp", "gpt", "convnet", "numbers", "bf16", "packed", "bf16 packed"],
 )
-def test_a_rank_trains_as_a_plain_loop_on_the_cpu(training: Training, compiler: str) -> None:
+def test_a_rank_trains_as_a_plain_loop_on_the_cpu(
+    training: Training, plain: Training, compiler: str
+) -> None:
     with a_rank(training, compiler) as rank:
         losses = [result["loss"] for result in rank.run(6)]
-    assert loss_difference(losses, plain_loop(training, steps=6)) < 1e-4
-
-
-@pytest.mark.parametrize("compiler", ["eager", "inductor"])
-def test_bf16_goes_the_same_way(compiler: str) -> None:
-    with a_rank(NARROW, compiler) as rank:
-        losses = [result["loss"] for result in rank.run(6)]
-    assert loss_difference(losses, plain_loop(TINY_GPT, steps=6)) < 2e-2
+    within = 1e-4 if training is plain else 2e-2
+    assert loss_difference(losses, plain_loop(plain, steps=6)) < within
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
@@ -116,6 +120,10 @@ def test_a_trace_tells_the_time_of_the_device() -> None:
     assert all(one[1] <= other[0] + 1000 for one, other in pairwise(computed))
 
 
+def _near(dtype: torch.dtype) -> dict[str, float]:
+    return {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 4e-2}
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("width", [64, 20])
@@ -138,10 +146,8 @@ def test_attention_is_the_cpus(dtype: torch.dtype, width: int, masked: bool, cau
         found.append(
             (out, lse, *grads, *backward(g, q, k, v, out.contiguous(), lse, 0.0, causal, **how))
         )
-    wide = dtype == torch.float32
-    near = {"rtol": 1e-4, "atol": 1e-4} if wide else {"rtol": 2e-2, "atol": 4e-2}
     for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(other.cpu(), one, **near)
+        torch.testing.assert_close(other.cpu(), one, **_near(dtype))
 
 
 @pytest.mark.parametrize("width", [64, 20])
@@ -162,21 +168,9 @@ def test_attention_within_documents_is_the_cpus(dtype: torch.dtype, width: int) 
         g, q, k, v, d = (x.to(device) for x in (grad, query, key, value, documents))
         made = forward(q, k, v, d, scale)
         found.append((*made, *backward(g, q, k, v, *made, d, scale)))
-    wide = dtype == torch.float32
-    near = {"rtol": 1e-4, "atol": 1e-4} if wide else {"rtol": 2e-2, "atol": 4e-2}
     for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(other.cpu(), one, **near)
+        torch.testing.assert_close(other.cpu(), one, **_near(dtype))
         assert one.stride() == other.stride()
-
-
-@pytest.mark.parametrize("training", [GPT_PACKED, NARROW_PACKED], ids=["fp32", "bf16"])
-def test_packed_documents_train_as_on_the_cpu(training: Training) -> None:
-    steps = 9
-    with a_rank(training) as rank:
-        losses = [result["loss"] for result in rank.run(steps)]
-    expected = plain_loop(GPT_PACKED, steps=steps)
-    tolerance = 1e-4 if training is GPT_PACKED else 2e-2
-    assert loss_difference(losses, expected) < tolerance
 
 
 def test_flash_attention_is_what_narrow_heads_take() -> None:

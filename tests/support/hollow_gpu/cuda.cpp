@@ -2,10 +2,11 @@
 // was put into them in order, events mark their progress, memory of the device is memory of the
 // process.  Kernels do nothing: ops.py puts what an op computes after them (hollow_put_call).
 //
-// New memory is all ones, which are NaN.  HOLLOW_GPUS: their number; HOLLOW_DELAY_US: each task of a
-// stream begins up to this much later.  HOLLOW_MIB: memory of each, which communicators take, too.
-// HOLLOW_LAZY: what is launched first is loaded first, and for that the device must be idle; of the
-// runtime's kernels not with CUDA_MODULE_LOADING=EAGER.  Nothing can be recorded as a graph.
+// New memory, of the first GiB, is all ones, which are NaN.  HOLLOW_GPUS: their number;
+// HOLLOW_DELAY_US: each task of a stream begins up to this much later.  HOLLOW_MIB: memory of each,
+// which communicators take, too.  HOLLOW_LAZY: what is launched first is loaded first, and for that
+// the device must be idle; of the runtime's kernels not with CUDA_MODULE_LOADING=EAGER.  Nothing
+// can be recorded as a graph.
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -188,8 +189,9 @@ bool hollow_take(long size) {
 }
 // Of the device's memory: it is at this place from now on, or no more.
 void hollow_map(uintptr_t begin, size_t size) {
-  if (size < 1ul << 28) std::memset((void*)begin, 0xff, size);  // else for the pages' sake
+  static size_t written = 0;
   Lock lock(all);
+  if ((written += size) < 1ul << 30) std::memset((void*)begin, 0xff, size);  // pages take memory
   memory[begin] = {size, ON_DEVICE};
 }
 size_t hollow_unmap(uintptr_t begin) {

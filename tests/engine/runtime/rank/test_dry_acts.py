@@ -1,11 +1,10 @@
 from collections import Counter
-from collections.abc import Sequence
 from functools import partial
 
 import torch
 
+from flowrun.engine.actors.plan import RegionWork
 from flowrun.engine.actors.sums import sums_of
-from flowrun.engine.runtime.kernels.kernels import eager_kernels
 from flowrun.engine.runtime.kernels.region_program import regions_of
 from flowrun.engine.runtime.rank.dry_acts import act_dry
 from flowrun.engine.runtime.rank.readers import Readers
@@ -15,17 +14,18 @@ from support.nets.packed import GPT_PACKED
 CPU = torch.device("cpu")
 
 
-def test_each_region_acts_with_and_without_sums_of_earlier_micro_batches() -> None:
-    plan, acts = compiled(GPT_PACKED, Layout(tensor=2, stages=2)).plan, Counter[int]()
-    kernels = eager_kernels(plan, 3, CPU)
-
-    def act(actor: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        acts[actor] += 1
-        return kernels[actor](values)
-
+def test_each_region_acts_with_and_without_sums_on_what_earlier_ones_made() -> None:
+    plan, acts, made = compiled(GPT_PACKED, Layout(tensor=2, stages=2)).plan, Counter[int](), set()
     fields = Readers(plan=plan, rank=3, batches=GPT_PACKED.rows, device=CPU).read_first()
-    assert fields
-    counted = {actor: partial(act, actor) for actor in kernels}
-    act_dry(plan, 3, counted, fields, CPU)  # type: ignore[arg-type]
-    assert acts == {k: 1 + bool(sums_of(plan, work)) for k, work in regions_of(plan, 3)}
-    assert set(acts.values()) == {1, 2}
+
+    def act(actor: int, work: RegionWork, values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        acts[actor] += 1
+        for name, value in zip(work.reads, values, strict=False):
+            assert (value.dtype == torch.float64) is (name in made)
+            assert name not in fields or value is fields[name]
+        made.update(work.makes)
+        return tuple(torch.ones(2, dtype=torch.float64) for _ in work.makes)
+
+    regions = dict(regions_of(plan, 3))
+    act_dry(plan, 3, {k: partial(act, k, work) for k, work in regions.items()}, fields, CPU)
+    assert fields and acts == {k: 1 + bool(sums_of(plan, work)) for k, work in regions.items()}
