@@ -53,7 +53,7 @@ class Training:
 GPT = "recipe=gpt_hybrid train.steps=3 train.batch_size=8 train.micro_batches=4"
 DEEP = f"{GPT} model.depth=20"
 ONE = "placement.axes.tensor=1 placement.stages=1"
-LONG = "recipe=mlp_hybrid train.steps=3000"
+LONG = "recipe=mlp_hybrid train.steps=600"
 TRAININGS = (
     Training("stages 2", GPT, "placement.stages=2"),
     Training("stages 2, chunks 10", DEEP, "placement.stages=2 placement.chunks=10"),
