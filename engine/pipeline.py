@@ -66,6 +66,7 @@ TRAINING: Passes = {
         find_rows,  # rows of what a user's own optimizer does
         count_step,  # what losses are divided by, over the micro-batches of the step
         split_weight_grads,  # weight gradients may run late
+        pad_classes,  # products around a cross entropy see aligned rows
     ),
     LAID_OUT: (assign_sbp,),  # a signature for each op of forward and backward
     SIGNED: (
@@ -74,7 +75,6 @@ TRAINING: Passes = {
         infer_update,  # a signature for each op of the update
         count_targets,  # targets of a split batch are counted early, where they are read
         hoist_weights,  # what is made of weights alone, once a step; casts before or after boxings
-        pad_classes,  # products around a cross entropy see aligned rows
     ),
     BOXED: (insert_boxing,),  # communication where layouts meet
 }

@@ -87,6 +87,14 @@ def onednn_linear() -> OpOverload:
     return op
 
 
+def scaled_mm() -> OpOverload:
+    """Return the product of 8 bits: (a (m, k), b (k, n), scales (m, 1) and (1, n), or (1, 1) each,
+    out_dtype=).
+    """
+    op: OpOverload = torch.ops.aten._scaled_mm.default
+    return op
+
+
 # ---- storages ------------------------------------------------------------------------------------
 
 
@@ -301,6 +309,7 @@ def build_graph(
     module: the graph.  examples: fake inputs.  mode: theirs, with a ShapeEnv.
     """
     with _quiet_imports():
+        from torch._functorch.compile_utils import fx_graph_cse
         from torch._guards import TracingContext, tracing
         from torch._inductor.compile_fx import compile_fx_inner
         from torch._inductor.fx_passes.joint_graph import joint_graph_passes
@@ -310,6 +319,7 @@ def build_graph(
         tracing(TracingContext(mode)),  # the cache on disk asks for it
         TracingContext.report_output_strides() as reported,
     ):
+        module.graph = fx_graph_cse(module.graph)
         built: Any = compile_fx_inner(joint_graph_passes(module), examples, is_inference=True)
     strides = tuple(tuple(stride) for stride in reported or () if stride is not None)
     return built.current_callable, strides

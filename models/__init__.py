@@ -4,7 +4,7 @@ gpt.py gpt_chain.py llama.py moe.py bert.py   language models; gpt.py is the sim
 causal_attention.py   causal attention, of packed documents too
 resnet.py convnet.py insightface.py mlp.py wide_deep.py   images, faces, click rates
 losses.py metrics.py   functions of (output, batch) -> the mean over the batch
-lora.py          adapters for the linears of any model
+lora.py fp8.py   adapters for the linears of any model; linears of 8 bits
 optimizers.py    functions of tensors: (param, grad, states, …) -> (new param, new states)
 sampling.py      the permutation that decides which samples a step reads
 """

@@ -27,7 +27,7 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_138,
+    "engine": 1_148,
     "engine/actors": 1_585,
     "engine/boxing": 518,
     "engine/capture": 4_329,
@@ -35,8 +35,8 @@ BUDGETS = {
     "engine/hardware": 568,
     "engine/ir": 1_696,
     "engine/lowering": 1_285,
-    "engine/ops": 5_147,
-    "engine/passes": 6_960,
+    "engine/ops": 5_198,
+    "engine/passes": 6_872,
     "engine/rehearsal": 966,
     "engine/runtime": 7_941,
     "engine/trace": 495,
@@ -46,21 +46,21 @@ BUDGETS = {
     "launcher/command_line": 1_121,
     "launcher/commands": 3_052,
     "launcher/data": 3_281,
-    "launcher/job": 1_804,
+    "launcher/job": 1_805,
     "launcher/listeners": 674,
-    "launcher/model": 2_619,
+    "launcher/model": 2_640,
     "launcher/place": 2_084,
-    "launcher/recipe": 3_059,
+    "launcher/recipe": 3_076,
     "launcher/ranks": 1_921,
     "launcher/report": 2_407,
     "launcher/store": 674,
     "launcher/supervise": 4_402,
     "launcher/terminal": 229,
     "launcher/text": 379,
-    "models": 1_492,
+    "models": 1_557,
     "testing": 115,
     "tests": 1_058,
-    "tests/behaviour": 8_300,
+    "tests/behaviour": 8_306,
     "tests/chaos": 970,
     "tests/engine": 14_117,
     "tests/gpu": 274,
@@ -68,10 +68,10 @@ BUDGETS = {
     "tests/hangs": 365,
     "tests/launcher": 14_780,
     "tests/models": 702,
-    "tests/support": 6_763,
+    "tests/support": 6_772,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_289, "tests": 48_446, "docs": 50_000}
+SUMS = {"source": 66_366, "tests": 48_461, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

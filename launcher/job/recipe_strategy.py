@@ -30,6 +30,7 @@ AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 def strategy_of(recipe: Recipe) -> Strategy:
     auto, hardware, pads = recipe.auto, rank_hardware(recipe), recipe.engine.pad_classes
+    built_on_gpu = hardware.device != CPU and recipe.engine.compiler == INDUCTOR
     return Strategy(
         axes=recipe.axes,
         placements=recipe.placements,
@@ -51,7 +52,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         mirrored=recipe.view == MIRRORED,
         counts_step=recipe.train.loss_mean == STEP,
         in_flight=recipe.in_flight,
-        pads_classes=pads == ALWAYS or (pads == AUTO and hardware.device != CPU),
+        pads_classes=pads == ALWAYS or (pads == AUTO and built_on_gpu),
         register_slots=recipe.engine.register_slots,
         blocking=tuple(axis for axis in recipe.axes if axis in recipe.engine.blocking),
         overwrites=recipe.engine.compiler == EAGER and recipe.engine.overwrites,

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 
 from flowrun.engine.capture.joint_graph import LOSS
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.ir.module_path import within
 from flowrun.launcher.model.adapters import add_adapters
 from flowrun.launcher.model.dataset_checks import check_items, check_kind
 from flowrun.launcher.model.deferred import LEAST_BYTES, Unrecordable, defer
@@ -27,9 +28,10 @@ from flowrun.launcher.model.pretrained import weights_of
 from flowrun.launcher.model.targets import make_function, make_object
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
-from flowrun.launcher.recipe.schema import FP32, KEEP_DTYPE
+from flowrun.launcher.recipe.schema import FP32, KEEP_DTYPE, ROWWISE, Fp8
 from flowrun.launcher.terminal import doing
 from flowrun.launcher.terminal.units import size
+from flowrun.models.fp8 import Fp8Linear
 
 _NARROW = (torch.bfloat16, torch.float16)  # where an update rounded to nearest is often lost
 LossFunction = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (output, batch) -> scalar mean
@@ -116,10 +118,29 @@ def _make_model(recipe: Recipe, notes: list[str]) -> nn.Module:
         )
     narrow = _widen_trained(model, recipe)  # before adapters freeze what they are added to
     add_adapters(model, recipe.adapters)
+    narrow_products(model, recipe.precision.fp8)
     _freeze(model, "", recipe.optim.groups)
     narrow |= _widen_trained(model, recipe)  # what a group trains again
     notes[:] = _note_narrow(narrow.values(), recipe.precision.param_dtype)
     return model
+
+
+def narrow_products(model: nn.Module, asked: Fp8) -> None:
+    """Let the linear layers that are named multiply 8 bits.  Raises RecipeError for a pattern that
+    names none.
+    """
+    linears = [(name, m) for name, m in model.named_modules() if type(m) is nn.Linear]
+    for pattern in asked.modules:
+        named = [linear for name, linear in linears if fnmatch.filter(within(name), pattern)]
+        if not named:
+            raise RecipeError(
+                "precision.fp8.modules",
+                f"{pattern!r} matches no nn.Linear, and no module with one inside.",
+                "Linear layers: " + ", ".join(name for name, _ in linears),
+            )
+        for linear in named:
+            linear.__class__ = Fp8Linear
+            linear.rowwise = asked.recipe == ROWWISE
 
 
 def _widen_trained(module: nn.Module, recipe: Recipe) -> dict[int, nn.Parameter]:

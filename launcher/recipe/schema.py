@@ -28,6 +28,7 @@ SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
 FP32, BF16, KEEP_DTYPE = "fp32", "bf16", "model"
 NARROW = "narrow"
 EAGER, INDUCTOR, HANDWRITTEN = "eager", "inductor", "handwritten"
+ROWWISE, TENSORWISE = "rowwise", "tensorwise"
 FUSED, PRODUCTS = "fused", "products"
 KEEPABLE = (
     "placement.axes",
@@ -58,6 +59,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "precision.param_dtype": (FP32, BF16, KEEP_DTYPE),
     "precision.state_dtype": (FP32, BF16),
     "precision.attention": (AUTO, FP32, NARROW),
+    "precision.fp8.recipe": (ROWWISE, TENSORWISE),
     "hardware.device": ("cpu", "cuda"),
     "launch.name": ("local", "virtual", "slurm"),
     "launch.device": ("auto", "cpu", "cuda"),
@@ -186,6 +188,19 @@ class PlacementSchema:
 
 
 @dataclass(frozen=True)
+class Fp8:
+    """Products of 8 bits in linear layers, forward and backward (docs/how_to/precision.md).
+
+    modules: patterns over module names; a pattern covers all nn.Linear inside a module.
+    recipe: rowwise: each row of an operand has a scale, and all are e4m3; tensorwise: each operand
+        has one, and gradients are e5m2.
+    """
+
+    modules: tuple[str, ...] = ()
+    recipe: str = ROWWISE
+
+
+@dataclass(frozen=True)
 class Precision:
     """The dtypes that the model computes in, and that weights and optimizer states are kept in.
 
@@ -207,6 +222,7 @@ class Precision:
         is products): fp32: its products are, as on torch's CPU; narrow: in the dtype of its inputs,
         as kernels of GPUs do; auto: by the device of the hardware profile.
     keep_fp32: patterns over names of parameters that neither of the two holds for.
+    fp8: linear layers whose products are of 8 bits.
     """
 
     dtype: str = "fp32"
@@ -218,6 +234,7 @@ class Precision:
     state_dtype: str = FP32
     attention: str = AUTO
     keep_fp32: tuple[str, ...] = ()
+    fp8: Fp8 = field(default_factory=Fp8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -396,8 +413,8 @@ class Engine:
     keeps_logits: cross entropy keeps logits and one number a row for backward; false: it keeps
         log-probabilities, as torch does.
     pad_classes: products around a cross entropy see a multiple of 64 classes, so that rows of
-        logits are aligned: always, never, or auto (on GPUs), where it adds at most a sixteenth;
-        losses and weights are as without.
+        logits are aligned: always, never, or auto: built code on GPUs; where it adds at most a
+        sixteenth.
     attention: fused: one op wherever it has no dropout; products: two products and a softmax, as
         software before fused kernels (attention within packed documents stays one op).
     blocking: axes whose collectives take turns with compute, as on one stream; this shows what

@@ -134,6 +134,14 @@ def test_onednn_multiplies_with_the_rows_of_a_weight() -> None:
     torch.testing.assert_close(made, F.linear(x, weight, bias))
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(3, 5), (1, 1)])
+def test_a_product_of_8_bits_scales_rows_or_all(rows: int, columns: int) -> None:
+    a, b = torch.randn(3, 16).to(torch.float8_e5m2), torch.randn(5, 16).to(torch.float8_e4m3fn)
+    scales = torch.rand(rows, 1), torch.rand(1, columns)
+    made = internals.scaled_mm()(a, b.t(), *scales, out_dtype=torch.float32)
+    torch.testing.assert_close(made, a.float() @ b.float().t() * scales[0] * scales[1])
+
+
 # ---- attention -----------------------------------------------------------------------------------
 
 

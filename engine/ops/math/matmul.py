@@ -11,11 +11,27 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
+import torch.nn.functional as F
+
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.op_info import OpCost, OpInfo, ProductKind, Trait
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.ir.sbp import P, S
-from flowrun.engine.ir.signature import Labels, OpRows, OpView, Rule, labelled_rows
+from flowrun.engine.ir.sbp import B, P, S
+from flowrun.engine.ir.signature import (
+    Labels,
+    LocalCall,
+    LocalView,
+    OpRows,
+    OpView,
+    Rule,
+    Signature,
+    labelled_rows,
+)
+from flowrun.engine.torch_internals import scaled_mm
+
+Tensor = torch.Tensor
+ALIGNED, CLASSES, MULTIPLE = "flow.aligned_product", "c", 64
 
 
 def product(equation: str, first: str, second: str) -> Rule:
@@ -52,13 +68,96 @@ def addmm(view: OpView) -> OpRows:
     )
 
 
+# ---- products of a dim of classes as a multiple of 64 (passes/pad_classes.py) --------------------
+
+
+def labels_of(equation: str) -> tuple[str, str, str]:
+    """Return the labels of both operands and of the output of "mk,ck->mc"."""
+    left, out = equation.split("->")
+    first, second = left.split(",")
+    return first, second, out
+
+
+def aligned(view: OpView) -> OpRows:
+    """A bias is added once, so partial sums of the product need a partial bias."""
+    first, second, out = labels_of(view.op.args[3])
+    (inner,) = set(first) & set(second) - set(out)
+    bias = [(out[1],)] * (len(view.in_shapes) - 2)
+    partial = (P,) * len(bias)
+    return (
+        *labelled_rows([tuple(first), tuple(second), *bias], [tuple(out)]),
+        Signature((S(first.index(inner)), S(second.index(inner)), *partial), (P,)),
+        Signature((P, B, *partial), (P,)),
+        Signature((B, P, *partial), (P,)),
+    )
+
+
+def aligned_product(a: Tensor, b: Tensor, bias: Tensor | None, equation: str) -> Tensor:
+    """Multiply matrices, one or both transposed.  Dim "c" is multiplied as a multiple of MULTIPLE,
+    with zeros that a view cuts off what comes out.
+    """
+    first, second, out = labels_of(equation)
+    classes = dict(zip(first + second, (*a.shape, *b.shape), strict=True))[CLASSES]
+    a, b = _align(a, first), _align(b, second)
+    a = a if first[0] == out[0] else a.t()
+    b = b if second[1] == out[1] else b.t()
+    product = a @ b if bias is None else torch.addmm(_align(bias, out[1]), a, b)
+    return product.narrow(out.index(CLASSES), 0, classes) if CLASSES in out else product
+
+
+def _align(x: Tensor, labels: str) -> Tensor:
+    dim = labels.find(CLASSES)
+    after = (0, 0) * (x.ndim - 1 - dim)
+    return x if dim < 0 else F.pad(x, (*after, 0, -x.shape[dim] % MULTIPLE))
+
+
+# ---- products of 8 bits --------------------------------------------------------------------------
+
+
+def scaled(view: OpView) -> OpRows:
+    """Numbers of 8 bits, each row of the first and column of the second with its scale, or all with
+    one.
+    """
+    scales = [("m" if m > 1 else None, "n" if n > 1 else None) for m, n in view.in_shapes[2:4]]
+    split = labelled_rows([("m", "k"), ("k", "n"), *scales], [("m", "n")], {"k": P})
+    return (*split, *view.partial(("scale_a",), ("scale_b",)))
+
+
+def _scaled_here(view: LocalView) -> LocalCall:
+    given = view.given
+    tensors = (given[name] for name in ("self", "mat2", "scale_a", "scale_b"))
+    return LocalCall(multiply_scaled, (*tensors, given["out_dtype"]))
+
+
+def multiply_scaled(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Multiply as CUDA wants it: k and n multiples of 16, b column-major, scales dense."""
+    (k, n), rowwise = b.shape, scale_a.numel() * scale_b.numel() > 1
+    a, b = F.pad(a, (0, -k % 16)), F.pad(b.t(), (0, -k % 16, 0, -n % 16))
+    scale_b = F.pad(scale_b, (0, -n % 16)) if rowwise else scale_b
+    operands = (a.contiguous(), b.contiguous().t(), scale_a.contiguous(), scale_b.contiguous())
+    return scaled_mm()(*operands, out_dtype=dtype).narrow(1, 0, n)  # type: ignore[no-any-return]
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
 def _flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float:
     """Count the product of the last two inputs."""
     first, second = in_shapes[-2:]
     return 2.0 * math.prod(first) * second[-1]
 
 
+def _aligned_flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float:
+    first, second, _ = labels_of(op.args[3])
+    sizes = zip(first + second, (*in_shapes[0], *in_shapes[1]), strict=True)
+    return 2.0 * math.prod(dict(sizes).values())
+
+
 _MATRIX = OpCost(product=ProductKind.MATRIX, flops=_flops)
+_ALIGNED = replace(_MATRIX, flops=_aligned_flops)
+_SCALED = replace(_MATRIX, flops=lambda op, ins, outs: _flops(op, ins[:2], outs))
 _BATCHED = OpCost(product=ProductKind.BATCHED, flops=_flops)
 _FRESH = (Trait.PRODUCT, Trait.ALLOCATES)
 
@@ -70,6 +169,8 @@ OPS: Mapping[str, OpInfo] = {
     "aten.matmul.default": OpInfo(  # made by capture/rewrites/batched.py alone
         product("abmk,abkn->abmn", "self", "other"), traits=_FRESH, cost=_BATCHED
     ),
+    ALIGNED: OpInfo(aligned, function=aligned_product, traits=_FRESH, cost=_ALIGNED),
+    "aten._scaled_mm.default": OpInfo(scaled, local=_scaled_here, traits=_FRESH, cost=_SCALED),
     "aten.mv.default": OpInfo(product("mk,k->m", "self", "vec")),
     "aten.dot.default": OpInfo(product("k,k->", "self", "tensor")),
     "aten.addmm.default": OpInfo(addmm, traits=_FRESH, cost=replace(_MATRIX, adds_bias=True)),

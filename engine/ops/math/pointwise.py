@@ -52,9 +52,9 @@ def prelu_backward(view: OpView) -> OpRows:
 
 
 def stays_float(view: OpView) -> bool:
-    """Return False for a cast to an integer, which rounds each part."""
+    """Return False for a cast to an integer, or to 8 bits, which rounds each part."""
     dtype = view.given.get("dtype")
-    return dtype is None or dtype.is_floating_point or dtype.is_complex
+    return dtype is None or ((dtype.is_floating_point or dtype.is_complex) and dtype.itemsize > 1)
 
 
 NONLINEAR = elementwise()

@@ -1,34 +1,16 @@
 """Signatures of ops that cut tensors along a dim, join them, or put a piece back: slices, cat.
 
 All are linear, so P passes.  The dim that is cut or joined passes no split, the others do.
-
-    flow.pad_pieces(x, dim, size, parts)   zeros after each of `parts` pieces of x, `size` together
-    flow.cut_pieces(x, dim, size, parts)   the pieces without what was added, `size` together
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
-import torch.nn.functional as F
-
 from flowrun.engine.ir.op_info import OpInfo, Trait
-from flowrun.engine.ir.placement import split_range
-from flowrun.engine.ir.sbp import P, S
-from flowrun.engine.ir.signature import (
-    Labels,
-    LocalCall,
-    LocalView,
-    OpRows,
-    OpView,
-    Signature,
-    dims_but,
-    labelled_rows,
-)
+from flowrun.engine.ir.sbp import P
+from flowrun.engine.ir.signature import Labels, OpRows, OpView, Signature, dims_but, labelled_rows
 from flowrun.engine.ops.shapes.shape import move_dims
-
-PAD, CUT = "flow.pad_pieces", "flow.cut_pieces"
 
 # ---- pieces of one tensor ------------------------------------------------------------------------
 
@@ -126,36 +108,6 @@ def scatter(view: OpView) -> OpRows:
     return (*labelled_rows([own, source], [own]), Signature((P, P), (P,)))
 
 
-# ---- pieces of equal length (passes/pad_classes.py) ----------------------------------------------
-
-
-def pieces(view: OpView) -> OpRows:
-    """The dim passes the split into its pieces, and no other."""
-    _, dim, _, parts = view.op.args
-    own = dims_but(len(view.made), dim)
-    split = (Signature((S(dim),), (S(dim),)),) if view.parts == parts else ()
-    return (*move_dims(own, own, view), *split)
-
-
-def resize_pieces(x: torch.Tensor, dim: int, size: int, parts: int) -> torch.Tensor:
-    """Cut the end of each piece, or add zeros; one piece is cut by a view."""
-    lengths = (split_range(size, parts, k)[1] for k in range(parts))
-    pairs = zip(x.tensor_split(parts, dim), lengths, strict=True)
-    end = [0, 0] * (x.ndim - 1 - dim) + [0]
-    resized = [
-        p.narrow(dim, 0, n) if n <= p.shape[dim] else F.pad(p, [*end, n - p.shape[dim]])
-        for p, n in pairs
-    ]
-    return torch.cat(resized, dim) if parts > 1 else resized[0]
-
-
-def _resize_here(view: LocalView) -> LocalCall:
-    """A rank has one piece, or all of them."""
-    x, dim, size, parts = view.op.args
-    length = view.made[dim][1]
-    return LocalCall(resize_pieces, (x, dim, length, parts if length == size else 1))
-
-
 _CUTS = """
     slice.Tensor split.Tensor split_with_sizes.default chunk.default flip.default roll.default
     tril.default triu.default
@@ -175,6 +127,4 @@ OPS: Mapping[str, OpInfo] = {
     "aten.select_backward.default": _BACKWARD,
     "aten.slice_scatter.default": OpInfo(scatter),
     "aten.select_scatter.default": OpInfo(scatter),
-    PAD: OpInfo(pieces, local=_resize_here, function=resize_pieces),
-    CUT: OpInfo(pieces, local=_resize_here, function=resize_pieces, traits=(Trait.VIEW,)),
 }

@@ -12,11 +12,12 @@ from torch import nn
 from flowrun.engine.actors.plan import Plan, RegionWork
 from flowrun.engine.compile import plan_training
 from flowrun.engine.ir.graph import Op
+from flowrun.engine.ops.math.matmul import aligned_product
 from flowrun.models.gpt import GPT
 from support.layouts.grids import FIVE, Layout, assert_as_plain_torch, captured, run_plan, strategy
 from support.layouts.plain_loop import CONTEXT, STEPS, Training, gpt, seeded, token_batches
 
-CLASSES, PADDED, WIDTH, SAMPLES = 250, 256, 16, 16
+CLASSES, WIDTH, SAMPLES = 250, 16, 16
 
 
 def model(tied: bool = False, bias: bool = False) -> nn.Module:
@@ -48,36 +49,26 @@ def padded(training: Training, layout: Layout) -> Plan:
     return plan_training(captured(training), asked).plan
 
 
-def pads(plan: Plan) -> list[Op]:
+def products(plan: Plan) -> list[Op]:
     works = (actor.work for actor in plan.actors if isinstance(actor.work, RegionWork))
-    return [op for work in works for op in work.ops if op.target == "flow.pad_pieces"]
+    return [op for work in works for op in work.ops if op.target == "flow.aligned_product"]
 
 
 @pytest.mark.parametrize(("training", "layout"), CASES, ids=[f"{NAMES[t]} {n}" for t, n in CASES])
 def test_padded_classes_train_as_a_plain_loop(training: Training, layout: Layout) -> None:
     plan = padded(training, layout)
     assert_as_plain_torch(training, run_plan(training, plan, STEPS))
-    shapes = {plan.tensors[op.makes[0]].shape for op in pads(plan)}
-    tokens = SAMPLES // training.micro_batches * CONTEXT
-    assert shapes - {(PADDED,)} == {(PADDED, WIDTH), (tokens, PADDED)}
+    assert len(products(plan)) == 3
     (note,) = (note for note in plan.notes if "pad_classes" in note)
-    assert note.startswith("head: its products see 256 classes, 250 and zeros")
+    assert note.startswith("head: its products see a multiple of 64 classes, zeros after the 250")
 
 
-def test_a_weight_is_padded_once_a_step_but_with_each_gather_of_zero_3() -> None:
-    def phases(layout: Layout) -> list[str]:
-        made = pads(padded(ODD, layout))
-        return [op.phase for op in made if op.inputs[0].startswith("head.weight")]
-
-    assert phases(Layout(tensor=2)) == ["weights"]
-    assert phases(Layout(data=2, zero=3)) == ["forward", "backward"]
-
-
-def test_a_narrow_weight_is_padded_after_its_cast() -> None:
-    plan = padded(replace(ODD, autocast=torch.bfloat16), Layout())
-    (pad,) = (op for op in pads(plan) if op.phase == "weights")
-    assert plan.tensors[pad.makes[0]].dtype == torch.bfloat16
+def test_rows_of_logits_are_aligned() -> None:
+    x, w = torch.randn(3, 4), torch.randn(7, 4)
+    logits = aligned_product(x, w, None, "mk,ck->mc")
+    assert (logits.shape, logits.stride()) == ((3, 7), (64, 1))
+    assert torch.allclose(logits, x @ w.t())
 
 
 def test_aligned_classes_are_left_as_they_are() -> None:
-    assert pads(padded(gpt(1, WIDTH), Layout())) == []
+    assert products(padded(gpt(1, WIDTH), Layout())) == []

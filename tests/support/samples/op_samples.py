@@ -36,6 +36,15 @@ def _grouped(shapes: Sequence[Shape]) -> bool:
     return width == inner and grad in ([], [(tokens, outer)])
 
 
+def _scales(*shape: int) -> torch.Tensor:
+    return positive(*shape).float()
+
+
+def _of_8_bits(*scales: torch.Tensor) -> OpSample:
+    operands = T(5, 4).to(torch.float8_e5m2), T(4, 3).to(torch.float8_e4m3fn)
+    return sample("aten._scaled_mm.default", *operands, *scales, out_dtype=torch.float32)
+
+
 def _matmul() -> list[OpSample]:
     ends = torch.tensor([2, 2, 6, 7])  # the second expert has no tokens
     grouped = "transformers.grouped_mm_fallback"
@@ -43,6 +52,12 @@ def _matmul() -> list[OpSample]:
         sample(f"{grouped}.default", T(7, 5), T(4, 5, 3), ends, sound=_grouped),
         sample(f"{grouped}_backward.default", T(7, 5), T(4, 5, 3), ends, T(7, 3), sound=_grouped),
         sample("aten.mm.default", T(5, 4), T(4, 3)),
+        _of_8_bits(_scales(5, 1), _scales(1, 3)),
+        _of_8_bits(_scales(1, 1), _scales(1, 1)),
+        sample("flow.aligned_product", T(5, 4), T(7, 4), None, "mk,ck->mc"),
+        sample("flow.aligned_product", T(5, 4), T(7, 4), T(7), "mk,ck->mc"),
+        sample("flow.aligned_product", T(5, 7), T(7, 4), None, "mc,ck->mk"),
+        sample("flow.aligned_product", T(5, 7), T(5, 4), None, "mc,mk->ck"),
         sample("aten.bmm.default", T(3, 5, 4), T(3, 4, 2)),
         sample("aten.matmul.default", T(2, 3, 5, 4), T(2, 3, 4, 2)),
         sample("aten.mv.default", T(5, 4), T(4)),
@@ -200,10 +215,6 @@ def _shape() -> list[OpSample]:
         sample("aten.select.int", T(5, 4, 3), 1, 2),
         sample("aten.unbind.int", T(5, 4), 1),
         sample("aten.slice.Tensor", T(5, 4), 0, 1, 4),
-        sample("flow.pad_pieces", T(5, 4), 0, 8, 1),
-        sample("flow.pad_pieces", T(3, 7), 1, 8, 2),
-        sample("flow.cut_pieces", T(3, 9), 1, 6, 1),
-        sample("flow.cut_pieces", T(9, 4), 0, 8, 3),
         sample("aten.slice.Tensor", T(5, 4), 1, 0, 9223372036854775807),
         sample("aten.slice.Tensor", T(5, 7), 1, 0, 6, 2),
         sample("aten.split.Tensor", T(5, 4), 2, 1),

@@ -99,9 +99,10 @@ def holding_rows(given: OpSample, parts: int) -> Iterator[Signature]:
 def _choices(value: torch.Tensor, parts: int) -> list[Sbp]:
     """SBPs that an input can have.
 
-    Integers and masks are never partial: they are positions and conditions.
+    Integers and masks are never partial: they are positions and conditions.  Nor are 8 bits.
     """
-    return [B, *([P] if value.dtype.is_floating_point else []), *splits_of(value, parts)]
+    sums = value.dtype.is_floating_point and value.dtype.itemsize > 1
+    return [B, *([P] if sums else []), *splits_of(value, parts)]
 
 
 def _programs(

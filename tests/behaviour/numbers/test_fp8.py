@@ -1,0 +1,105 @@
+"""precision.fp8: every layout trains as a plain loop whose linear layers round alike.
+
+All else is fp64: in fp32 a sum in another order moves a value over the edge between two of 8 bits
+every few steps, and a loss by 1e-5.
+"""
+
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.model.build import narrow_products
+from flowrun.launcher.recipe.schema import Fp8
+from flowrun.models.fp8 import Fp8Linear
+from flowrun.models.gpt import GPT
+from flowrun.models.losses import cross_entropy
+from support.layouts.grids import FIVE, Layout, virtual_run
+from support.layouts.plain_loop import CONTEXT, VOCABULARY, Training, gpt, micro_batch_loop, seeded
+
+F64 = torch.float64
+MODULES, STEPS, WIDTH = ("blocks.*.mlp", "head"), 10, 32
+LAYOUTS = (*FIVE, Layout(data=2, tensor=2, zero=3))
+
+
+def rounded(x: Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """x with the values that 8 bits hold.  dims: those that share a scale; one: a power of two."""
+    top = torch.finfo(dtype).max
+    scale = top / x.abs().amax(dims, True).double().clamp(min=1e-12)
+    scale = torch.exp2(torch.floor(torch.log2(scale.float()))) if len(dims) == 1 else scale.float()
+    return (x.float() * scale).clamp(-top, top).to(dtype).double() * (1 / scale)
+
+
+class Rounded(torch.autograd.Function):
+    """x @ w.t() and its gradients, by rounded operands."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, rowwise: bool) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.rowwise = rowwise
+        return ctx_product(ctx, x, w.t(), torch.float8_e4m3fn)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        (grad,), (x, w) = grads, ctx.saved_tensors
+        dtype = torch.float8_e4m3fn if ctx.rowwise else torch.float8_e5m2
+        return ctx_product(ctx, grad, w, dtype), ctx_product(ctx, grad.t(), x, dtype), None
+
+
+def ctx_product(ctx: Any, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    of_a, of_b = ((1,), (0,)) if ctx.rowwise else ((0, 1), (0, 1))
+    return rounded(a, of_a, dtype) @ rounded(b, of_b, torch.float8_e4m3fn)
+
+
+class RoundedLinear(nn.Linear):
+    rowwise = True
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = Rounded.apply(input.flatten(0, -2), self.weight, self.rowwise)
+        out = rows.unflatten(0, input.shape[:-1])  # type: ignore[no-untyped-call]
+        return out if self.bias is None else out + self.bias
+
+
+def model(recipe: str = "", plain: bool = False, dtype: torch.dtype = F64) -> nn.Module:
+    """A GPT that multiplies 8 bits in MODULES.  plain: by RoundedLinear."""
+    made = GPT(VOCABULARY, CONTEXT, 2, 4, WIDTH, bias=True).to(dtype)
+    if recipe:
+        narrow_products(made, Fp8(MODULES, recipe))
+    for layer in made.modules():
+        if plain and isinstance(layer, Fp8Linear):
+            layer.__class__ = RoundedLinear  # type: ignore[assignment]
+    return made
+
+
+@lru_cache
+def training(recipe: str, plain: bool = False, dtype: torch.dtype = F64) -> Training:
+    make, loss = partial(model, recipe, plain, dtype), partial(cross_entropy, narrow=True)
+    return replace(gpt(2, WIDTH), model=partial(seeded, make), loss=loss)
+
+
+@lru_cache
+def losses_of_loop(recipe: str) -> list[float]:
+    return micro_batch_loop(training(recipe, plain=True), STEPS)[0]
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "tensorwise"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_layouts_train_as_a_plain_loop_that_rounds_alike(layout: Layout, recipe: str) -> None:
+    found = virtual_run(training(recipe), layout, STEPS).losses
+    assert found == pytest.approx(losses_of_loop(recipe), rel=1e-6)
+    assert found != pytest.approx(losses_of_loop(""), rel=1e-4)
+
+
+@pytest.mark.parametrize("layout", FIVE, ids=str)
+def test_a_step_in_fp32_by_the_kernel_is_that_of_fp64(layout: Layout) -> None:
+    found = virtual_run(training("rowwise", dtype=torch.float32), layout, 2).losses
+    assert found == pytest.approx(losses_of_loop("rowwise")[:2], rel=1e-5)
+
+
+def test_a_pattern_that_names_no_linear_is_refused() -> None:
+    with pytest.raises(RecipeError, match="'embed' matches no nn"):
+        narrow_products(model(), Fp8(("embed",)))
