@@ -110,9 +110,8 @@ def test_a_tracker_that_is_gone_costs_a_note_and_no_checkpoint(
     gone = "log=[{_target_: faults.Gone}]"
     saves = ("train.steps=12", "train.save_every=4", "train.keep=0")
     report = run(load(["recipe=small", "launch=virtual", gone, *saves]), place / "out")
-    assert [note for note in report.notes if "Gone" in note] == [
-        "the log of Gone ends at step 12: on_start has not returned for 0 s"
-    ]
+    expected = ["the log of Gone ends at step 12: on_start has not returned for 0 s"]
+    assert [note for note in report.notes if "Gone" in note] == expected
     assert [each.step for each in find_all(place / "out")] == [4, 8, 12]
     assert not any(each.damage() for each in find_all(place / "out"))
 

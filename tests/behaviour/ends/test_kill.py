@@ -10,23 +10,18 @@ import torch
 
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import find_all
-from support.runs.command import Command, free_port, losses, run_folder, workplace
+from support.runs.command import Command, free_port, losses, run_folder
 
 pytestmark = pytest.mark.processes
 
 STEPS, EVERY = 40, 8
 RUN = (
-    "recipe=small",
-    f"train.steps={STEPS}",
-    f"train.save_every={EVERY}",
-    "train.keep=0",
-    "eval.batches=0",
-    "optim=adamw",
+    *("recipe=small", f"train.steps={STEPS}", f"train.save_every={EVERY}"),
+    *("train.keep=0", "eval.batches=0", "optim=adamw"),
 )
 
 
-def test_a_run_that_is_killed_goes_on_on_two_hosts_with_one_disk(tmp_path: Path) -> None:
-    place = workplace(tmp_path)
+def test_a_run_that_is_killed_goes_on_on_two_hosts_with_one_disk(place: Path) -> None:
     whole, killed = place / "whole", place / "killed"
     assert Command(place, *RUN, run_folder(whole)).end().status == 0
     run = Command(place, *RUN, run_folder(killed))

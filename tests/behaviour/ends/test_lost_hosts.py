@@ -11,12 +11,8 @@ from support.runs.command import Command, free_port, losses, run_folder, workpla
 pytestmark = pytest.mark.processes
 
 RUN = (
-    "recipe=small",
-    "train.steps=150",
-    "optim=adamw",
-    "train.batch_size=32",
-    "train.log_every=30",
-    "train.save_every=10",
+    *("recipe=small", "train.steps=150", "optim=adamw"),
+    *("train.batch_size=32", "train.log_every=30", "train.save_every=10"),
 )
 WEIGHTS = "weights.safetensors"
 

@@ -85,10 +85,3 @@ def test_a_step_that_does_not_end_is_not_waited_for_longer_than_the_grace_time(p
     ended = run.signal(signal.SIGTERM)
     assert ended.status == 1
     assert "the step under way was not finished and saved within 1 s." in ended.err
-
-
-def test_a_run_that_has_begun_nothing_ends_at_once(place: Path) -> None:
-    run = Command(place, "recipe=small", "+data.talk=true", "train.steps=1000000")
-    run.until("data set made")
-    ended = run.signal(signal.SIGTERM)
-    assert (ended.status, ended.err) == (75, "stopped by SIGTERM\n")

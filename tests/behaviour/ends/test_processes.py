@@ -65,11 +65,18 @@ def test_ctrl_c_ends_every_process_with_status_130(place: Path, group: bool) -> 
     assert (ended.status, ended.err) == (130, "stopped\n")
 
 
-def test_ctrl_c_while_planning_ends_with_status_130(place: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [(signal.SIGINT, 130, "stopped\n"), (signal.SIGTERM, 75, "stopped by SIGTERM\n")],
+    ids=["Ctrl-C", "SIGTERM"],
+)
+def test_a_run_that_has_begun_nothing_ends_at_once(
+    place: Path, number: int, status: int, said: str
+) -> None:
     command = Command(place, "recipe=small", "+data.talk=true", ENDLESS)
     command.until("data set made")
-    ended = command.signal(signal.SIGINT)
-    assert (ended.status, ended.err) == (130, "stopped\n")
+    ended = command.signal(number)
+    assert (ended.status, ended.err) == (status, said)
 
 
 def test_a_launcher_that_is_killed_leaves_no_worker(place: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.runs.command import Command, losses, run_folder, workplace
+from support.runs.command import Command, losses, run_folder
 
 pytestmark = pytest.mark.processes
 
@@ -13,8 +13,7 @@ RUN = ("recipe=small", "train.steps=12", "train.save_every=4", "optim=adamw")
 WEIGHTS = "weights.safetensors"
 
 
-def test_a_rank_that_is_killed_begins_again_and_changes_no_bit(tmp_path: Path) -> None:
-    place = workplace(tmp_path)
+def test_a_rank_that_is_killed_begins_again_and_changes_no_bit(place: Path) -> None:
     whole, killed = place / "whole", place / "killed"
     assert Command(place, *RUN, run_folder(whole)).end().status == 0
     again = ("+data.fail=kill once", "launch.restarts=1")
@@ -31,8 +30,7 @@ def test_a_rank_that_is_killed_begins_again_and_changes_no_bit(tmp_path: Path) -
     assert (killed / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
 
 
-def test_where_a_rank_is_killed_each_time_the_run_goes_on_with_fewer(tmp_path: Path) -> None:
-    place = workplace(tmp_path)
+def test_where_a_rank_is_killed_each_time_the_run_goes_on_with_fewer(place: Path) -> None:
     always = ("+data.fail=kill always", "launch.restarts=1", "launch.min_ranks=1")  # rank 1 dies
     ended = Command(place, *RUN, *always, run_folder(place / "out")).end()
     assert (ended.status, ended.err) == (0, "")

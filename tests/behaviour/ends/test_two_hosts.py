@@ -175,10 +175,8 @@ def test_hosts_leave_and_join_and_the_losses_are_those_of_one_process(place: Pat
             ended = launcher.end()
             assert (ended.status, ended.err) == (0, "")
     lines = (place / "out" / "restarts.jsonl").read_text().splitlines()
-    assert [json.loads(line)["problem"].split(":")[0] for line in lines] == [
-        "its launcher has ended",
-        f"a host joins ({NAME}).",
-    ]
+    expected = ["its launcher has ended", f"a host joins ({NAME})."]
+    assert [json.loads(line)["problem"].split(":")[0] for line in lines] == expected
     whole = Command(place, *run, "launch=virtual", run_folder(place / "whole")).end()
     assert whole.status == 0
     assert losses(place / "out") == pytest.approx(losses(place / "whole"), rel=1e-4)

@@ -26,7 +26,7 @@ from flowrun.engine.runtime.kernels.live_bytes import LiveBytes
 from flowrun.engine.strategy import Recompute
 from flowrun.launcher.model.adapters import add_adapters
 from flowrun.launcher.recipe.schema import Adapters
-from support.layouts.grids import Layout, cluster, compiled, example, strategy, task
+from support.layouts.grids import Layout, compiled, example, live_bytes, strategy, task
 from support.layouts.plain_loop import TINY_CONVNET, TINY_MLP, Training, gpt, mlp, seeded
 
 GPT = gpt(blocks=2, width=32)
@@ -50,22 +50,11 @@ CASES = {
 }
 
 
-def measured(training: Training, layout: Layout) -> int:
-    """Most bytes of tensors in two steps on one rank."""
-    ranks = cluster(training, compiled(training, layout).plan)
-    body = ranks.ranks[0]
-    as_read = lambda *at: {k: v.clone() for k, v in training.rows(*at).items()}  # noqa: E731
-    body.readers = replace(body.readers, batches=as_read)
-    meter = LiveBytes(body.variables.values())
-    with meter:
-        ranks.run(2)
-    return meter.peak
-
-
 @pytest.mark.parametrize(("training", "layout"), list(CASES.values()), ids=list(CASES))
 def test_foreseen_bytes_are_the_bytes_of_live_tensors(training: Training, layout: Layout) -> None:
-    (foreseen,) = compiled(training, layout).rehearsal.peak_bytes
-    assert foreseen == pytest.approx(measured(training, layout), rel=0.1)
+    found = compiled(training, layout)
+    (foreseen,) = found.rehearsal.peak_bytes
+    assert foreseen == pytest.approx(live_bytes(training, found.plan, steps=2), rel=0.1)
 
 
 # ---- the bound: stashes that fill up -------------------------------------------------------------

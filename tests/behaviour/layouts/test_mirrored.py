@@ -14,8 +14,7 @@ from torch import nn
 from flowrun.engine.actors.plan import BoxWork
 from flowrun.engine.compile import Compilation, Rehearsed
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.runtime.drivers.virtual import VirtualCluster
-from support.layouts.grids import Layout, example, initial, strategy, task, weights_of
+from support.layouts.grids import Layout, cluster, example, initial, strategy, task, weights_of
 from support.layouts.plain_loop import Training, classifier, plain_evaluation, torch_optimizer
 from support.nets.normed_net import NORMED
 
@@ -87,18 +86,18 @@ LAYOUTS = [Layout(data=2), Layout(data=4), Layout(data=2, zero=2), Layout(data=2
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_rank_trains_on_a_batch_of_its_own(layout: Layout) -> None:
     expected = replicas(WIDE, layout.data)
-    cluster = VirtualCluster(mirrored(layout, WIDE).plan, WIDE.rows, initial(WIDE))
-    results = cluster.run(STEPS)
+    ranks = cluster(WIDE, mirrored(layout, WIDE).plan)
+    results = ranks.run(STEPS)
     for found, losses in zip(results, expected.losses, strict=True):
         assert found["loss_by_rank"] == pytest.approx(losses, rel=1e-5)
         assert found["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
-    first, found = expected.models[0].state_dict(), weights_of(cluster)
-    for v in cluster.plan.graph.variables:
+    first, found = expected.models[0].state_dict(), weights_of(ranks)
+    for v in ranks.plan.graph.variables:
         if v.name in found:
             torch.testing.assert_close(found[v.name], first[v.name], rtol=1e-5, atol=1e-5)
         if v.kind == "buffer":
             for rank, model in enumerate(expected.models):
-                here = cluster.ranks[rank].variables[v.tensor]
+                here = ranks.ranks[rank].variables[v.tensor]
                 torch.testing.assert_close(here, model.state_dict()[v.name], rtol=1e-5, atol=1e-5)
 
 
@@ -129,13 +128,11 @@ def test_gradients_travel_from_the_act_that_makes_them() -> None:
 
 def test_ranks_draw_apart() -> None:
     plan = mirrored(Layout(data=2), DROPPED).plan
-    once, again = (
-        VirtualCluster(plan, DROPPED.rows, initial(DROPPED)).run(STEPS) for _ in range(2)
-    )
+    once, again = (cluster(DROPPED, plan).run(STEPS) for _ in range(2))
     assert once == again
     images = {name: value[:1].expand_as(value) for name, value in DROPPED.batches[0].items()}
     alike = replace(DROPPED, batches=(images,) * STEPS)
-    one, other = VirtualCluster(plan, alike.rows, initial(alike)).run(1)[0]["loss_by_rank"]
+    one, other = cluster(alike, plan).run(1)[0]["loss_by_rank"]
     assert one != other, "samples and weights are the same"
 
 
@@ -144,7 +141,7 @@ def test_evaluation_has_results_of_each_rank() -> None:
     view = replace(strategy(NORMED, layout), mirrored=True)
     made = Compilation(task(NORMED), example(NORMED), view)
     plan = made.evaluation(made.capture_evaluation()).plan
-    (found,) = VirtualCluster(plan, NORMED.rows, initial(NORMED)).run(1)
+    (found,) = cluster(NORMED, plan).run(1)
     assert set(found) == {"loss", "loss_by_rank", "accuracy", "accuracy_by_rank"}
     plain = plain_evaluation(NORMED, initial(NORMED), 1)[0]
     assert found["loss"] == pytest.approx(plain["loss"], rel=1e-5)
@@ -152,8 +149,7 @@ def test_evaluation_has_results_of_each_rank() -> None:
 
 
 def test_samples_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(
-        RecipeError, match=r"8 samples cannot be divided over 3 ranks, data 3"
-    ) as error:
+    said = r"8 samples cannot be divided over 3 ranks, data 3"
+    with pytest.raises(RecipeError, match=said) as error:
         mirrored(Layout(data=3))
     assert error.value.where == "train.batch_size"

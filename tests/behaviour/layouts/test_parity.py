@@ -112,12 +112,6 @@ def test_uneven_splits_train_as_plain_torch(training: Training, layout: Layout) 
     assert_trains_as_plain_torch(training, layout)
 
 
-def test_samples_that_do_not_divide_over_the_data_axis_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"4 samples cannot be divided over 3 ranks") as error:
-        compiled(TINY_MLP, Layout(data=3))
-    assert error.value.where == "placement.axes.data"
-
-
 def test_more_ranks_than_a_pinned_dim_is_long_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"dim 0 of .* is shorter than\s+the 5 ranks") as error:
         compiled(mlp(hidden=4), Layout(tensor=5))
@@ -128,7 +122,6 @@ def test_more_ranks_than_a_pinned_dim_is_long_are_refused() -> None:
 
 
 def pinned(pattern: str, where: str, dim: int) -> Pin:
-    """An activation split on the axis tensor."""
     return Pin(pattern, where, "tensor", S(dim))
 
 

@@ -121,146 +121,90 @@ ELSEWHERE = {
     "recipe=gpt_dp data=digits": ("gpt_tiny.yaml", "'data.length' not found"),
 }
 
-# id -> (text of bad.yaml, first line, what the rest says)
-FILES = {
-    "no YAML": ("train:\n  steps: 3\n   x: [1\n", "bad.yaml:3:5", "This file is not valid YAML"),
-    "a list": ("- 1\n", "recipe = bad.yaml", "does not hold a mapping of keys"),
-    "empty": ("", "bad.yaml  model._target_", "nothing says what to build"),
-    "unknown key": (
-        MLP + "train: {stepz: 3}\n",
-        "bad.yaml:2:16  train.stepz = 3",
-        "Did you mean 'steps'?",
-    ),
-    "wrong type": (
-        MLP + "train:\n  steps: three\n",
-        'bad.yaml:3:10  train.steps = "three"',
-        "Write an integer",
-    ),
-    "mapping expected": (MLP + "task: 3\n", "bad.yaml:2:7  task = 3", "inputs, loss, metrics"),
-    "unknown option": (
-        "defaults: [/model: mpl]\n",
-        'bad.yaml:1:20  model = "mpl"',
-        "Did you mean 'mlp'?",
-    ),
-    "defaults": ("defaults: {model: mlp}\n", "bad.yaml:1:11  defaults", "defaults must be a list"),
-    "zero axis": (
-        MLP + "zero: {axis: dat}\n",
-        'bad.yaml:2:14  zero.axis = "dat"',
-        "has no axis 'dat'",
-    ),
-    "SBP in a pattern": (
-        MLP + "placement: {axes: {data: 2}}\nsbp:\n  out*.weight: {data: S0, tensor: Z}\n",
-        'bad.yaml:4:35  sbp.out*.weight.tensor = "Z"',
+# what stands in a file after MLP -> (line, column, key and value, what is said of it)
+AFTER_MLP = {
+    "train: {stepz: 3}": ("2:16  train.stepz = 3", "Did you mean 'steps'?"),
+    "train: {steps: three}": ('2:16  train.steps = "three"', "Write an integer"),
+    "task: 3": ("2:7  task = 3", "inputs, loss, metrics"),
+    "zero: {axis: dat}": ('2:14  zero.axis = "dat"', "has no axis 'dat'"),
+    "placement: {axes: {data: 2}}\nsbp:\n  out*.weight: {data: S0, tensor: Z}": (
+        '4:35  sbp.out*.weight.tensor = "Z"',
         "Write S(0) or S0",
     ),
-    "stage key": (
-        MLP + "placement:\n  stages: [{module: [hidden]}]\n",
-        "bad.yaml:3:21  placement.stages.0.module = [hidden]",
+    "placement: {stages: [{module: [hidden]}]}": (
+        "2:31  placement.stages.0.module = [hidden]",
         "Did you mean 'modules'?",
     ),
-    "grid too flat": (
-        MLP + "placement:\n  axes: {data: 1, tensor: 2}\n  stages: [{ranks: [0, 1]}]\n",
-        "bad.yaml:4:20  placement.stages.0.ranks = [0, 1]",
+    "placement: {stages: [{ranks: [0, 1]}], axes: {data: 1, tensor: 2}}": (
+        "2:30  placement.stages.0.ranks = [0, 1]",
         "1 lists deep, but placement.axes has 2 axes",
     ),
-    "ragged grid": (
-        MLP + "placement:\n  axes: {data: 2, tensor: 2}\n  stages: [{ranks: [[0, 1], [2]]}]\n",
-        "placement.stages.0.ranks",
+    "placement: {stages: [{ranks: [[0, 1], [2]]}], axes: {data: 2, tensor: 2}}": (
+        "2:30  placement.stages.0.ranks",
         "its rows differ in length",
     ),
-    "rank twice": (
-        MLP + "placement:\n  axes: {data: 2}\n  stages: [{ranks: [0, 1]}, {ranks: [1, 2]}]\n",
-        "bad.yaml:4:37  placement.stages.1.ranks = [1, 2]",
+    "placement: {stages: [{ranks: [0, 1]}, {ranks: [1, 2]}], axes: {data: 2}}": (
+        "2:47  placement.stages.1.ranks = [1, 2]",
         "rank 1 is listed twice",
     ),
-    "ranks apart": (
-        MLP + "placement:\n  axes: {data: 2}\n  stages: [{ranks: [0, 2]}, {ranks: [1, 3]}]\n",
-        "placement.stages.0.ranks",
+    "placement: {stages: [{ranks: [0, 2]}, {ranks: [1, 3]}], axes: {data: 2}}": (
+        "2:30  placement.stages.0.ranks",
         "are not contiguous",
     ),
-    "rank missing": (
-        MLP + "placement:\n  axes: {data: 2}\n  stages: [{ranks: [1, 2]}]\n",
-        "placement.stages",
+    "placement: {stages: [{ranks: [1, 2]}], axes: {data: 2}}": (
+        "2:21  placement.stages",
         "no stage has rank 0",
     ),
-    "size unused": (
-        MLP + "placement:\n  axes: {data: 4}\n  stages: [{ranks: [0, 1]}]\n",
-        "bad.yaml:3:16  placement.axes.data = 4",
+    "placement: {stages: [{ranks: [0, 1]}], axes: {data: 4}}": (
+        "2:53  placement.axes.data = 4",
         "no stage has 4 ranks",
     ),
-    "modules of some": (
-        MLP + "placement:\n  stages: [{modules: [hidden]}, {}]\n",
-        "placement.stages.1",
-        "lists no modules",
-    ),
-    "module missing": (
-        MLP + "model: {_target_: tourch.nn.Linear}\n",
-        'bad.yaml:2:19  model._target_ = "tourch.nn.Linear"',
+    "placement: {stages: [{modules: [hidden]}, {}]}": ("placement.stages.1", "lists no modules"),
+    "model: {_target_: tourch.nn.Linear}": (
+        '2:19  model._target_ = "tourch.nn.Linear"',
         "Did you mean 'torch'?",
     ),
-    "class missing": (
-        MLP + "model: {_target_: flowrun.models.mlp.MPL}\n",
-        "bad.yaml:2:19  model._target_",
-        "Did you mean 'MLP'?",
-    ),
-    "no module": (
-        "defaults: [/data: digits]\nmodel: {_target_: builtins.dict}\n",
-        "bad.yaml:2:19",
-        "not a torch.nn.Module",
-    ),
-    "argument": (
-        MLP + "model: {hiden: 3}\n",
-        "bad.yaml:2:16  model.hiden = 3",
-        "Did you mean 'hidden'?",
-    ),
-    "argument left out": (
-        "defaults: [/data: digits]\nmodel: {_target_: flowrun.models.mlp.MLP, inputs: 3}\n",
-        "bad.yaml:2:8  model =",
-        "needs the argument 'hidden'",
-    ),
-    "argument refused": (
-        "defaults: [/model: gpt_tiny, /data: text]\nmodel: {width: 130}\n",
-        "bad.yaml:2:8  model =",
-        "not a multiple",
-    ),
-    "data missing": (
-        MLP + "data: {_target_: flowrun.launcher.data.digits.Digit}\n",
-        "bad.yaml:2:18  data._target_",
-        "'Digits'?",
-    ),
-    "data path": (
-        "defaults: [/model: gpt_tiny, /data: text]\ndata: {path: no/such}\n",
-        'bad.yaml:2:14  data.path = "no/such"',
+    "model: {_target_: flowrun.models.mlp.MPL}": ("2:19  model._target_", "Did you mean 'MLP'?"),
+    "model: {hiden: 3}": ("2:16  model.hiden = 3", "Did you mean 'hidden'?"),
+    "data: {_target_: flowrun.launcher.data.digits.Digit}": ("2:18  data._target_", "'Digits'?"),
+    "data: {_target_: flowrun.launcher.data.mixture.DataMixture, sources:\n"
+    "  {own: {_target_: flowrun.launcher.data.corpus.text.Text, path: no/such}}}": (
+        '3:66  data.sources.own.path = "no/such"',
         "there is no file or folder no/such.",
     ),
-    "data path of a source": (
-        MLP + "data: {_target_: flowrun.launcher.data.mixture.DataMixture, sources:\n"
-        "  {own: {_target_: flowrun.launcher.data.corpus.text.Text, path: no/such}}}\n",
-        'bad.yaml:3:66  data.sources.own.path = "no/such"',
-        "there is no file or folder no/such.",
-    ),
-    "data kind": (
-        MLP + "data: {_target_: flowrun.launcher.data.corpus.tokens.Tokens, path: bad.yaml,"
-        " dtype: uint32}\n",
-        'bad.yaml:2:85  data.dtype = "uint32"',
+    "data: {_target_: flowrun.launcher.data.corpus.tokens.Tokens, path: bad.yaml, dtype: uint32}": (
+        '2:85  data.dtype = "uint32"',
         "bytes of bad.yaml are not a whole number of uint32.",
     ),
-    "input field": (
-        MLP + "task: {inputs: {x_BI: image}}\n",
-        'bad.yaml:2:23  task.inputs.x_BI = "image"',
-        "Did you mean 'images'?",
+    "task: {inputs: {x_BI: image}}": ('2:23  task.inputs.x_BI = "image"', "Did you mean 'images'?"),
+    "task: {inputs: {x: images}}": ('2:20  task.inputs.x = "images"', "takes no 'x'"),
+    "task: {loss: {targt: labels}}": ('2:22  task.loss.targt = "labels"', "'target'?"),
+}
+# all of a file -> the same
+WHOLE = {
+    "train:\n  steps: 3\n   x: [1": ("3:5", "This file is not valid YAML"),
+    "- 1": ("recipe = bad.yaml", "does not hold a mapping of keys"),
+    "": ("model._target_", "nothing says what to build"),
+    "defaults: [/model: mpl]": ('1:20  model = "mpl"', "Did you mean 'mlp'?"),
+    "defaults: {model: mlp}": ("1:11  defaults", "defaults must be a list"),
+    "defaults: [/data: digits]\nmodel: {_target_: builtins.dict}": (
+        "2:19  model._target_",
+        "not a torch.nn.Module",
     ),
-    "input argument": (
-        MLP + "task: {inputs: {x: images}}\n",
-        'bad.yaml:2:20  task.inputs.x = "images"',
-        "takes no 'x'",
+    "defaults: [/data: digits]\nmodel: {_target_: flowrun.models.mlp.MLP, inputs: 3}": (
+        "2:8  model =",
+        "needs the argument 'hidden'",
     ),
-    "loss argument": (
-        MLP + "task: {loss: {targt: labels}}\n",
-        'bad.yaml:2:22  task.loss.targt = "labels"',
-        "Did you mean 'target'?",
+    "defaults: [/model: gpt_tiny, /data: text]\nmodel: {width: 130}": (
+        "2:8  model =",
+        "not a multiple",
+    ),
+    "defaults: [/model: gpt_tiny, /data: text]\ndata: {path: no/such}": (
+        '2:14  data.path = "no/such"',
+        "there is no file or folder no/such.",
     ),
 }
+FILES = {**{MLP + text: said for text, said in AFTER_MLP.items()}, **WHOLE}
 
 
 def refusal(end: End, *arguments: str) -> list[str]:
@@ -288,13 +232,15 @@ def test_a_wrong_argument_is_one_located_error(
     assert expected[1] in " ".join(lines[1:])
 
 
-@pytest.mark.parametrize(("text", "first", "rest"), FILES.values(), ids=FILES)
+@pytest.mark.parametrize(
+    ("text", "place", "rest"), [(k, *v) for k, v in FILES.items()], ids=[*AFTER_MLP, *WHOLE]
+)
 def test_a_wrong_file_is_one_located_error(
-    end: End, workplace: Path, text: str, first: str, rest: str
+    end: End, workplace: Path, text: str, place: str, rest: str
 ) -> None:
-    (workplace / "bad.yaml").write_text(text)
+    (workplace / "bad.yaml").write_text(f"{text}\n" if text else "")
     lines = refusal(end, "recipe=bad.yaml", "launch=virtual")
-    assert first in lines[0]
+    assert "bad.yaml" in lines[0] and place in lines[0]
     assert rest in " ".join(lines[1:])
 
 

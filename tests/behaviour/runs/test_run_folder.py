@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,6 @@ from support.runs.workplace import working_in
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a run of 4 steps."""
     with working_in(tmp_path_factory.mktemp("run")) as place:
         run(load(["recipe=small", "launch=virtual", "eval.every=2"]), place / "out")
         yield place / "out"
@@ -50,36 +50,40 @@ def test_one_run_writes_to_a_folder(tmp_path: Path) -> None:
         pass
 
 
+def lines_of(folder: Path, evaluated: bool) -> list[dict[str, Any]]:
+    """Of metrics.jsonl, for steps or for evaluations."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if ("validation" in line) == evaluated]
+
+
+@pytest.fixture
+def report(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "report.json").read_text())
+
+
 def test_a_line_of_metrics_for_each_step(folder: Path) -> None:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if "validation" not in line]
+    steps = lines_of(folder, evaluated=False)
     assert [line["step"] for line in steps] == [0, 1, 2, 3]
     assert all({"step", "loss", "step_s", "tokens_per_s"} <= line.keys() for line in steps)
 
 
-def test_a_line_of_metrics_for_each_evaluation(folder: Path) -> None:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found = [line for line in lines if "validation" in line]
+def test_a_line_of_metrics_for_each_evaluation(folder: Path, report: dict[str, Any]) -> None:
+    found = lines_of(folder, evaluated=True)
     assert [line["step"] for line in found] == [1, 3]
-    assert found[0]["validation"] != found[1]["validation"]
-    report = json.loads((folder / "report.json").read_text())
-    assert found[-1]["validation"] == report["validation"]
+    assert found[0]["validation"] != found[1]["validation"] == report["validation"]
 
 
-def test_losses_are_written_in_full_precision(folder: Path) -> None:
-    report = json.loads((folder / "report.json").read_text())
+def test_losses_are_written_in_full_precision(folder: Path, report: dict[str, Any]) -> None:
     assert (report["first_loss"], report["last_loss"]) == (losses(folder)[0], losses(folder)[-1])
 
 
-def test_the_report_has_the_same_keys_foreseen_and_measured(folder: Path) -> None:
-    report = json.loads((folder / "report.json").read_text())
+def test_the_report_has_the_same_keys_foreseen_and_measured(report: dict[str, Any]) -> None:
     keys = {"step_s", "peak_bytes", "sent_bytes"}
-    assert keys <= report["foreseen"].keys()
-    assert keys <= report["measured"].keys()
+    assert keys <= report["foreseen"].keys() & report["measured"].keys()
 
 
-def test_nothing_is_said_of_the_time_of_ranks_in_one_process(folder: Path) -> None:
-    assert json.loads((folder / "report.json").read_text())["advice"] == ""
+def test_nothing_is_said_of_the_time_of_ranks_in_one_process(report: dict[str, Any]) -> None:
+    assert report["advice"] == ""
 
 
 @pytest.mark.parametrize(
@@ -90,19 +94,14 @@ def test_a_profile_that_does_not_fit_is_told(measured_s: float, said: str) -> No
     assert bool(found) == bool(said) and said in found
 
 
-def test_bytes_measured_are_the_bytes_foreseen(folder: Path) -> None:
-    report = json.loads((folder / "report.json").read_text())
+def test_bytes_measured_are_the_bytes_foreseen(report: dict[str, Any]) -> None:
     assert report["measured"]["sent_bytes"] == report["foreseen"]["sent_bytes"]
 
 
 def test_the_weights_have_the_names_and_shapes_of_the_model(folder: Path) -> None:
     shapes = {name: tuple(value.shape) for name, value in weights.load(folder).items()}
-    assert shapes == {
-        "hidden.weight": (16, 8),
-        "hidden.bias": (16,),
-        "output.weight": (4, 16),
-        "output.bias": (4,),
-    }
+    hidden = {"hidden.weight": (16, 8), "hidden.bias": (16,)}
+    assert shapes == {**hidden, "output.weight": (4, 16), "output.bias": (4,)}
 
 
 def test_the_recipe_in_the_folder_is_the_recipe_that_ran(folder: Path) -> None:

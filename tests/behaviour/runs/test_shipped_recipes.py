@@ -85,7 +85,5 @@ def test_the_blocks_of_a_stage_are_those_whose_weights_it_has() -> None:
     """Dropout on attention needs a mask: block 0 makes it, and the second stage has a copy."""
     job = small_job(RECIPES[0].with_name("gpt2_3d.yaml"))
     assert any(op.module == "blocks.0.attn" and op.stage for op in job.training.plan.graph.ops)
-    assert [units(job.training, stage) for stage in (0, 1)] == [
-        "embed, blocks.0",
-        "blocks.1, norm, head",
-    ]
+    expected = ["embed, blocks.0", "blocks.1, norm, head"]
+    assert [units(job.training, stage) for stage in (0, 1)] == expected

@@ -134,32 +134,23 @@ def test_local_program_and_cost_are_those_that_the_recipe_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "rules_here", sys.modules[__name__])
-    here = "rules_here"
-    ((_, table),) = tables_of(
-        {
-            "my::op": {
-                "_target_": f"{here}.negated",
-                "local": f"{here}.halved",
-                "flops": f"{here}.measure",
-                "seconds": f"{here}.measure",
-            }
-        }
+    said = {"_target_": "negated", "local": "halved", "flops": "measure", "seconds": "measure"}
+    given = {key: f"rules_here.{name}" for key, name in said.items()}
+    ((_, table),) = tables_of({"my::op": given})
+    split = ((S(0),),)
+    op = replace(OP, target="aten.digamma.default", table=table, in_sbp=split, out_sbp=split)
+    pieces, shapes = (((2, 2), (0, 6)),), ((4, 6),)
+    whole, own = (
+        dict(in_shapes=shapes, out_shapes=shapes),
+        dict(in_slices=pieces, out_slices=pieces),
     )
-    op = replace(
-        OP, target="aten.digamma.default", table=table, in_sbp=((S(0),),), out_sbp=((S(0),),)
-    )
-    pieces = (((2, 2), (0, 6)),)
-    call = registry.localize(
-        LocalView(
-            op=op, in_shapes=((4, 6),), out_shapes=((4, 6),), in_slices=pieces, out_slices=pieces
-        )
-    )
+    call = registry.localize(LocalView(op=op, **whole, **own))
     assert call == LocalCall(torch.div, (Ref("x"), 2))
     sized = SizedOp(op, [(2, 6)], [(2, 6)], {})
     assert sized.flops == 2.5
     hardware = Hardware()
     assert sized.seconds(hardware) == 2.5 + hardware.op_s
-    (bare,) = (t for _, t in tables_of({"my::op": {"_target_": f"{here}.negated"}}))
+    (bare,) = (t for _, t in tables_of({"my::op": {"_target_": "rules_here.negated"}}))
     assert bare.over(OpInfo()).cost == OpCost()
 
 

@@ -20,23 +20,10 @@ from flowrun.launcher.run import run
 from flowrun.launcher.text.generate import Drawing
 
 RECIPE = (
-    "recipe=gpt_hybrid",
-    "launch=virtual",
-    "model.depth=2",
-    "model.width=16",
-    "model.heads=2",
-    "data.length=8",
-    "data.max_bytes=20000",
-    "train.batch_size=4",
-    "train.micro_batches=2",
-    "train.steps=4",
-    "train.save_every=2",
-    "train.keep=0",
-    "eval.every=2",
-    "eval.batches=3",
-    "optim.ema=0.5",
-    "optim.lr=0.05",
-    "engine.check_capture=false",
+    "recipe=gpt_hybrid launch=virtual model.depth=2 model.width=16 model.heads=2 data.length=8"
+    " data.max_bytes=20000 train.batch_size=4 train.micro_batches=2 train.steps=4"
+    " train.save_every=2 train.keep=0 eval.every=2 eval.batches=3 optim.ema=0.5 optim.lr=0.05"
+    " engine.check_capture=false"
 )
 SHORT = Drawing(tokens=12, temperature=0)
 SAME = 1e-5
@@ -49,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shown = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        run(load(list(RECIPE)), place / "out", Progress(Console(file=shown, width=200)))
+        run(load(RECIPE.split()), place / "out", Progress(Console(file=shown, width=200)))
         (place / "shown").write_text(shown.getvalue())
         yield place
 

@@ -60,7 +60,6 @@ class Trained:
             return instantiate_model(load([self.recipe, "train.seed=9"]))
 
     def loaded(self, file: Path) -> Any:
-        """The model with the weights of a file."""
         model = self.model()
         model.load_state_dict(load_file(file))
         return model
@@ -143,8 +142,7 @@ def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> float:
 
 def logits_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     with torch.no_grad():
-        logits: Tensor = model(**batch).logits
-    return logits
+        return model(**batch).logits
 
 
 def test_the_first_loss_is_that_of_the_given_weights(trained: Trained) -> None:
@@ -167,11 +165,9 @@ def test_exported_weights_make_the_logits_of_a_plain_loop(trained: Trained) -> N
         optimizer.zero_grad()
         plain(**trained.batch(step)).loss.backward()
         optimizer.step()
-    found = trained.loaded(export(trained.out))
-    batch = trained.batch(STEPS)
-    torch.testing.assert_close(
-        logits_of(found, batch), logits_of(plain, batch), rtol=SAME, atol=SAME
-    )
+    models = trained.loaded(export(trained.out)), plain
+    found, expected = (logits_of(model, trained.batch(STEPS)) for model in models)
+    torch.testing.assert_close(found, expected, rtol=SAME, atol=SAME)
 
 
 def test_transformers_opens_them_as_its_own(trained: Trained, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
+from flowrun.engine.runtime.kernels.live_bytes import LiveBytes
 from flowrun.engine.strategy import Recompute, Strategy, Zero
 from support.layouts.logical import put_together
 from support.layouts.plain_loop import (
@@ -100,32 +101,18 @@ FIVE = (Layout(), Layout(data=2), Layout(tensor=2), Layout(stages=2), Layout(dat
 
 
 CLIP = 0.5  # below the norm of every step's gradient, of the tiny GPT
-LAYOUTS = tuple(
-    Layout(clip_norm=CLIP, **sizes)  # type: ignore[arg-type]
-    for sizes in (
-        {},
-        {"data": 2},
-        {"data": 4},
-        {"tensor": 2},
-        {"tensor": 4},
-        {"stages": 2},
-        {"stages": 4},
-        {"data": 2, "tensor": 2},
-        {"tensor": 2, "stages": 2},
-        {"tensor": 2, "stages": 2, "chunks": 2},
-        {"data": 2, "stages": 2},
-        {"data": 2, "tensor": 2, "stages": 2},
-        {"data": 4, "zero": 1},
-        {"data": 4, "zero": 2},
-        {"data": 4, "zero": 3},
-        {"data": 2, "tensor": 2, "zero": 1},
-        {"data": 2, "tensor": 2, "zero": 2},
-        {"data": 2, "tensor": 2, "zero": 3},
-        {"data": 4, "zero": 1, "shared": True},
-        {"data": 2, "tensor": 2, "zero": 3, "shared": True},
-        {"data": 2, "stages": 2, "zero": 1, "shared": True},
-        {"grids": ((1, 2), (2, 2))},
-    )
+# data, tensor, stages, chunks, zero
+_SIZES = (
+    *((1,), (2,), (4,), (1, 2), (1, 4), (1, 1, 2), (1, 1, 4)),
+    *((2, 2), (1, 2, 2), (1, 2, 2, 2), (2, 1, 2), (2, 2, 2)),
+    *((4, 1, 1, 1, zero) for zero in (1, 2, 3)),
+    *((2, 2, 1, 1, zero) for zero in (1, 2, 3)),
+)
+_SHARED = ((4, 1, 1, 1, 1), (2, 2, 1, 1, 3), (2, 1, 2, 1, 1))
+LAYOUTS = (
+    *(Layout(*sizes, clip_norm=CLIP) for sizes in _SIZES),
+    *(Layout(*sizes, clip_norm=CLIP, shared=True) for sizes in _SHARED),
+    Layout(clip_norm=CLIP, grids=((1, 2), (2, 2))),
 )
 
 
@@ -261,6 +248,17 @@ def run_plan(
         dict(ranks.sent_bytes),
         {(k, r): most for k, rank in ranks.ranks.items() for r, most in rank.most_live.items()},
     )
+
+
+def live_bytes(training: Training, plan: Plan, steps: int) -> int:
+    """Most bytes of tensors at once on one rank, counted."""
+    ranks = cluster(training, plan)
+    body = ranks.ranks[0]
+    as_read = lambda *at: {k: v.clone() for k, v in training.rows(*at).items()}  # noqa: E731
+    body.readers = replace(body.readers, batches=as_read)
+    with LiveBytes(body.variables.values()) as meter:
+        ranks.run(steps)
+    return meter.peak
 
 
 def assert_as_plain_torch(training: Training, run: Run, clip_norm: float = 0.0) -> None:

@@ -249,7 +249,6 @@ def _judged(error: FlowrunError, expected: Result | Exception) -> str:
 
 
 def wrong_rows(model: Model, layout: str) -> list[str]:
-    """Rows of a model that do not train, each by itself."""
     alone = {row: outcome(Model((row,)), layout) for row in model.rows}
     return [f"{row}: {said}" for row, said in alone.items() if said != EQUAL]
 

@@ -19,10 +19,8 @@ VOCABULARY, LENGTH, WIDTH, CLASSES, IDS = 32, 6, 16, 12, 600
 
 
 def _pictures(generator: torch.Generator, samples: int) -> Batch:
-    return {
-        "images": torch.randn(samples, 3, 8, 8, generator=generator),
-        "labels": torch.randint(0, CLASSES, (samples,), generator=generator),
-    }
+    images = torch.randn(samples, 3, 8, 8, generator=generator)
+    return {"images": images, "labels": torch.randint(CLASSES, (samples,), generator=generator)}
 
 
 def _tokens(generator: torch.Generator, samples: int) -> Batch:
@@ -50,17 +48,17 @@ def clicks(generator: torch.Generator, samples: int, rows: int) -> Batch:
     }
 
 
+_BLOCKS = {
+    **{"blocks.*.attn.qkv.*": 0, "blocks.*.attn.proj.weight": 1},
+    **{"blocks.*.mlp.fc1.*": 0, "blocks.*.mlp.fc2.weight": 1},
+}
+
+
 _GPT2 = Architecture(
     "GPT-2",
     lambda layers: GPT(VOCABULARY, LENGTH, layers, 2, WIDTH, bias=True, tied=True),
     _tokens,
-    {
-        "embed.wte.weight": 0,
-        "blocks.*.attn.qkv.*": 0,
-        "blocks.*.attn.proj.weight": 1,
-        "blocks.*.mlp.fc1.*": 0,
-        "blocks.*.mlp.fc2.weight": 1,
-    },
+    {"embed.wte.weight": 0, **_BLOCKS},
     {"tokens_BT": "tokens"},
     cross_entropy,
 )
@@ -79,12 +77,7 @@ PAPER_MODELS: Mapping[str, Architecture] = {
         "BERT",
         lambda layers: BERT(VOCABULARY, LENGTH, layers, 2, WIDTH, dropout=0.0),
         _masked,
-        {
-            "blocks.*.attn.qkv.*": 0,
-            "blocks.*.attn.proj.weight": 1,
-            "blocks.*.mlp.fc1.*": 0,
-            "blocks.*.mlp.fc2.weight": 1,
-        },
+        _BLOCKS,
         {"tokens_BT": "tokens", "segments_BT": "segments", "positions_BK": "positions"},
         cross_entropy,
     ),

@@ -138,7 +138,6 @@ def captions(generator: torch.Generator, samples: int) -> Batch:
 
 
 def told_images(generator: torch.Generator, samples: int) -> Batch:
-    """Tokens, an image, and the tokens again as what is to be said."""
     batch = captions(generator, samples)
     return {**batch, "labels": batch["input_ids"].clone()}
 
@@ -242,50 +241,24 @@ def tiny(config: Any, layers: int, more: Mapping[str, Any]) -> dict[str, Any]:
 
 # ---- Megatron's layouts --------------------------------------------------------------------------
 
-_LLAMA = {
-    "*.q_proj.weight": 0,
-    "*.k_proj.weight": 0,
-    "*.v_proj.weight": 0,
-    "*.o_proj.weight": 1,
-    "*.gate_proj.weight": 0,
-    "*.up_proj.weight": 0,
-    "*.down_proj.weight": 1,
-}
-_LLAMA_EXPERTS = {k: d for k, d in _LLAMA.items() if "_proj" in k and k[2] in "qkvo"}
-_BERT = {
-    "*.self.query.*": 0,
-    "*.self.key.*": 0,
-    "*.self.value.*": 0,
-    "*.attention.output.dense.weight": 1,
-    "*.intermediate.dense.*": 0,
-    "*.layer.*.output.dense.weight": 1,
-}
-_OPT = {
-    "*.q_proj.*": 0,
-    "*.k_proj.*": 0,
-    "*.v_proj.*": 0,
-    "*.out_proj.weight": 1,
-    "*.fc1.*": 0,
-    "*.fc2.weight": 1,
-}
 
-_SPEECH = {
-    **{k: d for k, d in _OPT.items() if "fc" not in k},
-    "*.intermediate_dense.*": 0,
-    "*.output_dense.weight": 1,
-}
-_VIT = {
-    "*.q_proj.*": 0,
-    "*.k_proj.*": 0,
-    "*.v_proj.*": 0,
-    "*.o_proj.weight": 1,
-    "*.fc1.*": 0,
-    "*.fc2.weight": 1,
-}
+def _split(columns: str, rows: str) -> dict[str, int]:
+    """Weights by the ends of their names: those that columns divide, with a bias where they end in
+    `*`, and those that rows divide.
+    """
+    return {f"*.{name}": dim for dim, names in enumerate((columns, rows)) for name in names.split()}
 
-_NEOX = {"*.dense_h_to_4h.*": 0, "*.dense_4h_to_h.weight": 1}
-_MLP = {"*.fc1.*": 0, "*.fc2.weight": 1}
-_BERT_MLP = {"*.intermediate.dense.*": 0, "*.layer.*.output.dense.weight": 1}
+
+_LLAMA_EXPERTS = _split("q_proj.weight k_proj.weight v_proj.weight", "o_proj.weight")
+_LLAMA = {**_LLAMA_EXPERTS, **_split("gate_proj.weight up_proj.weight", "down_proj.weight")}
+_BERT_MLP = _split("intermediate.dense.*", "layer.*.output.dense.weight")
+_BERT = {**_split("self.query.* self.key.*", "attention.output.dense.weight"), **_BERT_MLP}
+_MLP = _split("fc1.*", "fc2.weight")
+_VIT = {**_split("q_proj.* k_proj.* v_proj.*", "o_proj.weight"), **_MLP}
+_OF_OPT = _split("q_proj.* k_proj.* v_proj.*", "out_proj.weight")
+_OPT = {**_OF_OPT, **_MLP}
+_SPEECH = {**_OF_OPT, **_split("intermediate_dense.*", "output_dense.weight")}
+_NEOX = _split("dense_h_to_4h.*", "dense_4h_to_h.weight")
 OUTPUTS = {"*.weight": 0}  # where no layout is customary: every weight along its first dim
 
 

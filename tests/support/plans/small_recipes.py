@@ -9,24 +9,17 @@ from flowrun.launcher.recipe.compose import load
 RECIPES = sorted((Path(__file__).resolve().parents[3] / "recipes").glob("*.yaml"))
 
 # By model: less of the same.
+_SHORT = "data.max_bytes=100000"
 SMALLER = {
     "llama3": (
-        "model.depth=2",
-        "placement.stages=2",
-        "placement.axes.data=2",
-        "train.batch_size=8",
-        "train.micro_batches=4",
-        "data.length=256",
-        "data.max_bytes=100000",
+        *("model.depth=2", "placement.stages=2", "placement.axes.data=2", _SHORT),
+        *("train.batch_size=8", "train.micro_batches=4", "data.length=256"),
     ),
     "gpt3": (
-        "model.depth=2",
-        "placement.stages=2",
-        "train.batch_size=24",
-        "train.micro_batches=4",
-        "data.max_bytes=100000",
+        *("model.depth=2", "placement.stages=2", _SHORT),
+        *("train.batch_size=24", "train.micro_batches=4"),
     ),
-    "gpt": ("model.depth=2", "data.max_bytes=100000"),
+    "gpt": ("model.depth=2", _SHORT),
     "bert": ("model.depth=1", "data.source.max_bytes=100000"),
     "resnet": ("model.blocks=[1,1]",),
     "insightface": ("model.blocks=[1,1]", "data.samples=2048"),
