@@ -35,8 +35,8 @@ BUDGETS = {
     "engine/hardware": 568,
     "engine/ir": 1_696,
     "engine/lowering": 1_285,
-    "engine/ops": 5_198,
-    "engine/passes": 6_872,
+    "engine/ops": 5_204,
+    "engine/passes": 6_869,
     "engine/rehearsal": 966,
     "engine/runtime": 7_941,
     "engine/trace": 495,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 6_772,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_366, "tests": 48_461, "docs": 50_000}
+SUMS = {"source": 66_369, "tests": 48_461, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

@@ -1,11 +1,8 @@
 """pad_classes: trained -> trained.  Products around a cross entropy see a multiple of 64 classes.
 
-GPT-2 has 50,257: no two rows of logits are aligned, and kernels of a GPU read them piecemeal.  The
-products become flow.aligned_product, which adds zeros to what a rank has of the classes and cuts
-them off again, so that weight, targets, loss and gradients keep their classes.  Built code pads
-where it makes the gradient of logits; a weight is copied each time, 0.2 % of the product's time.
-
-It runs before layouts are chosen: the rows are those of other products.
+GPT-2 has 50,257: no two rows of logits are aligned, and kernels of a GPU read them piecemeal.
+flow.aligned_product adds zeros to what a rank has of the classes and cuts them off again.  Built
+code pads where it makes the gradient of logits; a weight is copied each time.
 """
 
 from __future__ import annotations

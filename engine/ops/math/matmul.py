@@ -78,7 +78,7 @@ def labels_of(equation: str) -> tuple[str, str, str]:
     return first, second, out
 
 
-def aligned(view: OpView) -> OpRows:
+def rows_of_aligned(view: OpView) -> OpRows:
     """A bias is added once, so partial sums of the product need a partial bias."""
     first, second, out = labels_of(view.op.args[3])
     (inner,) = set(first) & set(second) - set(out)
@@ -107,14 +107,18 @@ def aligned_product(a: Tensor, b: Tensor, bias: Tensor | None, equation: str) ->
 
 def _align(x: Tensor, labels: str) -> Tensor:
     dim = labels.find(CLASSES)
-    after = (0, 0) * (x.ndim - 1 - dim)
-    return x if dim < 0 else F.pad(x, (*after, 0, -x.shape[dim] % MULTIPLE))
+    return x if dim < 0 else _pad(x, *(0, 0) * (x.ndim - 1 - dim), 0, -x.shape[dim] % MULTIPLE)
+
+
+def _pad(x: Tensor, *pad: int) -> Tensor:
+    """Add zeros, as F.pad does, which copies even if it adds none."""
+    return F.pad(x, pad) if any(pad) else x
 
 
 # ---- products of 8 bits --------------------------------------------------------------------------
 
 
-def scaled(view: OpView) -> OpRows:
+def rows_of_scaled(view: OpView) -> OpRows:
     """Numbers of 8 bits, each row of the first and column of the second with its scale, or all with
     one.
     """
@@ -123,7 +127,7 @@ def scaled(view: OpView) -> OpRows:
     return (*split, *view.partial(("scale_a",), ("scale_b",)))
 
 
-def _scaled_here(view: LocalView) -> LocalCall:
+def _multiply_here(view: LocalView) -> LocalCall:
     given = view.given
     tensors = (given[name] for name in ("self", "mat2", "scale_a", "scale_b"))
     return LocalCall(multiply_scaled, (*tensors, given["out_dtype"]))
@@ -134,8 +138,8 @@ def multiply_scaled(
 ) -> Tensor:
     """Multiply as CUDA wants it: k and n multiples of 16, b column-major, scales dense."""
     (k, n), rowwise = b.shape, scale_a.numel() * scale_b.numel() > 1
-    a, b = F.pad(a, (0, -k % 16)), F.pad(b.t(), (0, -k % 16, 0, -n % 16))
-    scale_b = F.pad(scale_b, (0, -n % 16)) if rowwise else scale_b
+    a, b = _pad(a, 0, -k % 16), _pad(b.t(), 0, -k % 16, 0, -n % 16)
+    scale_b = _pad(scale_b, 0, -n % 16) if rowwise else scale_b
     operands = (a.contiguous(), b.contiguous().t(), scale_a.contiguous(), scale_b.contiguous())
     return scaled_mm()(*operands, out_dtype=dtype).narrow(1, 0, n)  # type: ignore[no-any-return]
 
@@ -169,8 +173,10 @@ OPS: Mapping[str, OpInfo] = {
     "aten.matmul.default": OpInfo(  # made by capture/rewrites/batched.py alone
         product("abmk,abkn->abmn", "self", "other"), traits=_FRESH, cost=_BATCHED
     ),
-    ALIGNED: OpInfo(aligned, function=aligned_product, traits=_FRESH, cost=_ALIGNED),
-    "aten._scaled_mm.default": OpInfo(scaled, local=_scaled_here, traits=_FRESH, cost=_SCALED),
+    ALIGNED: OpInfo(rows_of_aligned, function=aligned_product, traits=_FRESH, cost=_ALIGNED),
+    "aten._scaled_mm.default": OpInfo(
+        rows_of_scaled, local=_multiply_here, traits=_FRESH, cost=_SCALED
+    ),
     "aten.mv.default": OpInfo(product("mk,k->m", "self", "vec")),
     "aten.dot.default": OpInfo(product("k,k->", "self", "tensor")),
     "aten.addmm.default": OpInfo(addmm, traits=_FRESH, cost=replace(_MATRIX, adds_bias=True)),
