@@ -73,6 +73,11 @@ def test_gpus_are_planned_for_and_run_on_where_they_are(monkeypatch: pytest.Monk
     assert Job(recipe, values=False).device_type == "cuda"
     with pytest.raises(RecipeError, match="need a GPU each; torch sees 0"):
         check_runs(recipe)
+    monkeypatch.setattr("flowrun.launcher.recipe.device._num_gpus", lambda: 1)
+    with pytest.raises(RecipeError, match="NCCL_MULTI_RANK_GPU_ENABLE=1 has ranks share a GPU"):
+        check_runs(recipe)
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    check_runs(recipe)
 
 
 @pytest.mark.parametrize(
