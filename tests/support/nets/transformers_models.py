@@ -252,7 +252,10 @@ def _split(columns: str, rows: str) -> dict[str, int]:
 _LLAMA_EXPERTS = _split("q_proj.weight k_proj.weight v_proj.weight", "o_proj.weight")
 _LLAMA = {**_LLAMA_EXPERTS, **_split("gate_proj.weight up_proj.weight", "down_proj.weight")}
 _BERT_MLP = _split("intermediate.dense.*", "layer.*.output.dense.weight")
-_BERT = {**_split("self.query.* self.key.*", "attention.output.dense.weight"), **_BERT_MLP}
+_BERT = {
+    **_split("self.query.* self.key.* self.value.*", "attention.output.dense.weight"),
+    **_BERT_MLP,
+}
 _MLP = _split("fc1.*", "fc2.weight")
 _VIT = {**_split("q_proj.* k_proj.* v_proj.*", "o_proj.weight"), **_MLP}
 _OF_OPT = _split("q_proj.* k_proj.* v_proj.*", "out_proj.weight")
