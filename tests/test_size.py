@@ -59,19 +59,19 @@ BUDGETS = {
     "launcher/text": 379,
     "models": 1_557,
     "testing": 115,
-    "tests": 1_058,
-    "tests/behaviour": 8_306,
-    "tests/chaos": 970,
-    "tests/engine": 14_117,
+    "tests": 1_057,
+    "tests/behaviour": 8_146,
+    "tests/chaos": 928,
+    "tests/engine": 13_795,
     "tests/gpu": 274,
-    "tests/fuzz": 1_006,
+    "tests/fuzz": 994,
     "tests/hangs": 365,
-    "tests/launcher": 14_780,
-    "tests/models": 702,
-    "tests/support": 6_772,
+    "tests/launcher": 14_205,
+    "tests/models": 690,
+    "tests/support": 6_743,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_369, "tests": 48_461, "docs": 50_000}
+SUMS = {"source": 66_369, "tests": 47_308, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}
