@@ -8,14 +8,15 @@ the stash registers, which `bound` counts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from flowrun.engine.actors.plan import Plan, RegionWork, Register
+from flowrun.engine.actors.plan import Actor, Plan, RegionWork, Register
 from flowrun.engine.cost.footprint import ActBytes, Footprint
 from flowrun.engine.cost.messages import Messages
 
 StorageVersion = tuple[str, int]  # a storage, and its version: a number of a micro-batch or step
+_ReaderCounts = list[tuple[StorageVersion, int]]
 
 
 class Live:
@@ -47,7 +48,7 @@ class Live:
         self._peak = self._bound = self.live
         self.of_act: dict[int, int] = {}
         self.readers_left: dict[StorageVersion, int] = {}  # to come, of all registers that hold it
-        self._changes: dict[int, tuple[_Changes, _Changes]] = {}  # actor -> (filled, read)
+        self._changes = {actor.id: self._changes_of(actor) for actor in plan.stage_actors(stage)}
         self._acts: dict[tuple[int, bool, tuple[str, ...]], ActBytes] = {}
 
     @property
@@ -65,7 +66,7 @@ class Live:
         return self.live, self.messages.moment()
 
     def begin(self, actor: int, act: int) -> None:
-        needed = self._act(actor, act, self._changes_of(actor)[1].versions(act + 1, act))
+        needed = self._act(actor, act, self._changes[actor][1].versions(act + 1, act))
         self._reach(actor, act, needed.begin)
         self.under_way[actor] = needed.held
         self.held += needed.held
@@ -79,14 +80,14 @@ class Live:
         self.messages.end(actor)
         if isinstance(self.plan.actors[actor].work, RegionWork):
             self.messages.end_compute()
-        fills, reads = self._changes_of(actor)
+        fills, reads = self._changes[actor]
         read, left = reads.versions(act + 1, act), self.readers_left
         self._reach(actor, act, self._act(actor, act, read).end)
-        for held, readers in fills.versions(act, act).items():
+        for held, readers in fills.versions(act, act):
             if held not in left:
                 self._add(*held, 1)
             left[held] = left.get(held, 0) + readers
-        for held, readers in read.items():
+        for held, readers in read:
             if held in left:
                 left[held] -= readers
                 if not left[held]:
@@ -126,28 +127,25 @@ class Live:
             if not self.stashed[version]:
                 del self.stashed[version]
 
-    def _act(self, actor: int, act: int, read: Mapping[StorageVersion, int]) -> ActBytes:
+    def _act(self, actor: int, act: int, read: _ReaderCounts) -> ActBytes:
         """Return the bytes of an act; an actor has few kinds, by the storages that they free: all
         of whose readers to come are in `read`.
         """
         left = self.readers_left
-        freed = tuple([held[0] for held, readers in read.items() if left.get(held) == readers])
-        first = act % self._changes_of(actor)[0].acts == 0
+        freed = tuple([held[0] for held, readers in read if left.get(held) == readers])
+        first = act % self._changes[actor][0].acts == 0
         key = (actor, first, freed)
         if key not in self._acts:
             described = self.plan.actors[actor]
             self._acts[key] = self.footprint.act(described, frozenset(freed), first)
         return self._acts[key]
 
-    def _changes_of(self, actor: int) -> tuple[_Changes, _Changes]:
+    def _changes_of(self, actor: Actor) -> tuple[_Changes, _Changes]:
         """Return the storages that an act begins to fill, and those that it reads."""
-        if actor not in self._changes:
-            described, known = self.plan.actors[actor], self.plan.registers
-            filled = [(known[r], len(known[r].readers)) for r in described.outputs]
-            read = [(known[r], 1) for r in described.inputs if known[r].producer is not None]
-            acts = self.plan.acts_per_step(described)
-            self._changes[actor] = self._changes_in(filled, acts), self._changes_in(read, acts)
-        return self._changes[actor]
+        known, acts = self.plan.registers, self.plan.acts_per_step(actor)
+        filled = [(known[r], len(known[r].readers)) for r in actor.outputs]
+        read = [(known[r], 1) for r in actor.inputs if known[r].producer is not None]
+        return self._changes_in(filled, acts), self._changes_in(read, acts)
 
     def _changes_in(self, registers: Iterable[tuple[Register, int]], acts: int) -> _Changes:
         """registers: each with the readers that come or go.  acts: of the actor in a step."""
@@ -172,11 +170,11 @@ class _Changes(NamedTuple):
     of_step: tuple[tuple[str, int], ...]
     acts: int
 
-    def versions(self, at: int, act: int) -> dict[StorageVersion, int]:
+    def versions(self, at: int, act: int) -> _ReaderCounts:
         """Return the readers of what changes at the act.  at: number of acts until then."""
-        versions = {(storage, act // lasts): n for (storage, lasts), n in self.each}
-        if self.of_step and at % self.acts == 0:
-            for storage, n in self.of_step:
-                held = storage, act // self.acts
-                versions[held] = versions.get(held, 0) + n
-        return versions
+        versions = [((storage, act // lasts), n) for (storage, lasts), n in self.each]
+        if not self.of_step or at % self.acts:
+            return versions
+        both = Counter(dict(versions))
+        both.update({(storage, act // self.acts): n for storage, n in self.of_step})
+        return list(both.items())

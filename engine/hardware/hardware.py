@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from flowrun.engine.hardware.measured_ops import Factors
-from flowrun.engine.hardware.network import Level, Link, axis_links, message_link
+from flowrun.engine.hardware.network import Level, Link, axis_links, message_link, move_home
 from flowrun.engine.ir.placement import Placement
 
 CPU = "cpu"
@@ -217,11 +217,11 @@ class Hardware:
 
     def links(self, placement: Placement) -> tuple[Link, ...]:
         """Return the link of the groups along each axis of a placement."""
-        return axis_links(self.levels, placement)
+        return axis_links(self.levels, *move_home(self.levels, placement))
 
     def crossing(self, source: Placement, target: Placement) -> Link:
         """Return the link of messages from one placement to another."""
-        return message_link(self.levels, source, target)
+        return message_link(self.levels, *move_home(self.levels, source, target))
 
     def is_far(self, source: Placement, target: Placement) -> bool:
         """Return whether messages between two placements are slower than some inside the target."""

@@ -212,11 +212,6 @@ def _peers(members: Mapping[int, int], below: int, size: float) -> int:
 @lru_cache(maxsize=4096)
 def axis_links(levels: tuple[Level, ...], placement: Placement) -> tuple[Link, ...]:
     """Return the link of the groups along each axis, for the slowest group, while all are busy."""
-    *_, (_, outermost, _) = _units(levels)
-    home = placement.ranks[0] // outermost * outermost
-    if home:  # the same, whole units further on; pipelines have many such stages
-        ranks = tuple(rank - home for rank in placement.ranks)
-        return axis_links(levels, Placement(placement.axes, ranks))
     return tuple(
         worst(group_link(levels, group, placement.ranks) for group in placement.groups(axis))
         for axis in range(len(placement.shape))
@@ -234,6 +229,14 @@ def message_link(levels: tuple[Level, ...], source: Placement, target: Placement
         (sources[k * len(sources) // most], targets[k * len(targets) // most]) for k in range(most)
     }
     return worst(group_link(levels, pair, sources) for pair in sorted(pairs) if len({*pair}) > 1)
+
+
+@lru_cache(maxsize=4096)
+def move_home(levels: tuple[Level, ...], *placements: Placement) -> tuple[Placement, ...]:
+    """Move placements whole units nearer rank 0: pipelines have many stages with equal links."""
+    *_, (_, outermost, _) = _units(levels)
+    home = min(placement.ranks[0] for placement in placements) // outermost * outermost
+    return tuple(Placement(p.axes, tuple(rank - home for rank in p.ranks)) for p in placements)
 
 
 _MORE_IS_FAST = {"bytes_per_s", "spread_bytes_per_s", "exchange_bytes", "crowding_s"}

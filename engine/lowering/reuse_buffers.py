@@ -78,10 +78,10 @@ class _Names:
         self.fixed = {self.memory(name) for name in fixed}  # nothing is written there
         self.readers: dict[str, set[int]] = {}  # memory -> actors, by the registers that hold it
         self.lasting: set[str] = set()  # its registers outlive an act of their reader
-        self._add_registers(plan)
+        self._add_registers(plan, stage)
 
-    def _add_registers(self, plan: Plan) -> None:
-        for r in plan.registers:
+    def _add_registers(self, plan: Plan, stage: int) -> None:
+        for r in (r for r in plan.registers if r.stage == stage):
             for memory in map(self.memory, r.tensors):
                 self.readers.setdefault(memory, set()).update(r.readers)
                 if r.initial or any(plan.actors[k].per_step != r.per_step for k in r.readers):

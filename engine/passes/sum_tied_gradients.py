@@ -12,6 +12,7 @@ on different stages: `results` then names the gradient once for each stage.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -53,6 +54,7 @@ class _Splitter:
 
     def __init__(self, graph: LogicalGraph) -> None:
         self.graph = graph
+        self.reported = Counter(tensor for _, tensor in graph.results)
         self.tensors = dict(graph.tensors)
         self.gone: set[str] = set()
         self.instead: dict[str, list[Op]] = {}
@@ -107,8 +109,9 @@ class _Splitter:
     def _alone(self, tensor: str) -> Op | None:
         """Return the op that makes a tensor if exactly one op or result reads it."""
         readers = self.graph.consumers.get(tensor, ())
-        reported = sum(name == tensor for _, name in self.graph.results)
-        return self.graph.producer.get(tensor) if len(readers) + reported == 1 else None
+        return (
+            self.graph.producer.get(tensor) if len(readers) + self.reported[tensor] == 1 else None
+        )
 
     def _tail(self, gradient: str) -> Iterator[Op]:
         """Yield the linear ops between the sum and the gradient, last first."""

@@ -55,7 +55,7 @@ class Clock:
 
     def run(self) -> None:
         """Run to the end, or until steps repeat.  Raises PlanError if the plan cannot end."""
-        state, period, before = self.state, self.period, None
+        state, period = self.state, self.period
         self._start(range(len(state.ranks)))
         self._share_cores()
         while state.heap:
@@ -71,26 +71,17 @@ class Clock:
             self._share_cores()
             if whole and self.endless and not state.left[self.steps - 1]:
                 return
-            if period is None:
-                continue
-            if period.anchor in actors:
-                period.look()
-            if whole:
-                key = state.key_of_step()
-                if key == before:
-                    return
-                before = key
+            if period and period.look(actors, whole):
+                return
         if not all(rank.is_finished() for rank in state.ranks):
             raise deadlock(self.plan, state.ranks, state.held)
 
     @property
     def step_s(self) -> float:
-        """Seconds of a steady step: the time between the ends of steps 2 and 3 if all steps ended,
-        else between the last two that did.
-        """
-        state = self.state
-        ends = [end for end, left in zip(state.step_ends, state.left, strict=True) if not left]
-        return ends[2] - ends[1] if len(ends) == self.steps else ends[-1] - ends[-2]
+        """Seconds of a step that repeats; else the time between the ends of steps 2 and 3."""
+        if self.period and self.period.step_s is not None:
+            return self.period.step_s
+        return self.state.step_ends[2] - self.state.step_ends[1]
 
     def order(self) -> tuple[Orders, tuple[tuple[int, ...], ...]]:
         """Return `order` and `due` of Plan, as the last step had them."""

@@ -71,8 +71,7 @@ class ActTable:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """The state at one moment.
 
     key: all that decides what follows; equal keys have equal futures.
@@ -131,17 +130,13 @@ class ClockState:
         self.num_begun += 1
         heapq.heappush(self.heap, (end, self.num_begun, actors))
 
-    def under_way(self) -> tuple[tuple[float, tuple[int, ...]], ...]:
-        """Return the acts under way, with the seconds until they end."""
-        return tuple([(end - self.now, actors) for end, _, actors in sorted(self.heap)])
-
     def key(self, act: int, step: int) -> tuple[object, ...]:
         """All that decides what follows, seen from now and from micro-batch `act` of `step`."""
         now = self.now
         since = [act if n > 1 else step for n in self.table.acts]
         return (
             act % self.round,
-            self.under_way(),
+            tuple([(end - now, actors) for end, _, actors in sorted(self.heap)]),  # under way
             self.traffic.moment(now),
             self.cores.moment(now) if self.cores else (),
             tuple(self.computing),
@@ -151,15 +146,15 @@ class ClockState:
             tuple(memory.moment() for memory in self.memory),
         )
 
-    def key_of_step(self) -> tuple[object, ...]:
-        """The key when a step is whole, seen from that step."""
-        step = max(k for k, left in enumerate(self.left) if not left)
+    def key_of_step(self, act: int) -> tuple[object, ...]:
+        """The key at micro-batch `act`, seen from its step."""
+        step = act // self.plan.micro_batches
         turns = tuple(
             count - step * len(rank.order[axis])
             for rank in self.ranks
             for axis, count in rank.issued.items()
         )
-        return (*self.key(step * self.plan.micro_batches, step), turns)
+        return (*self.key(act, step), turns)
 
     @property
     def round(self) -> int:
@@ -178,14 +173,9 @@ class ClockState:
         return self.ranks[self.table.stage[actor]].acts[actor]
 
     def snapshot(self, act: int) -> Snapshot:
-        return Snapshot(
-            key=self.key(act, 0),
-            act=act,
-            now=self.now,
-            events=len(self.events),
-            issued={group: len(acts) for group, acts in self.issued.items()},
-            turns=[dict(rank.issued) for rank in self.ranks],
-        )
+        issued = {group: len(acts) for group, acts in self.issued.items()}
+        turns = [dict(rank.issued) for rank in self.ranks]
+        return Snapshot(self.key(act, 0), act, self.now, len(self.events), issued, turns)
 
     def advance(self, earlier: Snapshot, later: Snapshot, times: int) -> None:
         """Go on as if the period between two snapshots, the later one of now, had happened `times`
@@ -196,8 +186,7 @@ class ClockState:
         acts, period_s = later.act - earlier.act, later.now - earlier.now
         self._repeat_records(earlier, later, times)
         more, wait = times * acts, times * period_s
-        often = self.often
-        for actor in often:
+        for actor in self.often:
             self.left[self.acts_of(actor) // self.plan.micro_batches] -= more
         self.now += wait
         self.heap = [(end + wait, n, actors) for end, n, actors in self.heap]

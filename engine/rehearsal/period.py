@@ -9,6 +9,7 @@ happen again, as long as no actor begins or ends a step.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 from flowrun.engine.rehearsal.clock_state import ClockState, Snapshot
 
@@ -16,46 +17,63 @@ LONGEST = 8  # micro-batches of a period that is found; at least a round of turn
 
 
 class Period:
-    """Looks whenever one actor of every micro-batch, the anchor, has ended an act."""
+    """Looks whenever one actor of every micro-batch, the anchor, has ended an act.
+
+    step_s: seconds of a step that is like the one before, once there is one.
+    """
 
     def __init__(self, state: ClockState) -> None:
         self.state = state
         self.often = state.often
         self.anchor = self.often[-1] if self.often else -1
         self.steps: list[int] = []
-        longest = max(LONGEST, state.round)
-        self.before: deque[Snapshot] = deque(maxlen=longest)
-        self.under_way: deque[object] = deque(maxlen=longest)  # before: cheaper to compare
+        self.step_s: float | None = None
+        self.places: dict[int, tuple[int, float, object]] = {}  # of a step -> act, time, key
+        self.before: deque[Snapshot] = deque(maxlen=max(LONGEST, state.round))
 
-    def look(self) -> None:
+    def look(self, ended: Collection[int], whole: bool) -> bool:
+        """Set the clock forward over what repeats; return whether all is as it was a step ago.
+
+        ended: actors.  whole: the last act of a step is one of theirs.
+        """
+        at_anchor = self.anchor in ended
+        if at_anchor:
+            self._skip()
+        return (whole or (at_anchor and bool(self.state.memory))) and self._is_alike(whole)
+
+    def _skip(self) -> None:
         """Set the clock forward if it was in the same state some micro-batches ago."""
         state, m = self.state, self.state.plan.micro_batches
-        under_way = state.under_way()
-        is_first = under_way not in self.under_way
-        self.under_way.append(under_way)
-        if is_first:
-            return
-        whole = m - m % state.round  # a round that is not full has turns of its own
         acts = list(map(state.acts_of, self.often))
-        steps = [count // m for count in acts]
-        if steps != self.steps:
-            self.before.clear()  # some actor has begun another step
+        steps, within = [count // m for count in acts], [count % m for count in acts]
+        if steps != self.steps or not min(within):
+            self.before.clear()  # some actor has begun another step, or is about to
         self.steps = steps
-        within = [count % m for count in acts]
         if not min(within):
-            self.before.clear()  # or is about to
             return
         now = state.snapshot(state.acts_of(self.anchor))
-        for earlier in reversed(self.before):
-            if earlier.key == now.key:
-                room = (whole - 1 - max(within)) // (now.act - earlier.act)
-                times = min(self._same_turns(earlier, now), room)
-                if times > 0:
-                    state.advance(earlier, now, times)
-                    self.before.clear()
-                    return
-                break
+        earlier = next((each for each in reversed(self.before) if each.key == now.key), None)
         self.before.append(now)
+        if earlier:
+            whole = m - m % state.round  # a round that is not full has turns of its own
+            room = (whole - 1 - max(within)) // (now.act - earlier.act)
+            if (times := min(self._same_turns(earlier, now), room)) > 0:
+                state.advance(earlier, now, times)
+                self.before.clear()
+
+    def _is_alike(self, whole: bool) -> bool:
+        """Return whether all is as it was a step ago, so that all steps from there on are alike:
+        at the end of a step, or where the anchor is in it.
+        """
+        state, m = self.state, self.state.plan.micro_batches
+        done = max((k for k, left in enumerate(state.left) if not left), default=0)
+        act = done * m if whole else state.acts_of(self.anchor)
+        place, key = -1 if whole else act % m, state.key_of_step(act)
+        before, begun, earlier = self.places.get(place, (act, 0.0, None))
+        self.places[place] = act, state.now, key
+        if before + m == act and earlier == key:
+            self.step_s = state.now - begun
+        return self.step_s is not None
 
     def _same_turns(self, earlier: Snapshot, later: Snapshot) -> int:
         """Periods for which the order of collectives, where it is fixed, repeats."""

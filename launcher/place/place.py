@@ -64,11 +64,13 @@ def _by_few_blocks(planner: Planner) -> PlacementResult:
     short = ReducedDepthPlanner(planner)
     most = min(MAX_PLANS, planner.job.recipe.auto.plans)
     found = search(short, planner.limit, most, until=planner.until)
+    found = replace(found, skipped=short.skipped)
+    del short  # a whole plan needs the memory of its graphs
     while (promising := found.next) and _may_be_best(promising, found, planner.until):
         found = found.instead(promising, planner.plan(promising.candidate))
     if found.best is None and (closest := found.closest) and closest.extrapolated:
         found = found.instead(closest, planner.plan(closest.candidate))
-    return replace(found, skipped=short.skipped)
+    return found
 
 
 def _may_be_best(estimate: Outcome, found: PlacementResult, until: float) -> bool:

@@ -132,7 +132,7 @@ def search(
         kept: list[_Open] = []
         plans = most if by_time else most + most // 2
         while waiting and len(outcomes) < plans and not _is_late(until, outcomes):
-            promise = _expect(outcomes) if by_time else _count_bytes
+            promise = _expect(outcomes) if by_time else lambda item: item.bound.bytes
             item = waiting.pop(min(range(len(waiting)), key=lambda k: promise(waiting[k])))
             if _hopeless(item.bound, outcomes, limit, shown, by_time):
                 kept.append(item)
@@ -194,10 +194,6 @@ class _Open:
 
     what: Branch | Candidate
     bound: Bound
-
-
-def _count_bytes(item: _Open) -> float:
-    return item.bound.bytes
 
 
 def _expect(outcomes: list[Outcome]) -> Callable[[_Open], float]:

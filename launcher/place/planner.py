@@ -54,8 +54,6 @@ class Planner:
         self.tree = _in_order(OmegaConf.to_container(OmegaConf.create(job.recipe.text)), ranks)
         self.limit = job.strategy.hardware.tensor_bytes
         self.until = time.monotonic() + (job.recipe.auto.seconds or math.inf)
-        # layouts that differ by schedule come together; 1f1b and gpipe are expected to take as long
-        self._staged, self._boxed = lru_cache(2)(self._stage), lru_cache(4)(self._box)
         self.problems: list[Outcome] = []  # branches that cannot be compiled
         self.plans: dict[Candidate, Rehearsed] = {}  # of those that may turn out to be the best
         placement, kept = self.tree["placement"], self.tree["auto"]["keep"]
@@ -63,6 +61,9 @@ class Planner:
         crooked = isinstance(placement["stages"], list) or interleaved or job.strategy.mirrored
         many = captures.blocks.count >= MIN_BLOCKS_TO_EXTRAPOLATE
         self.skip_repeats = many and not crooked and self._has_blocks_in_line()
+        # layouts that differ by schedule come together; 1f1b and gpipe are expected to take as long
+        staged, boxed = (1, 1) if self.skip_repeats else (2, 4)  # whole graphs are large
+        self._staged, self._boxed = lru_cache(staged)(self._stage), lru_cache(boxed)(self._box)
 
     @staticmethod
     def of(recipe: Recipe) -> Planner:
@@ -166,7 +167,7 @@ class Planner:
 
     @cached_property
     def _laid_out(self) -> Callable[[Strategy], LaidOutBranch]:
-        kept = 4 if self.skip_repeats else max(4, KEPT_OPS // len(self._all_rows().ops))
+        kept = 1 if self.skip_repeats else max(4, KEPT_OPS // len(self._all_rows().ops))
         return lru_cache(kept)(pause_collection()(self._lay_out))
 
     def _lay_out(self, strategy: Strategy) -> LaidOutBranch:
