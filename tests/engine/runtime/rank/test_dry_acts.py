@@ -15,7 +15,8 @@ CPU = torch.device("cpu")
 
 
 def test_each_region_acts_with_and_without_sums_on_what_earlier_ones_made() -> None:
-    plan, acts, made = compiled(GPT_PACKED, Layout(tensor=2, stages=2)).plan, Counter[int](), set()
+    plan, acts = compiled(GPT_PACKED, Layout(tensor=2, stages=2)).plan, Counter[int]()
+    made: set[str] = set()
     fields = Readers(plan=plan, rank=3, batches=GPT_PACKED.rows, device=CPU).read_first()
 
     def act(actor: int, work: RegionWork, values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
