@@ -28,11 +28,8 @@ def add_readers(plan: Plan, strategy: Strategy) -> Plan:
             here = [f for f in plan.graph.feeds if f.stage == stage and f.per_step == per_step]
             for feeds in _together(plan, strategy, tuple(here)):
                 chain = list(_chain_of_steps(plan, strategy, feeds))
-                for samples_tensor, lies, actor in chain:
-                    tensors[samples_tensor.name], locations[samples_tensor.name] = (
-                        samples_tensor,
-                        lies,
-                    )
+                for samples, lies, actor in chain:
+                    tensors[samples.name], locations[samples.name] = samples, lies
                     readers.append(actor)
                 source = chain[-1][0].name if chain else None
                 readers.append(_reader(strategy, feeds, source))
@@ -85,15 +82,12 @@ def _chain_of_steps(
     stage, tensors = fields[0].stage, plan.tensors
     grid = strategy.placements[stage].shape
     widest = max(fields, key=lambda f: largest_shape(tensors[f.tensor].shape, f.nd_sbp, grid)[0])
-    samples = tensors[widest.tensor].shape[0]
+    rows = tensors[widest.tensor].shape[0]
     source: str | None = None
     for step in strategy.preparation:
-        samples_tensor = LogicalTensor(
-            f"batch.{step.name}@{stage}", (samples, step.num_bytes), torch.uint8
-        )
-        work = PrepareWork(step.name, source, samples_tensor.name, feeds)
-        actor = Actor(
-            0, f"batch.{step.name}", READER, stage, phase=FORWARD, per_step=False, work=work
-        )
-        yield samples_tensor, Location(stage, widest.nd_sbp), actor
-        source = samples_tensor.name
+        name = f"batch.{step.name}"
+        samples = LogicalTensor(f"{name}@{stage}", (rows, step.num_bytes), torch.uint8)
+        work = PrepareWork(step.name, source, samples.name, feeds)
+        actor = Actor(0, name, READER, stage, phase=FORWARD, per_step=False, work=work)
+        yield samples, Location(stage, widest.nd_sbp), actor
+        source = samples.name

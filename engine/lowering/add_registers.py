@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from flowrun.engine.actors.plan import BOX, READER, REGION, Actor, Plan, Register
+from flowrun.engine.actors.plan import BOX, READER, REGION, Actor, Plan, RegionWork, Register
 from flowrun.engine.actors.schedules import micro_batches_in_flight
 from flowrun.engine.ir.graph import BACKWARD, COUNT, PHASES, UPDATE, WEIGHT_GRAD
 from flowrun.engine.strategy import Strategy
@@ -198,10 +198,10 @@ class _Connector:
 class Throttle:
     """What would run far ahead is held back.
 
-    Weights are always there to be gathered (ZeRO 3), and nothing waits for the reduction of a
-    gradient (ZeRO 2, 3) but a sum.  The registers between neighbours hold neither: a rank that is
-    early would gather every weight, or hold every gradient until the other ranks come.  So an empty
-    register goes from one to the other, with a distance of `ahead` regions.
+    Weights are always there to be cast and gathered (ZeRO 3), and nothing waits for the reduction
+    of a gradient (ZeRO 2, 3) but a sum.  The registers between neighbours hold neither: a rank that
+    is early would gather every weight, or hold every gradient until the other ranks come.  So an
+    empty register goes from one to the other, with a distance of `ahead` regions.
 
     maker, readers: tensor -> the actors that make and read it.  weights: tensors that last.
     """
@@ -213,7 +213,7 @@ class Throttle:
 
     def pairs(self, ahead: int) -> Iterator[tuple[int, int]]:
         """(what goes first, what waits for it), with every micro-batch."""
-        for gathers in self._by_phase(self.gathers, self._first_reader):
+        for gathers in self._by_phase(self.begins_gather, self._first_reader):
             order = sorted(gathers)
             for before, region in zip(order, order[ahead:], strict=False):
                 yield from ((before, gather) for gather in gathers[region])
@@ -223,9 +223,17 @@ class Throttle:
                 yield from ((reduction, region) for reduction in reductions[before])
 
     def gathers(self, k: int) -> bool:
-        """A boxing of weights, with every micro-batch."""
+        """A boxing of weights, or of what is made of them for it, with every micro-batch."""
         actor = self.actors[k]
-        return actor.kind == BOX and not actor.per_step and all(map(self._lasts, actor.reads))
+        there = (self._lasts(n) or self.begins_gather(self.maker[n]) for n in actor.reads)
+        return actor.kind == BOX and not actor.per_step and all(there)
+
+    def begins_gather(self, k: int) -> bool:
+        """A boxing of weights, or a region that makes of them what boxings alone read."""
+        actor, work = self.actors[k], self.actors[k].work
+        sent = isinstance(work, RegionWork) and work.sent == actor.makes != () == work.accumulates
+        boxed = (sent or actor.kind == BOX) and not actor.per_step
+        return boxed and all(map(self._lasts, actor.reads))
 
     def _lasts(self, name: str) -> bool:
         """A weight, or the copy of one that another stage gets once a step."""
@@ -236,8 +244,7 @@ class Throttle:
         actor = self.actors[k]
         readers = [self.actors[r] for name in actor.makes for r in self.readers.get(name, ())]
         sums = all(r.sums and set(r.sums).issuperset(r.makes) for r in readers)
-        boxed = actor.kind == BOX and not actor.per_step
-        return boxed and sums and self._source(k) is not None
+        return actor.kind == BOX and not actor.per_step and sums and self._source(k) is not None
 
     def _first_reader(self, k: int) -> int:
         """The first region that reads what is boxed, maybe in several steps."""

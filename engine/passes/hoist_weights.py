@@ -5,8 +5,8 @@ forward, and the boxing of its output moves with it.  An op that may stand on ei
 boxing then goes to the side where fewer bytes move:
 
     cast before gather    a tensor made of weights that is no larger than they are is made at their
-                          home: a shard of ZeRO is cast, then gathered in bf16; a tied weight
-                          crosses to another stage in the same way
+                          home: a shard of ZeRO is cast, then gathered in bf16 (ZeRO 3: with
+                          each gather, insert_boxing.py); a tied weight crosses stages alike
     reduce before cast    a gradient that goes to a sharded accumulator (ZeRO 2, 3) is reduced in
                           the dtype that it was computed in, then cast and accumulated in fp32; one
                           that is accumulated before it is reduced is reduced in fp32

@@ -6,8 +6,9 @@ A layout is (stage, nd-SBP).  One boxing serves all its readers.  A step on one 
 reader's region.  Tensors that live for a step are boxed once a step: accumulated gradients in phase
 update, weights (and tensors that hoist_weights makes of them) in phase weights.  Under ZeRO 3
 forward and backward each gather a weight with every micro-batch, and it crosses to another stage
-sharded, once a step.  A single number goes from stage to stage: else each would have messages, and
-a group of ranks (actors/communicators.py), with each other one.
+sharded, once a step; what is made of shards to be gathered is made with each gather.  A single
+number goes from stage to stage: else each would have messages, and a group of ranks
+(actors/communicators.py), with each other one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from flowrun.engine.boxing.boxing import BoxingStep, path, path_seconds, replace_axis
 from flowrun.engine.boxing.crossing import transfer_sbps
@@ -52,8 +52,8 @@ def insert_boxing(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     for name, tensor in graph.results:
         stage = graph.producer[tensor].stage
         whole = Location(stage, (B,) * len(strategy.axes))
-        results.append((name, boxer.box(tensor, whole, _BoxReader(UPDATE))))
-    ops = _advance_to_first_reader(boxer.ops)
+        results.append((name, boxer.box(tensor, whole, Op("", "", (), phase=UPDATE))))
+    ops = _advance_to_first_reader(boxer.read_ops())
     return replace(graph, ops=ops, tensors=boxer.tensors, results=tuple(results))
 
 
@@ -73,14 +73,6 @@ def _advance_to_first_reader(ops: Sequence[Op]) -> tuple[Op, ...]:
     return tuple(reversed(out))
 
 
-class _BoxReader(NamedTuple):
-    """The reader for which a tensor is boxed."""
-
-    phase: str
-    module: str = ""
-    chunk: int = 0
-
-
 class _Boxer:
     """The ops so far, and the forms in which every tensor exists."""
 
@@ -91,6 +83,7 @@ class _Boxer:
         self.weights: set[str] = set(graph.variable_of) - graph.running
         self.written = {v.tensor: v.new for v in graph.variables if v.new is not None}
         self.ops: list[Op] = []
+        self.made_of_shards: dict[str, Op] = {}  # tensor -> the op of phase weights, at home
         # original tensor -> (location, scope) -> name; scope: the phase that may read it,
         # or "" for all
         self.forms: dict[str, dict[tuple[Location, str], str]] = {}
@@ -109,9 +102,8 @@ class _Boxer:
 
     def add(self, op: Op) -> None:
         """Append an op, with its inputs boxed to what its signature reads."""
-        reader = _BoxReader(op.phase, op.module, op.chunk)
         read = [
-            self.box(name, Location(op.stage, nd_sbp), reader)
+            self.box(name, Location(op.stage, nd_sbp), op)
             for name, nd_sbp in zip(op.inputs, op.in_sbp, strict=True)
         ]
         for given, boxed in zip(op.inputs, read, strict=True):
@@ -125,8 +117,10 @@ class _Boxer:
                     self.per_step.add(name)
                 if op.phase == WEIGHTS:
                     self.weights.add(name)
+                    if self.weights.issuperset(read):
+                        self.made_of_shards[name] = op
 
-    def box(self, name: str, wanted: Location, reader: _BoxReader) -> str:
+    def box(self, name: str, wanted: Location, reader: Op) -> str:
         """Return the name of the tensor in the wanted layout; append the boxing if need be."""
         phase = reader.phase
         forms = self.forms[name]
@@ -149,10 +143,28 @@ class _Boxer:
             key=lambda place: self._seconds(name, place, wanted),
         )
         form, steps = ways[start]
+        once = self._once_a_step(name, steps, phase)
+        late = 0 == once < self._once_a_step(name, steps, WEIGHTS)
+        form = self._make_again(form, start, _scope(phase)) if late else form
         for k, (step, place) in enumerate(steps):
-            hoisted = k < self._once_a_step(name, steps, phase)
-            form = self._append(name, form, step, place, reader, hoisted)
+            form = self._append(name, form, step, place, reader, k < once)
         return form
+
+    def _make_again(self, name: str, place: Location, scope: str) -> str:
+        """Return what is gathered: a tensor of shards is made for it by an op of its own."""
+        if name not in self.made_of_shards:
+            return name
+        new = f"{name}/{scope}"
+        self.tensors[new] = replace(self.tensors[name], name=new)
+        self.ops.append(replace(self.made_of_shards[name], name=new, outputs=(new,), phase=scope))
+        self.forms[name][place, scope] = new
+        return new
+
+    def read_ops(self) -> list[Op]:
+        """Return the ops without those that were made again for all their readers."""
+        read = {name for op in self.ops for name in op.inputs}
+        unread = self.made_of_shards.keys() - read
+        return [op for op in self.ops if unread.isdisjoint(op.makes)]
 
     def _once_a_step(
         self, name: str, steps: list[tuple[BoxingStep | None, Location]], phase: str
@@ -207,7 +219,7 @@ class _Boxer:
         output: str,
         step: BoxingStep | None,
         place: Location,
-        reader: _BoxReader,
+        reader: Op,
         hoisted: bool,
     ) -> str:
         scope, op_phase = self._period(name, hoisted, reader.phase)

@@ -86,13 +86,12 @@ def _is_kept_narrow(graph: LogicalGraph, variable: Variable, strategy: Strategy)
 
 
 def _cast(like: Op, read: str, output: str) -> Op:
-    kwargs = (("dtype", torch.float32),)
     return replace(
         like,
         name=output,
         target=CAST,
         args=(Ref(read),),
-        kwargs=kwargs,
+        kwargs=(("dtype", torch.float32),),
         outputs=(output,),
         table=None,
     )

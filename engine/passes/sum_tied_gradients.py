@@ -123,12 +123,11 @@ class _Splitter:
     def _sums(self, tensor: str) -> Iterator[Op]:
         """Yield the additions that make a tensor, last first."""
         op = self._alone(tensor)
-        if op is None or op.target != "aten.add.Tensor" or op.kwargs or len(op.inputs) != 2:
-            return
-        if op.inputs[0] == op.inputs[1]:
+        if op is None or op.target != "aten.add.Tensor" or op.kwargs:
             return
         shape = self.graph.tensors[tensor].shape
-        if all(self.graph.tensors[name].shape == shape for name in op.inputs):
+        two = len({*op.inputs}) == len(op.inputs) == 2
+        if two and all(self.graph.tensors[name].shape == shape for name in op.inputs):
             yield op
             for name in op.inputs:
                 yield from self._sums(name)

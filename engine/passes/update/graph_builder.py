@@ -114,13 +114,6 @@ class GraphBuilder:
             self.feeds[name] = Feed(field, tensor, stage, per_step=True, values=values)
         return name
 
-    def drop_feed(self, field: str) -> Feed | None:
-        """Remove a feed and return it; None if there is none."""
-        feed = next((f for f in self.feeds.values() if f.field == field), None)
-        if feed is not None:
-            del self.feeds[feed.tensor]
-        return feed
-
     def drop_dead(self, names: Iterable[str]) -> None:
         """Remove ops, and all ops that read their outputs."""
         gone: set[str] = set()

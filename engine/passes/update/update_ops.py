@@ -116,18 +116,14 @@ def _make_tangent(builder: GraphBuilder, strategy: Strategy) -> bool:
     With loss scaling it becomes the loss scale, and the result is True.
     """
     value = 1.0 / strategy.micro_batches
-    feeds = iter(lambda: builder.drop_feed("@tangent"), None)
-    if strategy.loss_scale is not None:
-        return scale_tangent(builder, list(feeds), strategy.loss_scale.start, value)
+    feeds = [feed for feed in builder.feeds.values() if feed.field == "@tangent"]
     for feed in feeds:
-        builder.op(
-            feed.tensor,
-            FULL,
-            ((), value),
-            (("dtype", builder.tensors[feed.tensor].dtype),),
-            (feed.tensor,),
-            at=OpPlace(feed.stage, "loss", BACKWARD),
-        )
+        del builder.feeds[feed.tensor]
+    if strategy.loss_scale is not None:
+        return scale_tangent(builder, feeds, strategy.loss_scale.start, value)
+    for feed in feeds:
+        dtype, at = builder.tensors[feed.tensor].dtype, OpPlace(feed.stage, "loss", BACKWARD)
+        builder.op(feed.tensor, FULL, ((), value), (("dtype", dtype),), (feed.tensor,), at=at)
     return False
 
 

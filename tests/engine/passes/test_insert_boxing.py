@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from torch import float32
@@ -10,6 +11,7 @@ from flowrun.engine.ir.graph import (
     WEIGHTS,
     LogicalGraph,
     LogicalTensor,
+    Ref,
     Variable,
 )
 from flowrun.engine.ir.placement import Placement
@@ -80,6 +82,20 @@ def test_a_weight_is_gathered_once_a_step_or_under_zero_3_with_each_pass(
     graph = read_by(S(0), (B, 0, FORWARD), (B, 0, FORWARD), (B, 0, BACKWARD), weight=True)
     actual = insert_boxing(graph, one_axis("x", zero=Zero("x", zero, 1)))
     assert [op.phase for op in actual.ops if op.target == "flow.box"] == phases
+
+
+@pytest.mark.parametrize(
+    ("zero", "phases"), [(2, [WEIGHTS, WEIGHTS]), (3, [FORWARD, FORWARD, BACKWARD, BACKWARD])]
+)
+def test_what_is_made_of_a_shard_is_made_beside_each_gather(
+    zero: int, phases: Sequence[str]
+) -> None:
+    reads = [(S(0), 0, WEIGHTS), (B, 0, FORWARD), (B, 0, BACKWARD), (B, 0, WEIGHT_GRAD)]
+    graph = read_by(S(0), *reads, weight=True)
+    cast, *readers = graph.ops
+    graph = replace(graph, ops=(cast, *(replace(op, args=(Ref("r0"),)) for op in readers)))
+    actual = insert_boxing(graph, one_axis("x", zero=Zero("x", zero, 1)))
+    assert [op.phase for op in actual.ops if op.name.startswith("r0")] == phases
 
 
 def test_a_boxing_for_a_weight_gradient_that_backward_reads_too_does_not_run_late() -> None:
