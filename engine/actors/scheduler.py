@@ -69,6 +69,7 @@ class Scheduler:
         self._blocking = {k for k, actor in self.actors.items() if plan.blocks(actor)}
         self._blocked: set[int] = set()  # under way: acts of compute and what takes turns with it
         self._priority = {k: PRIORITY[a.phase] for k, a in self.actors.items() if a.computes}
+        self._often = sum(self.per_step[k] > 1 for k in self._priority)
         self._computed = 0  # acts of compute begun, from `first` on, as `issued`
         self._turns = self._interleave(stage) if plan.chunks > 1 else {}
         self._compute: list[tuple[int, int, int]] = []  # heap of (priority, turn, actor)
@@ -219,15 +220,14 @@ class Scheduler:
             self.acts[k] += acts if n > 1 else 0
         for axis, count in turns.items():
             self.issued[axis] += count
-        self._computed += acts * sum(self.per_step[k] > 1 for k in self._priority)
+        self._computed += acts * self._often
         self._seeks = True
         self._compute = [self._urgency(actor) for *_, actor in self._compute]
         heapq.heapify(self._compute)
 
     def repeats_due(self, place: int, earlier: int, acts: int) -> bool:
         """Return whether a place of the one order is due `acts` acts after an earlier one."""
-        more = acts * sum(self.per_step[k] > 1 for k in self._priority)
-        return not self._due or self._due[place] == self._due[earlier] + more
+        return not self._due or self._due[place] == self._due[earlier] + acts * self._often
 
     def _begin_idle(self) -> list[int]:
         """Begin the acts that no token is missing for, and return their actors."""
