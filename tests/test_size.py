@@ -28,7 +28,7 @@ MOST_COMPLEXITY = 15
 BUDGETS = {
     "docs": 50_000,
     "engine": 1_148,
-    "engine/actors": 1_585,
+    "engine/actors": 1_599,
     "engine/boxing": 518,
     "engine/capture": 4_329,
     "engine/cost": 1_124,
@@ -37,7 +37,7 @@ BUDGETS = {
     "engine/lowering": 1_286,
     "engine/ops": 5_204,
     "engine/passes": 6_871,
-    "engine/rehearsal": 964,
+    "engine/rehearsal": 971,
     "engine/runtime": 7_941,
     "engine/trace": 495,
     "engine/verify": 793,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 6_743,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_369, "tests": 47_308, "docs": 50_000}
+SUMS = {"source": 66_390, "tests": 47_308, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

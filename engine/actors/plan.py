@@ -16,7 +16,7 @@ import torch
 from flowrun.engine.actors.protocol import Ring
 from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.boxing.crossing import Send, route
-from flowrun.engine.ir.graph import Feed, LogicalGraph, LogicalTensor, Op, Variable
+from flowrun.engine.ir.graph import COUNT, Feed, LogicalGraph, LogicalTensor, Op, Variable
 from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.placement import Placement, Shape, largest_shape
 
@@ -209,6 +209,11 @@ class Actor:
     def computes(self) -> bool:
         """True if acts take turns on the rank's compute: not of communication, nor in a thread."""
         return self.kind not in (BOX, SEND, RECEIVE) and not self.runs_in_thread
+
+    @property
+    def paces(self) -> bool:
+        """True if receives are due by its acts: compute, but not counts, which run a step ahead."""
+        return self.computes and self.phase != COUNT
 
     @property
     def runs_in_thread(self) -> bool:

@@ -16,10 +16,10 @@ its ranks, and its ranks may compute until they come to it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from flowrun.engine.actors.plan import COMMUNICATION, RECEIVE, Plan, RegionWork
+from flowrun.engine.actors.plan import COMMUNICATION, RECEIVE, Actor, Plan, RegionWork
 from flowrun.engine.actors.protocol import (
     LaunchAct,
     begin,
@@ -69,8 +69,8 @@ class Scheduler:
         self._blocking = {k for k, actor in self.actors.items() if plan.blocks(actor)}
         self._blocked: set[int] = set()  # under way: acts of compute and what takes turns with it
         self._priority = {k: PRIORITY[a.phase] for k, a in self.actors.items() if a.computes}
-        self._often = sum(self.per_step[k] > 1 for k in self._priority)
-        self._computed = 0  # acts of compute begun, from `first` on, as `issued`
+        self._pace, self._often, self._paced_acts = _pace_of(self.actors.values(), self.per_step)
+        self._paced = 0  # acts of these begun, from `first` on, as `issued`
         self._turns = self._interleave(stage) if plan.chunks > 1 else {}
         self._compute: list[tuple[int, int, int]] = []  # heap of (priority, turn, actor)
         self._communicate: list[int] = []
@@ -97,7 +97,7 @@ class Scheduler:
         scheduler.states = {k: counted_state(specs, acts, k, running=k in busy) for k in specs}
         for axis, order in scheduler.order.items():
             scheduler.issued[axis] = _first_missing(order, begun, scheduler.per_step)
-        scheduler._computed = sum(begun[k] for k in scheduler._priority)
+        scheduler._paced = sum(begun[k] for k in scheduler._pace)
         scheduler._blocked = busy & (scheduler._priority.keys() | scheduler._blocking)
         return scheduler
 
@@ -201,7 +201,7 @@ class Scheduler:
         order = self.order.get(self._axes[actor])
         first = order[self.issued[self._axes[actor]] % len(order)][0] if order else actor
         if first == actor and not self._in_turn(actor):  # it is not due
-            return min(self._priority, key=lambda k: self.acts[k] / self.per_step[k])
+            return min(self._pace, key=lambda k: self.acts[k] / self.per_step[k])
         return None if first == actor else first
 
     def moment(self, since: Sequence[int]) -> tuple[object, ...]:
@@ -220,7 +220,7 @@ class Scheduler:
             self.acts[k] += acts if n > 1 else 0
         for axis, count in turns.items():
             self.issued[axis] += count
-        self._computed += acts * self._often
+        self._paced += acts * self._often
         self._seeks = True
         self._compute = [self._urgency(actor) for *_, actor in self._compute]
         heapq.heapify(self._compute)
@@ -261,8 +261,8 @@ class Scheduler:
         self.states[actor] = begin(self.states[actor])
         if actor in self._priority or actor in self._blocking:
             self._blocked.add(actor)
-        if actor in self._priority:
-            self._computed += 1
+        if actor in self._pace:
+            self._paced += 1
             self._seeks |= bool(self._due)
         axis = self._axes[actor]
         if axis in self.issued:
@@ -280,10 +280,9 @@ class Scheduler:
         if axis not in self.order:
             return True
         step, place = divmod(self.issued[axis], len(self.order[axis]))
-        if self._due and self.actors[actor].kind == RECEIVE:
-            before = step * sum(self.per_step[k] for k in self._priority) + self._due[place]
-            if self._computed < before:
-                return False
+        receives = self._due and self.actors[actor].kind == RECEIVE
+        if receives and self._paced < step * self._paced_acts + self._due[place]:
+            return False
         return self.order[axis][place] == turn
 
     def _queue(self, actor: int) -> None:
@@ -294,6 +293,16 @@ class Scheduler:
             self._seeks = True
         else:
             self._supply.append(actor)
+
+
+def _pace_of(
+    actors: Iterable[Actor], per_step: Mapping[int, int]
+) -> tuple[dict[int, int], int, int]:
+    """Return the actors by whose acts receives are due, with their acts in a step; how many of them
+    act in each micro-batch; the sum of the acts.
+    """
+    pace = {actor.id: per_step[actor.id] for actor in actors if actor.paces}
+    return pace, sum(n > 1 for n in pace.values()), sum(pace.values())
 
 
 def _first_missing(

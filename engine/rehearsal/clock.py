@@ -85,13 +85,13 @@ class Clock:
 
     def order(self) -> tuple[Orders, tuple[tuple[int, ...], ...]]:
         """Return `order` and `due` of Plan, as the last step had them."""
-        last, per_step, computes = self.steps - 1, self.table.acts, self.table.computes
+        last, per_step, actors = self.steps - 1, self.table.acts, self.plan.actors
         orders, due = [], [()] * len(self.state.ranks)
         for group, issued in sorted(self.state.issued.items()):
             acts = [(k, n % per_step[k]) for k, n in issued if n // per_step[k] == last]
-            computed = itertools.accumulate(computes[k] for k, _ in acts)
+            paced = itertools.accumulate(actors[k].paces for k, _ in acts)
             places = [
-                (act, n) for act, n in zip(acts, computed, strict=True) if not computes[act[0]]
+                (act, n) for act, n in zip(acts, paced, strict=True) if not actors[act[0]].computes
             ]
             if places:
                 order, due[group[0]] = zip(*places, strict=True)

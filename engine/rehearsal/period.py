@@ -29,6 +29,7 @@ class Period:
         self.steps: list[int] = []
         self.step_s: float | None = None
         self.places: dict[int, tuple[int, float, object]] = {}  # of a step -> act, time, key
+        self.runs: dict[tuple[int, int, int, int], list[int]] = {}  # of orders
         self.before: deque[Snapshot] = deque(maxlen=max(LONGEST, state.round))
 
     def look(self, ended: Collection[int], whole: bool) -> bool:
@@ -78,18 +79,24 @@ class Period:
     def _same_turns(self, earlier: Snapshot, later: Snapshot) -> int:
         """Periods for which the order of collectives, where it is fixed, repeats."""
         length, least = later.act - earlier.act, self.state.plan.micro_batches
-        for rank, before, now in zip(self.state.ranks, earlier.turns, later.turns, strict=True):
+        for stage, rank in enumerate(self.state.ranks):
+            before, now = earlier.turns[stage], later.turns[stage]
             for axis, order in rank.order.items():
-                each, at = now[axis] - before[axis], now[axis] % len(order)
-                alike = 0
-                while (
-                    each
-                    and at - each >= 0
-                    and at + alike < len(order)
-                    and order[at + alike]
-                    == (order[at + alike - each][0], order[at + alike - each][1] + length)
-                    and rank.repeats_due(at + alike, at + alike - each, length)
-                ):
-                    alike += 1
-                least = min(least, alike // each) if each else least
+                if each := now[axis] - before[axis]:
+                    alike = self._alike(stage, axis, each, length)[now[axis] % len(order)]
+                    least = min(least, alike // each)
         return least
+
+    def _alike(self, stage: int, axis: int, each: int, length: int) -> list[int]:
+        """Return for how many places of an order, from each of them on, it is as `each` places
+        before but `length` micro-batches later.
+        """
+        if (runs := self.runs.get((stage, axis, each, length))) is None:
+            rank = self.state.ranks[stage]
+            order = rank.order[axis]
+            runs = self.runs[stage, axis, each, length] = [0] * (len(order) + 1)
+            for k in reversed(range(each, len(order))):
+                actor, act = order[k - each]
+                if order[k] == (actor, act + length) and rank.repeats_due(k, k - each, length):
+                    runs[k] = runs[k + 1] + 1
+        return runs
