@@ -131,7 +131,7 @@ def _key_of(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     called = [frame.line or "" for frame in frames if frame.name in ("_measure", "<genexpr>")]
     line = called[-1] if called else ""
-    if "self.loss(" in line:
+    if "loss_of(" in line:
         return "task.loss"
     return "task.metrics" if "metric_fns" in line or line.startswith("fn(") else "model"
 
