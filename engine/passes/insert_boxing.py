@@ -117,7 +117,7 @@ class _Boxer:
                     self.per_step.add(name)
                 if op.phase == WEIGHTS:
                     self.weights.add(name)
-                    if self.weights.issuperset(read):
+                    if self.weights.issuperset(read) and len(op.makes) == 1:
                         self.made_of_shards[name] = op
 
     def box(self, name: str, wanted: Location, reader: Op) -> str:

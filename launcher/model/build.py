@@ -140,7 +140,7 @@ def narrow_products(model: nn.Module, asked: Fp8) -> None:
             )
         for linear in named:
             linear.__class__ = Fp8Linear
-            linear.rowwise = asked.recipe == ROWWISE
+            vars(linear)["rowwise"] = asked.recipe == ROWWISE
 
 
 def _widen_trained(module: nn.Module, recipe: Recipe) -> dict[int, nn.Parameter]:
