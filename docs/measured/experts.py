@@ -22,8 +22,8 @@ SELECTIVE = "recompute.modules=[blocks.*] recompute.keep=[matmul]"
 FULL = "recompute.modules=[blocks.*]"
 TABLE = "<!-- table: python docs/measured/experts.py -->\n"
 HEAD = """
-| Llama 3 | H100s | sequences | chosen | a step | experts' | a step | the search, CPU |
-| --- | ---: | ---: | --- | ---: | --- | ---: | ---: |"""
+| Llama 3 | H100s | chosen | a step | experts' | a step |
+| --- | ---: | --- | ---: | --- | ---: |"""
 
 
 class Row(NamedTuple):
@@ -65,11 +65,11 @@ def main() -> None:
 def describe(row: Row) -> str:
     """Return a row of the table."""
     keys = f"recipe=llama3_405b {SIZES[row.size]} train.batch_size={row.sequences}"
-    chosen, used_s = run(f"{keys} auto.placement=true auto.ranks={row.ranks}")
+    chosen = run(f"{keys} auto.placement=true auto.ranks={row.ranks}")
     best = re.search(r"^ *1 +(\S+ \S+).*?% +(\S.*?) *$", chosen, re.M)  # of the ten best
     seconds, picked = best.groups() if best else ("", "none")
     sizes = f"{{data: {row.data}, tensor: {row.tensor}}}".replace(" ", "")
-    experts, _ = run(
+    experts = run(
         f"{keys} placement.axes={sizes} placement.stages={row.stages} {row.memory}"
         f" train.micro_batches={row.micro_batches} zero.stage={row.zero}"
     )
@@ -77,23 +77,19 @@ def describe(row: Row) -> str:
     lacks = re.search(r"needs ([\d,]+) bytes", experts)
     theirs = step[1] if step else f"needs {lacks[1]} B" if lacks else experts[-200:]
     name = f"data {row.data} x tensor {row.tensor} x stages {row.stages}, ZeRO {row.zero}"
-    return (
-        f"| {row.size} | {row.ranks:,} | {row.sequences:,} | {picked} | {seconds} | {name} |"
-        f" {theirs} | {used_s:.0f} s |"
-    )
+    return f"| {row.size} | {row.ranks:,} | {picked} | {seconds} | {name} | {theirs} |"
 
 
-def run(keys: str) -> tuple[str, float]:
-    """Return what a plan prints, and the seconds of a core that it took."""
+def run(keys: str) -> str:
+    """Return what a plan prints."""
     command = [sys.executable, "-m", "flowrun.launcher.cli", "plan", *keys.split()]
-    before = os.times().children_user
     process = subprocess.run(
         [*command, "engine.cache=false"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**os.environ, "COLUMNS": "300"},
     )
-    return process.stdout.decode(), os.times().children_user - before
+    return process.stdout.decode()
 
 
 if __name__ == "__main__":
