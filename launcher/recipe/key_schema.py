@@ -102,7 +102,7 @@ def plain(value: Any) -> Any:
 
 
 def flatten_keys(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of all that is no mapping with keys.
+    """Yield (dotted key, value) of all that is not a mapping with keys.
 
     tree: nested keys; a value that is none has the key `prefix`.
     """

@@ -95,7 +95,7 @@ def list_steps(newest: Sequence[int], count: int) -> str:
 
 
 class Progress:
-    """Prints to a console; on something that is no terminal, lines (StepLines) instead of a
+    """Prints to a console; on something that is not a terminal, lines (StepLines) instead of a
     bar.
     """
 

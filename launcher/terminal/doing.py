@@ -1,7 +1,7 @@
 """Show one line on the terminal that says what is being done, before there is a plan.
 
 The next line takes its place, and `clear` takes it away before anything else is printed.  Where
-standard error is no terminal nothing is written.
+standard error is not a terminal nothing is written.
 """
 
 from __future__ import annotations

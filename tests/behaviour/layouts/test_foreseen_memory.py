@@ -124,8 +124,8 @@ def test_a_schedule_that_may_need_more_than_there_is_is_refused() -> None:
 
 def test_communicators_take_of_the_memory_by_name() -> None:
     needed = max(compiled(DEEP, Layout(stages=2, in_flight="gpipe")).rehearsal.bound_bytes) + 2 * 9
-    told = "18 of them for the communicators stage 0 to 1, stage 1 to 0"
-    with pytest.raises(RecipeError, match=told):
+    counted = "18 of them for the communicators stage 0 to 1, stage 1 to 0"
+    with pytest.raises(RecipeError, match=counted):
         limited(needed - 1, "gpipe", communicator_bytes=9)
     limited(needed, "gpipe", communicator_bytes=9)
 
