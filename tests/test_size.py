@@ -37,7 +37,7 @@ BUDGETS = {
     "engine/lowering": 1_286,
     "engine/ops": 5_204,
     "engine/passes": 6_871,
-    "engine/rehearsal": 971,
+    "engine/rehearsal": 898,
     "engine/runtime": 7_941,
     "engine/trace": 495,
     "engine/verify": 793,
@@ -62,16 +62,16 @@ BUDGETS = {
     "tests": 1_057,
     "tests/behaviour": 8_146,
     "tests/chaos": 928,
-    "tests/engine": 13_795,
+    "tests/engine": 13_789,
     "tests/gpu": 274,
     "tests/fuzz": 994,
     "tests/hangs": 365,
     "tests/launcher": 14_205,
     "tests/models": 690,
-    "tests/support": 6_743,
+    "tests/support": 6_838,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_390, "tests": 47_308, "docs": 50_000}
+SUMS = {"source": 66_317, "tests": 47_397, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

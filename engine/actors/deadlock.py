@@ -12,15 +12,11 @@ from flowrun.engine.errors import PlanError
 Wait = tuple[str, int]  # ("input" | "credit", register), ("turn", axis), ("peer", channel or -1)
 
 
-def deadlock(plan: Plan, ranks: Sequence[Scheduler], held: Sequence[int] = ()) -> PlanError:
+def deadlock(plan: Plan, ranks: Sequence[Scheduler]) -> PlanError:
     """Return the error that names who waits for which register of which rank, around the cycle.
 
     plan: the plan that does not end.  ranks: one scheduler of each stage, as they stand.
-    held: actors that wait on devices.
     """
-    if held:
-        names = ", ".join(name_actor(plan, actor) for actor in held)
-        return PlanError("plan", f"the run would stop: launches are served in order; {names} wait.")
     cycle = _cycle(plan, ranks)
     problem = "the plan would deadlock: its registers do not suffice."
     for actor, wait in cycle:

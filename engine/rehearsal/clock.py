@@ -15,10 +15,9 @@ import itertools
 from collections.abc import Callable, Iterable
 
 from flowrun.engine.actors.deadlock import deadlock
-from flowrun.engine.actors.plan import COMMUNICATION, Actor, Orders, Plan, TransferWork
+from flowrun.engine.actors.plan import Actor, Orders, Plan, TransferWork
 from flowrun.engine.ir.graph import COUNT
 from flowrun.engine.rehearsal.clock_state import ActTable, ClockState, Event
-from flowrun.engine.rehearsal.launches import Device
 from flowrun.engine.rehearsal.period import Period
 
 _AHEAD = 4  # steps of an endless training after the last that counts: for what runs ahead
@@ -28,8 +27,7 @@ class Clock:
     """Runs a number of steps, or as many of an endless training.
 
     count_memory: of an endless one, whose live bytes are counted; events and the order of
-    collectives are not recorded then.  skip_repeats: what repeats is run once.  device: makes the
-    device of a stage, which starts what is launched (launches.py); None: all starts at once.
+    collectives are not recorded then.  skip_repeats: what repeats is run once.
     """
 
     def __init__(
@@ -40,7 +38,6 @@ class Clock:
         *,
         skip_repeats: bool,
         count_memory: bool = False,
-        device: Callable[[int], Device] | None = None,
     ) -> None:
         self.plan = plan
         self.steps = steps
@@ -50,7 +47,6 @@ class Clock:
         self.table = ActTable.of(plan, cost)
         last = steps + (_AHEAD if self.endless else 0)
         self.state = ClockState(plan, self.table, last, count_memory)
-        self.state.devices = list(map(device, range(len(plan.placements)))) if device else []
         self.period = Period(self.state) if skip_repeats else None
 
     def run(self) -> None:
@@ -74,7 +70,7 @@ class Clock:
             if period and period.look(actors, whole):
                 return
         if not all(rank.is_finished() for rank in state.ranks):
-            raise deadlock(self.plan, state.ranks, state.held)
+            raise deadlock(self.plan, state.ranks)
 
     @property
     def step_s(self) -> float:
@@ -102,17 +98,11 @@ class Clock:
         state = self.state
         for stage in stages:
             rank = state.ranks[stage]
-            device = state.devices[stage] if state.devices else None
             while launched := rank.next_communication():
-                if device:
-                    device.launch(*launched)
-                else:
-                    self._communicate(stage, *launched)
-            while device and (started := device.start()):
-                self._communicate(stage, *started)
+                self._communicate(stage, *launched)
             while launched := rank.next_supply():
                 self._begin(stage, *launched)
-            if state.computing[stage] or (device and not device.may_compute):
+            if state.computing[stage]:
                 continue
             if launched := rank.next_compute():
                 state.computing[stage] = True
@@ -185,8 +175,6 @@ class Clock:
                 state.record(actor, rank.acts[actor], len(self.plan.axes))
         if state.cores and self.table.needs_core[actor]:
             state.cores.end(actor, state.now)
-        if state.devices and self.plan.actors[actor].kind in COMMUNICATION:
-            state.devices[stage].end(actor)
         act, began = rank.acts[actor], state.began.pop(actor)
         if self.count_memory:
             state.memory[stage].end(actor, act)

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from flowrun.engine.actors.plan import BOX, RECEIVE, SEND, Actor, Plan
 from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.cost.live import Live
-from flowrun.engine.rehearsal.launches import Device
 from flowrun.engine.rehearsal.link_traffic import LinkTraffic
 from flowrun.engine.rehearsal.shared_cores import SharedCores
 
@@ -94,7 +93,6 @@ class ClockState:
     posted: (channel, act) -> the actor that waits for the other end of a transfer.
     heap: (end, number, actors) of what is under way.
     left, step_ends: acts that each step still has, and when its last one so far ended.
-    devices: what each stage has launched, where that is played.
     memory: bytes that are live, where they are counted; else events and `issued` are recorded.
     """
 
@@ -105,7 +103,6 @@ class ClockState:
         self.now = 0.0
         self.computing = [False] * len(self.ranks)
         self.began: dict[int, float] = {}
-        self.devices: list[Device] = []
         self.traffic = LinkTraffic(plan, table.quantum)
         self.cores = SharedCores(plan, table.quantum) if SharedCores.are_needed(plan) else None
         self.posted: dict[tuple[int, int], int] = {}
@@ -142,7 +139,6 @@ class ClockState:
             tuple(self.computing),
             frozenset((c, a - since[actor], actor) for (c, a), actor in self.posted.items()),
             tuple(rank.moment(since) for rank in self.ranks),
-            tuple(device.moment(since) for device in self.devices),
             tuple(memory.moment() for memory in self.memory),
         )
 
@@ -160,10 +156,6 @@ class ClockState:
     def round(self) -> int:
         """Micro-batches after which the turns of chunks repeat (schedules.Turns)."""
         return len(self.plan.placements) if self.plan.chunks > 1 else 1
-
-    @property
-    def held(self) -> list[int]:
-        return [actor for device in self.devices for actor, _ in device.launched]
 
     @property
     def often(self) -> list[int]:
@@ -198,10 +190,6 @@ class ClockState:
             (channel, act + (more if self.table.acts[actor] > 1 else 0)): actor
             for (channel, act), actor in self.posted.items()
         }
-        for device in self.devices:
-            device.launched = [
-                (k, act + (more if self.table.acts[k] > 1 else 0)) for k, act in device.launched
-            ]
         for rank, before, now in zip(self.ranks, earlier.turns, later.turns, strict=True):
             rank.skip_ahead(more, {axis: times * (now[axis] - before[axis]) for axis in now})
         for memory in self.memory:

@@ -1,4 +1,4 @@
-"""launches: what a device starts of what its host has launched, and why no run stops.
+"""launches: why no order of launches stops a run.
 
 A GPU serves launches in order.  A receive or collective that it has started holds SMs until the
 other ranks come (nccl issues 1025, 689).  Streams come from a pool of 32, again and again, and
@@ -15,6 +15,9 @@ take the first in the line.  All before it has ended, so on each of its ranks it
 launch waits.  What it reads, and the slots that it fills, follow from compute that needs nothing
 later.  So all its ranks launch it, and it ends.
 
+Two things are tried of each plan.  The rehearsal plays it to its end in its order: on one rank no
+act needs what comes later there.  `check_line` finds the line again from the orders of the ranks.
+
 A receive reads nothing: launched long before its message it would hold SMs until then.  So a place
 of the line knows how many acts of compute had ended there (Plan.due): a receive is launched when as
 many have begun, for on the device it waits for those that were launched before it.
@@ -22,77 +25,33 @@ many have begun, for on the device it waits for those that were launched before 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from flowrun.engine.actors.deadlock import name_actor
+from flowrun.engine.actors.plan import COMMUNICATION, Plan, TransferWork
+from flowrun.engine.errors import PlanError
 
-from flowrun.engine.actors.plan import Actor, Plan
 
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """The limits of a device.
-
-    streams: of the pool from which each communicator has one.  queues: of the hardware, which all
-    streams share.  kernels: of communication that may run at a time: no other, and no compute,
-    fits then.
+def check_line(plan: Plan) -> None:
+    """Raise PlanError unless the orders of a plan in one order are parts of one line that has all
+    acts.
     """
-
-    streams: int = 32
-    queues: int = 8
-    kernels: int = 8
-
-
-ONE_KERNEL = Room(1, 1, 1)
-
-
-class Device:
-    """The launches of one rank that have not ended, in order.
-
-    communicator: names that of an actor.
-    """
-
-    def __init__(
-        self, plan: Plan, room: Room, communicator: Callable[[Plan, Actor], str], stage: int
-    ) -> None:
-        names = {a.id: communicator(plan, a) for a in plan.stage_actors(stage)}
-        places = {name: k % room.streams for k, name in enumerate(dict.fromkeys(names.values()))}
-        self.room = room
-        self.stream = {actor: places[name] for actor, name in names.items()}
-        self.launched: list[tuple[int, int]] = []  # actor and act
-        self.started: set[int] = set()  # actors
-
-    def launch(self, actor: int, act: int) -> None:
-        self.launched.append((actor, act))
-
-    def start(self) -> tuple[int, int] | None:
-        """Start the next launch that may run, and return it."""
-        streams: set[int] = set()  # with a launch before
-        queues: set[int] = set()  # with one before that has not started
-        for actor, act in self.launched if self.has_room else ():
-            stream = self.stream[actor]
-            queue = stream % self.room.queues
-            if actor not in self.started:
-                if stream not in streams and queue not in queues:
-                    self.started.add(actor)
-                    return actor, act
-                queues.add(queue)
-            streams.add(stream)
-        return None
-
-    @property
-    def has_room(self) -> bool:
-        return len(self.started) < self.room.kernels
-
-    @property
-    def may_compute(self) -> bool:
-        """True if an act of compute, whose stream has the first queue, would run at once."""
-        stuck = (self.stream[k] for k, _ in self.launched if k not in self.started)
-        return self.has_room and all(stream % self.room.queues for stream in stuck)
-
-    def end(self, actor: int) -> None:
-        self.launched = [each for each in self.launched if each[0] != actor]
-        self.started.remove(actor)
-
-    def moment(self, since: Sequence[int]) -> tuple[object, ...]:
-        """Return all that decides what follows, with acts counted from `since`, by actor."""
-        return tuple((k, act - since[k], k in self.started) for k, act in self.launched)
+    if not plan.one_order:
+        return
+    orders = {stage: iter(order) for (stage, _), order in plan.order}
+    waiting: dict[tuple[int, int], int] = {}  # channel and act -> the end that waits there
+    ready = [*orders]
+    while ready:
+        stage = ready.pop()
+        for actor, act in orders[stage]:
+            work = plan.actors[actor].work
+            if isinstance(work, TransferWork):
+                other = waiting.pop((work.channel, act), None)
+                if other is None:
+                    waiting[work.channel, act] = actor
+                    break
+                ready.append(plan.actors[other].stage)
+    communication = [actor for actor in plan.actors if actor.kind in COMMUNICATION]
+    missing = sum(map(plan.acts_per_step, communication)) - sum(len(acts) for _, acts in plan.order)
+    if waiting or missing:
+        who = [plan.actors[k] for k in waiting.values()] or communication
+        names = ", ".join(name_actor(plan, actor.id) for actor in who)
+        raise PlanError("plan", f"the run would stop: launches are served in order; {names} wait.")

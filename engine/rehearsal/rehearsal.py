@@ -14,13 +14,11 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 
-from flowrun.engine.actors.communicators import communicator_of
 from flowrun.engine.actors.plan import Actor, Orders, Plan
 from flowrun.engine.rehearsal.clock import Clock
 from flowrun.engine.rehearsal.clock_state import Event
-from flowrun.engine.rehearsal.launches import ONE_KERNEL, Device, Room
+from flowrun.engine.rehearsal.launches import check_line
 
 STEPS = 4  # at most: from cold to steady, and one after it
 
@@ -52,13 +50,6 @@ class Rehearsal:
     act_bytes: Mapping[int, int] = field(default_factory=dict)
 
 
-def prove(plan: Plan, room: Room = ONE_KERNEL) -> None:
-    """Raise PlanError if a plan in one order would stop on devices with so much room."""
-    if plan.one_order:
-        device = partial(Device, plan, room, communicator_of)
-        Clock(plan, lambda _: 1.0, steps=2, skip_repeats=True, device=device).run()
-
-
 def rehearse(
     plan: Plan, seconds: Callable[[Actor], float] | None = None, *, skip_repeats: bool = True
 ) -> Rehearsal:
@@ -79,6 +70,7 @@ def rehearse(
     ordered = replace(plan, order=order, due=due)
     warm = Clock(ordered, cost, steps=STEPS, skip_repeats=skip_repeats, count_memory=True)
     warm.run()
+    check_line(ordered)
     busy = [0.0] * len(plan.placements)
     first = tuple(e for e in cold.state.events if e.act < plan.acts_per_step(plan.actors[e.actor]))
     for event in first:
