@@ -29,7 +29,7 @@ from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Report, read_complete
 from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.checkpoint import Checkpoint, alone, find_all, prepare
+from flowrun.launcher.store.checkpoint import Checkpoint, find_all, lock_run_folder, prepare
 from flowrun.launcher.supervise.driver import Driver, error_of, supervise
 from flowrun.launcher.supervise.hands.desk import Desk
 from flowrun.launcher.supervise.hands.lease import Lease, Owner
@@ -88,7 +88,7 @@ def _run(
     joins = nodes_of(recipe.launch).may_change  # a run that may be under way: see Record.begin
     several = recipe.launch.num_hosts > 1 and recipe.launch.name != "virtual"
     lease = Lease(folder)
-    with alone(folder, recipe.launch.num_hosts):
+    with lock_run_folder(folder, recipe.launch.num_hosts):
         if not several:
             lease.take(Owner.of_this("", ""))
         resumed = put_at(job, start, restores=not joins) if start else ()

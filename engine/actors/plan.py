@@ -2,7 +2,7 @@
 
 All ranks of a stage run the same actors and differ by their coordinate alone, so the plan holds
 each stage once and a rank is (stage, coordinate): planning is flat in the number of ranks.  Made by
-lower.py; run by rehearsal.py and runtime/.
+lower.py; run by rehearsal/ and runtime/.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class Actor:
 
     @property
     def paces(self) -> bool:
-        """True if receives are due by its acts: compute, but not counts, which run a step ahead."""
+        """True if its acts count in `Plan.due`: compute, but not counts, which run a step ahead."""
         return self.computes and self.phase != COUNT
 
     @property
@@ -266,8 +266,8 @@ class Plan:
         stage.
     one_order: all communication of a rank is one queue (rehearsal/launches.py); else each axis has
         a queue, and messages between stages have none.
-    due: stage -> for each place in its one order, the acts of compute of the step that are begun
-        before, if a receive stands there.
+    due: stage -> for each place in its one order, if a receive stands there, how many acts of
+        compute of the step must have begun before it is launched.
     shared_memory: messages lie in memory that the ranks share; what they take of it is counted so.
     core, cores, own_messages, workspace: see Hardware.
     blocking: axes whose collectives take turns with compute; their order is one, that of the first.

@@ -51,7 +51,7 @@ def _one_f_one_b(stages: int, stage: int, chunk: int, chunks: int) -> int:
     """Return the most micro-batches that a chunk holds where a stage does one forward, one
     backward.
 
-    With one chunk, those that are on the stages after it.  With more, a stage takes as many
+    With one chunk, one for itself and one for each later stage.  With more, a stage takes as many
     micro-batches as there are stages through one chunk, then through the next, and backward through
     the chunks in reverse (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
     """

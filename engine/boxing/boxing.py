@@ -223,7 +223,7 @@ def step_seconds(
     """Return the seconds in which the busiest rank moves its bytes: 1/p of the group's.
 
     state: the nd-SBP before the step on `grid`.  shape, num_bytes: of the logical tensor.  link: of
-    the step's axis.  Local steps cost a little, so that doing nothing wins among equals.
+    the step's axis.  Local steps cost a little, so that a path without steps wins a tie.
     """
     group = largest_shape(shape, replace_axis(state, step.axis, B), grid)  # what the group shares
     group_bytes = num_bytes * math.prod(group) / max(1, math.prod(shape))

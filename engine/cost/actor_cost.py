@@ -78,8 +78,8 @@ class ActorCost:
                 if one_copy:
                     return total
                 for step, move in zip(steps, moves, strict=True):
-                    lies, grid, link = move.source.nd_sbp, placement.shape, links[step.axis]
-                    total += step_seconds(step, lies, grid, move.shape, move.num_bytes, link)
+                    layout, grid, link = move.source.nd_sbp, placement.shape, links[step.axis]
+                    total += step_seconds(step, layout, grid, move.shape, move.num_bytes, link)
                 return total
             case PrepareWork(step=name, made=made):
                 samples = self._samples(made, self.plan.locations[made].nd_sbp, actor.stage)

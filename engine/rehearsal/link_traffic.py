@@ -1,10 +1,10 @@
 """LinkTraffic: the bytes under way between stages and ranks, on the clock's links.
 
 A rank has links at each level of the network (network.py).  Messages between stages go out over one
-and in over another, for bytes a second are those of each direction.  A collective takes both, but
-messages overtake: they have streams of their own, and are what the next stage waits for, while a
-step's gradients are waited for at its end.  The collectives after them wait as much longer.  What
-crosses different levels runs side by side.
+and in over another, for bytes a second are those of each direction.  A collective takes both.
+Messages between stages overtake collectives: they have streams of their own, and the next stage
+waits for them, while gradients are waited for at the end of a step.  A collective that is overtaken
+ends later by as much.  What crosses different levels runs side by side.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ LOGGERS: Mapping[str, Logger] = {
 
 @dataclass(frozen=True)
 class NamedListener:
-    """A listener, and how a note calls it.  may_end: it is a callback, whose error ends the run."""
+    """A listener, and its name in messages.  may_end: a callback, whose error ends the run."""
 
     name: str
     listener: object

@@ -1,12 +1,12 @@
 """bound: what a step takes at least, and what a rank holds at least, before there is a plan.
 
-Before a layout: all work of a step, shared out evenly over all ranks; every variable in as many
-pieces.  Shards of an op take at least their part of its time, and n micro-batches at least the time
-of all rows at once: overheads and what is read again come on top.  With a layout: the work of the
-busiest stage, on its own shards.  Both wait for the first micro-batch to come through the stages
-before; neither counts communication.  Where ranks share cores, one that computes alone has a whole
-one: the way through the stages is counted so, and the work of all ranks by the cores that there
-are.
+Before a layout: forward and backward of a step (the update is not counted), shared out evenly over
+all ranks; every variable in as many pieces.  Shards of an op take at least their part of its time,
+and n micro-batches at least the time of all rows at once: overheads and what is read again come on
+top.  With a layout: the work of the busiest stage, on its own shards.  Both wait for the first
+micro-batch to come through the stages before; neither counts communication.  Where ranks share
+cores, one that computes alone has a whole one: the way through the stages is counted so, and the
+work of all ranks by the cores that there are.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def fill_pipeline(work_s: float, forward: float, stages: int, micro_batches: int
 @dataclass(frozen=True)
 class WholeStep:
     """All of a step, as if on one rank.  seconds: of its work, forward_s: of forward; bytes: of its
-    variables.  core: see Hardware.core.
+    variables.  core: the share of a core that each rank has (Hardware.core).
     """
 
     seconds: float
@@ -171,8 +171,8 @@ class LaidOutBranch:
         same = same and len(home.nd_sbp) == len(grid)
         held = math.prod(largest_shape(tensor.shape, home.nd_sbp, grid)) if same else 0
         # a host may have the pieces of a weight side by side, once (lowering/share_weights.py)
-        soon = v.kind == "state" or self.strategy.shared_memory
-        sharded = zero >= (1 if soon else 3) and v.kind != "buffer"
+        from_zero1 = v.kind == "state" or self.strategy.shared_memory
+        sharded = zero >= (1 if from_zero1 else 3) and v.kind != "buffer"
         if sharded and tensor.num_elements >= self.strategy.zero.min_size:
             sizes = dict(self.strategy.placements[v.stage].axes)
             held //= sizes.get(self.strategy.zero.axis or "", 1)

@@ -1,9 +1,9 @@
 """Checkpoints of a run: RUN_DIR/checkpoints/step_00000200, complete or not there at all.
 
-The ranks write the tensors (engine/runtime/drivers/logical_checkpoint.py) to a folder of another
-name.  When all have, the launcher adds recipe.yaml, which trained it, and checkpoint.json with the
-checksums of all files, and renames it: a run that is killed leaves the last good one.  Nothing more
-is needed: the samples of a step, its learning rate and its random numbers are functions of the seed
+The ranks write the tensors, with checksums (engine/runtime/rank/shard_file.py), to a folder of
+another name.  When all have, the launcher adds recipe.yaml, which trained it, and checkpoint.json
+with all checksums, and renames it: a run that is killed leaves the last good one.  Nothing more is
+needed: the samples of a step, its learning rate and its random numbers are functions of the seed
 and the step.
 """
 
@@ -162,8 +162,8 @@ def find_step(run_folder: Path, step: int) -> Checkpoint | None:
 
 
 @contextmanager
-def alone(run_folder: Path, hosts: int) -> Iterator[None]:
-    """Within, no other run of this machine writes here.  Raises RecipeError if one does."""
+def lock_run_folder(run_folder: Path, hosts: int) -> Iterator[None]:
+    """Keep other runs of this machine out of a folder.  Raises RecipeError if one writes there."""
     run_folder.mkdir(parents=True, exist_ok=True)
     if hosts > 1:
         yield

@@ -50,7 +50,7 @@ class LayoutSearch:
 
     @property
     def bytes(self) -> float:
-        """Bytes that a rank holds, by the search's own account."""
+        """Bytes that a rank holds, as the search estimates them."""
         return self.network.cost(self.found.choice)[1]
 
 
@@ -104,7 +104,7 @@ def search_by_memory(
     """Return (the result, the seconds that a held byte costs in it).
 
     strategy: has `auto.memory` and the memory of a rank.  With adaptive the price is the least of
-    TRIED_WEIGHTS for which the memory suffices, by the search's own account; if none does, only
+    TRIED_WEIGHTS for which the memory suffices, as the search estimates them; if none does, only
     bytes count.  until: from then on no lower one is tried.
     """
     read_s, limit = 1 / strategy.hardware.memory_bytes_per_s, strategy.hardware.tensor_bytes

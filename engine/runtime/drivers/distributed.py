@@ -2,14 +2,14 @@
 
 One thread computes and delivers messages.  Communication is asynchronous: it is issued when the
 protocol allows, and puts a message into the inbox when it is done.  Readers, which make batches
-ready, do the same, each from a thread of its own.  Nothing polls; with nothing to do the thread
-sleeps on the inbox, where the other ranks of its host wake it.
+ready, do the same, each from a thread of its own.  Nothing polls: the thread sleeps on the inbox,
+where the other ranks of its host wake it.
 
-On CUDA an act of compute ends when it is enqueued, so the loop runs ahead of the device, by as many
-steps as the registers of a report have slots.  A collective of a blocking axis ends then, too: what
-is enqueued after it waits for it, and not the host.  A report ends when its numbers are on the
-host; a thread waits for them, as threads wait for other communication (collectives.py).  Readers
-have a stream of their own, and end when their tensors are on the device.
+On CUDA an act of compute ends when it is enqueued, so the loop runs ahead of the device, by one
+step: a register that changes once a step, as those of a report, has one slot (add_registers.py).  A
+collective of a blocking axis ends then, too: what is enqueued after it waits for it, and not the
+host.  A report ends when its numbers are on the host; a thread waits for them, as threads wait for
+other communication (collectives.py).  Readers have a stream of their own.
 """
 
 from __future__ import annotations

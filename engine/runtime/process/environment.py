@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 class LibraryVariable(NamedTuple):
     """names: the first is set.  value: with {interface}, the network's, where that is known.
-    several: for several ranks on CUDA alone.
+    several: it is set only where several ranks are on CUDA.
     """
 
     names: tuple[str, ...]

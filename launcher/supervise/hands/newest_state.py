@@ -22,7 +22,7 @@ from flowrun.launcher.ranks.snapshot_memory import NONE, MemorySnapshot, Snapsho
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.store import checkpoint as checkpoints
 from flowrun.launcher.store.checkpoint import Checkpoint
-from flowrun.launcher.supervise.life.events import ROLLED_BACK, StartPlace
+from flowrun.launcher.supervise.life.events import ROLLED_BACK, StartPoint
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class RolledBack:
         return self.weights is None
 
 
-def place_of(start: Start | None) -> StartPlace:
+def place_of(start: Start | None) -> StartPoint:
     """Describe a state to the machine."""
     if start is None:
-        return StartPlace()
+        return StartPoint()
     saved = start.step if isinstance(start, Checkpoint) else 0
     kinds = {MemorySnapshot: "snapshot", RolledBack: ROLLED_BACK}
-    return StartPlace(start.step, kinds.get(type(start), "checkpoint"), saved)
+    return StartPoint(start.step, kinds.get(type(start), "checkpoint"), saved)
 
 
 def find_start(

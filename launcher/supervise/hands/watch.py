@@ -1,8 +1,8 @@
 """The watch: a thread of the launcher that notices when nothing goes on, and says who owes what.
 
-It looks at the counts of this host's ranks (pulse.py), some times in `launch.hang_s`.  What is no
-settled step (ranks that meet, a first step, a checkpoint) may take longer, as long as ranks read,
-write or compute.  When a run hangs, its ranks are killed, and the run ends as if a rank had died.
+It looks at the counts of this host's ranks (pulse.py), several times in `launch.hang_s`.  Outside
+ordinary steps (ranks that meet, a first step, a checkpoint) it allows more time, as long as ranks
+read, write or compute.  When a run hangs, its ranks are killed, and it ends as if one had died.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ FILE = "hang.txt"
 HANG_S, HANG_STEPS = 60.0, 20  # launch.hang_s: null is the longer of both
 _LOOKS = 8  # in hang_s; one a second at least
 _GROWTH = 3
-_LONGEST_S = 1800.0  # what is no settled step may be quiet for half an hour while ranks compute
+_LONGEST_S = 1800.0  # of quiet outside ordinary steps, while ranks compute
 _MARGIN_S = 60.0
-_NEVER_S = 7 * 86400.0  # libraries know no longer times
+_NEVER_S = 7 * 86400.0  # the longest timeout that libraries take
 _SHARE = 0.05  # of a core in hang_s: a process that uses more works
 _SAY_S = 5.0  # after which it is said which ranks are missing at the start
 _OTHER_HOST_S = 5.0  # for the host of the rank that owes: it knows more
@@ -74,7 +74,7 @@ class Quiet:
         self.acts_s = self.work_s = 0.0  # without an act; without an act or work
         self._acts: object = None
         self._acted = self._now = self._looked = 0.0
-        self._works: deque[tuple[float, Sequence[float]]] = deque()  # less than one ago, and when
+        self._works: deque[tuple[float, Sequence[float]]] = deque()  # (when, work), newest last
 
     def look(self, acts: object, work: Sequence[float], now: float) -> bool:
         """Look once; True if the run hangs.

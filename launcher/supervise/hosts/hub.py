@@ -43,7 +43,7 @@ class Hub:
     waiting: the hosts that are ready for the next round, by connection, in the order in which they
     came.  numbers, names: of the hosts of the round under way, or of the last.  parted: of those,
     who have.  planning: hosts that were asked to plan, and meet again.  first: describes a host of
-    the last round.  enough_s: when enough hosts were seen to wait.
+    the last round.  enough_since_s: when enough hosts were seen to wait.
     """
 
     nodes: Nodes
@@ -54,7 +54,7 @@ class Hub:
     parted: set[int] = field(default_factory=set)
     planning: set[int] = field(default_factory=set)
     first: Host | None = None
-    enough_s: float | None = None
+    enough_since_s: float | None = None
     refusal: Refused | None = None
 
     def receive(self, sender: int, message: Notice) -> Outgoing:
@@ -94,18 +94,18 @@ class Hub:
         now_s: seconds of any clock.  It is called about once a second.
         """
         if not self._is_enough:
-            self.enough_s = None
+            self.enough_since_s = None
             return []
-        self.enough_s = now_s if self.enough_s is None else self.enough_s
+        self.enough_since_s = now_s if self.enough_since_s is None else self.enough_since_s
         again = any(host.rounds for host in self.waiting.values())
         last_call_s = _LAST_CALL_AGAIN_S if again else _LAST_CALL_S
-        return self._begin() if now_s - self.enough_s >= last_call_s else []
+        return self._begin() if now_s - self.enough_since_s >= last_call_s else []
 
     def _meet(self, sender: int, host: Host) -> Outgoing:
         known = self.numbers.keys() | self.planning
         if self.first and sender not in known and (refused := self._refuse(self.first, host)):
             return [(sender, refused)]
-        self.waiting[sender], self.enough_s = host, None
+        self.waiting[sender], self.enough_since_s = host, None
         first, *others = self._hosts().values()
         found = (find_mismatch(first, other) for other in others)
         self.refusal = self.refusal or next(filter(None, found), None)

@@ -27,7 +27,7 @@ ROLLED_BACK = "rolled back"  # the source of a place after a rollback
 
 
 @dataclass(frozen=True)
-class StartPlace:
+class StartPoint:
     """Where ranks begin.
 
     step: steps done or left out.  source: checkpoint, snapshot, beginning or ROLLED_BACK.  saved:
@@ -42,7 +42,7 @@ class StartPlace:
 class RanksForked(Notice):
     """This host's ranks run.  place: where they begin."""
 
-    place: StartPlace
+    place: StartPoint
 
 
 class RankDied(Notice):
@@ -189,7 +189,7 @@ class TimeIsUp(Notice):
 class StartFound(Notice):
     """The newest whole state was found.  weights: of a rollback, steps of their checkpoint."""
 
-    place: StartPlace
+    place: StartPoint
     weights: int = 0
 
 
@@ -204,7 +204,7 @@ class NewPlan(Notice):
     """
 
     num_ranks: int
-    place: StartPlace
+    place: StartPoint
 
 
 class NoPlan(Notice):

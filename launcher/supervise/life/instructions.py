@@ -11,7 +11,7 @@ from typing import dataclass_transform
 from flowrun.launcher.listeners.listener import COMPLETE, FAILED, PREEMPTED, STOPPED
 from flowrun.launcher.ranks.rank_events import Evaluated, Reason, StepDone
 from flowrun.launcher.ranks.wire import Notice
-from flowrun.launcher.supervise.life.events import StartPlace
+from flowrun.launcher.supervise.life.events import StartPoint
 
 __all__ = ["COMPLETE", "FAILED", "PREEMPTED", "STOPPED"]  # see End
 THERE = "there"
@@ -111,7 +111,7 @@ class Restart(Instruction):
     """
 
     fault: Reason
-    place: StartPlace
+    place: StartPoint
     in_row: int
     limit: int
 

@@ -58,7 +58,7 @@ _FOR_ALL = (StepDone, Evaluated, FileWritten, RankEnded, BadStep)
 _UNHEARD = (*_FOR_ALL, Remarked, NumbersSeen)  # of ranks whose launcher is broken
 
 
-def begin(terms: Terms, place: events.StartPlace, reached: int = 0) -> Move:
+def begin(terms: Terms, place: events.StartPoint, reached: int = 0) -> Move:
     """Return the state of a run that begins at a place, and what it does first."""
     company, reached = Company(may_change=terms.may_change), max(reached, place.step)
     attempts = Attempts(limit=terms.restarts, may_change=terms.may_change, furthest=reached)
@@ -236,7 +236,7 @@ def _linger(state: RunState) -> Move:
     return in_round(state, lingers=True), (instructions.SetTimer(events.LINGER, _LINGER_S),)
 
 
-def _take_forked(state: RunState, place: events.StartPlace) -> Move:
+def _take_forked(state: RunState, place: events.StartPoint) -> Move:
     """Ranks run: what was asked before is taken now."""
     out: tuple[instructions.Instruction, ...] = (
         (instructions.KillRanks(),) if state.round.blame.killed else ()
@@ -258,12 +258,12 @@ def _take_met(state: RunState, event: events.Met) -> Move:
 
 
 def _take_plan_wanted(state: RunState, event: events.PlanWanted) -> Move:
-    place = events.StartPlace(event.step, "checkpoint" if event.step else "beginning", event.step)
+    place = events.StartPoint(event.step, "checkpoint" if event.step else "beginning", event.step)
     plan = instructions.ReplanHosts(event.num_hosts, event.step)
     return replace(state, phase=Life.PLANNING, lost=None), (*_begin_again(state, place), plan)
 
 
-def _begin_again(state: RunState, place: events.StartPlace) -> tuple[instructions.Instruction, ...]:
+def _begin_again(state: RunState, place: events.StartPoint) -> tuple[instructions.Instruction, ...]:
     return (next_round.restart(state, state.lost, place),) if state.lost else ()
 
 

@@ -105,7 +105,7 @@ def begin_at(state: RunState, event: events.StartFound) -> Move:
     return meet(state, out)
 
 
-def restart(state: RunState, fault: Reason, place: events.StartPlace) -> instructions.Restart:
+def restart(state: RunState, fault: Reason, place: events.StartPoint) -> instructions.Restart:
     return instructions.Restart(fault, place, state.attempts.in_row, state.attempts.limit)
 
 

@@ -8,7 +8,7 @@ from enum import Enum
 
 from flowrun.launcher.ranks.rank_events import Reason
 from flowrun.launcher.ranks.wire import Notice
-from flowrun.launcher.supervise.life.events import StartPlace
+from flowrun.launcher.supervise.life.events import StartPoint
 from flowrun.launcher.supervise.life.halts import Company, Halts
 from flowrun.launcher.supervise.life.instructions import Instruction
 from flowrun.launcher.supervise.life.verdicts import Attempts, Blame, Rollbacks, Verdict
@@ -72,7 +72,7 @@ class RunState:
     company: Company
     round: Round
     attempts: Attempts
-    place: StartPlace = field(default_factory=StartPlace)
+    place: StartPoint = field(default_factory=StartPoint)
     reached: int = 0
     rollbacks: Rollbacks = field(default_factory=Rollbacks)
     lost: Reason | None = None
@@ -82,7 +82,7 @@ class RunState:
 Move = tuple[RunState, tuple[Instruction, ...]]
 
 
-def new_round(terms: Terms, company: Company, place: StartPlace) -> Round:
+def new_round(terms: Terms, company: Company, place: StartPoint) -> Round:
     """Return a round whose ranks begin at a place."""
     halts = Halts(company=company, steps=terms.steps, grace_s=terms.grace_s, saved=place.saved)
     return Round(halts=halts)

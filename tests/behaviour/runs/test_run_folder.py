@@ -16,7 +16,7 @@ from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.report.report import advice_on
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.checkpoint import alone
+from flowrun.launcher.store.checkpoint import lock_run_folder
 from support.runs.command import losses
 from support.runs.workplace import working_in
 
@@ -41,12 +41,12 @@ def test_the_run_leaves_tensorboard_events(folder: Path) -> None:
 
 def test_one_run_writes_to_a_folder(tmp_path: Path) -> None:
     with (
-        alone(tmp_path, hosts=1),
-        alone(tmp_path, hosts=2),  # hosts of one run may share it
+        lock_run_folder(tmp_path, hosts=1),
+        lock_run_folder(tmp_path, hosts=2),  # hosts of one run may share it
         pytest.raises(RecipeError, match="another run is writing"),
     ):
-        alone(tmp_path, hosts=1).__enter__()
-    with alone(tmp_path, hosts=1):
+        lock_run_folder(tmp_path, hosts=1).__enter__()
+    with lock_run_folder(tmp_path, hosts=1):
         pass
 
 

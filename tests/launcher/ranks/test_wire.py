@@ -52,7 +52,7 @@ def test_what_is_no_message_is_refused(frame: str) -> None:
 
 
 def test_an_event_of_this_launcher_alone_has_a_json_too() -> None:
-    from flowrun.launcher.supervise.life.events import StartPlace
+    from flowrun.launcher.supervise.life.events import StartPoint
 
-    sent = RanksForked(StartPlace(3, "snapshot", 0))
+    sent = RanksForked(StartPoint(3, "snapshot", 0))
     assert decode(encode(sent)) == sent

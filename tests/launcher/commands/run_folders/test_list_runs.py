@@ -10,7 +10,7 @@ from rich.console import Console
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.commands.run_folders.list_runs import follow_run, show_runs
 from flowrun.launcher.commands.run_folders.run_summary import find_runs, find_status, read_keys
-from flowrun.launcher.store.checkpoint import alone
+from flowrun.launcher.store.checkpoint import lock_run_folder
 
 
 def make_run(folder: Path, steps: int = 3, **train: Any) -> Path:
@@ -58,7 +58,7 @@ def test_runs_are_listed_with_how_they_ended(tmp_path: Path, shown: Callable[...
 
 def test_a_folder_that_a_process_holds_is_of_a_run_that_goes_on(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
-    with alone(folder, hosts=1):
+    with lock_run_folder(folder, hosts=1):
         assert find_status(folder, read_keys(folder)) == "running"
     assert find_status(folder, read_keys(folder)) == "died"
 
@@ -92,7 +92,7 @@ def test_the_steps_of_a_run_are_followed_until_it_ends(tmp_path: Path) -> None:
         if "step 2" in out.getvalue():
             (folder / "report.json").write_text(json.dumps({"ended_by": ""}))
 
-    with alone(folder, hosts=1):
+    with lock_run_folder(folder, hosts=1):
         assert follow_run(folder, Console(file=out, width=80), wait) == "complete"
     lines = out.getvalue().splitlines()
     assert [line.split()[1] for line in lines[:-1]] == ["0", "2", "4"]

@@ -24,7 +24,7 @@ from flowrun.launcher.supervise.hosts.words import (
 )
 from flowrun.launcher.supervise.life import events as ev
 from flowrun.launcher.supervise.life import instructions as do
-from flowrun.launcher.supervise.life.events import StartPlace
+from flowrun.launcher.supervise.life.events import StartPoint
 from flowrun.launcher.supervise.life.instructions import COMPLETE, FAILED, PREEMPTED, STOPPED, End
 from flowrun.launcher.supervise.life.machine import begin, step
 from flowrun.launcher.supervise.life.run_state import Life, Terms, violations
@@ -52,12 +52,12 @@ class Disk:
     kept: set[int] = field(default_factory=set)
 
     @property
-    def start(self) -> StartPlace:
+    def start(self) -> StartPoint:
         return place_at(max(self.kept, default=0))
 
 
-def place_at(step: int) -> StartPlace:
-    return StartPlace(step, "checkpoint" if step else "beginning", step)
+def place_at(step: int) -> StartPoint:
+    return StartPoint(step, "checkpoint" if step else "beginning", step)
 
 
 class OneHost:
@@ -376,7 +376,7 @@ def test_hosts_that_come_and_go_end_a_run_together(seed: int, late: bool) -> Non
 
 @pytest.mark.parametrize("event", [ev.TimeIsUp(ev.GRACE), ev.Parted(), ev.RanksGone()])
 def test_what_comes_too_late_changes_nothing(event: Notice) -> None:
-    state, _ = begin(Terms(steps=4, num_ranks=1), StartPlace())
+    state, _ = begin(Terms(steps=4, num_ranks=1), StartPoint())
     assert step(state, event) == (state, ())
     over, (end,) = step(state, ev.Asked("Ctrl-C"))
     assert isinstance(end, End) and end.status == STOPPED
