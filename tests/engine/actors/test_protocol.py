@@ -16,15 +16,11 @@ from flowrun.engine.actors.protocol import (
     Port,
     Ring,
     Token,
-    begin,
     can_act,
     counts,
-    end,
     idle,
-    initial_state,
     missing,
     one_at,
-    receive,
     state_of,
     violations,
     wire,
@@ -182,49 +178,6 @@ def test_an_actor_waits_for_every_input_and_every_credit() -> None:
     assert can_act(spec, state_of(1, (1, 1, 1)))
 
 
-def test_an_actor_does_not_act_while_it_acts() -> None:
-    spec = wire({0: 1}, (), steps=9)[0]
-    state = initial_state(spec)
-    assert can_act(spec, state)
-    assert not can_act(spec, begin(state))
-    assert can_act(spec, end(spec, begin(state), 1)[0])
-
-
-def test_the_last_reader_gives_the_slot_back() -> None:
-    specs = wire({0: 1, 8: 1, 9: 1}, (Ring(3, 0, (8, 9), 1),), steps=9)
-    state, _ = end(specs[0], begin(initial_state(specs[0])), 1)
-    for reader, free in ((8, False), (9, True)):
-        _, (credit,) = end(specs[reader], begin(state_of(1, (1,))), 1)
-        state = receive(state, credit)
-        assert can_act(specs[0], state) == free
-
-
-def test_a_sum_over_micro_batches_takes_one_slot_and_is_announced_with_the_last() -> None:
-    spec = wire({0: 3, 9: 1}, (Ring(3, 0, (9,), 1, per_step=True),), steps=9)[0]
-    state = initial_state(spec)
-    for act in range(3):
-        assert can_act(spec, state)
-        state, sent = end(spec, begin(state), act + 1)
-        assert sent == ((Token(9, one_at(0)),) if act == 2 else ())
-    assert missing(spec, state) == (("credit", 3),)
-
-
-def test_a_weight_is_returned_after_the_last_micro_batch_only() -> None:
-    spec = wire({0: 2, 1: 1}, (Ring(5, 1, (0,), 1, per_step=True, initial=1),), steps=9)[0]
-    state, sent = end(spec, begin(initial_state(spec)), 1)
-    assert sent == ()
-    state, sent = end(spec, begin(state), 2)
-    assert sent == (Token(1, one_at(0)),)
-    assert missing(spec, state) == (("input", 5),)
-
-
-def test_an_update_waits_until_nobody_reads_the_weight_any_more() -> None:
-    spec = wire({0: 2, 1: 1}, (Ring(5, 1, (0,), 1, per_step=True, initial=1),), steps=9)[1]
-    state = initial_state(spec)
-    assert missing(spec, state) == (("credit", 5),)
-    assert can_act(spec, receive(state, Token(1, one_at(0))))
-
-
 def test_registers_between_the_same_two_actors_share_the_tokens_of_the_smallest() -> None:
     rings = (Ring(0, 0, (1,), 3), Ring(1, 0, (1, 2), 2), Ring(2, 0, (1,), 1, per_step=True))
     specs = wire({0: 4, 1: 1, 2: 4}, rings, steps=1)
@@ -234,11 +187,3 @@ def test_registers_between_the_same_two_actors_share_the_tokens_of_the_smallest(
         (1, Token(2, one_at(0))),
         (2, Token(1, one_at(1))),
     ]
-
-
-def test_an_actor_at_its_limit_does_not_act() -> None:
-    spec = ActorSpec(0, (), limit=1)
-    state = initial_state(spec)
-    assert can_act(spec, state)
-    assert end(spec, begin(state), 1)[0] == initial_state(spec, acts=1)
-    assert not can_act(spec, initial_state(spec, acts=1))

@@ -2,7 +2,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +20,6 @@ from flowrun.engine.ir.graph import (
 from flowrun.engine.ir.sbp import B, NdSbp, P, S, Sbp
 from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.insert_boxing import insert_boxing
-from flowrun.engine.pipeline import PASSES
 from flowrun.engine.strategy import Strategy, Zero
 from support.plans.graph_text import one_axis, one_op, rewritten, through
 
@@ -43,55 +41,7 @@ def zero(stage: int) -> Strategy:
     return one_axis("data", zero=Zero("data", stage, 1), micro_batches=2)
 
 
-def said(graph: LogicalGraph, op: Op) -> str:
-    """Kind, dtype and phase of a boxing."""
-    dtype = str(graph.tensors[op.inputs[0]].dtype).removeprefix("torch.")
-    return f"{op.args[1].kind} {dtype} {op.phase}"
-
-
-def movement(graph: LogicalGraph, name: str) -> list[str]:
-    """Moving boxings of what is computed from or ends in a tensor."""
-    boxes = [op for op in graph.ops if op.target == "flow.box" and op.args[1].moves]
-    return [said(graph, op) for op in boxes if op.inputs[0].startswith(name)]
-
-
 # what a weight of 32 elements and its gradient cost, of 2 ranks
-MOVES = {
-    0: ([], ["all_reduce float32 update"]),
-    1: (["all_gather bfloat16 weights"], ["reduce_scatter float32 update"]),
-    2: (["all_gather bfloat16 weights"], ["reduce_scatter bfloat16 backward"]),
-    3: (["all_gather bfloat16 forward"], ["reduce_scatter bfloat16 backward"]),
-}
-
-
-@pytest.mark.parametrize("stage", list(MOVES))
-def test_shards_are_cast_then_gathered_and_gradients_reduced_as_computed_until_accumulated(
-    stage: int,
-) -> None:
-    graph = rewritten(PASSES, zero(stage), linear())
-    cast = next(op for op in graph.ops if op.inputs == ("0.weight",) and "_to_copy" in op.target)
-    assert cast.phase == (FORWARD if stage == 3 else WEIGHTS)
-    gathered, reduced = MOVES[stage]
-    assert movement(graph, cast.makes[0]) == gathered
-    gradients = [
-        op
-        for op in graph.ops
-        if op.target == "flow.box"
-        and op.args[1].kind in ("all_reduce", "reduce_scatter")
-        and graph.tensors[op.inputs[0]].num_elements == 32
-    ]
-    assert [said(graph, op) for op in gradients] == reduced
-
-
-@pytest.mark.parametrize("stage", list(MOVES))
-def test_accumulators_and_states_are_fp32_and_where_the_weight_lives(stage: int) -> None:
-    graph = rewritten(PASSES, zero(stage), linear())
-    assert {graph.tensors[v.tensor].dtype for v in graph.variables} == {F32}
-    sums = [op for op in graph.ops if op.target == "flow.accumulate"]
-    assert {graph.tensors[op.makes[0]].dtype for op in sums} == {F32}
-    home = graph.variables[0].nd_sbp
-    assert {v.nd_sbp for v in graph.variables} == {home}
-    assert home == ((S(0),) if stage else (B,))
 
 
 # ---- chains, by hand -----------------------------------------------------------------------------
@@ -173,12 +123,6 @@ def test_what_has_no_row_at_home_is_made_of_the_whole_weight() -> None:
     graph = hoist_weights(by_hand(S(0), softmax), one_axis("x", zero=Zero("x", 3, 1)))
     actual = insert_boxing(graph, one_axis("x", zero=Zero("x", 3, 1)))
     assert [(o.name, o.phase) for o in actual.ops] == [("w:B", WEIGHTS), ("p", WEIGHTS)]
-
-
-def test_without_casts_and_boxed_views_nothing_changes() -> None:
-    strategy = one_axis("data")
-    before = rewritten(through(PASSES[PASSES.index(hoist_weights) - 1]), strategy)
-    assert str(hoist_weights(before, strategy)) == str(before)
 
 
 def test_a_partial_gradient_that_is_accumulated_whole_is_cast_before_it_is_reduced() -> None:

@@ -84,84 +84,18 @@ def test_every_host_hears_all_of_the_others_in_order(num: int, seed: int, dying:
         assert net.got[key][-1] == ev.Parted()
 
 
-class Launcher:
-    """A host of a run whose hosts come and go, as hosts.py and its caller behave.
-
-    state: away, meets, trains or ends (its ranks).  answered: messages that it has seen.
-    """
-
-    def __init__(self, key: int) -> None:
-        self.key, self.state, self.answered = key, "away", 0
-        self.planned, self.start, self.round, self.halts = 0, 0, (), False
-
-    def describe(self) -> Host:
-        nodes = f"{FEWEST}:{MOST}"
-        described = replace(host(f"host{self.key}"), nodes=nodes, folder="/shared")
-        return replace(described, planned=self.planned, start=self.start)
-
-    def act(self, net: Net, steps: int) -> None:
-        """Do what comes next: see the next message, or go on."""
-        if self.state == "ends":  # its ranks have come to rest, and it has sent all
-            net.send(net.hub.receive(self.key, Leaving()))
-            if self.halts:
-                self.start = steps
-        if self.state in ("away", "ends"):
-            self.state = "meets"
-            net.meet(self.key, self.describe())
-        elif self.answered < len(net.got[self.key]):
-            message = net.got[self.key][self.answered]
-            self.answered += 1
-            self._see(message, net)
-
-    def _see(self, message: Notice, net: Net) -> None:
-        match message:
-            case ev.PlanWanted(num_hosts, step):
-                assert self.state == "meets"
-                self.planned, self.start = num_hosts, step
-                net.meet(self.key, self.describe())
-            case Numbered(number, names, _, _):
-                assert self.state == "meets"
-                assert FEWEST <= len(names) == self.planned <= MOST
-                self.state, self.round = "trains", (number, names, self.start)
-            case ev.HostJoined() if self.state == "trains":
-                assert self.round[0] == 0
-                self.state, self.halts = "ends", True
-                net.send(net.hub.receive(self.key, said.Remarked("halt")))
-            case ev.FromHost() if self.state == "trains":
-                self.state, self.halts = "ends", True
-            case ev.HostGone() if self.state == "trains":
-                self.state, self.halts = "ends", False
-
-
-FEWEST, MOST = 2, 4
-
-
-@given(st.integers(0, 2**32))
-def test_hosts_that_come_and_go_end_in_one_round_of_one_plan_and_one_state(seed: int) -> None:
-    order = random.Random(seed)
-    net = Net(MOST)
-    net.hub.nodes = Nodes(FEWEST, MOST, may_change=True)
-    launchers = [Launcher(k) for k in range(MOST)]
-    keys, steps, now_s = MOST, 0, 0.0
-    for turn in range(400):
-        one = order.choice(launchers)
-        if turn < 200 and order.random() < 0.05:  # it is killed, and another may come one day
-            launchers.remove(one)
-            if one.state != "away":
-                net.send(net.hub.lose(one.key, "killed"))
-            launchers.append(Launcher(keys))
-            keys += 1
-        elif turn >= 200 or order.random() < 0.8:
-            steps += 1
-            one.act(net, steps)
-        now_s += 1.0
-        net.send(net.hub.tick(now_s))
-    while any(one.state == "ends" or one.answered < len(net.got[one.key]) for one in launchers):
-        for one in launchers:
-            one.act(net, steps)
-    assert {one.state for one in launchers} == {"trains"}
-    assert sorted(one.round[0] for one in launchers) == list(range(MOST))
-    assert len({one.round[1:] for one in launchers}) == 1
+def test_hosts_that_would_begin_unlike_plan_again_and_meet_when_all_have() -> None:
+    net = Net(2)
+    net.hub.nodes = Nodes(1, 2, may_change=True)
+    first, second = (replace(host(n), nodes="1:2", folder="/s", planned=2) for n in "ab")
+    net.meet(0, replace(first, start=4))
+    net.meet(1, replace(second, start=8))
+    assert net.got[0][-1] == net.got[1][-1] == ev.PlanWanted(2, 8)
+    net.meet(0, replace(first, start=8))
+    net.send(net.hub.tick(0.0) + net.hub.tick(99.0))
+    assert net.got[0][-1] == HostsHere(("a",))
+    net.meet(1, replace(second, start=8))
+    assert [type(net.got[key][-1]) for key in (0, 1)] == [Numbered, Numbered]
 
 
 def test_hosts_that_wait_learn_who_is_here() -> None:

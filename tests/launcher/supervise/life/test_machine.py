@@ -144,6 +144,7 @@ class OneHost:
     def hear(self, message: Notice) -> None:
         match message:
             case Numbered(number, names, port, _):
+                assert len(names) == self.planned and names[number] == f"host{self.key}"
                 self.number, self.met = number, self.met + 1
                 self.round, self.rank = port, None
                 self.came.append(ev.Met(number, names, number > 0))
