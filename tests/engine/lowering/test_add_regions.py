@@ -17,32 +17,6 @@ def told(regions: tuple[Region, ...]) -> list[str]:
     ]
 
 
-def test_regions_are_blocks_of_a_stage_and_a_phase() -> None:
-    strategy = one_rank_stages(2, stage_modules=(("a", "act"), ("b",)))
-    assert told(form_regions(rewritten(PASSES, strategy))) == [
-        "0 forward a: at h",
-        "0 forward act: r",
-        "1 backward loss: tangent@1 dy",
-        "1 backward b: dr",
-        "1 forward b: bt y",
-        "1 forward loss: loss loss/sum",
-        "0 backward act: dh",
-        "0 weight_grad a: dht da grad/a.weight",
-        "1 weight_grad b: dyt db grad/b.weight",
-        "0 update a: update/a.weight",
-        "1 update b: update/b.weight loss/mean",
-    ]
-
-
-def test_an_update_waits_for_its_own_gradient_only() -> None:
-    regions = told(form_regions(rewritten(PASSES, one_axis("data"))))
-    assert regions[-3:] == [
-        "0 update step: loss/mean",
-        "0 update a: update/a.weight",
-        "0 update b: update/b.weight",
-    ]
-
-
 def test_squares_of_gradients_are_one_act_of_a_stage_and_the_loss_goes_with_their_sum() -> None:
     """Updates wait for the sum of all: nothing is gained by squaring block by block."""
     regions = told(form_regions(rewritten(PASSES, one_axis("tensor", skips_nonfinite=True))))

@@ -2,11 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
-from flowrun.engine.compile import plan_training
-from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import STAGED, LogicalGraph
 from flowrun.engine.pipeline import advance
 from flowrun.engine.strategy import Kept
@@ -45,25 +42,5 @@ def test_a_look_up_reads_the_narrow_table() -> None:
     assert graph.tensors[cast.makes[0]].dtype == torch.float32
 
 
-def test_weights_are_widened_once_where_the_model_computes_in_fp32() -> None:
-    graph = staged(TRAINING, Kept(weights=True))
-    casts = graph.consumers["blocks.0.mlp.fc1.weight"]
-    assert [op.target for op in casts] == ["aten._to_copy.default"]
-
-
-def test_named_weights_stay() -> None:
-    graph = staged(TRAINING, Kept(weights=True, wide=("*.ln1.*", "embed.*")))
-    dtypes = {v.name: graph.tensors[v.tensor].dtype for v in graph.variables}
-    assert dtypes["blocks.0.ln1.weight"] == dtypes["embed.wte.weight"] == torch.float32
-    assert dtypes["blocks.0.ln2.weight"] == torch.bfloat16
-
-
 def test_nothing_changes_where_nothing_is_asked() -> None:
     assert staged(TRAINING, Kept()) == staged(TRAINING, Kept(states=True))
-
-
-def test_a_pattern_that_matches_nothing_is_refused() -> None:
-    asked = replace(strategy(TRAINING, Layout()), kept=Kept(weights=True, wide=("*.lnn*",)))
-    with pytest.raises(RecipeError, match=r"precision\.keep_fp32") as refused:
-        plan_training(captured(TRAINING), asked)
-    assert "'*.lnn*'" in str(refused.value)

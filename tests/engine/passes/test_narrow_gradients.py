@@ -2,8 +2,7 @@ import pytest
 
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.passes.narrow_gradients import narrow_gradients
-from flowrun.engine.passes.update.update_ops import update_ops
-from support.plans.graph_text import assert_ops, graph_of, one_rank_stages
+from support.plans.graph_text import graph_of, one_rank_stages
 
 CAST = """
     parameter w = %w: float32[4, 4]
@@ -18,19 +17,6 @@ CAST = """
 def narrowed(text: str, accumulate_in_fp32: bool = False) -> LogicalGraph:
     strategy = one_rank_stages(1, accumulate_in_fp32=accumulate_in_fp32)
     return narrow_gradients(graph_of(text), strategy)
-
-
-def test_the_cast_goes_and_the_sum_is_widened_in_the_update() -> None:
-    graph = narrowed(CAST)
-    assert graph.results == (("grad/w", "dwb"),)
-    assert [op.name for op in graph.ops] == ["xb", "dwb"]
-    assert_ops(
-        update_ops(graph, one_rank_stages(1)).ops[2:4],
-        """
-        %grad/w = flow.accumulate(%dwb)  # backward a stage 0
-        %wide/w = aten._to_copy.default(%grad/w, dtype=torch.float32)  # update - stage 0
-        """,
-    )
 
 
 UNTOUCHED = {

@@ -4,7 +4,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.passes.layout.apply_pins import apply_pins
 from flowrun.engine.strategy import Pin
-from support.plans.graph_text import assert_ops, graph_of, one_axis, two_layers
+from support.plans.graph_text import graph_of, one_axis, two_layers
 
 BLOCKS = """
     parameter blocks.0.fc.weight = %w0: float32[4, 4]
@@ -30,43 +30,6 @@ def pinned(*pins: Pin) -> list[str]:
 
 
 # pin -> (index of the first op shown, ops)
-HOLDS = {
-    ("a", "out"): (
-        1,
-        """
-        %h = aten.mm.default(%x, %at)  # forward a stage 0
-        %h/pinned = flow.pin(%h, [[tensor, S(1)]])  # forward a stage 0
-        %r = aten.relu.default(%h/pinned)  # forward act stage 0
-        """,
-    ),
-    ("b", "in"): (  # what another module made
-        2,
-        """
-        %r = aten.relu.default(%h)  # forward act stage 0
-        %r/pinned = flow.pin(%r, [[tensor, S(1)]])  # forward act stage 0
-        %bt = aten.t.default(%b.weight)  # forward b stage 0
-        %y = aten.mm.default(%r/pinned, %bt)  # forward b stage 0
-        """,
-    ),
-    ("a", "in"): (  # the batch
-        0,
-        """
-        %x/pinned = flow.pin(%x, [[tensor, S(1)]])  # forward - stage 0
-        %at = aten.t.default(%a.weight)  # forward a stage 0
-        %h = aten.mm.default(%x/pinned, %at)  # forward a stage 0
-        """,
-    ),
-}
-
-
-@pytest.mark.parametrize("given", HOLDS, ids=" ".join)
-def test_a_pin_holds_for_all_that_read_the_tensor(given: tuple[str, str]) -> None:
-    first, shown = HOLDS[given]
-    graph = apply_pins(two_layers(), one_axis("tensor", pins=(pin(*given),)))
-    assert_ops(graph.ops[first : first + shown.count("\n") - 1], shown)
-    if given == ("a", "out"):
-        (dh,) = (op for op in graph.ops if op.name == "dh")
-        assert dh.inputs == ("dr", "h/pinned"), "backward shares what forward boxed"
 
 
 def test_a_pattern_pins_each_module_that_it_names_not_what_passes_inside() -> None:

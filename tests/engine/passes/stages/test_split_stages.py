@@ -29,33 +29,6 @@ RESIDUAL = """
 """
 
 
-def test_ops_follow_their_modules_and_backward_its_forward() -> None:
-    assert_ops(
-        split_stages(two_layers(), LISTED).ops,
-        """
-        %at = aten.t.default(%a.weight)  # forward a stage 0
-        %h = aten.mm.default(%x@0, %at)  # forward a stage 0
-        %r = aten.relu.default(%h)  # forward act stage 0
-        %bt = aten.t.default(%b.weight)  # forward b stage 1
-        %y = aten.mm.default(%r, %bt)  # forward b stage 1
-        %loss = aten.sum.default(%y)  # forward loss stage 1
-        %dy = aten.expand.default(%tangent@1, [6, 2])  # backward loss stage 1
-        %dyt = aten.t.default(%dy)  # backward b stage 1
-        %db = aten.mm.default(%dyt, %r)  # backward b stage 1
-        %dr = aten.mm.default(%dy, %b.weight)  # backward b stage 1
-        %dh = aten.threshold_backward.default(%dr, %h, 0)  # backward act stage 0
-        %dht = aten.t.default(%dh)  # backward a stage 0
-        %da = aten.mm.default(%dht, %x@0)  # backward a stage 0
-        """,
-    )
-
-
-def test_variables_and_feeds_live_where_they_are_read() -> None:
-    graph = split_stages(two_layers(), LISTED)
-    assert {v.name: v.stage for v in graph.variables} == {"a.weight": 0, "b.weight": 1}
-    assert {f.tensor: f.stage for f in graph.feeds} == {"x@0": 0, "tangent@1": 1}
-
-
 def test_a_field_that_two_stages_read_enters_at_both() -> None:
     text = RESIDUAL.replace("aten.mm.default(%p, %wb)", "aten.add.Tensor(%p, %x)")
     graph = split_stages(graph_of(text), one_rank_stages(2, stage_modules=(("a",), ("b",))))
@@ -96,11 +69,6 @@ def test_a_list_may_go_around_the_stages_as_often_as_they_have_chunks() -> None:
     }
     with pytest.raises(RecipeError, match=r"3 chunks, but .* go around the 2 stages 2 times"):
         split_stages(graph_of(AROUND), replace(listed, chunks=3))
-
-
-def test_one_stage_changes_nothing() -> None:
-    graph = split_stages(two_layers(), one_rank_stages(1))
-    assert [str(op) for op in graph.ops] == [str(op) for op in two_layers().ops]
 
 
 REFUSED = {
