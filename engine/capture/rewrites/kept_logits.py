@@ -2,13 +2,18 @@
 
 torch computes log-probabilities of all classes and looks up those of the targets; backward computes
 their gradient, which is zero except at the targets, and from both the gradient of the logits.  A
-row needs only its logits and one number more (ops/nn/cross_entropy.py).
+row needs only its logits and one number more (ops/nn/cross_entropy.py).  Narrow logits that a loss
+widens are read as they are, and their gradient is written as narrow as its cast would be: nothing
+as large as the logits is ever in fp32 (as in FlashAttention's cross entropy, which llm-foundry
+uses).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+
+import torch
 
 from flowrun.engine.ir.graph import LogicalGraph, Op, Ref
 from flowrun.engine.ir.signature import bind
@@ -36,15 +41,17 @@ def make_loss_of_logits(graph: LogicalGraph) -> LogicalGraph:
 class _Loss:
     """A log_softmax and all readers of its result.
 
-    logits: the logits before a cast to the dtype of log-probabilities.
+    logits: what it is of.
     forward: the nll losses.
     backward: pairs of ops: the gradient of log-probabilities, then that of the logits.
+    casts: of gradients, which are computed with them.
     """
 
     log_softmax: Op
     logits: str
     forward: tuple[Op, ...]
     backward: tuple[tuple[Op, Op], ...]
+    casts: tuple[Op, ...] = ()
 
     @staticmethod
     def at(graph: LogicalGraph, op: Op) -> _Loss | None:
@@ -60,7 +67,23 @@ class _Loss:
         known = {r.name for r in forward} | {r.name for pair in backward for r in pair}
         if not forward or not known.issuperset(r.name for r in readers):
             return None
-        return _Loss(op, _before_cast(graph, op.inputs[0]), forward, backward)
+        return _Loss(op, op.inputs[0], forward, backward).narrowed(graph)
+
+    def narrowed(self, graph: LogicalGraph) -> _Loss:
+        """Return the loss of the logits before they were widened, if their gradients are narrowed
+        and not read otherwise; else the loss.
+        """
+        narrow = _before_cast(graph, self.logits)
+        readers = [graph.consumers.get(after.makes[0], ()) for _, after in self.backward]
+        casts = [read[0] for read in readers if len(read) == 1 and read[0].target == CAST]
+        dtypes = {graph.tensors[cast.makes[0]].dtype for cast in casts}
+        if len(casts) < len(readers) or dtypes - {graph.tensors[narrow].dtype}:
+            return self
+        pairs = zip(self.backward, casts, strict=True)
+        backward = tuple(
+            (nll, replace(after, outputs=cast.outputs)) for (nll, after), cast in pairs
+        )
+        return _Loss(self.log_softmax, narrow, self.forward, backward, tuple(casts))
 
     @property
     def lse(self) -> str:
@@ -69,9 +92,12 @@ class _Loss:
 
     def replacements(self) -> Iterator[tuple[str, tuple[Op, ...]]]:
         """Yield (name of an op, the ops in its place)."""
-        op = self.log_softmax
-        lse = replace(op, name=self.lse, target="aten.logsumexp.default", outputs=(self.lse,))
-        yield op.name, (replace(lse, args=(op.args[0], (1,), True)),)
+        op, wide, args = self.log_softmax, "aten.logsumexp.default", (Ref(self.logits), (1,), True)
+        lse = replace(op, name=self.lse, target=wide, outputs=(self.lse,), args=args)
+        if self.logits != op.inputs[0]:
+            lse = replace(lse, target=cross_entropy.LOG_SUM_EXP, args=(*args, torch.float32))
+        yield op.name, (lse,)
+        yield from ((cast.name, ()) for cast in self.casts)
         for nll in self.forward:
             target, args = cross_entropy.FORWARD, self._given(nll)
             yield nll.name, (replace(nll, target=target, args=args, kwargs=()),)

@@ -104,9 +104,11 @@ def local_mean(view: LocalView) -> LocalCall:
     return LocalCall(part_of_mean, (given["self"], tuple(dims), keepdim, total, given["dtype"]))
 
 
-def log_sum_exp(x: torch.Tensor, dims: tuple[int, ...], keepdim: bool = False) -> torch.Tensor:
+def log_sum_exp(
+    x: torch.Tensor, dims: tuple[int, ...], keepdim: bool = False, dtype: torch.dtype | None = None
+) -> torch.Tensor:
     """Reduce `dims` of x as aten.logsumexp does, by powers of two, in fp32 at least; keepdim: they
-    stay as 1.
+    stay as 1; dtype: of the result, None: that of x.
 
     On a CPU torch's exp is MKL's, which on processors that are not Intel's takes thrice as long as
     torch's own exp2.
@@ -116,7 +118,7 @@ def log_sum_exp(x: torch.Tensor, dims: tuple[int, ...], keepdim: bool = False) -
     most = most.masked_fill_(most.abs() == math.inf, 0)  # a difference of two would be no number
     powers = torch.sub(wide, most).mul_(LOG2_E).exp2_()
     total = powers.sum(dims, True).log_().add_(most)
-    total = total.to(x.dtype) if x.is_floating_point() else total
+    total = total.to(dtype or x.dtype) if x.is_floating_point() else total
     return total if keepdim else total.squeeze(dims)
 
 

@@ -5,14 +5,16 @@ place), without log-probabilities: of each row of logits one number is kept, the
 the sum of its exponentials, and the gradient is made of logits, that number and the target at once.
 Where classes are split, that number is all of a row that travels (P(logsumexp) -> B).
 
+    flow.log_sum_exp(x (N, C), (1,), True, dtype) -> lse, wider than x
     flow.cross_entropy(x (N, C), lse (N, 1), target (N,), weight, reduction, ignored)
         -> (loss, weight of the targets)
     flow.cross_entropy_backward(grad, x, lse, target, weight, reduction, ignored, total, loss)
         -> gradient of x
 
-Logits may be narrower than `lse`, whose dtype losses and gradients have.  total: the weight of the
-targets, for a mean alone; else None.  loss: not looked at; where passes/count_targets.py names it,
-it is there before, so that the gradient may be written over logits that nobody will read again.
+Logits may be narrower than `lse`, whose dtype losses have; their gradient is as narrow, rounded
+once.  total: the weight of the targets, for a mean alone; else None.  loss: not looked at; where
+passes/count_targets.py names it, it is there before, so that the gradient may be written over
+logits that nobody will read again.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from typing import Any
 import torch
 
 from flowrun.engine.ir.graph import Op, Ref
-from flowrun.engine.ir.op_info import LABELS, LookUp, OpInfo, OutVariant, Trait
-from flowrun.engine.ir.sbp import B, P, S, Sbp
+from flowrun.engine.ir.op_info import LABELS, LookUp, OpCost, OpInfo, OutVariant, Trait
+from flowrun.engine.ir.sbp import P_LOGSUMEXP, B, P, S, Sbp
 from flowrun.engine.ir.signature import (
     Function,
     Local,
@@ -34,14 +36,20 @@ from flowrun.engine.ir.signature import (
     OpView,
     Signature,
 )
-from flowrun.engine.ops.math.reduce import LOG2_E
+from flowrun.engine.ops.math.reduce import LOG2_E, log_sum_exp
 from flowrun.engine.ops.nn.loss import NONE, SUM, divisor, of_mine, reduced_loss, weights_of
 
 Tensor = torch.Tensor
 
 FORWARD, BACKWARD = "flow.cross_entropy", "flow.cross_entropy_backward"
+LOG_SUM_EXP = "flow.log_sum_exp"
 _GIVEN = ("x", "lse", "target", "weight", "reduction", "ignored")
 _GIVEN_BACKWARD = ("grad", *_GIVEN, "total", "loss")
+
+
+def rows_of_log_sum_exp(view: OpView) -> OpRows:
+    """As of aten.logsumexp of a matrix's rows."""
+    return Signature((S(0),), (S(0),)), Signature((S(1),), (P_LOGSUMEXP,))
 
 
 def rows_of_forward(view: OpView) -> OpRows:
@@ -124,14 +132,15 @@ def gradient_of_logits(
     each = (grad * weights_of(lse, target, weight, ignored)).unsqueeze(1)
     each = each if total is None else each / divisor(total)
     if out is None and not x.is_cpu:
-        return compare_with_target(x, lse, here, mine, each)
-    result = torch.sub(x.to(lse.dtype), lse, out=out)
+        return compare_with_target(x, lse, here, mine, each).to(x.dtype)
+    result = torch.sub(x.to(lse.dtype), lse, out=out if x.dtype == lse.dtype else None)
     result.mul_(LOG2_E).exp2_().mul_(each)
-    return result.scatter_add_(1, here.unsqueeze(1), -each * mine.unsqueeze(1))
+    result.scatter_add_(1, here.unsqueeze(1), -each * mine.unsqueeze(1))
+    return result.to(x.dtype) if out is None or out is result else out.copy_(result)
 
 
 def compare_with_target(x: Tensor, lse: Tensor, here: Tensor, mine: Tensor, each: Tensor) -> Tensor:
-    """Return the gradient of logits by comparing each class with the target.
+    """Return the gradient of logits, as wide as lse, by comparing each class with the target.
 
     Compiled regions make one kernel of it, its cast to low precision included.
     x, lse: as of gradient_of_logits.  here, mine: see of_mine.  each: (N, 1), what a row counts.
@@ -151,6 +160,12 @@ def _first_class(view: LocalView) -> int:
 
 
 OPS: Mapping[str, OpInfo] = {
+    LOG_SUM_EXP: OpInfo(
+        rows_of_log_sum_exp,
+        function=log_sum_exp,
+        traits=(Trait.ALLOCATES,),
+        cost=OpCost(counted_input=0),
+    ),
     FORWARD: OpInfo(
         rows_of_forward,
         local=_here(loss_of_logits),

@@ -208,6 +208,7 @@ def _loss() -> list[OpSample]:
         made.append(sample("aten.nll_loss_backward.default", T(*loss.shape), x, *rest, total))
         given = (x, x.logsumexp(1, True), *rest)
         made.append(sample("flow.cross_entropy", *given))
+        made.append(sample("flow.log_sum_exp", x, (1,), True, torch.float64))
         weighed = total if reduction == 1 else None
         made.append(sample("flow.cross_entropy_backward", T(*loss.shape), *given, weighed, None))
         if reduction == 2:

@@ -1,9 +1,9 @@
-"""row_chunks: two ops on logits that process some rows at a time on a CPU.
+"""row_chunks: ops on logits that process some rows at a time.
 
-Each has intermediate tensors as large as its logits; those of a few rows stay in the cache of a
-core, and the whole is never in memory.  Each row depends on the same row of the inputs alone, so
-that chunks change nothing but the last few elements of a chunk, which exp2 may round otherwise if
-they do not fill a vector.  All ranks cut alike, so that results that several hold are equal.
+Each has intermediate tensors as large as its logits in fp32; those of a few rows stay in the cache
+of a core, and the whole is never in memory.  Each row depends on the same row of the inputs alone,
+so that chunks change nothing but the last few elements of a chunk, which exp2 may round otherwise
+if they do not fill a vector.  All ranks cut alike, so that results that several hold are equal.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from flowrun.engine.ops.nn import cross_entropy
 from flowrun.engine.ops.nn.loss import NONE
 
 CHUNK_BYTES = 1 << 21  # of one tensor and thread
+CUDA_CHUNK_BYTES = 1 << 26  # of one tensor; enough to fill a GPU
 
 
-def log_sum_exp(x: Tensor, dims: tuple[int, ...], keepdim: bool = False) -> Tensor:
+def log_sum_exp(
+    x: Tensor, dims: tuple[int, ...], keepdim: bool = False, dtype: torch.dtype | None = None
+) -> Tensor:
     """Compute ops.math.reduce.log_sum_exp; in chunks for the rows of a matrix."""
     count = _num_chunks(x) if x.dim() == 2 and dims in ((1,), (-1,)) else 1
-    parts = [reduce.log_sum_exp(rows, dims, keepdim) for rows in x.tensor_split(count)]
+    parts = [reduce.log_sum_exp(rows, dims, keepdim, dtype) for rows in x.tensor_split(count)]
     return torch.cat(parts) if count > 1 else parts[0]
 
 
@@ -47,7 +50,7 @@ def gradient_of_logits(
         return cross_entropy.gradient_of_logits(
             grad, x, lse, target, weight, reduction, *given, out=out
         )
-    whole = torch.empty_like(x, dtype=lse.dtype) if out is None else out
+    whole = torch.empty_like(x) if out is None else out
     chunks = zip(*(t.tensor_split(count) for t in (x, lse, target, whole)), strict=True)
     for rows, row_lse, classes, part in chunks:
         cross_entropy.gradient_of_logits(
@@ -60,8 +63,8 @@ def _num_chunks(x: Tensor) -> int:
     """Return the number of chunks, of two rows at least: all threads would share the sum over a
     single row, in another order.
     """
-    if not x.is_cpu:
+    if not (x.is_cpu or x.is_cuda):
         return 1
     num_bytes = x.numel() * max(x.itemsize, 4)  # computed in fp32 at least
-    most = CHUNK_BYTES * torch.get_num_threads()
+    most = CUDA_CHUNK_BYTES if x.is_cuda else CHUNK_BYTES * torch.get_num_threads()
     return max(1, min(len(x) // 2, math.ceil(num_bytes / most)))

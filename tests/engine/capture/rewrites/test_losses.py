@@ -47,14 +47,30 @@ def test_log_probabilities_stay_where_the_task_says_so() -> None:
     assert "aten._log_softmax.default" in targets(graph)
 
 
-def test_logits_are_read_as_narrow_as_they_are() -> None:
+def test_nothing_as_large_as_narrow_logits_is_wide() -> None:
     graph = captured(replace(GPT, autocast=torch.bfloat16))
     (forward,) = (op for op in graph.ops if op.target == cross_entropy.FORWARD)
     (backward,) = (op for op in graph.ops if op.target == cross_entropy.BACKWARD)
     logits, lse = forward.inputs[:2]
     assert backward.inputs[1] == logits
-    assert graph.tensors[logits].dtype == torch.bfloat16
-    assert graph.tensors[lse].dtype == graph.tensors[backward.makes[0]].dtype == torch.float32
+    like = {t.dtype for t in graph.tensors.values() if t.shape == graph.tensors[logits].shape}
+    assert like == {torch.bfloat16} and graph.tensors[lse].dtype == torch.float32
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize("over", [False, True], ids=["new", "over its logits"])
+def test_the_gradient_of_narrow_logits_is_rounded_once(
+    on_cpu: bool, over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(3)).bfloat16() * 9
+    lse = log_sum_exp(x, (1,), True, torch.float32)
+    torch.testing.assert_close(lse, x.float().logsumexp(1, True))
+    rest = (lse, torch.arange(6), None, 1, -100, torch.tensor(6.0), None)
+    monkeypatch.setattr(torch.Tensor, "is_cpu", on_cpu)
+    wide = cross_entropy.gradient_of_logits(torch.ones(()), x.float(), *rest)
+    made = cross_entropy.gradient_of_logits(torch.ones(()), x, *rest, out=x if over else None)
+    torch.testing.assert_close(made, wide.bfloat16())
+    assert (made is x) == over
 
 
 @pytest.mark.parametrize("masked", [slice(20, 24), slice(0, 4)], ids=["last", "first"])
