@@ -266,11 +266,18 @@ class Throttle:
     def _by_phase(
         self, chosen: Callable[[int], bool], region_of: Callable[[int], int | None]
     ) -> Iterable[dict[int, list[int]]]:
-        """Yield, for each stage and phase: region -> the chosen boxings that belong to it."""
-        phases: dict[tuple[int, str], dict[int, list[int]]] = {}
+        """Yield, for each stage, phase and chunk: region -> the chosen boxings that belong to it.
+
+        A micro-batch comes to the next chunk after many others were in this one, so that nothing
+        of this one may wait for that.
+        """
+        phases: dict[tuple[int, str, int], dict[int, list[int]]] = {}
         for k, actor in enumerate(self.actors):
             region = region_of(k) if chosen(k) else None
             if region is not None:
-                of_phase = phases.setdefault((actor.stage, actor.phase), {})
+                work = self.actors[region].work
+                ops = work.ops if isinstance(work, RegionWork) else ()
+                chunk = max((op.chunk for op in ops), default=0)
+                of_phase = phases.setdefault((actor.stage, actor.phase, chunk), {})
                 of_phase.setdefault(region, []).append(k)
         return phases.values()

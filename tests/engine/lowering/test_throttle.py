@@ -13,7 +13,7 @@ from flowrun.engine.actors.plan import (
     TransferWork,
     Work,
 )
-from flowrun.engine.ir.graph import BACKWARD
+from flowrun.engine.ir.graph import BACKWARD, Op
 from flowrun.engine.ir.location import Location
 from flowrun.engine.lowering.add_registers import Throttle
 
@@ -54,6 +54,14 @@ def test_a_region_waits_for_the_reduction_of_one_before() -> None:
     actors = (*REGIONS, *REDUCED, added_up())
     assert list(throttle(*actors).pairs(ahead=1)) == [(3, 1), (4, 2)]
     assert list(throttle(*actors).pairs(ahead=2)) == [(3, 2)]
+
+
+def test_no_chunk_waits_for_another() -> None:
+    """Micro-batches come to the next chunk after many others were in this one."""
+    of_chunk = (Op("g2", "", (), (), outputs=("g2",), chunk=1),)
+    last = replace(REGIONS[2], work=replace(REGIONS[2].work, ops=of_chunk))
+    actors = (*REGIONS[:2], last, *REDUCED, added_up())
+    assert list(throttle(*actors).pairs(ahead=1)) == [(3, 1)]
 
 
 def test_what_another_stage_sends_is_not_held_back() -> None:
