@@ -30,15 +30,15 @@ BUDGETS = {
     "engine": 1_148,
     "engine/actors": 1_599,
     "engine/boxing": 518,
-    "engine/capture": 4_329,
+    "engine/capture": 4_355,
     "engine/cost": 1_124,
     "engine/hardware": 571,
     "engine/ir": 1_695,
-    "engine/lowering": 1_286,
-    "engine/ops": 5_204,
+    "engine/lowering": 1_293,
+    "engine/ops": 5_221,
     "engine/passes": 6_871,
     "engine/rehearsal": 898,
-    "engine/runtime": 7_941,
+    "engine/runtime": 7_944,
     "engine/trace": 495,
     "engine/verify": 793,
     "launcher": 359,
@@ -62,7 +62,7 @@ BUDGETS = {
     "tests": 1_057,
     "tests/behaviour": 8_134,
     "tests/chaos": 927,
-    "tests/engine": 13_210,
+    "tests/engine": 13_234,
     "tests/gpu": 274,
     "tests/fuzz": 993,
     "tests/hangs": 365,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 6_838,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_317, "tests": 47_033, "docs": 50_000}
+SUMS = {"source": 66_370, "tests": 47_033, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}
