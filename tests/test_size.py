@@ -47,8 +47,8 @@ BUDGETS = {
     "launcher/commands": 3_052,
     "launcher/data": 3_281,
     "launcher/job": 1_805,
-    "launcher/listeners": 674,
-    "launcher/model": 2_640,
+    "launcher/listeners": 684,
+    "launcher/model": 2_658,
     "launcher/place": 2_083,
     "launcher/recipe": 3_076,
     "launcher/ranks": 1_921,
@@ -66,12 +66,12 @@ BUDGETS = {
     "tests/gpu": 274,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 14_134,
+    "tests/launcher": 14_183,
     "tests/models": 690,
     "tests/support": 6_839,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_370, "tests": 47_033, "docs": 50_000}
+SUMS = {"source": 66_398, "tests": 47_033, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

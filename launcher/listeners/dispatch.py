@@ -52,14 +52,16 @@ class _Lane:
     """A listener's thread and the calls that wait for it.
 
     began: when the call under way began, on the monotonic clock, and the call.  longest_s: of a
-    call so far.  lost: events that found the queue full.  left_out: it failed, or was given up.
+    call so far.  lost_from: the step of the first event that found the queue full; late: that was
+    said.  left_out: it failed, or was given up.
     """
 
     def __init__(self, named: NamedListener, outlets: Outlets) -> None:
         self.named, self._outlets = named, outlets
         self.calls: Queue[_Call | None] = Queue(_QUEUED)
         self.began: tuple[float, _Call] | None = None
-        self.longest_s, self.lost, self.left_out = 0.0, 0, False
+        self.longest_s, self.late, self.left_out = 0.0, False, False
+        self.lost_from: int | None = None
         name = f"listener {named.name}"
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
@@ -71,9 +73,10 @@ class _Lane:
         try:
             self.calls.put_nowait(call)
         except Full:
-            if not self.lost:
-                self._lose(f"is late: it loses lines from step {call.step} on")
-            self.lost += 1
+            self.lost_from = call.step if self.lost_from is None else self.lost_from
+            began = self.began
+            if began is None or began[1].event != "on_start":  # else it may fail, which says more
+                self._say_late()
 
     def quiet_s(self) -> float:
         """Return the seconds for which the call under way has not returned."""
@@ -100,9 +103,14 @@ class _Lane:
 
     def give_up(self, step: int, seconds: float) -> None:
         """Say that a logger does not end, if it was not named before."""
-        if not self.lost:
+        if not self.late:
             event = self.began[1].event if self.began else "on_end"
             self._lose(f"ends at step {step}: {event} has not returned for {seconds:.0f} s")
+
+    def _say_late(self) -> None:
+        if not self.late and self.lost_from is not None:
+            self.late = True
+            self._lose(f"is late: it loses lines from step {self.lost_from} on")
 
     def _lose(self, what: str) -> None:
         self._outlets.lose(f"the log of {self.named.name} {what}")
@@ -112,6 +120,8 @@ class _Lane:
             self.began = time.monotonic(), call
             self._call(call)
             self.longest_s = max(self.longest_s, self.quiet_s())
+            if call.event == "on_start" and not self.left_out:
+                self._say_late()
             self.began = None
 
     def _call(self, call: _Call) -> None:

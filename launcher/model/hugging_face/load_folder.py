@@ -7,10 +7,11 @@ before any memory is taken.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Size, nn
 
 from flowrun.engine.errors import refuse_as
 from flowrun.engine.runtime.process.own_process import bound_work, run_in_child
@@ -53,11 +54,28 @@ def load_text_model(folder: Path) -> nn.Module:
 
         # in a process of its own: where the bound strikes, torch may be left with another device
         _check_size(run_in_child(describe, f"reading {folder}/config.json", _LOG), folder)
-        found = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True
+        found, differs = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            trust_remote_code=False,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # _check_weights names them
+            output_loading_info=True,
         )
+        _check_weights(differs["missing_keys"], differs["mismatched_keys"])
     assert isinstance(found, nn.Module), "transformers makes modules"
     return found
+
+
+def _check_weights(missing: Iterable[str], others: Iterable[tuple[str, Size, Size]]) -> None:
+    """Raise ValueError for a weight that the folder lacks, or has in another shape: transformers
+    would draw it at random.
+    """
+    for name, held, described in sorted(others):
+        raise ValueError(
+            f"its weights have {name} as {tuple(held)}, and config.json as {tuple(described)}"
+        )
+    for name in sorted(missing):
+        raise ValueError(f"its weights lack {name}, which config.json describes")
 
 
 def _check_size(described: int, folder: Path) -> None:

@@ -144,6 +144,34 @@ def test_a_logger_that_blocks_loses_lines_and_is_named_once(
     assert good.calls[-1] == "end complete"
 
 
+class StartsLate(Notes):
+    def __init__(self, error: str) -> None:
+        super().__init__()
+        self.error, self.begun, self.over = error, threading.Event(), threading.Event()
+
+    def on_start(self, run: RunInfo) -> None:
+        self.begun.set()
+        assert self.over.wait(30)
+        if self.error:
+            raise OSError(self.error)
+
+
+@pytest.mark.parametrize(
+    ("error", "note"), [("no server", "ends at step 0: OSError: no server"), ("", "is late")]
+)
+def test_a_logger_that_starts_late_is_named_once(error: str, note: str) -> None:
+    late = StartsLate(error)
+    found, said = listeners(late)
+    found.call("on_step", 0, {"loss": 1.0})
+    assert late.begun.wait(30)
+    for step in range(dispatch._QUEUED + 50):
+        found.call("on_step", step, {"loss": 1.0})
+    assert said.lost == []
+    late.over.set()
+    found.end("complete")
+    assert [text.removeprefix("the log of notes0 ")[: len(note)] for text in said.lost] == [note]
+
+
 def test_a_callback_that_blocks_is_named_and_loses_nothing(blocks: Blocks) -> None:
     found, said = listeners(blocks, may_end=True, limit_s=0.01)
     found.call("on_step", 7, {"loss": 1.0})

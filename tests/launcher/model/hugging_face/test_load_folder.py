@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,26 @@ def test_damage_is_one_error_at_the_folder(
     if "pickle" in name or "index" in name or "weights" in name:
         with pytest.raises(RecipeError, match=r"cannot be read|has no weights|something else"):
             read(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        (
+            "vocab_size",
+            600,
+            r"have lm_head\.weight as \(300, 16\), and config\.json as \(600, 16\)",
+        ),
+        ("num_hidden_layers", 2, r"lack model\.layers\.1\.input_layernorm\.weight, which config"),
+    ],
+)
+def test_no_weight_is_drawn_at_random(
+    key: str, value: int, reason: str, whole: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(whole, tmp_path / "model")
+    change(folder, **{key: value})
+    with pytest.raises(RecipeError, match=reason):
+        load_text_model(folder)
 
 
 def test_a_whole_folder_is_read(whole: Path) -> None:
