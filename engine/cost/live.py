@@ -23,7 +23,8 @@ class Live:
     """The bytes of one rank while a plan is rehearsed.
 
     peak: most at once, plus every page of shared memory that messages ever touched: pages stay.
-    bound: the same, if every stash register is full besides the micro-batch that an act works on.
+    bound: the same, if every stash register is full besides the micro-batch that an act works on,
+        and a slow reader leaves a message of each actor unread that no throttle holds back.
     of_act: actor -> the most bytes at once at any of its acts, without messages.
     """
 
@@ -45,6 +46,8 @@ class Live:
         self.under_way: dict[int, int] = {}
         self.waiting = self.held = 0  # sums of stashed and under_way
         self.messages = Messages()
+        empty = [r for r in plan.registers if r.stage == stage and not r.tensors]
+        self.throttled = {k for r in empty for k in (r.producer, *r.readers)}
         self._peak = self._bound = self.live
         self.of_act: dict[int, int] = {}
         self.readers_left: dict[StorageVersion, int] = {}  # to come, of all registers that hold it
@@ -58,8 +61,15 @@ class Live:
 
     @property
     def bound(self) -> int:
-        """The most bytes with every stash full, and the touched bytes of messages."""
-        return self._bound + self.messages.touched
+        """The most bytes with every stash full, and the bytes of messages at most."""
+        return self._bound + self.message_bound
+
+    @property
+    def message_bound(self) -> int:
+        """The bytes of messages, most of which may be unread at once: their pages stay."""
+        sizes = self.messages.largest.items()
+        unread = sum(size for actor, size in sizes if actor not in self.throttled)
+        return max(self.messages.touched, unread)
 
     def moment(self) -> tuple[object, ...]:
         """Return everything that decides what follows, except versions."""

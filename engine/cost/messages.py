@@ -6,7 +6,7 @@ writer has been notified, between its own acts (transport/shared_memory.py, host
 
 from __future__ import annotations
 
-from flowrun.engine.cost.first_fit import FirstFit
+from flowrun.engine.cost.first_fit import FirstFit, round_to_pages
 
 _ACTS_UNTIL_FREE = 2  # acts of compute that end first: one of the reader, then one of the writer
 
@@ -18,6 +18,7 @@ class Messages:
         self._arena = FirstFit(1 << 60)
         self._under_way: dict[int, int] = {}  # actor -> where its message lies
         self._done: list[tuple[int, int]] = []  # (where it lies, acts to come)
+        self.largest: dict[int, int] = {}  # actor -> bytes of its largest message
 
     @property
     def touched(self) -> int:
@@ -28,6 +29,7 @@ class Messages:
         """Record that an actor begins to communicate, and writes a message of `num_bytes`."""
         if num_bytes:
             self._under_way[actor] = self._arena.take(num_bytes)
+            self.largest[actor] = max(round_to_pages(num_bytes), self.largest.get(actor, 0))
 
     def end(self, actor: int) -> None:
         if actor in self._under_way:

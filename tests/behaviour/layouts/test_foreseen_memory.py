@@ -83,6 +83,13 @@ def test_messages_that_come_late_fill_the_stash_up_to_the_bound() -> None:
     assert found.rehearsal.peak_bytes[1] < reached[1] <= found.rehearsal.bound_bytes[1]
 
 
+def test_messages_that_are_read_late_fill_their_memory_up_to_the_bound() -> None:
+    """What a rank has written stays until the others have read it; its pages stay for good."""
+    found = compiled(GPT, Layout(data=2, shared=True))
+    reached = rehearse(found.plan, lambda actor: 100.0 if actor.kind == BOX else 1.0).peak_bytes
+    assert found.rehearsal.peak_bytes[0] < reached[0] <= found.rehearsal.bound_bytes[0]
+
+
 def test_a_rank_ahead_of_the_others_gathers_gradients_of_few_blocks() -> None:
     """Under ZeRO backward waits for the reductions that are register_slots regions behind."""
 
