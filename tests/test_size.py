@@ -31,7 +31,7 @@ BUDGETS = {
     "engine/actors": 1_599,
     "engine/boxing": 518,
     "engine/capture": 4_355,
-    "engine/cost": 1_124,
+    "engine/cost": 1_136,
     "engine/hardware": 571,
     "engine/ir": 1_695,
     "engine/lowering": 1_293,
@@ -60,7 +60,7 @@ BUDGETS = {
     "models": 1_557,
     "testing": 115,
     "tests": 1_057,
-    "tests/behaviour": 8_134,
+    "tests/behaviour": 8_141,
     "tests/chaos": 927,
     "tests/engine": 13_234,
     "tests/gpu": 274,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 6_839,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_398, "tests": 47_033, "docs": 50_000}
+SUMS = {"source": 66_410, "tests": 47_033, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}
