@@ -172,14 +172,13 @@ def memory_error(planned: Rehearsed, strategy: Strategy) -> RecipeError:
     needed = _needed_bytes(planned, strategy)
     stage = max(range(len(needed)), key=needed.__getitem__)
     limit = strategy.hardware.tensor_bytes
-    names, bound = communicators_of(planned.plan, stage), planned.rehearsal.bound_bytes[stage]
-    more = needed[stage] - bound
-    for_groups = f"({more:,} of them for the communicators {', '.join(names)}) " if more else ""
+    more = needed[stage] - planned.rehearsal.bound_bytes[stage]
+    names = ", ".join(communicators_of(planned.plan, stage))
+    for_groups = f"({more:,} of them for the communicators {names}) " if more else ""
     return RecipeError(
         "hardware.memory_bytes",
         f"a rank of stage {stage} ({planned.plan.placements[stage]}) needs {needed[stage]:,} bytes "
-        f"{for_groups}"
-        f"and has {limit:,}: {needed[stage] - limit:,} are missing.",
+        f"{for_groups}and has {limit:,}: {needed[stage] - limit:,} are missing.",
         "Use more micro-batches, a lower placement.in_flight, recompute.modules, more stages or"
         " ranks, or ZeRO; auto.placement=true looks for what fits.",
     )

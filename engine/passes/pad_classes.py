@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from flowrun.engine.capture.rewrites.simplify import drop_dead
 from flowrun.engine.ir.graph import LogicalGraph, Op, Ref
 from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ops.math.matmul import ALIGNED, CLASSES, MULTIPLE
@@ -29,15 +30,8 @@ def pad_classes(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     if not strategy.pads_classes:
         return graph
     dims, notes = find_class_dims(graph), dict[str, str]()
-    ops = [_align(graph, op, dims, notes) for op in graph.ops]
-    read = {name for op in ops for name in op.inputs}
-    idle = {op.makes[0] for op in ops if op.target == _T and read.isdisjoint(op.makes)}
-    return replace(
-        graph,
-        ops=tuple(op for op in ops if idle.isdisjoint(op.makes)),
-        tensors={name: tensor for name, tensor in graph.tensors.items() if name not in idle},
-        notes=(*graph.notes, *notes.values()),
-    )
+    ops = tuple([_align(graph, op, dims, notes) for op in graph.ops])
+    return drop_dead(replace(graph, ops=ops, notes=(*graph.notes, *notes.values())))
 
 
 def find_class_dims(graph: LogicalGraph) -> Mapping[str, int]:

@@ -36,7 +36,7 @@ def simplify(graph: LogicalGraph, *, keep_logits: bool = True) -> LogicalGraph:
         _drop_double_transposes,
         _merge_duplicates,
         _unbatch_indices,
-        _drop_dead,
+        drop_dead,
     )
     for rewrite in rewrites:
         graph = rewrite(graph)
@@ -199,7 +199,7 @@ def _is_count(graph: LogicalGraph, indexed: str, index: str) -> bool:
     return maker is not None and maker.target == "aten.arange.default"
 
 
-def _drop_dead(graph: LogicalGraph) -> LogicalGraph:
+def drop_dead(graph: LogicalGraph) -> LogicalGraph:
     """Drop ops, tensors and feeds that no result depends on."""
     wanted = {tensor for _, tensor in graph.results} | {v.new for v in graph.variables if v.new}
     kept: list[Op] = []
