@@ -87,12 +87,8 @@ def onednn_linear() -> OpOverload:
     return op
 
 
-def scaled_mm() -> OpOverload:
-    """Return the product of 8 bits: (a (m, k), b (k, n), scales (m, 1) and (1, n), or (1, 1) each,
-    out_dtype=).
-    """
-    op: OpOverload = torch.ops.aten._scaled_mm.default
-    return op
+# The product of 8 bits: (a (m, k), b (k, n), scales (m, 1) and (1, n), or (1, 1) each, out_dtype=).
+scaled_mm = aten._scaled_mm.default
 
 
 # ---- storages ------------------------------------------------------------------------------------
@@ -292,12 +288,14 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     return dict(select_decomp_table())
 
 
-def inductor_settings(settings: Mapping[str, object]) -> AbstractContextManager[None]:
-    """Within, Inductor has these settings."""
+def inductor_config() -> ModuleType:
+    """Return Inductor's settings by their names, with dots: `get_config_copy()`; `patch(settings)`
+    sets them within a block.
+    """
     with _quiet_imports():
         from torch._inductor import config
 
-    return config.patch(dict(settings))  # type: ignore[no-any-return]
+    return config
 
 
 def build_graph(

@@ -54,7 +54,7 @@ def multiply(a: Tensor, b: Tensor, rowwise: bool, gradient: bool = False) -> Ten
     narrow_b, scale_b = narrow(b, dims_b, E4M3)
     if a.dtype == torch.float64:  # the kernel has none
         return narrow_a.double() @ narrow_b.double() * scale_a * scale_b
-    return scaled_mm()(narrow_a, narrow_b, scale_a, scale_b, out_dtype=a.dtype)  # type: ignore[no-any-return]
+    return scaled_mm(narrow_a, narrow_b, scale_a, scale_b, out_dtype=a.dtype)  # type: ignore[no-any-return]
 
 
 def narrow(x: Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -61,7 +61,8 @@ def _build(regions: BuiltRegions, say: Callable[[str], None]) -> None:
 
 def built_regions(job: Job, training: Rehearsed) -> BuiltRegions:
     """Collect the regions to build, without building them."""
-    return BuiltRegions(training.plan, job.device_type, job.recipe.launch.threads)
+    threads = job.recipe.launch.threads
+    return BuiltRegions(training.plan, job.device_type, threads, job.inductor_options)
 
 
 def summary(regions: BuiltRegions) -> str:

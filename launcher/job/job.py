@@ -22,7 +22,7 @@ from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.data.sampler import length
 from flowrun.launcher.job.job_plans import JobPlans, Probed, kept_probe
 from flowrun.launcher.job.materials import add_materials, make_materials
-from flowrun.launcher.job.recipe_strategy import data_workers, strategy_of
+from flowrun.launcher.job.recipe_strategy import data_workers, inductor_options, strategy_of
 from flowrun.launcher.job.segments import Segment, segments
 from flowrun.launcher.model.adapters import describe_adapters
 from flowrun.launcher.model.dataset_checks import random_fields
@@ -90,6 +90,7 @@ class Job:
         self.recipe = recipe
         self.since = count_seconds()  # of the cores, at the beginning
         self.start: Start | None = start
+        self.inductor_options = inductor_options(recipe)
         self.device_type = device_type(recipe.launch, recipe.num_ranks, here=values)
         doing.doing("making the model and the data")
         self.materials = make_materials(recipe, values)

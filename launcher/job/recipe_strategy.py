@@ -5,12 +5,16 @@ from __future__ import annotations
 import torch
 
 from flowrun.engine.hardware.hardware import CPU
+from flowrun.engine.runtime.inductor.inductor import settings_of
 from flowrun.engine.strategy import Kept, LossScale, Strategy, Zero
+from flowrun.engine.torch_internals import inductor_config
 from flowrun.launcher.job.optimizer import optimizer_of
 from flowrun.launcher.job.plan_cache import found_rows_file
 from flowrun.launcher.model.signatures import tables_of
 from flowrun.launcher.recipe.hardware_keys import rank_hardware, shares_memory
+from flowrun.launcher.recipe.key_schema import flatten_keys
 from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.recipe.recipe_errors import find_near, require
 from flowrun.launcher.recipe.schema import (
     ALWAYS,
     AUTO,
@@ -63,6 +67,20 @@ def strategy_of(recipe: Recipe) -> Strategy:
         kept_rows=found_rows_file(recipe.engine.cache),
         check=recipe.engine.check,
     )
+
+
+def inductor_options(recipe: Recipe) -> tuple[tuple[str, object], ...]:
+    """Return the settings of `engine.inductor`.  Raises RecipeError for one that torch lacks."""
+    if not recipe.engine.inductor:
+        return ()
+    built = recipe.engine.compiler == INDUCTOR
+    require(built, "engine.inductor", "nothing is built.", "Set engine.compiler=inductor.")
+    known, own = inductor_config().get_config_copy(), settings_of(threads=1)
+    for name, _ in (given := tuple(flatten_keys(recipe.engine.inductor))):
+        where, near = f"engine.inductor.{name}", find_near(name, sorted(known))
+        require(name in known, where, "torch._inductor.config has no such setting.", near)
+        require(name not in own, where, "flowrun sets it by itself.", "Leave it out.")
+    return given
 
 
 def _read_kept(recipe: Recipe) -> Kept:

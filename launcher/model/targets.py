@@ -26,7 +26,7 @@ from torch import nn
 from flowrun.engine.errors import ArgumentError, RecipeError, refuse_as
 from flowrun.launcher.data.transforms import import_torchvision
 from flowrun.launcher.model.hugging_face.convert_models import import_transformers
-from flowrun.launcher.recipe.recipe_errors import did_you_mean
+from flowrun.launcher.recipe.recipe_errors import did_you_mean, find_near
 from flowrun.launcher.recipe.schema import Target
 
 _WITH_TORCHVISION = ("torchvision", "timm", "transformers")  # these import it
@@ -163,7 +163,7 @@ def find(path: str, where: str) -> Callable[..., Any]:
             owner = getattr(found, "__name__", str(found))
             known = [name for name in dir(found) if not name.startswith("_")]
             known += [m.name for m in pkgutil.iter_modules(getattr(found, "__path__", []))]
-            near = did_you_mean(part, known) if len(known) < 12 else _near(part, known)
+            near = did_you_mean(part, known) if len(known) < 12 else find_near(part, known)
             raise RecipeError(where, f"{owner!r} has no {part!r}.", near)
         found = getattr(found, part)
     if not callable(found):
@@ -184,7 +184,8 @@ def _deepest_module(parts: list[str], where: str) -> tuple[object, int]:
         if deeper is None:
             known = [m.name for m in pkgutil.iter_modules()]
             instead = "The working directory and installed packages are searched."
-            raise RecipeError(where, f"there is no module {name!r}.", _near(name, known) or instead)
+            near = find_near(name, known) or instead
+            raise RecipeError(where, f"there is no module {name!r}.", near)
         module = deeper
     return module, len(parts)
 
@@ -209,8 +210,3 @@ def import_named(name: str, where: str) -> ModuleType | None:
             if error.name and not (name == error.name or name.startswith(f"{error.name}.")):
                 raise
             return None
-
-
-def _near(word: str, known: list[str]) -> str:
-    guess = did_you_mean(word, known)
-    return guess if guess.startswith("Did you mean") else ""

@@ -78,10 +78,13 @@ def require(holds: bool, where: str, problem: str, instead: str = "") -> None:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Suggest the nearest known word as a question, or list all words."""
     known = list(known)
+    return find_near(word, known) or (f"There is: {', '.join(known)}." if known else "")
+
+
+def find_near(word: str, known: Sequence[str]) -> str:
+    """Suggest the nearest known word as a question, or nothing."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    if close:
-        return f"Did you mean {close[0]!r}?"
-    return f"There is: {', '.join(known)}." if known else ""
+    return f"Did you mean {close[0]!r}?" if close else ""
 
 
 def from_hydra(error: Exception, schema: DictConfig) -> RecipeError:
@@ -195,10 +198,9 @@ def _no_such_choice(error: MissingConfigException) -> RecipeError:
         return RecipeError(
             "recipe", f"there is no file {choice}.", "A path is relative to the working directory."
         )
-    near = difflib.get_close_matches(choice, options, n=1, cutoff=0.6)
-    guess = f"Did you mean {near[0]!r}? " if near else ""
     known = f"There is: {', '.join(options)}." if options else ""
-    return RecipeError(group or choice, f"there is no {group or 'file'} {choice!r}.", guess + known)
+    instead = f"{find_near(choice, options)} {known}".strip()
+    return RecipeError(group or choice, f"there is no {group or 'file'} {choice!r}.", instead)
 
 
 def _bad_key(error: OmegaConfBaseException, schema: DictConfig) -> RecipeError:

@@ -422,6 +422,8 @@ class Engine:
     compiler: of training's regions: eager (op after op) or inductor (fused C++ or Triton code,
         compiled before the first step and kept on disk; evaluation stays eager); handwritten: the
         kernels of Apex and Megatron-LM (cost/fusion.py), for planning only.
+    inductor: settings by their names in torch._inductor.config: {max_autotune: true} tries kernels
+        of products that compute bias and activation, too.
     cache: keep plans on disk, and reuse the plan of an equal model and strategy.
     check_capture: before the first step, compare the captured graph with the model itself on two
         micro-batches; a large model is not compared.
@@ -440,6 +442,7 @@ class Engine:
     attention: str = FUSED
     blocking: list[str] = field(default_factory=list)
     compiler: str = EAGER
+    inductor: dict[str, Any] = field(default_factory=dict)
     cache: bool = True
     check_capture: bool = True
     verify_every: int = 0

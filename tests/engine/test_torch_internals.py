@@ -138,7 +138,7 @@ def test_onednn_multiplies_with_the_rows_of_a_weight() -> None:
 def test_a_product_of_8_bits_scales_rows_or_all(rows: int, columns: int) -> None:
     a, b = torch.randn(3, 16).to(torch.float8_e5m2), torch.randn(5, 16).to(torch.float8_e4m3fn)
     scales = torch.rand(rows, 1), torch.rand(1, columns)
-    made = internals.scaled_mm()(a, b.t(), *scales, out_dtype=torch.float32)
+    made = internals.scaled_mm(a, b.t(), *scales, out_dtype=torch.float32)
     torch.testing.assert_close(made, a.float() @ b.float().t() * scales[0] * scales[1])
 
 
@@ -409,7 +409,7 @@ def test_a_graph_is_built_into_a_function_that_empties_its_list() -> None:
     table = internals.inductor_decompositions()
     assert aten.native_layer_norm.default in table or aten.gelu.default in table
     module = make_fx(lambda x: (x * 2 + 1,), decomposition_table=table)(*examples)
-    with internals.inductor_settings({"compile_threads": 1}), torch.no_grad():
+    with internals.inductor_config().patch({"compile_threads": 1}), torch.no_grad():
         run, strides = internals.build_graph(module, examples, mode)
     given = [torch.ones(3, 4)]
     assert run(given)[0].tolist() == [[3.0] * 4] * 3

@@ -141,7 +141,7 @@ def multiply_scaled(
     a, b = _pad(a, 0, -k % 16), _pad(b.t(), 0, -k % 16, 0, -n % 16)
     scale_b = _pad(scale_b, 0, -n % 16) if rowwise else scale_b
     operands = (a.contiguous(), b.contiguous().t(), scale_a.contiguous(), scale_b.contiguous())
-    return scaled_mm()(*operands, out_dtype=dtype).narrow(1, 0, n)  # type: ignore[no-any-return]
+    return scaled_mm(*operands, out_dtype=dtype).narrow(1, 0, n)  # type: ignore[no-any-return]
 
 
 # ---- the table -----------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """BuiltRegions: the regions of a plan as built programs.
 
 Equal pieces are built once for all ranks of a host, before ranks are forked, which inherit the
-code.  The key of a piece is a hash of its program's text, at the shapes that a rank holds, and of
-its inputs' shapes and strides.
+code.  The key of a piece is a hash of its program's text, at the shapes that a rank holds, of its
+inputs' shapes and strides, and of what Inductor is set to.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from flowrun.engine.actors.sums import sums_of
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.inductor.graph_breaks import GraphPiece, split
 from flowrun.engine.runtime.inductor.inductor import (
+    TEMPLATES,
     Boxed,
     Code,
+    InductorKeys,
     Spec,
     build_program,
     cache_folder,
     infer_specs,
+    settings_of,
 )
 from flowrun.engine.runtime.kernels.kernels import Kernel, emit
 from flowrun.engine.runtime.kernels.program import Program
@@ -52,13 +55,13 @@ class BuiltRegions:
     """Kernels (kernels.py) whose regions are built.
 
     plan: holds the regions.  device: "cpu" or "cuda".  threads: compute threads of a rank.
-    code: key -> built code.
+    options: Inductor's.  code: key -> built code.
     """
 
-    def __init__(self, plan: Plan, device: str, threads: int) -> None:
+    def __init__(self, plan: Plan, device: str, threads: int, options: InductorKeys = ()) -> None:
         self.plan = plan
         self.device = device
-        self.threads = threads
+        self.settings = settings_of(threads, options)
         self.code: dict[str, Boxed] = {}
         self._made: dict[tuple[str, tuple[Spec, ...]], tuple[Spec, ...]] = {}
         self._regions: dict[int, Mapping[int, BuiltRegion]] = {}
@@ -99,7 +102,7 @@ class BuiltRegions:
             try:
                 with one_at_a_time(part.key):
                     self.code[part.key] = build_program(
-                        program, part.specs, self.device, self.threads
+                        program, part.specs, self.device, self.settings
                     )
             except Exception as error:
                 raise RunError(
@@ -140,11 +143,11 @@ class BuiltRegions:
         """Return a region with inputs of these specs, and the specs of all its values."""
         specs = dict(enumerate(given))
         parts = []
-        for piece in split(program):
+        for piece in split(program, any(map(self.settings.get, TEMPLATES))):
             reads = tuple(specs[k] for k in piece.reads)
             text = str(piece.program)
-            settings = (torch.__version__, self.device, self.threads, reads)
-            key = hashlib.sha256(f"{settings}\n{text}".encode()).hexdigest()[:16]
+            decides = (torch.__version__, self.device, sorted(self.settings.items()), reads)
+            key = hashlib.sha256(f"{decides}\n{text}".encode()).hexdigest()[:16]
             part = BuiltPiece(piece, reads, "" if piece.plain else key)
             result_specs = self._made.get((text, reads))
             if result_specs is None:

@@ -31,28 +31,30 @@ class GraphPiece:
     plain: bool
 
 
-def split(program: Program) -> tuple[GraphPiece, ...]:
+def split(program: Program, templates: bool = False) -> tuple[GraphPiece, ...]:
+    """Return the pieces of a program.  templates: what is built has products in it, too."""
     lines: dict[int, list[ProgramCall]] = {}
     for line, at in zip(program.lines, _places(program), strict=True):
         lines.setdefault(at, []).append(line)
     wanted = set(program.results)
     pieces: list[GraphPiece] = []
     for at in sorted(lines, reverse=True):
-        piece = _piece(lines[at], wanted, bool(at % 2) or not _is_fusible(lines[at]))
+        piece = _piece(lines[at], wanted, bool(at % 2) or not _is_fusible(lines[at], templates))
         wanted.update(piece.reads)
         pieces.append(piece)
     return tuple(reversed(pieces))
 
 
-def _is_fusible(lines: list[ProgramCall]) -> bool:
-    """Return whether there is something to fuse: products call a library in any case, and views do
-    no work.
+def _is_fusible(lines: list[ProgramCall], templates: bool) -> bool:
+    """Return whether there is something to fuse: without templates products call a library, and
+    views do no work.
     """
     functions = [line.call.function for line in lines]
     if not all(isinstance(function, OpOverload) for function in functions):
         return True
     names = map(str, functions)
-    return sum(not (has(name, Trait.PRODUCT) or is_view(name)) for name in names) > 1
+    library = [is_view(name) or (has(name, Trait.PRODUCT) and not templates) for name in names]
+    return library.count(False) > 1
 
 
 def _places(program: Program) -> list[int]:

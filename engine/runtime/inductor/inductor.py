@@ -8,7 +8,7 @@ copied back at the end.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +24,15 @@ from flowrun.engine.torch_internals import (
     OpOverload,
     build_graph,
     inductor_cache,
+    inductor_config,
     inductor_decompositions,
-    inductor_settings,
     is_dispatched,
     missing_compiler,
     onednn_linear,
 )
 
+TEMPLATES = ("max_autotune", "max_autotune_gemm")  # settings that let Inductor build products
+InductorKeys = Iterable[tuple[str, object]]  # names of torch._inductor.config, and values
 Boxed = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 
@@ -73,19 +75,27 @@ class Code:
         return self.run(values)
 
 
-def build_program(program: Program, specs: Sequence[Spec], device: str, threads: int) -> Code:
-    """Build a program.  specs: of its inputs.  threads: compute threads of a rank."""
-    from torch.func import functionalize
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    settings = {
+def settings_of(threads: int, options: InductorKeys = ()) -> Mapping[str, object]:
+    """Return what Inductor is set to.  threads: compute threads of a rank.  options: a recipe's."""
+    return {
+        **dict(options),
         "compile_threads": 1,  # no pool of processes, which a fork would lose
         "size_asserts": False,  # Chain checks strides
         "cpp.vec_isa_ok": True,  # trying vector instructions with the compiler takes 10 s a process
         "fx_graph_cache": True,
+        "triton.cudagraphs": False,  # a replay would write over results that registers hold
         "cpp.threads": threads,
     }
+
+
+def build_program(
+    program: Program, specs: Sequence[Spec], device: str, settings: Mapping[str, object]
+) -> Code:
+    """Build a program.  specs: of its inputs.  settings: Inductor's."""
+    from torch.func import functionalize
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
     run = emit(program)
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:
@@ -93,7 +103,12 @@ def build_program(program: Program, specs: Sequence[Spec], device: str, threads:
     flat = functionalize(lambda *values: run(list(values)), remove="mutations")
     table = {**inductor_decompositions(), **_products()}
     trace = make_fx(flat, decomposition_table=table, tracing_mode="fake")
-    with torch.no_grad(), inductor_settings(settings), _no_monitor(), warnings.catch_warnings():
+    with (
+        torch.no_grad(),
+        inductor_config().patch(dict(settings)),
+        _no_monitor(),
+        warnings.catch_warnings(),
+    ):
         # Products of fp32 stay fp32 on purpose.
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores for float32")
         with torch.device(device):  # not around the rest: Inductor makes tensors for itself
@@ -135,7 +150,7 @@ def _products() -> dict[OpOverload, Callable[..., torch.Tensor]]:
 @contextmanager
 def _no_monitor() -> Iterator[None]:
     """Within the block, let tqdm start no monitor thread, which a fork would lose."""
-    bars: Any = vars(torch.hub)["tqdm"]
+    bars = vars(torch.hub)["tqdm"]
     before, bars.monitor_interval = getattr(bars, "monitor_interval", 0), 0
     try:
         yield

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.job.recipe_strategy import strategy_of
+from flowrun.launcher.job.recipe_strategy import inductor_options, strategy_of
 from flowrun.launcher.recipe.compose import compose, load, to_recipe
 from flowrun.launcher.recipe.key_schema import schema
 from flowrun.launcher.recipe.recipe_errors import PlacedError, explain
@@ -25,6 +25,7 @@ RECIPES = ("gpt_hybrid", "gpt_zero", "insightface_hybrid", "mlp_pipeline", "wide
 
 # arguments -> (key, what is wrong)
 MLP, TP = "recipe=mlp_hybrid", "recipe=gpt_tp"
+BUILT = f"{MLP} engine.compiler=inductor engine.inductor"
 WRONG = {
     f"{MLP} train.seed=18446744073709551616": ("train.seed", "below 9,22"),
     f"{TP} 'placement.axes={{tensor: 1, data: {{}}}}'": ("placement.axes.data", "an integer"),
@@ -40,6 +41,9 @@ WRONG = {
     f"{MLP} 'hardware.levels=[{{peer_s: -1}}]'": ("hardware.levels.0.peer_s", "0 or more"),
     f"{MLP} ~data.path": ("~data.path", "nothing to delete"),
     f"{MLP} engine.cuda_graphs=true": ("engine.cuda_graphs", "were removed"),
+    f"{MLP} engine.inductor.max_autotune=true": ("engine.inductor", "nothing is built"),
+    f"{BUILT}.max_autotun=true": ("engine.inductor.max_autotun", "has no such setting"),
+    f"{BUILT}.triton.cudagraphs=true": ("engine.inductor.triton.cudagraphs", "sets it by itself"),
     f"{MLP} optim.lr=inf": ("optim.lr", "at most 1e+38"),
     f"{MLP} optim.lr=1e40": ("optim.lr", "at most 1e+38"),
     f"{TP} optim.clip_norm=inf": ("optim.clip_norm", "at most 1e+38"),
@@ -67,7 +71,8 @@ WRONG = {
 def test_a_value_that_cannot_be_is_named(arguments: str, expected: tuple[str, str]) -> None:
     given_ = shlex.split(arguments)
     with pytest.raises(RecipeError) as error:
-        strategy_of(load(given_))
+        strategy_of(recipe := load(given_))
+        inductor_options(recipe)
     assert error.value.where == expected[0]
     assert expected[1] in error.value.problem
     assert explain(error.value, given_).startswith("command line  ")

@@ -21,11 +21,13 @@ from flowrun.engine.runtime.inductor.inductor import (
     build_program,
     infer_specs,
     require_compiler,
+    settings_of,
 )
 from flowrun.engine.runtime.kernels.live_bytes import LiveBytes
 from flowrun.engine.runtime.kernels.program import Program, ProgramCall
 
 A, B, X, Y = map(Ref, "0124")
+SETTINGS = settings_of(threads=1)
 SHAPE = (48, 33)
 SPECS = (
     Spec.row_major(SHAPE, torch.float32),
@@ -55,7 +57,7 @@ PROGRAM = Program(
 
 @pytest.fixture(scope="module")
 def code() -> Code:
-    return build_program(PROGRAM, SPECS, "cpu", 1)
+    return build_program(PROGRAM, SPECS, "cpu", SETTINGS)
 
 
 def test_random_numbers_are_the_same_bits() -> None:
@@ -63,7 +65,7 @@ def test_random_numbers_are_the_same_bits() -> None:
     draw = Ref("0")
     arguments = (draw, 7, "stream", (9, 37), 0.3)
     program = Program(1, (ProgramCall(LocalCall(dropout_mask, arguments), (1,), True),), (1,))
-    code = build_program(program, (Spec.row_major((), torch.int64),), "cpu", 1)
+    code = build_program(program, (Spec.row_major((), torch.int64),), "cpu", SETTINGS)
     for step in (0, 5, 10**9):
         (found,) = code([torch.tensor(step)])
         expected = dropout_mask(torch.tensor(step), *arguments[1:])
@@ -80,7 +82,7 @@ def test_products_of_onednn_are_called_as_they_are() -> None:
         ProgramCall(LocalCall(aten.tanh.default, (Ref("4"),)), (5,), True),
     )
     x, weight = torch.randn(8, 5), torch.randn(5, 3)
-    code = build_program(Program(2, lines, (5,)), (Spec.of(x), Spec.of(weight)), "cpu", 1)
+    code = build_program(Program(2, lines, (5,)), (Spec.of(x), Spec.of(weight)), "cpu", SETTINGS)
     torch.testing.assert_close(code([x, weight])[0], (x.tanh() @ weight).tanh())
 
 
@@ -136,7 +138,7 @@ def test_equal_results_have_memory_of_their_own() -> None:
         ProgramCall(LocalCall(aten.sum.dim_IntList, (Ref("2"), (0,))), (5,), True),
     )
     x, y = torch.randn(8, 5), torch.randn(5, 3)
-    code = build_program(Program(2, lines, (2, 3, 4, 5)), (Spec.of(x), Spec.of(y)), "cpu", 1)
+    code = build_program(Program(2, lines, (2, 3, 4, 5)), (Spec.of(x), Spec.of(y)), "cpu", SETTINGS)
     made = code([x, y])
     assert len({one.untyped_storage().data_ptr() for one in made}) == len(made)
 

@@ -52,10 +52,11 @@ def test_text_is_the_same_in_the_next_process() -> None:
     assert not [part for part in parts if " at 0x" in str(part.piece.program)]
 
 
-def test_a_program_is_another_on_another_device_or_with_more_threads() -> None:
+def test_a_program_is_another_with_more_threads_or_other_settings_of_inductor() -> None:
     plan = compiled(GPT, Layout()).plan
-    keys = [set(BuiltRegions(plan, "cpu", threads).different) for threads in (1, 2)]
-    assert not keys[0] & keys[1]
+    others = ((1, {}), (2, {}), (1, {"max_autotune": True}), (1, {"max_autotune": False}))
+    keys = [set(BuiltRegions(plan, "cpu", n, options.items()).different) for n, options in others]
+    assert len({*keys[0], *keys[1], *keys[2], *keys[3]}) == sum(map(len, keys))
 
 
 @pytest.mark.parametrize(
