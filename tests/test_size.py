@@ -27,8 +27,8 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_148,
-    "engine/actors": 1_599,
+    "engine": 1_143,
+    "engine/actors": 1_595,
     "engine/boxing": 518,
     "engine/capture": 4_355,
     "engine/cost": 1_136,
@@ -36,9 +36,9 @@ BUDGETS = {
     "engine/ir": 1_695,
     "engine/lowering": 1_293,
     "engine/ops": 5_221,
-    "engine/passes": 6_871,
+    "engine/passes": 6_865,
     "engine/rehearsal": 898,
-    "engine/runtime": 7_944,
+    "engine/runtime": 7_957,
     "engine/trace": 495,
     "engine/verify": 793,
     "launcher": 359,
@@ -46,11 +46,11 @@ BUDGETS = {
     "launcher/command_line": 1_121,
     "launcher/commands": 3_052,
     "launcher/data": 3_281,
-    "launcher/job": 1_805,
+    "launcher/job": 1_825,
     "launcher/listeners": 684,
-    "launcher/model": 2_658,
+    "launcher/model": 2_654,
     "launcher/place": 2_083,
-    "launcher/recipe": 3_076,
+    "launcher/recipe": 3_081,
     "launcher/ranks": 1_921,
     "launcher/report": 2_407,
     "launcher/store": 674,
@@ -62,16 +62,16 @@ BUDGETS = {
     "tests": 1_057,
     "tests/behaviour": 8_141,
     "tests/chaos": 927,
-    "tests/engine": 13_234,
+    "tests/engine": 13_253,
     "tests/gpu": 274,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 14_183,
+    "tests/launcher": 14_188,
     "tests/models": 690,
     "tests/support": 6_839,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_410, "tests": 47_033, "docs": 50_000}
+SUMS = {"source": 66_429, "tests": 47_033, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

@@ -14,7 +14,7 @@ all-reduces of which the plan says that they are exchanged (Level.exchange_bytes
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
 
@@ -22,7 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flowrun.engine.actors.communicators import disjoint_calls
+from flowrun.engine.actors.communicators import disjoint_calls, groups_of, ways_of
+from flowrun.engine.actors.plan import BoxWork, Plan
 from flowrun.engine.boxing.boxing import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -43,6 +44,7 @@ from flowrun.engine.runtime.transport.pending import (
 )
 from flowrun.engine.runtime.transport.transport import (
     BucketLayout,
+    bucket_layout,
     join_pieces,
     pack,
     reduce_messages,
@@ -152,6 +154,7 @@ class TorchTransport:
         self._groups: dict[Ranks, Group] = {}
         self._ways: dict[Ranks, Group] = {}  # source and target, in groups of their own
         self._made: set[tuple[str, Ranks]] = set()  # of the run: communicator, ranks
+        self._carried: set[tuple[str, Ranks]] = set()  # a call of torch's that was made, ranks
 
     def reaches(self, ranks: Ranks) -> bool:
         return True
@@ -162,13 +165,10 @@ class TorchTransport:
     def has_group(self, ranks: Ranks) -> bool:
         return ranks in self._groups
 
-    def join_all(
-        self, groups: Mapping[str, Sequence[Ranks]], ways: Mapping[str, Collection[Ranks]]
-    ) -> None:
-        """Make the groups of a plan's communicators, and connect them.
-
-        ways: (source, target) of the messages that go by a communicator.
-        """
+    def join_plan(self, plan: Plan) -> None:
+        """Make the groups of a plan's communicators, and connect them for what they carry."""
+        groups, ways = groups_of(plan), ways_of(plan)
+        assert plan.one_order or not groups, "else groups would be used in any order"
         named = ((name, ranks) for name, each in groups.items() for ranks in each)
         new = [each for each in named if each not in self._made]
         self._made.update(new)
@@ -176,10 +176,30 @@ class TorchTransport:
             group = self._new_groups([ranks for _, ranks in call])
             for name, ranks in call:
                 if self._rank in ranks:
-                    connect(group, self._device)
                     self._groups[ranks] = group
-                    mine = (way for way in ways.get(name, ()) if self._rank in way)
-                    self._ways.update(dict.fromkeys(mine, group))
+                    if name in ways:
+                        connect(group, self._device, ways[name])
+                        mine = (way for way in ways[name] if self._rank in way)
+                        self._ways.update(dict.fromkeys(mine, group))
+        self._act_dry(plan)
+
+    def _act_dry(self, plan: Plan) -> None:
+        """Act once by each call of torch's that a group of this rank carries."""
+        for actor in plan.actors:
+            work, placement = actor.work, plan.placements[actor.stage]
+            if not isinstance(work, BoxWork) or self._rank not in placement.ranks:
+                continue
+            axis, here = work.step.axis, placement.coordinate(self._rank)
+            layouts, dtype = bucket_layout(work, placement.shape, here), work.moves[0].dtype
+            ranks = placement.group(self._rank, axis)
+            collective = Collective(work.step, layouts, ranks, here[axis])
+            carried = call_of(collective, dtype, self._device.type == "cuda"), ranks
+            if carried not in self._carried and not layouts.empty:
+                self._carried.add(carried)
+                shapes = (each.before(here[axis]) for each in layouts.each)
+                zeros = [torch.zeros(x, dtype=dtype, device=self._device) for x in shapes]
+                self.start(collective, zeros).wait()
+                _settle(self._device)
 
     def _new_groups(self, groups: Sequence[Ranks]) -> Group:
         """Make groups that have no rank in common, by NCCL in one call; return this rank's."""
@@ -196,9 +216,10 @@ class TorchTransport:
             return Pending(lambda: [bucket[0].new_empty(shape) for shape in collective.after])
         group = self._groups[ranks]
         sent_bytes = sent_elements(step, layouts, collective.index) * bucket[0].element_size()
-        begin = _BEGIN.get(step.kind, _begin_all_to_all)
+        on_cuda, dtype = bucket[0].is_cuda, bucket[0].dtype
+        begin = _BEGIN[call_of(collective, dtype, on_cuda)]
         work, finish, holds = begin(collective, bucket, group)
-        channel = (group, -1, 0, True) if bucket[0].is_cuda else None
+        channel = (group, -1, 0, True) if on_cuda else None
         return TorchPending(work, finish, holds, channel, sent_bytes)
 
     def send(self, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
@@ -238,22 +259,45 @@ class TorchTransport:
         close_channels()
 
 
-def connect(group: Group, device: torch.device) -> None:
-    """Have each member of a group, which this rank is one of, send a byte to each other, and wait.
+def connect(group: Group, device: torch.device, ways: Collection[Ranks]) -> None:
+    """Have each member of a group, which this rank is one of, send a byte each way (source and
+    target), and wait.
 
     NCCL connects two ranks when the first of them sends to the other or receives, and holds its
     host until the other does so too (ncclP2PPreconnectFunc of its group.cc): two that post their
     receives before they send would never come to that.  What all ranks do in one order cannot.
     """
-    count = dist.get_world_size(group)
-    inbox, outbox = (torch.zeros(count, dtype=torch.uint8, device=device) for _ in range(2))
+    here, members = dist.get_rank(), dist.get_process_group_ranks(group)
+    there, back = (
+        [int((here, k) in ways) for k in members],
+        [int((k, here) in ways) for k in members],
+    )
+    outbox, inbox = (torch.zeros(sum(n), dtype=torch.uint8, device=device) for n in (there, back))
     with _others():
-        dist.all_to_all_single(inbox, outbox, group=group)
+        dist.all_to_all_single(inbox, outbox, back, there, group=group)
+    _settle(device)
+
+
+def _settle(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 # ---- collectives ---------------------------------------------------------------------------------
+
+
+def call_of(collective: Collective, dtype: torch.dtype, on_cuda: bool) -> str:
+    """Return the collective of torch's that carries a step: an all-to-all for uneven pieces, and
+    for statistics, a number a row, whose sum no library knows.
+    """
+    kind, layouts, index = collective.step.kind, collective.layouts, collective.index
+    known = kind == ALL_GATHER or collective.step.reduce in _OPS
+    if kind == REDUCE_SCATTER:
+        known &= on_cuda and dtype != torch.bool
+    ends = ((k, index) if kind == ALL_GATHER else (index, k) for k in range(layouts.parts))
+    even = kind == ALL_REDUCE or len({layouts.size(*each) for each in ends}) == 1
+    return kind if known and even and kind in _BEGIN else ALL_TO_ALL
+
 
 # Torch's handle, what unpacks when it is done, and what must stay until then.
 Begun = tuple[dist.Work, Callable[[], list[Tensor]], Sequence[Tensor]]
@@ -261,8 +305,6 @@ Begun = tuple[dist.Work, Callable[[], list[Tensor]], Sequence[Tensor]]
 
 def _begin_all_reduce(collective: Collective, bucket: Sequence[Tensor], group: Group) -> Begun:
     step, shapes = collective.step, collective.after
-    if step.reduce not in _OPS:  # statistics, a number a row: libraries know no such sum
-        return _begin_all_to_all(collective, bucket, group)
     message = pack(bucket)
     reduce = "max" if message.dtype == torch.bool and step.reduce == "sum" else step.reduce
     with _others():
@@ -273,8 +315,6 @@ def _begin_all_reduce(collective: Collective, bucket: Sequence[Tensor], group: G
 def _begin_all_gather(collective: Collective, bucket: Sequence[Tensor], group: Group) -> Begun:
     layouts, index = collective.layouts, collective.index
     sizes = [layouts.size(k, index) for k in range(layouts.parts)]
-    if len(set(sizes)) > 1:
-        return _begin_all_to_all(collective, bucket, group)
     message = pack(bucket)
     whole = message.new_empty(sum(sizes))
     with _others():
@@ -284,13 +324,9 @@ def _begin_all_gather(collective: Collective, bucket: Sequence[Tensor], group: G
 
 def _begin_reduce_scatter(collective: Collective, bucket: Sequence[Tensor], group: Group) -> Begun:
     step, layouts, index = collective.step, collective.layouts, collective.index
-    members = range(layouts.parts)
-    sizes = [layouts.size(index, k) for k in members]
-    plain = step.reduce in _OPS and bucket[0].dtype != torch.bool
-    if not bucket[0].is_cuda or len(set(sizes)) > 1 or not plain:
-        return _begin_all_to_all(collective, bucket, group)
-    messages = torch.cat([pack(layouts.pieces_for(bucket, k)) for k in members])
-    shard = messages.new_empty(sizes[index])
+    pieces = [pack(layouts.pieces_for(bucket, k)) for k in range(layouts.parts)]
+    messages = torch.cat(pieces)
+    shard = messages.new_empty(layouts.size(index, index))
     with _others():
         work = _reduce_scatter(shard, messages, op=_OPS[step.reduce], group=group, async_op=True)
     return work, lambda: unpack(shard, collective.after), (shard, messages)
@@ -332,6 +368,7 @@ _BEGIN = {
     ALL_REDUCE: _begin_all_reduce,
     ALL_GATHER: _begin_all_gather,
     REDUCE_SCATTER: _begin_reduce_scatter,
+    ALL_TO_ALL: _begin_all_to_all,
 }
 
 

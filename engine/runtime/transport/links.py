@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from flowrun.engine.actors.communicators import groups_of, rows_of, ways_of
+from flowrun.engine.actors.communicators import rows_of
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.runtime.transport.arena import ArenaPiece
@@ -56,8 +56,7 @@ class Links:
         order.
         """
         if self._own_groups:
-            assert plan.one_order, "else messages of two stages would meet in any order"
-            self._torch.join_all(groups_of(plan), ways_of(plan))
+            self._torch.join_plan(plan)
         else:
             self.join_groups(ranks for rows in rows_of(plan).values() for ranks in rows)
 

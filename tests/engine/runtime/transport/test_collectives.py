@@ -67,6 +67,15 @@ CASES: dict[str, Case] = {
     ),
     "nothing in it": ([BoxingStep(0, P, B)], [(0, 3)], torch.float32),
 }  # fmt: skip
+CALLS = {  # what torch is asked for on CUDA
+    "all_reduce": "all_reduce",
+    "all_reduce logsumexp": "all_to_all",
+    "all_gather": "all_gather",
+    "all_gather uneven": "all_to_all",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter uneven": "all_to_all",
+    "all_to_all": "all_to_all",
+}
 UNORDERED = (1.0, 1e8, -1e8, 1.0)  # in fp32 the sum depends on the order
 EVEN = [name for name in CASES if "uneven" not in name and "bucket" not in name]
 
@@ -236,3 +245,11 @@ def test_a_message_costs_its_bytes_and_gives_the_sender_nothing(results: Any) ->
     for real in results:
         assert real["messages"]["sent"] == [size, size, 8]
         assert real["messages"]["nothing"] == [[], [], []]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_group_is_connected_pairwise_for_an_all_to_all_alone(name: str) -> None:
+    (step, *_), (shape, *_), dtype = CASES[name]
+    layouts = BucketLayout((layout_of(step, shape, (step.source,), (2,), (0,)),))
+    found = collectives.call_of(Collective(step, layouts, (0, 1), 0), dtype, on_cuda=True)
+    assert found == CALLS[name]
