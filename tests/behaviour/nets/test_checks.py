@@ -11,18 +11,7 @@ from flowrun.engine.capture.capture import capture
 from flowrun.engine.compile import Compilation
 from flowrun.engine.errors import RunError
 from support.layouts.grids import Layout, compiled, example, run_plan, strategy, task
-from support.nets.odd_models import (
-    DATA,
-    SINGLE,
-    STAGES,
-    STEPS,
-    TENSOR,
-    WIDTH,
-    Asserting,
-    Net,
-    assert_trains_alike,
-    trains_of,
-)
+from support.nets.odd_models import DATA, SINGLE, STAGES, STEPS, WIDTH, Asserting, Net, trains_of
 
 
 class OneHot(Net):
@@ -47,15 +36,6 @@ class Solved(Net):
 
 class Strict(Asserting):
     bound = -100.0
-
-
-KINDS = {"one_hot": OneHot, "linalg": Solved, "assert": Asserting}
-
-
-@pytest.mark.parametrize("layout", [DATA, TENSOR, STAGES], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_model_that_looks_at_its_tensors_trains_as_plain_torch(kind: str, layout: Layout) -> None:
-    assert_trains_alike(trains_of(KINDS[kind]), layout)
 
 
 def test_a_note_names_what_is_left_out_and_where() -> None:

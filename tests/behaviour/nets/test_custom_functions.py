@@ -73,20 +73,6 @@ class Reversed(Function):
         return Scaled.apply(g.neg())
 
 
-class Rounded(Function):
-    """A straight-through estimator whose backward does not look at what it is given elsewhere."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return torch.round(x * 4) / 4
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return g.masked_fill(x.abs() > 1, 0)
-
-
 def _two_by_two(z: Tensor) -> Tensor:
     product, total, sign = TwoByTwo.apply(z, z.flip(1))
     return product + total * sign
@@ -97,7 +83,6 @@ KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "computes again": lambda z: Swish.apply(z, 1.5),
     "two inputs and outputs": _two_by_two,
     "applies another": lambda z: torch.tanh(Reversed.apply(z)),
-    "looks at the input": lambda z: Rounded.apply(z),
     "twice": lambda z: Scaled.apply(torch.relu(Scaled.apply(z))),
 }
 

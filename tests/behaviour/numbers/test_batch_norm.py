@@ -6,18 +6,13 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
-
 import pytest
 import torch
-from torch import nn
 
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from support.layouts.grids import Layout, compiled, compiled_evaluation, virtual_run, weights_of
-from support.layouts.plain_loop import Training, micro_batch_loop, plain_evaluation, seeded
-from support.nets.normed_net import NORMED, Normed
+from support.layouts.plain_loop import micro_batch_loop, plain_evaluation
+from support.nets.normed_net import NORMED
 
 STEPS = 3
 
@@ -33,20 +28,13 @@ LAYOUTS = [
 ]
 
 
-def assert_as_one_device(training: Training, layout: Layout) -> None:
-    losses, state = micro_batch_loop(training, STEPS)
-    found = virtual_run(training, layout, STEPS)
-    assert found.losses == pytest.approx(losses, rel=1e-5)
-    for name, value in state.items():
-        if name in found.weights:
-            torch.testing.assert_close(found.weights[name], value, rtol=1e-5, atol=1e-5)
-        else:
-            assert name == "norm1.num_batches_tracked", "a frozen norm counts nothing"
-
-
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_split_batch_has_the_statistics_of_the_whole(layout: Layout) -> None:
-    assert_as_one_device(NORMED, layout)
+    losses, state = micro_batch_loop(NORMED, STEPS)
+    found = virtual_run(NORMED, layout, STEPS)
+    assert found.losses == pytest.approx(losses, rel=1e-5)
+    for name, value in state.items():
+        torch.testing.assert_close(found.weights[name], value, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("layout", [Layout(data=2), Layout(data=2, tensor=2)], ids=str)
@@ -69,29 +57,3 @@ def test_channels_that_are_split_keep_their_statistics_where_they_are() -> None:
     assert homes["norm2.running_mean"] == "B"
     fused = [op for op in graph.ops if "batch_norm_legit_functional" in op.target]
     assert len(fused) == 3, "no statistic is reduced over ranks that hold whole channels"
-
-
-def _without_running() -> nn.Module:
-    model = Normed()
-    model.norm1 = nn.BatchNorm2d(6, track_running_stats=False)
-    return model
-
-
-class Frozen(nn.BatchNorm2d):
-    """Never in training."""
-
-    def train(self, mode: bool = True) -> Frozen:
-        return super().train(False)
-
-
-def _frozen() -> nn.Module:
-    model = Normed()
-    model.norm1 = Frozen(6)
-    model.norm1.running_mean += 0.3
-    return model
-
-
-@pytest.mark.parametrize("make", [_without_running, _frozen])
-@pytest.mark.parametrize("layout", [Layout(data=2), Layout(tensor=2)], ids=str)
-def test_a_norm_of_another_kind_trains_alike(make: Callable[[], nn.Module], layout: Layout) -> None:
-    assert_as_one_device(replace(NORMED, model=partial(seeded, make)), layout)

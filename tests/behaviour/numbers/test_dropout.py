@@ -6,7 +6,6 @@ the way that SGD moved them.
 
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import cast
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ from flowrun.engine.ops.flow import random
 from flowrun.engine.ops.proof.simulated_ranks import coordinates, local_view, run
 from flowrun.engine.strategy import Recompute
 from support.layouts.grids import Layout, example, run_plan, strategy, virtual_run
-from support.layouts.plain_loop import Training, classifier, pins
+from support.layouts.plain_loop import Training, classifier, micro_batch_loop, pins
 
 STEPS = 2
 DROP = 0.3
@@ -95,22 +94,12 @@ def test_the_numbers_are_those_of_a_plain_loop_with_the_same_masks() -> None:
     masks = [op for op in made.graph.ops if op.target == "flow.dropout_mask"]
     streams = [op.args[2] for op in masks]
     assert streams == ["native_dropout", "native_dropout_1"]
-    model = cast(Dropped, DROPPED.model())
-    optimizer = torch.optim.SGD(model.parameters(), **dict(DROPPED.optimizer.arguments))  # type: ignore[arg-type]
-    losses = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        total = 0.0
-        for k in range(DROPPED.micro_batches):
-            draw = torch.tensor(step * DROPPED.micro_batches + k)
-            batch = DROPPED.rows(step, k, slice(0, DROPPED.micro_batch))
-            for layer, stream in zip((model.first, model.drop), streams, strict=True):
-                layer.forward = partial(_masked, draw, stream)  # type: ignore[method-assign]
-            loss = DROPPED.loss(model(batch["images"]), batch) / DROPPED.micro_batches
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
-        optimizer.step()
-        losses.append(total)
+
+    def mask(model: nn.Module, draw: int) -> None:
+        for name, stream in zip(("first", "drop"), streams, strict=True):
+            model.get_submodule(name).forward = partial(_masked, torch.tensor(draw), stream)
+
+    losses, _ = micro_batch_loop(DROPPED, STEPS, before=mask)
     assert run_plan(DROPPED, made, STEPS).losses == pytest.approx(losses, rel=1e-6)
 
 

@@ -7,16 +7,16 @@ same bound holds for fp32 beside bf16 over the few steps here.
 """
 
 from dataclasses import replace
-from functools import lru_cache
 
 import pytest
 import torch
+from torch import nn
 
 from flowrun.engine.actors.plan import BoxWork
 from flowrun.engine.ir.graph import FORWARD
 from flowrun.engine.runtime.kernels.cpu import products
 from support.layouts.grids import CLIP, Layout, compiled, compiled_evaluation, run_plan, virtual_run
-from support.layouts.plain_loop import Training, gpt, plain_loop
+from support.layouts.plain_loop import Training, gpt, micro_batch_loop, plain_loop
 
 STEPS = 6
 NOISE = 1e-3
@@ -34,38 +34,17 @@ LAYOUTS = [
 ANY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 
 
-@lru_cache(maxsize=4)
-def autocast_loop(training: Training, steps: int, narrow: bool = False) -> tuple[float, ...]:
-    """torch.autocast around forward, micro-batch by micro-batch: losses.  narrow: gradients of
-    linear layers are added up in bf16, rounded each time.
-    """
-    model = training.model().train()
-    settings = dict(training.optimizer.arguments)
-    betas = (settings.pop("beta1"), settings.pop("beta2"))
-    optimizer = torch.optim.AdamW(model.parameters(), betas=betas, **settings)  # type: ignore[arg-type]
-    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
-    rounded = [p for m in linear for p in m.parameters()] if narrow else []
-    losses = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        total = 0.0
-        for k in range(training.micro_batches):
-            batch = training.rows(step, k, slice(0, training.micro_batch))
-            with torch.autocast("cpu", training.autocast):
-                _, loss = training.output_loss(model, batch)
-            (loss / training.micro_batches).backward()
-            for parameter in rounded:
-                assert parameter.grad is not None
-                parameter.grad = parameter.grad.bfloat16().float()
-            total += loss.item() / training.micro_batches
-        optimizer.step()
-        losses.append(total)
-    return tuple(losses)
+def add_up_narrow(model: nn.Module, _: int) -> None:
+    """Round gradients of linear layers to bf16, each time that they were added to."""
+    for layer in model.modules():
+        for parameter in layer.parameters() if isinstance(layer, nn.Linear) else ():
+            assert parameter.grad is not None
+            parameter.grad = parameter.grad.bfloat16().float()
 
 
 def test_one_rank_in_bf16_is_torchs_autocast_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """With torch's kernels; with attention's gradient in fp32, where that is faster, near it."""
-    expected = autocast_loop(BF16, STEPS)
+    expected, _ = micro_batch_loop(BF16, STEPS)
     assert virtual_run(BF16, Layout(), STEPS).losses == pytest.approx(expected, rel=NOISE)
     monkeypatch.setattr(products, "rule", lambda: None)
     found = run_plan(BF16, compiled(BF16, Layout()).plan, STEPS).losses
@@ -158,8 +137,9 @@ def test_gradients_are_added_up_as_they_were_computed_where_asked_for(
         run_plan(many, compiled(many, layout).plan, 3).losses
         for layout in (Layout(), Layout(accumulate_in_fp32=False))
     )
-    assert wide == pytest.approx(autocast_loop(many, 3), rel=1e-6)
-    assert found == pytest.approx(autocast_loop(many, 3, narrow=True), rel=1e-6)
+    assert wide == pytest.approx(micro_batch_loop(many, 3)[0], rel=1e-6)
+    narrow, _ = micro_batch_loop(many, 3, after=add_up_narrow)
+    assert found == pytest.approx(narrow, rel=1e-6)
     assert found != pytest.approx(wide, rel=1e-6)
 
 

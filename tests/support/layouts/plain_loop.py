@@ -21,6 +21,7 @@ from flowrun.models.mlp import MLP
 
 Batch = Mapping[str, Tensor]
 Measure = Callable[[Tensor, Batch], Tensor]
+Hook = Callable[[nn.Module, int], object]
 
 STEPS = 10
 
@@ -30,8 +31,8 @@ class Training:
     """What is trained, apart from where.  Compared and hashed by identity.
 
     model: makes it, the same at every call.  inputs: model argument -> batch field.  batches: one a
-    step, whole.  pins: of the axis `tensor`.  autocast, loss_scale: not of
-    the plain loop, which is fp32.
+    step, whole.  pins: of the axis `tensor`.  autocast, loss_scale: not of plain_loop, which is
+    fp32.
     """
 
     model: Callable[[], nn.Module]
@@ -89,21 +90,32 @@ def plain_loop(training: Training, clip_norm: float = 0.0, steps: int = STEPS) -
 
 
 @lru_cache(maxsize=32)
-def micro_batch_loop(training: Training, steps: int) -> tuple[list[float], Mapping[str, Tensor]]:
+def micro_batch_loop(
+    training: Training, steps: int, before: Hook | None = None, after: Hook | None = None
+) -> tuple[list[float], Mapping[str, Tensor]]:
     """(losses, parameters and buffers after) on one device, gradients accumulated over
-    micro-batches: what counts where a buffer changes with each.
+    micro-batches: what counts where a buffer changes with each.  Under torch.autocast, if the
+    training is.
+
+    before, after: called around each micro-batch with the model and its number in the run.
     """
     model = training.model().train()
     optimizer = torch_optimizer(training.optimizer, model)
+    narrow = {"dtype": training.autocast, "enabled": training.autocast is not None}
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
         total = 0.0
         for k in range(training.micro_batches):
+            if before:
+                before(model, step * training.micro_batches + k)
             batch = training.rows(step, k, slice(0, training.micro_batch))
-            loss = training.output_loss(model, batch)[1] / training.micro_batches
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
+            with torch.autocast("cpu", **narrow):
+                loss = training.output_loss(model, batch)[1]
+            (loss / training.micro_batches).backward()  # type: ignore[no-untyped-call]
+            if after:
+                after(model, step * training.micro_batches + k)
+            total += loss.item() / training.micro_batches
         optimizer.step()
         losses.append(total)
     return losses, model.state_dict()

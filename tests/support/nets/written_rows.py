@@ -74,6 +74,11 @@ x = x + 1e-3 * sum(p.square().sum() for p in self.parameters())
 x = x + 1e-3 * sum(p.abs().mean() for n, p in self.named_parameters() if n.endswith('weight'))
 x = x * (1 + 0.1 * len(list(self.children())))
 x = torch.as_strided(x.contiguous(), x.shape, x.contiguous().stride())
+y = x.contiguous().as_strided((len(x), 2, 12), (24, 12, 1)) | x = x + y.softmax(-1).reshape(x.shape)
+y = x.contiguous().as_strided((len(x), 2, 6), (24, 12, 1)) | x = x + y.mean(1, keepdim=True)
+y = x.reshape(-1, 4, 2, 3).contiguous(memory_format=torch.channels_last) | x = x + y.as_strided((len(x), 2, 6), (24, 12, 2)).mean(1, keepdim=True)
+y = x.reshape(-1, 4, 2, 3).contiguous(memory_format=torch.channels_last) | x = x + F.adaptive_avg_pool2d(y, 1)[..., 0]
+x = x + F.one_hot(x.argmax(-1), 6)
 y = torch.empty(0, dtype=x.dtype) | x = torch.cat([y, x.flatten()]).view_as(x)
 x = x.to(torch.bfloat16).to(x.dtype) + (x.int() * 2).to(x.dtype) + x
 x = x + torch.triu_indices(2, 3).sum() * 0.01
@@ -105,6 +110,7 @@ self.a = nn.ParameterList([nn.Parameter(torch.randn(6) * 0.3) for _ in range(3)]
 self.a = nn.ParameterDict({"mean": nn.Parameter(torch.randn(6)), "std": nn.Parameter(torch.ones(6))}) :: x = (x - self.a["mean"]) * self.a["std"]
 self.a = nn.Linear(6, 6) | self.a.requires_grad_(False) :: x = self.a(x)
 self.a = nn.Linear(6, 6) :: with torch.no_grad(): |     t = self.a(x) | x = x + t
+self.a = nn.Linear(6, 6) | self.b = nn.Parameter(torch.randn(6, 6), requires_grad=False) :: with torch.no_grad(): |     self.b.mul_(0.9).add_(self.a.weight, alpha=0.1) | x = self.a(x) + x @ self.b
 self.a = nn.Linear(6, 6) :: x = F.linear(x, self.a.weight.detach(), self.a.bias) + F.linear(x.detach(), self.a.weight)
 self.a = nn.Linear(6, 3) :: x = x * 1.0
 self.a = nn.Linear(6, 4, bias=False) | self.b = nn.Linear(6, 4, bias=False) | self.b.weight = self.a.weight :: x = (self.a(x).tanh() + self.b(x).sin()) @ self.a.weight
@@ -154,6 +160,7 @@ self.a = nn.Linear(6, 6) | self.b = nn.Linear(6, 6) | self.c = nn.Parameter(torc
 self.register_buffer("a", torch.outer(torch.arange(4.0), 1.0 / 10 ** torch.arange(3.0))) :: cos, sin = self.a.cos(), self.a.sin() | a, b = x[..., ::2], x[..., 1::2] | x = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
 self.a = nn.TransformerEncoderLayer(6, 2, 12, dropout=0.0, batch_first=True, norm_first=True, activation='gelu') :: x = self.a(x, src_mask=nn.Transformer.generate_square_subsequent_mask(4).to(x.dtype))
 self.a = nn.Transformer(6, 2, 1, 1, 6, dropout=0.0, batch_first=True) :: x = self.a(x, x.tanh())
+self.a = nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 12, dropout=0.0, batch_first=True), 1, enable_nested_tensor=False) :: x = self.a(x, mask=nn.Transformer.generate_square_subsequent_mask(4).to(x.dtype).mT.contiguous())
 self.a = nn.Embedding(7, 6) | self.b = nn.Parameter(torch.randn(5, 6) * 0.1) :: x = x + self.a(torch.arange(x.shape[1], device=x.device)).unsqueeze(0) + self.b[: x.size(1)]
 self.a = nn.Parameter(torch.randn(1, 1, 6) * 0.1) :: x = torch.cat([self.a.expand(x.shape[0], -1, -1), x[:, 1:]], 1)
 self.a = nn.Embedding(5, 6, padding_idx=0) :: x = x + self.a(((x.detach().tanh() + 1) * 2).long()).mean(-2)
@@ -186,6 +193,7 @@ F.cross_entropy(o.flatten(0, 1), numbers.flatten(0, 1).softmax(-1))
 F.kl_div(F.log_softmax(o, -1), numbers.log_softmax(-1), log_target=True, reduction='batchmean')
 F.binary_cross_entropy_with_logits(o, numbers.sigmoid(), pos_weight=torch.full((6,), 2.0, dtype=o.dtype))
 F.mse_loss(o, numbers) + 0.1 * o.pow(2).mean()
+F.gaussian_nll_loss(o, numbers, numbers.exp())
 ((o - numbers) ** 2 * (numbers > 0)).sum() / (numbers > 0).sum().clamp(min=1)
 (o - numbers).norm()
 F.smooth_l1_loss(o.cumsum(1), numbers, beta=0.5)

@@ -1,4 +1,3 @@
-import copy
 import itertools
 from typing import Any
 
@@ -7,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flowrun.engine.capture.capture import Task, capture
 from flowrun.engine.capture.patches.substitutes import replace_functions
 
 BAGS = [
@@ -82,64 +80,6 @@ def test_torch_has_its_own_functions_again() -> None:
     with replace_functions():
         assert F.embedding_bag is not before[0]
     assert (F.embedding_bag, F.ctc_loss) == before
-
-
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("shape", [(6, 3), (6, 3, 4)], ids=str)
-def test_batch_norm_without_momentum_averages_all_batches(
-    shape: tuple[int, ...], affine: bool
-) -> None:
-    torch.manual_seed(0)
-    layer = nn.BatchNorm1d(3, momentum=None, affine=affine)
-    ours, x = copy.deepcopy(layer), torch.randn(shape, requires_grad=True)
-    for batch in (x, 2 * x + 1):
-        theirs_made = layer(batch)
-        with replace_functions():
-            ours_made = ours(batch)
-        torch.testing.assert_close(ours_made, theirs_made)
-        for result in zip(
-            *(
-                torch.autograd.grad(y.sin().sum(), x, retain_graph=True)
-                for y in (ours_made, theirs_made)
-            ),
-            strict=True,
-        ):
-            torch.testing.assert_close(*result)
-    assert ours.num_batches_tracked == 2
-    torch.testing.assert_close(dict(ours.named_buffers()), dict(layer.named_buffers()))
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_mask_of_a_transformer_is_taken_as_it_is(causal: bool) -> None:
-    torch.manual_seed(0)
-    model = nn.Transformer(4, 2, 1, 1, 8, dropout=0.0, batch_first=True)
-    mask = nn.Transformer.generate_square_subsequent_mask(3)
-    mask = mask if causal else mask.mT.contiguous()
-    x = torch.randn(2, 3, 4)
-    with replace_functions():
-        result = model(x, x, src_mask=mask, tgt_mask=mask)
-    torch.testing.assert_close(result, model(x, x, src_mask=mask, tgt_mask=mask))
-
-
-class Masked(nn.Module):
-    """A layer without momentum, and a mask that torch would look into."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(4, momentum=None)
-        self.former = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
-        self.loss = nn.GaussianNLLLoss()
-        self.encoder = nn.TransformerEncoder(self.former, 1, enable_nested_tensor=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(3)
-        result: Tensor = self.encoder(self.norm(x.mT).mT, mask=mask)
-        return self.loss(result, x, result.exp())  # type: ignore[no-any-return]
-
-
-def test_what_torch_asks_of_values_is_captured() -> None:
-    task = Task(Masked(), {"x": "x"}, lambda output, batch: output.square().mean())
-    assert capture(task, {"x": torch.randn(5, 3, 4)}).ops
 
 
 @pytest.mark.parametrize("rows", [True, False])
