@@ -182,18 +182,6 @@ def test_hosts_leave_and_join_and_the_losses_are_those_of_one_process(place: Pat
     assert losses(place / "out") == pytest.approx(losses(place / "whole"), rel=1e-4)
 
 
-def test_a_host_that_is_given_another_recipe_is_refused(place: Path) -> None:
-    meet = ("launch.nnodes=2", f"launch.rdzv_endpoint=127.0.0.1:{free_port()}")
-    commands = [
-        Command(place, "recipe=small", f"optim.lr={lr}", *meet, run_folder(place / str(lr)))
-        for lr in (0.1, 0.2)
-    ]
-    for command in commands:
-        ended = command.end()
-        assert ended.status == 2
-        assert re.search(rf"optim.lr is 0.[12] on {NAME}, and 0.[12] on {NAME}.", ended.err)
-
-
 def test_another_run_into_the_folder_of_two_hosts_is_refused(place: Path) -> None:
     meet = ("launch.nnodes=2", f"launch.rdzv_endpoint=127.0.0.1:{free_port()}")
     endless, folder = ("recipe=small", "train.steps=1000000"), run_folder(place / "out")

@@ -1,17 +1,10 @@
 """Schedules emerge from register counts alone (design: stages of unit time, F = B = W = 1)."""
 
-from dataclasses import replace
-from functools import partial
-
 import pytest
-from torch import Tensor, nn
 
-from flowrun.engine.actors.plan import READER
 from flowrun.engine.actors.schedules import micro_batches_in_flight
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.rehearsal.rehearsal import rehearse
-from support.layouts.grids import Layout, compiled
-from support.layouts.plain_loop import VOCABULARY, gpt, seeded
 from support.plans.unit_pipeline import unit_plan, unit_seconds
 
 TABLE = [  # stages, micro-batches, 1F1B = 3 (m + p - 1), zero bubble (ZB-H1, Qi et al. 2023)
@@ -62,33 +55,6 @@ def test_no_chunk_is_held_by_its_stash(stages: int, micro_batches: int, chunks: 
         for in_flight in ("1f1b", "gpipe")
     )
     assert held <= free + chunks
-
-
-class _Dropping(nn.Module):
-    """Every chunk draws numbers: the reader supplies which micro-batch it is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, 16)
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(9))
-        self.head = nn.Linear(16, VOCABULARY)
-
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        x = self.embed(tokens_BT)
-        for layer in self.layers:
-            x = nn.functional.dropout(layer(x), 0.5)
-        return self.head(x)
-
-
-def test_what_a_reader_supplies_to_the_last_chunk_does_not_hold_up_the_first() -> None:
-    """One actor reads samples for all chunks of a stage, and ahead what is counted over a step."""
-    small = gpt(samples=16, micro_batches=8)
-    training = replace(small, model=partial(seeded, _Dropping), pins=())
-    plan = compiled(training, Layout(stages=2, chunks=2, in_flight="1f1b")).plan
-    readers = {a.id for a in plan.actors if a.kind == READER and a.stage == 1 and not a.per_step}
-    supplied = [r for r in plan.registers if r.producer in readers]
-    assert {r.tensors for r in supplied} >= {("batch.targets@1",), ("@draw@1",)}
-    assert {r.slots for r in supplied} == {8 + 2}  # targets are counted before the first forward
 
 
 def test_what_chunks_hold_is_what_their_turns_need() -> None:

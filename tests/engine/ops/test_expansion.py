@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flowrun.engine.ir.graph import BACKWARD, LogicalTensor, Op, Ref
+from flowrun.engine.ir.graph import LogicalTensor, Op, Ref
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, B, NdSbp, P, S
 from flowrun.engine.ops import registry
 from support.samples.table_verdict import nd_rows
@@ -43,25 +43,6 @@ def test_statistics_are_reduced_on_the_axis_of_the_classes_alone() -> None:
     by_name = {op.name: op for op in ops}
     assert by_name["soft_lse"].out_sbp == ((S(0), P_LOGSUMEXP),)
     assert by_name["soft_out"].in_sbp == (CLASSES, (S(0), B))
-
-
-def test_the_last_op_makes_the_output() -> None:
-    ops, between = registry.expand(SPLIT, tensors())
-    assert ops[-1].outputs == ("y",)
-    assert ops[-1].out_sbp == SPLIT.out_sbp
-    assert "y" not in {tensor.name for tensor in between}
-
-
-def test_every_op_stays_where_the_softmax_was() -> None:
-    op = replace(SPLIT, phase=BACKWARD)
-    ops, _ = registry.expand(op, tensors())
-    assert {(o.module, o.phase, o.stage) for o in ops} == {("head", BACKWARD, 3)}
-
-
-def test_every_tensor_between_is_described() -> None:
-    ops, between = registry.expand(SPLIT, tensors())
-    assert {name for op in ops[:-1] for name in op.makes} == {tensor.name for tensor in between}
-    assert {t.name: t.shape for t in between}["soft_lse"] == (6, 1)
 
 
 def test_only_statistics_travel() -> None:

@@ -71,15 +71,6 @@ def test_resumed_equals_never_stopped(place: Path, stopped: Path) -> None:
     assert same_weights(stopped, place / "whole")
 
 
-def test_resumed_twice_equals_never_stopped(place: Path, stopped: Path) -> None:
-    resume(stopped, "train.steps=4")
-    assert numbers(stopped)[-1][0] == 3
-    resume(stopped, "train.steps=6")
-    assert same_weights(stopped, place / "whole")
-    losses = [loss for _, loss, _ in numbers(stopped) if loss is not None]
-    assert losses == [loss for _, loss, _ in numbers(place / "whole") if loss is not None]
-
-
 def test_the_report_is_of_the_steps_since(stopped: Path) -> None:
     report = resume(stopped)
     assert (report.first_step, report.steps) == (2, 4)

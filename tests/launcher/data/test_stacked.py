@@ -1,6 +1,4 @@
-import pkgutil
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, default_collate
 
-import flowrun.launcher.data as shipped
 from flowrun.launcher.data.clicks import ClickLog, Clicks
 from flowrun.launcher.data.clusters import FeatureClusters, ImageClusters
 from flowrun.launcher.data.collate import batch_of
 from flowrun.launcher.data.corpus.masked import Masked
 from flowrun.launcher.data.corpus.text import Text
 from flowrun.launcher.data.corpus.tokens import Tokens, write_tokens
-from flowrun.launcher.data.corpus.windows import Windows
 from flowrun.launcher.data.digits import Digits
 from flowrun.launcher.data.huggingface import HuggingFace
 from flowrun.launcher.data.images import Photographs
@@ -71,29 +67,6 @@ def test_a_batch_is_its_items_stacked(kind: type, tmp_path: Path) -> None:
         for field, expected in one_by_one.items():
             assert at_once[field].dtype == expected.dtype
             assert torch.equal(at_once[field], expected), field
-
-
-def test_every_shipped_data_set_that_stacks_is_in_the_table() -> None:
-    for module in pkgutil.walk_packages(shipped.__path__, f"{shipped.__name__}."):
-        import_module(module.name)
-
-    def below(kind: type) -> set[type]:
-        return {kind}.union(*(below(each) for each in kind.__subclasses__()))
-
-    # by tests of their own
-    apart = {
-        "AnsweredDocuments",
-        "Chat",
-        "Instructions",
-        "DocumentSamples",
-        "TextRows",
-        "DataMixture",
-    }
-    shipped_kinds = {
-        kind for kind in below(StackedDataset) if kind.__module__.startswith(shipped.__name__)
-    }
-    kinds = {kind for kind in shipped_kinds if kind.__name__ not in apart}
-    assert kinds - {StackedDataset, Rows, Windows} == set(MADE)
 
 
 @pytest.mark.parametrize("kind", [Clicks, ImageClusters, Text, Masked], ids=lambda k: k.__name__)

@@ -16,18 +16,17 @@ RUN = RunInfo(folder=Path("run"), name="tiny", recipe={}, first_step=0, steps=3)
 
 
 class Notes:
-    def __init__(self, stop_at: int | None = None, fail_at: int | None = None) -> None:
+    def __init__(self, fail_at: int | None = None) -> None:
         self.calls: list[str] = []
-        self.stop_at, self.fail_at = stop_at, fail_at
+        self.fail_at = fail_at
 
     def on_start(self, run: RunInfo) -> None:
         self.calls.append(f"start {run.name}")
 
-    def on_step(self, step: int, values: Mapping[str, float]) -> str | None:
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
         if step == self.fail_at:
             raise ValueError("no disk\nBuy another one.")
         self.calls.append(f"step {step}: {values['loss']}")
-        return "stop" if step == self.stop_at else None
 
     def on_end(self, status: str) -> None:
         self.calls.append(f"end {status}")
@@ -85,26 +84,10 @@ class Leaves:
         raise SystemExit(3)
 
 
-@pytest.mark.parametrize("bad", [Notes(fail_at=1), Leaves()], ids=["an error", "an exit"])
-def test_a_callback_that_fails_ends_the_run(bad: object) -> None:
-    found, said = listeners(bad, may_end=True)
-    found.call("on_step", 1, {"loss": 1.0})
-    assert found.end("failed") is None
-    (error,) = said.failed
-    assert error.where == "callback notes0, on_step at step 1"
-    assert error.problem in ("ValueError: no disk\nBuy another one.", "SystemExit: 3")
-
-
 def test_an_exit_in_a_logger_is_a_note() -> None:
     found, said = listeners(Leaves())
     train(found)
     assert said.lost == ["the log of notes0 ends at step 0: SystemExit: 3"]
-
-
-def test_the_one_that_asks_to_stop_is_named() -> None:
-    found, said = listeners(Notes(), Notes(stop_at=1))
-    train(found)
-    assert said.stopped == ["notes1"]
 
 
 class Blocks:

@@ -124,18 +124,6 @@ def test_hosts_hear_each_other_and_part_together(tmp_path: Path) -> None:
     run(live, *pair(tmp_path))
 
 
-@pytest.mark.parametrize("who", [0, 1], ids=["host 0", "host 1"])
-def test_a_launcher_that_ends_without_a_word_is_named(tmp_path: Path, who: int) -> None:
-    async def live(*both: One) -> None:
-        await met(*both)
-        await both[who].hosts.close()
-        gone = await both[1 - who].next()
-        assert isinstance(gone, HostGone) and (gone.host, gone.name) == (who, f"node{who}")
-        await both[1 - who].part(1.0)
-
-    run(live, *pair(tmp_path))
-
-
 def failure(event: Notice, refused: bool) -> Any:
     assert isinstance(event, MeetingFailed)
     assert event.refused is refused
