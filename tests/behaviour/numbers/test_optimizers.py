@@ -12,19 +12,11 @@ from torch import Tensor, nn
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.strategy import Optimizer
 from flowrun.models import optimizers
-from support.layouts.grids import Layout, compiled, initial, logical_weights
+from support.layouts.grids import FIVE, Layout, compiled, initial, logical_weights
 from support.layouts.plain_loop import Training, mlp
 
 STEPS = 5
-LAYOUTS = [
-    Layout(),
-    Layout(data=2),
-    Layout(tensor=2),
-    Layout(stages=2),
-    Layout(data=2, zero=1),
-    Layout(data=2, tensor=2, zero=3),
-]
-ANY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+ANY_LAYOUT = pytest.mark.parametrize("layout", FIVE, ids=str)
 TINY = mlp(micro_batches=2)
 Step = Callable[[int, dict[str, Tensor], dict[str, Tensor]], None]
 

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrun.engine.capture.capture import capture_evaluation
-from support.layouts.grids import Layout, example, run_plan, task, virtual_run
+from support.layouts.grids import FIVE, Layout, example, run_plan, task, virtual_run
 from support.layouts.plain_loop import classifier, micro_batch_loop, pins
 
 STEPS = 3
@@ -38,18 +38,7 @@ class Counting(nn.Module):
 COUNTING = classifier(Counting, "x_BI", pins({"hidden.*": 0}), micro_batches=2)
 
 
-LAYOUTS = [
-    Layout(),
-    Layout(data=2),
-    Layout(data=2, in_flight=2),
-    Layout(tensor=2),
-    Layout(stages=2),
-    Layout(data=2, tensor=2),
-    Layout(data=2, zero=3),
-]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", [*FIVE, Layout(data=2, tensor=2, in_flight=2)], ids=str)
 def test_a_buffer_changes_with_every_micro_batch(layout: Layout) -> None:
     losses, state = micro_batch_loop(COUNTING, STEPS)
     run = virtual_run(COUNTING, layout, STEPS)

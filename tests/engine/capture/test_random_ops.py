@@ -89,13 +89,6 @@ def _draws(target: str) -> bool:
     return torch.Tag.nondeterministic_seeded in tags
 
 
-def test_backward_of_dropout_reads_the_mask_that_forward_drew() -> None:
-    graph = captured(lambda x: F.dropout(x, 0.25))
-    (drawn,) = (op for op in graph.ops if op.target == "flow.dropout_mask")
-    (backward,) = (op for op in graph.ops if op.target == "aten.native_dropout_backward.default")
-    assert drawn.makes[0] in backward.inputs
-
-
 def test_two_draws_of_one_graph_are_two_streams() -> None:
     graph = captured(lambda x: torch.rand_like(x) + torch.rand_like(x))
     streams = [op.args[2] for op in graph.ops if op.target == "flow.uniform"]

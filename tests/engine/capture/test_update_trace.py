@@ -2,52 +2,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from flowrun.engine.capture.update_trace import (
-    keywords_of,
-    states_of,
-    step_scalars_of,
-    trace_update,
-)
+from flowrun.engine.capture.update_trace import trace_update
 from flowrun.engine.errors import RecipeError
 
 FP32 = torch.float32
-
-
-def rooted(
-    param: Tensor, grad: Tensor, seen: Tensor, *, step: Tensor, lr: Tensor, power: float = 0.5
-) -> Any:
-    return param - lr * grad / step**power, seen
-
-
-def norms(param: Tensor, grad: Tensor, *, lr: Tensor) -> Any:
-    return (param - lr * torch.linalg.vector_norm(param) * grad.norm(),)
-
-
-def test_names_tell_states_fed_numbers_and_keywords() -> None:
-    assert states_of(rooted) == (("seen", 0.0),)
-    assert step_scalars_of(rooted) == ("step", "lr")
-    assert keywords_of(rooted) == {"power": 0.5}
-
-
-def test_placeholders_come_in_order_and_results_may_be_inputs() -> None:
-    program = trace_update(rooted, (3, 4), FP32, (("power", 2.0),))
-    assert program.results[1] == "seen"
-    read = {name for op in program.ops for name in op.inputs}
-    assert read >= {"param", "grad", "step", "lr"}
-
-
-def test_a_norm_is_traced_as_the_root_of_a_sum_of_squares() -> None:
-    targets = [op.target for op in trace_update(norms, (3, 4), FP32, ()).ops]
-    assert targets.count("aten.sum.default") == targets.count("aten.sqrt.default") == 2
-    assert not any("norm" in target for target in targets)
-
-
-def test_every_line_is_an_aten_op_with_shape_and_dtype() -> None:
-    program = trace_update(norms, (3, 4), FP32, ())
-    assert all(op.target.startswith("aten.") for op in program.ops)
-    assert program.tensors[program.results[0]].shape == (3, 4)
 
 
 CONSTANT = torch.ones(4)

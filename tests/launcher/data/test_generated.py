@@ -26,22 +26,6 @@ def test_items_of_a_class_are_nearer_to_each_other_than_to_others(
     assert torch.equal(labels[distances.argmin(1)], labels)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ImageClusters(3, 9),
-        lambda: FeatureClusters(3, 9, 4),
-        lambda: Photographs(16),
-        lambda: masked(),
-    ],
-    ids=["clusters", "features", "photographs", "masked"],
-)
-def test_items_are_the_same_each_time(make) -> None:  # type: ignore[no-untyped-def]
-    one, other = make(), make()
-    for index in (0, 5):
-        assert all(torch.equal(one[index][name], other[index][name]) for name in one[index])
-
-
 def masked(share: float = 0.25) -> Masked:
     return Masked(Text(length=32, max_bytes=20_000), 256, 256, share)
 

@@ -106,12 +106,6 @@ def test_a_wrong_method_is_told_apart_at_once(
     assert "It returns" in str(error.value)
 
 
-def test_items_that_are_no_dicts_are_refused() -> None:
-    data = with_method("__getitem__", lambda index: (X[index], index))
-    with pytest.raises(RecipeError, match=r"item 0 is a tuple: return a dict, \{field: tensor\}"):
-        check_items(data)
-
-
 ALONE: dict[str, tuple[dict[str, str], str]] = {
     "another value": ({"x": "next"}, "makes tensor([2., 3.]); the item's 'x' is tensor([0., 1.])."),
     "no such field": ({"y": "next"}, "the item's 'y' is None."),

@@ -64,35 +64,6 @@ def test_updates_are_in_place() -> None:
     assert result[0] is param and result[1] is exp_avg and result[2] is exp_avg_sq
 
 
-def test_sgd_without_momentum_returns_the_weight_alone() -> None:
-    param = torch.ones(3)
-    plain: dict[str, Any] = {"momentum": 0.0, "weight_decay": 0.5, "nesterov": False}
-    assert update.sgd(param, torch.ones(3), lr=0.1, **plain) is param
-    torch.testing.assert_close(param, torch.full((3,), 0.85))
-
-
-def test_the_coefficient_scales_the_gradient_first() -> None:
-    one, two = torch.ones(3), torch.ones(3)
-    grad = torch.tensor([1.0, -2.0, 3.0])
-    arguments: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.5, "nesterov": False}
-    update.sgd(one, grad, torch.zeros(3), coefficient=torch.tensor(0.25), **arguments)
-    update.sgd(two, grad * 0.25, torch.zeros(3), **arguments)
-    assert torch.equal(one, two)
-
-
-@pytest.mark.parametrize("max_norm", [0.5, 100.0], ids=["clips", "leaves"])
-def test_clipping_follows_torch(max_norm: float) -> None:
-    parameters = [torch.nn.Parameter(torch.zeros(4)), torch.nn.Parameter(torch.zeros(2, 3))]
-    for k, parameter in enumerate(parameters):
-        parameter.grad = torch.arange(float(parameter.numel())).reshape(parameter.shape) - k
-    grads = [p.grad.clone() for p in parameters if p.grad is not None]
-    torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-    total = update.add_n(*(update.sumsq(grad) for grad in grads))
-    scale = update.clip_scale(total, max_norm)
-    for parameter, grad in zip(parameters, grads, strict=True):
-        torch.testing.assert_close(grad * scale, parameter.grad)
-
-
 def test_sum_of_squares_is_fp32() -> None:
     assert update.sumsq(torch.ones(2, 3, dtype=torch.bfloat16)).dtype == torch.float32
 
@@ -113,12 +84,6 @@ def test_what_is_assigned_may_be_another_of_the_old_tensors() -> None:
     one, two = torch.ones(3), torch.full((3,), 2.0)
     update.assign((one, two), (two, one))
     assert torch.equal(one, torch.full((3,), 2.0)) and torch.equal(two, torch.ones(3))
-
-
-def test_an_average_follows_its_weight() -> None:
-    average = torch.tensor([0.0, 4.0])
-    result = update.ema(average, torch.tensor([1.0, 0.0]), decay=0.75)
-    assert result is average and torch.equal(average, torch.tensor([0.25, 3.0]))
 
 
 @pytest.mark.parametrize("shape", [(7,), (300, 300)], ids=str)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrun.engine.ir.own_files import read_own, write_own
+from flowrun.engine.ir.own_files import read_own
 from flowrun.engine.ir.table import FoundRow, parse_found_row
 from flowrun.engine.ops.proof import kept_rows as module
 from flowrun.engine.ops.proof.call_form import CallForm
@@ -99,7 +99,7 @@ def test_the_next_run_tries_nothing(tmp_path: Path, tried: list[str]) -> None:
     assert tried == [HARDSWISH]
 
 
-@pytest.mark.parametrize("kind", ["damaged", "written by others", "another prover", "a link"])
+@pytest.mark.parametrize("kind", ["damaged", "another prover"])
 def test_what_cannot_be_trusted_is_tried_again(
     kind: str, tmp_path: Path, tried: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,25 +107,12 @@ def test_what_cannot_be_trusted_is_tried_again(
     learn(file)
     if kind == "damaged":
         file.write_bytes(file.read_bytes().replace(b"S(1) -> S(1)", b"S(1) -> S(0)"))
-    elif kind == "written by others":
-        file.chmod(0o666)
-    elif kind == "a link":
-        file.rename(tmp_path / "elsewhere")
-        file.symlink_to(tmp_path / "elsewhere")
     else:
         monkeypatch.setattr(module, "_prover", lambda: "another")
     learn(file)
     assert tried == [HARDSWISH, HARDSWISH]
     learn(file)  # and kept again
     assert len(tried) == 2
-
-
-def test_nothing_is_kept_in_a_folder_that_others_write_to(tmp_path: Path, tried: list[str]) -> None:
-    folder = tmp_path / "open"
-    folder.mkdir()
-    folder.chmod(0o777)
-    learn(folder / "found_rows")
-    assert list(folder.iterdir()) == []
 
 
 def test_rows_of_custom_ops_do_not_outlive_the_process(tmp_path: Path, tried: list[str]) -> None:
@@ -138,9 +125,3 @@ def test_rows_of_custom_ops_do_not_outlive_the_process(tmp_path: Path, tried: li
         learn(tmp_path / "found_rows", key)
     assert tried == [key, key]
     assert b"negate" not in read_own(tmp_path / "found_rows")
-
-
-def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
-    write_own(tmp_path / "x", b"content")
-    assert read_own(tmp_path / "x") == b"content"
-    assert [file.name for file in tmp_path.iterdir()] == ["x"]

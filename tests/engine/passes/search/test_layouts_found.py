@@ -2,10 +2,7 @@
 something that costs less.
 """
 
-import pytest
-
 from flowrun.engine.ir.sbp import S
-from flowrun.engine.passes.search.search_sbp import WEIGHTS
 from flowrun.engine.strategy import Auto
 from support.plans.searches import search_of, words
 
@@ -95,25 +92,3 @@ def test_a_resnet_stays_data_parallel() -> None:
     assert len(convolutions) > 16 and set(convolutions) == {S(0)}
     data_parallel = layout.network.cost(layout.inferred or ())[0]
     assert 0.97 * data_parallel < layout.seconds <= data_parallel
-
-
-@pytest.mark.parametrize("recipe", ["gpt_tp", "wide_deep"])
-def test_the_heavier_memory_weighs_the_less_is_held(recipe: str) -> None:
-    held = [
-        search_of(recipe, pins=False, auto=Auto(enabled=True, memory=mode)).bytes
-        for mode in WEIGHTS
-    ]
-    assert held == sorted(held, reverse=True) and held[0] > held[-1]
-
-
-def test_adaptive_holds_what_the_memory_allows() -> None:
-    off, heavy = (
-        search_of("gpt_tp", pins=False, auto=Auto(enabled=True, memory=mode))
-        for mode in ("off", "heavy")
-    )
-    limit = round(off.bytes + heavy.bytes) // 2
-    layout = search_of("gpt_tp", f"hardware.memory_bytes={limit}", pins=False)
-    assert heavy.bytes <= layout.bytes <= limit < off.bytes
-    assert off.seconds <= layout.seconds <= heavy.seconds
-    least = search_of("gpt_tp", "hardware.memory_bytes=1", pins=False)
-    assert least.bytes <= heavy.bytes, "where nothing fits, the fewest bytes"

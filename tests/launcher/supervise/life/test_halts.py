@@ -5,8 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.ranks.rank_events import COMPLETES, ENDS
@@ -68,20 +66,6 @@ def settle(found: list[Launcher], seed: int = 0) -> None:
             one.take(one.halts.freeze(one.begun))
         else:
             one.take(one.halts.take_offer(*one.came.pop(0)))
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=4), st.integers(0, 99), st.data())
-def test_all_hosts_halt_after_the_most_steps_that_one_has_begun(
-    begun: list[int], seed: int, data: st.DataObject
-) -> None:
-    found = launchers(begun)
-    for asked in data.draw(st.lists(st.sampled_from(found), min_size=1, max_size=3)):
-        asked.take(asked.halts.ask(TERM))
-    settle(found, seed)
-    for launcher in found:
-        assert launcher.opened == [do.HaltAfter(max(begun), ENDS)]
-        end = launcher.halts.find_end(early=False)
-        assert end and end.status == do.PREEMPTED
 
 
 def test_a_step_that_went_wrong_halts_all_hosts_and_saves_nothing() -> None:
