@@ -18,11 +18,6 @@ ALL = pytest.mark.parametrize("recipe", RECIPES, ids=lambda file: file.stem)
 
 
 @ALL
-def test_a_recipe_begins_with_what_it_shows(recipe: Path) -> None:
-    assert recipe.read_text().startswith("# ")
-
-
-@ALL
 def test_no_op_of_a_recipe_falls_back(recipe: Path) -> None:
     job = small_job(recipe)
     plans = [plan for plan in job.plans.compiled if plan]

@@ -1,38 +1,12 @@
 import pytest
 
 from flowrun.engine.ir.graph import FORWARD, PHASES, LogicalGraph
-from flowrun.engine.lowering.add_regions import Region, form_regions, is_communication
+from flowrun.engine.lowering.add_regions import form_regions, is_communication
 from flowrun.engine.pipeline import PASSES
 from flowrun.engine.strategy import Strategy, Zero
 from support.layouts.grids import LAYOUTS, Layout, compiled
 from support.layouts.plain_loop import TINY_GPT
 from support.plans.graph_text import one_axis, one_rank_stages, rewritten
-
-
-def told(regions: tuple[Region, ...]) -> list[str]:
-    """stage phase unit: ops."""
-    return [
-        f"{r.key[0]} {PHASES[r.key[1]]} {r.unit}: {' '.join(op.name for op in r.ops)}"
-        for r in regions
-    ]
-
-
-def test_squares_of_gradients_are_one_act_of_a_stage_and_the_loss_goes_with_their_sum() -> None:
-    """Updates wait for the sum of all: nothing is gained by squaring block by block."""
-    regions = told(form_regions(rewritten(PASSES, one_axis("tensor", skips_nonfinite=True))))
-    assert regions[-3:] == [
-        "0 update step: sumsq/a.weight sumsq/b.weight sumsq@0 loss/mean",
-        "0 update a: skip@0 update/a.weight",
-        "0 update b: update/b.weight grad_norm",
-    ]
-
-
-def test_a_transposed_weight_sinks_to_the_op_that_waits_for_the_boxing() -> None:
-    """%at reads a gathered weight, %bt one that is there: each is in the region of its product."""
-    regions = told(form_regions(rewritten(PASSES, one_axis("data", zero=Zero("data", 3, 20)))))
-    assert "0 forward a: at h" in regions
-    assert "0 forward b: bt y" in regions
-
 
 STRATEGIES: dict[str, Strategy] = {
     "data": one_axis("data"),

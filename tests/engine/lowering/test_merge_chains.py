@@ -1,20 +1,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 
 from flowrun.engine.actors.plan import COMMUNICATION, Plan
-from flowrun.engine.ir.placement import Placement
 from flowrun.engine.lowering import merge_chains as merging
-from flowrun.engine.lowering.add_regions import form_regions
-from flowrun.engine.lowering.merge_chains import join_regions
-from flowrun.engine.pipeline import PASSES, lower
+from flowrun.engine.pipeline import lower
 from flowrun.engine.rehearsal.rehearsal import Rehearsal, rehearse
-from flowrun.engine.strategy import Strategy
 from support.layouts.grids import LAYOUTS, Layout, compiled, run_plan, strategy
 from support.layouts.plain_loop import TINY_GPT, Training, mlp
-from support.plans.graph_text import one_axis, one_rank_stages, rewritten
 
 ONE_BATCH = mlp(micro_batches=1)
 TRAININGS = {"gpt": TINY_GPT, "one micro-batch": ONE_BATCH}
@@ -23,38 +17,6 @@ ROUNDING_S = 1e-12  # a sum of other parts
 # Steps that overlap are a list schedule, which is not monotone (Graham 1969): with fewer acts to
 # choose from it may choose worse, though each act may begin earlier.
 ANOMALY = 1e-3
-
-
-def chains(strategy: Strategy) -> list[str]:
-    """The ops of each merged region of two layers."""
-    graph = rewritten(PASSES, strategy)
-    merged = join_regions(graph, form_regions(graph), strategy.micro_batches)
-    return [" ".join(op.name for op in region.ops) for region in merged]
-
-
-def test_regions_of_one_rank_without_a_choice_are_one() -> None:
-    alone = replace(one_axis("data"), axes=(), placements=(Placement((), (0,)),))
-    assert chains(alone)[0] == "at h r bt y loss loss/sum"
-
-
-def test_a_region_that_only_one_of_two_boxings_waits_for_stays_apart() -> None:
-    """The gradient of %a needs %h and %r, but neither %y nor the loss."""
-    found = chains(one_axis("data"))
-    assert found[:2] == ["at h r", "bt y loss loss/sum"]
-    assert "dyt dyt:S(1) db grad/b.weight dr" in found
-    assert "dr:S(0) dh dht da grad/a.weight" in found
-
-
-def test_stages_keep_apart_what_another_micro_batch_may_go_between() -> None:
-    stages = one_rank_stages(2, stage_modules=(("a", "act"), ("b",)))
-    assert "at h r" in chains(replace(stages, micro_batches=1))
-    assert {"at h", "r"} <= set(chains(replace(stages, micro_batches=2)))
-
-
-def test_equal_blocks_stay_programs_of_their_own() -> None:
-    graph = compiled(TINY_GPT, Layout()).plan.graph
-    found = {region.unit for region in join_regions(graph, form_regions(graph), 1)}
-    assert {"blocks.0", "blocks.1", "blocks.2", "blocks.3", "norm..loss"} <= found
 
 
 @contextmanager

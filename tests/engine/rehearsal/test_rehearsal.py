@@ -1,5 +1,4 @@
 import itertools
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -111,50 +110,6 @@ def test_each_stage_stashes_at_most_its_credits_and_the_first_all_of_them(
             live[r.stage] = max(live[r.stage], most)
     assert all(most <= credits for most, credits in zip(live, stashed, strict=True))
     assert live[0] == stashed[0]
-
-
-class _StuckLastStage(Scheduler):
-    """The last stage never computes; its communication goes on."""
-
-    def next_compute(self) -> LaunchAct | None:
-        last = len(self.plan.placements) - 1
-        here = next(iter(self.actors.values())).stage
-        return None if here == last else super().next_compute()
-
-
-def acts_while_the_last_stage_is_stuck(
-    training: Training, layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> dict[str, int]:
-    """Acts that each actor of stage 0 could still do, by name."""
-    plan = compiled(training, layout).plan
-    ranks = cluster(training, plan)
-    with monkeypatch.context() as patched:
-        patched.setattr(virtual, "Scheduler", _StuckLastStage)
-        with pytest.raises(PlanError, match="would deadlock"):
-            ranks.run(2)
-    return {a.name: ranks.schedulers[0].acts[a.id] for a in plan.stage_actors(0)}
-
-
-@pytest.mark.parametrize("in_flight", [1, 2, 3, 5])
-def test_a_slow_last_stage_stops_the_reader(
-    in_flight: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Forward of stage 0 ends when its stash is full, and the reader 2 slots later: of 32 acts."""
-    acts = acts_while_the_last_stage_is_stuck(
-        DEEP_MLP, Layout(stages=2, in_flight=in_flight), monkeypatch
-    )
-    assert acts["hidden.forward.0.0"] == in_flight
-    assert acts["batch"] <= in_flight + 2
-
-
-def test_a_slow_last_stage_is_felt_through_the_stages_between(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    acts = acts_while_the_last_stage_is_stuck(
-        TINY_GPT, Layout(stages=4, in_flight="1f1b"), monkeypatch
-    )
-    assert acts["embed.forward.0.0"] == 4
-    assert acts["batch"] <= 4 + 2 < 2 * TINY_GPT.micro_batches
 
 
 # ---- the order of collectives --------------------------------------------------------------------
@@ -273,12 +228,6 @@ def test_a_step_s_reductions_wait_for_all_that_can_be_computed() -> None:
     reductions = [e.start for e in timeline if plan.blocks(actor(e)) and actor(e).phase == UPDATE]
     backward = [e.end for e in timeline if actor(e).computes and not actor(e).per_step]
     assert min(reductions) >= max(backward)
-
-
-def test_every_actor_acts_once_a_step_or_once_a_micro_batch() -> None:
-    found = compiled(TINY_GPT, Layout(tensor=2, stages=2, zero=0))
-    acts = Counter(event.actor for event in found.rehearsal.first_step)
-    assert acts == {a.id: found.plan.acts_per_step(a) for a in found.plan.actors}
 
 
 def test_rehearsal_is_flat_in_the_number_of_ranks() -> None:

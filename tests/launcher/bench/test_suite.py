@@ -4,7 +4,7 @@ import pytest
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.bench.load_suite import load_suite
-from flowrun.launcher.bench.suite import FLOWRUN, KINDS, Suite, round_of
+from flowrun.launcher.bench.suite import FLOWRUN, Suite, round_of
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe_errors import explain
 
@@ -31,22 +31,6 @@ def test_both_sides_of_every_experiment_compose(name: str) -> None:
         own = {experiment.steps or given.steps for experiment in given.experiments.values()}
         assert recipe.train.steps in own and not recipe.eval.batches
         assert recipe.num_ranks == ranks or not ours or given.sweep, overrides
-
-
-@pytest.mark.parametrize("name", SUITES)
-def test_what_has_a_bound_is_a_setting_or_another_layout(name: str) -> None:
-    given = suite(f"suite={name}")
-    for experiment in given.experiments.values():
-        known = {*given.settings, *experiment.others}
-        assert set(experiment.at_most) <= known, experiment.name
-
-
-def test_torchs_layouts_are_all_there() -> None:
-    given = suite("suite=peers")
-    kinds = {peer.kind for e in given.experiments.values() for peer in e.peers.values()}
-    schedules = {peer.schedule for peer in given.experiments["stages"].peers.values()}
-    assert kinds == set(KINDS)
-    assert schedules == {"1F1B", "GPipe", "InterleavedZeroBubble", "ZBVZeroBubble"}
 
 
 def test_a_round_is_flowrun_and_its_peers_in_turn() -> None:

@@ -41,27 +41,6 @@ def test_a_key_in_the_recipe(recipe: str, key: str) -> None:
     assert locate(key, [recipe]) == FilePosition("mine.yaml", *PLACES[key])
 
 
-def test_a_key_in_a_group(recipe: str) -> None:
-    place = locate("optim.lr", [recipe, "optim=sgd"])
-    assert place is not None and place.value == "0.2"
-    assert place.source.endswith("conf/optim/sgd.yaml")
-
-
-def test_the_command_line_is_strongest_and_its_last_word_holds(recipe: str) -> None:
-    place = locate("train.steps", [recipe, "train.steps=4", "train.steps=5"])
-    assert place == FilePosition("command line", 0, 0, "train.steps", "5")
-
-
-def test_a_key_inside_a_mapping_on_the_command_line(recipe: str) -> None:
-    place = locate("sbp.head.weight.tensor", [recipe, "sbp={head.weight: {tensor: S5}}"])
-    assert place == FilePosition("command line", 0, 0, "sbp.head.weight.tensor", '"S5"')
-
-
-def test_what_is_set_inside_a_key(recipe: str) -> None:
-    place = locate("sbp.hed.weight", [recipe, "sbp.hed.weight.tensor=S0"])
-    assert place is not None and str(place) == "command line"
-
-
 @pytest.mark.parametrize(
     ("key", "arguments", "shown"),
     [
@@ -81,8 +60,3 @@ def test_what_the_command_line_changes_inside_of_a_mapping_is_shown(
     assert str(place).startswith(shown)
     if key == "train":
         assert place is not None and place.value == "{steps: 7, seed: 1}"
-
-
-def test_a_key_inside_of_a_list_on_the_command_line(recipe: str) -> None:
-    place = locate("hardware.levels.0.peer_s", [recipe, "hardware.levels=[{peer_s: -1}]"])
-    assert place == FilePosition("command line", 0, 0, "hardware.levels.0.peer_s", "-1")

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from support.runs.command import Command, run_folder
@@ -88,11 +87,6 @@ def test_arrows_lead_from_the_act_that_sends_to_the_one_that_receives(place: Pat
 def test_without_a_trace_nothing_is_written(place: Path) -> None:
     run(load(["recipe=small", "launch=virtual"]), place / "out")
     assert not (place / "out" / "trace.json").exists()
-
-
-def test_a_negative_number_of_steps_is_refused(place: Path) -> None:
-    with pytest.raises(RecipeError, match=r"0 or more, not -1\.\n.*a number of steps"):
-        load(["recipe=small", "engine.trace=-1"])
 
 
 @pytest.mark.processes
