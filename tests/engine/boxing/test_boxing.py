@@ -155,29 +155,6 @@ def test_any_grid_to_any_grid_rebuilds_the_tensor(
     assert torch.equal(put_together(pieces, target, there, shape), logical)
 
 
-@given(st.data(), grids, grids, shapes, st.integers(0, 4))
-@PROPERTY
-def test_a_route_brings_each_element_once(
-    data: st.DataObject,
-    source_grid: tuple[int, ...],
-    target_grid: tuple[int, ...],
-    shape: tuple[int, ...],
-    first: int,
-) -> None:
-    source = data.draw(nd_sbps(source_grid, shape, partial=False))
-    target = data.draw(nd_sbps(target_grid, shape, partial=False))
-    here, there = grid_placement(source_grid), grid_placement(target_grid, first)
-    sends = route(here, source, there, target, shape)
-    for rank, slices in slices_of_ranks(there, target, shape).items():
-        count = torch.zeros(shape, dtype=torch.int64)
-        for send in sends:
-            if send.target == rank:
-                count[tuple(slice(a, a + n) for a, n in send.region)] += 1
-        inside = torch.zeros(shape, dtype=torch.int64)
-        inside[tuple(slice(a, a + n) for a, n in slices)] = 1
-        assert torch.equal(count, inside)
-
-
 def test_twins_send_to_twins() -> None:
     sends = route(line(3), (B,), line(3, 3), (B,), (6,))
     assert [(send.source, send.target) for send in sends] == [(0, 3), (1, 4), (2, 5)]

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from flowrun.engine.actors.plan import BOX, SEND, Actor, BoxWork, Plan, TransferWork
@@ -13,34 +15,12 @@ INSIDE, ACROSS, THERE, BACK = range(4)
 def two_stages(taken: float = 0.0) -> Plan:
     """A collective inside of a node and one across, and messages between the stages."""
     box = BoxWork((BoxingStep(0, P, B),), ())
-    actors = (
-        Actor(
-            INSIDE, "inside", BOX, 0, phase=FORWARD, per_step=False, work=box, level=0, taken=taken
-        ),
-        Actor(
-            ACROSS, "across", BOX, 0, phase=FORWARD, per_step=False, work=box, level=1, taken=taken
-        ),
-        Actor(
-            THERE,
-            "there",
-            SEND,
-            0,
-            phase=FORWARD,
-            per_step=False,
-            work=TransferWork(0, 0, 1, ()),
-            level=1,
-        ),
-        Actor(
-            BACK,
-            "back",
-            SEND,
-            1,
-            phase=FORWARD,
-            per_step=False,
-            work=TransferWork(1, 1, 0, ()),
-            level=1,
-        ),
+    inside = Actor(
+        INSIDE, "inside", BOX, 0, phase=FORWARD, per_step=False, work=box, level=0, taken=taken
     )
+    there = replace(inside, id=THERE, kind=SEND, work=TransferWork(0, 0, 1, ()), level=1, taken=0.0)
+    back = replace(there, id=BACK, stage=1, work=TransferWork(1, 1, 0, ()))
+    actors = (inside, replace(inside, id=ACROSS, level=1), there, back)
     placements = (Placement((("data", 2),), (0, 1)), Placement((("data", 2),), (2, 3)))
     return Plan(
         placements=placements,

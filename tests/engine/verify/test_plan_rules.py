@@ -59,10 +59,6 @@ def without_an_act(plan: Plan) -> Plan:
     return replace(plan, order=((group, acts[1:]), *rest))
 
 
-def without_ops(plan: Plan) -> Plan:
-    return with_actor(plan, first(plan, REGION), work={"ops": (), "makes": ()})
-
-
 def overwritten(plan: Plan) -> Plan:
     """A result over a tensor of another shape."""
     region = first(plan, REGION, BACKWARD)

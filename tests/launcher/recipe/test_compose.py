@@ -97,19 +97,10 @@ def test_the_name_of_a_section_chooses_as_its_group_does(
         (tmp_path / "resolved.yaml").write_text(found.to_yaml())
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("gpt_hybrid", 4), ("gpt_dp", 2), ("gpt_pp", 2)])
-def test_number_of_ranks(name: str, ranks: int) -> None:
-    assert load([f"recipe={name}"]).num_ranks == ranks
-
-
 def test_stages_take_consecutive_ranks() -> None:
     recipe = load(["recipe=gpt_hybrid", "placement.axes.data=2"])
     axes = (("data", 2), ("tensor", 2))
     assert recipe.placements == (Placement(axes, (0, 1, 2, 3)), Placement(axes, (4, 5, 6, 7)))
-
-
-def test_an_axis_of_size_one_is_as_if_absent() -> None:
-    assert load(["recipe=gpt_hybrid"]).axes == ("tensor",)
 
 
 def test_stages_may_have_unlike_grids() -> None:
@@ -210,10 +201,6 @@ def test_a_recipe_may_build_on_another(workplace: Path) -> None:
     recipe = load(["recipe=d.yaml"])
     assert (recipe.name, recipe.optim.name, recipe.axes) == ("d", "sgd", ("tensor",))
     assert recipe.train.steps == 7
-
-
-def test_groups_alone_are_a_recipe() -> None:
-    assert load(["model=mlp", "data=digits"]).num_ranks == 1
 
 
 def test_a_folder_of_own_groups_is_searched_first(workplace: Path) -> None:

@@ -30,11 +30,6 @@ def about(words: str, *changes: str) -> list[str]:
 # ---- axes ----------------------------------------------------------------------------------------
 
 
-def test_an_axis_that_divides_nothing_is_noted() -> None:
-    (note,) = about("divides nothing", MLP, "placement.axes.other=2")
-    assert note.startswith(UNPINNED)
-
-
 def test_a_model_of_transformers_is_pointed_to_its_own_plan() -> None:
     axis = IdleAxis("tensor", 2, (0,), ())
     llama = {"_target_": "transformers.LlamaForCausalLM"}

@@ -22,7 +22,6 @@ WIDTH, CLASSES, VOCABULARY, CONTEXT = 16, 8, 32, 6
 SGD = sgd(0.1, 0.9)
 SINGLE, DATA, TENSOR = Layout(), Layout(data=2), Layout(tensor=2)
 STAGES, ZERO = Layout(stages=2), Layout(data=2, zero=3)
-LAYOUTS = (SINGLE, DATA, TENSOR, STAGES, ZERO)
 
 
 def vectors() -> tuple[Batch, ...]:

@@ -10,8 +10,6 @@ from flowrun.engine.passes.stages.chosen_stages import read_stages
 from flowrun.engine.passes.stages.split_stages import split_stages
 from support.plans.graph_text import TWO_LAYERS, assert_ops, graph_of, one_rank_stages, two_layers
 
-LISTED = one_rank_stages(2, stage_modules=(("a", "act"), ("b",)))
-
 # A residual around two blocks; torch tells no module for the sum of gradients.
 RESIDUAL = """
     parameter a.weight = %wa: float32[4, 4]

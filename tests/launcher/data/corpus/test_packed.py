@@ -35,11 +35,6 @@ def make_documents(sizes: list[int], answers: bool = True) -> Documents:
     )
 
 
-def whole(documents: Documents) -> DocumentSamples:
-    starts, sizes = documents.starts[:-1], np.diff(documents.starts)
-    return DocumentSamples(documents, starts, sizes, LENGTH, pack=True)
-
-
 def pieces_of(item: dict[str, Tensor]) -> list[tuple[list[int], list[int]]]:
     """Return tokens and targets of each document of a packed sample, padding left out."""
     found, start = [], 0
