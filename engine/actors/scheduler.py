@@ -30,7 +30,6 @@ from flowrun.engine.actors.protocol import (
     idle,
     initial_state,
     missing,
-    receive,
     wire,
 )
 from flowrun.engine.actors.schedules import Turns
@@ -60,6 +59,7 @@ class Scheduler:
         self.actors = {actor.id: actor for actor in plan.stage_actors(stage)}
         self.per_step = {k: plan.acts_per_step(actor) for k, actor in self.actors.items()}
         self.specs = wire(self.per_step, plan.rings(stage), steps)
+        self._some = {k: spec.some for k, spec in self.specs.items()}
         self.acts = {k: first * n for k, n in self.per_step.items()}  # finished ones
         self.states = {k: initial_state(spec, self.acts[k]) for k, spec in self.specs.items()}
         self.order = {axis: acts for (where, axis), acts in plan.order if where == stage}
@@ -115,11 +115,10 @@ class Scheduler:
             self._rest(actor)
         elif can_act(specs[actor], state):
             self._queue(actor)
-        for message in sent:
-            to = message.to
-            before, spec = states[to], specs[to]
-            after = states[to] = receive(before, message)
-            if can_act(spec, after) and not can_act(spec, before):
+        for to, tokens in sent:
+            before, some = states[to], self._some[to]
+            after = states[to] = before + tokens  # as `receive`
+            if after & some == some != before & some:  # it can act, and could not
                 self._queue(to)
         if self._resting:
             self._grant()
@@ -276,14 +275,14 @@ class Scheduler:
         return bool(self._blocked) or (self.actors[actor].per_step and bool(self._compute))
 
     def _in_turn(self, actor: int) -> bool:
-        axis, turn = self._axes[actor], (actor, self.acts[actor] % self.per_step[actor])
-        if axis not in self.order:
+        axis = self._axes[actor]
+        if (order := self.order.get(axis)) is None:
             return True
-        step, place = divmod(self.issued[axis], len(self.order[axis]))
-        receives = self._due and self.actors[actor].kind == RECEIVE
-        if receives and self._paced < step * self._paced_acts + self._due[place]:
+        step, place = divmod(self.issued[axis], len(order))
+        if order[place] != (actor, self.acts[actor] % self.per_step[actor]):
             return False
-        return self.order[axis][place] == turn
+        receives = self._due and self.actors[actor].kind == RECEIVE
+        return not receives or self._paced >= step * self._paced_acts + self._due[place]
 
     def _queue(self, actor: int) -> None:
         if actor in self._priority:

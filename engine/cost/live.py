@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from typing import NamedTuple
 
 from flowrun.engine.actors.plan import Actor, Plan, RegionWork, Register
@@ -41,9 +42,10 @@ class Live:
         }
         self.slots = self._stash_slots(stage)
         self.stashed: dict[int, int] = {}  # micro-batch -> bytes that wait for its backward
-        size = self.footprint.storage_bytes
-        self.others = sum((slots - 1) * size(s) for s, slots in self.slots.items())
+        self._size = cache(self.footprint.storage_bytes)
+        self.others = sum((slots - 1) * self._size(s) for s, slots in self.slots.items())
         self.under_way: dict[int, int] = {}
+        self._read: dict[int, _ReaderCounts] = {}  # of acts under way
         self.waiting = self.held = 0  # sums of stashed and under_way
         self.messages = Messages()
         empty = [r for r in plan.registers if r.stage == stage and not r.tensors]
@@ -76,7 +78,8 @@ class Live:
         return self.live, self.messages.moment()
 
     def begin(self, actor: int, act: int) -> None:
-        needed = self._act(actor, act, self._changes[actor][1].versions(act + 1, act))
+        read = self._read[actor] = self._changes[actor][1].versions(act + 1, act)
+        needed = self._act(actor, act, read)
         self._reach(actor, act, needed.begin)
         self.under_way[actor] = needed.held
         self.held += needed.held
@@ -90,10 +93,9 @@ class Live:
         self.messages.end(actor)
         if isinstance(self.plan.actors[actor].work, RegionWork):
             self.messages.end_compute()
-        fills, reads = self._changes[actor]
-        read, left = reads.versions(act + 1, act), self.readers_left
+        read, left = self._read.pop(actor), self.readers_left
         self._reach(actor, act, self._act(actor, act, read).end)
-        for held, readers in fills.versions(act, act):
+        for held, readers in self._changes[actor][0].versions(act, act):
             if held not in left:
                 self._add(*held, 1)
             left[held] = left.get(held, 0) + readers
@@ -106,8 +108,12 @@ class Live:
 
     def forward(self, acts: int) -> None:
         """Fast-forward by `acts` micro-batches: every version has a number larger by `acts`."""
-        left = self.readers_left.items()
-        self.readers_left = {(s, v if s in self.of_step else v + acts): n for (s, v), n in left}
+
+        def later(counts: Iterable[tuple[StorageVersion, int]]) -> _ReaderCounts:
+            return [((s, v if s in self.of_step else v + acts), n) for (s, v), n in counts]
+
+        self.readers_left = dict(later(self.readers_left.items()))
+        self._read = {actor: later(read) for actor, read in self._read.items()}
         self.stashed = {version + acts: n for version, n in self.stashed.items()}
 
     def _stash_slots(self, stage: int) -> dict[str, int]:
@@ -121,15 +127,16 @@ class Live:
     def _reach(self, actor: int, act: int, more: int) -> None:
         """Update peak and bound with `more` bytes than are live."""
         now = self.live + self.held + more
-        self._peak = max(self._peak, now)
-        self.of_act[actor] = max(self.of_act.get(actor, 0), now)
+        if now > self.of_act.get(actor, -1):
+            self.of_act[actor] = now
+            self._peak = max(self._peak, now)
         if not self.plan.actors[actor].per_step:
             waiting = self.waiting - self.stashed.get(act, 0)
             now += max(0, self.others - waiting)
         self._bound = max(self._bound, now)
 
     def _add(self, storage: str, version: int, count: int) -> None:
-        num_bytes = count * self.footprint.storage_bytes(storage)
+        num_bytes = count * self._size(storage)
         self.live += num_bytes
         if storage in self.slots:
             self.waiting += num_bytes

@@ -51,7 +51,7 @@ class Clock:
 
     def run(self) -> None:
         """Run to the end, or until steps repeat.  Raises PlanError if the plan cannot end."""
-        state, period = self.state, self.period
+        state, period, stage = self.state, self.period, self.table.stage
         self._start(range(len(state.ranks)))
         self._share_cores()
         while state.heap:
@@ -63,7 +63,7 @@ class Clock:
             whole = False
             for actor in actors:
                 whole |= self._end(actor)
-            self._start(sorted({self.table.stage[actor] for actor in actors}))
+            self._start(sorted({stage[actor] for actor in actors}))
             self._share_cores()
             if whole and self.endless and not state.left[self.steps - 1]:
                 return
@@ -81,14 +81,13 @@ class Clock:
 
     def order(self) -> tuple[Orders, tuple[tuple[int, ...], ...]]:
         """Return `order` and `due` of Plan, as the last step had them."""
-        last, per_step, actors = self.steps - 1, self.table.acts, self.plan.actors
+        last, per_step, computes = self.steps - 1, self.table.acts, self.table.computes
+        paces = [actor.paces for actor in self.plan.actors]
         orders, due = [], [()] * len(self.state.ranks)
         for group, issued in sorted(self.state.issued.items()):
             acts = [(k, n % per_step[k]) for k, n in issued if n // per_step[k] == last]
-            paced = itertools.accumulate(actors[k].paces for k, _ in acts)
-            places = [
-                (act, n) for act, n in zip(acts, paced, strict=True) if not actors[act[0]].computes
-            ]
+            paced = itertools.accumulate(paces[k] for k, _ in acts)
+            places = [(act, n) for act, n in zip(acts, paced, strict=True) if not computes[act[0]]]
             if places:
                 order, due[group[0]] = zip(*places, strict=True)
                 orders.append((group, order))

@@ -72,9 +72,10 @@ def rehearse(
     warm.run()
     check_line(ordered)
     busy = [0.0] * len(plan.placements)
-    first = tuple(e for e in cold.state.events if e.act < plan.acts_per_step(plan.actors[e.actor]))
+    acts, computes = cold.table.acts, cold.table.computes
+    first = tuple(event for event in cold.state.events if event.act < acts[event.actor])
     for event in first:
-        if plan.actors[event.actor].computes:
+        if computes[event.actor]:
             busy[event.stage] += event.end - event.start
     sent = sum(actor.sent_bytes * plan.acts_per_step(actor) for actor in plan.actors)
     step_s = warm.step_s
