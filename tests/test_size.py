@@ -28,7 +28,7 @@ MOST_COMPLEXITY = 15
 BUDGETS = {
     "docs": 50_000,
     "engine": 1_143,
-    "engine/actors": 1_595,
+    "engine/actors": 1_594,
     "engine/boxing": 518,
     "engine/capture": 4_355,
     "engine/cost": 1_143,
@@ -36,7 +36,7 @@ BUDGETS = {
     "engine/ir": 1_695,
     "engine/lowering": 1_293,
     "engine/ops": 5_221,
-    "engine/passes": 6_865,
+    "engine/passes": 6_888,
     "engine/rehearsal": 898,
     "engine/runtime": 7_957,
     "engine/trace": 495,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 6_858,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_429, "tests": 46_093, "docs": 50_000}
+SUMS = {"source": 66_458, "tests": 46_093, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

@@ -127,7 +127,8 @@ def _solve(problem: Problem) -> Solution:
     asked = _reader_forms(problem)
     sources = [name for name in problem.homes if name in asked]
     sizes = [len(rows) for rows in problem.rows] + [len(problem.homes[name]) for name in sources]
-    tables = [CostTable((v,), np.array([s for _, s in r])) for v, r in enumerate(problem.rows)]
+    seconds = {id(rows): np.array([s for _, s in rows]) for rows in problem.rows}
+    tables = [CostTable((v,), seconds[id(rows)]) for v, rows in enumerate(problem.rows)]
     makers = _maker_forms(problem, sources)
     fans: dict[object, _Fan] = {}  # tensors with equal facts share one, as in repeated blocks
     for name, readers in asked.items():
@@ -173,12 +174,16 @@ def _reader_forms(problem: Problem) -> dict[str, list[_TensorChoice]]:
     A row that reads a tensor twice may ask for two forms.
     """
     asked: dict[str, list[_TensorChoice]] = {}
+    known: dict[tuple[int, ...], tuple[AxisLocations, ...]] = {}  # equal ops share their rows
     for k, (op, rows) in enumerate(zip(problem.ops, problem.rows, strict=True)):
         inputs = op.inputs
         for name in dict.fromkeys(inputs):
             places = [i for i, other in enumerate(inputs) if other == name]
-            forms = tuple(frozenset((op.stage, row.inputs[i]) for i in places) for row, _ in rows)
-            asked.setdefault(name, []).append(_TensorChoice(k, forms))
+            key = id(rows), op.stage, *places
+            if key not in known:
+                read = (frozenset((op.stage, row.inputs[i]) for i in places) for row, _ in rows)
+                known[key] = tuple(read)
+            asked.setdefault(name, []).append(_TensorChoice(k, known[key]))
     return asked
 
 

@@ -49,6 +49,25 @@ class Costs:
         self.divides_batch = strategy.axes[axis] in BATCH_AXES
         self.trained = _trained_tensors(graph)
         self._works: dict[tuple[object, ...], float] = {}
+        # with the legal rows, whose id is in the key
+        self._rows: dict[object, tuple[object, list[tuple[Signature, float]]]] = {}
+
+    def rows(
+        self,
+        op: Op,
+        legal: Sequence[Signature],
+        in_shapes: Sequence[Shape],
+        out_shapes: Sequence[Shape | None],
+    ) -> list[tuple[Signature, float]]:
+        """Return rows with their seconds; equal ops of repeated blocks share one list."""
+        dtypes = [self.tensors[name].dtype for name in (*op.inputs, *op.makes)]
+        trained = [name in self.trained for name in op.inputs]
+        key = (id(legal), op.phase, self._alike[op.stage], *in_shapes, *out_shapes, *dtypes)
+        key = op.target, *key, *trained
+        if op.target == ACCUMULATE or key not in self._rows:
+            rows = [(row, self.row(op, row, in_shapes, out_shapes)) for row in legal]
+            self._rows[key] = legal, rows
+        return self._rows[key][1]
 
     def row(
         self, op: Op, row: Signature, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]

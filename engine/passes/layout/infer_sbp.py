@@ -285,7 +285,7 @@ class _Axis:
         elif _is_plain(op) and self.whole.issuperset(op.inputs):
             legal = [row for row in legal if {*row.inputs, *row.outputs} <= {B}]
             self.whole.update(op.makes)
-        rows = [(row, self.costs.row(op, row, in_shapes, out_shapes)) for row in legal]
+        rows = self.costs.rows(op, legal, in_shapes, out_shapes)
         if not rows:
             raise SbpError(
                 f"{op.name} ({op.target}, module {op.module or '-'})",

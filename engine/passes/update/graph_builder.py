@@ -42,7 +42,7 @@ class GraphBuilder:
     """base: the graph before the pass.  tensors, variables, feeds: those of the new graph."""
 
     def __init__(self, graph: LogicalGraph) -> None:
-        self.base = graph
+        self.base, self.own = graph, {v.name for v in graph.variables}
         self.tensors = dict(graph.tensors)
         self.variables: dict[str, Variable] = {v.name: v for v in graph.variables}
         self.feeds: dict[str, Feed] = {f.tensor: f for f in graph.feeds}
@@ -58,8 +58,7 @@ class GraphBuilder:
 
     def free_name(self, name: str) -> str:
         """Return a name for a state that no parameter and no buffer of the model has."""
-        own = {v.name for v in self.base.variables}
-        while name in own:
+        while name in self.own:
             name += "~"
         return name
 
