@@ -92,10 +92,10 @@ class _Loss:
 
     def replacements(self) -> Iterator[tuple[str, tuple[Op, ...]]]:
         """Yield (name of an op, the ops in its place)."""
-        op, wide, args = self.log_softmax, "aten.logsumexp.default", (Ref(self.logits), (1,), True)
-        lse = replace(op, name=self.lse, target=wide, outputs=(self.lse,), args=args)
-        if self.logits != op.inputs[0]:
-            lse = replace(lse, target=cross_entropy.LOG_SUM_EXP, args=(*args, torch.float32))
+        op, widens = self.log_softmax, self.logits != self.log_softmax.inputs[0]
+        target = cross_entropy.LOG_SUM_EXP if widens else "aten.logsumexp.default"
+        of_rows = (Ref(self.logits), (1,), True, *([torch.float32] if widens else []))
+        lse = replace(op, name=self.lse, target=target, args=of_rows, outputs=(self.lse,))
         yield op.name, (lse,)
         yield from ((cast.name, ()) for cast in self.casts)
         for nll in self.forward:
