@@ -73,6 +73,8 @@ class AttentionSpeed:
             object.__setattr__(self, name, tuple(getattr(self, name)))  # lists, after Hydra
 
 
+PRODUCT_DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")  # keys of a profile
+
 # Measured on one thread of a server's core; small products miss the caches.
 _CORE = (2.7e7, 5e7, 1e8, 2e8, 4e8, 1e9), (0.77, 0.862, 0.926, 0.962, 0.98, 0.992)
 
@@ -87,7 +89,7 @@ class Hardware:
     name: name of the profile.
     device: "cpu": the ranks of a host share its cores; else each rank has a device of its own.
     source: where the numbers come from.
-    fp32, bf16, fp16: products of such numbers.
+    fp32, bf16, fp16, fp8: products of such numbers; fp8 of speed 0: as bf16.
     tf32, uses_tf32: products of fp32 numbers that run as tf32, and whether they do.
     backward_share, weight_grad_share: speed of such products, as a share of that of forward.
     convolution_share, batched_share, attention_share: as a share of that of products.  Where
@@ -132,6 +134,7 @@ class Hardware:
     tf32: Products = Products()
     bf16: Products = Products(2.2e11, *_CORE)
     fp16: Products = Products(9e8)
+    fp8: Products = Products()
     uses_tf32: bool = False
     backward_share: float = 0.97
     weight_grad_share: float = 0.9
@@ -177,7 +180,8 @@ class Hardware:
         profile does not know, and those of speed 0, count as "fp32".
         """
         fp32 = self.tf32 if self.uses_tf32 and self.tf32.flops else self.fp32
-        narrow = {"bf16": self.bf16, "fp16": self.fp16}.get(dtype, fp32)
+        fp8 = self.fp8 if self.fp8.flops else self.bf16
+        narrow = {"bf16": self.bf16, "fp16": self.fp16, "fp8": fp8}.get(dtype, fp32)
         return narrow if narrow.flops else fp32
 
     def attention_speed(self, width: int, keys: float, backward: bool) -> float:
@@ -199,16 +203,10 @@ class Hardware:
 
     def scale(self, products: float, memory: float, starts: float) -> Hardware:
         """Return the hardware of a core whose speeds are these parts of this one's."""
-        fp32, tf32, bf16, fp16 = (
-            replace(each, flops=each.flops * products)
-            for each in (self.fp32, self.tf32, self.bf16, self.fp16)
-        )
+        each = {name: getattr(self, name) for name in PRODUCT_DTYPES}
         return replace(
             self,
-            fp32=fp32,
-            tf32=tf32,
-            bf16=bf16,
-            fp16=fp16,
+            **{name: replace(one, flops=one.flops * products) for name, one in each.items()},
             elements_per_s={op: speed * memory for op, speed in self.elements_per_s.items()},
             memory_bytes_per_s=self.memory_bytes_per_s * memory,
             op_s=self.op_s / starts,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.hardware.hardware import CPU, Hardware, Products, on_hosts
+from flowrun.engine.hardware.hardware import CPU, PRODUCT_DTYPES, Hardware, Products, on_hosts
 from flowrun.engine.hardware.measured_ops import shapes_of
 from flowrun.engine.hardware.network import Level
 from flowrun.engine.runtime.process.cpu_share import PROBE
@@ -125,7 +125,7 @@ def check_hardware(recipe: RecipeSchema) -> None:
                 problem = f"{text!r} cannot be read as shapes: {error}."
                 instead = 'Write them as "fp32 8x64 64x32 8x32".'
                 raise RecipeError(f"hardware.ops.{target}", problem, instead) from error
-    for dtype in ("fp32", "tf32", "bf16", "fp16"):
+    for dtype in PRODUCT_DTYPES:
         products: Products = getattr(hardware, dtype)
         _check_curve(f"hardware.{dtype}", flop=products.flop, share=products.share)
     for at, table in enumerate(hardware.attention):

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.hardware.hardware import PRODUCT_DTYPES
 from flowrun.launcher.recipe.recipe_errors import KINDS, one_of, require
 from flowrun.launcher.recipe.schema import CHOICES
 
@@ -134,7 +135,7 @@ RANGES: Mapping[str, Range] = {
     ),
     **{
         f"hardware.{dtype}.{curve}": row
-        for dtype in ("fp32", "tf32", "bf16", "fp16")
+        for dtype in PRODUCT_DTYPES
         for curve, row in {"flop.*": POSITIVE, "share.*": Range("(0, 1]")}.items()
     },
     "hardware.attention.*.forward.*": Range("(0, 1]"),

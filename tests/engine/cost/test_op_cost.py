@@ -66,6 +66,15 @@ def test_a_product_takes_its_arithmetic_at_the_speed_of_its_dtype(
     assert product(50, dtype=dtype) == pytest.approx(2 * 50**3 / flops / 0.5)
 
 
+@pytest.mark.parametrize(("fp8", "flops"), [(Products(8e9), 8e9), (Products(), 4e9)])
+def test_a_product_of_8_bits_has_its_own_speed_or_that_of_bf16(fp8: Products, flops: float) -> None:
+    shapes = (1000, 1000), (1000, 1000), (1, 1), (1, 1), (1000, 1000)
+    found = seconds(
+        "aten._scaled_mm.default", *shapes, dtype=torch.float8_e4m3fn, out=FP32, fp8=fp8
+    )
+    assert found == pytest.approx(2 * 1000**3 / flops)
+
+
 def test_between_the_points_of_a_curve_the_share_follows_the_logarithm() -> None:
     products = Products(1e9, *CURVE)
     expected = pytest.approx([0.5, 0.5, 0.625, 0.75, 1.0, 1.0])
