@@ -25,7 +25,6 @@ from flowrun.engine.ops.traits import is_view
 
 Tensors = Mapping[str, LogicalTensor]
 
-_SCALED = "aten._scaled_mm.default"  # a product of 8 bits, whose output is wider
 _NARROW = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _MATRICES = (ProductKind.MATRIX, ProductKind.BATCHED)
 _CPU_KEYS = 512  # of a block that attention computes on a CPU (kvSplitSize in torch)
@@ -132,7 +131,7 @@ class SizedOp(NamedTuple):
 
     def _products_seconds(self, made_bytes: int, hardware: Hardware) -> float:
         product, flop = self._cost.product, self.flops
-        dtype = "fp8" if self.op.target == _SCALED else self.dtype
+        dtype = "fp8" if self.op.target == "aten._scaled_mm.default" else self.dtype
         if hardware.device == CPU and product == ProductKind.ATTENTION:
             dtype = "fp32"  # blocks too small for narrower products: no faster in bf16
         computed = flop * self._count_computed(hardware)
