@@ -79,6 +79,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         doing.clear()
         typer.echo("stopped", err=True)
         raise SystemExit(INTERRUPTED) from None
+    finally:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler and arguments is None:
+            signal.signal(signal.SIGINT, _end_at_once)  # Python shows a traceback as it shuts down
     raise SystemExit(OK)
 
 
@@ -95,15 +98,15 @@ def _prepare_process(given: Sequence[str]) -> None:
     if given[0] in _STARTS_RANKS:
         heap.reexec_with_tunables()
     if given[0] in _TRAINS:
-        signal.signal(signal.SIGTERM, _end_before_start)
+        signal.signal(signal.SIGTERM, _end_at_once)
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, _end_before_start)
+            signal.signal(signal.SIGINT, _end_at_once)
     if given[0] in _READ_RECIPES and not {"--help", "-h"} & {*given}:
         doing.doing("reading the recipe")
 
 
-def _end_before_start(number: int, frame: object) -> NoReturn:
-    """End on SIGTERM or Ctrl-C while there is nothing to save; a run has a handler of its own.
+def _end_at_once(number: int, frame: object) -> NoReturn:
+    """End on SIGTERM or Ctrl-C while nothing is to be saved; a run has a handler of its own.
 
     An error would be lost where an import calls it from C code, or catches all that is raised.
     """

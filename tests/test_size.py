@@ -41,7 +41,7 @@ BUDGETS = {
     "engine/runtime": 7_957,
     "engine/trace": 495,
     "engine/verify": 793,
-    "launcher": 359,
+    "launcher": 362,
     "launcher/bench": 2_070,
     "launcher/command_line": 1_121,
     "launcher/commands": 3_052,
@@ -66,12 +66,12 @@ BUDGETS = {
     "tests/gpu": 274,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 13_907,
+    "tests/launcher": 13_924,
     "tests/models": 649,
     "tests/support": 6_916,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_458, "tests": 46_093, "docs": 50_000}
+SUMS = {"source": 66_461, "tests": 46_093, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

@@ -171,6 +171,23 @@ def test_a_signal_before_a_run_begins_cannot_be_lost(number: int, status: int) -
     assert ended.stderr.startswith(b"stopped")
 
 
+STRUCK_AT_THE_END = """
+import signal, sys, threading
+from flowrun.launcher import cli
+threading._register_atexit(signal.raise_signal, signal.SIGINT)
+sys.argv = ["flowrun", "--version"]
+cli.main()
+"""
+
+
+def test_ctrl_c_while_python_shuts_down_shows_no_traceback() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", STRUCK_AT_THE_END], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (130, "stopped\n")
+    assert ended.stdout.startswith("flowrun ")
+
+
 def test_a_traceback_is_shown_where_it_is_asked_for(
     end: End, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
