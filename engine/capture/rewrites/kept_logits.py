@@ -67,9 +67,9 @@ class _Loss:
         known = {r.name for r in forward} | {r.name for pair in backward for r in pair}
         if not forward or not known.issuperset(r.name for r in readers):
             return None
-        return _Loss(op, op.inputs[0], forward, backward).narrowed(graph)
+        return _Loss(op, op.inputs[0], forward, backward).narrow(graph)
 
-    def narrowed(self, graph: LogicalGraph) -> _Loss:
+    def narrow(self, graph: LogicalGraph) -> _Loss:
         """Return the loss of the logits before they were widened, if their gradients are narrowed
         and not read otherwise; else the loss.
         """
