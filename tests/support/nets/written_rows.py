@@ -75,7 +75,7 @@ x = x + 1e-3 * sum(p.abs().mean() for n, p in self.named_parameters() if n.endsw
 x = x * (1 + 0.1 * len(list(self.children())))
 x = torch.as_strided(x.contiguous(), x.shape, x.contiguous().stride())
 y = x.contiguous().as_strided((len(x), 2, 12), (24, 12, 1)) | x = x + y.softmax(-1).reshape(x.shape)
-y = x.contiguous().as_strided((len(x), 2, 6), (24, 12, 1)) | x = x + y.mean(1, keepdim=True)
+y = x.contiguous().as_strided((len(x), 2, 6), (24, 12, 1), 3) | x = x + y.mean(1, keepdim=True)
 y = x.reshape(-1, 4, 2, 3).contiguous(memory_format=torch.channels_last) | x = x + y.as_strided((len(x), 2, 6), (24, 12, 2)).mean(1, keepdim=True)
 y = x.reshape(-1, 4, 2, 3).contiguous(memory_format=torch.channels_last) | x = x + F.adaptive_avg_pool2d(y, 1)[..., 0]
 x = x + F.one_hot(x.argmax(-1), 6)
