@@ -27,6 +27,7 @@ from flowrun.engine.lowering.share_weights import share_weights
 from flowrun.engine.passes.count_step import count_step
 from flowrun.engine.passes.count_targets import count_targets
 from flowrun.engine.passes.find_rows import find_rows
+from flowrun.engine.passes.head_products import chunk_loss, pad_classes
 from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.passes.keep_narrow import keep_narrow
@@ -34,7 +35,6 @@ from flowrun.engine.passes.layout.apply_pins import apply_pins, with_pins
 from flowrun.engine.passes.layout.infer_sbp import infer_update
 from flowrun.engine.passes.mirrored_view import mirror
 from flowrun.engine.passes.narrow_gradients import narrow_gradients
-from flowrun.engine.passes.pad_classes import pad_classes
 from flowrun.engine.passes.recompute import recompute
 from flowrun.engine.passes.search.search_sbp import assign_sbp
 from flowrun.engine.passes.split_weight_grads import split_weight_grads
@@ -54,6 +54,7 @@ PlanPass = Callable[[Plan, Strategy], Plan]
 TRAINING: Passes = {
     STAGED: (
         apply_pins,  # the recipe's pins, from here on homes of variables and fields, and ops
+        chunk_loss,  # head and loss some rows at a time
         find_rows,  # rows of ops without a table: the user's, or by experiment
         narrow_gradients,  # accumulated and reduced in the dtype that they were computed in
         mirror,  # in the mirrored view: each rank its own batch
@@ -80,7 +81,7 @@ TRAINING: Passes = {
 }
 # forward alone, laid out as training is
 EVALUATION: Passes = {
-    STAGED: (with_pins, find_rows, mirror, split_stages, keep_narrow),
+    STAGED: (with_pins, chunk_loss, find_rows, mirror, split_stages, keep_narrow),
     TRAINED: (update_ops, count_step),
     LAID_OUT: (assign_sbp,),
     SIGNED: (infer_update, follow_homes, hoist_weights),

@@ -263,7 +263,8 @@ class Strategy:
     reduce_in_fp32: gradients are summed over ranks in the dtype of their accumulators.
     accumulate_in_fp32: these have the dtype of the weights; else the one that the gradient was
         computed in.
-    pads_classes: products see a multiple of 64 classes (passes/pad_classes.py).
+    loss_chunks: of rows, in which a head and its loss run (passes/head_products.py).
+    pads_classes: products see a multiple of 64 classes (passes/head_products.py).
     preparation: steps that make a sample, each an actor of its own; empty: samples are read at
         once.
     overwrites: results are written over what nobody reads any more; compiled code sees to that
@@ -301,6 +302,7 @@ class Strategy:
     mirrored: bool = False
     counts_step: bool = True
     in_flight: int | str = "auto"
+    loss_chunks: int = 1
     pads_classes: bool = False
     register_slots: int = 2
     overwrites: bool = True

@@ -27,18 +27,18 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_143,
+    "engine": 1_146,
     "engine/actors": 1_594,
     "engine/boxing": 518,
     "engine/capture": 4_355,
-    "engine/cost": 1_144,
+    "engine/cost": 1_150,
     "engine/hardware": 569,
-    "engine/ir": 1_695,
+    "engine/ir": 1_698,
     "engine/lowering": 1_293,
-    "engine/ops": 5_221,
-    "engine/passes": 6_888,
+    "engine/ops": 5_397,
+    "engine/passes": 6_990,
     "engine/rehearsal": 898,
-    "engine/runtime": 7_957,
+    "engine/runtime": 7_960,
     "engine/trace": 495,
     "engine/verify": 793,
     "launcher": 362,
@@ -46,11 +46,11 @@ BUDGETS = {
     "launcher/command_line": 1_121,
     "launcher/commands": 3_052,
     "launcher/data": 3_281,
-    "launcher/job": 1_825,
+    "launcher/job": 1_826,
     "launcher/listeners": 684,
     "launcher/model": 2_654,
     "launcher/place": 2_083,
-    "launcher/recipe": 3_082,
+    "launcher/recipe": 3_086,
     "launcher/ranks": 1_921,
     "launcher/report": 2_407,
     "launcher/store": 674,
@@ -60,7 +60,7 @@ BUDGETS = {
     "models": 1_557,
     "testing": 115,
     "tests": 1_057,
-    "tests/behaviour": 7_936,
+    "tests/behaviour": 8_106,
     "tests/chaos": 927,
     "tests/engine": 12_725,
     "tests/gpu": 274,
@@ -68,10 +68,10 @@ BUDGETS = {
     "tests/hangs": 365,
     "tests/launcher": 13_924,
     "tests/models": 649,
-    "tests/support": 6_916,
+    "tests/support": 6_920,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_461, "tests": 46_093, "docs": 50_000}
+SUMS = {"source": 66_759, "tests": 46_093, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

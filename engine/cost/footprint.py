@@ -25,9 +25,10 @@ from flowrun.engine.actors.sums import find_reused_addends, sums_of
 from flowrun.engine.cost import staging
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.op_info import Trait
-from flowrun.engine.ir.placement import largest_shape
+from flowrun.engine.ir.placement import Shape, largest_shape
 from flowrun.engine.ir.sbp import NdSbp
 from flowrun.engine.ops.flow.update import ACCUMULATE
+from flowrun.engine.ops.registry import info
 from flowrun.engine.ops.traits import has, is_view
 
 
@@ -114,10 +115,12 @@ class Footprint:
     def tensor_bytes(self, name: str) -> int:
         """Return the bytes of a tensor on the rank with the largest shard."""
         if name not in self._bytes:
-            tensor = self.plan.tensors[name]
-            shape = largest_shape(tensor.shape, self.layout[name], self.grid)
-            self._bytes[name] = math.prod(shape) * tensor.dtype.itemsize
+            shape = self._shape(name, self.layout[name])
+            self._bytes[name] = math.prod(shape) * self.plan.tensors[name].dtype.itemsize
         return self._bytes[name]
+
+    def _shape(self, name: str, nd_sbp: NdSbp) -> Shape:
+        return largest_shape(self.plan.tensors[name].shape, nd_sbp, self.grid)
 
     def storage(self, name: str) -> str:
         """Return the tensor whose memory this one uses."""
@@ -215,9 +218,12 @@ class Footprint:
         return sum(map(self.storage_bytes, storages))
 
     def _workspace(self, op: Op) -> int:
-        """Return the bytes that an op's kernel takes for itself: a scaled copy of a clipped
-        gradient, or what the hardware profile says.
+        """Return the bytes that an op's kernel takes for itself: what its cost says, a scaled copy
+        of a clipped gradient, or what the hardware profile says.
         """
+        if (held := info(op.target).cost.held_bytes) is not None:
+            shapes = [self._shape(name, nd) for name, nd in zip(op.inputs, op.in_sbp, strict=True)]
+            return held(op, shapes, self.plan.tensors[op.inputs[0]].dtype.itemsize)
         if op.target in self.plan.workspace:
             return int(self.plan.workspace[op.target] * self.tensor_bytes(op.makes[0]))
         clipped = any(name.startswith("clip_scale") for name in op.inputs)

@@ -60,6 +60,8 @@ class OpCost:
     counted_input: the input whose elements `hardware.elements_per_s` counts; None: the elements of
         the first output.
     adds_bias: the product adds a bias (`hardware.bias_apart`).
+    held_bytes: (op, shapes of inputs, bytes of an element of the first) on one rank -> what it
+        holds while it runs, besides inputs and outputs; None: nothing.
     """
 
     product: ProductKind | None = None
@@ -70,6 +72,7 @@ class OpCost:
     scratch_bytes: float = 0.0
     counted_input: int | None = None
     adds_bias: bool = False
+    held_bytes: Callable[[Op, Sequence[Shape], int], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

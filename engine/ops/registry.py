@@ -40,6 +40,7 @@ from flowrun.engine.ops.math import grouped, matmul, pointwise, reduce
 from flowrun.engine.ops.nn import (
     attention,
     batch_norm,
+    chunked_head,
     conv,
     cross_entropy,
     embedding,
@@ -52,7 +53,8 @@ from flowrun.engine.ops.shapes import create, index, shape, slice_cat, strided
 _FAMILIES = (
     *(matmul, grouped, pointwise, reduce),
     *(shape, slice_cat, index, strided, create),
-    *(norm, batch_norm, attention, embedding, conv, softmax, loss, cross_entropy),
+    *(norm, batch_norm, attention, embedding, conv),
+    *(softmax, loss, cross_entropy, chunked_head),
     *(random, ranges, check, update, rounding, scaling, sparse, structure),
 )
 OPS: Mapping[str, OpInfo] = {

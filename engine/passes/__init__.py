@@ -14,7 +14,7 @@ sum_tied_gradients.py   gradients of a weight that several stages read
 count_step.py        divisors of losses, counted over the whole step
 count_kinds.py       what is made of the batch alone; for count_step.py
 split_weight_grads.py   weight gradients that may run late
-pad_classes.py       products around a cross entropy see aligned rows
+head_products.py     head and loss in chunks of rows; products that see aligned rows
 recompute.py         activation checkpointing
 count_targets.py     targets counted as soon as they are read
 hoist_weights.py     what is made of weights alone, once a step

@@ -412,6 +412,8 @@ class Engine:
     overwrites: write results over buffers that nobody reads any more, op by op.
     keeps_logits: cross entropy keeps logits and one number a row for backward; false: it keeps
         log-probabilities, as torch does.
+    loss_chunks: chunks of rows (tokens of a micro-batch) in which a linear head and its cross
+        entropy run, so that logits are never whole; backward multiplies again.
     pad_classes: products around a cross entropy see a multiple of 64 classes, so that rows of
         logits are aligned: always, never, or auto: built code on GPUs; where it adds at most a
         sixteenth.
@@ -438,6 +440,7 @@ class Engine:
     register_slots: int = 2
     overwrites: bool = True
     keeps_logits: bool = True
+    loss_chunks: int = 1
     pad_classes: str = AUTO
     attention: str = FUSED
     blocking: list[str] = field(default_factory=list)

@@ -114,6 +114,7 @@ RANGES: Mapping[str, Range] = {
     "launch.slurm.cpus_per_node": COUNT,
     "launch.slurm.mem_gb": POSITIVE,
     "engine.register_slots": Range("[1, 4096]"),
+    "engine.loss_chunks": Range(COUNT.interval, "1 holds whole logits."),
     **dict.fromkeys(
         (
             "hardware.backward_share",

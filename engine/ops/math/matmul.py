@@ -68,7 +68,7 @@ def addmm(view: OpView) -> OpRows:
     )
 
 
-# ---- products of a dim of classes as a multiple of 64 (passes/pad_classes.py) --------------------
+# ---- products of a dim of classes as a multiple of 64 (passes/head_products.py) -----------------
 
 
 def labels_of(equation: str) -> tuple[str, str, str]:

@@ -4,5 +4,5 @@ norm.py batch_norm.py   layer, RMS and group norms; batch norms
 attention.py     attention, and that of packed documents
 document_op.py   the op of torch for the latter, which models call too
 conv.py embedding.py   convolutions and pooling; look-ups in tables
-softmax.py loss.py cross_entropy.py   softmax and losses
+softmax.py loss.py cross_entropy.py   softmax and losses; chunked_head.py: with the product
 """

@@ -11,6 +11,9 @@ Where classes are split, that number is all of a row that travels (P(logsumexp) 
     flow.cross_entropy_backward(grad, x, lse, target, weight, reduction, ignored, total, loss)
         -> gradient of x
 
+Of one class alone the target is that class: then x has the logit of each row's target, which
+where classes were split is a sum over ranks (chunked_head.py).
+
 Logits may be narrower than `lse`, whose dtype losses have; their gradient is as narrow, rounded
 once.  total: the weight of the targets, for a mean alone; else None.  loss: not looked at; where
 passes/count_targets.py names it, it is there before, so that the gradient may be written over
@@ -27,15 +30,7 @@ import torch
 from flowrun.engine.ir.graph import Op, Ref
 from flowrun.engine.ir.op_info import LABELS, LookUp, OpCost, OpInfo, OutVariant, Trait
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, B, P, S, Sbp
-from flowrun.engine.ir.signature import (
-    Function,
-    Local,
-    LocalCall,
-    LocalView,
-    OpRows,
-    OpView,
-    Signature,
-)
+from flowrun.engine.ir.signature import LocalCall, LocalView, OpRows, OpView, Signature
 from flowrun.engine.ops.math.reduce import LOG2_E, log_sum_exp
 from flowrun.engine.ops.nn.loss import NONE, SUM, divisor, of_mine, reduced_loss, weights_of
 
@@ -54,9 +49,10 @@ def rows_of_log_sum_exp(view: OpView) -> OpRows:
 
 def rows_of_forward(view: OpView) -> OpRows:
     """Split classes: a rank adds what the targets among its own lose."""
-    of_rows = {"x": S(0), "lse": S(0), "target": S(0)}
-    by_sample = {SUM: (_row(view.op, of_rows, P, P),), NONE: (_row(view.op, of_rows, S(0), B),)}
-    return (_row(view.op, {"x": S(1)}, P, B), *by_sample.get(given(view.op)["reduction"], ()))
+    named, of_rows = given(view.op), {"x": S(0), "lse": S(0), "target": S(0)}
+    classes: dict[str, Sbp] = {"x": S(1)} if view.in_shapes[0][1] > 1 else {"x": P, "lse": P}
+    by_sample = {SUM: (row_of(named, of_rows, P, P),), NONE: (row_of(named, of_rows, S(0), B),)}
+    return (row_of(named, classes, P, B), *by_sample.get(named["reduction"], ()))
 
 
 def rows_of_backward(view: OpView) -> OpRows:
@@ -64,11 +60,12 @@ def rows_of_backward(view: OpView) -> OpRows:
 
     The loss is waited for and not read: its partial sum will do.
     """
-    each = given(view.op)["reduction"] == NONE
+    named = given(view.op)
+    each = named["reduction"] == NONE
     of_rows = {"grad": S(0) if each else B, "x": S(0), "lse": S(0), "target": S(0)}
     cases = (({"x": S(1)}, S(1)), (of_rows, S(0)), ({"grad": P}, P))
     return tuple(
-        _row(view.op, {**sbps, "loss": loss}, output) for sbps, output in cases for loss in (B, P)
+        row_of(named, {**sbps, "loss": loss}, output) for sbps, output in cases for loss in (B, P)
     )
 
 
@@ -78,9 +75,10 @@ def given(op: Op) -> dict[str, Any]:
     return dict(zip(names, op.args, strict=True))
 
 
-def _row(op: Op, sbps: Mapping[str, Sbp], *outputs: Sbp) -> Signature:
-    named = given(op).items()
-    return Signature(tuple(sbps.get(k, B) for k, arg in named if isinstance(arg, Ref)), outputs)
+def row_of(named: Mapping[str, object], sbps: Mapping[str, Sbp], *outputs: Sbp) -> Signature:
+    """Return a row: SBPs of the tensors among arguments by name, B for others; then of outputs."""
+    read = (name for name, argument in named.items() if isinstance(argument, Ref))
+    return Signature(tuple(sbps.get(name, B) for name in read), outputs)
 
 
 # ---- local programs ------------------------------------------------------------------------------
@@ -94,13 +92,16 @@ def loss_of_logits(
     reduction: int,
     ignored: int,
     start: int = 0,
+    classes: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Return this rank's addend of the loss, and the whole weight of the targets.
 
     x, lse, target, weight, reduction, ignored: see the module.
-    start: the first of the classes that are here.
+    start: the first of the classes that are here.  classes: of all ranks; 0: these.
     """
     here, mine = of_mine(target, start, x.shape[1], ignored)
+    if (classes or x.shape[1]) == 1:
+        here, mine = torch.zeros_like(target), target != ignored
     each = weights_of(lse, target, weight, ignored)
     picked = x.gather(1, here.unsqueeze(1)).to(lse.dtype)
     loss = torch.where(mine, (lse - picked).squeeze(1) * each, 0)  # what stands in may be masked
@@ -150,13 +151,13 @@ def compare_with_target(x: Tensor, lse: Tensor, here: Tensor, mine: Tensor, each
     return (((x.to(lse.dtype) - lse) * LOG2_E).exp2() - at_target.to(lse.dtype)) * each
 
 
-def _here(program: Function) -> Local:
+def _here(view: LocalView) -> LocalCall:
     """A rank looks at the classes that are here."""
-    return lambda view: LocalCall(program, (*view.op.args, _first_class(view)))
-
-
-def _first_class(view: LocalView) -> int:
-    return view.in_slices[view.op.inputs.index(given(view.op)["x"].name)][1][0]
+    at = view.op.inputs.index(given(view.op)["x"].name)
+    args, classes = (*view.op.args, view.in_slices[at][1][0]), view.in_shapes[at][1]
+    if view.op.target == BACKWARD:
+        return LocalCall(gradient_of_logits, args)
+    return LocalCall(loss_of_logits, (*args, classes))
 
 
 OPS: Mapping[str, OpInfo] = {
@@ -168,7 +169,7 @@ OPS: Mapping[str, OpInfo] = {
     ),
     FORWARD: OpInfo(
         rows_of_forward,
-        local=_here(loss_of_logits),
+        local=_here,
         function=loss_of_logits,
         arguments=_GIVEN,
         looks_up=LookUp(
@@ -178,7 +179,7 @@ OPS: Mapping[str, OpInfo] = {
     ),
     BACKWARD: OpInfo(
         rows_of_backward,
-        local=_here(gradient_of_logits),
+        local=_here,
         function=gradient_of_logits,
         arguments=_GIVEN_BACKWARD,
         traits=(Trait.ALLOCATES,),

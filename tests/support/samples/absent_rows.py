@@ -89,7 +89,7 @@ ABSENT = (
         "the total weight of an unreduced loss is a constant 0, which is its own partial sum",
     ),
     Absent(
-        "flow.cross_entropy*",
+        "flow.cross_entropy* flow.head_gradient",
         lambda given, row: P in row.inputs[1:],
         "statistics of logits and weights of classes are never partial sums",
     ),

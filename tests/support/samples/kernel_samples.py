@@ -211,6 +211,10 @@ def _loss() -> list[OpSample]:
         made.append(sample("flow.log_sum_exp", x, (1,), True, torch.float64))
         weighed = total if reduction == 1 else None
         made.append(sample("flow.cross_entropy_backward", T(*loss.shape), *given, weighed, None))
+        head = (T(5, 3), T(6, 3), T(6), target), (-100, reduction, 2, 4 - reduction, torch.float64)
+        made.append(sample("flow.head_statistics", *head))
+        made.append(sample("flow.head_gradient", *head, (T(*loss.shape), T(5, 1), weight, weighed)))
+        made.append(sample("flow.cross_entropy", T(5, 1), T(5, 1), *rest))
         if reduction == 2:
             counted = (target, weight, -100)
             made.append(sample("flow.target_weight", *counted, dtype=torch.float64))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 
 from flowrun.engine.ir.signature import Function
 from flowrun.engine.ops.math import reduce
-from flowrun.engine.ops.nn import cross_entropy
+from flowrun.engine.ops.nn import chunked_head, cross_entropy
 from flowrun.engine.runtime.kernels.cpu import pixel_convolutions, products, row_chunks
 
 aten = torch.ops.aten
@@ -27,6 +28,8 @@ def cpu_kernel(function: Function, any_stride: bool) -> Function:
 _CHUNKED: Mapping[Function, Function] = {
     reduce.log_sum_exp: row_chunks.log_sum_exp,
     cross_entropy.gradient_of_logits: row_chunks.gradient_of_logits,
+    chunked_head.head_statistics: partial(chunked_head.head_statistics, by=cpu_kernel),
+    chunked_head.head_gradient: partial(chunked_head.head_gradient, by=cpu_kernel),
 }
 # where oneDNN is faster than what torch calls
 _ONEDNN: Mapping[Function, Function] = {

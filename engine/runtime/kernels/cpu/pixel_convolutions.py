@@ -18,13 +18,13 @@ from flowrun.engine.runtime.kernels.cpu import products
 Tensor = torch.Tensor
 
 # stride, padding, dilation, transposed, output_padding, groups
-How = tuple[Sequence[int], Sequence[int], Sequence[int], bool, Sequence[int], int]
-HowBackward = tuple[*How, Sequence[bool]]  # and which gradients are wanted
+ConvolutionHow = tuple[Sequence[int], Sequence[int], Sequence[int], bool, Sequence[int], int]
+HowBackward = tuple[*ConvolutionHow, Sequence[bool]]  # and which gradients are wanted
 
 aten = torch.ops.aten
 
 
-def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *given: *How) -> Tensor:
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *given: *ConvolutionHow) -> Tensor:
     """Compute aten.convolution."""
     if _is_product(x, weight, given):
         given = _to_onednn(given)
@@ -48,7 +48,7 @@ def convolution_backward(
     return grads if of_weight is None else (grads[0], of_weight.view(weight.shape), grads[2])
 
 
-def _is_product(x: Tensor, weight: Tensor, given: How) -> bool:
+def _is_product(x: Tensor, weight: Tensor, given: ConvolutionHow) -> bool:
     """Return whether a convolution is a product that is large enough for oneDNN."""
     rule = products.rule()
     if rule is None or not rule.pixel_convolutions or x.dtype != torch.float32 or not x.is_cpu:
@@ -60,7 +60,7 @@ def _is_product(x: Tensor, weight: Tensor, given: How) -> bool:
     return 2 * pixels * len(weight) >= rule.min_flop
 
 
-def _to_onednn(given: How) -> How:
+def _to_onednn(given: ConvolutionHow) -> ConvolutionHow:
     """Set a dilation, which changes nothing for a 1 x 1 kernel but makes torch call oneDNN."""
     stride, padding, _, transposed, output_padding, groups = given
     return stride, padding, (2, 2), transposed, output_padding, groups
