@@ -50,7 +50,7 @@ BUDGETS = {
     "launcher/listeners": 684,
     "launcher/model": 2_654,
     "launcher/place": 2_083,
-    "launcher/recipe": 3_086,
+    "launcher/recipe": 3_092,
     "launcher/ranks": 1_921,
     "launcher/report": 2_407,
     "launcher/store": 674,
@@ -60,7 +60,7 @@ BUDGETS = {
     "models": 1_557,
     "testing": 115,
     "tests": 1_057,
-    "tests/behaviour": 8_106,
+    "tests/behaviour": 8_107,
     "tests/chaos": 927,
     "tests/engine": 12_725,
     "tests/gpu": 274,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 6_920,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_759, "tests": 46_093, "docs": 50_000}
+SUMS = {"source": 66_765, "tests": 46_093, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

@@ -301,6 +301,12 @@ CONTRADICTIONS = (
         "Write on_nonfinite: skip, or stop.",
     ),
     Contradiction(
+        "engine.loss_chunks",
+        lambda r: r.engine.loss_chunks > 1 and _holds_out(r) and ", ".join(r.task.metrics),
+        "no whole logits are made, which the metric {0} reads.",
+        "Leave the metric out, as ~task.metrics.accuracy does, or write engine.loss_chunks=1.",
+    ),
+    Contradiction(
         "launch.time_limit",
         _has_bad_time,
         "{launch.time_limit!r} is not a time.",

@@ -23,6 +23,7 @@ OF_THE_LAST = {
     "recipe=gpt_dp train.stepz=3": "Did you mean 'steps'?",
     "recipe=gpt_dp nokey=3": "has no key 'nokey'",
     "recipe=gpt_dp +train.foo=3": "'train' has no key 'foo'",
+    "recipe=gpt_dp engine.loss_chunks=4": "made, which the metric accuracy reads",
     "recipe=gpt_dp train.keep_best=null": "Write train.keep_best=, the default",
     "recipe=gpt_dp train.steps=abc": "Write an integer, such as 100",
     "recipe=gpt_dp train=3": "only a mapping of keys",
