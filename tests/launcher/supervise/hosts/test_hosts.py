@@ -48,7 +48,7 @@ class One:
         return plain_host(f"node{rank}", nodes, node_rank=rank, recipe=recipe, planned=planned)
 
     async def next(self) -> Notice:
-        return await asyncio.wait_for(self.events.get(), 30)
+        return await asyncio.wait_for(self.events.get(), 60)
 
     async def meet(self) -> Notice:
         await self.hosts.meet(self.describe)
@@ -92,9 +92,9 @@ async def together(*calls: Awaitable[Any]) -> list[Any]:
     return list(await asyncio.gather(*calls))
 
 
-def pair(folder: Path) -> tuple[One, One]:
+def pair(folder: Path, **keys: Any) -> tuple[One, One]:
     port = free_port()
-    return One(port, folder, 0), One(port, folder, 1)
+    return One(port, folder, 0, **keys), One(port, folder, 1, **keys)
 
 
 async def met(first: One, second: One) -> None:
@@ -362,7 +362,7 @@ def test_connections_without_a_greeting_are_few_and_print_nothing(
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 160), hard))
     try:
-        run(live, *pair(tmp_path))
+        run(live, *pair(tmp_path, join_s=60.0))  # strangers have the files for 10 s
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert capfd.readouterr().err == ""
