@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 6_920,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_765, "tests": 46_093, "docs": 50_000}
+SUMS = {"source": 66_765, "tests": 46_052, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}
