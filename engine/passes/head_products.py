@@ -49,7 +49,7 @@ def chunk_loss(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         module = roles[_PRODUCT].module
         notes[module] = f"{module}: with its loss in {strategy.loss_chunks} chunks of rows ({_KEY})"
     if not new:
-        raise _refuse("the loss is no cross entropy of logits alone, as with smoothed labels")
+        raise _refuse("the loss must be a cross entropy of logits alone, without label smoothing")
     return _rewrite(graph, new, tensors, notes)
 
 

@@ -1,7 +1,7 @@
 """Call the listeners of a run, each in a thread of its own: nothing foreign runs in the launcher's.
 
 A logger or a callback may raise anything, `SystemExit` included, and may block.  So the run hands
-events over and goes on.  A logger with 1,000 events waiting loses lines, and is named once; one
+events over and continues.  A logger with 1,000 events waiting loses lines, and is named once; one
 that fails is left out.  A callback loses none: where its queue is full the run waits for it
 (`is_full`), and one that does not return within a limit is a hang that names it (`look`).
 """

@@ -7,7 +7,7 @@ before any memory is taken.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -66,16 +66,15 @@ def load_text_model(folder: Path) -> nn.Module:
     return found
 
 
-def _check_weights(missing: Iterable[str], others: Iterable[tuple[str, Size, Size]]) -> None:
-    """Raise ValueError for a weight that the folder lacks, or has in another shape: transformers
-    would draw it at random.
-    """
-    for name, held, described in sorted(others):
+def _check_weights(missing: Collection[str], others: Collection[tuple[str, Size, Size]]) -> None:
+    """Raise ValueError for a weight that transformers would draw at random."""
+    if others:
+        name, held, described = min(others)
         raise ValueError(
             f"its weights have {name} as {tuple(held)}, and config.json as {tuple(described)}"
         )
-    for name in sorted(missing):
-        raise ValueError(f"its weights lack {name}, which config.json describes")
+    if missing:
+        raise ValueError(f"its weights lack {min(missing)}, which config.json describes")
 
 
 def _check_size(described: int, folder: Path) -> None:

@@ -206,7 +206,7 @@ def z_loss(logits: Tensor, batch: Batch) -> Tensor:
 CAPPED = partial(seeded, partial(Capped, CLASSES, CONTEXT, 1, 4, WIDTH))
 WITH_PIN = (*ODD.pins, Pin("head", "out", "tensor", S(2)))
 REFUSED = {
-    "smoothed": (replace(ODD, loss=partial(cross_entropy, label_smoothing=0.1)), "no cross ent"),
+    "smoothed": (replace(ODD, loss=partial(cross_entropy, label_smoothing=0.1)), "must be a cross"),
     "z-loss": (replace(ODD, loss=z_loss), "of loss reads the logits of head"),
     "capped": (replace(ODD, model=CAPPED), "tanh is not what an nn.Linear makes"),
     "pinned": (replace(ODD, pins=WITH_PIN), "flow.pin of head reads the logits of head"),
