@@ -304,7 +304,7 @@ CONTRADICTIONS = (
         "engine.loss_chunks",
         lambda r: r.engine.loss_chunks > 1 and _holds_out(r) and ", ".join(r.task.metrics),
         "no whole logits are made, which the metric {0} reads.",
-        "Leave the metric out, as ~task.metrics.accuracy does, or write engine.loss_chunks=1.",
+        "Leave the metric out, as task.metrics.{0}=null does, or write engine.loss_chunks=1.",
     ),
     Contradiction(
         "launch.time_limit",

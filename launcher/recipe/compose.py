@@ -135,21 +135,21 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
     text: the same as YAML; empty for candidates of a search, whose text nobody reads.
     """
     recipe = _with_tuples(tree)
+    metrics = {name: metric for name, metric in recipe.task.metrics.items() if metric is not None}
+    recipe = replace(recipe, task=replace(recipe.task, metrics=metrics))
     check(recipe)
     axes, stages = parse_stages(recipe.placement)
     plan_axis = recipe.sbp.get(FROM_MODEL) or ""
-    in_flight = recipe.placement.in_flight
-    weights = str(recipe.model.get(WEIGHTS) or "")
     return Recipe(
         **vars(recipe)
         | {
             "name": recipe.name or "recipe",
             "model": {key: value for key, value in recipe.model.items() if key != WEIGHTS},
-            "weights": weights,
+            "weights": str(recipe.model.get(WEIGHTS) or ""),
             "axes": axes,
             "stages": stages,
             "chunks": recipe.placement.chunks,
-            "in_flight": "auto" if in_flight is None else in_flight,
+            "in_flight": "auto" if (count := recipe.placement.in_flight) is None else count,
             "pins": parse_pins(recipe.sbp, tuple(recipe.placement.axes)),
             "plan_axis": plan_axis if plan_axis in axes else "",
             "zero": zero_of(recipe),

@@ -81,7 +81,7 @@ class TaskKeys:
     loss: `_target_` of a function or a module, called loss(output, batch) -> scalar mean; null: the
         output itself, or its `.loss`.
     metrics: name -> `_target_` of a function, called metric(output, batch) -> scalar mean;
-        evaluated together with the validation loss.
+        evaluated together with the validation loss.  null leaves one out.
     """
 
     inputs: dict[str, str] = field(default_factory=dict)
