@@ -38,7 +38,7 @@ BUDGETS = {
     "engine/ops": 5_397,
     "engine/passes": 6_990,
     "engine/rehearsal": 898,
-    "engine/runtime": 7_960,
+    "engine/runtime": 7_964,
     "engine/trace": 495,
     "engine/verify": 793,
     "launcher": 362,
@@ -51,10 +51,10 @@ BUDGETS = {
     "launcher/model": 2_654,
     "launcher/place": 2_083,
     "launcher/recipe": 3_092,
-    "launcher/ranks": 1_921,
+    "launcher/ranks": 1_932,
     "launcher/report": 2_407,
     "launcher/store": 674,
-    "launcher/supervise": 4_402,
+    "launcher/supervise": 4_404,
     "launcher/terminal": 229,
     "launcher/text": 379,
     "models": 1_557,
@@ -62,16 +62,16 @@ BUDGETS = {
     "tests": 1_057,
     "tests/behaviour": 8_107,
     "tests/chaos": 927,
-    "tests/engine": 12_725,
+    "tests/engine": 12_739,
     "tests/gpu": 274,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 13_924,
+    "tests/launcher": 13_967,
     "tests/models": 649,
     "tests/support": 6_920,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_765, "tests": 46_052, "docs": 50_000}
+SUMS = {"source": 66_782, "tests": 46_109, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

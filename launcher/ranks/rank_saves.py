@@ -13,8 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -70,6 +72,7 @@ class BackgroundSave:
             target=self._write, args=(folder, step, kept), name="checkpoint", daemon=True
         )
         self._thread.start()
+        _set_nice(self._thread, _NICE)
         if not self._aside:
             self.finish()
 
@@ -89,8 +92,9 @@ class BackgroundSave:
             self._send(Remarked(said))
 
     def finish(self) -> None:
-        """Wait for the checkpoint that is under way."""
+        """Wait for the checkpoint that is under way, which nothing of this rank delays then."""
         if self._thread is not None:
+            _set_nice(self._thread, 0)
             self._thread.join()
             self._thread = None
 
@@ -104,8 +108,6 @@ class BackgroundSave:
 
     def _write(self, folder: Path, step: int, shards: Sequence[Shard]) -> None:
         try:
-            if sys.platform == "linux":  # there a thread has a priority of its own
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
             written = logical_checkpoint.write(folder, self._rank, shards)
             name = logical_checkpoint.file_of(folder, self._rank).name
             self._send(FileWritten(str(folder), step, name, written))
@@ -114,6 +116,15 @@ class BackgroundSave:
             self._failed(RunError(where, f"{error.filename}: {error.strerror}."))
         except BaseException as error:  # or the rank would train on without it
             self._failed(error)
+
+
+def _set_nice(thread: threading.Thread, nice: int) -> None:
+    """Set how far a thread gives way to others.  Lower than before needs a right (CAP_SYS_NICE):
+    without it the thread waits for a core that other programs have.
+    """
+    if sys.platform == "linux" and thread.is_alive():  # there a thread has a priority of its own
+        with suppress(PermissionError, ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, cast("int", thread.native_id), nice)
 
 
 class RankSaves:

@@ -28,11 +28,13 @@ def describe_halt(process: int) -> str:
 
 class ProcessWork(NamedTuple):
     """The work of a process: CPU seconds; bytes read or written, with those of the whole system
-    while one of its threads waits for a disk (fsync shows no progress of its own).
+    while one of its threads waits for a disk (fsync shows no progress of its own); seconds for
+    which its threads, those that live, could run and had no core.
     """
 
     cpu_s: float
     num_bytes: int
+    starved_s: float = 0.0
 
 
 def measure_work(process: int) -> ProcessWork:
@@ -41,10 +43,12 @@ def measure_work(process: int) -> ProcessWork:
     cpu_s = sum(map(int, counts[11:13])) / _TICKS if counts else 0.0
     lines = (line.split() for line in _read(process, "io").splitlines())
     num_bytes = sum(int(n) for name, n in lines if name in _BYTES)
-    if any(_read_state(f"{process}/task/{thread}") == "D" for thread in _threads(process)):
+    threads = [f"{process}/task/{thread}" for thread in _threads(process)]
+    if any(_read_state(thread) == "D" for thread in threads):
         pages = re.search(r"^nr_written (\d+)$", _read("", "vmstat"), re.MULTILINE)
         num_bytes += int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if pages else 0
-    return ProcessWork(cpu_s, num_bytes)
+    waits = (_read(thread, "schedstat").split()[1:2] for thread in threads)
+    return ProcessWork(cpu_s, num_bytes, sum(int(ns) / 1e9 for each in waits for ns in each))
 
 
 def list_children(process: int) -> list[int]:

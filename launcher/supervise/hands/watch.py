@@ -36,6 +36,7 @@ _LONGEST_S = 1800.0  # of quiet outside ordinary steps, while ranks compute
 _MARGIN_S = 60.0
 _NEVER_S = 7 * 86400.0  # the longest timeout that libraries take
 _SHARE = 0.05  # of a core in hang_s: a process that uses more works
+_STARVES = 0.5  # of hang_s: so does one that waits for a core for longer (rank_saves.py: _NICE)
 _SAY_S = 5.0  # after which it is said which ranks are missing at the start
 _OTHER_HOST_S = 5.0  # for the host of the rank that owes: it knows more
 _WINDOW_S, _WINDOWS, _WINDOW_STEPS = 10.0, 3, 5  # a straggler is one in 3 windows in a row
@@ -232,16 +233,17 @@ class Watch:
                     os.kill(pulse.process, signal.SIGKILL)
 
     def _measure_work(self) -> tuple[list[int], list[float]]:
-        """Return the data that ranks move, in 64 kB, and how they compute, in units of what makes a
-        process that works; of ranks whose acts may take long.
+        """Return the data that ranks move, in 64 kB, and how they compute, or would on a machine
+        with a core for them, in units of what makes a process that works; of ranks whose acts may
+        take long.
         """
         works = [
             measure_work(pulse.process)
             for pulse in self.pulses.ranks
             if pulse.process and (pulse.phase not in STEPS or pulse.in_first_step)
         ]
-        unit_s = _SHARE * self.limit_s
-        return [work.num_bytes >> 16 for work in works], [work.cpu_s / unit_s for work in works]
+        shares = [s for w in works for s in (w.cpu_s / _SHARE, w.starved_s / _STARVES)]
+        return [work.num_bytes >> 16 for work in works], [share / self.limit_s for share in shares]
 
     def _find_missing(self) -> str:
         """Name the ranks that others wait for at the start."""

@@ -1,3 +1,6 @@
+import os
+import re
+import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,6 +67,32 @@ def test_training_goes_on_and_the_values_are_those_of_the_step(disk: Disk, tmp_p
     saving.finish()
     assert disk.written == [1]
     assert read_whole(tmp_path / "1", ["w"])["w"].tolist() == [1, 1, 1]
+
+
+def may_raise_priorities() -> bool:
+    found = re.search(r"CapEff:\s*(\w+)", Path("/proc/self/status").read_text())
+    return bool(found and int(found[1], 16) >> 23 & 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there a thread has a priority of its own")
+def test_a_file_gives_way_to_the_steps_until_its_rank_waits_for_it(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nice, saving, join = [], disk.saves(), threading.Thread.join
+
+    def note(thread: threading.Thread) -> None:
+        nice.append(os.getpriority(os.PRIO_PROCESS, thread.native_id or 0))
+
+    def note_and_join(thread: threading.Thread, timeout: float | None = None) -> None:
+        note(thread)
+        disk.may.set()
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", note_and_join)
+    saving.save(folder_of(1, tmp_path), 1, [make_whole_shard("w", torch.ones(3))])
+    note(next(thread for thread in threading.enumerate() if thread.name == "checkpoint"))
+    saving.finish()
+    assert nice == [15, 0 if may_raise_priorities() else 15]
 
 
 def test_a_second_one_waits_and_says_so(disk: Disk, tmp_path: Path) -> None:

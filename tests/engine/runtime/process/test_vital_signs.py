@@ -37,9 +37,23 @@ def test_a_process_that_waits_for_one_it_has_vforked_sleeps_in_the_kernel() -> N
 
 
 def test_work_counts_seconds_of_the_processor_and_bytes() -> None:
-    cpu_s, num_bytes = measure_work(os.getpid())
-    assert cpu_s > 0
-    assert num_bytes > 0
+    work = measure_work(os.getpid())
+    assert work.cpu_s > 0
+    assert work.num_bytes > 0
+
+
+def test_a_process_that_has_no_core_is_seen_to_wait_for_one() -> None:
+    core = min(os.sched_getaffinity(0))
+    pinned = f"import os; os.sched_setaffinity(0, {{{core}}})"
+    with (
+        subprocess.Popen([sys.executable, "-c", f"{pinned}\nwhile True: pass"]) as busy,
+        subprocess.Popen([sys.executable, "-c", f"{pinned}; os.nice(19)\nwhile True: pass"]) as low,
+    ):
+        while (work := measure_work(low.pid)).starved_s < 0.3:
+            assert low.poll() is None
+        low.kill()
+        busy.kill()
+    assert work.cpu_s < work.starved_s
 
 
 def test_a_process_writes_its_stacks_when_it_is_asked() -> None:

@@ -12,6 +12,7 @@ from flowrun.engine.actors.standstill import Owed, RankState, Standstill, descri
 from flowrun.engine.errors import RunError
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.runtime.drivers.pulse import Phase, Pulses
+from flowrun.engine.runtime.process.vital_signs import ProcessWork
 from flowrun.launcher.supervise.hands import watch as watch_module
 from flowrun.launcher.supervise.hands.watch import (
     Hang,
@@ -151,6 +152,19 @@ def test_a_launcher_that_was_stopped_is_not_one_that_hangs(
     with watching:
         assert left.get(timeout=60) == 1
     assert len(looks) >= 4, "an hour from one look to the next is no hour without a beat"
+
+
+def test_a_rank_that_has_no_core_is_not_one_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread that writes a checkpoint gives way to all that a machine does."""
+    pulses, looks = Pulses([unit_plan(2, 2, "1f1b")], 1), itertools.count()
+    pulses.ranks[0].start(0)
+    pulses.ranks[0].enter(Phase.SAVING)
+    starves = [ProcessWork(0.0, 0, 0.9 * now) for now in range(100)]
+    monkeypatch.setattr(watch_module, "measure_work", lambda process: starves[next(looks)])
+    watching, quiet = unit_watch(tmp_path, pulses=pulses, limit_s=6.0), Quiet(6.0, 1)
+    assert not any(quiet.look(0, watching._measure_work()[1], now) for now in range(1, 100))
 
 
 class FakePulse:
