@@ -30,7 +30,7 @@ BUDGETS = {
     "engine": 1_146,
     "engine/actors": 1_594,
     "engine/boxing": 518,
-    "engine/capture": 4_355,
+    "engine/capture": 4_541,
     "engine/cost": 1_150,
     "engine/hardware": 569,
     "engine/ir": 1_698,
@@ -62,7 +62,7 @@ BUDGETS = {
     "tests": 1_057,
     "tests/behaviour": 8_107,
     "tests/chaos": 927,
-    "tests/engine": 12_739,
+    "tests/engine": 12_928,
     "tests/gpu": 274,
     "tests/fuzz": 993,
     "tests/hangs": 365,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 6_920,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_782, "tests": 46_109, "docs": 50_000}
+SUMS = {"source": 66_968, "tests": 46_298, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

@@ -13,12 +13,14 @@ import contextlib
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from flowrun.engine.capture.alike_blocks import Run, are_folded, find_runs, leave_out
 from flowrun.engine.capture.buffers import WRITES, assign_buffers, with_buffers
 from flowrun.engine.capture.capture_errors import explain_failure, missing_loss_error
 from flowrun.engine.capture.fold import Fold, fold
@@ -267,12 +269,34 @@ def _renumber_moments(graph: LogicalGraph) -> LogicalGraph:
     return replace(graph, ops=tuple(replace(op, moment=place[op.moment]) for op in graph.ops))
 
 
-def _trace(
-    task: Task, batch: Batch, metrics: Mapping[str, LossFn], *, train: bool, folded: bool = True
-) -> Traced:
-    """Trace forward, and backward if `train`.
+def _trace(task: Task, batch: Batch, metrics: Mapping[str, LossFn], *, train: bool) -> Traced:
+    """Trace forward, and backward if `train`: few of many equal blocks; all, with a note, if the
+    others cannot be derived.
+    """
+    blocks_of = partial(_trace_blocks, task, batch, metrics, train=train)
+    if runs := find_runs(task.model):
+        with contextlib.suppress(RecipeError, UnlikeError):  # the trace of all finds it, or another
+            return blocks_of(runs)
+    try:
+        return blocks_of()
+    except UnlikeError as unlike:
+        traced = blocks_of(folded=False)
+        note = f"equal blocks are captured one by one: {unlike}"
+        return replace(traced, graph=replace(traced.graph, notes=(*traced.graph.notes, note)))
 
-    folded: trace few of many equal blocks; all, with a note, if the others cannot be derived.
+
+def _trace_blocks(
+    task: Task,
+    batch: Batch,
+    metrics: Mapping[str, LossFn],
+    runs: tuple[Run, ...] = (),
+    *,
+    train: bool,
+    folded: bool = True,
+) -> Traced:
+    """Trace a model; raise UnlikeError if blocks are not as equal as they seemed.
+
+    runs: blocks that torch does not trace.  folded: of those that it does, few go through autograd.
     """
     values, tensors = tuple(batch.values()), task.tensors
     folds: tuple[Fold, ...] = ()
@@ -289,24 +313,22 @@ def _trace(
 
     with refuse_as(refuse), tracing, contextlib.ExitStack() as stack, torch.set_grad_enabled(train):
         stack.enter_context(narrow_residual(task.narrow_residual))
+        stack.enter_context(leave_out(task.model, runs))
         traced, effects, written = _trace_forward(task, batch, metrics, return_writes=train)
         _make_gradients_dense(traced)
         entering, outside = _sort_inputs(traced.graph, values, tensors)
         if folded:
-            folds = fold(traced.graph, entering)
+            absent = {f"{run.blocks}.{number}" for run in runs for number in run.absent}
+            folds = fold(traced.graph, entering, absent)
         joint = trace_joint(stack, traced, values)
         view_elements(joint.graph_module.graph)
     results = ("loss", *metrics, *(f"{WRITES}{name}" for name in written))
     reader = JointGraph(tuple(batch), results, task.first_names, train, task.run_checks)
     graph = reader.read(joint.graph_module)
-    try:
-        for each in folds:
-            graph = unfold(graph, each)
-    except UnlikeError as unlike:
-        traced_whole = _trace(task, batch, metrics, train=train, folded=False)
-        note = f"equal blocks are captured one by one: {unlike}"
-        graph = replace(traced_whole.graph, notes=(*traced_whole.graph.notes, note))
-        return replace(traced_whole, graph=graph)
+    if runs and (effects or not are_folded(runs, folds)):
+        raise UnlikeError("blocks that torch did not trace are not called alike")
+    for each in folds:
+        graph = unfold(graph, each)
     graph = with_buffers(graph, {name: tensors[name] for name in written})
     return Traced(graph, effects, outside)
 

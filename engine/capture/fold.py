@@ -8,10 +8,10 @@ differ in anything all of them stay; so does a block that others than the next o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from torch import fx
+from torch import Tensor, fx
 
 from flowrun.engine.capture.joint_graph import module_of
 from flowrun.engine.ir.module_path import block_of
@@ -33,21 +33,33 @@ class Fold:
     cut: int
 
 
-def fold(graph: fx.Graph, entering: Mapping[fx.Node, str]) -> tuple[Fold, ...]:
-    """Remove equal blocks from the graph; return what was removed.
+def call_block(x: Tensor, /, *_: object, **__: object) -> Tensor:
+    """Mark the call of a block with all that it is called with (alike_blocks.py)."""
+    return x.clone()
 
-    entering: placeholder of a weight or buffer -> its name.
+
+def fold(
+    graph: fx.Graph, entering: Mapping[fx.Node, str], absent: Collection[str] = ()
+) -> tuple[Fold, ...]:
+    """Remove equal blocks, and marks of calls, from the graph; return what was removed.
+
+    entering: placeholder of a weight or buffer -> its name.  absent: paths of blocks that stand as
+    their marks alone.
     """
     folds: list[Fold] = []
     paths = {node: module_of(node) for node in graph.nodes if node.op not in _ENDS}
     for blocks in _list_paths(paths.values()):
         if not any(f"{blocks}.".startswith(f"{other.blocks}.") for other in folds):
-            sequence = _BlockSequence(paths, entering, blocks)
+            sequence = _BlockSequence(paths, entering, blocks, absent)
             first, end = sequence.find_longest()
             cut = end - first - KEPT_BLOCKS
             if end - first >= MIN_BLOCKS and sequence.remove(graph, first + KEPT_BLOCKS, end):
                 folds.append(Fold(blocks, sequence.numbers[first], cut))
-    return tuple(folds)
+    marks = [node for node in graph.nodes if node.target is call_block]
+    for mark in marks:
+        mark.replace_all_uses_with(mark.args[0])
+        graph.erase_node(mark)
+    return () if any(paths[mark] in absent for mark in marks) else tuple(folds)
 
 
 _ENDS = ("placeholder", "output")
@@ -75,7 +87,11 @@ class _BlockSequence:
     """
 
     def __init__(
-        self, paths: Mapping[fx.Node, str], entering: Mapping[fx.Node, str], blocks: str
+        self,
+        paths: Mapping[fx.Node, str],
+        entering: Mapping[fx.Node, str],
+        blocks: str,
+        absent: Collection[str],
     ) -> None:
         self.paths = paths
         self.entering = entering
@@ -91,12 +107,21 @@ class _BlockSequence:
             if self.parts:
                 self.at[node] = len(self.parts) - 1, len(self.parts[-1])
                 self.parts[-1].append(node)
+        self.absent = {
+            part for part, number in enumerate(self.numbers) if f"{blocks}.{number}" in absent
+        }
+        for part in sorted(self.absent):  # its mark stands for what the block returns
+            mark = self.parts[part][0]
+            of, place = self.at.get(mark.args[0], (-1, 0))  # type: ignore[arg-type]
+            self.at[mark] = part, place if of == part - 1 else -1
 
     def find_longest(self) -> tuple[int, int]:
         """Return (first, end) of the longest run of equal parts; the last part is never equal."""
         best, first, before = (0, 0), 0, None
         for part in range(len(self.parts) - 2):
             reads = self._compare(part)
+            if part + 1 in self.absent and before and reads == before[: len(reads or ())]:
+                reads = before  # called alike: the rest follows
             if reads is None or reads != before:
                 first, before = part, reads
             if reads is not None and part + 2 - first > best[1] - best[0]:
@@ -111,7 +136,10 @@ class _BlockSequence:
         """
         if any(self._is_read_after(part, end) for part in range(first - KEPT_BLOCKS + 1, end - 1)):
             return False
-        for node, stays in zip(self.parts[end - 1], self.parts[first - 1], strict=True):
+        if self.at[self.parts[end - 1][0]][1] < 0:
+            return False  # a mark that does not stand for what the block before returned
+        for node in self.parts[end - 1]:
+            stays = self.parts[first - 1][self.at[node][1]]
             node.replace_all_uses_with(stays, lambda user: self.at.get(user, (end, 0))[0] >= end)
         for part in reversed(self.parts[first:end]):
             for node in reversed(part):
@@ -129,6 +157,8 @@ class _BlockSequence:
         weight of the block, None for a tensor that both parts read.
         """
         these, those = self.parts[part], self.parts[part + 1]
+        if part + 1 in self.absent:
+            these = these[:1]
         if len(these) != len(those) or self.numbers[part] + 1 != self.numbers[part + 1]:
             return None
         reads: list[int | None] = []

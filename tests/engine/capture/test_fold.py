@@ -134,12 +134,14 @@ def folds_of(monkeypatch: pytest.MonkeyPatch) -> list[Fold]:
 def whole(task: Task, monkeypatch: pytest.MonkeyPatch, *, train: bool = True) -> LogicalGraph:
     with monkeypatch.context() as patch:
         patch.setattr(capturing, "fold", lambda *_: ())
+        patch.setattr(capturing, "find_runs", lambda _: ())
         return (capture if train else capture_evaluation)(task, BATCH)
 
 
 @pytest.fixture(autouse=True)
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowrun.engine.capture.fold.MIN_BLOCKS", KEPT_BLOCKS + 1)
+    monkeypatch.setattr("flowrun.engine.capture.alike_blocks.MIN_BLOCKS", KEPT_BLOCKS + 1)
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], list[Fold]]] = {
