@@ -188,12 +188,12 @@ def _sink(graph: LogicalGraph, runs: dict[str, int], depths: dict[str, int]) -> 
     """
     out = dict(depths)
     reported = {tensor for _, tensor in graph.results}
-    variables = graph.variable_of
+    weights = graph.of_weights | graph.variable_of.keys()
     for op in reversed(graph.ops):
         if is_communication(op) or reported.intersection(op.makes):
             continue
         readers = _readers(graph, op)
-        free = is_view(op.target) or all(name in variables for name in op.inputs)
+        free = is_view(op.target) or weights.issuperset(op.inputs)
         free |= _is_squared(graph, op)
         same = all(
             not is_communication(r)

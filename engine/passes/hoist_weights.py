@@ -4,9 +4,11 @@ A cast of a weight has the same value in every micro-batch.  It moves to phase w
 forward, and the boxing of its output moves with it.  An op that may stand on either side of a
 boxing then goes to the side where fewer bytes move:
 
-    cast before gather    a tensor made of weights that is no larger than they are is made at their
-                          home: a shard of ZeRO is cast, then gathered in bf16 (ZeRO 3: with
-                          each gather, insert_boxing.py); a tied weight crosses stages alike
+    cast before gather    a tensor made of weights that is no larger than they are, or of which
+                          only such are made, is made at their home: a shard of ZeRO is cast, then
+                          gathered in bf16 (ZeRO 3: with each gather, insert_boxing.py); a tied
+                          weight crosses stages alike
+    reduce before gather  the largest of a shard, then of all ranks' (the scale of 8 bits)
     reduce before cast    a gradient that goes to a sharded accumulator (ZeRO 2, 3) is reduced in
                           the dtype that it was computed in, then cast and accumulated in fp32; one
                           that is accumulated before it is reduced is reduced in fp32
@@ -20,7 +22,7 @@ Activations need no such rules: infer_sbp counts the bytes of a layout on either
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from flowrun.engine.ir.graph import (
@@ -68,18 +70,19 @@ class _Hoister:
         self.readers = {name: [op.name for op in ops] for name, ops in graph.consumers.items()}
         # tensors that exist before forward without a boxing: (stage, nd-SBP)
         self.homes = {v.tensor: (v.stage, v.nd_sbp) for v in graph.variables}
+        # tensor of weights -> the weights of which it is made
+        self.roots = {v.tensor: {v.tensor} for v in graph.variables}
+        for op in filter(self._of_weights, graph.ops):
+            roots = set().union(*(self.roots[name] for name in op.inputs))
+            self.roots.update(dict.fromkeys(op.makes, roots))
 
     # ------------------------------------------------------------------ from weights to readers
 
     def prepare(self, op: Op) -> None:
-        """Move an op on weights alone to phase weights, and to their home if its output is no
-        larger.
-        """
+        """Move an op on weights alone to phase weights, and to their home if it is small."""
         if not self._of_weights(op):
             return
-        read = sum(self.tensors[name].num_bytes for name in op.inputs)
-        small = sum(self.tensors[name].num_bytes for name in op.makes) <= read
-        at_home = self._move_home(op) if small else None
+        at_home = self._move_home(op) if self._is_small(op) else None
         if not _makes_memory(op):
             if at_home is not None:
                 self._record_homes(at_home)
@@ -91,6 +94,16 @@ class _Hoister:
     def _of_weights(self, op: Op) -> bool:
         weights = self.base.of_weights
         return bool(op.makes) and op.phase not in (COUNT, UPDATE) and weights.issuperset(op.makes)
+
+    def _num_bytes(self, names: Iterable[str]) -> int:
+        return sum(self.tensors[name].num_bytes for name in names)
+
+    def _is_small(self, op: Op) -> bool:
+        """Return whether an op's output, or all that is made of it, is no larger than weights."""
+        if self._num_bytes(op.makes) <= self._num_bytes(self.roots[op.makes[0]]):
+            return True
+        readers = [self.ops[name] for made in op.makes for name in self.readers.get(made, ())]
+        return all(self._of_weights(each) and self._is_small(each) for each in readers)
 
     def _record_homes(self, op: Op) -> None:
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
@@ -104,7 +117,8 @@ class _Hoister:
         at_home = replace(op, stage=homes[0][0]) if _makes_memory(op) else op
         if at_home.stage != homes[0][0]:
             return None  # a view goes where it is read
-        return self._sign(at_home, inputs=tuple(nd_sbp for _, nd_sbp in homes))
+        reduces = 2 * self._num_bytes(op.makes) <= self._num_bytes(op.inputs)
+        return self._sign(at_home, tuple(nd_sbp for _, nd_sbp in homes), partial=reduces)
 
     # ------------------------------------------------------------------ from readers to weights
 

@@ -6,7 +6,8 @@ A layout is (stage, nd-SBP).  One boxing serves all its readers.  A step on one 
 reader's region.  Tensors that live for a step are boxed once a step: accumulated gradients in phase
 update, weights (and tensors that hoist_weights makes of them) in phase weights.  Under ZeRO 3
 forward and backward each gather a weight with every micro-batch, and it crosses to another stage
-sharded, once a step; what is made of shards to be gathered is made with each gather.  A single
+sharded, once a step; what is made of shards to be gathered is made with each gather, but what is
+smaller than they are (a scale) is gathered once a step.  A single
 number goes from stage to stage: else each would have messages, and a group of ranks
 (actors/communicators.py), with each other one.
 """
@@ -84,6 +85,7 @@ class _Boxer:
         self.written = {v.tensor: v.new for v in graph.variables if v.new is not None}
         self.ops: list[Op] = []
         self.made_of_shards: dict[str, Op] = {}  # tensor -> the op of phase weights, at home
+        self.reduced: set[str] = set()  # smaller than the weights of which they are made: scales
         # original tensor -> (location, scope) -> name; scope: the phase that may read it,
         # or "" for all
         self.forms: dict[str, dict[tuple[Location, str], str]] = {}
@@ -116,9 +118,17 @@ class _Boxer:
                 if op.phase == UPDATE or has(op.target, Trait.SUM):
                     self.per_step.add(name)
                 if op.phase == WEIGHTS:
-                    self.weights.add(name)
-                    if self.weights.issuperset(read) and len(op.makes) == 1:
-                        self.made_of_shards[name] = op
+                    self._add_of_weights(name, op, self.weights.issuperset(read))
+
+    def _add_of_weights(self, name: str, op: Op, of_shards: bool) -> None:
+        """Record a tensor of phase weights.  of_shards: its op reads what is at home alone."""
+        self.weights.add(name)
+        num_elements = self.tensors[name].num_elements
+        whole = (given for given in op.inputs if given not in self.reduced)
+        if all(self.tensors[given].num_elements > num_elements for given in whole):
+            self.reduced.add(name)
+        elif of_shards and len(op.makes) == 1:
+            self.made_of_shards[name] = op
 
     def box(self, name: str, wanted: Location, reader: Op) -> str:
         """Return the name of the tensor in the wanted layout; append the boxing if need be."""
@@ -151,20 +161,32 @@ class _Boxer:
         return form
 
     def _make_again(self, name: str, place: Location, scope: str) -> str:
-        """Return what is gathered: a tensor of shards is made for it by an op of its own."""
+        """Return what is gathered: a tensor of shards is made for it by ops of its own, from the
+        weight's shard on.
+        """
         if name not in self.made_of_shards:
             return name
-        new = f"{name}/{scope}"
-        self.tensors[new] = replace(self.tensors[name], name=new)
-        self.ops.append(replace(self.made_of_shards[name], name=new, outputs=(new,), phase=scope))
-        self.forms[name][place, scope] = new
+        op, new = self.made_of_shards[name], f"{name}/{scope}"
+        if (place, scope) not in self.forms[name]:
+            read = [
+                self._make_again(given, Location(op.stage, nd_sbp), scope)
+                for given, nd_sbp in zip(op.inputs, op.in_sbp, strict=True)
+            ]
+            self.tensors[new] = replace(self.tensors[name], name=new)
+            again = replace(op, name=new, outputs=(new,), phase=scope)
+            self.ops.append(replace_inputs(again, read))
+            self.forms[name][place, scope] = new
         return new
 
     def read_ops(self) -> list[Op]:
         """Return the ops without those that were made again for all their readers."""
-        read = {name for op in self.ops for name in op.inputs}
-        unread = self.made_of_shards.keys() - read
-        return [op for op in self.ops if unread.isdisjoint(op.makes)]
+        out: list[Op] = []
+        read: set[str] = set()
+        for op in reversed(self.ops):
+            if not read.isdisjoint(op.makes) or self.made_of_shards.keys().isdisjoint(op.makes):
+                read.update(op.inputs)
+                out.append(op)
+        return out[::-1]
 
     def _once_a_step(
         self, name: str, steps: list[tuple[BoxingStep | None, Location]], phase: str
@@ -176,7 +198,8 @@ class _Boxer:
         """
         if name not in self.weights:
             return 0
-        gathers_late = self.strategy.zero.stage == 3 and phase != WEIGHTS
+        late = phase != WEIGHTS and name not in self.reduced
+        gathers_late = self.strategy.zero.stage == 3 and late
         return max(
             (
                 k + 1

@@ -12,13 +12,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flowrun.engine.actors.plan import Plan
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.ir.graph import BACKWARD, WEIGHTS
+from flowrun.engine.runtime.kernels.kernels import Kernel, eager_kernels
 from flowrun.launcher.model.build import narrow_products
 from flowrun.launcher.recipe.schema import Fp8
 from flowrun.models.fp8 import Fp8Linear
 from flowrun.models.gpt import GPT
 from flowrun.models.losses import cross_entropy
-from support.layouts.grids import FIVE, Layout, virtual_run
+from support.layouts.grids import FIVE, Layout, cluster, compiled, virtual_run
 from support.layouts.plain_loop import CONTEXT, VOCABULARY, Training, gpt, micro_batch_loop, seeded
 
 F64 = torch.float64
@@ -98,6 +101,36 @@ def test_layouts_train_as_a_plain_loop_that_rounds_alike(layout: Layout, recipe:
 def test_a_step_in_fp32_by_the_kernel_is_that_of_fp64(layout: Layout) -> None:
     found = virtual_run(training("rowwise", dtype=torch.float32), layout, 2).losses
     assert found == pytest.approx(losses_of_loop("rowwise")[:2], rel=1e-5)
+
+
+def held_of_weights(training: Training, layout: Layout) -> int:
+    """Most bytes, made of weights once a step, that rank 0 holds while it goes backward."""
+    plan, most, ranks = compiled(training, layout).plan, [0], {}
+    makers = {a.id for a in plan.actors if a.phase == WEIGHTS}
+    rings = [r.id for r in plan.registers if r.producer in makers]
+
+    def run(kernel: Kernel, values: list[Tensor]) -> tuple[Tensor, ...]:
+        versions = (v for k in rings for v in ranks[0].rings[k].versions.values())
+        most.append(sum(x.nbytes for tensors in versions for x in tensors))
+        return kernel(values)
+
+    def counted(plan: Plan, rank: int, device: torch.device) -> dict[int, Kernel]:
+        kernels = dict(eager_kernels(plan, rank, device))
+        backward = (k for k in kernels if plan.actors[k].phase == BACKWARD)
+        return kernels | {k: partial(run, kernels[k]) for k in backward if rank == 0}
+
+    made = cluster(training, plan, kernels=counted)
+    ranks |= made.ranks
+    made.run(1)
+    return max(most)
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "tensorwise"])
+def test_under_zero_3_scales_alone_are_held_from_forward_to_backward(recipe: str) -> None:
+    narrow = [m.weight for m in model(recipe).modules() if isinstance(m, Fp8Linear)]
+    scales = sum(sum(weight.shape) for weight in narrow) * torch.float32.itemsize
+    held = held_of_weights(training(recipe), Layout(data=2, zero=3))
+    assert 0 < held <= 2 * scales
 
 
 def test_a_pattern_that_names_no_linear_is_refused() -> None:
