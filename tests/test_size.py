@@ -31,12 +31,12 @@ BUDGETS = {
     "engine/actors": 1_594,
     "engine/boxing": 518,
     "engine/capture": 4_541,
-    "engine/cost": 1_150,
+    "engine/cost": 1_155,
     "engine/hardware": 569,
-    "engine/ir": 1_698,
+    "engine/ir": 1_704,
     "engine/lowering": 1_293,
-    "engine/ops": 5_397,
-    "engine/passes": 6_990,
+    "engine/ops": 5_428,
+    "engine/passes": 7_027,
     "engine/rehearsal": 898,
     "engine/runtime": 7_964,
     "engine/trace": 495,
@@ -60,7 +60,7 @@ BUDGETS = {
     "models": 1_557,
     "testing": 115,
     "tests": 1_057,
-    "tests/behaviour": 8_107,
+    "tests/behaviour": 8_152,
     "tests/chaos": 927,
     "tests/engine": 12_928,
     "tests/gpu": 274,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 6_920,
     "tests/testing": 111,
 }
-SUMS = {"source": 66_968, "tests": 46_298, "docs": 50_000}
+SUMS = {"source": 67_047, "tests": 46_343, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

@@ -218,14 +218,14 @@ class Footprint:
         return sum(map(self.storage_bytes, storages))
 
     def _workspace(self, op: Op) -> int:
-        """Return the bytes that an op's kernel takes for itself: what its cost says, a scaled copy
-        of a clipped gradient, or what the hardware profile says.
+        """Return the bytes that an op's kernel takes for itself: what the hardware profile says,
+        what its cost says, or a scaled copy of a clipped gradient.
         """
+        if op.target in self.plan.workspace:
+            return int(self.plan.workspace[op.target] * self.tensor_bytes(op.makes[0]))
         if (held := info(op.target).cost.held_bytes) is not None:
             shapes = [self._shape(name, nd) for name, nd in zip(op.inputs, op.in_sbp, strict=True)]
             return held(op, shapes, self.plan.tensors[op.inputs[0]].dtype.itemsize)
-        if op.target in self.plan.workspace:
-            return int(self.plan.workspace[op.target] * self.tensor_bytes(op.makes[0]))
         clipped = any(name.startswith("clip_scale") for name in op.inputs)
         scales = clipped and has(op.target, Trait.FUSED)
         return self.tensor_bytes(op.inputs[1]) if scales else 0

@@ -90,6 +90,11 @@ class SizedOp(NamedTuple):
             return 0.0
         if cost.seconds is not None:
             return cost.seconds(self.ins, self.outs) + hardware.op_s
+        if cost.parts is not None:
+            return sum(
+                times * SizedOp(part, ins, outs, self.tensors).seconds(hardware)
+                for times, part, ins, outs in cost.parts(op, self.ins)
+            )
         read, written = self._num_bytes(op.inputs, self.ins), self._num_bytes(op.outputs, self.outs)
         made = sum(written)
         moved = float(cost.moved_bytes(op, read, written) if cost.moved_bytes else sum(read) + made)

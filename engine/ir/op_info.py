@@ -5,7 +5,7 @@ registry.py finds them by target; an op that no family has is OpInfo(), of which
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 
@@ -42,6 +42,9 @@ class ProductKind(Enum):
     CONVOLUTION = "a convolution"
 
 
+Part = tuple[float, Op, Sequence[Shape], Sequence[Shape]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpCost:
     """An op may cost more, or less, than to read its inputs and write its outputs once.
@@ -55,6 +58,8 @@ class OpCost:
         their sum.
     seconds: (shapes of inputs, shapes of outputs) on one rank -> seconds of its kernels, as a user
         gives them; None: they follow from all the rest.
+    parts: (op, shapes of inputs) on one rank -> the ops that take its seconds: how often each, and
+        shapes of its inputs and outputs; None: it is one kernel.
     scratch_bytes: bytes moved in between, per element of the first output, where no single kernel
         does it all (on a CPU).
     counted_input: the input whose elements `hardware.elements_per_s` counts; None: the elements of
@@ -69,6 +74,7 @@ class OpCost:
     seen: Callable[[Op, Sequence[Shape], int], float] | None = None
     moved_bytes: Callable[[Op, Sequence[int], Sequence[int]], float] | None = None
     seconds: Callable[[Sequence[Shape], Sequence[Shape | None]], float] | None = None
+    parts: Callable[[Op, Sequence[Shape]], Iterable[Part]] | None = None
     scratch_bytes: float = 0.0
     counted_input: int | None = None
     adds_bias: bool = False

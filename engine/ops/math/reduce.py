@@ -128,8 +128,18 @@ def local_log_sum_exp(view: LocalView) -> LocalCall:
     return LocalCall(log_sum_exp, (given["self"], tuple(given["dim"]), given["keepdim"]))
 
 
+def row_bytes(num_elements: int, itemsize: int) -> int:
+    """Return the bytes of powers of two, and of what is narrower than fp32 made wide, of some rows
+    at a time (kernels/cpu/row_chunks.py, on two threads of a CPU).
+    """
+    return min(num_elements * max(itemsize, 4), 1 << 22) * (1 + (itemsize < 4))
+
+
 SUM = reduction(P, linear=True)
 MAX, MIN = reduction(P_MAX), reduction(P_MIN)
+COST_OF_LSE = OpCost(
+    counted_input=0, held_bytes=lambda op, ins, itemsize: row_bytes(math.prod(ins[0]), itemsize)
+)
 OTHER = reduction(None)
 
 _OTHER_NAMES = """
@@ -147,10 +157,7 @@ OPS: Mapping[str, OpInfo] = {
     "aten.amin.default": OpInfo(MIN),
     "aten.min.default": OpInfo(MIN),
     "aten.logsumexp.default": OpInfo(
-        reduction(P_LOGSUMEXP),
-        local=local_log_sum_exp,
-        traits=(Trait.ALLOCATES,),
-        cost=OpCost(counted_input=0),
+        reduction(P_LOGSUMEXP), local=local_log_sum_exp, traits=(Trait.ALLOCATES,), cost=COST_OF_LSE
     ),
     **{f"aten.{name}": OpInfo(OTHER) for name in _OTHER_NAMES.split()},
     "aten.histc.default": OpInfo(histogram),

@@ -22,13 +22,13 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from flowrun.engine.ir.graph import Op
-from flowrun.engine.ir.op_info import OpCost, OpInfo, ProductKind, Trait
+from flowrun.engine.ir.graph import Op, Ref
+from flowrun.engine.ir.op_info import OpCost, OpInfo, Part, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, P, S
 from flowrun.engine.ir.signature import Function, LocalCall, LocalView, OpRows, OpView
-from flowrun.engine.ops.math.reduce import log_sum_exp
-from flowrun.engine.ops.nn.cross_entropy import gradient_of_logits, row_of
+from flowrun.engine.ops.math.reduce import log_sum_exp, row_bytes
+from flowrun.engine.ops.nn.cross_entropy import BACKWARD, gradient_of_logits, row_of
 from flowrun.engine.ops.nn.loss import NONE, of_mine
 
 Tensor = torch.Tensor
@@ -37,6 +37,7 @@ How = tuple[int, int, int, int, torch.dtype]
 OfLoss = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 STATISTICS, GRADIENT = "flow.head_statistics", "flow.head_gradient"
+_MM = "aten.mm.default"
 _NAMES = ("x", "weight", "bias", "target", "grad", "lse", "of_classes", "total")
 
 
@@ -150,22 +151,48 @@ def _flops(op: Op, ins: Sequence[Shape], outs: Sequence[Shape | None]) -> float:
 
 
 def _held_bytes(op: Op, ins: Sequence[Shape], itemsize: int) -> int:
-    """Logits of a chunk; with some of them in fp32 (kernels/cpu/row_chunks.py), or with what it
-    adds to the weight's gradient, a sum in fp32 until the end.
+    """Logits of a chunk; with some of them in fp32, or with what it adds to the weight's gradient,
+    a sum in fp32 until the end.
     """
     (rows, _), (classes, inner) = ins[:2]
     logits = math.ceil(rows / int(op.args[1][2])) * classes
     sums = op.target == GRADIENT and op.outputs[1] is not None
-    return logits * itemsize + max(
-        min(logits * 4, 1 << 22), sums * classes * inner * max(itemsize, 4)
-    )
+    wide = row_bytes(logits, itemsize), sums * classes * inner * max(itemsize, 4)
+    return logits * itemsize + max(wide)
+
+
+def _parts(op: Op, ins: Sequence[Shape]) -> Iterator[Part]:
+    """Yield what a whole loss does, for rows of a chunk, and how a weight's gradient adds up."""
+    (rows, inner), (classes, _) = ins[:2]
+    chunks, x = op.args[1][2], op.inputs[0]
+    logits = few, _ = math.ceil(rows / chunks), classes
+
+    def part(target: str, *shapes: Shape, times: float = rows / few, like: str = x) -> Part:
+        made = replace(op, target=target, args=(Ref(like),) * len(shapes[1:]), outputs=(like,))
+        return times, made, shapes[:-1], shapes[-1:]
+
+    yield part(_MM, (few, inner), (inner, classes), logits)
+    if op.target == STATISTICS:
+        yield part("aten.logsumexp.default", logits, (few, 1))
+        return
+    yield part(BACKWARD, logits, logits)
+    of_x, of_weight, of_bias = op.outputs
+    if of_x:
+        yield part(_MM, logits, (classes, inner), (few, inner))
+    if of_weight:
+        weight = classes, inner
+        yield part(_MM, logits[::-1], (few, inner), weight)
+        wide = op.args[2][1].name
+        yield part("aten.add.Tensor", weight, weight, weight, times=chunks - 1, like=wide)
+    if of_bias:
+        yield part("aten.sum.dim_IntList", logits, (1, classes))
 
 
 _KNOWN = OpInfo(
     rows_of,
     local=_here,
     traits=(Trait.PRODUCT, Trait.PLAIN, Trait.ALLOCATES),  # built code might keep several chunks
-    cost=OpCost(product=ProductKind.MATRIX, flops=_flops, held_bytes=_held_bytes),
+    cost=OpCost(flops=_flops, parts=_parts, held_bytes=_held_bytes),
 )
 OPS: Mapping[str, OpInfo] = {
     STATISTICS: replace(_KNOWN, function=head_statistics),

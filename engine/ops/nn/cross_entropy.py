@@ -28,10 +28,10 @@ from typing import Any
 import torch
 
 from flowrun.engine.ir.graph import Op, Ref
-from flowrun.engine.ir.op_info import LABELS, LookUp, OpCost, OpInfo, OutVariant, Trait
+from flowrun.engine.ir.op_info import LABELS, LookUp, OpInfo, OutVariant, Trait
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, B, P, S, Sbp
 from flowrun.engine.ir.signature import LocalCall, LocalView, OpRows, OpView, Signature
-from flowrun.engine.ops.math.reduce import LOG2_E, log_sum_exp
+from flowrun.engine.ops.math.reduce import COST_OF_LSE, LOG2_E, log_sum_exp
 from flowrun.engine.ops.nn.loss import NONE, SUM, divisor, of_mine, reduced_loss, weights_of
 
 Tensor = torch.Tensor
@@ -162,10 +162,7 @@ def _here(view: LocalView) -> LocalCall:
 
 OPS: Mapping[str, OpInfo] = {
     LOG_SUM_EXP: OpInfo(
-        rows_of_log_sum_exp,
-        function=log_sum_exp,
-        traits=(Trait.ALLOCATES,),
-        cost=OpCost(counted_input=0),
+        rows_of_log_sum_exp, function=log_sum_exp, traits=(Trait.ALLOCATES,), cost=COST_OF_LSE
     ),
     FORWARD: OpInfo(
         rows_of_forward,

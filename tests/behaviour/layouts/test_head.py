@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from flowrun.engine.actors.plan import Plan, RegionWork
 from flowrun.engine.compile import Rehearsed, plan_evaluation, plan_training
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.sbp import S
 from flowrun.engine.ops.math.matmul import aligned_product
 from flowrun.engine.ops.nn import chunked_head
+from flowrun.engine.runtime.kernels.cpu import row_chunks
 from flowrun.engine.strategy import Pin
 from flowrun.models.gpt import GPT
 from flowrun.models.losses import cross_entropy
@@ -182,12 +184,22 @@ def test_a_chunk_left_out_and_statistics_that_are_off_are_seen(
             assert_as_plain_torch(ODD, run)
 
 
-def test_memory_falls_by_the_logits_as_foreseen() -> None:
+def test_exponentials_and_sums_of_chunks_are_foreseen_as_those_of_whole_logits() -> None:
+    slow = dict.fromkeys(("aten.logsumexp.default", "flow.cross_entropy_backward"), 1e5)
+    asked = replace(strategy(ODD, Layout()), hardware=Hardware(elements_per_s=slow))
+    plans = [plan_training(captured(ODD), replace(asked, loss_chunks=n)) for n in (1, CHUNKS)]
+    whole, chunked = (made.rehearsal.step_s for made in plans)
+    assert whole < chunked < 1.05 * whole
+
+
+def test_memory_falls_by_the_logits_as_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_chunks, "CHUNK_BYTES", 2 * row_chunks.CHUNK_BYTES)  # two threads
     many = partial(seeded, partial(GPT, 4000, CONTEXT, 1, 4, WIDTH))
     training = replace(gpt(1, WIDTH, 64, 1), model=many, batches=token_batches(2, 64, 4000))
     whole, chunked = (planned(training, Layout(), n, False) for n in (1, 8))
     ((before,), (after,)) = (found.rehearsal.peak_bytes for found in (whole, chunked))
     assert after == pytest.approx(live_bytes(training, chunked.plan, steps=2), rel=0.1)
+    assert before == pytest.approx(live_bytes(training, whole.plan, steps=2), rel=0.02)
     assert before - after > 0.7 * 64 * CONTEXT * 4000 * 4
 
 
