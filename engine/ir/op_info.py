@@ -42,7 +42,7 @@ class ProductKind(Enum):
     CONVOLUTION = "a convolution"
 
 
-Part = tuple[float, Op, Sequence[Shape], Sequence[Shape]]
+CostPart = tuple[float, Op, Sequence[Shape], Sequence[Shape]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class OpCost:
     seen: Callable[[Op, Sequence[Shape], int], float] | None = None
     moved_bytes: Callable[[Op, Sequence[int], Sequence[int]], float] | None = None
     seconds: Callable[[Sequence[Shape], Sequence[Shape | None]], float] | None = None
-    parts: Callable[[Op, Sequence[Shape]], Iterable[Part]] | None = None
+    parts: Callable[[Op, Sequence[Shape]], Iterable[CostPart]] | None = None
     scratch_bytes: float = 0.0
     counted_input: int | None = None
     adds_bias: bool = False

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from flowrun.engine.ir.graph import Op, Ref
-from flowrun.engine.ir.op_info import OpCost, OpInfo, Part, Trait
+from flowrun.engine.ir.op_info import CostPart, OpCost, OpInfo, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, P, S
 from flowrun.engine.ir.signature import Function, LocalCall, LocalView, OpRows, OpView
@@ -161,13 +161,13 @@ def _held_bytes(op: Op, ins: Sequence[Shape], itemsize: int) -> int:
     return logits * itemsize + max(wide)
 
 
-def _parts(op: Op, ins: Sequence[Shape]) -> Iterator[Part]:
+def _parts(op: Op, ins: Sequence[Shape]) -> Iterator[CostPart]:
     """Yield what a whole loss does, for rows of a chunk, and how a weight's gradient adds up."""
     (rows, inner), (classes, _) = ins[:2]
     chunks, x = op.args[1][2], op.inputs[0]
     logits = few, _ = math.ceil(rows / chunks), classes
 
-    def part(target: str, *shapes: Shape, times: float = rows / few, like: str = x) -> Part:
+    def part(target: str, *shapes: Shape, times: float = rows / few, like: str = x) -> CostPart:
         made = replace(op, target=target, args=(Ref(like),) * len(shapes[1:]), outputs=(like,))
         return times, made, shapes[:-1], shapes[-1:]
 
