@@ -135,7 +135,7 @@ def _products(
     dtype, mm, addmm = DTYPES[name], kernel_of(_aten.mm.default), kernel_of(_aten.addmm.default)
     each = (tokens * wide + out * wide + tokens * out) * dtype.itemsize
     sets = [
-        [torch.randn(shape).to(dtype) for shape in shapes]
+        [torch.ones(shape, dtype=dtype) for shape in shapes]
         for shapes in [((tokens, wide), (out, wide), (tokens, out), (out,))]
         * max(1, min(32, _COLD_BYTES // each))
     ]

@@ -30,7 +30,6 @@ from flowrun.engine.runtime.kernels.cpu.products import read_cpuinfo
 
 RANKS = 2
 _FLOP = 1e8  # of a product by which speeds are compared
-_IN_A_STEP = 3.4  # time of a small op among others in a step, over that in a loop of the same op
 _PRODUCTS = (128, 128, 384), (512, 256, 512)
 _SIZES = ProbeSizes(_PRODUCTS, ("fp32",), 1 << 24, (1 << 12,), 8, counted=1 / 8, probes=False)
 
@@ -94,6 +93,6 @@ def measure(rank: int, file: str, base: Hardware) -> Scales:
         date=time.strftime("%Y-%m-%d"),
         products=base.fp32.seconds(_FLOP) / found.fp32.seconds(_FLOP),
         memory=found.memory_bytes_per_s / base.memory_bytes_per_s,
-        starts=base.op_s / found.op_s / _IN_A_STEP,
+        starts=base.op_s / found.op_s,
         messages=(level.latency_s + message.sent_bytes / level.bytes_per_s) / message.seconds,
     )

@@ -152,7 +152,7 @@ def test_what_was_measured_replaces_what_was_shipped() -> None:
     found = with_device(Hardware(), timed)
     assert found.fp32.flops == 1e11
     assert (found.backward_share, found.attention_share) == (0.5, 0.25)
-    assert (found.memory_bytes_per_s, found.op_s) == (1e10, 5e-6)
+    assert (found.memory_bytes_per_s, found.op_s) == (1e10, 17e-6)  # in a loop 5e-6
     assert found.weight_grad_share == Hardware().weight_grad_share  # not measured
     assert found.bf16 == Hardware().bf16
     assert (found.convolution_share, found.batched_share) == (0.5, 0.1)
