@@ -8,8 +8,9 @@ lower.py; run by rehearsal/ and runtime/.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -332,10 +333,14 @@ class Plan:
             for move in work.moves
         )
 
-    def channel_ends(self, channel: int) -> tuple[int, ...]:
-        """Return the actors that send and receive over a channel."""
-        works = ((actor.id, actor.work) for actor in self.actors)
-        return tuple(k for k, w in works if isinstance(w, TransferWork) and w.channel == channel)
+    @cached_property
+    def channel_ends(self) -> Mapping[int, Sequence[int]]:
+        """Channel -> the actors that send and receive over it."""
+        ends: dict[int, list[int]] = {}
+        for actor in self.actors:
+            if isinstance(actor.work, TransferWork):
+                ends.setdefault(actor.work.channel, []).append(actor.id)
+        return ends
 
     def tensor_bytes(self, name: str) -> int:
         """Return the bytes of a tensor on the rank with its largest shard."""

@@ -262,7 +262,7 @@ def other_ends(plan: Plan, rank: int, actor: int) -> list[tuple[int, int]]:
             return [(other, actor) for other in group if other != rank]
         case TransferWork() as work:
             sends = described.kind == SEND
-            there = next(other for other in plan.channel_ends(work.channel) if other != actor)
+            there = next(other for other in plan.channel_ends[work.channel] if other != actor)
             routes = {(one.source, one.target) for route in plan.routes(work) for one in route}
             ends = routes if sends else {(target, source) for source, target in routes}
             return [(other, there) for here, other in sorted(ends) if here == rank]

@@ -88,7 +88,7 @@ def _find_unmatched_sends(plan: Plan) -> Iterator[Fault]:
     works = [actor.work for actor in plan.actors if isinstance(actor.work, TransferWork)]
     for work in dict.fromkeys(works):
         where = f"channel {work.channel}"
-        ends = [plan.actors[k] for k in plan.channel_ends(work.channel)]
+        ends = [plan.actors[k] for k in plan.channel_ends[work.channel]]
         sends, receives = ([a for a in ends if a.kind == kind] for kind in (SEND, RECEIVE))
         if len(sends) != 1 or len(receives) != 1:
             yield Fault(where, f"it has {len(sends)} sends and {len(receives)} receives.")

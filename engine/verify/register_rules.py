@@ -111,7 +111,7 @@ def _waits_at_start(plan: Plan) -> dict[int, set[int]]:
     waits: dict[int, set[int]] = {actor.id: set() for actor in plan.actors}
     for actor in plan.actors:
         if isinstance(actor.work, TransferWork) and actor.kind == RECEIVE:
-            waits[actor.id].update(set(plan.channel_ends(actor.work.channel)) - {actor.id})
+            waits[actor.id].update(set(plan.channel_ends[actor.work.channel]) - {actor.id})
     for register in plan.registers:
         if (producer := register.producer) is None:
             continue
