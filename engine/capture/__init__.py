@@ -3,10 +3,9 @@
 capture.py          Task in, LogicalGraph out: read this first; it calls torch
 joint_graph.py joint_nodes.py node_reader.py   torch's graph -> ours
 capture_errors.py module_checks.py side_effects.py   what is refused, in the user's words
-alike_blocks.py     blocks that torch does not trace, as it traces others like them
 fold.py unfold.py parts.py      equal blocks are captured once, and repeated
 buffers.py random_ops.py gradient_hooks.py update_trace.py   writes, draws, hooks, optimizers
-patches/            parts of torch that are replaced while it traces
+patches/            parts of torch and of a model that are replaced while it traces
 rewrites/           passes on what was captured, before any layout
 check/              is what was captured what the module computes?
 """

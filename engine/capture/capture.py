@@ -20,14 +20,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from flowrun.engine.capture.alike_blocks import Run, are_folded, find_runs, leave_out
 from flowrun.engine.capture.buffers import WRITES, assign_buffers, with_buffers
 from flowrun.engine.capture.capture_errors import explain_failure, missing_loss_error
-from flowrun.engine.capture.fold import Fold, fold
+from flowrun.engine.capture.fold import Fold, are_folded, fold
 from flowrun.engine.capture.gradient_hooks import apply_hooks
 from flowrun.engine.capture.joint_graph import LOSS, JointGraph
 from flowrun.engine.capture.module_checks import check_modules
 from flowrun.engine.capture.parts import UnlikeError
+from flowrun.engine.capture.patches.alike_blocks import AbsentBlocks, find_runs, leave_out
 from flowrun.engine.capture.patches.substitutes import narrow_residual
 from flowrun.engine.capture.patches.tracing import prepare_tracing, silence_logs
 from flowrun.engine.capture.random_ops import seed_random_ops
@@ -289,7 +289,7 @@ def _trace_blocks(
     task: Task,
     batch: Batch,
     metrics: Mapping[str, LossFn],
-    runs: tuple[Run, ...] = (),
+    runs: tuple[AbsentBlocks, ...] = (),
     *,
     train: bool,
     folded: bool = True,

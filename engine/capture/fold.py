@@ -8,16 +8,19 @@ differ in anything all of them stay; so does a block that others than the next o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, fx
+from torch import fx
 
 from flowrun.engine.capture.joint_graph import module_of
+from flowrun.engine.capture.patches.alike_blocks import (
+    KEPT_BLOCKS,
+    MIN_BLOCKS,
+    AbsentBlocks,
+    call_block,
+)
 from flowrun.engine.ir.module_path import block_of
-
-MIN_BLOCKS = 10  # equal blocks for which folding pays
-KEPT_BLOCKS = 4  # two that autograd must treat alike, and one on either side
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +36,13 @@ class Fold:
     cut: int
 
 
-def call_block(x: Tensor, /, *_: object, **__: object) -> Tensor:
-    """Mark the call of a block with all that it is called with (alike_blocks.py)."""
-    return x.clone()
-
-
 def fold(
-    graph: fx.Graph, entering: Mapping[fx.Node, str], absent: Collection[str] = ()
+    graph: fx.Graph, entering: Mapping[fx.Node, str], absent: Collection[str]
 ) -> tuple[Fold, ...]:
     """Remove equal blocks, and marks of calls, from the graph; return what was removed.
 
-    entering: placeholder of a weight or buffer -> its name.  absent: paths of blocks that stand as
-    their marks alone.
+    entering: placeholder of a weight or buffer -> its name.  absent: paths of blocks of which the
+    marks are all.
     """
     folds: list[Fold] = []
     paths = {node: module_of(node) for node in graph.nodes if node.op not in _ENDS}
@@ -60,6 +58,12 @@ def fold(
         mark.replace_all_uses_with(mark.args[0])
         graph.erase_node(mark)
     return () if any(paths[mark] in absent for mark in marks) else tuple(folds)
+
+
+def are_folded(runs: Sequence[AbsentBlocks], folds: Collection[Fold]) -> bool:
+    """Return whether all that torch did not trace is among the blocks that folds repeat."""
+    repeated = {(f.blocks, f.first + KEPT_BLOCKS + k) for f in folds for k in range(f.cut)}
+    return repeated.issuperset((run.blocks, number) for run in runs for number in run.absent)
 
 
 _ENDS = ("placeholder", "output")

@@ -10,7 +10,8 @@ import re
 from dataclasses import replace
 from typing import NamedTuple
 
-from flowrun.engine.capture.fold import KEPT_BLOCKS, Fold
+from flowrun.engine.capture.fold import Fold
+from flowrun.engine.capture.patches.alike_blocks import KEPT_BLOCKS
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph, Op, Ref, map_refs
 from flowrun.engine.ir.module_path import block_of
 

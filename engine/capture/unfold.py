@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from flowrun.engine.capture.fold import KEPT_BLOCKS, Fold
+from flowrun.engine.capture.fold import Fold
 from flowrun.engine.capture.parts import Pair, PartOutput, UnlikeError, split_number
+from flowrun.engine.capture.patches.alike_blocks import KEPT_BLOCKS
 from flowrun.engine.ir.graph import (
     BACKWARD,
     FORWARD,

@@ -1,7 +1,8 @@
-"""Parts of torch that are replaced while a module is captured.
+"""Parts of torch, and of a model, that are replaced while it is captured.
 
 A `with` block enters each patch and restores torch at its end.
 
 tracing.py      read this first: everything that capture enters, and settings of Dynamo
 substitutes.py  functions of torch.nn that look at values or mix samples, written otherwise
+alike_blocks.py blocks of a model that torch does not trace, as it traces others like them
 """

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from flowrun.engine.capture import capture as capturing
 from flowrun.engine.capture.capture import Task, capture, capture_evaluation
-from flowrun.engine.capture.fold import KEPT_BLOCKS, Fold
+from flowrun.engine.capture.fold import Fold
 from flowrun.engine.capture.parts import UnlikeError
+from flowrun.engine.capture.patches.alike_blocks import KEPT_BLOCKS
 from flowrun.engine.capture.unfold import unfold
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph
 from flowrun.models.gpt import GPT
@@ -141,7 +142,7 @@ def whole(task: Task, monkeypatch: pytest.MonkeyPatch, *, train: bool = True) ->
 @pytest.fixture(autouse=True)
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowrun.engine.capture.fold.MIN_BLOCKS", KEPT_BLOCKS + 1)
-    monkeypatch.setattr("flowrun.engine.capture.alike_blocks.MIN_BLOCKS", KEPT_BLOCKS + 1)
+    monkeypatch.setattr("flowrun.engine.capture.patches.alike_blocks.MIN_BLOCKS", KEPT_BLOCKS + 1)
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], list[Fold]]] = {

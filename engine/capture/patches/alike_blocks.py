@@ -12,22 +12,23 @@ from __future__ import annotations
 
 import types
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from flowrun.engine.capture.fold import KEPT_BLOCKS, MIN_BLOCKS, Fold, call_block
 from flowrun.engine.capture.patches.substitutes import replace_attribute
 
+MIN_BLOCKS = 10  # equal blocks for which folding pays
+KEPT_BLOCKS = 4  # two that autograd must treat alike, and one on either side
 # Traced before those that are left out: the first, which no block comes before, those that fold.py
 # keeps, and one more; after them the last, which no block comes after.
 _BEFORE = KEPT_BLOCKS + 2
 
 
-class Run(NamedTuple):
+class AbsentBlocks(NamedTuple):
     """Blocks of one list that are left out; the block before them is like them.
 
     blocks: dotted path of the list.  absent: numbers of the blocks.
@@ -37,10 +38,10 @@ class Run(NamedTuple):
     absent: range
 
 
-def find_runs(model: nn.Module) -> tuple[Run, ...]:
+def find_runs(model: nn.Module) -> tuple[AbsentBlocks, ...]:
     """Return what may be left out of the lists of a model, of lists within blocks nothing."""
     uses = Counter(id(tensor) for _, tensor in model.named_parameters(remove_duplicate=False))
-    runs: list[Run] = []
+    runs: list[AbsentBlocks] = []
     for path, part in model.named_modules():
         inside = any(f"{path}.".startswith(f"{run.blocks}.") for run in runs)
         if not path or inside or type(part) not in (nn.ModuleList, nn.Sequential):
@@ -52,7 +53,7 @@ def find_runs(model: nn.Module) -> tuple[Run, ...]:
             if not _is_plain(block, uses):
                 first = k + 1
         if len(blocks) - first >= MIN_BLOCKS + 2:
-            runs.append(Run(path, range(first + _BEFORE, len(blocks) - 1)))
+            runs.append(AbsentBlocks(path, range(first + _BEFORE, len(blocks) - 1)))
     return tuple(runs)
 
 
@@ -95,8 +96,13 @@ def _parts(value: object) -> Sequence[object] | None:
     return None
 
 
+def call_block(x: Tensor, /, *_: object, **__: object) -> Tensor:
+    """Mark the call of a block with all that it is called with."""
+    return x.clone()
+
+
 @contextmanager
-def leave_out(model: nn.Module, runs: Sequence[Run]) -> Iterator[None]:
+def leave_out(model: nn.Module, runs: Sequence[AbsentBlocks]) -> Iterator[None]:
     """Within, each call of a block of a run is marked in torch's graph; of those that are left out
     the mark is all.
     """
@@ -110,14 +116,14 @@ def leave_out(model: nn.Module, runs: Sequence[Run]) -> Iterator[None]:
                 kinds[type(blocks[number])] = None
         for kind in kinds:
             torch.compiler.allow_in_graph(call_block)
-            stack.enter_context(replace_attribute(kind, "forward", _marked(kind.forward)))
+            stack.enter_context(replace_attribute(kind, "forward", _mark_calls(kind.forward)))
         yield
 
 
 _ABSENT = "_flowrun_absent"  # an attribute of blocks of a run, while torch traces
 
 
-def _marked(whole: Callable[..., object]) -> Callable[..., object]:
+def _mark_calls(whole: Callable[..., object]) -> Callable[..., object]:
     def forward(self: nn.Module, x: Tensor, /, *args: object, **kwargs: object) -> object:
         absent = getattr(self, _ABSENT, None)
         if absent is not None:
@@ -125,9 +131,3 @@ def _marked(whole: Callable[..., object]) -> Callable[..., object]:
         return x if absent else whole(self, x, *args, **kwargs)
 
     return forward
-
-
-def are_folded(runs: Sequence[Run], folds: Collection[Fold]) -> bool:
-    """Return whether all that torch did not trace is among the blocks that folds repeat."""
-    repeated = {(f.blocks, f.first + KEPT_BLOCKS + k) for f in folds for k in range(f.cut)}
-    return repeated.issuperset((run.blocks, number) for run in runs for number in run.absent)

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flowrun.engine.capture import capture as capturing
-from flowrun.engine.capture.alike_blocks import Run, find_runs
 from flowrun.engine.capture.capture import Task, capture
+from flowrun.engine.capture.patches.alike_blocks import AbsentBlocks, find_runs
 from flowrun.models.gpt import GPT
 from flowrun.models.llama import Llama
 from support.checks.thorough import few
@@ -114,7 +114,7 @@ def test_blocks_that_torch_does_not_trace_are_as_if_it_did(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, expected = ALIKE[name]
-    assert traces_both_ways(make(), monkeypatch) == [((Run("blocks", expected),),)]
+    assert traces_both_ways(make(), monkeypatch) == [((AbsentBlocks("blocks", expected),),)]
 
 
 @pytest.mark.parametrize("name", few(CALLED_UNLIKE, ["once"]))
