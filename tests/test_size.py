@@ -43,14 +43,14 @@ BUDGETS = {
     "engine/verify": 793,
     "launcher": 362,
     "launcher/bench": 2_070,
-    "launcher/command_line": 1_121,
+    "launcher/command_line": 1_135,
     "launcher/commands": 3_052,
     "launcher/data": 3_281,
     "launcher/job": 1_826,
     "launcher/listeners": 684,
     "launcher/model": 2_654,
     "launcher/place": 2_083,
-    "launcher/recipe": 3_092,
+    "launcher/recipe": 3_103,
     "launcher/ranks": 1_932,
     "launcher/report": 2_407,
     "launcher/store": 674,
@@ -60,18 +60,18 @@ BUDGETS = {
     "models": 1_557,
     "testing": 115,
     "tests": 1_057,
-    "tests/behaviour": 8_152,
+    "tests/behaviour": 8_154,
     "tests/chaos": 927,
     "tests/engine": 12_929,
     "tests/gpu": 274,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 13_967,
+    "tests/launcher": 13_992,
     "tests/models": 649,
-    "tests/support": 6_920,
+    "tests/support": 6_938,
     "tests/testing": 111,
 }
-SUMS = {"source": 67_058, "tests": 46_344, "docs": 50_000}
+SUMS = {"source": 67_083, "tests": 46_389, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

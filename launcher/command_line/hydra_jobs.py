@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,8 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
 
     folder, name = f"pkg://{hydra_source.CONFIG_MODULE}", hydra_source.CONFIG_NAME
     job = hydra.main(version_base="1.3", config_path=folder, config_name=name)(train)
-    with _command_line(["flowrun", *spelled, *flags]):
+    composes = config_dir or hydra_source.may_choose_mode(spelled)
+    with _command_line(["flowrun", *spelled, *flags]), nullcontext() if composes else _no_mode():
         doing.clear()  # Hydra prints, too
         try:
             job()
@@ -75,6 +76,19 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
     # what came of jobs in the queue that are waited for; of others what there is
     outcomes: list[Any] = [outcome for _, outcome in jobs]
     return [each.outcome() if getattr(each, "waits", False) else each for each in outcomes]
+
+
+@contextmanager
+def _no_mode() -> Iterator[None]:
+    """Spare Hydra to compose everything a first time, for hydra.mode, which nothing sets."""
+    from hydra._internal.hydra import Hydra
+
+    usual = Hydra.get_mode
+    Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Hydra.get_mode = usual  # type: ignore[method-assign]
 
 
 def _show_jobs(jobs: list[JobOutcome]) -> None:

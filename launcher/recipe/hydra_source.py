@@ -44,6 +44,7 @@ NONE = "none"
 MOST_LEVELS = 50  # of keys in keys; each takes some twenty frames of Python's stack
 CONF = Path(__file__).resolve().parents[2] / "conf"
 _BASE_60 = re.compile(r"[-+]?[1-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
+_PLACES = re.compile(r"hydra\.(run|sweep|job)\.")
 LEFT_OUT = {
     "model": None,
     "data": None,
@@ -81,6 +82,16 @@ def recipe_file(name: str) -> Path | None:
 def is_path(name: str) -> bool:
     """True if `recipe=name` names a file and not one of the recipes."""
     return name.endswith((".yaml", ".yml"))
+
+
+def may_choose_mode(overrides: Iterable[str]) -> bool:
+    """False if it is certain that neither arguments nor their recipe set hydra.mode."""
+    chosen = {key.lstrip("+"): value for key, _, value in (o.partition("=") for o in overrides)}
+    if any(key.startswith("hydra") and not _PLACES.match(key) for key in chosen):
+        return True
+    file = recipe_file(chosen.get(GROUP, "").strip("'"))
+    # a recipe may begin with another one
+    return not file or bool(re.search(f"hydra|{GROUP}", file.read_text(errors="replace")))
 
 
 def is_resolved(file: Path, sections: Iterable[str]) -> bool:

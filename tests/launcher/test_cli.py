@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import typer
+from hydra._internal.hydra import Hydra
 
 from flowrun.engine.errors import FlowrunError, PlanError, RunError, SbpError
 from flowrun.launcher import cli
 from flowrun.launcher.cli import main
+from flowrun.launcher.recipe.hydra_source import recipe_names
 from flowrun.launcher.report.sweep_table import PLOT, TABLE
 from support.runs.workplace import End
 
@@ -203,6 +205,29 @@ def test_multirun_ends_with_one_table(end: End, runs: Runs) -> None:
     first = next(line for line in out.splitlines() if line.startswith("  0"))
     numbers = "2 1.2500 1.5000 10,000 2.0 ms 1.0 ms 1.0 MB 2.0 MB 4.1 kB"
     assert first.split() == ["0", "gpt_dp", "train.steps=2", *numbers.split()]
+
+
+def test_a_recipe_is_composed_once(end: End, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    composed, usual = [], Hydra.compose_config
+
+    def compose_config(hydra: Hydra, *given: Any, **named: Any) -> Any:
+        composed.append(named["overrides"])
+        return usual(hydra, *given, **named)
+
+    monkeypatch.setattr(Hydra, "compose_config", compose_config)
+    end("recipe=gpt_dp", "launch=virtual")
+    assert len(composed) == len(runs) == 1
+
+
+@pytest.mark.parametrize("words", ["recipe=gpt_dp hydra.mode=MULTIRUN", "recipe=own.yaml"])
+def test_a_mode_that_is_set_makes_a_sweep(
+    end: End, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = recipe_names()["gpt_dp"].read_text() + "hydra: {mode: MULTIRUN}\n"
+    Path("own.yaml").write_text(own)
+    end(*words.split(), "train.steps=2,4", "launch=virtual")
+    assert len(runs) == 2
 
 
 def test_multirun_leaves_a_csv_and_a_plot(end: End, runs: Runs, tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def compiled(training: Training, layout: Layout) -> Rehearsed:
     return plan_training(captured(training), strategy(training, layout))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def captured(training: Training) -> LogicalGraph:
     """What is computed of a micro-batch: the same in every layout."""
     return capture(task(training), example(training))
@@ -170,7 +170,7 @@ def compiled_evaluation(training: Training, layout: Layout) -> Rehearsed:
     return plan_evaluation(captured_evaluation(training), strategy(training, layout), plan)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def captured_evaluation(training: Training) -> LogicalGraph:
     """What is computed of a micro-batch to evaluate it: the same in every layout."""
     return capture_evaluation(task(training), example(training))

@@ -30,6 +30,8 @@ import torch
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from flowrun.engine.capture.capture import Traced
+from flowrun.engine.compile import Compilation
 from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
@@ -213,6 +215,22 @@ def _trained(model: Model, layout: str, folder: Path) -> Result:
 # ---- verdicts ------------------------------------------------------------------------------------
 
 EQUAL, REFUSED = "equal", "refused"
+
+
+@contextlib.contextmanager
+def traced_once() -> Iterator[None]:
+    """Within, one model is traced once: what torch captures of it is the same in every layout."""
+    usual, kept = vars(Compilation)["traced"], []
+
+    def traced(story: Compilation) -> Traced:
+        kept[:] = kept or [usual.func(story)]
+        return kept[0]
+
+    Compilation.traced = property(traced)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        Compilation.traced = usual  # type: ignore[method-assign]
 
 
 def outcome(model: Model, layout: str) -> str:
