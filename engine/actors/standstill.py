@@ -28,7 +28,7 @@ _SENTENCES = {
     SKIPS: "rank {rank} could begin {what} and does not.",
     MESSAGE: "the message of {what} from rank {rank} has not come to rank {peer}.",
     ABSENT: "rank {rank}, of {host}, {late}.",
-    ELSEWHERE: "rank {rank} {phase}.",
+    ELSEWHERE: "rank {rank} {activity}.",
 }
 _WORST_FIRST = (HALTED, RUNS, READS, AFTER, ELSEWHERE, SKIPS, MESSAGE, ABSENT)
 
@@ -37,14 +37,14 @@ _WORST_FIRST = (HALTED, RUNS, READS, AFTER, ELSEWHERE, SKIPS, MESSAGE, ABSENT)
 class RankState:
     """A rank as its counts show it.
 
-    phase: what it does.  entered: phases that it has begun; all ranks have the same, in one order.
-    plan, steps: of a phase of steps: the plan, and the number of steps done at its end.
+    activity: what it does.  entered: activities begun; all ranks have the same, in one order.
+    plan, steps: of an activity of steps: the plan, and the number of steps done at its end.
     begun, done: acts, by actor.
     at: the actor that its loop is in, or was in last; None: the loop sleeps.
     halted: why the process cannot run; empty if it can.
     """
 
-    phase: str
+    activity: str
     entered: int
     plan: Plan | None = None
     steps: int = 0
@@ -117,7 +117,7 @@ def describe_owed(
         halted=halted + (f"; it owes {what}" if what else ""),
         host=host_of(rank) if why == ABSENT else "",
         late=f"has not begun {what}" if what else "has not come to the others",
-        phase=state.phase if state else "is elsewhere",
+        activity=state.activity if state else "is elsewhere",
     )
 
 
@@ -178,7 +178,7 @@ class _WaitWalk:
         if state is None:
             return self._owe(rank, actor, 0, ABSENT)
         if state.plan is None:
-            return self._follow_phase(rank, state)
+            return self._follow_activity(rank, state)
         if (at := state.at) is not None:  # the act that its loop is in, or was in last
             ended = state.begun[at] == state.done[at]
             why = HALTED if state.halted else AFTER if ended else RUNS
@@ -191,13 +191,13 @@ class _WaitWalk:
             return self._follow_message(rank, state, state.plan, actor)
         return self._follow_registers(rank, state, actor)
 
-    def _follow_phase(self, rank: int, state: RankState) -> Sequence[Waiter]:
+    def _follow_activity(self, rank: int, state: RankState) -> Sequence[Waiter]:
         """Return the ranks that have not come as far as one that is not in its steps."""
         late = [k for k, other in self.ranks.items() if other.entered < state.entered]
         if state.halted or not late:
             return self._owe(rank, None, 0, HALTED if state.halted else ELSEWHERE)
         names = ", ".join(map(str, sorted(late)))
-        self.lines[rank].append(f"rank {rank} {state.phase}; not so far: rank {names}")
+        self.lines[rank].append(f"rank {rank} {state.activity}; not so far: rank {names}")
         return [(k, None) for k in late]
 
     def _follow_message(

@@ -64,14 +64,14 @@ def recompute(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """
     if not strategy.recompute.modules:
         return graph
-    again = _Again(graph, strategy)
-    copies = again.copies()
-    ops = _sort_by_inputs(again.in_order(copies))
-    result = replace(graph, ops=ops, tensors=again.tensors)
+    recomputed = _Recomputed(graph, strategy)
+    copies = recomputed.copies()
+    ops = _sort_by_inputs(recomputed.in_order(copies))
+    result = replace(graph, ops=ops, tensors=recomputed.tensors)
     return replace(result, notes=(*graph.notes, *_notes(graph, result, strategy, copies)))
 
 
-class _Again:
+class _Recomputed:
     """The tensors to recompute, and the names of their copies.
 
     group: op -> the named module that it belongs to.  kept_ops: products whose outputs are stored.

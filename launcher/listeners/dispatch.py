@@ -48,7 +48,7 @@ class _Call:
     arguments: tuple[object, ...]
 
 
-class _Lane:
+class _ListenerThread:
     """A listener's thread and the calls that wait for it.
 
     began: when the call under way began, on the monotonic clock, and the call.  longest_s: of a
@@ -171,7 +171,7 @@ class Listeners:
         """
         self._listeners, self._describe = list(listeners), describe
         self._outlets, self._limit_s = outlets, limit_s
-        self._lanes: list[_Lane] = []
+        self._threads: list[_ListenerThread] = []
         self._last = 0  # step of the last event
         self.off = False  # another host calls them
 
@@ -180,28 +180,28 @@ class Listeners:
         if self.off:
             return
         self._last = step
-        if self._listeners and not self._lanes:
+        if self._listeners and not self._threads:
             begin = _Call("on_start", step, (self._describe(),))
-            self._lanes = [_Lane(each, self._outlets) for each in self._listeners]
+            self._threads = [_ListenerThread(each, self._outlets) for each in self._listeners]
             self._put(begin)
         self._put(_Call(event, step, (step, given)))
 
     def _put(self, call: _Call) -> None:
-        for lane in self._lanes:
-            lane.put(call)
+        for thread in self._threads:
+            thread.put(call)
 
     @property
     def is_full(self) -> bool:
         """True if a callback is so late that the run is to wait for it."""
-        return any(d.named.may_end and not d.left_out and d.calls.full() for d in self._lanes)
+        return any(d.named.may_end and not d.left_out and d.calls.full() for d in self._threads)
 
     def look(self) -> RunError | None:
         """Return the error of a callback that hangs, once."""
-        for lane in self._lanes:
-            limit_s = self._limit_of(lane)
-            if lane.named.may_end and not lane.left_out and lane.quiet_s() > limit_s:
-                lane.left_out = True
-                return lane.hang(limit_s)
+        for thread in self._threads:
+            limit_s = self._limit_of(thread)
+            if thread.named.may_end and not thread.left_out and thread.quiet_s() > limit_s:
+                thread.left_out = True
+                return thread.hang(limit_s)
         return None
 
     def end(self, status: str) -> RunError | None:
@@ -210,20 +210,20 @@ class Listeners:
         """
         hung = None
         self._put(_Call("on_end", self._last, (status,)))
-        for lane in self._lanes:
+        for thread in self._threads:
             within_s = _END_S / 4 if status == RESTARTED else _END_S
-            if lane.named.may_end:
-                within_s = self._limit_of(lane)
-            if lane.left_out or lane.end(max(0.0, within_s - lane.quiet_s())):
+            if thread.named.may_end:
+                within_s = self._limit_of(thread)
+            if thread.left_out or thread.end(max(0.0, within_s - thread.quiet_s())):
                 continue
-            if lane.named.may_end:
-                hung = hung or lane.hang(within_s)
+            if thread.named.may_end:
+                hung = hung or thread.hang(within_s)
             else:
-                lane.give_up(self._last, within_s)
-        if self._lanes:
-            self._listeners = [lane.named for lane in self._lanes if not lane.left_out]
-            self._lanes.clear()
+                thread.give_up(self._last, within_s)
+        if self._threads:
+            self._listeners = [thread.named for thread in self._threads if not thread.left_out]
+            self._threads.clear()
         return hung
 
-    def _limit_of(self, lane: _Lane) -> float:
-        return max(self._limit_s, _GROWTH * lane.longest_s) if self._limit_s else _NEVER_S
+    def _limit_of(self, thread: _ListenerThread) -> float:
+        return max(self._limit_s, _GROWTH * thread.longest_s) if self._limit_s else _NEVER_S

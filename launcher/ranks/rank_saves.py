@@ -24,7 +24,7 @@ from flowrun.engine.actors.plan import Plan
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
-from flowrun.engine.runtime.drivers.pulse import Phase, Pulse
+from flowrun.engine.runtime.drivers.pulse import Activity, Pulse
 from flowrun.engine.runtime.rank.shards import Shard, choose_shards, make_whole_shard
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.ranks.failure import with_peers
@@ -163,7 +163,7 @@ class RankSaves:
 
         step: number of steps done.
         """
-        self._pulse.enter(Phase.SAVING)
+        self._pulse.enter(Activity.SAVING)
         import torch.distributed as dist
 
         folder = checkpoints.partial_folder(self._folder, step)
@@ -190,7 +190,7 @@ class RankSaves:
         """
         if not self._job.recipe.train.save:
             return
-        self._pulse.enter(Phase.SAVING_WEIGHTS)
+        self._pulse.enter(Activity.SAVING_WEIGHTS)
         import torch.distributed as dist
 
         about = self._job.about(steps)

@@ -24,7 +24,7 @@ from flowrun.engine.actors.plan import Plan
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.drivers.distributed import DistributedRank, LostPeer
-from flowrun.engine.runtime.drivers.pulse import Phase, Pulses
+from flowrun.engine.runtime.drivers.pulse import Activity, Pulses
 from flowrun.engine.runtime.drivers.recorder import RecordedRank
 from flowrun.engine.runtime.process import heap
 from flowrun.engine.runtime.process.core import pin_near, pin_to_core
@@ -149,19 +149,19 @@ class RankProcess:
             links = Links(self.rank, device, os.environ["GROUP_RANK"], launch.transport != "gloo")
             links.join(plan)
             zero_ns = _same_time() if launch.num_hosts > 1 else 0
-        self._pulse.enter(Phase.MAKING_WEIGHTS)
+        self._pulse.enter(Activity.MAKING_WEIGHTS)
         self._trained = self._body(device, links, sources.training)
         self._train(sources.evaluation)
         sources.close()
         self._events.send(
             rank_events.RankEnded(self.rank, self._measure(links.message_bytes, zero_ns))
         )
-        self._pulse.enter(Phase.LEAVING)
+        self._pulse.enter(Activity.LEAVING)
         with with_peers(self.rank, "at the end"):
             dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
             links.close()
             dist.destroy_process_group()
-        self._pulse.enter(Phase.ENDED)
+        self._pulse.enter(Activity.ENDED)
 
     def _sources(self) -> BatchSources:
         """Return what gives the batches of this rank; data workers are forked here, before the rank
@@ -229,14 +229,14 @@ class RankProcess:
         self._report = self._reporter()
         if train_segments(self._job, self._gate, self) or worker.gate.completes:
             self._saves.save_weights(self._gate.begun)
-        self._pulse.enter(Phase.WRITING)
+        self._pulse.enter(Activity.WRITING)
         self._saves.finish()
 
     def _restore(self) -> None:
         """Fill the variables of this rank with the state that a run continues from, if any."""
         start, variables = self._job.start, self._trained.body.variables
         if start:
-            self._pulse.enter(Phase.RESTORING)
+            self._pulse.enter(Activity.RESTORING)
         if isinstance(start, MemorySnapshot):
             start.restore(self.rank, variables)
         elif start and start.folder:
@@ -263,7 +263,7 @@ class RankProcess:
 
     def evaluate(self, step: int) -> None:
         if planned := self._worker.compiled.evaluation:
-            self._pulse.enter(Phase.PREPARING)
+            self._pulse.enter(Activity.PREPARING)
             self._evaluation = self._evaluation or self._make_evaluation(planned.plan)
             results = self._evaluation.run(self._job.eval_steps)
             if self._evaluation.reports:

@@ -59,7 +59,7 @@ class TensorOnAxis(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A chunk of ops to decide on one axis.
+    """A portion of ops to decide on one axis.
 
     rows: legal signatures of each op, with the cost of each row itself, in seconds.
     known: forms of tensors decided before.
@@ -104,7 +104,7 @@ class _TensorChoice:
 
 
 def solve(problem: Problem) -> Solution:
-    """Return the rows of least cost for a chunk of ops.
+    """Return the rows of least cost for a portion of ops.
 
     If they are not proved least, return the cheaper of two solutions: one over all rows, one over
     the few rows that split only the first dim.

@@ -2,9 +2,9 @@
 legal rows with the least boxing time.
 
 Axes are decided one after another, outermost first, on the shapes that the axes before left.  On
-each axis chunks are decided in order, each exactly (axis_search.py): counts; forward; backward,
+each axis portions are decided in order, each exactly (axis_search.py): counts; forward; backward,
 given forward; values written into buffers, at the buffers' homes; update, given the weights' homes.
-shard_optimizer runs before the last, so the update chunk is a pass of its own.
+shard_optimizer runs before the last, so the update portion is a pass of its own.
 
 homes.py says in which layout batch fields and weights start; costs.py has the seconds.
 """
@@ -63,13 +63,13 @@ def infer_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         forward = [op for op in graph.ops if op.phase == FORWARD and op.target != ASSIGN]
         backward = [op for op in graph.ops if op.phase in (BACKWARD, WEIGHT_GRAD)]
         assigned = [op for op in graph.ops if op.target == ASSIGN and op.phase == FORWARD]
-        for chunk in (counts, forward, backward, assigned):
-            if chunk is assigned:
-                axis_view.settle(chunk)
-            solution = axis_view.decide(chunk)
+        for portion in (counts, forward, backward, assigned):
+            if portion is assigned:
+                axis_view.settle(portion)
+            solution = axis_view.decide(portion)
             if not solution.exact:
                 notes.append(
-                    f"axis {strategy.axes[axis]}: layout of {len(chunk)} ops is not proved least"
+                    f"axis {strategy.axes[axis]}: layout of {len(portion)} ops is not proved least"
                 )
         axis_view.keep_homes()
         notes.extend(_without_table(graph, strategy, axis))
@@ -181,16 +181,16 @@ class _Axis:
         for variable in graph.variables:
             if len(variable.nd_sbp) > axis:
                 self.forms[variable.tensor] = frozenset(((variable.stage, variable.nd_sbp[axis]),))
-        for op in graph.ops:  # tensors decided in an earlier pass, which later chunks may read
+        for op in graph.ops:  # tensors decided in an earlier pass, which later portions may read
             if len(layout.out_sbp[op.name]) and len(layout.out_sbp[op.name][0]) > axis:
                 for name, nd_sbp in zip(op.outputs, layout.out_sbp[op.name], strict=True):
                     if name is not None:
                         self.forms[name] = frozenset(((op.stage, nd_sbp[axis]),))
 
-    # ------------------------------------------------------------------ one chunk
+    # ------------------------------------------------------------------ one portion
 
     def decide(self, ops: list[Op]) -> Solution:
-        """Solve one chunk and write the rows into the layout."""
+        """Solve one portion and write the rows into the layout."""
         read = {n for op in ops for n in op.inputs} - {n for op in ops for n in op.makes}
         known = {name: self.forms[name] for name in read & self.forms.keys()}
         homes = {name: self._possible_homes(name) for name in read - known.keys()}

@@ -27,7 +27,7 @@ from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.actors.standstill import describe_owed, find_owed
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers.communication import Communication
-from flowrun.engine.runtime.drivers.pulse import Phase, Pulse
+from flowrun.engine.runtime.drivers.pulse import Activity, Pulse
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.kernels.live_bytes import LiveBytes
 from flowrun.engine.runtime.rank.rank import LentVariables, Rank, Results
@@ -159,9 +159,9 @@ class DistributedRank:
                     on_step(reported, self.body.results.pop(reported), now - before)
                     reported, before = reported + 1, now
                     self.to_end += of_a_step
-            self.pulse.enter(Phase.RESTING)
+            self.pulse.enter(Activity.RESTING)
             self.links.rest({rank for ranks in self.plan.placements for rank in ranks.ranks})
-            self.pulse.enter(Phase.STEPS_ENDED)
+            self.pulse.enter(Activity.STEPS_ENDED)
         except Exception as error:
             failure = self._failure(error)
             if failure is error:

@@ -17,17 +17,15 @@ from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.actors.standstill import RankState
 
 
-class Phase(IntEnum):
-    """A phase of a rank, and what it does there; all ranks of a run go through the same ones in one
-    order.
-    """
+class Activity(IntEnum):
+    """What a rank does, in words; all ranks of a run go through the same ones in one order."""
 
     text: str
 
-    def __new__(cls, number: int, text: str) -> Phase:
-        phase = int.__new__(cls, number)
-        phase._value_, phase.text = number, text
-        return phase
+    def __new__(cls, number: int, text: str) -> Activity:
+        activity = int.__new__(cls, number)
+        activity._value_, activity.text = number, text
+        return activity
 
     STARTING = 0, "has not started"
     MEETING = 1, "meets the other ranks"
@@ -45,9 +43,9 @@ class Phase(IntEnum):
     ENDED = 13, "has ended"
 
 
-STEPS = (Phase.TRAINING, Phase.EVALUATING)  # by the number of the plan
+STEPS = (Activity.TRAINING, Activity.EVALUATING)  # by the number of the plan
 # numbers at the head of a pulse: times are of the monotonic clock, in ns
-_AT, _ACTED, _PHASE, _ENTERED, _FIRST, _STEPS, _PID, _RANK, _WAITED, _DEVICE, _HEAD = range(11)
+_AT, _ACTED, _ACTIVITY, _ENTERED, _FIRST, _STEPS, _PID, _RANK, _WAITED, _DEVICE, _HEAD = range(11)
 _ASLEEP, _REPORTS = -1, -2
 _UNHEARD = "waits for its launcher, which does not take what it reports"
 
@@ -75,12 +73,12 @@ class Pulse:
     def start(self, rank: int) -> None:
         """Note the process of a rank, and that it meets the others."""
         self._words[_RANK], self._words[_PID] = rank, os.getpid()
-        self.enter(Phase.MEETING)
+        self.enter(Activity.MEETING)
 
-    def enter(self, phase: Phase) -> None:
-        """Begin a phase without steps."""
+    def enter(self, activity: Activity) -> None:
+        """Begin an activity without steps."""
         self._words[_AT] = _ASLEEP
-        self._words[_PHASE] = phase
+        self._words[_ACTIVITY] = activity
         self._words[_ENTERED] += 1
         self._words[_ACTED] = monotonic_ns()
 
@@ -128,7 +126,7 @@ class Pulse:
 
     def wake(self, for_others: bool) -> None:
         """Note that the loop wakes.  for_others: what it has waited for is another rank's."""
-        if for_others and self._words[_PHASE] == Phase.TRAINING:
+        if for_others and self._words[_ACTIVITY] == Activity.TRAINING:
             self._words[_WAITED] += monotonic_ns() - self._asleep_since
 
     def note_device(self, num_bytes: int) -> None:
@@ -138,8 +136,8 @@ class Pulse:
     # ------------------------------------------------------------------ the launcher reads
 
     @property
-    def phase(self) -> Phase:
-        return list(Phase)[self._words[_PHASE]]
+    def activity(self) -> Activity:
+        return list(Activity)[self._words[_ACTIVITY]]
 
     @property
     def rank(self) -> int:
@@ -153,7 +151,7 @@ class Pulse:
 
     @property
     def quiet_s(self) -> float:
-        """Seconds since the last act or phase."""
+        """Seconds since the last act or activity."""
         return (monotonic_ns() - self._words[_ACTED]) / 1e9
 
     @property
@@ -178,25 +176,25 @@ class Pulse:
     @property
     def in_first_step(self) -> bool:
         """True in steps of which the rank has not done one whole: much may be made there once."""
-        if (phase := self.phase) not in STEPS:  # read once: it may change
+        if (activity := self.activity) not in STEPS:  # read once: it may change
             return False
-        plan = self.plans[STEPS.index(phase)]
-        _, done = _places(self.plans, STEPS.index(phase))
+        plan = self.plans[STEPS.index(activity)]
+        _, done = _places(self.plans, STEPS.index(activity))
         acts = self._words[done : done + len(plan.actors)].tolist()
         whole = sum(plan.acts_per_step(a) for a, n in zip(plan.actors, acts, strict=True) if n)
         return sum(acts) < (self._words[_FIRST] + 1) * whole or not whole
 
     def state(self, halted: str = "") -> RankState:
         """Return what the counts say.  halted: why the process cannot run."""
-        phase, words = self.phase, self._words
+        activity, words = self.activity, self._words
         entered = words[_ENTERED]
-        if phase not in STEPS:
-            return RankState(phase=phase.text, entered=entered, halted=halted)
-        number = STEPS.index(phase)
+        if activity not in STEPS:
+            return RankState(activity=activity.text, entered=entered, halted=halted)
+        number = STEPS.index(activity)
         plan, (begun, done) = self.plans[number], _places(self.plans, number)
         at, count = words[_AT], len(plan.actors)
         return RankState(
-            phase=phase.text,
+            activity=activity.text,
             entered=entered,
             plan=plan,
             steps=words[_STEPS],

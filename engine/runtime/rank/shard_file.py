@@ -45,7 +45,7 @@ CODES = {
     torch.complex64: "C64",
 }
 _SHARD = "shard/"  # begins the keys of the header's metadata that describe shards
-_CHUNK = 1 << 22  # bytes that are summed and written while they are in the cache
+_PIECE = 1 << 22  # bytes that are summed and written while they are in the cache
 
 
 class Written(NamedTuple):
@@ -76,11 +76,11 @@ def write_shards(file: Path, shards: Sequence[Shard], metadata: Mapping[str, str
     header, checksum, num_bytes = _make_header(kept, metadata), 0, 0
     with name_file(file), io.FileIO(make(file), "wb") as opened:
         for data in (memoryview(header), *(bytes_of(shard.value) for shard in kept)):
-            for start in range(0, len(data), _CHUNK):
-                chunk = data[start : start + _CHUNK]
-                checksum, num_bytes = zlib.crc32(chunk, checksum), num_bytes + len(chunk)
-                while chunk:
-                    chunk = chunk[opened.write(chunk) :]
+            for start in range(0, len(data), _PIECE):
+                piece = data[start : start + _PIECE]
+                checksum, num_bytes = zlib.crc32(piece, checksum), num_bytes + len(piece)
+                while piece:
+                    piece = piece[opened.write(piece) :]
         os.fsync(opened.fileno())
     return Written(num_bytes, checksum)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from flowrun.engine.actors.standstill import ABSENT, RankState, Standstill, describe_owed, find_owed
 from flowrun.engine.errors import TRACEBACK, RunError
-from flowrun.engine.runtime.drivers.pulse import STEPS, Phase, Pulse, Pulses
+from flowrun.engine.runtime.drivers.pulse import STEPS, Activity, Pulse, Pulses
 from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.engine.runtime.process.vital_signs import describe_halt, measure_work
 from flowrun.engine.trace.stragglers import find_straggler
@@ -108,7 +108,7 @@ class Pace:
 
     def look(self, now: float) -> str:
         """Look at the time `now` in seconds; return what to say of a straggler, once."""
-        if self._said or any(pulse.phase != Phase.TRAINING for pulse in self._pulses):
+        if self._said or any(pulse.activity != Activity.TRAINING for pulse in self._pulses):
             self._before = None
             return ""
         steps = min(pulse.trained_steps for pulse in self._pulses)
@@ -240,18 +240,18 @@ class Watch:
         works = [
             measure_work(pulse.process)
             for pulse in self.pulses.ranks
-            if pulse.process and (pulse.phase not in STEPS or pulse.in_first_step)
+            if pulse.process and (pulse.activity not in STEPS or pulse.in_first_step)
         ]
         shares = [s for w in works for s in (w.cpu_s / _SHARE, w.starved_s / _STARVES)]
         return [work.num_bytes >> 16 for work in works], [share / self.limit_s for share in shares]
 
     def _find_missing(self) -> str:
         """Name the ranks that others wait for at the start."""
-        phases = {pulse.rank: pulse.phase for pulse in self.pulses.ranks}
-        first = min(phases.values())
-        if first > Phase.MAKING_WEIGHTS:
+        activities = {pulse.rank: pulse.activity for pulse in self.pulses.ranks}
+        first = min(activities.values())
+        if first > Activity.MAKING_WEIGHTS:
             return ""
-        late = ", ".join(str(rank) for rank, phase in phases.items() if phase == first)
+        late = ", ".join(str(rank) for rank, at in activities.items() if at == first)
         return f"rank {late} {first.text}"
 
     def _end_run(self, quiet: Quiet) -> bool:
@@ -311,7 +311,7 @@ def describe_hang(
         halted = hang.ranks[rank].halted
         lines += [
             f"rank {rank}, process {pulse.process}{f', {halted}' if halted else ''}: "
-            f"{hang.ranks[rank].phase}; its last act ended {pulse.quiet_s:.1f} s ago",
+            f"{hang.ranks[rank].activity}; its last act ended {pulse.quiet_s:.1f} s ago",
             *(f"  {line}" for line in hang.found.waits.get(rank, ())),
             *_indent(stacks.get(k, "").splitlines()),
         ]

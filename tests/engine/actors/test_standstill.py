@@ -122,7 +122,7 @@ def test_a_rank_of_another_host_is_named_where_its_counts_are_not_known() -> Non
 
 def test_a_rank_that_is_not_in_its_steps_yet_is_named_by_what_it_does() -> None:
     _, states = stopped_in_a_forward("unit-3-5-1f1b-1")
-    before = RankState(phase="makes its weights", entered=0)
+    before = RankState(activity="makes its weights", entered=0)
     owed = find_owed(states | {2: before}).owed
     assert [(o.rank, o.why) for o in owed] == [(2, "elsewhere")]
     assert describe_owed(owed[0], states | {2: before}) == "rank 2 makes its weights."
@@ -130,7 +130,7 @@ def test_a_rank_that_is_not_in_its_steps_yet_is_named_by_what_it_does() -> None:
 
 def test_ranks_that_have_ended_their_steps_wait_for_one_that_has_not() -> None:
     fault, states = stopped_in_a_forward("unit-3-5-1f1b-1")
-    rests = RankState(phase="waits for the other ranks", entered=2)
+    rests = RankState(activity="waits for the other ranks", entered=2)
     standstill = find_owed({0: rests, 1: rests, 2: states[2]})
     assert standstill.owed == (Owed(2, fault.actor, 1, "runs"),)
     assert standstill.waits[0] == ("rank 0 waits for the other ranks; not so far: rank 2",)
@@ -147,7 +147,7 @@ def test_a_rank_that_does_nothing_between_two_acts_is_named_with_the_last() -> N
 
 
 def test_where_all_ranks_do_the_same_outside_of_steps_each_may_owe_it() -> None:
-    saves = RankState(phase="saves a checkpoint", entered=7)
+    saves = RankState(activity="saves a checkpoint", entered=7)
     halted = replace(saves, halted="sleeps in the kernel (folio_wait), as on a disk that hangs")
     assert [o.rank for o in find_owed({0: saves, 1: saves}).owed] == [0, 1]
     assert find_owed({0: saves, 1: halted}).owed[0] == Owed(1, None, 0, "halted")

@@ -58,7 +58,7 @@ class QuietRanks:
             pass
         return {
             rank: RankState(
-                phase="trains",
+                activity="trains",
                 entered=1,
                 plan=self.plan,
                 steps=self.steps,

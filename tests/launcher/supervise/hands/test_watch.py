@@ -11,7 +11,7 @@ from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.actors.standstill import Owed, RankState, Standstill, describe_owed
 from flowrun.engine.errors import RunError
 from flowrun.engine.ir.placement import Placement
-from flowrun.engine.runtime.drivers.pulse import Phase, Pulses
+from flowrun.engine.runtime.drivers.pulse import Activity, Pulses
 from flowrun.engine.runtime.process.vital_signs import ProcessWork
 from flowrun.launcher.supervise.hands import watch as watch_module
 from flowrun.launcher.supervise.hands.watch import (
@@ -73,7 +73,7 @@ def test_time_in_which_the_launcher_itself_was_stopped_does_not_count() -> None:
 
 def test_the_error_names_the_rank_its_act_and_one_wait_of_each_rank() -> None:
     plan = unit_plan(2, 2, "1f1b")
-    state = RankState(phase="trains", entered=1, plan=plan, steps=1, begun=[1] * 9, done=[0] * 9)
+    state = RankState(activity="trains", entered=1, plan=plan, steps=1, begun=[1] * 9, done=[0] * 9)
     found = Standstill((Owed(1, 0, 0, "runs"),), {0: ("rank 0 waits", "and waits")})
     error = Hang(ranks={0: state, 1: state}, found=found, quiet_s=61.2, host_of=str).error
     assert error.where == f"rank 1, actor {plan.actors[0].name}"
@@ -85,7 +85,7 @@ def test_a_pulse_shows_what_a_rank_has_begun_and_done() -> None:
     plan = unit_plan(2, 2, "1f1b")
     pulses = Pulses([plan], 2)
     pulse = pulses.ranks[1]
-    assert (pulse.phase, pulse.process, pulse.rank) == (Phase.STARTING, 0, 1)
+    assert (pulse.activity, pulse.process, pulse.rank) == (Activity.STARTING, 0, 1)
     pulse.start(1)
     assert pulse.state().plan is None
     pulse.enter_steps(Scheduler(plan, 1, 6, 4), 4)
@@ -112,8 +112,8 @@ def test_a_pulse_shows_what_a_rank_has_begun_and_done() -> None:
 def test_a_rank_may_go_on_while_its_pulse_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     pulse = Pulses([unit_plan(2, 2, "1f1b")], 1).ranks[0]
     pulse.start(0)
-    phases = iter([Phase.TRAINING, *[Phase.LEAVING] * 9])
-    monkeypatch.setattr(type(pulse), "phase", property(lambda self: next(phases)))
+    activities = iter([Activity.TRAINING, *[Activity.LEAVING] * 9])
+    monkeypatch.setattr(type(pulse), "activity", property(lambda self: next(activities)))
     assert pulse.in_first_step
 
 
@@ -160,7 +160,7 @@ def test_a_rank_that_has_no_core_is_not_one_that_hangs(
     """Its thread that writes a checkpoint gives way to all that a machine does."""
     pulses, looks = Pulses([unit_plan(2, 2, "1f1b")], 1), itertools.count()
     pulses.ranks[0].start(0)
-    pulses.ranks[0].enter(Phase.SAVING)
+    pulses.ranks[0].enter(Activity.SAVING)
     starves = [ProcessWork(0.0, 0, 0.9 * now) for now in range(100)]
     monkeypatch.setattr(watch_module, "measure_work", lambda process: starves[next(looks)])
     watching, quiet = unit_watch(tmp_path, pulses=pulses, limit_s=6.0), Quiet(6.0, 1)
@@ -172,7 +172,7 @@ class FakePulse:
 
     def __init__(self, rank: int, waits: float) -> None:
         self.rank, self.waits, self.now = rank, waits, 0.0
-        self.phase, self.plans = Phase.TRAINING, [plan_of_three()]
+        self.activity, self.plans = Activity.TRAINING, [plan_of_three()]
 
     @property
     def trained_steps(self) -> float:
