@@ -28,13 +28,13 @@ MOST_COMPLEXITY = 15
 BUDGETS = {
     "docs": 50_000,
     "engine": 1_146,
-    "engine/actors": 1_599,
+    "engine/actors": 1_627,
     "engine/boxing": 518,
     "engine/capture": 4_547,
-    "engine/cost": 1_155,
+    "engine/cost": 1_206,
     "engine/hardware": 569,
     "engine/ir": 1_704,
-    "engine/lowering": 1_293,
+    "engine/lowering": 1_297,
     "engine/ops": 5_428,
     "engine/passes": 7_027,
     "engine/rehearsal": 898,
@@ -62,7 +62,7 @@ BUDGETS = {
     "tests": 1_057,
     "tests/behaviour": 8_154,
     "tests/chaos": 927,
-    "tests/engine": 12_929,
+    "tests/engine": 12_999,
     "tests/gpu": 274,
     "tests/fuzz": 993,
     "tests/hangs": 365,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 6_938,
     "tests/testing": 111,
 }
-SUMS = {"source": 67_083, "tests": 46_389, "docs": 50_000}
+SUMS = {"source": 67_166, "tests": 46_459, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

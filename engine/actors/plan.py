@@ -261,7 +261,7 @@ class Plan:
     graph: the boxed logical graph that it was made of: for passes, costs and reports.
     tensors: logical shape and dtype of every tensor, by name; locations: where it enters or is
         made; variables: those that live from step to step.
-    chunks: see Strategy.
+    chunks: see Strategy.  in_turn: no forward goes before a backward whose turn (Turns) is earlier.
     order: (stage, queue) -> the order in which the communication of that queue is issued within a
         step, as (actor, act of the step); found by the rehearsal, the same on all ranks of the
         stage.
@@ -281,6 +281,7 @@ class Plan:
     registers: tuple[Register, ...]
     micro_batches: int
     chunks: int = 1
+    in_turn: bool = False
     order: Orders = ()
     notes: tuple[str, ...] = ()
     shared_memory: bool = False

@@ -4,8 +4,9 @@ Shared by the rehearsal and both drivers; knows no clock, thread or tensor.  Rea
 priority: backward and update > forward > weight_grad, then older micro-batch, then plan order.
 Updates are not kept back to fill gaps, as weight gradients are: one that waits for a collective
 fills no gap better than backward does.  Where a stage has several chunks, forward and backward take
-turns (schedules.py).  Communication is issued at once, in the order that the rehearsal fixed for
-each queue; where all has one order, a receive waits for the compute that goes before it, too.
+turns, which 1f1b holds forwards to (schedules.py).  Communication is issued at once, in the order
+that the rehearsal fixed for each queue; where all has one order, a receive waits for the compute
+that goes before it, too.
 
 Those of a blocking axis take turns with compute, as on one stream: one of them or one act at a
 time, a micro-batch's collectives first, a step's when nothing else can be computed.  All blocking
@@ -72,6 +73,8 @@ class Scheduler:
         self._pace, self._often, self._paced_acts = _pace_of(self.actors.values(), self.per_step)
         self._paced = 0  # acts of these begun, from `first` on, as `issued`
         self._turns = self._interleave(stage) if plan.chunks > 1 else {}
+        self._backward = self._next_turns()
+        self._early: list[int] = []  # forwards that an earlier turn's backward goes before
         self._compute: list[tuple[int, int, int]] = []  # heap of (priority, turn, actor)
         self._communicate: list[int] = []
         self._seeks = True  # one of them may be in turn that was not when last asked
@@ -97,6 +100,7 @@ class Scheduler:
         scheduler.states = {k: counted_state(specs, acts, k, running=k in busy) for k in specs}
         for axis, order in scheduler.order.items():
             scheduler.issued[axis] = _first_missing(order, begun, scheduler.per_step)
+        scheduler._backward = scheduler._next_turns()
         scheduler._paced = sum(begun[k] for k in scheduler._pace)
         scheduler._blocked = busy & (scheduler._priority.keys() | scheduler._blocking)
         return scheduler
@@ -111,6 +115,11 @@ class Scheduler:
         acts = self.acts[actor] = self.acts[actor] + 1
         state, sent = end(specs[actor], states[actor], acts)
         states[actor] = state
+        if actor in self._backward:
+            self._backward[actor] = self._turns[actor](acts)
+            early, self._early = self._early, []
+            for forward in early:
+                self._queue(forward)
         if acts == self.granted * self.per_step[actor]:
             self._rest(actor)
         elif can_act(specs[actor], state):
@@ -201,7 +210,7 @@ class Scheduler:
         first = order[self.issued[self._axes[actor]] % len(order)][0] if order else actor
         if first == actor and not self._in_turn(actor):  # it is not due
             return min(self._pace, key=lambda k: self.acts[k] / self.per_step[k])
-        return None if first == actor else first
+        return self._goes_before(actor) if first == actor else first
 
     def moment(self, since: Sequence[int]) -> tuple[object, ...]:
         """Return all that decides what comes next, with acts counted from `since`, by actor."""
@@ -209,6 +218,7 @@ class Scheduler:
             tuple([acts - since[k] for k, acts in self.acts.items()]),
             tuple(self.states.values()),
             tuple([actor for *_, actor in sorted(self._compute)]),
+            tuple(self._early),
             tuple(self._communicate),
             tuple(self._supply),
         )
@@ -221,6 +231,7 @@ class Scheduler:
             self.issued[axis] += count
         self._paced += acts * self._often
         self._seeks = True
+        self._backward = self._next_turns()
         self._compute = [self._urgency(actor) for *_, actor in self._compute]
         heapq.heapify(self._compute)
 
@@ -249,6 +260,19 @@ class Scheduler:
                 acts_in_turn[k] = partial(place, chunk=actor.work.ops[0].chunk)
                 self._priority[k] = PRIORITY[FORWARD]
         return acts_in_turn
+
+    def _next_turns(self) -> dict[int, int]:
+        """Return the turn of the next act of each actor of backward, where turns are kept."""
+        of = self.actors if self.plan.in_turn else {}
+        backward = (k for k, a in of.items() if a.phase == BACKWARD and not a.per_step)
+        return {k: self._turns[k](self.acts[k]) for k in backward if k in self._turns}
+
+    def _goes_before(self, actor: int) -> int | None:
+        """Return the backward that a forward has to let go before; None if it may act."""
+        if actor not in self._turns or actor in self._backward or not self._backward:
+            return None
+        first = min(self._backward, key=self._backward.__getitem__)
+        return first if self._backward[first] < self._turns[actor](self.acts[actor]) else None
 
     def _urgency(self, actor: int) -> tuple[int, int, int]:
         """Return the sort key of a ready actor: the least computes next."""
@@ -285,7 +309,9 @@ class Scheduler:
         return not receives or self._paced >= step * self._paced_acts + self._due[place]
 
     def _queue(self, actor: int) -> None:
-        if actor in self._priority:
+        if self._goes_before(actor) is not None:
+            self._early.append(actor)
+        elif actor in self._priority:
             heapq.heappush(self._compute, self._urgency(actor))
         elif self.actors[actor].kind in COMMUNICATION:
             self._communicate.append(actor)

@@ -5,7 +5,9 @@ slots of the numbers, split_weight_grads.py a phase of the rest, and the protoco
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from flowrun.engine.errors import RecipeError
 
@@ -34,8 +36,11 @@ def micro_batches_in_flight(
             held = number
         case "gpipe":
             held = micro_batches
+        case "1f1b" if chunks == 1:
+            held = stages - stage
         case "1f1b":
-            held = _one_f_one_b(stages, stage, chunk, chunks)
+            this = [int(k == chunk) for k in range(chunks)]
+            held = Turns(stages, stage, chunks, micro_batches).most_held(this, steps=1)
         case "zero_bubble" | "auto":
             held = 2 * stages if stages > 1 else alone
         case other:
@@ -47,41 +52,22 @@ def micro_batches_in_flight(
     return min(held, micro_batches)
 
 
-def _one_f_one_b(stages: int, stage: int, chunk: int, chunks: int) -> int:
-    """Return the most micro-batches that a chunk holds where a stage does one forward, one
-    backward.
-
-    With one chunk, one for itself and one for each later stage.  With more, a stage takes as many
-    micro-batches as there are stages through one chunk, then through the next, and backward through
-    the chunks in reverse (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+def keeps_turns(in_flight: int | str, stages: int, micro_batches: int, chunks: int) -> bool:
+    """Return whether forwards wait for backwards of earlier turns: where a round is not full, that
+    would keep the next step's from filling the gap.
     """
-    if chunks == 1:
-        return stages - stage
-    period = chunks * stages
-    ahead = _ahead(stages, stage, chunks)
-
-    def done(acts: int, place: int) -> int:
-        """Count those of the first `acts` acts whose chunk has this place in a period."""
-        whole, rest = divmod(acts, period)
-        return whole * stages + min(max(rest - place * stages, 0), stages)
-
-    return max(
-        done(ahead + acts + 1, chunk) - done(acts, chunks - 1 - chunk) for acts in range(period)
-    )
-
-
-def _ahead(stages: int, stage: int, chunks: int) -> int:
-    """Return how many forwards a stage of several chunks does before it does one a backward."""
-    return 2 * (stages - 1 - stage) + (chunks - 1) * stages
+    return in_flight == "1f1b" and chunks > 1 and micro_batches % stages == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
     """The order of acts on a stage of several chunks: as many micro-batches as there are stages go
-    through one chunk, then through the next; one forward, one backward.
+    through one chunk, then through the next, and backward through the chunks in reverse; one
+    forward, one backward (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
 
     Among what is ready, it is a priority.  Backward first, as with one chunk, would leave forwards
-    to the end of the step: there is always a backward of another chunk that could run.
+    to the end of the step: there is always a backward of another chunk that could run.  Where
+    turns are kept, no forward goes before a backward of an earlier turn, either (Plan.in_turn).
     """
 
     stages: int
@@ -91,11 +77,26 @@ class Turns:
 
     def forward(self, act: int, chunk: int) -> int:
         """Return the place of a forward act, counted from the first backward of the first step."""
-        return 2 * (self._number(act, chunk) - _ahead(self.stages, self.stage, self.chunks))
+        ahead = 2 * (self.stages - 1 - self.stage) + (self.chunks - 1) * self.stages
+        return 2 * (self._number(act, chunk) - ahead)
 
     def backward(self, act: int, chunk: int) -> int:
         """Return the place of a backward act."""
         return 2 * self._number(act, self.chunks - 1 - chunk) + 1
+
+    def most_held(self, weights: Sequence[int], steps: int) -> int:
+        """Return the most that waits for backward at once if no forward goes before its turn.
+
+        weights: of what a micro-batch in each chunk leaves.  steps: how many may overlap.
+        """
+        acts = range(steps * self.micro_batches)
+        turns = [
+            (turn(act, chunk), held)
+            for chunk, weight in enumerate(weights)
+            for turn, held in ((self.forward, weight), (self.backward, -weight))
+            for act in acts
+        ]
+        return max(accumulate(held for _, held in sorted(turns)))
 
     def _number(self, act: int, place: int) -> int:
         """Number an act among all forwards, or backwards, of a stage.

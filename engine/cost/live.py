@@ -2,7 +2,7 @@
 
 The rehearsal foresees when each act runs, and with it how many micro-batches wait for backward at
 once.  In a run messages may arrive in another order and the number may differ, up to the slots of
-the stash registers, which `bound` counts.
+the stash registers, or to what turns let chunks hold together (Turns), which `bound` counts.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
-from flowrun.engine.actors.plan import Actor, Plan, RegionWork, Register
+from flowrun.engine.actors.plan import SEND, Actor, Plan, RegionWork, Register
+from flowrun.engine.actors.schedules import Turns
 from flowrun.engine.cost.footprint import ActBytes, Footprint
 from flowrun.engine.cost.messages import Messages
+from flowrun.engine.ir.graph import BACKWARD, FORWARD
 
 StorageVersion = tuple[str, int]  # a storage, and its version: a number of a micro-batch or step
 _ReaderCounts = list[tuple[StorageVersion, int]]
@@ -41,12 +43,17 @@ class Live:
             for storage in self.footprint.slot(r)
         }
         self.slots = self._stash_slots(stage)
-        self.stashed: dict[int, int] = {}  # micro-batch -> bytes that wait for its backward
+        self.chunk = self._find_kept(stage) if plan.in_turn else {}
+        # (chunk, micro-batch) -> bytes that wait for its backward; chunk None: of any, in slots
+        self.stashed: dict[tuple[int | None, int], int] = {}
         self._size = cache(self.footprint.storage_bytes)
-        self.others = sum((slots - 1) * self._size(s) for s, slots in self.slots.items())
+        free = self.slots.keys() - self.chunk.keys()
+        in_slots = sum((self.slots[s] - 1) * self._size(s) for s in free)
+        self.others = {None: in_slots, **self._others_in_turn()}
         self.under_way: dict[int, int] = {}
         self._read: dict[int, _ReaderCounts] = {}  # of acts under way
-        self.waiting = self.held = 0  # sums of stashed and under_way
+        self.waiting = dict.fromkeys((True, False), 0)  # sums of stashed: in turn, in slots
+        self.held = 0  # sum of under_way
         self.messages = Messages()
         empty = [r for r in plan.registers if r.stage == stage and not r.tensors]
         self.throttled = {k for r in empty for k in (r.producer, *r.readers)}
@@ -114,7 +121,7 @@ class Live:
 
         self.readers_left = dict(later(self.readers_left.items()))
         self._read = {actor: later(read) for actor, read in self._read.items()}
-        self.stashed = {version + acts: n for version, n in self.stashed.items()}
+        self.stashed = {(chunk, version + acts): n for (chunk, version), n in self.stashed.items()}
 
     def _stash_slots(self, stage: int) -> dict[str, int]:
         """Return storage that waits for backward -> the most versions of it."""
@@ -124,6 +131,50 @@ class Live:
                 slots[storage] = max(r.slots, slots.get(storage, 0))
         return slots
 
+    def _find_kept(self, stage: int) -> dict[str, int]:
+        """Return storage -> chunk, of what forwards make that backwards of the same chunk free."""
+        kept: dict[str, int] = {}
+        free: set[str] = set()
+        for r in (r for r in self.plan.registers if r.stash and r.stage == stage):
+            chunk = -1 if r.producer is None else self._chunk_of(r.producer)
+            if chunk >= 0 and all(self._ends_with(k, chunk) for k in r.readers):
+                kept |= dict.fromkeys(self.footprint.slot(r) - self.of_step, chunk)
+            else:
+                free |= self.footprint.slot(r)
+        return {storage: chunk for storage, chunk in kept.items() if storage not in free}
+
+    def _chunk_of(self, actor: int) -> int:
+        """Return the chunk whose turns a region keeps; -1: any other actor."""
+        work, phase = self.plan.actors[actor].work, self.plan.actors[actor].phase
+        keeps = self.plan.in_turn and phase in (FORWARD, BACKWARD)
+        return work.ops[0].chunk if keeps and isinstance(work, RegionWork) else -1
+
+    def _ends_with(self, actor: int, chunk: int) -> bool:
+        """Return whether backward of a chunk comes after an actor: it waits for its acts."""
+        described, known = self.plan.actors[actor], self.plan.registers
+        if isinstance(described.work, RegionWork):
+            return self._chunk_of(actor) == chunk
+        if described.kind == SEND:
+            return described.phase == FORWARD
+        return any(self._ends_with(k, chunk) for r in described.outputs for k in known[r].readers)
+
+    def _others_in_turn(self) -> dict[int | None, int]:
+        """Return chunk -> the most bytes of what is kept, besides a micro-batch of the chunk."""
+        plan, sizes = self.plan, [0] * self.plan.chunks
+        for storage, chunk in self.chunk.items():
+            sizes[chunk] += self._size(storage)
+        turns = Turns(len(plan.placements), self.stage, plan.chunks, plan.micro_batches)
+        most = turns.most_held(sizes, steps=2) if self.chunk else 0
+        return {chunk: most - size for chunk, size in ((-1, 0), *enumerate(sizes))}
+
+    def _may_wait(self, chunk: int | None, act: int) -> int:
+        """Return the bytes that may wait for backward besides those that do, during an act.
+
+        chunk: of the act, or -1: of what turns limit; None: of what slots do.
+        """
+        waiting = self.waiting[chunk is not None] - self.stashed.get((chunk, act), 0)
+        return max(0, self.others[chunk] - waiting)
+
     def _reach(self, actor: int, act: int, more: int) -> None:
         """Update peak and bound with `more` bytes than are live."""
         now = self.live + self.held + more
@@ -131,18 +182,18 @@ class Live:
             self.of_act[actor] = now
             self._peak = max(self._peak, now)
         if not self.plan.actors[actor].per_step:
-            waiting = self.waiting - self.stashed.get(act, 0)
-            now += max(0, self.others - waiting)
+            now += self._may_wait(None, act) + self._may_wait(self._chunk_of(actor), act)
         self._bound = max(self._bound, now)
 
     def _add(self, storage: str, version: int, count: int) -> None:
         num_bytes = count * self._size(storage)
         self.live += num_bytes
         if storage in self.slots:
-            self.waiting += num_bytes
-            self.stashed[version] = self.stashed.get(version, 0) + num_bytes
-            if not self.stashed[version]:
-                del self.stashed[version]
+            chunk = self.chunk.get(storage)
+            self.waiting[chunk is not None] += num_bytes
+            left = self.stashed.pop((chunk, version), 0) + num_bytes
+            if left:
+                self.stashed[chunk, version] = left
 
     def _act(self, actor: int, act: int, read: _ReaderCounts) -> ActBytes:
         """Return the bytes of an act; an actor has few kinds, by the storages that they free: all
