@@ -1,6 +1,6 @@
 """Plain torch: models, losses, metrics and optimizers that know nothing of ranks or layouts.
 
-gpt.py gpt_chain.py llama.py moe.py bert.py   language models; gpt.py is the simplest: read it first
+gpt.py llama.py moe.py bert.py   language models; gpt.py is the simplest: read it first
 causal_attention.py   causal attention, of packed documents too
 resnet.py convnet.py insightface.py mlp.py wide_deep.py   images, faces, click rates
 losses.py metrics.py   functions of (output, batch) -> the mean over the batch

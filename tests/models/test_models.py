@@ -7,8 +7,7 @@ from transformers import LlamaConfig, LlamaModel
 
 from flowrun.engine.capture.patches.substitutes import narrow_residual
 from flowrun.models.bert import BERT
-from flowrun.models.gpt import GPT
-from flowrun.models.gpt_chain import ChainGPT
+from flowrun.models.gpt import GPT, Attention
 from flowrun.models.llama import Llama
 from flowrun.models.losses import cross_entropy
 from flowrun.models.metrics import accuracy
@@ -16,7 +15,6 @@ from flowrun.models.metrics import accuracy
 SIZES = {"vocabulary": 11, "context": 6, "depth": 2, "heads": 2, "width": 8}
 NEXT_TOKEN = {
     "gpt": lambda: GPT(**SIZES),
-    "gpt_chain": lambda: ChainGPT(**SIZES),
     "llama": lambda: Llama(vocabulary=11, depth=2, heads=4, key_heads=2, width=32, inner=48),
 }
 
@@ -80,10 +78,32 @@ def test_between_blocks_a_sum_is_fp32_under_autocast_but_where_it_is_narrow(
     assert passed == [under] * 2 + [torch.float32] * 2
 
 
-@pytest.mark.parametrize("make", [GPT, BERT, ChainGPT])
+@pytest.mark.parametrize("make", [GPT, BERT])
 def test_a_width_that_heads_do_not_divide_is_refused(make: type[nn.Module]) -> None:
     with pytest.raises(ValueError, match="not a multiple"):
         make(**{**SIZES, "heads": 3})
+
+
+def test_each_unit_of_a_gpt_is_fed_by_the_one_before() -> None:
+    model, tokens = GPT(**SIZES), torch.tensor([[1, 2, 3, 4, 5, 6]])
+    chain = nn.Sequential(model.embed, *model.blocks, model.norm, model.head)
+    assert torch.equal(chain(tokens), model(tokens))
+
+
+def test_a_rank_with_half_of_the_columns_computes_half_of_the_heads() -> None:
+    """As tensor parallelism splits it: the halves sum to the whole, but for proj's bias twice."""
+    whole, x_BTD = Attention(8, 2, separate_qkv=True), torch.randn(1, 6, 8)
+    total = torch.zeros(1, 6, 8)
+    for rows in (slice(0, 4), slice(4, 8)):
+        half = Attention(8, 2, separate_qkv=True)
+        for ours, given in ((half.q, whole.q), (half.k, whole.k), (half.v, whole.v)):
+            ours.weight, ours.bias = (
+                nn.Parameter(given.weight[rows]),
+                nn.Parameter(given.bias[rows]),
+            )
+        half.proj.weight, half.proj.bias = nn.Parameter(whole.proj.weight[:, rows]), whole.proj.bias
+        total += half(x_BTD)
+    torch.testing.assert_close(total - whole.proj.bias, whole(x_BTD))
 
 
 def test_cross_entropy_is_the_mean_over_all_positions() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.model.packed_inputs import packed_inputs
 from flowrun.models.gpt import GPT
-from flowrun.models.gpt_chain import ChainGPT
+from flowrun.models.moe import MixtureGPT
 
 VOCABULARY = 64
 DOCUMENTS = torch.tensor([[5, 7, 12], [20, 4, 0]])
@@ -107,7 +107,7 @@ class NoPlaces(nn.Module):
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: ChainGPT(VOCABULARY, 24, 1, 2, 16), "ChainGPT .* its forward takes no documents"),
+        (lambda: MixtureGPT(VOCABULARY, 24, 2, 2, 16, 4), "MixtureGPT .* takes no documents"),
         (NoPlaces, "NoPlaces .* does not take positions, which start again in each"),
     ],
 )

@@ -10,7 +10,6 @@ from torch.nn.utils import parametrizations
 
 from flowrun.models.convnet import ConvNet
 from flowrun.models.gpt import GPT
-from flowrun.models.gpt_chain import ChainGPT
 from flowrun.models.llama import Llama
 from flowrun.models.mlp import MLP, DeepMLP
 from flowrun.models.moe import MixtureGPT
@@ -188,7 +187,6 @@ MODULES: Mapping[str, Callable[[], nn.Module]] = {
     **{f"init {name}": lambda change=change: Weight(change) for name, change in _INIT.items()},
     **{f"values {name}": lambda make=make: Values(make) for name, make in _VALUES.items()},
     "models.gpt": lambda: GPT(30, 12, 2, 2, 16, tied=True, dropout=0.1),
-    "models.gpt_chain": lambda: ChainGPT(30, 12, 2, 2, 16),
     "models.llama": lambda: Llama(30, 2, 4, 2, 16, 24),
     "models.moe": lambda: MixtureGPT(30, 12, 2, 2, 16, 4),
     "models.mlp": lambda: nn.Sequential(MLP(8, 16, 4), DeepMLP([8, 16, 4])),

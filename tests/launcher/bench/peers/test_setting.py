@@ -12,11 +12,11 @@ from flowrun.launcher.commands.plain_loop import plain_loop
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.schema import Optim
-from flowrun.models.gpt_chain import ChainGPT
+from flowrun.models.gpt import GPT
 
 
 def test_a_star_is_one_part_of_a_name() -> None:
-    gpt = ChainGPT(vocabulary=32, context=8, depth=2, heads=2, width=4)
+    gpt = GPT(vocabulary=32, context=8, depth=2, heads=2, width=4, qkv_apart=True)
     expected = ["embed", "blocks.0", "blocks.1", "head"]
     assert list(chosen(gpt, ["embed", "blocks.*", "head"])) == expected
     assert list(chosen(gpt, ["blocks.*.attn.[qk]"])) == [

@@ -7,7 +7,7 @@ from torch.distributed import pipelining
 
 from flowrun.launcher.bench.load_suite import load_suite
 from flowrun.launcher.bench.peers.torch_pipelining import ONE_STAGE, best_cut, products, stage_ranks
-from flowrun.models.gpt_chain import ChainGPT
+from flowrun.models.gpt import GPT as Model
 
 GPT = [0.0, 1.0, 1.0, 1.0, 1.0, 2.7]  # embedding, blocks, head
 
@@ -45,7 +45,7 @@ def test_fewer_units_than_stages_are_refused() -> None:
 
 
 def test_products_leave_look_ups_out() -> None:
-    gpt = ChainGPT(vocabulary=32, context=8, depth=1, heads=2, width=4)
+    gpt = Model(vocabulary=32, context=8, depth=1, heads=2, width=4)
     assert products(gpt.embed) == 0
     assert products(gpt.blocks[0]) == 12 * 4 * 4
     assert products(gpt.head) == 4 * 32
