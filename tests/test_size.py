@@ -27,9 +27,9 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_146,
+    "engine": 1_131,
     "engine/actors": 1_627,
-    "engine/boxing": 518,
+    "engine/boxing": 519,
     "engine/capture": 4_547,
     "engine/cost": 1_206,
     "engine/hardware": 569,
@@ -38,7 +38,7 @@ BUDGETS = {
     "engine/ops": 5_428,
     "engine/passes": 7_027,
     "engine/rehearsal": 898,
-    "engine/runtime": 7_964,
+    "engine/runtime": 7_937,
     "engine/trace": 495,
     "engine/verify": 793,
     "launcher": 362,
@@ -47,7 +47,7 @@ BUDGETS = {
     "launcher/commands": 3_052,
     "launcher/data": 3_281,
     "launcher/job": 1_826,
-    "launcher/listeners": 684,
+    "launcher/listeners": 673,
     "launcher/model": 2_654,
     "launcher/place": 2_083,
     "launcher/recipe": 3_103,
@@ -57,21 +57,21 @@ BUDGETS = {
     "launcher/supervise": 4_404,
     "launcher/terminal": 229,
     "launcher/text": 379,
-    "models": 1_557,
+    "models": 1_482,
     "testing": 115,
     "tests": 1_057,
     "tests/behaviour": 8_154,
     "tests/chaos": 927,
-    "tests/engine": 12_999,
+    "tests/engine": 13_000,
     "tests/gpu": 274,
     "tests/fuzz": 993,
     "tests/hangs": 365,
     "tests/launcher": 13_992,
-    "tests/models": 649,
-    "tests/support": 6_938,
+    "tests/models": 635,
+    "tests/support": 6_936,
     "tests/testing": 111,
 }
-SUMS = {"source": 67_166, "tests": 46_459, "docs": 50_000}
+SUMS = {"source": 67_039, "tests": 46_444, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

@@ -104,7 +104,7 @@ def route(
     for k, (rank, wanted) in enumerate(slices_of_ranks(target_placement, target, shape).items()):
         nearest = k * len(ranks) // num_targets
         for region, indices in holders.items():
-            if (part := _overlap(region, wanted)) is None:
+            if (part := overlap(region, wanted)) is None:
                 continue
             if held.get(rank) == region:
                 sends.append(Send(rank, rank, part))
@@ -181,7 +181,8 @@ def slices_of_ranks(placement: Placement, nd_sbp: NdSbp, shape: Shape) -> dict[i
     return {rank: placement.slices(rank, shape, nd_sbp) for rank in placement.ranks}
 
 
-def _overlap(one: Slices, other: Slices) -> Slices | None:
+def overlap(one: Slices, other: Slices) -> Slices | None:
+    """Return what two regions have in common; None if that is nothing."""
     region = []
     for (start, length), (start2, length2) in zip(one, other, strict=True):
         low, high = max(start, start2), min(start + length, start2 + length2)

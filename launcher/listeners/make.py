@@ -22,20 +22,12 @@ EVENTS = ("on_start", "on_step", "on_evaluation", "on_save", "on_end")
 TARGET = "_target_"
 
 
-@dataclass(frozen=True)
-class Logger:
-    """A logger that a recipe may name.  module: what it imports.  extra: of pip; it brings that."""
-
-    make: Callable[..., Any]
-    module: str
-    extra: str
-
-
-LOGGERS: Mapping[str, Logger] = {
-    DEFAULT: Logger(TensorBoard, "tensorboard", "tensorboard"),
-    "wandb": Logger(WandB, "wandb", "wandb"),
-    "mlflow": Logger(MLflow, "mlflow", "mlflow"),
-    "trackio": Logger(Trackio, "trackio", "trackio"),
+# loggers that a recipe may name, as the module is called that each imports, and its extra of pip
+LOGGERS: Mapping[str, Callable[..., Any]] = {
+    DEFAULT: TensorBoard,
+    "wandb": WandB,
+    "mlflow": MLflow,
+    "trackio": Trackio,
 }
 
 
@@ -87,13 +79,10 @@ def _make_logger(entry: Any, where: str) -> NamedListener:
             f"{name!r} is not a logger.",
             f"{did_you_mean(str(name), LOGGERS)} Of your own: {{_target_: my_module.MyLogger}}.",
         )
-    logger = LOGGERS[name]
-    if importlib.util.find_spec(logger.module) is None:
-        raise RecipeError(
-            where, f"{logger.module} is not installed.", f"pip install 'flowrun[{logger.extra}]'"
-        )
-    check_arguments(logger.make, options, where)
-    return NamedListener(name, logger.make(**options), may_end=False)
+    if importlib.util.find_spec(name) is None:
+        raise RecipeError(where, f"{name} is not installed.", f"pip install 'flowrun[{name}]'")
+    check_arguments(LOGGERS[name], options, where)
+    return NamedListener(name, LOGGERS[name](**options), may_end=False)
 
 
 def _make_own(entry: object, where: str, may_end: bool) -> NamedListener:

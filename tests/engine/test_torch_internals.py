@@ -59,8 +59,9 @@ def test_every_name_is_tested() -> None:
     tree = ast.parse(inspect.getsource(internals))
     own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     for node in tree.body:
-        if isinstance(node, ast.Assign):
-            own |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            own |= {target.id for target in targets if isinstance(target, ast.Name)}
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("torch"):
             own |= {alias.asname for alias in node.names if alias.asname}
     tests = Path(__file__).read_text()

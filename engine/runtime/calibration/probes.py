@@ -64,28 +64,13 @@ def element_probes() -> Mapping[str, Probe]:
     return {target: probes[target] for target in sorted(probes)}
 
 
-def _x() -> Tensor:
-    return randn(ROWS, COLUMNS)
+_x, _row = partial(randn, ROWS, COLUMNS), partial(randn, COLUMNS)
+_image = partial(randn, SAMPLES, CHANNELS, SIDE, SIDE)
+_mean, _scale = partial(torch.zeros, CHANNELS), partial(torch.ones, CHANNELS)
 
 
 def _softmax() -> Tensor:
     return _x().softmax(-1)
-
-
-def _row() -> Tensor:
-    return randn(COLUMNS)
-
-
-def _image() -> Tensor:
-    return randn(SAMPLES, CHANNELS, SIDE, SIDE)
-
-
-def _mean() -> Tensor:
-    return torch.zeros(CHANNELS)
-
-
-def _scale() -> Tensor:
-    return torch.ones(CHANNELS)
 
 
 _POOL = [3, 3], [2, 2], [1, 1]  # kernel, stride, padding

@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 
 from flowrun.engine.actors.plan import Plan
+from flowrun.engine.boxing.crossing import overlap
 from flowrun.engine.errors import RunError
-from flowrun.engine.ir.placement import Shape, Slices
+from flowrun.engine.ir.placement import Shape
 from flowrun.engine.runtime.rank.shard_file import ShardFile, Written, open_shards, write_shards
 from flowrun.engine.runtime.rank.shards import Shard, collect_shards, make_whole_shard
 from flowrun.engine.runtime.transport.transport import cut, within
@@ -61,7 +62,7 @@ def read(folder: Path, shards: Iterable[Shard]) -> None:
     for file in _open_files(folder):
         for stored in file.shards:
             for shard in wanted.get(stored.name, ()):
-                if (common := _overlap(stored.slices, shard.slices)) is not None:
+                if (common := overlap(stored.slices, shard.slices)) is not None:
                     source = cut(file.value(stored), within(common, stored.slices))
                     cut(shard.value, within(common, shard.slices)).copy_(source)
                     left[id(shard)] -= source.numel()
@@ -91,14 +92,3 @@ def _open_files(folder: Path) -> Iterator[ShardFile]:
     for path in sorted(folder.glob(_FILES.replace("*", "[0-9]*"))):
         with open_shards(path) as opened:
             yield opened
-
-
-def _overlap(one: Slices, other: Slices) -> Slices | None:
-    """Return what two regions have in common; None if that is nothing."""
-    common = []
-    for (start, length), (begin, count) in zip(one, other, strict=True):
-        first, end = max(start, begin), min(start + length, begin + count)
-        if first >= end:
-            return None
-        common.append((first, end - first))
-    return tuple(common)
