@@ -33,6 +33,7 @@ from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.passes.keep_narrow import keep_narrow
 from flowrun.engine.passes.layout.apply_pins import apply_pins, with_pins
 from flowrun.engine.passes.layout.infer_sbp import infer_update
+from flowrun.engine.passes.layout.keep_lengths import keep_lengths
 from flowrun.engine.passes.mirrored_view import mirror
 from flowrun.engine.passes.narrow_gradients import narrow_gradients
 from flowrun.engine.passes.recompute import recompute
@@ -53,6 +54,7 @@ PlanPass = Callable[[Plan, Strategy], Plan]
 
 TRAINING: Passes = {
     STAGED: (
+        keep_lengths,  # tokens keep a dim of their own where an axis divides them
         apply_pins,  # the recipe's pins, from here on homes of variables and fields, and ops
         chunk_loss,  # head and loss some rows at a time
         find_rows,  # rows of ops without a table: the user's, or by experiment
@@ -81,7 +83,7 @@ TRAINING: Passes = {
 }
 # forward alone, laid out as training is
 EVALUATION: Passes = {
-    STAGED: (with_pins, chunk_loss, find_rows, mirror, split_stages, keep_narrow),
+    STAGED: (keep_lengths, with_pins, chunk_loss, find_rows, mirror, split_stages, keep_narrow),
     TRAINED: (update_ops, count_step),
     LAID_OUT: (assign_sbp,),
     SIGNED: (infer_update, follow_homes, hoist_weights),

@@ -50,6 +50,7 @@ class Pin:
         return f"sbp.{self.pattern}{middle}.{self.axis}"
 
 
+HEADS, GATHER = "heads", "gather"  # values of long_attention
 Settings = tuple[tuple[str, float | bool], ...]
 
 
@@ -263,6 +264,7 @@ class Strategy:
     reduce_in_fp32: gradients are summed over ranks in the dtype of their accumulators.
     accumulate_in_fp32: these have the dtype of the weights; else the one that the gradient was
         computed in.
+    long_attention: what attention makes of a length that an axis divides: heads, gather or auto.
     loss_chunks: of rows, in which a head and its loss run (passes/head_products.py).
     pads_classes: products see a multiple of 64 classes (passes/head_products.py).
     preparation: steps that make a sample, each an actor of its own; empty: samples are read at
@@ -302,6 +304,7 @@ class Strategy:
     mirrored: bool = False
     counts_step: bool = True
     in_flight: int | str = "auto"
+    long_attention: str = "auto"
     loss_chunks: int = 1
     pads_classes: bool = False
     register_slots: int = 2

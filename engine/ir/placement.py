@@ -18,6 +18,7 @@ from flowrun.engine.ir.sbp import NdSbp, Split
 Shape = tuple[int, ...]
 Slices = tuple[tuple[int, int], ...]  # (start, length) along every dim of a tensor
 BATCH_AXES = ("data", "dp", "batch")  # names of axes whose ranks divide the batch
+LENGTH_AXES = ("context", "cp")  # of those whose ranks divide the length of each sample
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ chunk_loss    captured -> captured.  `engine.loss_chunks` makes of both two ops 
               whole logits (ops/nn/chunked_head.py), and refuses whatever else reads logits.
 pad_classes   trained -> trained.  The products see a multiple of 64 classes.  GPT-2 has 50,257:
               no two rows of logits are aligned, and kernels of a GPU read them piecemeal.
-              flow.aligned_product adds zeros to what a rank has of the classes and cuts them off
+              flow.product adds zeros to what a rank has of the classes and cuts them off
               again.  Built code pads where it makes the gradient of logits; a weight is copied
               each time.
 """
@@ -19,7 +19,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor, Op, Ref
 from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ops.flow.structure import PIN
-from flowrun.engine.ops.math.matmul import ALIGNED, MULTIPLE
+from flowrun.engine.ops.math.matmul import MULTIPLE, PRODUCT
 from flowrun.engine.ops.math.pointwise import CAST
 from flowrun.engine.ops.nn.chunked_head import GRADIENT, STATISTICS
 from flowrun.engine.ops.nn.cross_entropy import BACKWARD, FORWARD, LOG_SUM_EXP, given
@@ -63,7 +63,7 @@ def pad_classes(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
                 first = x if role == _PRODUCT else _turn_back(graph, op.inputs[0])
                 read = Ref(first), Ref(x if role == _OF_WEIGHT else weight)
                 args = (*read, bias if role == _PRODUCT else None, _EQUATIONS[role])
-                new[op.name] = (replace(op, target=ALIGNED, args=args, table=None),)
+                new[op.name] = (replace(op, target=PRODUCT, args=args, table=None),)
                 notes[op.module] = (
                     f"{op.module}: its products see a multiple of {MULTIPLE} classes, zeros after"
                     f" the {classes:,} (engine.pad_classes)"

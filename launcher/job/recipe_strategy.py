@@ -56,6 +56,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         mirrored=recipe.view == MIRRORED,
         counts_step=recipe.train.loss_mean == STEP,
         in_flight=recipe.in_flight,
+        long_attention=recipe.engine.long_attention,
         loss_chunks=recipe.engine.loss_chunks,
         pads_classes=pads == ALWAYS or (pads == AUTO and built_on_gpu),
         register_slots=recipe.engine.register_slots,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.placement import BATCH_AXES
+from flowrun.engine.ir.placement import BATCH_AXES, LENGTH_AXES
 from flowrun.engine.strategy import Zero
 from flowrun.launcher.recipe import hydra_source
 from flowrun.launcher.recipe.hardware_keys import check_hardware
@@ -16,6 +16,7 @@ from flowrun.launcher.recipe.placement_keys import FROM_MODEL, check_axis, parse
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import CommandLineError, one_of, require
 from flowrun.launcher.recipe.schema import (
+    AUTO,
     BF16,
     MIRRORED,
     OBJECTIVES,
@@ -72,6 +73,10 @@ def _others(name: str, names: Iterable[str]) -> str:
 
 def _axes_of_many(r: RecipeSchema) -> list[str]:
     return [axis for axis, size in r.placement.axes.items() if size > 1]
+
+
+def _axes_of_length(r: RecipeSchema) -> str:
+    return ", ".join(axis for axis in _axes_of_many(r) if axis in LENGTH_AXES)
 
 
 def _find_pin_key(r: RecipeSchema) -> str:
@@ -305,6 +310,18 @@ CONTRADICTIONS = (
         lambda r: r.engine.loss_chunks > 1 and _holds_out(r) and ", ".join(r.task.metrics),
         "no whole logits are made, which the metric {0} reads.",
         "Leave the metric out, as task.metrics.{0}=null does, or write engine.loss_chunks=1.",
+    ),
+    Contradiction(
+        "engine.loss_chunks",
+        lambda r: r.engine.loss_chunks > 1 and _axes_of_length(r),
+        "rows of logits are divided by the axis {0} already.",
+        "Write engine.loss_chunks=1, or more ranks on that axis.",
+    ),
+    Contradiction(
+        "engine.long_attention",
+        lambda r: r.engine.long_attention != AUTO and not _axes_of_length(r),
+        "no axis of the placement divides lengths.",
+        "Add one, as in placement: {axes: {context: 2}}, or leave the key out.",
     ),
     Contradiction(
         "launch.time_limit",

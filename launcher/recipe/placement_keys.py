@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.placement import BATCH_AXES, Placement
+from flowrun.engine.ir.placement import BATCH_AXES, LENGTH_AXES, Placement
 from flowrun.engine.ir.sbp import parse_sbp
 from flowrun.engine.strategy import Pin
 from flowrun.launcher.recipe.recipe import Stage
@@ -71,7 +71,7 @@ def check_axis_names(axes: Iterable[str], sbp: Mapping[str, object], others: Ite
     """
     known = {path[-1] for path, _ in _leaves(sbp, ()) if path} - {*SIDES, FROM_MODEL}
     known |= {str(sbp[FROM_MODEL])} if FROM_MODEL in sbp else set()
-    known |= {*USUAL_AXES, *BATCH_AXES, *others}
+    known |= {*USUAL_AXES, *BATCH_AXES, *LENGTH_AXES, *others}
     for name in axes:
         numbered = re.sub(r"_?\d+$", "", name)  # tensor2, data_1: names of their own
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.75)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flowrun.engine.hardware.hardware import Hardware
-from flowrun.engine.strategy import Auto, Recompute, Zero
+from flowrun.engine.strategy import GATHER, HEADS, Auto, Recompute, Zero
 
 Target = dict[str, Any]  # `_target_`: dotted path of a class or function, and its arguments
 
@@ -67,6 +67,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "launch.slurm.cluster": ("slurm", "local"),
     "engine.compiler": (EAGER, INDUCTOR, HANDWRITTEN),
     "engine.attention": (FUSED, PRODUCTS),
+    "engine.long_attention": (AUTO, HEADS, GATHER),
     "engine.pad_classes": (AUTO, ALWAYS, NEVER),
 }
 
@@ -419,6 +420,9 @@ class Engine:
         sixteenth.
     attention: fused: one op wherever it has no dropout; products: two products and a softmax, as
         software before fused kernels (attention within packed documents stays one op).
+    long_attention: what attention makes of a length that an axis (context, cp) divides: heads: each
+        rank has some of the heads and all tokens, by all-to-alls; gather: its own queries, and all
+        keys and values; auto: the faster.
     blocking: axes whose collectives take turns with compute, as on one stream; this shows what
         overlap gains.
     compiler: of training's regions: eager (op after op) or inductor (fused C++ or Triton code,
@@ -443,6 +447,7 @@ class Engine:
     loss_chunks: int = 1
     pad_classes: str = AUTO
     attention: str = FUSED
+    long_attention: str = AUTO
     blocking: list[str] = field(default_factory=list)
     compiler: str = EAGER
     inductor: dict[str, Any] = field(default_factory=dict)

@@ -19,6 +19,7 @@ from flowrun.engine.ir.op_info import OpCost, OpInfo, ProductKind, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, S
 from flowrun.engine.ir.signature import (
+    Function,
     Labels,
     LocalCall,
     LocalView,
@@ -31,7 +32,7 @@ from flowrun.engine.ir.signature import (
 from flowrun.engine.torch_internals import scaled_mm
 
 Tensor = torch.Tensor
-ALIGNED, CLASSES, MULTIPLE = "flow.aligned_product", "c", 64
+PRODUCT, CLASSES, MULTIPLE = "flow.product", "c", 64
 
 
 def product(equation: str, first: str, second: str) -> Rule:
@@ -68,41 +69,65 @@ def addmm(view: OpView) -> OpRows:
     )
 
 
-# ---- products of a dim of classes as a multiple of 64 (passes/head_products.py) -----------------
+# ---- products by labels (capture/keep_lengths.py, passes/head_products.py) -----------------------
 
 
 def labels_of(equation: str) -> tuple[str, str, str]:
-    """Return the labels of both operands and of the output of "mk,ck->mc"."""
+    """Return the labels of both operands and of the output of "btk,nk->btn"."""
     left, out = equation.split("->")
     first, second = left.split(",")
     return first, second, out
 
 
-def rows_of_aligned(view: OpView) -> OpRows:
+def rows_of_product(view: OpView) -> OpRows:
     """A bias is added once, so partial sums of the product need a partial bias."""
     first, second, out = labels_of(view.op.args[3])
-    (inner,) = set(first) & set(second) - set(out)
-    bias = [(out[1],)] * (len(view.in_shapes) - 2)
+    inner = set(first) & set(second) - set(out)
+    bias = [(out[-1],)] * (len(view.in_shapes) - 2)
     partial = (P,) * len(bias)
     return (
         *labelled_rows([tuple(first), tuple(second), *bias], [tuple(out)]),
-        Signature((S(first.index(inner)), S(second.index(inner)), *partial), (P,)),
+        *(
+            Signature((S(first.index(each)), S(second.index(each)), *partial), (P,))
+            for each in first
+            if each in inner
+        ),
         Signature((P, B, *partial), (P,)),
         Signature((B, P, *partial), (P,)),
     )
 
 
-def aligned_product(a: Tensor, b: Tensor, bias: Tensor | None, equation: str) -> Tensor:
-    """Multiply matrices, one or both transposed.  Dim "c" is multiplied as a multiple of MULTIPLE,
-    with zeros that a view cuts off what comes out.
+def multiply(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    equation: str,
+    by: Function = lambda kernel, _: kernel,
+) -> Tensor:
+    """Multiply matrices, one or both transposed, of one row for each of some leading dims.
+
+    equation: as of torch.einsum, one letter a dim; leading dims stand together, as in "btk,nk->btn"
+        and "btn,btk->nk".  Dim "c" is multiplied as a multiple of MULTIPLE, with zeros that a view
+        cuts off what comes out.
+    by: (function, any stride) -> the kernel in its place.
     """
     first, second, out = labels_of(equation)
-    classes = dict(zip(first + second, (*a.shape, *b.shape), strict=True))[CLASSES]
+    sizes = dict(zip(first + second, (*a.shape, *b.shape), strict=True))
+    (a, first), (b, second) = _merge_rows(a, first), _merge_rows(b, second)
     a, b = _align(a, first), _align(b, second)
     a = a if first[0] == out[0] else a.t()
-    b = b if second[1] == out[1] else b.t()
-    product = a @ b if bias is None else torch.addmm(_align(bias, out[1]), a, b)
-    return product.narrow(out.index(CLASSES), 0, classes) if CLASSES in out else product
+    b = b if second[1] == out[-1] else b.t()
+    first_of = () if bias is None else (_align(bias, out[-1]),)
+    kernel = torch.ops.aten.addmm.default if first_of else torch.ops.aten.mm.default
+    product = by(kernel, False)(*first_of, a, b)
+    if CLASSES in out:
+        product = product.narrow(out.index(CLASSES) and 1, 0, sizes[CLASSES])
+    rows = [sizes[each] for each in out[:-1]]
+    return product.unflatten(0, rows) if len(rows) > 1 else product  # type: ignore[no-any-return]
+
+
+def _merge_rows(x: Tensor, labels: str) -> tuple[Tensor, str]:
+    return (x.flatten(0, -2), labels[0] + labels[-1]) if len(labels) > 2 else (x, labels)
 
 
 def _align(x: Tensor, labels: str) -> Tensor:
@@ -153,14 +178,14 @@ def _flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None
     return 2.0 * math.prod(first) * second[-1]
 
 
-def _aligned_flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float:
+def _labelled_flops(op: Op, ins: Sequence[Shape], outs: Sequence[Shape | None]) -> float:
     first, second, _ = labels_of(op.args[3])
-    sizes = zip(first + second, (*in_shapes[0], *in_shapes[1]), strict=True)
+    sizes = zip(first + second, (*ins[0], *ins[1]), strict=True)
     return 2.0 * math.prod(dict(sizes).values())
 
 
 _MATRIX = OpCost(product=ProductKind.MATRIX, flops=_flops)
-_ALIGNED = replace(_MATRIX, flops=_aligned_flops)
+_LABELLED = replace(_MATRIX, flops=_labelled_flops)
 _SCALED = replace(_MATRIX, flops=lambda op, ins, outs: _flops(op, ins[:2], outs))
 _BATCHED = OpCost(product=ProductKind.BATCHED, flops=_flops)
 _FRESH = (Trait.PRODUCT, Trait.ALLOCATES)
@@ -173,7 +198,7 @@ OPS: Mapping[str, OpInfo] = {
     "aten.matmul.default": OpInfo(  # made by capture/rewrites/batched.py alone
         product("abmk,abkn->abmn", "self", "other"), traits=_FRESH, cost=_BATCHED
     ),
-    ALIGNED: OpInfo(rows_of_aligned, function=aligned_product, traits=_FRESH, cost=_ALIGNED),
+    PRODUCT: OpInfo(rows_of_product, function=multiply, traits=_FRESH, cost=_LABELLED),
     "aten._scaled_mm.default": OpInfo(
         rows_of_scaled, local=_multiply_here, traits=_FRESH, cost=_SCALED
     ),

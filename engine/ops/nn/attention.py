@@ -3,10 +3,12 @@
 Tensors are (batch, heads, length, head width).
 
 Samples and heads are independent: both pass their split.  Queries are independent of each other, so
-without a causal mask the query's length can be split against whole keys and values.  Not the keys'
-length going forward, nor the head's width: the softmax is over the one and the scores are summed
-over the other, inside the kernel.  Going backward the softmax is known (logsumexp), so the keys'
-length can be split too.  With dropout no row but all-B: a mask is drawn inside.
+the query's length can be split against whole keys and values.  Where the mask is causal, a rank
+attends to the keys before its queries, all of which they see, and to those beside them, and adds
+both up by their logsumexp.  Not the keys' length going forward, nor the head's width: the softmax
+is over the one and the scores are summed over the other, inside the kernel.  Going backward the
+softmax is known (logsumexp), so the keys' length can be split too.  With dropout no row but all-B:
+a mask is drawn inside.
 
 Documents are split with their samples, and whole where heads are split; nothing is split along the
 length, where documents lie.
@@ -18,17 +20,33 @@ Capture runs on the CPU, so that its op stands for attention on every device; CU
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
 
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.op_info import OpCost, OpInfo, ProductKind, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, S, Sbp
-from flowrun.engine.ir.signature import OpRows, OpView, Signature, bind, places
+from flowrun.engine.ir.signature import (
+    Function,
+    Local,
+    LocalCall,
+    LocalView,
+    OpRows,
+    OpView,
+    Signature,
+    bind,
+    places,
+)
 from flowrun.engine.ops.nn import document_op  # noqa: F401  (it defines the op)
+from flowrun.engine.torch_internals import cpu_attention, cpu_attention_backward
 
 _QUERY = ("query", "out", "grad_out", "logsumexp")
 _KEYS = ("key", "value")
+_SEEN = ("query", "key")
+_IN_ORDER = ("grad_out", "query", "key", "value", "out", "logsumexp")
 
 
 def forward(view: OpView) -> OpRows:
@@ -55,7 +73,10 @@ def _rows(view: OpView, num_outputs: int, lengthwise: OpRows, partial: OpRows) -
     if given["dropout_p"] != 0:
         return ()
     each = [_split(view, d, (*_QUERY, *_KEYS), *(S(d),) * num_outputs) for d in (0, 1)]
-    return (*each, *(() if given["is_causal"] else lengthwise), *partial)
+    if given["is_causal"]:
+        query, key = (dict(zip(places(view.op), view.in_shapes, strict=True))[n] for n in _SEEN)
+        lengthwise = lengthwise[: query[2] == key[2]]
+    return (*each, *lengthwise, *partial)
 
 
 def _split(view: OpView, dim: int, names: tuple[str, ...], *outputs: Sbp) -> Signature:
@@ -71,6 +92,90 @@ def _split(view: OpView, dim: int, names: tuple[str, ...], *outputs: Sbp) -> Sig
 def _of_mask(shape: Shape, dim: int) -> Sbp:
     at = dim - (4 - len(shape))
     return S(at) if at >= 0 and shape[at] > 1 else B
+
+
+# ---- some of the queries of a causal mask --------------------------------------------------------
+
+Run = Callable[..., tuple[Tensor, ...]]
+
+
+def attend_from(
+    start: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float | None = None,
+    run: Run = cpu_attention,
+) -> tuple[Tensor, Tensor]:
+    """Return (output, logsumexp) of causal attention of some queries to keys from the first on.
+
+    start: the place of the first query.  scale: of the scores.  run: the kernel of whole tensors.
+    """
+    made = [
+        run(query, key[:, :, keys], value[:, :, keys], 0.0, causal, scale=scale)
+        for keys, causal in _spans(start, query)
+    ]
+    if len(made) == 1:
+        return made[0][0], made[0][1]
+    parts, each = [out for out, _ in made], torch.stack([lse for _, lse in made])
+    logsumexp = each.logsumexp(0)
+    shares = (each - logsumexp).exp().unsqueeze(-1)
+    out = sum(part * share for part, share in zip(parts, shares, strict=True))
+    return out.to(query.dtype), logsumexp  # type: ignore[union-attr]
+
+
+def attend_from_backward(
+    start: int,
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    *,
+    scale: float | None = None,
+    run: Run = cpu_attention_backward,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value, the latter from these queries alone.
+
+    start, scale, run: as of attend_from, whose results `out` and `logsumexp` are.
+    """
+    of_query, of_keys = torch.zeros_like(query), [torch.zeros_like(x) for x in (key, value)]
+    for keys, causal in _spans(start, query):
+        given = (grad, query, key[:, :, keys], value[:, :, keys], out, logsumexp)
+        more, *parts = run(*given, 0.0, causal, scale=scale)
+        of_query += more
+        for whole, part in zip(of_keys, parts, strict=True):
+            whole[:, :, keys] = part
+    of_key, of_value = of_keys
+    return of_query, of_key, of_value
+
+
+def _spans(start: int, query: Tensor) -> list[tuple[slice, bool]]:
+    """Return (keys, whether the mask hides some of them) for the one or two calls of a kernel,
+    which of a causal mask has as many keys as queries: kernels of GPUs align others differently.
+    """
+    before = [(slice(0, start), False)] if start else []
+    return [*before, (slice(start, start + query.shape[2]), True)]
+
+
+def _from_start(program: Function) -> Local:
+    """The op itself, unless its mask is causal and some of its queries are elsewhere."""
+
+    def local(view: LocalView) -> LocalCall:
+        given = view.given
+        at = places(view.op).index("query")
+        (start, count), whole = view.in_slices[at][2], view.in_shapes[at][2]
+        if count == whole or not given["is_causal"]:
+            return view.rebind()
+        read = (given[name] for name in _IN_ORDER if name in given)
+        return LocalCall(program, (start, *read), (("scale", given["scale"]),))
+
+    return local
+
+
+# ---- documents -----------------------------------------------------------------------------------
 
 
 def _by_document(view: OpView) -> OpRows:
@@ -95,17 +200,18 @@ def _flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None
 
 
 def _seen(op: Op, in_shapes: Sequence[Shape], block: int) -> float:
-    """A causal kernel computes the blocks of keys up to that of the query itself; query and key 0
-    stand at one place.  Within documents the share is that of one document, the most there can be:
-    their lengths are values.  Every other mask is a tensor, with which kernels compute all pairs.
+    """A causal kernel computes the blocks of keys up to that of the query itself; fewer queries
+    than keys are the last ones, for which the other ranks wait.  Within documents the share is that
+    of one document, the most there can be: their lengths are values.  Every other mask is a tensor,
+    with which kernels compute all pairs.
     """
     if not bind(op).get("is_causal", True):
         return 1.0
     (*_, queries, _), (*_, keys, _) = _query_and_key(op, in_shapes)
-    blocks = min(queries, keys) // block
+    blocks = queries // block
     below = block * block * blocks * (blocks + 1) / 2
-    rest = (queries - blocks * block) * min((blocks + 1) * block, keys)
-    return (below + rest) / (queries * keys)
+    rest = (queries - blocks * block) * min((blocks + 1) * block, queries)
+    return (below + rest + queries * (keys - queries)) / (queries * keys)
 
 
 def _query_and_key(op: Op, in_shapes: Sequence[Shape]) -> Sequence[Shape]:
@@ -116,8 +222,12 @@ _COST = OpCost(product=ProductKind.ATTENTION, flops=_flops, seen=_seen)
 _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 
 OPS: Mapping[str, OpInfo] = {
-    f"{_FLASH}.default": OpInfo(forward, traits=(Trait.PRODUCT,), cost=_COST),
-    f"{_FLASH}_backward.default": OpInfo(backward, cost=_COST),
+    f"{_FLASH}.default": OpInfo(
+        forward, local=_from_start(attend_from), traits=(Trait.PRODUCT,), cost=_COST
+    ),
+    f"{_FLASH}_backward.default": OpInfo(
+        backward, local=_from_start(attend_from_backward), cost=_COST
+    ),
     "flowrun.document_attention.default": OpInfo(
         document_forward, traits=(Trait.PRODUCT,), cost=_COST
     ),

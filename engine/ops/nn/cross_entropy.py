@@ -5,8 +5,8 @@ place), without log-probabilities: of each row of logits one number is kept, the
 the sum of its exponentials, and the gradient is made of logits, that number and the target at once.
 Where classes are split, that number is all of a row that travels (P(logsumexp) -> B).
 
-    flow.log_sum_exp(x (N, C), (1,), True, dtype) -> lse, wider than x
-    flow.cross_entropy(x (N, C), lse (N, 1), target (N,), weight, reduction, ignored)
+    flow.log_sum_exp(x (…, C), (last dim,), True, dtype) -> lse, wider than x
+    flow.cross_entropy(x (…, C), lse (…, 1), target (…), weight, reduction, ignored)
         -> (loss, weight of the targets)
     flow.cross_entropy_backward(grad, x, lse, target, weight, reduction, ignored, total, loss)
         -> gradient of x
@@ -43,16 +43,22 @@ _GIVEN_BACKWARD = ("grad", *_GIVEN, "total", "loss")
 
 
 def rows_of_log_sum_exp(view: OpView) -> OpRows:
-    """As of aten.logsumexp of a matrix's rows."""
-    return Signature((S(0),), (S(0),)), Signature((S(1),), (P_LOGSUMEXP,))
+    """As of aten.logsumexp over the last dim."""
+    classes = len(view.in_shapes[0]) - 1
+    rows = (Signature((S(d),), (S(d),)) for d in range(classes))
+    return *rows, Signature((S(classes),), (P_LOGSUMEXP,))
 
 
 def rows_of_forward(view: OpView) -> OpRows:
     """Split classes: a rank adds what the targets among its own lose."""
-    named, of_rows = given(view.op), {"x": S(0), "lse": S(0), "target": S(0)}
-    classes: dict[str, Sbp] = {"x": S(1)} if view.in_shapes[0][1] > 1 else {"x": P, "lse": P}
-    by_sample = {SUM: (row_of(named, of_rows, P, P),), NONE: (row_of(named, of_rows, S(0), B),)}
-    return (row_of(named, classes, P, B), *by_sample.get(named["reduction"], ()))
+    named, (*rows, count) = given(view.op), view.in_shapes[0]
+    classes: dict[str, Sbp] = {"x": S(len(rows))} if count > 1 else {"x": P, "lse": P}
+    legal, how = [row_of(named, classes, P, B)], named["reduction"]
+    for d in range(len(rows) if how in (SUM, NONE) else 0):
+        outputs = (P, P) if how == SUM else (S(d), B)
+        of_rows: dict[str, Sbp] = dict.fromkeys(("x", "lse", "target"), S(d))
+        legal.append(row_of(named, of_rows, *outputs))
+    return tuple(legal)
 
 
 def rows_of_backward(view: OpView) -> OpRows:
@@ -60,10 +66,13 @@ def rows_of_backward(view: OpView) -> OpRows:
 
     The loss is waited for and not read: its partial sum will do.
     """
-    named = given(view.op)
+    named, rows = given(view.op), len(view.in_shapes[1]) - 1
     each = named["reduction"] == NONE
-    of_rows = {"grad": S(0) if each else B, "x": S(0), "lse": S(0), "target": S(0)}
-    cases = (({"x": S(1)}, S(1)), (of_rows, S(0)), ({"grad": P}, P))
+    cases: list[tuple[dict[str, Sbp], Sbp]] = [({"x": S(rows)}, S(rows))]
+    for d in range(rows):
+        of_rows: dict[str, Sbp] = {"x": S(d), "lse": S(d), "target": S(d)}
+        cases.append(({**of_rows, "grad": S(d) if each else B}, S(d)))
+    cases.append(({"grad": P}, P))
     return tuple(
         row_of(named, {**sbps, "loss": loss}, output) for sbps, output in cases for loss in (B, P)
     )
@@ -99,12 +108,12 @@ def loss_of_logits(
     x, lse, target, weight, reduction, ignored: see the module.
     start: the first of the classes that are here.  classes: of all ranks; 0: these.
     """
-    here, mine = of_mine(target, start, x.shape[1], ignored)
-    if (classes or x.shape[1]) == 1:
+    here, mine = of_mine(target, start, x.shape[-1], ignored)
+    if (classes or x.shape[-1]) == 1:
         here, mine = torch.zeros_like(target), target != ignored
     each = weights_of(lse, target, weight, ignored)
-    picked = x.gather(1, here.unsqueeze(1)).to(lse.dtype)
-    loss = torch.where(mine, (lse - picked).squeeze(1) * each, 0)  # what stands in may be masked
+    picked = x.gather(-1, here.unsqueeze(-1)).to(lse.dtype)
+    loss = torch.where(mine, (lse - picked).squeeze(-1) * each, 0)  # what stands in may be masked
     return reduced_loss(loss, each, reduction)
 
 
@@ -129,14 +138,14 @@ def gradient_of_logits(
     start: the first of the classes that are here.
     out: where it is written; may be x.
     """
-    here, mine = of_mine(target, start, x.shape[1], ignored)
-    each = (grad * weights_of(lse, target, weight, ignored)).unsqueeze(1)
+    here, mine = of_mine(target, start, x.shape[-1], ignored)
+    each = (grad * weights_of(lse, target, weight, ignored)).unsqueeze(-1)
     each = each if total is None else each / divisor(total)
     if out is None and not x.is_cpu:
         return compare_with_target(x, lse, here, mine, each).to(x.dtype)
     result = torch.sub(x.to(lse.dtype), lse, out=out if x.dtype == lse.dtype else None)
     result.mul_(LOG2_E).exp2_().mul_(each)
-    result.scatter_add_(1, here.unsqueeze(1), -each * mine.unsqueeze(1))
+    result.scatter_add_(-1, here.unsqueeze(-1), -each * mine.unsqueeze(-1))
     return result.to(x.dtype) if out is None or out is result else out.copy_(result)
 
 
@@ -144,17 +153,17 @@ def compare_with_target(x: Tensor, lse: Tensor, here: Tensor, mine: Tensor, each
     """Return the gradient of logits, as wide as lse, by comparing each class with the target.
 
     Compiled regions make one kernel of it, its cast to low precision included.
-    x, lse: as of gradient_of_logits.  here, mine: see of_mine.  each: (N, 1), what a row counts.
+    x, lse: as of gradient_of_logits.  here, mine: see of_mine.  each: (…, 1), what a row counts.
     """
-    classes = torch.arange(x.shape[1], device=x.device)
-    at_target = (classes == here.unsqueeze(1)) & mine.unsqueeze(1)
+    classes = torch.arange(x.shape[-1], device=x.device)
+    at_target = (classes == here.unsqueeze(-1)) & mine.unsqueeze(-1)
     return (((x.to(lse.dtype) - lse) * LOG2_E).exp2() - at_target.to(lse.dtype)) * each
 
 
 def _here(view: LocalView) -> LocalCall:
     """A rank looks at the classes that are here."""
     at = view.op.inputs.index(given(view.op)["x"].name)
-    args, classes = (*view.op.args, view.in_slices[at][1][0]), view.in_shapes[at][1]
+    args, classes = (*view.op.args, view.in_slices[at][-1][0]), view.in_shapes[at][-1]
     if view.op.target == BACKWARD:
         return LocalCall(gradient_of_logits, args)
     return LocalCall(loss_of_logits, (*args, classes))

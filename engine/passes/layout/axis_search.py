@@ -46,7 +46,9 @@ class Intent(NamedTuple):
 
 ACTIVATION = Intent(1.0, 0.0)
 WEIGHT = Intent(10.0, 10.0)
-ROWS = Intent(0.0, 0.0)  # rows looked up in a table: bytes decide whether they or sums travel
+# bytes decide: whether rows looked up in a table or sums of them travel; how attention over a
+# divided length sees all keys and values
+FREE = Intent(0.0, 0.0)
 
 
 class TensorOnAxis(NamedTuple):

@@ -13,7 +13,7 @@ from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.errors import SbpError
 from flowrun.engine.hardware.network import Link
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Op, gradient_of
-from flowrun.engine.ir.placement import BATCH_AXES, Shape, left_over
+from flowrun.engine.ir.placement import BATCH_AXES, LENGTH_AXES, Shape, left_over
 from flowrun.engine.ir.sbp import B, NdSbp, P, Partial, Sbp, Split
 from flowrun.engine.ir.signature import Signature
 from flowrun.engine.ops.flow.update import ACCUMULATE
@@ -46,7 +46,7 @@ class Costs:
         self.links = tuple(strategy.hardware.links(p)[axis] for p in strategy.placements)
         stages = [(p.shape, k) for p, k in zip(strategy.placements, self.links, strict=True)]
         self._alike = tuple(map(stages.index, stages))
-        self.divides_batch = strategy.axes[axis] in BATCH_AXES
+        self.divides_batch = strategy.axes[axis] in BATCH_AXES + LENGTH_AXES
         self.trained = _trained_tensors(graph)
         self._works: dict[tuple[object, ...], float] = {}
         # with the legal rows, whose id is in the key
@@ -101,9 +101,9 @@ class Costs:
     ) -> float:
         """Return the seconds of what each rank computes.
 
-        On an axis of the batch the samples are there to be divided, so an op that every rank runs
-        whole costs its time.  On other axes pins say which ops are split, and the rest is meant to
-        be whole.
+        On an axis of the batch the samples are there to be divided, on one of the length their
+        tokens, so an op that every rank runs whole costs its time.  On other axes pins say which
+        ops are split, and the rest is meant to be whole.
         """
         ins = [_part(s, sbp, parts) for s, sbp in zip(in_shapes, row.inputs, strict=True)]
         outs = [

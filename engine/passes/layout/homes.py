@@ -1,8 +1,9 @@
 """The choices on one axis: the rows of an op, and the homes of a batch field or variable.
 
 These conventions need no words in a recipe.  On an axis of the batch (BATCH_AXES, or the ZeRO axis)
-a batch field enters split along dim 0, on any other axis whole.  A weight that no pin names is
-free, and B on axes of the batch; a buffer that never changes is B.
+a batch field enters split along dim 0, on an axis of the length (LENGTH_AXES) along dim 1, on any
+other axis whole.  A weight that no pin names is free, and B on axes of the batch and the length; a
+buffer that never changes is B.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Sequence
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import Feed, Op, Variable
-from flowrun.engine.ir.placement import BATCH_AXES, Shape
+from flowrun.engine.ir.placement import BATCH_AXES, LENGTH_AXES, Shape
 from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ir.signature import Signature
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.structure import PIN
+from flowrun.engine.passes.layout.long_attention import rows_of_attention
 from flowrun.engine.strategy import Strategy
 
 
@@ -28,6 +30,8 @@ def feed_home(strategy: Strategy, axis: int, feed: Feed, shape: Shape) -> Sbp:
     name, parts = strategy.axes[axis], strategy.parts(feed.stage, axis)
     if pinned := dict(feed.pinned).get(name):
         return pinned
+    if name in LENGTH_AXES:
+        return S(1) if len(shape) > 1 and shape[1] >= parts > 1 else B
     batched = name in BATCH_AXES or name == strategy.zero.axis
     if not batched or parts == 1 or not shape:
         return B
@@ -54,7 +58,7 @@ def variable_homes(
     if pinned := dict(variable.pinned).get(name):
         return [pinned]
     constant = variable.kind == "buffer" and variable.new is None
-    if constant or (name in BATCH_AXES and not on_batch_axes):
+    if constant or (name in BATCH_AXES + LENGTH_AXES and not on_batch_axes):
         return [B]
     return [B, *(S(i) for i, size in enumerate(shape) if size >= parts)]
 
@@ -78,4 +82,7 @@ def rows_on_axis(
         return [Signature((sbp,), (sbp,)) for sbp in options]
     if relabels := registry.info(op.target).relabels:
         return (relabels,)
-    return registry.signatures(op, in_shapes, out_shapes, parts)
+    legal = registry.signatures(op, in_shapes, out_shapes, parts)
+    if strategy.axes[axis] in LENGTH_AXES and parts > 1:
+        return rows_of_attention(op, legal, strategy.long_attention)
+    return legal

@@ -28,8 +28,8 @@ from flowrun.engine.ir.graph import (
     Variable,
 )
 from flowrun.engine.ir.op_info import Trait
-from flowrun.engine.ir.placement import Shape, left_over
-from flowrun.engine.ir.sbp import B, NdSbp
+from flowrun.engine.ir.placement import LENGTH_AXES, Shape, left_over
+from flowrun.engine.ir.sbp import B, NdSbp, S
 from flowrun.engine.ir.signature import Signature
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.sparse import COLLECT
@@ -38,7 +38,7 @@ from flowrun.engine.ops.flow.update import ASSIGN
 from flowrun.engine.ops.traits import has, is_engine_op
 from flowrun.engine.passes.layout.axis_search import (
     ACTIVATION,
-    ROWS,
+    FREE,
     WEIGHT,
     AxisLocation,
     AxisLocations,
@@ -49,6 +49,7 @@ from flowrun.engine.passes.layout.axis_search import (
 )
 from flowrun.engine.passes.layout.costs import Costs
 from flowrun.engine.passes.layout.homes import feed_home, rows_on_axis, variable_homes
+from flowrun.engine.passes.layout.long_attention import keys_of_attention
 from flowrun.engine.passes.mirrored_view import own_ops
 from flowrun.engine.strategy import Strategy
 
@@ -174,9 +175,11 @@ class _Axis:
         self.weights = graph.of_weights  # moving a tensor made of weights moves the weights
         self.own = own_ops(graph, strategy)
         self.feeds: dict[str, Feed] = {f.tensor: f for f in graph.feeds}
+        self.samples = max((graph.tensors[f].shape[:1] for f in self.feeds), default=())
         self.homes: dict[str, AxisLocation] = {}
         self.forms: dict[str, AxisLocations] = {}
         self.costs = Costs(graph, strategy, axis, self.forms, layout.nd_sbp_of)
+        self.keys = keys_of_attention(graph) if self.name in LENGTH_AXES else frozenset[str]()
         self.whole: set[str] = set()  # made of nothing but constants and what is B: see _rows
         for variable in graph.variables:
             if len(variable.nd_sbp) > axis:
@@ -244,7 +247,8 @@ class _Axis:
         if name in self.weights:
             return WEIGHT
         maker = self.layout.base.producer.get(name)
-        return ROWS if maker is not None and maker.target == COLLECT else ACTIVATION
+        rows = maker is not None and maker.target == COLLECT
+        return FREE if rows or name in self.keys else ACTIVATION
 
     def _possible_homes(self, name: str) -> list[AxisLocation]:
         source = self.feeds.get(name) or self.variables[name]
@@ -278,6 +282,8 @@ class _Axis:
             for n, nd in zip(op.outputs, self.layout.out_sbp[op.name], strict=True)
         ]
         legal = rows_on_axis(self.strategy, op, self.axis, in_shapes, out_shapes)
+        if self.name in LENGTH_AXES and op.phase != UPDATE and op.target != PIN:
+            legal = [row for row in legal if not self._divides_samples(op, row)]
         if op.name in self.own and op.target != PIN:
             legal = legal[:1]
         if op.phase == UPDATE or op.target == ASSIGN:
@@ -293,6 +299,12 @@ class _Axis:
                 "Change the pins of this module's weights, or pin its input or output.",
             )
         return rows
+
+    def _divides_samples(self, op: Op, row: Signature) -> bool:
+        """True of a row that would make of an axis of the length one of the batch."""
+        named = zip((*op.inputs, *op.outputs), (*row.inputs, *row.outputs), strict=True)
+        shapes = (self.layout.base.tensors[n].shape for n, sbp in named if n and sbp == S(0))
+        return any(shape[:1] == self.samples for shape in shapes)
 
     def _rows_at_home(self, op: Op, legal: Iterable[Signature]) -> list[Signature]:
         """Return the rows that read every variable at its home and leave it there."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flowrun.engine.ir.signature import Function
+from flowrun.engine.ops.nn import attention
 from flowrun.engine.ops.shapes import create
 from flowrun.engine.runtime.kernels import (
     fused_attention,
@@ -83,6 +85,10 @@ def _layer_norm_backward(
 _BY_DEVICE: Mapping[Function, Function] = {
     cpu_attention: fused_attention.forward,
     cpu_attention_backward: _attention_backward,
+    attention.attend_from: partial(attention.attend_from, run=fused_attention.forward),
+    attention.attend_from_backward: partial(
+        attention.attend_from_backward, run=_attention_backward
+    ),
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
 }

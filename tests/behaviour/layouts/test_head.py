@@ -17,7 +17,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.sbp import S
-from flowrun.engine.ops.math.matmul import aligned_product
+from flowrun.engine.ops.math.matmul import multiply
 from flowrun.engine.ops.nn import chunked_head
 from flowrun.engine.runtime.kernels.cpu import row_chunks
 from flowrun.engine.strategy import Pin
@@ -94,7 +94,7 @@ def assert_no_whole_logits(plan: Plan) -> None:
 def test_padded_classes_train_as_a_plain_loop(training: Training, layout: Layout) -> None:
     plan = planned(training, layout).plan
     assert_as_plain_torch(training, run_plan(training, plan, STEPS))
-    assert len(ops(plan, "flow.aligned_product")) == 3
+    assert len(ops(plan, "flow.product")) == 3
     (note,) = (note for note in plan.notes if "pad_classes" in note)
     assert note.startswith("head: its products see a multiple of 64 classes, zeros after the 250")
 
@@ -247,10 +247,10 @@ def test_evaluation_runs_in_chunks_too_unless_a_metric_reads_logits() -> None:
 
 def test_rows_of_logits_are_aligned() -> None:
     x, w = torch.randn(3, 4), torch.randn(7, 4)
-    logits = aligned_product(x, w, None, "mk,ck->mc")
+    logits = multiply(x, w, None, "mk,ck->mc")
     assert (logits.shape, logits.stride()) == ((3, 7), (64, 1))
     assert torch.allclose(logits, x @ w.t())
 
 
 def test_aligned_classes_are_left_as_they_are() -> None:
-    assert ops(planned(gpt(1, WIDTH), Layout()).plan, "flow.aligned_product") == []
+    assert ops(planned(gpt(1, WIDTH), Layout()).plan, "flow.product") == []

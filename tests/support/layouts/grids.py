@@ -40,6 +40,7 @@ class Layout:
 
     zero: stage, on axis data.  grids: (data, tensor) of each stage, where they are unlike.
     shared: the ranks share memory.  pinned: with the pins of the training, on axis tensor.
+    context: ranks that divide the length of samples.  attention: how it reads that.
     """
 
     data: int = 1
@@ -56,10 +57,12 @@ class Layout:
     accumulate_in_fp32: bool = True
     shared: bool = False
     pinned: bool = True
+    context: int = 1
+    attention: str = "auto"
 
     @property
     def num_ranks(self) -> int:
-        return sum(data * tensor for data, tensor in self._grids)
+        return sum(data * self.context * tensor for data, tensor in self._grids)
 
     @property
     def _grids(self) -> tuple[tuple[int, int], ...]:
@@ -68,8 +71,9 @@ class Layout:
     @property
     def axes(self) -> tuple[str, ...]:
         """Axes that are more than 1 wide in some stage."""
-        widest = [max(sizes) for sizes in zip(*self._grids, strict=True)]
-        return tuple(a for a, n in zip(("data", "tensor"), widest, strict=True) if n > 1)
+        data, tensor = (max(sizes) for sizes in zip(*self._grids, strict=True))
+        widest = {"data": data, "context": self.context, "tensor": tensor}
+        return tuple(axis for axis, size in widest.items() if size > 1)
 
     @property
     def placements(self) -> tuple[Placement, ...]:
@@ -77,19 +81,21 @@ class Layout:
         out: list[Placement] = []
         first = 0
         for data, tensor in self._grids:
-            sizes = {"data": data, "tensor": tensor}
-            ranks = tuple(range(first, first + data * tensor))
+            sizes = {"data": data, "context": self.context, "tensor": tensor}
+            ranks = tuple(range(first, first + data * self.context * tensor))
             out.append(Placement(tuple((a, sizes[a]) for a in self.axes), ranks))
             first += len(ranks)
         return tuple(out)
 
     def __str__(self) -> str:
-        sizes = {"data": self.data, "tensor": self.tensor, "stages": self.stages}
+        sizes = {"data": self.data, "context": self.context, "tensor": self.tensor}
+        sizes |= {"stages": self.stages}
         words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
         words += [f"chunks {self.chunks}"] if self.chunks > 1 else []
         words += [f"ZeRO {self.zero}"] if self.zero else []
         words += [f"stages of {self.grids}"] if self.grids else []
         words += ["in shared memory"] if self.shared else []
+        words += [self.attention] if self.attention != "auto" else []
         words += ["clipped"] if self.clip_norm else []
         words += ["recomputed"] if self.recompute.modules else []
         words += [f"keep {' '.join(self.recompute.keep)}"] if self.recompute.keep else []
@@ -133,6 +139,7 @@ def strategy(training: Training, layout: Layout) -> Strategy:
         in_flight=layout.in_flight,
         register_slots=layout.register_slots,
         shared_memory=layout.shared,
+        long_attention=layout.attention,
     )
 
 

@@ -211,9 +211,11 @@ def seeded(make: Callable[[], nn.Module]) -> nn.Module:
         return make()
 
 
-def token_batches(count: int, samples: int, ids: int = VOCABULARY) -> tuple[Batch, ...]:
+def token_batches(
+    count: int, samples: int, ids: int = VOCABULARY, length: int = CONTEXT
+) -> tuple[Batch, ...]:
     generator = torch.Generator().manual_seed(1)
-    size = (samples, CONTEXT + 1)
+    size = (samples, length + 1)
     windows = [torch.randint(0, ids, size, generator=generator) for _ in range(count)]
     return tuple(
         {"tokens": w[:, :-1].contiguous(), "targets": w[:, 1:].contiguous()} for w in windows

@@ -211,6 +211,11 @@ def _loss() -> list[OpSample]:
         made.append(sample("flow.log_sum_exp", x, (1,), True, torch.float64))
         weighed = total if reduction == 1 else None
         made.append(sample("flow.cross_entropy_backward", T(*loss.shape), *given, weighed, None))
+        x, of_loss = T(2, 5, 6), T(2, 5) if reduction == 0 else T()
+        wide = (x, x.logsumexp(2, True), target.expand(2, 5), weight, reduction, -100)
+        made.append(sample("flow.cross_entropy", *wide))
+        made.append(sample("flow.cross_entropy_backward", of_loss, *wide, weighed, None))
+        made.append(sample("flow.log_sum_exp", x, (2,), True, torch.float64))
         head = (T(5, 3), T(6, 3), T(6), target), (-100, reduction, 2, 4 - reduction, torch.float64)
         made.append(sample("flow.head_statistics", *head))
         made.append(sample("flow.head_gradient", *head, (T(*loss.shape), T(5, 1), weight, weighed)))

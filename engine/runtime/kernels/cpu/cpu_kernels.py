@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from flowrun.engine.ir.signature import Function
-from flowrun.engine.ops.math import reduce
+from flowrun.engine.ops.math import matmul, reduce
 from flowrun.engine.ops.nn import chunked_head, cross_entropy
 from flowrun.engine.runtime.kernels.cpu import pixel_convolutions, products, row_chunks
 
@@ -27,6 +27,7 @@ def cpu_kernel(function: Function, any_stride: bool) -> Function:
 # the kernel asks where its tensors are
 _CHUNKED: Mapping[Function, Function] = {
     reduce.log_sum_exp: row_chunks.log_sum_exp,
+    matmul.multiply: partial(matmul.multiply, by=cpu_kernel),
     cross_entropy.gradient_of_logits: row_chunks.gradient_of_logits,
     chunked_head.head_statistics: partial(chunked_head.head_statistics, by=cpu_kernel),
     chunked_head.head_gradient: partial(chunked_head.head_gradient, by=cpu_kernel),

@@ -25,10 +25,12 @@ CUDA_CHUNK_BYTES = 1 << 26  # of one tensor; enough to fill a GPU
 def log_sum_exp(
     x: Tensor, dims: tuple[int, ...], keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Compute ops.math.reduce.log_sum_exp; in chunks for the rows of a matrix."""
-    count = _num_chunks(x) if x.dim() == 2 and dims in ((1,), (-1,)) else 1
-    parts = [reduce.log_sum_exp(rows, dims, keepdim, dtype) for rows in x.tensor_split(count)]
-    return torch.cat(parts) if count > 1 else parts[0]
+    """Compute ops.math.reduce.log_sum_exp; in chunks of rows over the last dim."""
+    if x.dim() < 2 or dims not in ((x.dim() - 1,), (-1,)):
+        return reduce.log_sum_exp(x, dims, keepdim, dtype)
+    count = _num_chunks(x)
+    parts = [reduce.log_sum_exp(rows, dims, keepdim, dtype) for rows in x.tensor_split(count, -2)]
+    return torch.cat(parts, -2 if keepdim else -1) if count > 1 else parts[0]
 
 
 def gradient_of_logits(
@@ -43,7 +45,7 @@ def gradient_of_logits(
 ) -> Tensor:
     """Compute ops.nn.cross_entropy.gradient_of_logits; in chunks if the loss was reduced.
 
-    x: (rows, classes).  lse: (rows, 1).  target: (rows).
+    x: (…, classes).  lse: (…, 1).  target: (…).
     """
     count = _num_chunks(x) if reduction != NONE else 1
     if count == 1:
@@ -51,7 +53,8 @@ def gradient_of_logits(
             grad, x, lse, target, weight, reduction, *given, out=out
         )
     whole = torch.empty_like(x) if out is None else out
-    chunks = zip(*(t.tensor_split(count) for t in (x, lse, target, whole)), strict=True)
+    rows_of = ((x, -2), (lse, -2), (target, -1), (whole, -2))
+    chunks = zip(*(t.tensor_split(count, dim) for t, dim in rows_of), strict=True)
     for rows, row_lse, classes, part in chunks:
         cross_entropy.gradient_of_logits(
             grad, rows, row_lse, classes, weight, reduction, *given, out=part
@@ -67,4 +70,4 @@ def _num_chunks(x: Tensor) -> int:
         return 1
     num_bytes = x.numel() * max(x.itemsize, 4)  # computed in fp32 at least
     most = CUDA_CHUNK_BYTES if x.is_cuda else CHUNK_BYTES * torch.get_num_threads()
-    return max(1, min(len(x) // 2, math.ceil(num_bytes / most)))
+    return max(1, min(x.shape[-2] // 2, math.ceil(num_bytes / most)))

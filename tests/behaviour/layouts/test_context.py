@@ -1,0 +1,121 @@
+"""Context parallelism: an axis divides the length of samples, through the whole model.  Attention
+gathers keys and values, or turns heads for tokens by all-to-alls; nothing else moves activations.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from flowrun.engine.actors.plan import Plan
+from flowrun.engine.boxing.boxing import step_bytes
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, UPDATE, Op
+from flowrun.models.gpt import GPT
+from flowrun.models.llama import Llama
+from support.layouts.grids import Layout, assert_as_plain_torch, compiled, live_bytes, virtual_run
+from support.layouts.plain_loop import MOMENTUM, Training, gpt, seeded, token_batches
+from support.nets.packed import GPT_PACKED
+
+BLOCKS, WIDTH, STEPS = 2, 16, 3
+PLAIN = gpt(BLOCKS, WIDTH)
+BIASED = replace(
+    PLAIN, model=partial(seeded, partial(GPT, 64, 16, 1, 4, WIDTH, bias=True)), optimizer=MOMENTUM
+)
+GROUPED = replace(PLAIN, model=partial(seeded, partial(Llama, 64, 1, 4, 2, WIDTH, 32)), pins=())
+HEADS, GATHER = (Layout(context=2, attention=how) for how in ("heads", "gather"))
+CASES = [
+    *((PLAIN, layout) for layout in (HEADS, GATHER, Layout(context=4), Layout(context=3))),
+    (PLAIN, Layout(context=3, attention="gather")),
+    (PLAIN, Layout(data=2, context=2, zero=3)),
+    (PLAIN, Layout(context=2, tensor=2, attention="gather")),
+    (PLAIN, Layout(context=2, stages=2)),
+    *((BIASED, layout) for layout in (HEADS, GATHER)),
+    *((GROUPED, layout) for layout in (HEADS, GATHER)),
+    (GPT_PACKED, Layout(context=2)),
+]
+NAMES = {PLAIN: "gpt", BIASED: "biased", GROUPED: "grouped", GPT_PACKED: "packed"}
+
+
+@pytest.mark.parametrize(("training", "layout"), CASES, ids=[f"{NAMES[t]} {n}" for t, n in CASES])
+def test_divided_lengths_train_as_plain_torch(training: Training, layout: Layout) -> None:
+    assert_as_plain_torch(training, virtual_run(training, layout, STEPS))
+
+
+def activation_boxings(plan: Plan) -> list[Op]:
+    """Boxings that move at least a quarter of an activation with every micro-batch."""
+    tensors, graph = plan.graph.tensors, plan.graph
+    (embedded,) = (op for op in graph.ops if op.name == "embedding")
+    size = tensors[embedded.makes[0]].num_elements
+    return [
+        op
+        for op in graph.ops
+        if op.target == "flow.box"
+        and op.args[1].moves
+        and op.phase != UPDATE
+        and tensors[op.makes[0]].num_elements >= size // 4
+    ]
+
+
+def activation(plan: Plan) -> int:
+    (embedded,) = (op for op in plan.graph.ops if op.name == "embedding")
+    return plan.graph.tensors[embedded.makes[0]].num_bytes
+
+
+def moved(plan: Plan, phase: str) -> float:
+    """Bytes that all ranks send in a phase, with one micro-batch."""
+    tensors, parts = plan.graph.tensors, (len(plan.placements[0].ranks),)
+    return sum(
+        step_bytes(op.args[1], op.in_sbp[0], parts, tensors[op.makes[0]].num_bytes)
+        for op in activation_boxings(plan)
+        if op.phase == phase
+    )
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_heads_for_tokens_are_all_to_alls_of_four_activations(parts: int) -> None:
+    plan = compiled(PLAIN, replace(HEADS, context=parts)).plan
+    assert {op.args[1].kind for op in activation_boxings(plan)} == {"all_to_all"}
+    # queries, keys, values and the output; backward their gradients
+    each = 4 * BLOCKS * activation(plan) * (parts - 1) / parts
+    assert moved(plan, FORWARD) == each
+    assert moved(plan, BACKWARD) == each
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_gathered_keys_are_two_gathers_and_two_reduce_scatters(parts: int) -> None:
+    plan = compiled(PLAIN, replace(GATHER, context=parts)).plan
+    kinds = Counter((op.phase, op.args[1].kind) for op in activation_boxings(plan))
+    assert kinds.keys() == {(FORWARD, "all_gather"), (BACKWARD, "reduce_scatter")}
+    each = 2 * BLOCKS * activation(plan) * (parts - 1)
+    assert moved(plan, FORWARD) == each
+    assert moved(plan, BACKWARD) == each
+
+
+def test_auto_takes_what_moves_fewer_bytes() -> None:
+    plan = compiled(PLAIN, Layout(context=2)).plan
+    assert {op.args[1].kind for op in activation_boxings(plan)} == {"all_to_all"}
+
+
+@pytest.mark.parametrize(("parts", "share"), [(2, 0.6), (4, 0.35)])
+def test_memory_falls_with_the_ranks(parts: int, share: float) -> None:
+    long = replace(
+        PLAIN,
+        model=partial(seeded, partial(GPT, 64, 256, 4, 4, WIDTH)),
+        batches=token_batches(1, 4, length=256),
+        micro_batches=1,
+    )
+    one, layout = compiled(long, Layout()), Layout(context=parts)
+    divided = compiled(long, layout)
+    assert max(divided.rehearsal.peak_bytes) <= share * max(one.rehearsal.peak_bytes)
+    if parts == 2:  # more ranks, which share a process here, are not at their peaks at once
+        measured = live_bytes(long, divided.plan, 1)
+        assert measured == pytest.approx(sum(divided.rehearsal.peak_bytes), rel=0.1)
+
+
+def test_more_ranks_than_heads_is_refused_by_name() -> None:
+    with pytest.raises(RecipeError, match="fewer heads than ranks"):
+        compiled(PLAIN, replace(HEADS, context=8))
+    with pytest.raises(RecipeError, match="sees documents"):
+        compiled(GPT_PACKED, GATHER)
