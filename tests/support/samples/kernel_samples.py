@@ -49,6 +49,17 @@ def _attention_backward(shapes: Sequence[Shape]) -> bool:
     )
 
 
+def _causal(shapes: Sequence[Shape]) -> bool:
+    return _attention(shapes) and shapes[1][2] == 5  # a rank looks at keys by their place
+
+
+def _causal_backward(shapes: Sequence[Shape]) -> bool:
+    return _attention_backward(shapes) and shapes[2][2] == 5
+
+
+_SOUND = {False: (_attention, _attention_backward), True: (_causal, _causal_backward)}
+
+
 def _layer_norm_backward(shapes: Sequence[Shape]) -> bool:
     grad, x, mean, rstd, *rest = shapes
     return grad == x and mean == rstd == (*x[:-1], 1) and all(s == x[-1:] for s in rest)
@@ -107,11 +118,10 @@ def _attention_samples() -> list[OpSample]:
         extra = {} if attn_mask is None else {"attn_mask": attn_mask}
         out = aten._scaled_dot_product_flash_attention_for_cpu(*given, 0.0, causal, **extra)
         read = (T(3, 2, 5, 4), *given, *out)
+        sound, of_backward = _SOUND[causal]
         made += [
-            sample(f"{name}.default", *given, 0.0, causal, sound=_attention, **extra),
-            sample(
-                f"{name}_backward.default", *read, 0.0, causal, sound=_attention_backward, **extra
-            ),
+            sample(f"{name}.default", *given, 0.0, causal, sound=sound, **extra),
+            sample(f"{name}_backward.default", *read, 0.0, causal, sound=of_backward, **extra),
         ]
     return made
 
