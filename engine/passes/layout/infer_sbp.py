@@ -11,7 +11,8 @@ homes.py says in which layout batch fields and weights start; costs.py has the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from flowrun.engine.errors import SbpError
@@ -281,9 +282,7 @@ class _Axis:
             None if n is None else self._left_over(n, nd, op.stage)
             for n, nd in zip(op.outputs, self.layout.out_sbp[op.name], strict=True)
         ]
-        legal = rows_on_axis(self.strategy, op, self.axis, in_shapes, out_shapes)
-        if self.name in LENGTH_AXES and op.phase != UPDATE and op.target != PIN:
-            legal = [row for row in legal if not self._divides_samples(op, row)]
+        legal = self._legal(op, in_shapes, out_shapes)
         if op.name in self.own and op.target != PIN:
             legal = legal[:1]
         if op.phase == UPDATE or op.target == ASSIGN:
@@ -300,11 +299,20 @@ class _Axis:
             )
         return rows
 
-    def _divides_samples(self, op: Op, row: Signature) -> bool:
-        """True of a row that would make of an axis of the length one of the batch."""
-        named = zip((*op.inputs, *op.outputs), (*row.inputs, *row.outputs), strict=True)
-        shapes = (self.layout.base.tensors[n].shape for n, sbp in named if n and sbp == S(0))
-        return any(shape[:1] == self.samples for shape in shapes)
+    def _legal(
+        self, op: Op, ins: Sequence[Shape], outs: Sequence[Shape | None]
+    ) -> Sequence[Signature]:
+        """Return legal rows, without those that would make of an axis of lengths one of samples."""
+        legal = rows_on_axis(self.strategy, op, self.axis, ins, outs)
+        if self.name not in LENGTH_AXES or op.phase == UPDATE or op.target == PIN:
+            return legal
+        tensors, names = self.layout.base.tensors, (*op.inputs, *op.outputs)
+        first = [n is not None and tensors[n].shape[:1] == self.samples for n in names]
+        return [
+            row
+            for row in legal
+            if S(0) not in itertools.compress((*row.inputs, *row.outputs), first)
+        ]
 
     def _rows_at_home(self, op: Op, legal: Iterable[Signature]) -> list[Signature]:
         """Return the rows that read every variable at its home and leave it there."""
