@@ -4,11 +4,11 @@ Tensors are (batch, heads, length, head width).
 
 Samples and heads are independent: both pass their split.  Queries are independent of each other, so
 the query's length can be split against whole keys and values.  Where the mask is causal, a rank
-attends to the keys before its queries, all of which they see, and to those beside them, and adds
-both up by their logsumexp.  Not the keys' length going forward, nor the head's width: the softmax
-is over the one and the scores are summed over the other, inside the kernel.  Going backward the
-softmax is known (logsumexp), so the keys' length can be split too.  With dropout no row but all-B:
-a mask is drawn inside.
+attends to the keys before its queries, all of which they see, and to those at their own places, and
+adds both up by their logsumexp.  Not the keys' length going forward, nor the head's width: the
+softmax is over the one and the scores are summed over the other, inside the kernel.  Going backward
+the softmax is known (logsumexp), so the keys' length can be split too.  With dropout no row but
+all-B: a mask is drawn inside.
 
 Documents are split with their samples, and whole where heads are split; nothing is split along the
 length, where documents lie.
@@ -20,7 +20,7 @@ Capture runs on the CPU, so that its op stands for attention on every device; CU
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -96,8 +96,6 @@ def _of_mask(shape: Shape, dim: int) -> Sbp:
 
 # ---- some of the queries of a causal mask --------------------------------------------------------
 
-Run = Callable[..., tuple[Tensor, ...]]
-
 
 def attend_from(
     start: int,
@@ -106,7 +104,7 @@ def attend_from(
     value: Tensor,
     *,
     scale: float | None = None,
-    run: Run = cpu_attention,
+    run: Function = cpu_attention,
 ) -> tuple[Tensor, Tensor]:
     """Return (output, logsumexp) of causal attention of some queries to keys from the first on.
 
@@ -135,7 +133,7 @@ def attend_from_backward(
     logsumexp: Tensor,
     *,
     scale: float | None = None,
-    run: Run = cpu_attention_backward,
+    run: Function = cpu_attention_backward,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query, key and value, the latter from these queries alone.
 
@@ -208,10 +206,11 @@ def _seen(op: Op, in_shapes: Sequence[Shape], block: int) -> float:
     if not bind(op).get("is_causal", True):
         return 1.0
     (*_, queries, _), (*_, keys, _) = _query_and_key(op, in_shapes)
-    blocks = queries // block
+    own = min(queries, keys)  # keys at the places of queries
+    blocks = own // block
     below = block * block * blocks * (blocks + 1) / 2
-    rest = (queries - blocks * block) * min((blocks + 1) * block, queries)
-    return (below + rest + queries * (keys - queries)) / (queries * keys)
+    rest = (queries - blocks * block) * min((blocks + 1) * block, own)
+    return (below + rest + queries * (keys - own)) / (queries * keys)
 
 
 def _query_and_key(op: Op, in_shapes: Sequence[Shape]) -> Sequence[Shape]:

@@ -43,7 +43,7 @@ _GIVEN_BACKWARD = ("grad", *_GIVEN, "total", "loss")
 
 
 def rows_of_log_sum_exp(view: OpView) -> OpRows:
-    """As of aten.logsumexp over the last dim."""
+    """Rows are those of aten.logsumexp over the last dim."""
     classes = len(view.in_shapes[0]) - 1
     rows = (Signature((S(d),), (S(d),)) for d in range(classes))
     return *rows, Signature((S(classes),), (P_LOGSUMEXP,))

@@ -1,10 +1,10 @@
 """keep_lengths: captured -> captured.  Samples and tokens keep a dim each where an axis divides
 lengths.
 
-torch merges the leading dims of (samples, tokens, …) for a product or a loss, and a split of tokens
-is none of the merged dim: it would be gathered.  So what reads merged dims works on them apart:
-products by labels (ops/math/matmul.py), losses, sums and what goes element by element.  Other
-readers get the merged dim by a view.
+torch merges the leading dims of (samples, tokens, …) for a product or a loss, and no row splits
+tokens within a merged dim.  So what reads merged dims works on the unmerged ones: products by
+labels (ops/math/matmul.py), losses, sums and what goes element by element.  Other readers get the
+merged dim by a view.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _LEADING = "abdefghij"  # labels of leading dims
 
 
 def keep_lengths(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Return the graph on dims apart, if an axis of its ranks divides lengths."""
+    """Return the graph on unmerged dims, if an axis of its ranks divides lengths."""
     axes = [k for k, name in enumerate(strategy.axes) if name in LENGTH_AXES]
     if all(p.shape[axis] == 1 for p in strategy.placements for axis in axes):
         return graph
-    writer = _Writer(dict(graph.tensors))
+    writer = _LengthWriter(dict(graph.tensors))
     for op in graph.ops:
         writer.add(rename_inputs(op, writer.names))
     results = tuple((key, writer.names.get(name, name)) for key, name in graph.results)
@@ -43,26 +43,26 @@ def keep_lengths(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
 
 
 @dataclass
-class _Writer:
+class _LengthWriter:
     """The ops written so far.
 
-    apart: tensor whose first dim merges several -> the tensor of its data with these apart.
+    unmerged: tensor whose first dim merges several -> the tensor of its data with all of them.
     turned: result of a transposition -> what it turns.  names: tensor -> what is read instead.
     """
 
     tensors: dict[str, LogicalTensor]
     ops: list[Op] = field(default_factory=list)
-    apart: dict[str, str] = field(default_factory=dict)
+    unmerged: dict[str, str] = field(default_factory=dict)
     turned: dict[str, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
 
     def add(self, op: Op) -> None:
-        """Append the op, or its counterpart on dims apart and a view of what that makes."""
+        """Append the op, or its counterpart on unmerged dims and a view of what that makes."""
         if has(op.target, Trait.RESHAPE):
             self._add_view(op)
             return
         alike = has(op.target, Trait.POINTWISE) or op.target == CHECK
-        write = _WRITERS.get(op.target, _Writer.add_alike if alike else None)
+        write = _WRITERS.get(op.target, _LengthWriter.add_elementwise if alike else None)
         if write is None or not write(self, op):
             self.ops.append(op)
             if op.target == _T:
@@ -72,7 +72,7 @@ class _Writer:
 
     def _add_view(self, op: Op) -> None:
         (source,), (output,) = op.inputs, op.makes
-        whole = self.apart.get(source, source)
+        whole = self.unmerged.get(source, source)
         before, after = self._shape(whole), self._shape(output)
         if before == after:
             self.names[output] = whole
@@ -80,7 +80,7 @@ class _Writer:
         groups = [*dim_groups(before, after)] if 1 not in before + after else []
         if groups and len(groups[0][0]) > 1 and groups[0][1] == [0]:
             dims = (*before[: len(groups[0][0])], *after[1:])
-            self.apart[output] = whole if dims == before else self._view(op, whole, dims)
+            self.unmerged[output] = whole if dims == before else self._view(op, whole, dims)
         self.ops.append(replace(op, target=_VIEW, args=(Ref(whole), after), kwargs=()))
 
     def _view(self, op: Op, source: str, shape: Shape) -> str:
@@ -99,16 +99,16 @@ class _Writer:
             return False
         if any(len(self._shape(name)) != 1 for name in bias):
             return False
-        lead, of = _LEADING[: len(rows)], Ref(self.apart[turned or first])
+        lead, of = _LEADING[: len(rows)], Ref(self.unmerged[turned or first])
         if turned is None:
             by, how = (self.turned[second], "nk") if second in self.turned else (second, "kn")
             added = Ref(bias[0]) if bias else None
             equation = f"{lead}k,{how}->{lead}n"
-            self._write_apart(op, rows, PRODUCT, (of, Ref(by), added, equation))
+            self._write_on_rows(op, rows, PRODUCT, (of, Ref(by), added, equation))
         elif bias or self._rows(second) != rows:
             return False
         else:
-            args = of, Ref(self.apart[second]), None, f"{lead}m,{lead}n->mn"
+            args = of, Ref(self.unmerged[second]), None, f"{lead}m,{lead}n->mn"
             self._write(op, PRODUCT, args)
         return True
 
@@ -119,7 +119,7 @@ class _Writer:
             return False
         dims = tuple(range(len(rows)))
         name = self._name(op.makes[0], (1,) * len(rows) + self._shape(source)[1:])
-        args = (Ref(self.apart[source]), dims, True)
+        args = (Ref(self.unmerged[source]), dims, True)
         self.ops.append(replace(op, name=name, args=args, outputs=(name,)))
         self._write(op, _VIEW, (Ref(name), self._shape(op.makes[0])))
         return True
@@ -129,8 +129,8 @@ class _Writer:
         (source,) = op.inputs
         if not (rows := self._rows(source)) or op.args[1:3] != ((1,), True):
             return False
-        args = (Ref(self.apart[source]), (len(rows),), *op.args[2:])
-        self._write_apart(op, rows, op.target, args)
+        args = (Ref(self.unmerged[source]), (len(rows),), *op.args[2:])
+        self._write_on_rows(op, rows, op.target, args)
         return True
 
     def add_loss(self, op: Op) -> bool:
@@ -141,58 +141,58 @@ class _Writer:
         if len(rows) != 1 or not (known := rows.pop()) or op.args[reduction - 1] == NONE:
             return False
         if op.target == FORWARD:
-            self._write(op, op.target, self._apart(op.args))
+            self._write(op, op.target, self._with_unmerged(op.args))
         else:
-            self._write_apart(op, known, op.target, self._apart(op.args))
+            self._write_on_rows(op, known, op.target, self._with_unmerged(op.args))
         return True
 
-    def add_alike(self, op: Op) -> bool:
-        """What goes element by element, if its operands have the same rows, or one for all."""
+    def add_elementwise(self, op: Op) -> bool:
+        """What goes element by element has the same rows in all operands, or one for all."""
         shape = self._shape(op.makes[0]) if len(op.makes) == 1 else ()
         known = {self._rows(name) for name in op.inputs if self._shape(name)[:1] == shape[:1]}
-        ndims = {len(self._shape(name)) for name in op.inputs if name in self.apart}
+        ndims = {len(self._shape(name)) for name in op.inputs if name in self.unmerged}
         if ndims != {len(shape)} or len(known) != 1 or not (rows := known.pop()):
             return False
-        self._write_apart(op, rows, op.target, self._apart(op.args))
+        self._write_on_rows(op, rows, op.target, self._with_unmerged(op.args))
         return True
 
     # ------------------------------------------------------------------ words
 
     def _rows(self, name: str) -> Shape:
         """Return the dims that the first one merges; (): none."""
-        whole, shape = self.apart.get(name), self._shape(name)
+        whole, shape = self.unmerged.get(name), self._shape(name)
         return self._shape(whole)[: len(self._shape(whole)) - len(shape) + 1] if whole else ()
 
-    def _apart(self, args: tuple[object, ...]) -> tuple[object, ...]:
-        given = map_refs(args, lambda ref: Ref(self.apart.get(ref.name, ref.name)))
+    def _with_unmerged(self, args: tuple[object, ...]) -> tuple[object, ...]:
+        given = map_refs(args, lambda ref: Ref(self.unmerged.get(ref.name, ref.name)))
         return given  # type: ignore[no-any-return]
 
     def _shape(self, name: str) -> Shape:
         return self.tensors[name].shape
 
     def _name(self, like: str, shape: Shape) -> str:
-        name = f"{like}/apart"
+        name = f"{like}/unmerged"
         self.tensors[name] = replace(self.tensors[like], name=name, shape=shape)
         return name
 
     def _write(self, op: Op, target: str, args: tuple[object, ...]) -> None:
         self.ops.append(replace(op, target=target, args=args))
 
-    def _write_apart(self, op: Op, rows: Shape, target: str, args: tuple[object, ...]) -> None:
+    def _write_on_rows(self, op: Op, rows: Shape, target: str, args: tuple[object, ...]) -> None:
         (output,) = op.makes
         shape = self._shape(output)
-        name = self.apart[output] = self._name(output, (*rows, *shape[1:]))
+        name = self.unmerged[output] = self._name(output, (*rows, *shape[1:]))
         self.ops.append(replace(op, name=name, target=target, args=args, outputs=(name,)))
         view = replace(op, target=_VIEW, args=(Ref(name), shape), kwargs=(), outputs=(output,))
         self.ops.append(view)
 
 
-_WRITERS: Mapping[str, Callable[[_Writer, Op], bool]] = {
-    "aten.mm.default": _Writer.add_product,
-    "aten.addmm.default": _Writer.add_product,
-    _SUM: _Writer.add_sum,
-    _LSE: _Writer.add_log_sum_exp,
-    LOG_SUM_EXP: _Writer.add_log_sum_exp,
-    FORWARD: _Writer.add_loss,
-    BACKWARD: _Writer.add_loss,
+_WRITERS: Mapping[str, Callable[[_LengthWriter, Op], bool]] = {
+    "aten.mm.default": _LengthWriter.add_product,
+    "aten.addmm.default": _LengthWriter.add_product,
+    _SUM: _LengthWriter.add_sum,
+    _LSE: _LengthWriter.add_log_sum_exp,
+    LOG_SUM_EXP: _LengthWriter.add_log_sum_exp,
+    FORWARD: _LengthWriter.add_loss,
+    BACKWARD: _LengthWriter.add_loss,
 }

@@ -243,7 +243,7 @@ def attention(
 
 @pytest.mark.parametrize(
     ("queries", "keys", "pairs"),
-    [(64, 64, 64 * 65 / 2), (16, 64, 16 * 17 / 2), (64, 16, 16 * 17 / 2 + 48 * 16)],
+    [(64, 64, 64 * 65 / 2), (16, 64, 16 * 17 / 2 + 48 * 16), (64, 16, 16 * 17 / 2 + 48 * 16)],
     ids=["square", "fewer queries", "fewer keys"],
 )
 def test_causal_attention_computes_what_a_query_sees(queries: int, keys: int, pairs: int) -> None:
