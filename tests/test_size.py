@@ -27,18 +27,18 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_131,
+    "engine": 1_136,
     "engine/actors": 1_627,
     "engine/boxing": 519,
     "engine/capture": 4_547,
     "engine/cost": 1_206,
     "engine/hardware": 569,
-    "engine/ir": 1_704,
+    "engine/ir": 1_705,
     "engine/lowering": 1_297,
-    "engine/ops": 5_428,
-    "engine/passes": 7_027,
+    "engine/ops": 5_571,
+    "engine/passes": 7_306,
     "engine/rehearsal": 898,
-    "engine/runtime": 7_937,
+    "engine/runtime": 7_947,
     "engine/trace": 495,
     "engine/verify": 793,
     "launcher": 362,
@@ -46,11 +46,11 @@ BUDGETS = {
     "launcher/command_line": 1_135,
     "launcher/commands": 3_052,
     "launcher/data": 3_281,
-    "launcher/job": 1_826,
+    "launcher/job": 1_827,
     "launcher/listeners": 673,
-    "launcher/model": 2_654,
+    "launcher/model": 2_653,
     "launcher/place": 2_083,
-    "launcher/recipe": 3_103,
+    "launcher/recipe": 3_125,
     "launcher/ranks": 1_932,
     "launcher/report": 2_407,
     "launcher/store": 674,
@@ -60,7 +60,7 @@ BUDGETS = {
     "models": 1_482,
     "testing": 115,
     "tests": 1_057,
-    "tests/behaviour": 8_154,
+    "tests/behaviour": 8_275,
     "tests/chaos": 927,
     "tests/engine": 13_000,
     "tests/gpu": 274,
@@ -68,10 +68,10 @@ BUDGETS = {
     "tests/hangs": 365,
     "tests/launcher": 13_992,
     "tests/models": 635,
-    "tests/support": 6_936,
+    "tests/support": 6_964,
     "tests/testing": 111,
 }
-SUMS = {"source": 67_039, "tests": 46_444, "docs": 50_000}
+SUMS = {"source": 67_499, "tests": 46_593, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}
