@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
-from operator import attrgetter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +38,13 @@ aten = torch.ops.aten
 # ---- ops -----------------------------------------------------------------------------------------
 
 
-# An op's schema: `arguments` and `returns` with types and `alias_info` (what is a view, what is
-# written), `is_mutable`.
-schema_of: Callable[[Any], Any] = attrgetter("_schema")
+def schema_of(op: Any) -> Any:
+    """Return an op's schema: `arguments` and `returns` with types and `alias_info` (what is a view,
+    what is written), `is_mutable`.
+    """
+    return op._schema
+
+
 assert_async = torch._assert_async  # raises on a CPU at once, on CUDA when the device comes to it
 
 # They update lists of tensors in place, and do nothing where `found_inf` is 1.
@@ -105,15 +108,27 @@ def storage_without_memory(num_bytes: int, device: torch.device) -> torch.Untype
     return storage
 
 
-# A number that grows with each write into the tensor.
-version_of: Callable[[Tensor], int] = attrgetter("_version")
+def version_of(tensor: Tensor) -> int:
+    """Return a number that grows with each write into the tensor."""
+    return tensor._version
+
 
 # ---- modules: dicts that are what the attributes are looked up in --------------------------------
 
-# Of the module's own, by attribute.
-parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
-buffers_of: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")
-submodules_of: Callable[[nn.Module], dict[str, nn.Module | None]] = attrgetter("_modules")
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """Return the module's own parameters by attribute."""
+    return module._parameters
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
+    """Return the module's own buffers by attribute."""
+    return module._buffers
+
+
+def submodules_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    """Return the module's own parts by attribute."""
+    return module._modules
 
 
 def set_submodules(module: nn.Module, parts: Mapping[str, nn.Module | None]) -> None:

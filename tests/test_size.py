@@ -27,7 +27,7 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_136,
+    "engine": 1_151,
     "engine/actors": 1_627,
     "engine/boxing": 519,
     "engine/capture": 4_547,
@@ -68,10 +68,10 @@ BUDGETS = {
     "tests/hangs": 365,
     "tests/launcher": 13_992,
     "tests/models": 635,
-    "tests/support": 6_964,
+    "tests/support": 6_966,
     "tests/testing": 111,
 }
-SUMS = {"source": 67_499, "tests": 46_593, "docs": 50_000}
+SUMS = {"source": 67_514, "tests": 46_595, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

@@ -20,6 +20,7 @@ SMALLER = {
         *("train.batch_size=24", "train.micro_batches=4"),
     ),
     "gpt": ("model.depth=2", _SHORT),
+    "gpt_long": ("model.depth=2", _SHORT, "data.length=128"),
     "bert": ("model.depth=1", "data.source.max_bytes=100000"),
     "resnet": ("model.blocks=[1,1]",),
     "insightface": ("model.blocks=[1,1]", "data.samples=2048"),
@@ -28,7 +29,8 @@ SMALLER = {
 
 
 def overrides_of(recipe: Path) -> tuple[str, ...]:
-    return SMALLER.get(recipe.stem.split("_")[0].rstrip("2"), ())
+    kind = recipe.stem.split("_")[0].rstrip("2")
+    return SMALLER.get(recipe.stem, SMALLER.get(kind, ()))
 
 
 @cache
