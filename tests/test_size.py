@@ -36,7 +36,7 @@ BUDGETS = {
     "engine/ir": 1_705,
     "engine/lowering": 1_297,
     "engine/ops": 5_571,
-    "engine/passes": 7_306,
+    "engine/passes": 7_305,
     "engine/rehearsal": 898,
     "engine/runtime": 7_947,
     "engine/trace": 495,
@@ -60,7 +60,7 @@ BUDGETS = {
     "models": 1_482,
     "testing": 115,
     "tests": 1_057,
-    "tests/behaviour": 8_275,
+    "tests/behaviour": 8_287,
     "tests/chaos": 927,
     "tests/engine": 13_000,
     "tests/gpu": 274,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 6_966,
     "tests/testing": 111,
 }
-SUMS = {"source": 67_514, "tests": 46_595, "docs": 50_000}
+SUMS = {"source": 67_513, "tests": 46_607, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}

@@ -4,7 +4,7 @@ A cast of a weight has the same value in every micro-batch.  It moves to phase w
 forward, and the boxing of its output moves with it.  An op that may stand on either side of a
 boxing then goes to the side where fewer bytes move:
 
-    cast before gather    a tensor made of weights that is no larger than they are, or of which
+    cast before gather    a tensor made of weights that has at most their bytes, or of which
                           only such are made, is made at their home: a shard of ZeRO is cast, then
                           gathered in bf16 (ZeRO 3: with each gather, insert_boxing.py); a tied
                           weight crosses stages alike
@@ -99,7 +99,7 @@ class _Hoister:
         return sum(self.tensors[name].num_bytes for name in names)
 
     def _is_small(self, op: Op) -> bool:
-        """Return whether an op's output, or all that is made of it, is no larger than weights."""
+        """Return whether an output, or all that is made of it, has at most the weights' bytes."""
         if self._num_bytes(op.makes) <= self._num_bytes(self.roots[op.makes[0]]):
             return True
         readers = [self.ops[name] for made in op.makes for name in self.readers.get(made, ())]

@@ -18,7 +18,7 @@ from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.placement import LENGTH_AXES, Shape
 from flowrun.engine.ops.flow.ranges import CHECK
 from flowrun.engine.ops.math.matmul import PRODUCT
-from flowrun.engine.ops.nn.cross_entropy import BACKWARD, FORWARD, LOG_SUM_EXP
+from flowrun.engine.ops.nn.cross_entropy import BACKWARD, FORWARD, LOG_SUM_EXP, given
 from flowrun.engine.ops.nn.loss import NONE
 from flowrun.engine.ops.shapes.shape import dim_groups
 from flowrun.engine.ops.traits import has
@@ -134,11 +134,10 @@ class _LengthWriter:
         return True
 
     def add_loss(self, op: Op) -> bool:
-        """Cross entropy, whose rows are those of logits, targets and what is kept of each."""
-        first, reduction = (1, 6) if op.target == BACKWARD else (0, 4)
-        named = [str(arg.name) for arg in op.args[first : first + 3] if isinstance(arg, Ref)]
-        rows = {self._rows(name) for name in named}
-        if len(rows) != 1 or not (known := rows.pop()) or op.args[reduction - 1] == NONE:
+        """A reduced cross entropy has the rows of logits, targets and what is kept of each."""
+        named = given(op)
+        rows = {self._rows(named[name].name) for name in ("x", "lse", "target")}
+        if len(rows) != 1 or not (known := rows.pop()) or named["reduction"] == NONE:
             return False
         if op.target == FORWARD:
             self._write(op, op.target, self._with_unmerged(op.args))
@@ -164,8 +163,8 @@ class _LengthWriter:
         return self._shape(whole)[: len(self._shape(whole)) - len(shape) + 1] if whole else ()
 
     def _with_unmerged(self, args: tuple[object, ...]) -> tuple[object, ...]:
-        given = map_refs(args, lambda ref: Ref(self.unmerged.get(ref.name, ref.name)))
-        return given  # type: ignore[no-any-return]
+        found = map_refs(args, lambda ref: Ref(self.unmerged.get(ref.name, ref.name)))
+        return found  # type: ignore[no-any-return]
 
     def _shape(self, name: str) -> Shape:
         return self.tensors[name].shape

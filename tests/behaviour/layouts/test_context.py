@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch.nn.functional as F
+from torch import Tensor
 
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.boxing.boxing import step_bytes
@@ -15,7 +17,7 @@ from flowrun.engine.ir.graph import BACKWARD, FORWARD, UPDATE, Op
 from flowrun.models.gpt import GPT
 from flowrun.models.llama import Llama
 from support.layouts.grids import Layout, assert_as_plain_torch, compiled, live_bytes, virtual_run
-from support.layouts.plain_loop import MOMENTUM, Training, gpt, seeded, token_batches
+from support.layouts.plain_loop import MOMENTUM, Batch, Training, gpt, seeded, token_batches
 from support.nets.packed import GPT_PACKED
 
 BLOCKS, WIDTH, STEPS = 2, 16, 3
@@ -24,6 +26,15 @@ BIASED = replace(
     PLAIN, model=partial(seeded, partial(GPT, 64, 16, 1, 4, WIDTH, bias=True)), optimizer=MOMENTUM
 )
 GROUPED = replace(PLAIN, model=partial(seeded, partial(Llama, 64, 1, 4, 2, WIDTH, 32)), pins=())
+
+
+def each_alone(output: Tensor, batch: Batch) -> Tensor:
+    """A loss of each token, counted by hand."""
+    targets = batch["targets"].flatten()
+    return (F.cross_entropy(output.flatten(0, 1), targets, reduction="none") * (targets % 3)).mean()
+
+
+ALONE = replace(PLAIN, loss=each_alone)
 HEADS, GATHER = (Layout(context=2, attention=how) for how in ("heads", "gather"))
 CASES = [
     *((PLAIN, layout) for layout in (HEADS, GATHER, Layout(context=4), Layout(context=3))),
@@ -34,8 +45,9 @@ CASES = [
     *((BIASED, layout) for layout in (HEADS, GATHER)),
     *((GROUPED, layout) for layout in (HEADS, GATHER)),
     (GPT_PACKED, Layout(context=2)),
+    (ALONE, Layout(context=2)),
 ]
-NAMES = {PLAIN: "gpt", BIASED: "biased", GROUPED: "grouped", GPT_PACKED: "packed"}
+NAMES = {PLAIN: "gpt", BIASED: "biased", GROUPED: "grouped", GPT_PACKED: "packed", ALONE: "alone"}
 
 
 @pytest.mark.parametrize(("training", "layout"), CASES, ids=[f"{NAMES[t]} {n}" for t, n in CASES])
