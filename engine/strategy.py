@@ -7,11 +7,12 @@ their docstrings are its reference, and OmegaConf, which reads classes for defau
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.ir.module_path import within
 from flowrun.engine.ir.placement import Placement
@@ -51,31 +52,73 @@ class Pin:
 
 
 HEADS, GATHER = "heads", "gather"  # values of long_attention
-Settings = tuple[tuple[str, float | bool], ...]
+Argument = float | bool | str | tuple[float, ...] | None  # the last three: of torch's classes
+Settings = tuple[tuple[str, Argument], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The rule by which a parameter changes in a step.
+
+    name: adamw or sgd, the engine's own; any other is `function`, traced (capture/update_trace.py).
+    settings: its keyword arguments; `lr` is the learning rate before any schedule.
+    key: of the recipe, that asks for it.
+    """
+
+    name: str
+    settings: Settings
+    function: Callable[..., Any] | None = None
+    key: str = "optim.update"
+
+    @property
+    def rate(self) -> float:
+        """The learning rate before any schedule."""
+        return float(dict(self.settings)["lr"])  # type: ignore[arg-type]
+
+    @property
+    def numbers(self) -> Settings:
+        """The settings but `lr`, which is fed."""
+        return tuple((key, value) for key, value in self.settings if key != "lr")
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
     """Parameters whose name matches the pattern (fnmatch, `*` crosses dots) have settings of their
-    own.
+    own, and perhaps an update of their own, whose `lr` is then theirs or that of all.
     """
 
     pattern: str
     settings: Settings
+    update: Update | None = None
 
     def matches(self, name: str) -> bool:
         """True if a parameter belongs to the group."""
         return fnmatchcase(name, self.pattern)
 
+    def over(self, known: Update, parameter: str) -> Update:
+        """Return the update of a parameter of this group.  known: by the groups before.  Raises
+        RecipeError for a setting that it does not take.
+        """
+        base = self.update or known
+        settings = dict((*known.settings[:1], *base.settings))  # lr is the first
+        for key, value in self.settings:
+            if key != "lr" and key not in settings:
+                raise RecipeError(
+                    f"optim.groups.{self.pattern}.{key}",
+                    f"the update of {parameter}, {base.name}, takes no {key!r}.",
+                    f"It takes {', '.join(settings)}.",
+                )
+            settings[key] = value
+        return replace(base, settings=tuple(settings.items()))
+
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """The rule by which parameters change in a step.
+    """The rules by which parameters change in a step.
 
-    name: adamw or sgd, the engine's own; any other is `function`, traced (capture/update_trace.py).
-    arguments: its keyword arguments; `lr` is the learning rate before any schedule.
-    groups: settings that replace arguments for some parameters; of several that match, the later
-        wins, key by key.
+    name, arguments, function: of the Update of all parameters that no group gives one.
+    groups: settings and updates of some parameters; of several that match, the later wins, key by
+        key; an update goes with all of its settings.
     rates: (lr, learning rate of each step, the last holds on) for every lr that a schedule changes.
     clip_value: largest element of a gradient, clip_norm: largest global norm of all; 0 = off.
         Values are clipped first.
@@ -96,12 +139,14 @@ class Optimizer:
     sparse: str = "exact"
     function: Callable[..., Any] | None = None
 
-    def settings(self, parameter: str) -> dict[str, float | bool]:
-        """The arguments of one parameter's update, with `lr`."""
-        found = dict(self.arguments)
+    def update_of(self, parameter: str) -> Update:
+        """Return the update of a parameter.  Raises RecipeError for a setting of a group that it
+        does not take.
+        """
+        found = Update(self.name, self.arguments, self.function)
         for group in self.groups:
             if group.matches(parameter):
-                found.update(group.settings)
+                found = group.over(found, parameter)
         return found
 
     def rate(self, lr: float, step: int) -> float:

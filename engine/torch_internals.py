@@ -174,6 +174,16 @@ def is_dispatched() -> bool:
     return bool(torch._C._len_torch_dispatch_stack())
 
 
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Within, torch says that it compiles: optimizers then compute with tensors of one number."""
+    before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
 def is_of_fake_tensors(error: BaseException) -> bool:
     """Return whether an error says what fake tensors cannot do: the real call has values."""
     return type(error).__module__.startswith("torch._subclasses")

@@ -27,16 +27,16 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_151,
+    "engine": 1_206,
     "engine/actors": 1_627,
     "engine/boxing": 519,
-    "engine/capture": 4_547,
+    "engine/capture": 4_567,
     "engine/cost": 1_206,
     "engine/hardware": 569,
     "engine/ir": 1_705,
     "engine/lowering": 1_297,
     "engine/ops": 5_571,
-    "engine/passes": 7_305,
+    "engine/passes": 7_458,
     "engine/rehearsal": 898,
     "engine/runtime": 7_947,
     "engine/trace": 495,
@@ -44,15 +44,15 @@ BUDGETS = {
     "launcher": 362,
     "launcher/bench": 2_070,
     "launcher/command_line": 1_135,
-    "launcher/commands": 3_052,
+    "launcher/commands": 3_071,
     "launcher/data": 3_281,
-    "launcher/job": 1_827,
+    "launcher/job": 1_909,
     "launcher/listeners": 673,
     "launcher/model": 2_653,
     "launcher/place": 2_083,
-    "launcher/recipe": 3_125,
+    "launcher/recipe": 3_130,
     "launcher/ranks": 1_932,
-    "launcher/report": 2_407,
+    "launcher/report": 2_408,
     "launcher/store": 674,
     "launcher/supervise": 4_404,
     "launcher/terminal": 229,
@@ -60,9 +60,9 @@ BUDGETS = {
     "models": 1_482,
     "testing": 115,
     "tests": 1_057,
-    "tests/behaviour": 8_287,
+    "tests/behaviour": 8_430,
     "tests/chaos": 927,
-    "tests/engine": 13_000,
+    "tests/engine": 13_018,
     "tests/gpu": 274,
     "tests/fuzz": 993,
     "tests/hangs": 365,
@@ -71,10 +71,10 @@ BUDGETS = {
     "tests/support": 6_966,
     "tests/testing": 111,
 }
-SUMS = {"source": 67_513, "tests": 46_607, "docs": 50_000}
+SUMS = {"source": 67_848, "tests": 46_768, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
-OPEN = {"Any": 290, "except Exception": 28, "functions above complexity 15": 0}
+OPEN = {"Any": 306, "except Exception": 28, "functions above complexity 15": 0}
 
 
 @cache

@@ -28,7 +28,7 @@ from flowrun.engine.ir.graph import LogicalTensor, Op, refs
 from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops.traits import has
-from flowrun.engine.strategy import Settings
+from flowrun.engine.strategy import Settings, Update
 from flowrun.engine.torch_internals import schema_of
 
 UpdateFunction = Callable[..., Any]
@@ -90,14 +90,6 @@ def trace_update(
     keywords but `lr` and `step`.  Raise RecipeError (optim.update) if torch cannot trace the
     function, if it works in place, or if its results are not shaped as the parameter.
     """
-    maker: object = function
-    if inspect.isclass(maker) and issubclass(maker, torch.optim.Optimizer):
-        raise _refusal(
-            function,
-            "it is a class of torch.optim, which updates weights in place and cannot be laid out.",
-            "Write the update as a function (param, grad, states …) -> (new param, new states …), "
-            "as in docs/how_to/training.md; those that ship are words of optim.name.",
-        )
     states, fed = [name for name, _ in states_of(function)], step_scalars_of(function)
     names = ("param", "grad", *states, *fed)
     examples = [torch.empty(shape, dtype=dtype) for _ in names[: 2 + len(states)]]
@@ -110,6 +102,7 @@ def trace_update(
 
     refuse = partial(_refusal, function)
     module = trace_function(positional, examples, refuse, decomposition_table=_NORMS)
+    _drop_copies(module.graph)
     return _read(module, names, function, LogicalTensor("param", shape, dtype))
 
 
@@ -150,22 +143,35 @@ def ignores_zero_gradient(function: UpdateFunction, settings: Settings) -> bool:
     return True
 
 
-def describe_updates(
-    function: UpdateFunction, parameters: Iterable[tuple[LogicalTensor, Mapping[str, float | bool]]]
-) -> tuple[object, ...]:
-    """Return all that a plan takes from an update function, as values that compare by content.
+def trace_of(update: Update, function: UpdateFunction, parameter: LogicalTensor) -> TracedUpdate:
+    """Return the ops of the update of a parameter by its function.
+
+    parameter: with the model's name for it, which a RecipeError says, at the key of the update.
+    """
+    try:
+        return trace_update(function, parameter.shape, parameter.dtype, update.numbers)
+    except RecipeError as error:
+        problem = f"{error.problem}\nThe weight is {parameter.name}, of shape {parameter.shape}."
+        raise RecipeError(update.key, problem, error.instead) from error
+
+
+def describe_updates(parameters: Iterable[tuple[LogicalTensor, Update]]) -> tuple[object, ...]:
+    """Return all that a plan takes from update functions, as values that compare by content.
 
     The name of a function says nothing of its body, so a plan cache compares these.
-    parameters: (parameter, settings of its update).  Raise RecipeError where trace_update does.
+    parameters: each with its update, as trace_of takes them.
     """
+    numbers: dict[UpdateFunction, int] = {}
     described: dict[object, object] = {}
-    for tensor, given in parameters:
-        settings = tuple((key, value) for key, value in given.items() if key not in FED)
-        key = tensor.shape, tensor.dtype, settings
+    for tensor, update in parameters:
+        if (function := update.function) is None:
+            continue
+        number = numbers.setdefault(function, len(numbers))
+        key = number, tensor.shape, tensor.dtype, update.numbers
         if key not in described:
-            update = trace_update(function, tensor.shape, tensor.dtype, settings)
-            described[key] = _row_properties(function, settings), update
-    return states_of(function), step_scalars_of(function), described
+            traced = trace_of(update, function, tensor)
+            described[key] = _row_properties(function, update.numbers), traced
+    return tuple((states_of(f), step_scalars_of(f)) for f in numbers), described
 
 
 def _row_properties(function: UpdateFunction, settings: Settings) -> tuple[bool, bool] | None:
@@ -210,6 +216,19 @@ def _read(
     return TracedUpdate(tuple(reader.ops), reader.tensors, results)
 
 
+def _drop_copies(graph: fx.Graph) -> None:
+    """Drop copies and what nobody reads: in a graph where nothing is written, both do nothing."""
+    graph.eliminate_dead_code()
+    if any(
+        node.op == "call_function" and schema_of(node.target).is_mutable for node in graph.nodes
+    ):
+        return
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.clone.default:
+            node.replace_all_uses_with(node.args[0])
+    graph.eliminate_dead_code()
+
+
 def _check_call(node: fx.Node, function: UpdateFunction) -> None:
     if schema_of(node.target).is_mutable:
         problem = f"it works in place ({node.target})."
@@ -229,8 +248,9 @@ def _root_of_squares(
     """Compute a 2-norm as the root of a sum: a split tensor's sum is partial, its norm is not."""
     if ord != 2 or dtype is not None:
         return NotImplemented
-    squares = x * x
-    return (squares.sum() if not dim else squares.sum(list(dim), keepdim)).sqrt()
+    wide = x.float() if x.dtype.itemsize < 4 else x  # torch adds up squares of bf16 in fp32
+    squares = wide * wide
+    return (squares.sum() if not dim else squares.sum(list(dim), keepdim)).sqrt().to(x.dtype)
 
 
 _NORMS = {torch.ops.aten.linalg_vector_norm.default: _root_of_squares}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrun.engine.capture.update_trace import states_of, step_scalars_of
+from flowrun.engine.passes.update.torch_update import TorchUpdate
 from flowrun.engine.strategy import LossScale, Optimizer
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.materials import make_task
@@ -53,7 +54,7 @@ def plain_loop(
     rows = train.batch_size // parts // replicas
     losses = []
     for step in range(train.steps):
-        update.optimizer.zero_grad()
+        update.zero_grad()
         total = 0.0
         for micro_batch in range(parts):
             for rank, each in enumerate(models):
@@ -84,11 +85,17 @@ class _PlainUpdate:
         self, asked: Optimizer, scale: LossScale | None, parameters: Mapping[str, nn.Parameter]
     ) -> None:
         self.asked = asked
-        self.optimizer = _optimizer(asked, parameters)
-        self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.optimizers = _optimizers(asked, parameters)
+        self.groups = [group for each in self.optimizers for group in each.param_groups]
+        self.rates = [float(group["lr"]) for group in self.groups]
         self.constant = scale.start if scale and not scale.dynamic else None
         start = scale.start if scale else 1.0
         self.scaler = torch.amp.GradScaler("cpu", start, enabled=scale is not None)
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
 
     def backward(self, loss: Tensor) -> None:
         """Add to the gradients."""
@@ -96,35 +103,47 @@ class _PlainUpdate:
 
     def step(self, step: int) -> bool:
         """Change the weights; False if a gradient has left its range.  step: counted from 0."""
-        groups = self.optimizer.param_groups
-        self.scaler.unscale_(self.optimizer)
-        gradients = [p for group in groups for p in group["params"] if p.grad is not None]
+        for optimizer in self.optimizers:
+            self.scaler.unscale_(optimizer)
+        gradients = [p for group in self.groups for p in group["params"] if p.grad is not None]
         scaled = self.scaler.is_enabled()
         finite = not scaled or all(bool(p.grad.isfinite().all()) for p in gradients)
         if self.asked.clip_value:
             nn.utils.clip_grad_value_(gradients, self.asked.clip_value)
         if self.asked.clip_norm:
             nn.utils.clip_grad_norm_(gradients, self.asked.clip_norm)
-        for group, rate in zip(groups, self.rates, strict=True):
+        for group, rate in zip(self.groups, self.rates, strict=True):
             group["lr"] = self.asked.rate(rate, step)
-        self.scaler.step(self.optimizer)
+        for optimizer in self.optimizers if finite else ():
+            self.scaler.step(optimizer)
         self.scaler.update(self.constant)
         return finite
 
 
-def _optimizer(asked: Optimizer, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
-    """Make an optimizer with a group for each parameter: each may have settings of its own."""
-    groups = []
+def _optimizers(
+    asked: Optimizer, parameters: Mapping[str, nn.Parameter]
+) -> list[torch.optim.Optimizer]:
+    """Make an optimizer for each update, with a group for each parameter: each may have settings of
+    its own.
+    """
+    groups: dict[object, list[dict[str, Any]]] = {}
     for name, p in parameters.items():
         if p.requires_grad:
-            settings: dict[str, object] = {"params": [p], **asked.settings(name)}
-            if not asked.function and "beta1" in settings:
+            update = asked.update_of(name)
+            settings: dict[str, Any] = {"params": [p], **dict(update.settings)}
+            if not update.function and "beta1" in settings:
                 settings["betas"] = (settings.pop("beta1"), settings.pop("beta2"))
-            groups.append(settings)
-    if asked.function:
-        return _ByFunction(groups, cast("Callable[..., Sequence[Tensor]]", asked.function))
-    kind = torch.optim.AdamW if asked.name == "adamw" else torch.optim.SGD
-    return kind(groups, lr=1.0)
+            groups.setdefault(update.function or update.name, []).append(settings)
+    return [_optimizer(by, given) for by, given in groups.items()]
+
+
+def _optimizer(by: object, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    if isinstance(by, str):
+        kind = torch.optim.AdamW if by == "adamw" else torch.optim.SGD
+        return kind(groups, lr=1.0)
+    if isinstance(by, TorchUpdate):
+        return by.kind(groups, **dict[str, Any](by.numbers))
+    return _ByFunction(groups, cast("Callable[..., Sequence[Tensor]]", by))
 
 
 class _ByFunction(torch.optim.Optimizer):

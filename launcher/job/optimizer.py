@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
+from torch.optim import Optimizer as TorchOptimizer
+
 from flowrun.engine.capture.update_trace import keywords_of
-from flowrun.engine.errors import RecipeError
-from flowrun.engine.strategy import Optimizer, ParameterGroup, Settings
+from flowrun.engine.errors import RecipeError, refuse_as
+from flowrun.engine.passes.update.torch_update import NOT_NUMBERS, TorchUpdate
+from flowrun.engine.strategy import Argument, Optimizer, ParameterGroup, Update
 from flowrun.launcher.job.lr_schedule import rates
 from flowrun.launcher.model.build import is_freezing
 from flowrun.launcher.model.targets import find
@@ -18,42 +23,49 @@ from flowrun.launcher.recipe.schema import Optim
 from flowrun.launcher.recipe.value_ranges import check_number
 from flowrun.models import optimizers
 
-FUSED = {  # the engine's own ops, and their numbers
-    "adamw": ("beta1", "beta2", "eps", "weight_decay"),
-    "sgd": ("momentum", "weight_decay", "nesterov"),
+FUSED: Mapping[str, Mapping[str, float | bool]] = {  # the engine's own ops, and their numbers
+    "adamw": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01},
+    "sgd": {"momentum": 0.0, "weight_decay": 0.0, "nesterov": False},
 }
 TRACED: Mapping[str, Callable[..., object]] = {
     "adagrad": optimizers.adagrad,
     "lamb": optimizers.lamb,
     "lion": optimizers.lion,
 }
+OF_TORCH: Mapping[str, type[TorchOptimizer]] = {
+    name.lower(): kind
+    for name, kind in vars(torch.optim).items()
+    if inspect.isclass(kind) and issubclass(kind, TorchOptimizer) and kind is not TorchOptimizer
+}
+_EITHER = "Write {name: muon}, or {_target_: my_optim.update}, and numbers that it takes."
 
 
 def optimizer_of(optim: Optim, steps: int) -> Optimizer:
     """Raises RecipeError at the key of optim that is wrong.  steps: of the run."""
-    function: Callable[..., object] | None
     if optim.update:
-        name, function, numbers = _own(optim.update)
+        default = _read_update(optim.update, "optim.update")
     else:
-        name, function = optim.name, TRACED.get(optim.name)
-        known = tuple(keywords_of(function)) if function else FUSED[name]
-        numbers = {key: _value(optim, key) for key in known}
+        function = TRACED.get(optim.name)
+        known = keywords_of(function) if function else FUSED[optim.name]
+        numbers = tuple((key, _value(optim, key)) for key in known)
+        default = Update(optim.name, numbers, function)
     groups = tuple(
-        ParameterGroup(pattern, _settings(pattern, given, numbers))
+        _group(pattern, given, default)
         for pattern, given in optim.groups.items()
         if not is_freezing(given) or (len(given) > 1 and not given["frozen"])  # build.py froze it
     )
-    lrs = [optim.lr, *(float(value) for g in groups for key, value in g.settings if key == "lr")]
+    _check_known(groups, default)
+    lrs = [optim.lr, *(float(v) for g in groups for key, v in g.settings if key == "lr")]  # type: ignore[arg-type]
     return Optimizer(
-        name,
-        (("lr", optim.lr), *numbers.items()),
+        default.name,
+        (("lr", optim.lr), *default.settings),
         optim.clip_norm,
         optim.clip_value,
         groups=groups,
         rates=rates(optim, lrs, steps),
         ema=optim.ema,
         sparse=optim.sparse,
-        function=function,
+        function=default.function,
     )
 
 
@@ -63,67 +75,133 @@ def _value(optim: Optim, key: str) -> float | bool:
     return getattr(optim, key)  # type: ignore[no-any-return]
 
 
-def _own(
-    update: Mapping[str, object],
-) -> tuple[str, Callable[..., object], dict[str, float | bool]]:
-    """The user's function and its numbers: those given, its defaults for the rest."""
-    require(
-        bool(update.get("_target_")),
-        "optim.update._target_",
-        "nothing says which function updates the weights.",
-        "Write the dotted path of a function (param, grad, states …, *, lr, numbers …).",
-    )
-    function = find(str(update["_target_"]), "optim.update._target_")
-    given = {str(key): value for key, value in update.items() if key != "_target_"}
-    numbers = dict(keywords_of(function))
-    for key, value in given.items():
-        where = f"optim.update.{key}"
-        problem = f"{function.__name__} takes no number {key!r}."
-        require(key in numbers, where, problem, did_you_mean(key, numbers))
-        _check_number(value, where)
-    numbers.update(given)
-    for key, value in numbers.items():
+def _read_update(given: object, where: str) -> Update:
+    """Return an update by its name or its function, with its numbers: those given, and defaults for
+    the rest.
+    """
+    given = {"name": given} if isinstance(given, str) else given
+    if not isinstance(given, Mapping):
+        raise RecipeError(where, f"{given!r} says no update.", _EITHER)
+    name, target = given.get("name"), given.get("_target_")
+    asked = {str(key): x for key, x in given.items() if key not in ("name", "_target_")}
+    one = bool(name) != bool(target)
+    require(one, f"{where}._target_", "nothing says which function updates the weights.", _EITHER)
+    function: Callable[..., object] | type | None
+    if target:
+        function = find(str(target), f"{where}._target_")
+    else:
+        words = (*FUSED, *TRACED, *OF_TORCH)
         require(
-            value is not inspect.Parameter.empty,
-            "optim.update",
-            f"{function.__name__} needs the number {key!r}.",
-            f"Write optim: {{update: {{_target_: …, {key}: …}}}}.",
+            name in words,
+            f"{where}.name",
+            f"no update is {name!r}.",
+            did_you_mean(str(name), words),
         )
-    return function.__name__, function, numbers
+        function = TRACED.get(str(name)) or (None if name in FUSED else OF_TORCH[str(name)])
+    if function is None:
+        return _with_numbers(Update(str(name), tuple(FUSED[str(name)].items()), key=where), asked)
+    if inspect.isclass(function) and issubclass(function, TorchOptimizer):
+        return _of_class(function, asked, where)
+    known: tuple[tuple[str, Any], ...] = tuple(keywords_of(function).items())
+    made = _with_numbers(Update(function.__name__, known, function, where), asked)
+    for key, value in dict[str, object](made.settings).items():
+        problem = f"{made.name} needs the number {key!r}."
+        instead = f"Write {where.rpartition('.')[2]}: {{_target_: …, {key}: …}}."
+        require(value is not inspect.Parameter.empty, where, problem, instead)
+    return made
 
 
-def _settings(pattern: str, given: Any, numbers: Mapping[str, float | bool]) -> Settings:
-    """Return the settings that a group replaces; betas stand for beta1 and beta2."""
+def _with_numbers(update: Update, asked: Mapping[str, object]) -> Update:
+    """Return the update with these numbers in place of its own; betas stand for beta1 and beta2."""
+    numbers = dict(update.settings)
+    for key, value in asked.items():
+        where = f"{update.key}.{key}"
+        if key == "betas" and "beta1" in numbers and update.function is None:
+            numbers |= _betas(value, where)
+            continue
+        problem = f"{update.name} takes no number {key!r}."
+        require(key in numbers, where, problem, did_you_mean(key, numbers))
+        numbers[key] = _read_number(value, where)
+    return replace(update, settings=tuple(numbers.items()))
+
+
+def _of_class(kind: type[TorchOptimizer], asked: Mapping[str, object], where: str) -> Update:
+    """Return the update of a class of torch.optim, or of another library that is like it."""
+    known = {
+        key: p.default
+        for key, p in inspect.signature(kind).parameters.items()
+        if key not in NOT_NUMBERS
+    }
+    for key, value in asked.items():
+        problem = f"{kind.__name__} takes no {key!r} here."
+        require(key in known, f"{where}.{key}", problem, did_you_mean(key, known))
+        known[key] = _read_argument(value, f"{where}.{key}")
+    function = TorchUpdate(kind, tuple(known.items()))
+
+    def refuse(error: Exception) -> RecipeError:
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        problem = f"{kind.__name__} of {kind.__module__} cannot be traced: {reason}."
+        return RecipeError(
+            where, problem, "Write its update as a function (docs/how_to/training.md)."
+        )
+
+    with refuse_as(refuse):
+        function.check_start()
+    return Update(kind.__name__.lower(), function.numbers, function, where)
+
+
+def _read_argument(value: object, where: str) -> Argument:
+    """Return what a class of torch takes: a number, numbers, or a word."""
+    if isinstance(value, list | tuple):
+        return tuple(_read_number(each, where) for each in value)
+    return value if isinstance(value, str) or value is None else _read_number(value, where)
+
+
+def _group(pattern: str, given: Any, default: Update) -> ParameterGroup:
+    """Return a group with what it replaces; betas stand for beta1 and beta2."""
     where = f"optim.groups.{pattern}"
     if not isinstance(given, Mapping) or not given:
         raise RecipeError(where, "only a mapping of keys can stand here.", "{weight_decay: 0}.")
-    settings: dict[str, float | bool] = {}
+    own = _read_update(given["update"], f"{where}.update") if "update" in given else None
+    numbers = dict((own or default).settings)
+    settings: dict[str, Argument] = {}
     for key, value in given.items():
-        if key == "frozen":
+        if key in ("frozen", "update"):
             continue
         if key == "betas" and "beta1" in numbers:
             settings |= _betas(value, f"{where}.betas")
             continue
-        known, problem = ("lr", *numbers), f"the update takes no {key!r}."
-        require(key in known, f"{where}.{key}", problem, did_you_mean(key, known))
-        _check_number(value, f"{where}.{key}", f"optim.{key}")
+        _read_number(value, f"{where}.{key}", f"optim.{key}")
         settings[key] = value if isinstance(value, bool) else float(value)
-    return tuple(settings.items())
+    return ParameterGroup(pattern, tuple(settings.items()), own)
+
+
+def _check_known(groups: Sequence[ParameterGroup], default: Update) -> None:
+    """Raise RecipeError for a number that no update takes; the compiler knows which parameter has
+    which.
+    """
+    updates = (default, *(group.update for group in groups if group.update))
+    known = ("lr", *dict.fromkeys(key for update in updates for key, _ in update.settings))
+    for group in groups:
+        for key, _ in group.settings:
+            where, problem = f"optim.groups.{group.pattern}.{key}", f"the update takes no {key!r}."
+            require(key in known, where, problem, did_you_mean(key, known))
 
 
 def _betas(value: Any, where: str) -> dict[str, float]:
     two = isinstance(value, list | tuple) and len(value) == 2
     require(two, where, f"betas must be two numbers, not {value!r}.", "Usual are [0.9, 0.95].")
     for beta in value:
-        _check_number(beta, where, "optim.betas.*")
+        _read_number(beta, where, "optim.betas.*")
     return {"beta1": float(value[0]), "beta2": float(value[1])}
 
 
-def _check_number(value: object, where: str, row: str = "") -> None:
-    """row: the key of which it is; of a function's own numbers, none."""
+def _read_number(value: object, where: str, row: str = "") -> float | bool:
+    """Return a number.  row: the key of which it is; of a function's own numbers, none."""
     if not isinstance(value, bool | int | float):
         raise RecipeError(where, f"{value!r} is not a number.", "Write a number, true or false.")
     if row:
         check_number(value, row, where)
     elif not math.isfinite(value):
         raise RecipeError(where, f"{value} is not a finite number.")
+    return value

@@ -102,16 +102,20 @@ def inputs(strategy: Strategy, *graphs: LogicalGraph) -> tuple[object, ...]:
     """
     known = tuple(find_rows(graph, strategy) for graph in graphs)
     optimizer = strategy.optimizer
-    bare = replace(strategy, kept_rows=None, optimizer=replace(optimizer, function=None))
-    if optimizer.function is None:
-        return known, replace(bare, signatures=())
+    groups = tuple(
+        replace(g, update=g.update and replace(g.update, function=None)) for g in optimizer.groups
+    )
+    named = replace(optimizer, function=None, groups=groups)
+    bare = replace(strategy, kept_rows=None, optimizer=named)
     parameters = [
-        (graph.tensors[v.tensor], optimizer.settings(v.name))
+        (replace(graph.tensors[v.tensor], name=v.name), optimizer.update_of(v.name))
         for graph in graphs
         for v in graph.variables
-        if v.kind == "parameter"
+        if v.kind == "parameter" and f"grad/{v.name}" in dict(graph.results)
     ]
-    return known, bare, describe_updates(optimizer.function, parameters)
+    if not any(update.function for _, update in parameters):
+        return known, replace(bare, signatures=())
+    return known, bare, describe_updates(parameters)
 
 
 def found_rows_file(used: bool) -> Path | None:

@@ -125,12 +125,14 @@ class Optim:
     warmup_steps: steps of a linear rise from 0 to lr, before the schedule.
     groups: pattern over parameter names -> keys that replace those above; the later pattern wins,
         key by key; {frozen: true}: these parameters stay as they are, without gradient, state and
-        communication; {frozen: false}: these are trained, though `adapters` froze the model.
+        communication; {frozen: false}: these are trained, though `adapters` froze the model;
+        `update`: as below, of these parameters.
     ema: decay of an exponential moving average of the weights; 0: off.
     ema_eval: evaluation reads the averages.
     sparse: exact: look-up tables are updated by rows where that equals the dense update; lazy:
         wherever the optimizer can; off: never.
-    update: `_target_` of your own update function, with its numbers, in place of `name`.
+    update: in place of `name`: {name: adam, muon, rmsprop …, a class of torch.optim in lower case},
+        or {_target_: such a class or your own update function}, with its numbers.
     """
 
     name: str = "adamw"

@@ -149,6 +149,9 @@ RANGES: Mapping[str, Range] = {
 }
 
 
+_ELSEWHERE = {"optim.name": " Other classes of torch.optim are words of optim.update.name."}
+
+
 def check_values(recipe: object) -> None:
     """Check ranges and words of all that the annotated keys hold, and that what lists and mappings
     hold is no list or mapping itself, which OmegaConf takes.  Raises RecipeError with the key.
@@ -186,7 +189,7 @@ def _check(value: object, hint: object, key: str, row: str) -> None:
         check_number(value, row, key)
     elif isinstance(value, str) and (words := CHOICES.get(row)):
         numbers = [KINDS[each] for each in kinds_of(hint) if each in (int, float)]
-        instead = f"Write {one_of((*numbers, *words))}."
+        instead = f"Write {one_of((*numbers, *words))}.{_ELSEWHERE.get(row, '')}"
         require(value in words, key, f"{value!r} is not one of its values.", instead)
 
 

@@ -209,7 +209,8 @@ def _unread(key: str) -> Callable[[Job], str]:
     def why(job: Job) -> str:
         read, own = dict(job.strategy.optimizer.arguments), job.recipe.optim.update
         if own:
-            return f"optim.update, {own['_target_']}, takes its numbers from optim.update"
+            name = own.get("_target_") or own["name"]
+            return f"optim.update, {name}, takes its numbers from optim.update"
         return "" if number in read else f"{job.recipe.optim.name} does not read it"
 
     return why

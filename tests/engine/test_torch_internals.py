@@ -69,6 +69,24 @@ def test_every_name_is_tested() -> None:
     assert {name for name in public if not re.search(rf"internals\.{name}\b", tests)} == set()
 
 
+# ---- optimizers ----------------------------------------------------------------------------------
+
+
+def test_optimizers_compute_with_tensors_of_one_number_where_torch_compiles() -> None:
+    """RMSprop, for one, reads its step by .item() else, and takes `capturable` on a GPU alone."""
+    weight = torch.ones(2)
+    weight.grad = torch.ones(2)
+    optimizer = torch.optim.RMSprop([weight], foreach=False, capturable=True)
+    step = inspect.unwrap(torch.optim.RMSprop.step)
+    with pytest.raises(AssertionError, match="capturable"), torch.no_grad():
+        step(optimizer)
+    with internals.compiling(), torch.no_grad():
+        assert torch.compiler.is_compiling()
+        step(optimizer)
+    assert not torch.compiler.is_compiling()
+    assert "step" in optimizer.state[weight] and bool((weight < 1).all())
+
+
 # ---- ops -----------------------------------------------------------------------------------------
 
 

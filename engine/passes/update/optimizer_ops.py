@@ -12,14 +12,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from flowrun.engine.capture.update_trace import FED, states_of, step_scalars_of, trace_update
+from flowrun.engine.capture.update_trace import (
+    FED,
+    UpdateFunction,
+    states_of,
+    step_scalars_of,
+    trace_of,
+)
 from flowrun.engine.ir.graph import LogicalTensor, Ref, Variable, map_refs
 from flowrun.engine.ops.flow.rounding import NARROW, ROUND, UPDATE_NARROW, stream_of
 from flowrun.engine.ops.flow.sparse import UPDATE_ROWS, RowUpdate
 from flowrun.engine.ops.flow.update import ASSIGN, EMA
 from flowrun.engine.ops.registry import whole_function
 from flowrun.engine.passes.update.graph_builder import GraphBuilder, OpPlace
-from flowrun.engine.strategy import Kept, Optimizer
+from flowrun.engine.strategy import Kept, Optimizer, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +48,12 @@ def update(
     builder: GraphBuilder, optimizer: Optimizer, kept: Kept, variable: Variable, reads: UpdateInputs
 ) -> None:
     """Append the ops that change one parameter and its states."""
-    settings = optimizer.settings(variable.name)
-    rate = _rate(builder, optimizer, float(settings.pop("lr")), variable.stage)
-    if optimizer.function is not None and reads.ids is None:
-        _add_traced_update(builder, optimizer, kept, variable, rate, reads)
+    rule = optimizer.update_of(variable.name)
+    rate = _rate(builder, optimizer, rule.rate, variable.stage)
+    if rule.function is not None and reads.ids is None:
+        _add_traced_update(builder, rule, rule.function, kept, variable, rate, reads)
         return
-    states, fed = _states_and_numbers(optimizer, settings)
+    states, fed = _states_and_numbers(rule)
     numbers: dict[str, str] = {"lr": rate} if "lr" in fed else {}
     if "step" in fed:
         numbers["step"] = reads.step or builder.number("@step", variable.stage)
@@ -55,22 +61,22 @@ def update(
     numbers |= {"skip": reads.skip} if reads.skip else {}
     changed, new = _add_states(builder, variable, states, kept)
     param, *rest = changed
-    target, gradients = f"flow.{optimizer.name}", [reads.gradient]
+    target, gradients = f"flow.{rule.name}", [reads.gradient]
     by: dict[str, object] = {}
     if is_kept_narrow(builder, variable, kept):
         target = UPDATE_NARROW
         numbers["draw"] = builder.number("@step", variable.stage)
         shape = builder.tensors[variable.tensor].shape
-        by = {"optimizer": optimizer.name, "stream": variable.name, "shape": shape}
+        by = {"optimizer": rule.name, "stream": variable.name, "shape": shape}
         by["seed"] = kept.seed
     if reads.ids is not None:
-        by["by"] = RowUpdate(optimizer.name, optimizer.function or whole_function(target))
+        by["by"] = RowUpdate(rule.name, rule.function or whole_function(target))
         target, gradients = UPDATE_ROWS, [reads.ids, reads.gradient]
     builder.op(
         f"update/{variable.tensor}",
         target,
         (Ref(param), *map(Ref, gradients), *map(Ref, rest)),
-        (*by.items(), *((k, Ref(v)) for k, v in numbers.items()), *settings.items()),
+        (*by.items(), *((k, Ref(v)) for k, v in numbers.items()), *rule.numbers),
         new,
         at=OpPlace.of(variable),
     )
@@ -95,17 +101,15 @@ def average(builder: GraphBuilder, variable: Variable, decay: float, skip: str |
 States = tuple[tuple[str, float | None], ...]
 
 
-def _states_and_numbers(
-    optimizer: Optimizer, settings: dict[str, float | bool]
-) -> tuple[States, tuple[str, ...]]:
-    """Return (states with their initial values, numbers that are fed) of an optimizer that is
-    one op.
+def _states_and_numbers(rule: Update) -> tuple[States, tuple[str, ...]]:
+    """Return (states with their initial values, numbers that are fed) of an update that is one
+    op.
     """
-    if optimizer.function is not None:
-        return states_of(optimizer.function), step_scalars_of(optimizer.function)
-    if optimizer.name == "adamw":
+    if rule.function is not None:
+        return states_of(rule.function), step_scalars_of(rule.function)
+    if rule.name == "adamw":
         return (("exp_avg", 0.0), ("exp_avg_sq", 0.0)), FED
-    return ((("momentum_buffer", 0.0),) if settings.get("momentum") else ()), ("lr",)
+    return ((("momentum_buffer", 0.0),) if dict(rule.settings).get("momentum") else ()), ("lr",)
 
 
 def _rate(builder: GraphBuilder, optimizer: Optimizer, lr: float, stage: int) -> str:
@@ -155,22 +159,18 @@ def _add_states(
 
 def _add_traced_update(
     builder: GraphBuilder,
-    optimizer: Optimizer,
+    rule: Update,
+    function: UpdateFunction,
     kept: Kept,
     variable: Variable,
     rate: str,
     reads: UpdateInputs,
 ) -> None:
-    function = optimizer.function
-    assert function is not None, optimizer.name
-    settings = tuple(optimizer.settings(variable.name).items())
     param = builder.tensors[variable.tensor]
     narrow = is_kept_narrow(builder, variable, kept)
     if narrow:
         param = replace(param, dtype=torch.float32)
-    program = trace_update(
-        function, param.shape, param.dtype, tuple(s for s in settings if s[0] not in FED)
-    )
+    program = trace_of(rule, function, replace(param, name=variable.name))
     changed, new = _add_states(builder, variable, states_of(function), kept)
     at = OpPlace.of(variable)
     read: Sequence[str] = changed

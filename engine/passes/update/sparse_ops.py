@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from flowrun.engine.capture.update_trace import FED, ignores_zero_gradient, is_elementwise
+from flowrun.engine.capture.update_trace import ignores_zero_gradient, is_elementwise
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import BACKWARD, LogicalGraph, LogicalTensor, Op, Ref, Variable
 from flowrun.engine.ir.placement import BATCH_AXES
@@ -24,7 +24,7 @@ from flowrun.engine.ops.flow.sparse import COALESCE, COLLECT, UPDATE_ROWS
 from flowrun.engine.ops.math.pointwise import CAST
 from flowrun.engine.ops.nn.embedding import EMBEDDING_BACKWARD
 from flowrun.engine.passes.update.graph_builder import GraphBuilder, OpPlace
-from flowrun.engine.strategy import Optimizer, Strategy
+from flowrun.engine.strategy import Strategy, Update
 
 _MIN_NOTED_RATIO = 4  # rows of a table / rows of a step from which a dense update gets a note
 
@@ -70,18 +70,18 @@ def choose_row_updates(
     """
     if not lookups:
         return False, ""
-    optimizer = strategy.optimizer
+    optimizer, update = strategy.optimizer, strategy.optimizer.update_of(variable.name)
     table, rows = _rows_of_a_step(graph, variable, lookups, strategy)
     lazy = optimizer.sparse == "lazy"
     if optimizer.sparse == "off" or (rows >= table and not lazy):
         return False, ""
     if lazy:
-        _check_lazy(optimizer, variable)
+        _check_lazy(update, variable)
         return True, (
             f"{variable.name}: only rows that a step looks up, at most {rows} of {table}, are "
-            f"updated (optim.sparse=lazy); {optimizer.name} on the whole table may differ"
+            f"updated (optim.sparse=lazy); {update.name} on the whole table may differ"
         )
-    why = _reason_all_rows_change(optimizer, variable)
+    why = "a moving average changes with every step" if optimizer.ema else _why_all_change(update)
     if why:
         note = (
             f"{variable.name}: all {table} rows are updated every step, though at most {rows} are "
@@ -122,32 +122,27 @@ def _rows_of_a_step(
     return graph.tensors[variable.tensor].shape[0], ids * strategy.micro_batches
 
 
-def _reason_all_rows_change(optimizer: Optimizer, variable: Variable) -> str:
+def _why_all_change(update: Update) -> str:
     """Return why rows without a gradient change; "" if they do not."""
-    settings = optimizer.settings(variable.name)
-    if optimizer.ema:
-        return "a moving average changes with every step"
-    if optimizer.function is not None:
-        numbers = tuple((key, value) for key, value in settings.items() if key not in FED)
-        if not is_elementwise(optimizer.function, numbers):
-            return f"{optimizer.name} mixes rows"
-        if ignores_zero_gradient(optimizer.function, numbers):
+    if update.function is not None:
+        if not is_elementwise(update.function, update.numbers):
+            return f"{update.name} mixes rows"
+        if ignores_zero_gradient(update.function, update.numbers):
             return ""
-    if optimizer.name == "sgd" and optimizer.function is None:
-        moving = [key for key in ("momentum", "weight_decay") if settings.get(key)]
+    if update.name == "sgd" and update.function is None:
+        given = dict(update.settings)
+        moving = [key for key in ("momentum", "weight_decay") if given.get(key)]
         return f"{' and '.join(moving)} moves them" if moving else ""
-    return f"{optimizer.name} moves them"
+    return f"{update.name} moves them"
 
 
-def _check_lazy(optimizer: Optimizer, variable: Variable) -> None:
-    if optimizer.function is None:
+def _check_lazy(update: Update, variable: Variable) -> None:
+    if update.function is None:
         return
-    settings = optimizer.settings(variable.name).items()
-    numbers = tuple((key, value) for key, value in settings if key not in FED)
-    if not is_elementwise(optimizer.function, numbers):
+    if not is_elementwise(update.function, update.numbers):
         raise RecipeError(
             "optim.sparse",
-            f"{optimizer.name} mixes the rows of {variable.name}, so they cannot be updated "
+            f"{update.name} mixes the rows of {variable.name}, so they cannot be updated "
             "separately.",
             "Write exact or off, or use another optimizer.",
         )

@@ -11,6 +11,7 @@ micro-batches: each micro-batch's tangent is 1 / micro_batches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from flowrun.engine.errors import RecipeError
@@ -28,7 +29,7 @@ from flowrun.engine.passes.update.sparse_ops import (
     is_made_of_rows,
     lookups_of,
 )
-from flowrun.engine.strategy import Strategy
+from flowrun.engine.strategy import Optimizer, Strategy
 
 
 def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
@@ -55,6 +56,7 @@ def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         update(builder, strategy.optimizer, strategy.kept, v, reads)
         if strategy.optimizer.ema:
             average(builder, v, strategy.optimizer.ema, skip)
+    builder.notes += _describe(strategy.optimizer, trained)
     means = [
         (name, _mean(builder, name, tensor, strategy.micro_batches))
         for name, tensor in graph.results
@@ -107,6 +109,20 @@ def _check_patterns(strategy: Strategy, parameters: list[Variable]) -> None:
                 "Patterns match the names of the model's parameters, such as"
                 f" {', '.join(names[:6])}.",
             )
+
+
+def _describe(optimizer: Optimizer, trained: Sequence[Variable]) -> list[str]:
+    """Return a note that says which parameters have which update, if there are several."""
+    updates: dict[str, list[str]] = {}
+    for v in trained:
+        updates.setdefault(optimizer.update_of(v.name).name, []).append(v.name)
+    if len(updates) < 2:
+        return []
+    each = (
+        f"{name} of {len(of)} parameters ({', '.join(of[:2])}{', …' if len(of) > 2 else ''})"
+        for name, of in updates.items()
+    )
+    return [f"updates: {', '.join(each)}"]
 
 
 def _make_tangent(builder: GraphBuilder, strategy: Strategy) -> bool:

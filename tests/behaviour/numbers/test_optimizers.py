@@ -1,16 +1,21 @@
-"""Optimizers in every layout, beside torch's own or a plain formula: traced functions, groups,
-schedules, clipping by value, moving averages.
+"""Optimizers in every layout, beside torch's own or a plain formula: traced functions, classes of
+torch.optim, updates by group.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.strategy import Optimizer
+from flowrun.launcher.job.optimizer import OF_TORCH, optimizer_of
+from flowrun.launcher.recipe.schema import Optim
 from flowrun.models import optimizers
 from support.layouts.grids import FIVE, Layout, compiled, initial, logical_weights
 from support.layouts.plain_loop import Training, mlp
@@ -119,3 +124,140 @@ def test_lamb_follows_its_formula(layout: Layout) -> None:
 def test_adagrad_follows_torch(layout: Layout) -> None:
     make = lambda m: torch.optim.Adagrad(m.parameters(), lr=0.05, weight_decay=0.01)  # noqa: E731
     assert_follows(ADAGRAD, layout, with_torch(make, ADAGRAD), 1e-4)
+
+
+# ---- classes of torch.optim ----------------------------------------------------------------------
+
+CLASSES: Mapping[str, Mapping[str, Any]] = {
+    "adadelta": {"rho": 0.8},
+    "adagrad": {"lr_decay": 0.1, "initial_accumulator_value": 0.2},
+    "adam": {"amsgrad": True, "weight_decay": 0.1},
+    "adamax": {"betas": (0.8, 0.95)},
+    "adamw": {"weight_decay": 0.1},
+    "radam": {"betas": (0.5, 0.7), "decoupled_weight_decay": True},  # rectified from step 5 on
+    "rmsprop": {"momentum": 0.5, "centered": True},
+    "sgd": {"momentum": 0.9, "nesterov": True, "maximize": True},
+}
+NOT_TRACED = {
+    "adafactor": "row_var is not shaped",
+    "asgd": "eta is not shaped",
+    "lbfgs": "closure",
+    "nadam": "mu_product is not shaped",
+    "rprop": "step_size does not start at a number",
+    "sparseadam": "dense gradients",
+}
+
+
+@cache
+def by_class(name: str) -> Training:
+    """TINY, trained by a class of torch.optim at a rate of 0.01."""
+    update = {"_target_": f"torch.optim.{OF_TORCH[name].__name__}", **CLASSES[name]}
+    return replace(TINY, optimizer=optimizer_of(Optim(lr=0.01, update=update), STEPS))
+
+
+def test_every_class_of_torch_is_traced_or_refused_by_name() -> None:
+    assert {*CLASSES, *NOT_TRACED, "muon"} == {*OF_TORCH}
+    for name, reason in NOT_TRACED.items():
+        with pytest.raises(RecipeError, match=reason) as error:
+            optimizer_of(Optim(update={"name": name}), STEPS)
+        assert error.value.where == "optim.update"
+        assert OF_TORCH[name].__name__ in error.value.problem
+
+
+@ANY_LAYOUT
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_class_of_torch_updates_as_it_does_itself(name: str, layout: Layout) -> None:
+    training = by_class(name)
+    make = lambda m: OF_TORCH[name](m.parameters(), lr=0.01, **CLASSES[name])  # noqa: E731
+    assert_follows(training, layout, with_torch(make, training), 1e-4)
+
+
+# ---- updates by group ----------------------------------------------------------------------------
+
+
+def slow_muon(param: Tensor, grad: Tensor, momentum: Tensor, *, lr: Tensor) -> tuple[Tensor, ...]:
+    """Muon in fp32: what layouts change by rounding stays small."""
+    momentum = 0.95 * momentum + grad
+    x = momentum / momentum.norm()
+    for _ in range(5):
+        x = 1.5 * x - 0.5 * (x @ x.T) @ x
+    return param - lr * x, momentum
+
+
+@cache
+def by_group() -> Training:
+    groups = {"*.weight": {"lr": 0.02, "update": "muon"}, "out*.bias": {"eps": 1e-6}}
+    made = optimizer_of(Optim(lr=0.01, weight_decay=0.1, groups=groups), STEPS)
+    matrices = replace(made.groups[0].update, settings=(), function=slow_muon)  # type: ignore[type-var]
+    return replace(
+        TINY,
+        optimizer=replace(made, groups=(replace(made.groups[0], update=matrices), made.groups[1])),
+    )
+
+
+def two_by_hand(training: Training) -> Step:
+    momenta = {name: torch.zeros_like(p) for name, p in training.model().named_parameters()}
+    biases = [p for p in training.model().parameters() if p.dim() == 1]
+    how = {"lr": 0.01, "betas": (0.9, 0.95), "weight_decay": 0.1}
+    rest = torch.optim.AdamW([{"params": biases[:1]}, {"params": biases[1:], "eps": 1e-6}], **how)  # type: ignore[arg-type]
+
+    def step(k: int, weights: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
+        flat = iter(biases)
+        for name, w in weights.items():
+            if w.dim() == 2:
+                given = w.clone(), gradients[name], momenta[name]
+                new, momenta[name] = slow_muon(*given, lr=torch.tensor(0.02))
+                w.copy_(new)
+            else:
+                p = next(flat)
+                p.data, p.grad = w, gradients[name]
+        rest.step()
+
+    return step
+
+
+@ANY_LAYOUT
+def test_a_group_has_an_update_of_its_own(layout: Layout) -> None:
+    training = by_group()
+    assert_follows(training, layout, two_by_hand(training), 1e-4)
+    (note,) = (n for n in compiled(training, layout).plan.graph.notes if n.startswith("updates"))
+    assert "muon of 2 parameters (hidden.weight, output.weight)" in note and "adamw of 2" in note
+
+
+WRONG_GROUPS: Mapping[str, tuple[Mapping[str, Any], str, str]] = {
+    "an update of matrices": (
+        {"*": {"update": "muon"}},
+        "optim.groups.*.update",
+        "only supports 2D.*\n.*hidden.bias, of shape",
+    ),
+    "a number of another update": (
+        {"*.weight": {"update": "muon"}, "hidden.*": {"eps": 0.1, "betas": [0.8, 0.9]}},
+        "optim.groups.hidden.*.beta1",
+        "the update of hidden.weight, muon, takes no 'beta1'",
+    ),
+    "two ways to say it": (
+        {"*": {"update": {"name": "muon", "_target_": "torch.optim.Muon"}}},
+        "optim.groups.*.update._target_",
+        "nothing says",
+    ),
+    "no such name": (
+        {"*": {"update": "moun"}},
+        "optim.groups.*.update.name",
+        "no update is 'moun'",
+    ),
+    "a number that changes its states": (
+        {"*": {"update": "rmsprop"}, "hidden.*": {"momentum": 0.5}},
+        "optim.groups.*.update",
+        "it has a state 'momentum_buffer', too",
+    ),
+}
+
+
+@pytest.mark.parametrize(("groups", "where", "problem"), WRONG_GROUPS.values(), ids=WRONG_GROUPS)
+def test_a_group_with_a_wrong_update_is_refused(
+    groups: Mapping[str, Any], where: str, problem: str
+) -> None:
+    with pytest.raises(RecipeError, match=problem) as error:
+        made = optimizer_of(Optim(groups=dict(groups)), STEPS)
+        compiled(replace(TINY, optimizer=made), Layout())
+    assert error.value.where == where

@@ -62,6 +62,7 @@ OF_THE_LAST = {
     "recipe=gpt_dp train.steps=0": "at least 1",
     "recipe=gpt_dp train.batch_size=0": "at least 1",
     "recipe=gpt_dp optim.name=adamv": "adagrad, adamw",
+    "recipe=gpt_dp optim.name=rmsprop": "optim.update.name",
     "recipe=gpt_dp optim.lr=0": "over 0",
     "recipe=gpt_dp optim.betas=[0.9]": "two numbers",
     "recipe=gpt_dp optim.nesterov=true": "optim.momentum",
@@ -77,9 +78,9 @@ OF_THE_LAST = {
 }
 # arguments -> (a part of the place, what is said)
 ELSEWHERE = {
-    "recipe=mlp_hybrid optim.update._target_=torch.optim.AdamW": (
+    "recipe=mlp_hybrid optim.update._target_=torch.optim.LBFGS": (
         "command line  optim.update",
-        "Write the update as a function (param, grad, states",
+        "Write its update as a function",
     ),
     "recipe=gpt_dp engine.blocking=[tensor]": ("engine.blocking = ", "There is: data"),
     "recipe=gpt_dp recompute.modules=[blocks.*] recompute.keep=[conv]": (
