@@ -25,6 +25,7 @@ from flowrun.engine.capture.capture import (
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import BOXED, LAID_OUT, STAGED, LogicalGraph
 from flowrun.engine.passes.count_step import count_step, find_step_results
+from flowrun.engine.passes.layout.long_attention import LONG_ATTENTION, open_ways
 from flowrun.engine.passes.mirrored_view import rows_of_a_rank
 from flowrun.engine.passes.stages.follow_training import follow_training
 from flowrun.engine.passes.update.update_ops import update_ops
@@ -107,11 +108,38 @@ def plan_training(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
 
     Raises RecipeError if a rank may need more than `hardware.memory_bytes`.
     """
-    planned = plan_laid_out(advance(graph, strategy, LAID_OUT), strategy)
+    planned = _plan_fastest(
+        graph, strategy, lambda each: plan_laid_out(advance(graph, each, LAID_OUT), each)
+    )
     if missing_bytes(planned, strategy):
         raise memory_error(planned, strategy)
     validate(planned.plan, made_by="rehearse")
     return planned
+
+
+def _plan_fastest(
+    graph: LogicalGraph, strategy: Strategy, make: Callable[[Strategy], Rehearsed]
+) -> Rehearsed:
+    """Plan each way of attention that the strategy leaves open; return the fastest that fits.
+
+    make: plans the graph under a strategy.
+    """
+    planned: dict[str, Rehearsed] = {}
+    for way in open_ways(graph, strategy):
+        try:
+            planned[way] = make(replace(strategy, long_attention=way))
+        except RecipeError as error:
+            if error.where != LONG_ATTENTION:
+                raise
+    if not planned:
+        return make(strategy)
+    seconds = {way: each.rehearsal.step_s for way, each in planned.items()}
+    best = min(planned, key=lambda way: (missing_bytes(planned[way], strategy) > 0, seconds[way]))
+    foreseen = ", ".join(f"{way} {each:.3g} s" for way, each in seconds.items())
+    note = f"attention where lengths are divided: {best}; a step is foreseen as {foreseen}"
+    plan = planned[best].plan
+    notes = (*plan.graph.notes, note)
+    return replace(planned[best], plan=replace(plan, graph=replace(plan.graph, notes=notes)))
 
 
 def plan_laid_out(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
@@ -198,7 +226,11 @@ def plan_evaluation(graph: LogicalGraph, strategy: Strategy, training: Plan) -> 
     strategy: that of training.
     """
     follow = follow_training(strategy, training.graph)
-    planned = lower_and_rehearse(advance(graph, follow, BOXED, EVALUATION), follow)
+    planned = _plan_fastest(
+        graph,
+        follow,
+        lambda each: lower_and_rehearse(advance(graph, each, BOXED, EVALUATION), each),
+    )
     validate(planned.plan, made_by="rehearse")
     return planned
 

@@ -51,7 +51,7 @@ class Pin:
         return f"sbp.{self.pattern}{middle}.{self.axis}"
 
 
-HEADS, GATHER = "heads", "gather"  # values of long_attention
+HEADS, GATHER, RING = "heads", "gather", "ring"  # values of long_attention
 Argument = float | bool | str | tuple[float, ...] | None  # the last three: of torch's classes
 Settings = tuple[tuple[str, Argument], ...]
 
@@ -309,7 +309,8 @@ class Strategy:
     reduce_in_fp32: gradients are summed over ranks in the dtype of their accumulators.
     accumulate_in_fp32: these have the dtype of the weights; else the one that the gradient was
         computed in.
-    long_attention: what attention makes of a length that an axis divides: heads, gather or auto.
+    long_attention: what attention makes of a length that an axis divides: heads, gather, ring, or
+        auto.
     loss_chunks: of rows, in which a head and its loss run (passes/head_products.py).
     pads_classes: products see a multiple of 64 classes (passes/head_products.py).
     preparation: steps that make a sample, each an actor of its own; empty: samples are read at

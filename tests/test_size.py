@@ -27,18 +27,18 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_206,
+    "engine": 1_239,
     "engine/actors": 1_627,
-    "engine/boxing": 519,
+    "engine/boxing": 526,
     "engine/capture": 4_567,
-    "engine/cost": 1_206,
+    "engine/cost": 1_210,
     "engine/hardware": 569,
-    "engine/ir": 1_705,
-    "engine/lowering": 1_297,
-    "engine/ops": 5_571,
-    "engine/passes": 7_458,
+    "engine/ir": 1_732,
+    "engine/lowering": 1_319,
+    "engine/ops": 5_916,
+    "engine/passes": 7_544,
     "engine/rehearsal": 898,
-    "engine/runtime": 7_947,
+    "engine/runtime": 7_964,
     "engine/trace": 495,
     "engine/verify": 793,
     "launcher": 362,
@@ -52,7 +52,7 @@ BUDGETS = {
     "launcher/place": 2_083,
     "launcher/recipe": 3_130,
     "launcher/ranks": 1_932,
-    "launcher/report": 2_408,
+    "launcher/report": 2_409,
     "launcher/store": 674,
     "launcher/supervise": 4_404,
     "launcher/terminal": 229,
@@ -60,18 +60,18 @@ BUDGETS = {
     "models": 1_482,
     "testing": 115,
     "tests": 1_057,
-    "tests/behaviour": 8_430,
+    "tests/behaviour": 8_447,
     "tests/chaos": 927,
-    "tests/engine": 13_018,
+    "tests/engine": 13_063,
     "tests/gpu": 274,
     "tests/fuzz": 993,
     "tests/hangs": 365,
     "tests/launcher": 13_992,
     "tests/models": 635,
-    "tests/support": 6_966,
+    "tests/support": 7_007,
     "tests/testing": 111,
 }
-SUMS = {"source": 67_848, "tests": 46_768, "docs": 50_000}
+SUMS = {"source": 68_390, "tests": 46_871, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 306, "except Exception": 28, "functions above complexity 15": 0}

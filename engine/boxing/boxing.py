@@ -25,6 +25,7 @@ from flowrun.engine.ir.sbp import B, Broadcast, NdSbp, Partial, S, Sbp, Split, f
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all_reduce", "reduce_scatter", "all_gather"
 ALL_TO_ALL, SLICE, PAD, KEEP = "all_to_all", "slice", "pad", "keep"
 EXCHANGE = "exchange"  # an all-reduce in which each member receives all parts and reduces them
+TURN = "turn"  # S(i) -> S(i): each member's piece goes to the next, around the axis (flow.turn)
 
 # The kind of a step, by (source, target).  P -> P(max) is absent: it has no meaning.
 KINDS: dict[tuple[type[Sbp], type[Sbp]], str] = {
@@ -38,6 +39,7 @@ KINDS: dict[tuple[type[Sbp], type[Sbp]], str] = {
 }
 LOCAL_KINDS = (SLICE, PAD, KEEP)
 DIRECT_KINDS = (ALL_TO_ALL, EXCHANGE)  # each member sends to each other, not around a ring
+JOINED_KINDS = (ALL_GATHER, ALL_TO_ALL, TURN)  # the result is what members sent, in their order
 
 LOCAL_BYTES_PER_S = 1e10  # speed of a copy inside one rank
 MIN_LOCAL_STEP_S = 1e-7  # above zero, so that doing nothing is always cheaper
@@ -59,6 +61,8 @@ class BoxingStep:
     @property
     def kind(self) -> str:
         """The collective, or the local program, that executes the step."""
+        if self.source == self.target:
+            return TURN
         return EXCHANGE if self.exchanged else KINDS[type(self.source), type(self.target)]
 
     @property
@@ -209,6 +213,8 @@ def start_seconds(step: BoxingStep, link: Link) -> float:
         return 0.0
     if step.kind == ALL_REDUCE:
         return link.latency_s + 2 * link.tree_s
+    if step.kind == TURN:
+        return link.latency_s
     return link.latency_s + link.ring_s + (link.peers_s if step.kind in DIRECT_KINDS else 0.0)
 
 
@@ -287,6 +293,7 @@ def _group_tensors(kind: str, parts: int) -> Fraction:
         ALL_GATHER: Fraction(parts - 1),
         ALL_TO_ALL: Fraction(parts - 1, parts),
         EXCHANGE: Fraction(parts * (parts - 1)),
+        TURN: Fraction(1),
     }
     return table.get(kind, Fraction(0))
 

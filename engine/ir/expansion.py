@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -26,9 +26,10 @@ class LaidOutValue:
 
 @dataclass(kw_only=True)
 class Expansion:
-    """The ops written so far.  dims: those that the op reduces."""
+    """The ops written so far.  dims: those that the op reduces.  grid: ranks of each axis."""
 
     op: Op
+    grid: tuple[int, ...]
     tensors: Mapping[str, LogicalTensor]
     dims: tuple[int, ...]
     ops: list[Op] = field(default_factory=list)
@@ -124,11 +125,34 @@ class Expansion:
         nd_sbp: NdSbp,
         dtype: torch.dtype | None = None,
     ) -> LaidOutValue:
-        name = f"{self.op.name}_{suffix}"
-        output = LogicalTensor(name, shape, dtype or reads[0].tensor.dtype)
-        self.made.append(output)
         kwargs = () if dtype is None else (("dtype", dtype),)
-        op = replace(self.op, name=name, target=target, args=args, kwargs=kwargs, outputs=(name,))
-        in_sbp = tuple(v.nd_sbp for v in reads)
-        self.ops.append(replace(op, in_sbp=in_sbp, out_sbp=(nd_sbp,)))
-        return LaidOutValue(output, nd_sbp)
+        like = LaidOutValue(LogicalTensor("", shape, dtype or reads[0].tensor.dtype), nd_sbp)
+        (made,) = self.call(suffix, target, args, reads, (like,), kwargs)
+        return made
+
+    def call(
+        self,
+        suffix: str,
+        target: str,
+        args: tuple[object, ...],
+        reads: Sequence[LaidOutValue],
+        like: Sequence[LaidOutValue],
+        kwargs: tuple[tuple[str, object], ...] = (),
+    ) -> list[LaidOutValue]:
+        """Append an op, called (*args, **kwargs).
+
+        suffix: ends the names of the op and of its outputs.
+        reads: the tensors among the arguments, in order.
+        like: shape, dtype and nd-SBP of each output.
+        """
+        name = f"{self.op.name}_{suffix}"
+        names = (name, *(f"{name}_{k}" for k in range(1, len(like))))
+        made = [
+            LaidOutValue(replace(each.tensor, name=n), each.nd_sbp)
+            for n, each in zip(names, like, strict=True)
+        ]
+        self.made += (each.tensor for each in made)
+        op = replace(self.op, name=name, target=target, args=args, kwargs=kwargs, outputs=names)
+        in_sbp, out_sbp = (tuple(v.nd_sbp for v in side) for side in (reads, made))
+        self.ops.append(replace(op, in_sbp=in_sbp, out_sbp=out_sbp))
+        return made

@@ -11,10 +11,22 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from flowrun.engine.actors.plan import BOX, READER, REGION, Actor, Plan, RegionWork, Register
+from flowrun.engine.actors.plan import (
+    BOX,
+    READER,
+    REGION,
+    Actor,
+    BoxWork,
+    Plan,
+    RegionWork,
+    Register,
+)
 from flowrun.engine.actors.schedules import micro_batches_in_flight
+from flowrun.engine.boxing.boxing import TURN
 from flowrun.engine.ir.graph import BACKWARD, COUNT, PHASES, UPDATE, WEIGHT_GRAD
 from flowrun.engine.strategy import Strategy
+
+_TURNS_AHEAD = 2  # one block is computed, the next one comes
 
 
 def add_registers(plan: Plan, strategy: Strategy) -> Plan:
@@ -200,8 +212,9 @@ class Throttle:
 
     Weights are always there to be cast and gathered (ZeRO 3), and nothing waits for the reduction
     of a gradient (ZeRO 2, 3) but a sum.  The registers between neighbours hold neither: a rank that
-    is early would gather every weight, or hold every gradient until the other ranks come.  So an
-    empty register goes from one to the other, with a distance of `ahead` regions.
+    is early would gather every weight, or hold every gradient until the other ranks come.  What
+    goes around a ring (attention) would all come before the first of it is read.  So an empty
+    register goes from one to the other, with a distance of `ahead` regions.
 
     maker, readers: tensor -> the actors that make and read it.  weights: tensors that last.
     """
@@ -221,6 +234,15 @@ class Throttle:
             order = sorted(reductions)
             for before, region in zip(order, order[ahead:], strict=False):
                 yield from ((reduction, region) for reduction in reductions[before])
+        for turns in self._by_phase(self.turns, self._first_reader):
+            order = sorted(turns)
+            for before, region in zip(order, order[_TURNS_AHEAD:], strict=False):
+                yield from ((before, turn) for turn in turns[region])
+
+    def turns(self, k: int) -> bool:
+        """A boxing of what goes around the ranks of an axis."""
+        work = self.actors[k].work
+        return isinstance(work, BoxWork) and any(step.kind == TURN for step in work.steps)
 
     def gathers(self, k: int) -> bool:
         """A boxing of weights, or of what is made of them for it, with every micro-batch."""

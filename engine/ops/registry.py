@@ -185,15 +185,15 @@ def needs_expansion(op: Op, tensors: Mapping[str, LogicalTensor]) -> bool:
 
 
 def expand(
-    op: Op, tensors: Mapping[str, LogicalTensor]
+    op: Op, tensors: Mapping[str, LogicalTensor], grid: Sequence[int]
 ) -> tuple[tuple[Op, ...], tuple[LogicalTensor, ...]]:
     """Return (ordinary ops in order, the tensors they make in between).  The last ones make
     op.outputs.
 
-    op: one that needs an expansion.
+    op: one that needs an expansion.  grid: ranks of each axis of its stage.
     """
     known = info(op.target).expands
     assert known is not None, f"{op.target} has no expansion"
-    written = Expansion(op=op, tensors=tensors, dims=known.dims(op, tensors))
+    written = Expansion(op=op, grid=tuple(grid), tensors=tensors, dims=known.dims(op, tensors))
     known.write(written)
     return written.done()

@@ -34,9 +34,10 @@ from flowrun.engine.ir.graph import (
 )
 from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.op_info import Trait
-from flowrun.engine.ir.sbp import B, NdSbp, format_nd_sbp
+from flowrun.engine.ir.sbp import B, NdSbp, S, format_nd_sbp
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.structure import BOX, TRANSFER
+from flowrun.engine.ops.nn.ring_attention import TURN
 from flowrun.engine.ops.traits import has
 from flowrun.engine.strategy import Strategy
 
@@ -74,6 +75,15 @@ def _advance_to_first_reader(ops: Sequence[Op]) -> tuple[Op, ...]:
     return tuple(reversed(out))
 
 
+def _box_of_turn(op: Op) -> Op:
+    """Return the boxing of an op that turns pieces around the ranks of an axis; other ops stay."""
+    if op.target != TURN:
+        return op
+    value, dim, *_, axis = op.args
+    (name,) = op.makes  # boxings are known by what they make
+    return replace(op, name=name, target=BOX, args=(value, BoxingStep(axis, S(dim), S(dim))))
+
+
 class _Boxer:
     """The ops so far, and the forms in which every tensor exists."""
 
@@ -98,9 +108,10 @@ class _Boxer:
         if not registry.needs_expansion(op, self.tensors):
             yield op
             return
-        ops, tensors = registry.expand(op, self.tensors)
+        grid = self.strategy.placements[op.stage].shape
+        ops, tensors = registry.expand(op, self.tensors, grid)
         self.tensors.update({tensor.name: tensor for tensor in tensors})
-        yield from ops
+        yield from map(_box_of_turn, ops)
 
     def add(self, op: Op) -> None:
         """Append an op, with its inputs boxed to what its signature reads."""

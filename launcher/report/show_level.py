@@ -38,6 +38,7 @@ FORMULAS: Mapping[str, str] = {
     boxing.REDUCE_SCATTER: "(p - 1) T",
     boxing.ALL_GATHER: "(p - 1) T",
     boxing.ALL_TO_ALL: "(p - 1) T / p",
+    boxing.TURN: "T",
 }
 
 

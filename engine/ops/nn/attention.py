@@ -5,10 +5,11 @@ Tensors are (batch, heads, length, head width).
 Samples and heads are independent: both pass their split.  Queries are independent of each other, so
 the query's length can be split against whole keys and values.  Where the mask is causal, a rank
 attends to the keys before its queries, all of which they see, and to those at their own places, and
-adds both up by their logsumexp.  Not the keys' length going forward, nor the head's width: the
-softmax is over the one and the scores are summed over the other, inside the kernel.  Going backward
-the softmax is known (logsumexp), so the keys' length can be split too.  With dropout no row but
-all-B: a mask is drawn inside.
+adds both up by their logsumexp.  Where all are split along the length, keys and values go around
+(ring_attention.py).  Not the keys' length alone going forward, nor the head's width: the softmax is
+over the one and the scores are summed over the other, inside the kernel.  Going backward the
+softmax is known (logsumexp), so the keys' length can be split too.  With dropout no row but all-B:
+a mask is drawn inside.
 
 Documents are split with their samples, and whole where heads are split; nothing is split along the
 length, where documents lie.
@@ -21,12 +22,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from flowrun.engine.ir.graph import Op
-from flowrun.engine.ir.op_info import OpCost, OpInfo, ProductKind, Trait
+from flowrun.engine.ir.op_info import Expands, OpCost, OpInfo, ProductKind, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ir.signature import (
@@ -41,6 +43,7 @@ from flowrun.engine.ir.signature import (
     places,
 )
 from flowrun.engine.ops.nn import document_op  # noqa: F401  (it defines the op)
+from flowrun.engine.ops.nn import ring_attention as ring
 from flowrun.engine.torch_internals import cpu_attention, cpu_attention_backward
 
 _QUERY = ("query", "out", "grad_out", "logsumexp")
@@ -72,10 +75,14 @@ def _rows(view: OpView, num_outputs: int, lengthwise: OpRows, partial: OpRows) -
     given = view.given
     if given["dropout_p"] != 0:
         return ()
-    each = [_split(view, d, (*_QUERY, *_KEYS), *(S(d),) * num_outputs) for d in (0, 1)]
+    *each, around = (_split(view, d, (*_QUERY, *_KEYS), *(S(d),) * num_outputs) for d in range(3))
+    named = dict(zip(places(view.op), view.in_shapes, strict=True))
+    lengths = [named[name][2] for name in _SEEN]
     if given["is_causal"]:
-        query, key = (dict(zip(places(view.op), view.in_shapes, strict=True))[n] for n in _SEEN)
-        lengthwise = lengthwise[: query[2] == key[2]]
+        lengthwise = lengthwise[: lengths[0] == lengths[1]]
+    if ring.rings(view, lengths):
+        turned = tuple(places(view.op).index(name) for name in _KEYS)
+        each.append(replace(around, turned=turned))
     return (*each, *lengthwise, *partial)
 
 
@@ -203,7 +210,7 @@ def _seen(op: Op, in_shapes: Sequence[Shape], block: int) -> float:
     of one document, the most there can be: their lengths are values.  Every other mask is a tensor,
     with which kernels compute all pairs.
     """
-    if not bind(op).get("is_causal", True):
+    if not _is_causal(op):
         return 1.0
     (*_, queries, _), (*_, keys, _) = _query_and_key(op, in_shapes)
     own = min(queries, keys)  # keys at the places of queries
@@ -211,6 +218,13 @@ def _seen(op: Op, in_shapes: Sequence[Shape], block: int) -> float:
     below = block * block * blocks * (blocks + 1) / 2
     rest = (queries - blocks * block) * min((blocks + 1) * block, own)
     return (below + rest + queries * (keys - own)) / (queries * keys)
+
+
+def _is_causal(op: Op) -> bool:
+    if op.target in (ring.BLOCK, ring.BLOCK_BACKWARD):
+        turns = op.args[-2]  # the last ranks see all of the keys that come to them
+        return turns.causal and not any(turns.by)
+    return bind(op).get("is_causal", True)  # type: ignore[no-any-return]
 
 
 def _query_and_key(op: Op, in_shapes: Sequence[Shape]) -> Sequence[Shape]:
@@ -222,10 +236,31 @@ _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 
 OPS: Mapping[str, OpInfo] = {
     f"{_FLASH}.default": OpInfo(
-        forward, local=_from_start(attend_from), traits=(Trait.PRODUCT,), cost=_COST
+        forward,
+        local=_from_start(attend_from),
+        traits=(Trait.PRODUCT,),
+        cost=_COST,
+        expands=Expands("key", ring.ring_dims, ring.expand_forward),
     ),
     f"{_FLASH}_backward.default": OpInfo(
-        backward, local=_from_start(attend_from_backward), cost=_COST
+        backward,
+        local=_from_start(attend_from_backward),
+        cost=_COST,
+        expands=Expands("key", ring.ring_dims, ring.expand_backward),
+    ),
+    ring.TURN: OpInfo(function=ring.turn_pieces),
+    ring.BLOCK: OpInfo(
+        ring.block,
+        function=ring.as_whole(ring.attend_blocks),
+        local=ring.on_a_rank(ring.attend_blocks),
+        traits=(Trait.PRODUCT,),
+        cost=_COST,
+    ),
+    ring.BLOCK_BACKWARD: OpInfo(
+        ring.block_backward,
+        function=ring.as_whole(ring.attend_blocks_backward),
+        local=ring.on_a_rank(ring.attend_blocks_backward),
+        cost=_COST,
     ),
     "flowrun.document_attention.default": OpInfo(
         document_forward, traits=(Trait.PRODUCT,), cost=_COST

@@ -30,6 +30,7 @@ from flowrun.engine.ir.sbp import (
 )
 from flowrun.engine.ir.signature import LocalCall, LocalView, NdSignature
 from flowrun.engine.ops import registry
+from flowrun.engine.ops.nn.ring_attention import TURN, turn_pieces
 
 Grid = tuple[int, ...]
 Pieces = dict[tuple[int, ...], torch.Tensor]  # coordinate -> what the rank there holds
@@ -272,7 +273,7 @@ def row_failure(given: OpSample, row: NdSignature, grid: Grid) -> str:
     tensors = given.tensors
     ops: tuple[Op, ...] = (signed,)
     if registry.needs_expansion(signed, tensors):
-        ops, between = registry.expand(signed, tensors)
+        ops, between = registry.expand(signed, tensors, grid)
         tensors.update({tensor.name: tensor for tensor in between})
     try:
         pieces = run_ops(ops, tensors, given.values, grid)
@@ -303,6 +304,11 @@ def run_ops(
     wholes = dict(values)
     results: dict[str, Pieces] = {}
     for op in ops:
+        if op.target == TURN:
+            made = op.makes[0]
+            wholes[made] = turn_pieces(wholes[op.inputs[0]], *op.args[1:])
+            results[made] = lay_out(wholes[made], op.out_sbp[0], grid)
+            continue
         laid = [lay_out(wholes[n], nd, grid) for n, nd in zip(op.inputs, op.in_sbp, strict=True)]
         for coordinate in coordinates(grid):
             call = registry.localize(local_view(op, tensors, grid, coordinate))

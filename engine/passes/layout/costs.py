@@ -18,6 +18,7 @@ from flowrun.engine.ir.sbp import B, NdSbp, P, Partial, Sbp, Split
 from flowrun.engine.ir.signature import Signature
 from flowrun.engine.ops.flow.update import ACCUMULATE
 from flowrun.engine.passes.layout.axis_search import AxisLocation, AxisLocations, TensorOnAxis
+from flowrun.engine.passes.layout.long_attention import ring_seconds
 from flowrun.engine.strategy import Strategy
 
 _ELEMENT_S = 1e-12  # seconds per element: so small that it only decides ties, in favour of splits
@@ -87,6 +88,8 @@ class Costs:
                 cost += _ELEMENT_S * (count / parts if isinstance(sbp, Split) else count)
         if row.reduced:
             cost += _seconds(P, B, parts, (row.reduced,), row.reduced * 4, self.links[op.stage])
+        if row.turned:
+            cost += self._around(op, row, in_shapes, parts)
         if op.target == ACCUMULATE and op.phase == BACKWARD:
             cost += self._to_home(op, row, in_shapes[0], parts)
         return cost
@@ -105,7 +108,10 @@ class Costs:
         tokens, so an op that every rank runs whole costs its time.  On other axes pins say which
         ops are split, and the rest is meant to be whole.
         """
-        ins = [_part(s, sbp, parts) for s, sbp in zip(in_shapes, row.inputs, strict=True)]
+        ins = [
+            s if k in row.turned else _part(s, sbp, parts)
+            for k, (s, sbp) in enumerate(zip(in_shapes, row.inputs, strict=True))
+        ]
         outs = [
             None if s is None else _part(s, sbp, parts)
             for s, sbp in zip(out_shapes, row.outputs, strict=True)
@@ -116,6 +122,16 @@ class Costs:
         if key not in self._works:
             self._works[key] = SizedOp(op, ins, outs, tensors).seconds(self.strategy.hardware)
         return self._works[key]
+
+    def _around(self, op: Op, row: Signature, in_shapes: Sequence[Shape], parts: int) -> float:
+        """Return the seconds that a row waits for what goes around: a block comes while a device
+        computes with the one before.
+        """
+        seconds = ring_seconds(op, row, in_shapes, self.tensors, parts, self.links[op.stage])
+        if self.strategy.hardware.device == "cpu":  # cores copy what is sent
+            return seconds
+        out_shapes = [None if n is None else self.tensors[n].shape for n in op.outputs]
+        return max(0.0, seconds - self._work(op, row, in_shapes, out_shapes, parts))
 
     def _gradients(self, op: Op, row: Signature, in_shapes: Sequence[Shape], parts: int) -> float:
         """Return the seconds of reducing the gradients of weights that a row of forward reads

@@ -1,39 +1,81 @@
 """Attention on an axis that divides lengths: each rank has some heads of all tokens, or its own
-queries and all keys and values.
+queries and all keys and values, which are gathered or come around.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
+from flowrun.engine.boxing.boxing import BoxingStep, start_seconds, step_seconds
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import LogicalGraph, Op
-from flowrun.engine.ir.sbp import S
+from flowrun.engine.hardware.network import Link
+from flowrun.engine.ir.graph import BACKWARD, LogicalGraph, LogicalTensor, Op
+from flowrun.engine.ir.placement import LENGTH_AXES, Shape
+from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.ir.signature import Signature, bind, places
 from flowrun.engine.ops.nn import attention
 from flowrun.engine.ops.traits import is_view
-from flowrun.engine.strategy import GATHER, HEADS
+from flowrun.engine.strategy import GATHER, HEADS, RING, Strategy
+
+LONG_ATTENTION = "engine.long_attention"  # the key
+_WANTED = {HEADS: (S(1), S(1)), GATHER: (S(2), B), RING: (S(2), S(2))}  # of queries and keys
+
+
+def open_ways(graph: LogicalGraph, strategy: Strategy) -> tuple[str, ...]:
+    """Return the ways of attention that a strategy leaves open for a graph: none, or all."""
+    axes = [k for k, name in enumerate(strategy.axes) if name in LENGTH_AXES]
+    divided = any(p.shape[k] > 1 for p in strategy.placements for k in axes)
+    attends = any(op.target in attention.OPS for op in graph.ops)
+    is_open = strategy.long_attention not in _WANTED
+    return tuple(_WANTED) if divided and attends and is_open else ()
 
 
 def rows_of_attention(op: Op, legal: Sequence[Signature], how: str) -> Sequence[Signature]:
     """Return the rows of an op for an axis that divides lengths, by `engine.long_attention`.
 
-    how: HEADS: each rank has some heads of all tokens; GATHER: its own queries, all keys; else all.
-    Of what is not attention, all.  Raises RecipeError where there is none.
+    how: HEADS: each rank has some heads of all tokens; GATHER: its own queries, all keys; RING: its
+    own queries, while keys come around; else all.  Of what is not attention, all.  Raises
+    RecipeError where there is none.
     """
-    if op.target not in attention.OPS or how not in (HEADS, GATHER):
+    if op.target not in attention.OPS or how not in _WANTED:
         return legal
-    at, wanted = places(op).index("query"), S(1 if how == HEADS else 2)
-    if chosen := [row for row in legal if row.inputs[at] == wanted]:
+    ends = [places(op).index(name) for name in ("query", "key")]
+    if chosen := [row for row in legal if tuple(row.inputs[k] for k in ends) == _WANTED[how]]:
         return chosen
     why = "it has fewer heads than ranks" if how == HEADS else "it sees documents"
+    if how == RING:
+        why += ", or a mask, or its ranks do not divide the length"
     if bind(op).get("dropout_p"):
         why = "it drops weights"
     raise RecipeError(
-        "engine.long_attention",
+        LONG_ATTENTION,
         f"{op.module}: attention cannot be laid out by {how}: {why}.",
         "Write engine.long_attention=auto.",
     )
+
+
+def ring_seconds(
+    op: Op,
+    row: Signature,
+    in_shapes: Sequence[Shape],
+    tensors: Mapping[str, LogicalTensor],
+    parts: int,
+    link: Link,
+) -> float:
+    """Return the seconds in which the turned inputs of a row go around `parts` ranks, and backward
+    their gradients, which come home with one step more.
+
+    in_shapes: of the op's inputs, with what the ranks hold together.  tensors: by name.
+    """
+    total, back = 0.0, op.phase == BACKWARD
+    for k in row.turned if parts > 1 else ():
+        step, sbp, name = BoxingStep(0, row.inputs[k], row.inputs[k]), row.inputs[k], op.inputs[k]
+        num_bytes = tensors[name].dtype.itemsize * math.prod(in_shapes[k])
+        once = step_seconds(step, (sbp,), (parts,), in_shapes[k], num_bytes, link)
+        steps = parts - 1 + parts * back
+        total += steps * (once + start_seconds(step, link) / len(row.turned))
+    return total
 
 
 def keys_of_attention(graph: LogicalGraph) -> frozenset[str]:

@@ -32,7 +32,8 @@ from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.placement import Shape, largest_shape
 from flowrun.engine.ir.sbp import B, NdSbp, P
 from flowrun.engine.ops.traits import has, is_view
-from flowrun.engine.passes.search.options import AxisSignatures, inputs_of, outputs_of
+from flowrun.engine.passes.layout.long_attention import ring_seconds
+from flowrun.engine.passes.search.options import AxisSignatures, outputs_of
 from flowrun.engine.passes.search.trunk import hidden_seconds
 from flowrun.engine.strategy import Strategy
 
@@ -115,7 +116,7 @@ class Objective:
         tensors, grid = self.graph.tensors, self.strategy.placements[op.stage].shape
         ins = [
             largest_shape(tensors[name].shape, nd, grid)
-            for name, nd in zip(op.inputs, inputs_of(row), strict=True)
+            for name, nd in zip(op.inputs, _read(op, row), strict=True)
         ]
         outs = [
             None if name is None else largest_shape(tensors[name].shape, nd, grid)
@@ -123,14 +124,7 @@ class Objective:
         ]
         sized = SizedOp(op, ins, outs, tensors)
         seconds = self.auto.computation_cost_ratio * sized.seconds(self.strategy.hardware)
-        whole: NdSbp = (B,) * len(grid)
-        for axis, signature in enumerate(row):
-            if signature.reduced and grid[axis] > 1:
-                parts: NdSbp = (*whole[:axis], P, *whole[axis + 1 :])
-                count = signature.reduced
-                links = self.links[op.stage]
-                seconds += path_seconds(parts, whole, grid, (count,), 4 * count, links)
-                seconds += self.wait_s
+        seconds += self._inside(op, row, ins)
         num_bytes = sum(
             math.prod(shape) * tensors[name].dtype.itemsize
             for name, shape, keep in zip(op.outputs, outs, held, strict=True)
@@ -138,6 +132,21 @@ class Objective:
         )
         in_flight = 1 if has(op.target, Trait.SUM) else self._held(op)
         return seconds, float(num_bytes * in_flight)
+
+    def _inside(self, op: Op, row: AxisSignatures, in_shapes: Sequence[Shape]) -> float:
+        """Return the seconds of what a row's expansion sends."""
+        grid, links = self.strategy.placements[op.stage].shape, self.links[op.stage]
+        whole: NdSbp = (B,) * len(grid)
+        seconds = 0.0
+        for axis, signature in enumerate(row):
+            if signature.reduced and grid[axis] > 1:
+                parts: NdSbp = (*whole[:axis], P, *whole[axis + 1 :])
+                count = signature.reduced
+                seconds += path_seconds(parts, whole, grid, (count,), 4 * count, links)
+                seconds += self.wait_s
+            tensors = self.graph.tensors
+            seconds += ring_seconds(op, signature, in_shapes, tensors, grid[axis], links[axis])
+        return seconds
 
     def _held(self, op: Op) -> int:
         """Return the micro-batches whose activations a stage stores, according to the schedule."""
@@ -214,6 +223,14 @@ class Objective:
             + self.wait_s * step.moves
             for step, state in states(source, target, grid, shape)
         )
+
+
+def _read(op: Op, row: AxisSignatures) -> list[NdSbp]:
+    """Return the nd-SBP of what each input's reader sees: of what goes around, all."""
+    return [
+        tuple(B if k in axis.turned else axis.inputs[k] for axis in row)
+        for k in range(len(op.inputs))
+    ]
 
 
 def _stored_tensors(graph: LogicalGraph) -> frozenset[str]:

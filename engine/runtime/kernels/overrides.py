@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flowrun.engine.ir.signature import Function
 from flowrun.engine.ops.nn import attention
+from flowrun.engine.ops.nn.ring_attention import attend_blocks, attend_blocks_backward
 from flowrun.engine.ops.shapes import create
 from flowrun.engine.runtime.kernels import (
     fused_attention,
@@ -89,6 +90,8 @@ _BY_DEVICE: Mapping[Function, Function] = {
     attention.attend_from_backward: partial(
         attention.attend_from_backward, run=_attention_backward
     ),
+    attend_blocks: partial(attend_blocks, run=fused_attention.forward),
+    attend_blocks_backward: partial(attend_blocks_backward, run=_attention_backward),
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
 }

@@ -29,6 +29,7 @@ from flowrun.engine.boxing.boxing import (
     ALL_REDUCE,
     ALL_TO_ALL,
     EXCHANGE,
+    JOINED_KINDS,
     REDUCE_SCATTER,
 )
 from flowrun.engine.ir.placement import Shape
@@ -324,7 +325,7 @@ def _begin_all_gather(collective: Collective, bucket: Sequence[Tensor], group: G
 
 def _begin_reduce_scatter(collective: Collective, bucket: Sequence[Tensor], group: Group) -> Begun:
     step, layouts, index = collective.step, collective.layouts, collective.index
-    pieces = [pack(layouts.pieces_for(bucket, k)) for k in range(layouts.parts)]
+    pieces = [pack(layouts.pieces_for(bucket, index, k)) for k in range(layouts.parts)]
     messages = torch.cat(pieces)
     shard = messages.new_empty(layouts.size(index, index))
     with _others():
@@ -338,9 +339,10 @@ def _begin_all_to_all(collective: Collective, bucket: Sequence[Tensor], group: G
     members = range(layouts.parts)
     there = [layouts.size(index, k) if k != index else 0 for k in members]
     back = [layouts.size(k, index) if k != index else 0 for k in members]
-    outbox = torch.cat([pack(layouts.pieces_for(bucket, k)) for k in members if k != index])
+    pieces = {k: layouts.pieces_for(bucket, index, k) for k in members}
+    outbox = torch.cat([pack(pieces[k]) for k in members if k != index])
     alike = step.kind in (ALL_REDUCE, EXCHANGE)  # all get the same
-    own = outbox[: layouts.size(index, index)] if alike else pack(layouts.pieces_for(bucket, index))
+    own = outbox[: layouts.size(index, index)] if alike else pack(pieces[index])
     inbox = outbox.new_empty(sum(back))
     with _others():
         work = dist.all_to_all_single(inbox, outbox, back, there, group=group, async_op=True)
@@ -348,7 +350,7 @@ def _begin_all_to_all(collective: Collective, bucket: Sequence[Tensor], group: G
     def finish() -> list[Tensor]:
         messages = list(inbox.split(back))
         messages[index] = own
-        if step.kind in (ALL_GATHER, ALL_TO_ALL):
+        if step.kind in JOINED_KINDS:
             return _join(messages, layouts, index)
         return unpack(reduce_messages(messages, step.reduce), collective.after)
 

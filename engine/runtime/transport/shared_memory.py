@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flowrun.engine.boxing.boxing import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, EXCHANGE
+from flowrun.engine.boxing.boxing import ALL_GATHER, ALL_REDUCE, EXCHANGE, JOINED_KINDS
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.runtime.transport import host_peers
 from flowrun.engine.runtime.transport.arena import Arena, ArenaPiece, OwnArena
@@ -188,9 +188,9 @@ class SharedMemoryTransport:
         if layouts.empty:
             return Pending(lambda: [bucket[0].new_empty(shape) for shape in collective.after])
         dtype, members = bucket[0].dtype, range(layouts.parts)
-        others = {rank: k for rank, k in zip(collective.ranks, members, strict=True) if k != index}
-        stream, peers = self._streams[collective.ranks], self._peers_of(others)
-        summed = step.kind not in (ALL_GATHER, ALL_TO_ALL)
+        to, of = _ends(collective)
+        stream, peers = self._streams[collective.ranks], self._peers_of(of)
+        summed = step.kind not in JOINED_KINDS
         for_all = step.kind in (ALL_REDUCE, EXCHANGE, ALL_GATHER)
         flags = 0 if for_all else len(bucket)
         size = layouts.size(index, index)
@@ -198,23 +198,23 @@ class SharedMemoryTransport:
         flat = for_all and summed and size * dtype.itemsize <= _SMALL
         if for_all:
             begin = self._write(bucket, size, b"", len(members))
-            begins = dict.fromkeys(others, begin)
+            begins = dict.fromkeys(to, begin)
             own = _read(
                 self.arena, begin, [(size,)] if flat else layouts.message(index, index), dtype, 0
             )
         else:
             begins = {}
-            own = layouts.pieces_for(bucket, index)
-            for rank, k in others.items():
-                pieces = layouts.pieces_for(bucket, k)
+            own = layouts.pieces_for(bucket, index, index)
+            for rank, k in to.items():
+                pieces = layouts.pieces_for(bucket, index, k)
                 turned = bytes(summed and lies_by_columns(piece) for piece in pieces)
                 begins[rank] = self._write(pieces, layouts.size(index, k), turned, 1)
-        for rank, peer in peers.items():
+        for rank, peer in self._peers_of(to).items():
             peer.notify(WRITTEN, stream, begins[rank])
 
         def finish(starts: Starts) -> list[Tensor]:
             columns = [own for _ in members]
-            for rank, k in others.items():
+            for rank, k in of.items():
                 shapes = [(size,)] if flat else layouts.message(k, index)
                 columns[k] = _read(peers[rank].arena, starts[rank], shapes, dtype, flags)
             if summed:
@@ -329,6 +329,17 @@ class SharedMemoryTransport:
             peer.close()
         if self._arena is not None:
             self._arena.close()
+
+
+def _ends(collective: Collective) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the members that this one writes to, and those that it reads from: all others, but
+    around a ring one each.  Rank -> member.
+    """
+    layouts, index = collective.layouts, collective.index
+    members = zip(collective.ranks, range(layouts.parts), strict=True)
+    others = [(rank, k) for rank, k in members if k != index]
+    to = {rank: k for rank, k in others if layouts.size(index, k)}
+    return to, {rank: k for rank, k in others if layouts.size(k, index)}
 
 
 def _read(

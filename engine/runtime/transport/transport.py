@@ -16,14 +16,7 @@ import torch
 from torch import Tensor
 
 from flowrun.engine.actors.plan import BoxWork
-from flowrun.engine.boxing.boxing import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    SLICE,
-    BoxingStep,
-    replace_axis,
-)
+from flowrun.engine.boxing.boxing import ALL_REDUCE, JOINED_KINDS, SLICE, BoxingStep, replace_axis
 from flowrun.engine.boxing.crossing import Send
 from flowrun.engine.ir.placement import Shape, Slices, local_shape, split_range
 from flowrun.engine.ir.sbp import B, NdSbp, Sbp, Split
@@ -61,15 +54,22 @@ class GroupLayout:
 
     def message(self, sender: int, receiver: int) -> Shape:
         """Shape of what goes from one member to another."""
-        return self._piece(self.target, receiver, self.before(sender))
+        shape = self.before(sender)
+        if (place := self.place(sender, receiver)) is None:
+            return shape
+        dim, _, length = place
+        return (*shape[:dim], length, *shape[dim + 1 :])
 
-    def place(self, receiver: int) -> DimSlice | None:
+    def place(self, sender: int, receiver: int) -> DimSlice | None:
         """Slice (dim, start, length) of the sender's piece that the receiver needs; None: all of
         it.
         """
         if not isinstance(self.target, Split):
             return None
         dim = self.target.dim
+        if self.source == self.target:  # a turn
+            is_next = receiver == (sender + 1) % self.parts
+            return None if is_next else (dim, 0, 0)
         return dim, *split_range(self.shape[dim], self.parts, receiver)
 
     def _piece(self, sbp: Sbp, index: int, shape: Shape) -> Shape:
@@ -89,7 +89,7 @@ class BucketLayout:
 
     each: tuple[GroupLayout, ...]
     _shapes: dict[tuple[int, int], list[Shape]] = field(default_factory=dict, repr=False)
-    _places: dict[int, list[DimSlice | None]] = field(default_factory=dict, repr=False)
+    _places: dict[tuple[int, int], list[DimSlice | None]] = field(default_factory=dict, repr=False)
 
     @property
     def parts(self) -> int:
@@ -115,11 +115,12 @@ class BucketLayout:
         """Elements in that message."""
         return sum(map(math.prod, self.message(sender, receiver)))
 
-    def pieces_for(self, bucket: Sequence[Tensor], receiver: int) -> list[Tensor]:
-        """Views of what the receiver needs of each tensor."""
-        places = self._places.get(receiver)
+    def pieces_for(self, bucket: Sequence[Tensor], sender: int, receiver: int) -> list[Tensor]:
+        """Views of what the receiver needs of each tensor of the sender's bucket."""
+        places = self._places.get((sender, receiver))
         if places is None:
-            places = self._places[receiver] = [layout.place(receiver) for layout in self.each]
+            places = [layout.place(sender, receiver) for layout in self.each]
+            self._places[sender, receiver] = places
         pairs = zip(bucket, places, strict=True)
         return [tensor if place is None else tensor.narrow(*place) for tensor, place in pairs]
 
@@ -311,8 +312,8 @@ def run_group(
     """
     members, out = range(len(pieces)), []
     for receiver in members:
-        columns = [layouts.pieces_for(bucket, receiver) for bucket in pieces]
-        if step.kind in (ALL_GATHER, ALL_TO_ALL):
+        columns = [layouts.pieces_for(pieces[k], k, receiver) for k in members]
+        if step.kind in JOINED_KINDS:
             out.append(join_pieces(columns, layouts))
         else:
             parts = zip(*columns, strict=True)

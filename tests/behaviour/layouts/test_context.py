@@ -35,9 +35,13 @@ def each_alone(output: Tensor, batch: Batch) -> Tensor:
 
 
 ALONE = replace(PLAIN, loss=each_alone)
-HEADS, GATHER = (Layout(context=2, attention=how) for how in ("heads", "gather"))
+WAYS = {how: Layout(context=2, attention=how) for how in ("heads", "gather", "ring")}
+HEADS, GATHER, RING = WAYS.values()
 CASES = [
     *((PLAIN, layout) for layout in (HEADS, GATHER, Layout(context=4), Layout(context=3))),
+    *((PLAIN, replace(RING, **more)) for more in ({}, {"context": 4}, {"data": 2, "zero": 3})),
+    (PLAIN, replace(RING, tensor=2, stages=2)),
+    *((training, RING) for training in (BIASED, GROUPED)),
     (PLAIN, Layout(context=3, attention="gather")),
     (PLAIN, Layout(data=2, context=2, zero=3)),
     (PLAIN, Layout(context=2, tensor=2, attention="gather")),
@@ -105,21 +109,34 @@ def test_gathered_keys_are_two_gathers_and_two_reduce_scatters(parts: int) -> No
     assert moved(plan, BACKWARD) == each
 
 
-def test_auto_takes_what_moves_fewer_bytes() -> None:
-    plan = compiled(PLAIN, Layout(context=2)).plan
-    assert {op.args[1].kind for op in activation_boxings(plan)} == {"all_to_all"}
+@pytest.mark.parametrize("parts", [2, 4])
+def test_around_a_ring_keys_turn_and_bring_their_gradients_home(parts: int) -> None:
+    plan = compiled(PLAIN, replace(RING, context=parts)).plan
+    assert {op.args[1].kind for op in activation_boxings(plan)} == {"turn"}
+    around = 2 * BLOCKS * activation(plan)  # keys and values, once a turn
+    assert moved(plan, FORWARD) == around * (parts - 1)
+    assert moved(plan, BACKWARD) == around * (parts - 1 + parts)
 
 
+def test_auto_takes_what_is_foreseen_as_fastest() -> None:
+    seconds = {way: compiled(PLAIN, each).rehearsal.step_s for way, each in WAYS.items()}
+    chosen = compiled(PLAIN, Layout(context=2))
+    assert chosen.rehearsal.step_s == min(seconds.values())
+    (note,) = (note for note in chosen.plan.graph.notes if "lengths" in note)
+    assert f"divided: {min(seconds, key=seconds.__getitem__)};" in note
+
+
+@pytest.mark.parametrize("way", ["heads", "ring"])
 @pytest.mark.parametrize(("parts", "share"), [(2, 0.6), (4, 0.35)])
-def test_memory_falls_with_the_ranks(parts: int, share: float) -> None:
+def test_memory_falls_with_the_ranks(parts: int, share: float, way: str) -> None:
     long = replace(
         PLAIN,
         model=partial(seeded, partial(GPT, 64, 256, 4, 4, WIDTH)),
         batches=token_batches(1, 4, length=256),
         micro_batches=1,
     )
-    one, layout = compiled(long, Layout()), Layout(context=parts)
-    divided = compiled(long, layout)
+    one = compiled(long, Layout())
+    divided = compiled(long, replace(WAYS[way], context=parts))
     assert max(divided.rehearsal.peak_bytes) <= share * max(one.rehearsal.peak_bytes)
     if parts == 2:  # more ranks, which share a process here, are not at their peaks at once
         (each,) = divided.rehearsal.peak_bytes

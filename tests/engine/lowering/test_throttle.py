@@ -13,8 +13,10 @@ from flowrun.engine.actors.plan import (
     TransferWork,
     Work,
 )
+from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.ir.graph import BACKWARD, Op
 from flowrun.engine.ir.location import Location
+from flowrun.engine.ir.sbp import S
 from flowrun.engine.lowering.add_registers import Throttle
 
 
@@ -54,6 +56,16 @@ def test_a_region_waits_for_the_reduction_of_one_before() -> None:
     actors = (*REGIONS, *REDUCED, added_up())
     assert list(throttle(*actors).pairs(ahead=1)) == [(3, 1), (4, 2)]
     assert list(throttle(*actors).pairs(ahead=2)) == [(3, 2)]
+
+
+def test_of_a_ring_one_block_comes_while_another_is_computed() -> None:
+    turn = BoxingStep(0, S(2), S(2))
+    turns = [actor(f"turn {k}", BOX, f"k{k - 1}", f"k{k}") for k in (1, 2, 3)]
+    turns = [replace(each, work=BoxWork((turn,), each.work.moves)) for each in turns]
+    blocks = (actor(f"block {k}", REGION, f"k{k}", f"o{k}") for k in range(4))
+    first = actor("keys", REGION, "", "k0")
+    # block 1 (actor 2) has read what it needs before turn 3 (actor 7) may begin
+    assert list(throttle(first, *blocks, *turns).pairs(ahead=1)) == [(2, 7)]
 
 
 def test_no_chunk_waits_for_another() -> None:

@@ -39,7 +39,7 @@ def test_other_layouts_need_none(nd_sbp: NdSbp) -> None:
 
 
 def test_statistics_are_reduced_on_the_axis_of_the_classes_alone() -> None:
-    ops, _ = registry.expand(SPLIT, tensors())
+    ops, _ = registry.expand(SPLIT, tensors(), (2, 2))
     by_name = {op.name: op for op in ops}
     assert by_name["soft_lse"].out_sbp == ((S(0), P_LOGSUMEXP),)
     assert by_name["soft_out"].in_sbp == (CLASSES, (S(0), B))
@@ -47,7 +47,7 @@ def test_statistics_are_reduced_on_the_axis_of_the_classes_alone() -> None:
 
 def test_only_statistics_travel() -> None:
     """Whatever an op reads otherwise than it was made is a statistic of a row."""
-    ops, between = registry.expand(SPLIT, tensors())
+    ops, between = registry.expand(SPLIT, tensors(), (2, 2))
     shapes = {tensor.name: tensor.shape for tensor in between}
     written = {name: nd for op in ops for name, nd in zip(op.outputs, op.out_sbp, strict=True)}
     boxed = {
@@ -60,7 +60,7 @@ def test_only_statistics_travel() -> None:
 
 
 def test_every_expanded_op_is_signed_with_a_row_of_its_table() -> None:
-    ops, between = registry.expand(SPLIT, tensors())
+    ops, between = registry.expand(SPLIT, tensors(), (2, 2))
     shapes = {t.name: t.shape for t in (*tensors().values(), *between)}
     for op in ops:
         lifted = nd_rows(op, [shapes[n] for n in op.inputs], [shapes[n] for n in op.makes], (2, 2))
@@ -68,7 +68,7 @@ def test_every_expanded_op_is_signed_with_a_row_of_its_table() -> None:
 
 
 def test_statistics_of_narrow_numbers_are_taken_in_fp32() -> None:
-    ops, between = registry.expand(SPLIT, tensors(torch.bfloat16))
+    ops, between = registry.expand(SPLIT, tensors(torch.bfloat16), (2, 2))
     assert {t.dtype for t in between} == {torch.float32}
     assert ops[0].target == ops[-1].target == "aten._to_copy.default"
     assert dict(ops[-1].kwargs) == {"dtype": torch.bfloat16}
@@ -85,7 +85,7 @@ def test_a_partial_gradient_stays_partial_on_its_axis() -> None:
         in_sbp=(grad, output),
         out_sbp=(grad,),
     )
-    ops, _ = registry.expand(op, tensors())
+    ops, _ = registry.expand(op, tensors(), (2, 2))
     by_name = {o.name: o for o in ops}
     assert by_name["back_sum"].out_sbp == ((P, P),)
     assert by_name["back_share"].in_sbp == (output, (P, B))

@@ -11,10 +11,12 @@ import torch
 
 from flowrun.engine.capture.patches import substitutes  # noqa: F401  (it defines flowrun::ctc_loss)
 from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ops.nn.ring_attention import BLOCK, BLOCK_BACKWARD, KeyTurns
 from flowrun.engine.ops.proof.simulated_ranks import OpSample, sample
 from support.samples.sample_values import T, below, positive
 
 aten = torch.ops.aten
+_FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 
 Sound = Callable[[Sequence[Shape]], bool]
 
@@ -110,7 +112,7 @@ def _norm() -> list[OpSample]:
 
 def _attention_samples() -> list[OpSample]:
     made = []
-    name = "aten._scaled_dot_product_flash_attention_for_cpu"
+    name = _FLASH
     masks = ((True, None), (False, None), (False, T(5, 3)), (False, T(3, 1, 5, 3)))
     for causal, attn_mask in masks:
         length = 3 if attn_mask is not None else 5
@@ -124,6 +126,36 @@ def _attention_samples() -> list[OpSample]:
             sample(f"{name}_backward.default", *read, 0.0, causal, sound=of_backward, **extra),
         ]
     return made
+
+
+def ring_attention() -> list[OpSample]:
+    """Samples of a length that two and three ranks divide, and of blocks with turned keys."""
+    draws = torch.Generator().manual_seed(1)  # its own: the numbers of other samples stay
+    grad, *given = (torch.randn(3, 2, 6, 4, generator=draws, dtype=torch.float64) for _ in range(4))
+    made = []
+    for causal in (True, False):
+        out = aten._scaled_dot_product_flash_attention_for_cpu(*given, 0.0, causal)
+        whole = _alike_and_whole if causal else _alike
+        made += [
+            sample(f"{_FLASH}.default", *given, 0.0, causal, sound=whole),
+            sample(f"{_FLASH}_backward.default", grad, *given, *out, 0.0, causal, sound=whole),
+        ]
+        for by in (0, 1):
+            turns = KeyTurns((2,), (by,), 3, causal)
+            made += [
+                sample(BLOCK, *given, turns, None, sound=_alike),
+                sample(BLOCK_BACKWARD, grad, *given, *out, turns, None, sound=_alike),
+            ]
+    return made
+
+
+def _alike(shapes: Sequence[Shape]) -> bool:
+    """All of one shape, but logsumexp, which lacks the width."""
+    return len({shape[:3] for shape in shapes}) == 1 and {s[3:] for s in shapes} <= {(), (4,)}
+
+
+def _alike_and_whole(shapes: Sequence[Shape]) -> bool:
+    return _alike(shapes) and shapes[0][2] == 6  # a rank looks at keys by their place
 
 
 def _packed(shapes: Sequence[Shape]) -> bool:
@@ -281,5 +313,14 @@ def _ctc() -> list[OpSample]:
 
 
 def kernel_samples() -> list[OpSample]:
-    families = (_norm, _attention_samples, _document_attention, _embedding, _conv, _loss, _ctc)
+    families = (
+        _norm,
+        _attention_samples,
+        ring_attention,
+        _document_attention,
+        _embedding,
+        _conv,
+        _loss,
+        _ctc,
+    )
     return [made for family in families for made in family()]

@@ -65,6 +65,7 @@ CASES: dict[str, Case] = {
     "all_to_all bool bucket": (
         [BoxingStep(0, S(0), S(1)), BoxingStep(0, S(1), S(0))], [(6, 7), (5, 4)], torch.bool
     ),
+    "turn": ([BoxingStep(0, S(1), S(1))] * 2, [(2, 12), (3, 24)], torch.float32),
     "nothing in it": ([BoxingStep(0, P, B)], [(0, 3)], torch.float32),
 }  # fmt: skip
 CALLS = {  # what torch is asked for on CUDA
