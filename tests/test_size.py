@@ -36,7 +36,7 @@ BUDGETS = {
     "engine/ir": 1_732,
     "engine/lowering": 1_319,
     "engine/ops": 5_916,
-    "engine/passes": 7_544,
+    "engine/passes": 7_585,
     "engine/rehearsal": 898,
     "engine/runtime": 7_964,
     "engine/trace": 495,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 7_007,
     "tests/testing": 111,
 }
-SUMS = {"source": 68_390, "tests": 46_871, "docs": 50_000}
+SUMS = {"source": 68_431, "tests": 46_871, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 306, "except Exception": 28, "functions above complexity 15": 0}

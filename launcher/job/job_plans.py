@@ -131,8 +131,8 @@ class JobPlans:
         _ = self.traced
         with pause_collection():
             graph = self.story.captured
-        read = (v.name for v in graph.variables if graph.consumers.get(v.tensor))
-        check_read(self.materials.model, read)
+            read = (v.name for v in graph.variables if graph.consumers.get(v.tensor))
+            check_read(self.materials.model, read)
         return graph
 
     def _keep(

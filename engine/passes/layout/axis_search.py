@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -202,7 +202,7 @@ def _maker_forms(problem: Problem, sources: Sequence[str]) -> dict[str, _TensorC
     return makers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Fan:
     """The cost of the boxings of one tensor.
 
@@ -214,6 +214,12 @@ class _Fan:
     allowed: tuple[Values, ...]
     paid: Values
 
+    @cached_property
+    def alone(self) -> Values:
+        """The seconds where one reader has a choice: dims (forms in which it is made, its rows)."""
+        values: Values = (self.paid[:, :, None] + self.allowed[0]).min(axis=1)
+        return values
+
 
 def _boxings(
     fan: _Fan, maker: _TensorChoice, readers: Sequence[_TensorChoice], sizes: list[int]
@@ -221,9 +227,11 @@ def _boxings(
     """Return the cost of one tensor's boxings as tables.
 
     Readers with a choice share one more variable: the set of forms in which the tensor exists.
-    Each requires that the set contains its own form.
+    Each requires that the set contains its own form.  A single such reader decides the set.
     """
     choosing = [reader.variable for reader in readers if len(set(reader.forms)) > 1]
+    if len(choosing) == 1:
+        return [_table((maker.variable, choosing[0]), fan.alone)]
     form_set = len(sizes) if choosing else None
     if choosing:
         sizes.append(fan.paid.shape[1])

@@ -15,6 +15,7 @@ value.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import time
 from collections.abc import Hashable, Iterable, Sequence
@@ -27,6 +28,7 @@ from flowrun.engine.passes.layout.elimination_order import LARGE_TABLE_ENTRIES, 
 
 MAX_TABLE_ENTRIES = 1 << 23  # larger tables are not made
 LATE_TABLE_ENTRIES = 1 << 10  # nor ones larger than this after the deadline
+KEPT_ENTRIES = 1 << 23  # of large remainders, in all, that are kept for variables alike
 _QUANTUM_S = 2.0**-46  # costs are multiples of it: sums below 128 are equal in any order
 
 Values = npt.NDArray[np.float64]
@@ -69,12 +71,12 @@ def minimise(
     # (variable, its best value for each choice of its neighbours)
     left: list[tuple[int, CostTable]] = []
     exact = True
-    for v in order_variables(sizes, network.neighbours):
+    for v in network.order:
         if max_entries > LATE_TABLE_ENTRIES and time.monotonic() >= until:
             max_entries = LATE_TABLE_ENTRIES
         while v in network.tables and network.entries(v) > max_entries:
             exact = False
-            u = max((v, *network.neighbours[v]), key=lambda u: (len(network.neighbours[u]), u))
+            u = network.most_joined(v)
             left.append((u, network.fix(u)))
         if v in network.tables:
             left.append((v, network.eliminate(v)))
@@ -94,7 +96,7 @@ def lower_bound(
     Dechter and Rish 2003).
     """
     network = _OpenTables(sizes, tables)
-    for v in order_variables(sizes, network.neighbours):
+    for v in network.order:
         if network.entries(v) > max_entries:
             network.relax(v, max_entries)
         else:
@@ -119,6 +121,9 @@ class _Remainder:
 class _OpenTables:
     """The variables not yet eliminated, the tables over them, and the cost so far.
 
+    order: of elimination.  tables: variable -> the tables of which it is the first to leave, so
+    that they are all of its tables when its turn comes (bucket elimination, Dechter 1999).
+
     A variable of one value has no dim in any table: numpy allows 64 dims, and an op that reads the
     gradients of all weights has more neighbours.
     """
@@ -126,42 +131,61 @@ class _OpenTables:
     def __init__(self, sizes: Sequence[int], tables: Iterable[CostTable]) -> None:
         self.sizes = sizes
         self.constant = 0.0
-        free = [v for v, size in enumerate(sizes) if size > 1]
-        self.tables: dict[int, list[CostTable]] = {v: [] for v in free}
-        self.neighbours: dict[int, set[int]] = {v: set() for v in free}
         self._arrays: dict[tuple[tuple[int, ...], bytes], Values] = {}
         self._left: dict[Hashable, _Remainder] = {}
+        self._room = KEPT_ENTRIES
         rounded: dict[int, tuple[Values, Values]] = {}
+        neighbours: dict[int, set[int]] = {v: set() for v, size in enumerate(sizes) if size > 1}
+        given: list[CostTable] = []
         for table in tables:
             if id(table.values) not in rounded:
                 values = np.round(table.values / _QUANTUM_S) * _QUANTUM_S
                 values = values.reshape([size for size in values.shape if size > 1])
                 rounded[id(table.values)] = table.values, self._one(values)
-            over = tuple(v for v in table.over if sizes[v] > 1)
-            self.add(CostTable(over, rounded[id(table.values)][1]))
+            over = tuple([v for v in table.over if sizes[v] > 1])
+            given.append(CostTable(over, rounded[id(table.values)][1]))
+            for v in over:
+                neighbours[v].update(over)
+        for v, near in neighbours.items():
+            near.discard(v)
+        self.order = order_variables(sizes, neighbours)
+        self._turn = {v: k for k, v in enumerate(self.order)}
+        self.tables: dict[int, list[CostTable]] = {v: [] for v in self.order}
+        for table in given:
+            self.add(table)
 
     def add(self, table: CostTable) -> None:
         """Add a table."""
-        if not table.over:
+        if table.over:
+            self.tables[min(table.over, key=self._turn.__getitem__)].append(table)
+        else:
             self.constant += float(table.values)
-        for v in table.over:
-            self.tables[v].append(table)
-            self.neighbours[v].update(table.over)
-            self.neighbours[v].discard(v)
+
+    def near(self, v: int) -> tuple[int, ...]:
+        """Return the neighbours of v, whose turn it is."""
+        return tuple(sorted({u for table in self.tables[v] for u in table.over} - {v}))
+
+    def most_joined(self, v: int) -> int:
+        """Return which of v and its neighbours has most neighbours."""
+        joined: dict[int, set[int]] = {u: set() for u in (v, *self.near(v))}
+        for table in itertools.chain.from_iterable(self.tables.values()):
+            for u in joined.keys() & table.over:
+                joined[u].update(table.over)
+        return max(joined, key=lambda u: (len(joined[u]), u))
 
     def entries(self, v: int) -> int:
         """Return the entries of the table over v and its neighbours."""
-        return math.prod(self._shape((*self.neighbours[v], v)))
+        return math.prod(self._shape((*self.near(v), v)))
 
     def eliminate(self, v: int) -> CostTable:
         """Eliminate v; return its best value for every choice of its neighbours."""
-        near = tuple(sorted(self.neighbours[v]))
-        return CostTable(near, self._leave(v, near, self._without(v)))
+        near = self.near(v)
+        return CostTable(near, self._leave(v, near, self.tables.pop(v)))
 
     def relax(self, v: int, max_entries: int) -> None:
         """Eliminate v in parts of at most `max_entries` entries, or of a single larger table."""
         parts: list[tuple[set[int], list[CostTable]]] = []
-        for table in sorted(self._without(v), key=lambda table: -table.values.size):
+        for table in sorted(self.tables.pop(v), key=lambda table: -table.values.size):
             for over, tables in parts:
                 if math.prod(self.sizes[u] for u in over.union(table.over)) <= max_entries:
                     over.update(table.over)
@@ -185,8 +209,12 @@ class _OpenTables:
             least, lowest, best = _least(
                 [_align(table, axes) for table in tables], self._shape(axes)
             )
-            leaving = _Remainder(tuple(tables), self._one(least), lowest, best)
-            if math.prod(self._shape(axes)) <= LARGE_TABLE_ENTRIES:
+            if least.size > LARGE_TABLE_ENTRIES:
+                self._room -= least.size
+            if kept := self._room >= 0:
+                least = self._one(least)
+            leaving = _Remainder(tuple(tables), least, lowest, best)
+            if kept:
                 self._left[key] = leaving
         self.constant += leaving.lowest
         self.add(CostTable(near, leaving.least))
@@ -197,8 +225,6 @@ class _OpenTables:
 
     def _one(self, values: Values) -> Values:
         """Return the array that stands for all arrays equal to it."""
-        if values.size > LARGE_TABLE_ENTRIES:
-            return values
         digest = hashlib.blake2b(np.ascontiguousarray(values).data, digest_size=16).digest()
         return self._arrays.setdefault((values.shape, digest), values)
 
@@ -217,12 +243,14 @@ class _OpenTables:
         return CostTable((), np.array(value))
 
     def _without(self, v: int) -> list[CostTable]:
-        """Remove v and return its tables; they are removed from its neighbours as well."""
-        tables = self.tables.pop(v)
-        for u in self.neighbours.pop(v):
-            self.tables[u] = [table for table in self.tables[u] if v not in table.over]
-            self.neighbours[u] = {w for table in self.tables[u] for w in table.over} - {u}
-        return tables
+        """Remove v, whose turn may be later, and return its tables."""
+        found: list[CostTable] = []
+        for u, tables in self.tables.items():
+            if with_v := [table for table in tables if v in table.over]:
+                found += with_v
+                self.tables[u] = [table for table in tables if v not in table.over]
+        del self.tables[v]
+        return found
 
 
 def _least(tables: Sequence[Values], shape: tuple[int, ...]) -> tuple[Values, float, Values]:

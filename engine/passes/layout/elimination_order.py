@@ -5,12 +5,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 LARGE_TABLE_ENTRIES = 1 << 14  # if a table is larger, another order is tried
 
 EliminationOrder = list[tuple[int, int]]  # (variable, entries of the table that it makes)
-Urgency = Callable[[int, int], tuple[int, int]]
 
 
 def order_variables(sizes: Sequence[int], neighbours: Mapping[int, set[int]]) -> list[int]:
@@ -21,35 +20,37 @@ def order_variables(sizes: Sequence[int], neighbours: Mapping[int, set[int]]) ->
     everything reads (positions, masks) for the end.  sizes: number of values of each variable.
     neighbours: variables that share a table.
     """
-    order = _order_by(sizes, neighbours, lambda entries, pairs: (entries, pairs))
+    order = _order_by(sizes, neighbours)
     if max((entries for _, entries in order), default=0) > LARGE_TABLE_ENTRIES:
-        other = _order_by(sizes, neighbours, lambda entries, pairs: (pairs, entries))
+        other = _order_by(sizes, neighbours, pairs_first=True)
         order = min(order, other, key=lambda o: sum(entries for _, entries in o))
     return [v for v, _ in order]
 
 
 def _order_by(
-    sizes: Sequence[int], neighbours: Mapping[int, set[int]], urgency: Urgency
+    sizes: Sequence[int], neighbours: Mapping[int, set[int]], *, pairs_first: bool = False
 ) -> EliminationOrder:
-    """Eliminate the most urgent variable until none is left.
-
-    urgency: of (entries of the table that it makes, pairs of variables that become neighbours).
+    """Eliminate the most urgent variable until none is left: by the entries of the table that it
+    makes and the pairs of variables that become neighbours, or by the pairs first.
     """
     left = _OpenVariables(sizes, neighbours)
-
-    def state(v: int) -> tuple[tuple[int, int], int]:
-        return urgency(left.entries[v], left.pairs[v]), v
-
+    entries, pairs = left.entries, left.pairs
+    first, second = (pairs, entries) if pairs_first else (entries, pairs)
+    latest = {v: (first[v], second[v], v) for v in left.near}
     order: EliminationOrder = []
-    queue = [state(v) for v in left.near]
+    queue = [*latest.values()]
     heapq.heapify(queue)
     while queue:
         entry = heapq.heappop(queue)
-        v = entry[1]
-        if v in left.near and state(v) == entry:
-            order.append((v, left.entries[v]))
+        v = entry[2]
+        if latest.get(v) is entry:
+            del latest[v]
+            order.append((v, entries[v]))
             for u in left.take_out(v):
-                heapq.heappush(queue, state(u))
+                now = first[u], second[u], u
+                if now != latest[u]:
+                    latest[u] = now
+                    heapq.heappush(queue, now)
     return order
 
 
@@ -76,16 +77,17 @@ class _OpenVariables:
 
     def take_out(self, v: int) -> set[int]:
         """Make the neighbours of v each other's neighbours; return the variables that change."""
-        others = self.near[v]
+        near, pairs, entries, size = self.near, self.pairs, self.entries, self.sizes[v]
+        others = near.pop(v)
         for u in others:
-            self.pairs[u] -= 2 * (len(self.near[u]) - 1 - len(self.near[u] & others))
-            self.near[u].remove(v)
-            self.entries[u] //= self.sizes[v]
+            around = near[u]
+            around.remove(v)
+            pairs[u] -= 2 * (len(around) - len(around & others))
+            entries[u] //= size
         touched = set(others)
         for one, other in itertools.combinations(others, 2):
-            if other not in self.near[one]:
+            if other not in near[one]:
                 touched |= self._join(one, other)
-        del self.near[v]
         return touched
 
     def _join(self, one: int, other: int) -> set[int]:

@@ -316,8 +316,11 @@ class _Axis:
 
     def _rows_at_home(self, op: Op, legal: Iterable[Signature]) -> list[Signature]:
         """Return the rows that read every variable at its home and leave it there."""
-        forms = {**self.forms, **{name: {home} for name, home in self.homes.items()}}
-        homes = {n: forms[n] for n in op.inputs if n in self.variables and n in forms}
+        homes = {
+            n: {self.homes[n]} if n in self.homes else self.forms[n]
+            for n in op.inputs
+            if n in self.variables and (n in self.homes or n in self.forms)
+        }
         return [
             row
             for row in legal
