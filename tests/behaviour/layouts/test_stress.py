@@ -6,6 +6,7 @@ messages.  Within a layout the results are the same to the last bit, for sums ar
 micro-batches and of ranks.
 """
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ import torch
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.ir.graph import COUNT
 from flowrun.engine.rehearsal.rehearsal import rehearse
+from support.checks.thorough import few
 from support.layouts.grids import Layout, assert_as_plain_torch, compiled, run_plan
 from support.layouts.plain_loop import Training, gpt, mlp
 
@@ -90,3 +92,18 @@ def test_the_random_plans_are_unlike() -> None:
     assert {layout.grids for layout in layouts} == set(GRIDS)
     assert {layout.zero for layout in layouts if layout.shared} == {0, 1, 2, 3}
     assert any(layout.zero for layout in layouts if not layout.shared)
+
+
+# context x tensor x stages x (data, ZeRO), each by every way of attention
+DIVIDED = [
+    Layout(data, tensor, stages, zero=zero, context=2, attention=way, clip_norm=0.1)
+    for way, tensor, stages, (data, zero) in itertools.product(
+        ("heads", "gather", "ring"), (1, 2), (1, 2), ((1, 0), (2, 0), (2, 1), (2, 2), (2, 3))
+    )
+]
+
+
+@pytest.mark.parametrize("layout", few(DIVIDED, DIVIDED[::7]), ids=str)
+def test_divided_lengths_agree_beside_every_other_axis(layout: Layout) -> None:
+    found = run_plan(TRAININGS[-1], compiled(TRAININGS[-1], layout).plan, STEPS, order_seed=0)
+    assert_as_plain_torch(TRAININGS[-1], found, layout.clip_norm)
