@@ -42,7 +42,7 @@ BUDGETS = {
     "engine/trace": 495,
     "engine/verify": 793,
     "launcher": 362,
-    "launcher/bench": 2_070,
+    "launcher/bench": 2_187,
     "launcher/command_line": 1_135,
     "launcher/commands": 3_071,
     "launcher/data": 3_281,
@@ -60,21 +60,21 @@ BUDGETS = {
     "models": 1_482,
     "testing": 115,
     "tests": 1_057,
-    "tests/behaviour": 8_447,
+    "tests/behaviour": 8_464,
     "tests/chaos": 927,
     "tests/engine": 13_063,
     "tests/gpu": 274,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 13_992,
+    "tests/launcher": 14_044,
     "tests/models": 635,
     "tests/support": 7_007,
     "tests/testing": 111,
 }
-SUMS = {"source": 68_431, "tests": 46_871, "docs": 50_000}
+SUMS = {"source": 68_548, "tests": 46_940, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
-OPEN = {"Any": 306, "except Exception": 28, "functions above complexity 15": 0}
+OPEN = {"Any": 311, "except Exception": 28, "functions above complexity 15": 0}
 
 
 @cache

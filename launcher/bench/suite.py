@@ -23,6 +23,7 @@ KINDS = {  # to the keys that each reads
     "zero1": _LOOP,
     "fsdp2": (*_LOOP, "units"),
     "tensor": ("columns", "rows", "classes", "data", "units", "workers"),
+    "context": ("units", "workers"),
     "pipeline": ("units", "schedule", "cut", "workers"),
 }
 
@@ -32,12 +33,12 @@ class Peer:
     """A peer: the way in which torch alone trains the recipe.
 
     kind: one of KINDS.  units: patterns of modules in order, which fsdp2 wraps and pipeline cuts
-    between.  columns, rows: patterns of linear layers that tensor splits so; classes: the layer
-    whose outputs stay split through the loss.  schedule: class of torch.distributed.pipelining
-    without "Schedule".  cut: first unit of each later stage; empty: balanced by products.
-    recompute: patterns of modules that are checkpointed.  workers: processes a rank that read
-    ahead.  sparse: tables of look-ups have sparse gradients.  data: with tensor, ranks that
-    divide the batch; fsdp2 shards over these.
+    between, and to which context gives the places of its tokens.  columns, rows: patterns of linear
+    layers that tensor splits so; classes: the layer whose outputs stay split through the loss.
+    schedule: class of torch.distributed.pipelining without "Schedule".  cut: first unit of each
+    later stage; empty: balanced by products.  recompute: patterns of modules that are checkpointed.
+    workers: processes a rank that read ahead.  sparse: tables of look-ups have sparse gradients.
+    data: with tensor, ranks that divide the batch; fsdp2 shards over these.
     whole: the loss is compiled with the model, where compiled; else the model alone is.
     """
 

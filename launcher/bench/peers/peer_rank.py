@@ -28,6 +28,7 @@ from flowrun.launcher.recipe.compose import load
 MODULES = {  # of each kind; only the one that is needed is imported: it takes up to a second
     **dict.fromkeys(("single", "ddp", "zero1", "fsdp2"), "data_parallel"),
     "tensor": "tensor",
+    "context": "context",
     "pipeline": "torch_pipelining",
 }
 

@@ -159,12 +159,14 @@ def train_loop(
     *,
     parts: int = 0,
     part: int = 0,
+    cut: Callable[[PeerBatch], PeerBatch] | None = None,
 ) -> TrainStep:
     """Return a step: forward and backward of every micro-batch of the setting, with gradients
     summed over ranks in the last.
 
     update: the optimizer; None: the recipe's, over all parameters of the model.  parts, part: into
-    which a micro-batch is divided, and this rank's; 0: one for each rank.
+    which a micro-batch is divided, and this rank's; 0: one for each rank.  cut: takes this rank's
+    part of each sample.
     """
     peer, count = setting.peer, setting.micro_batches
     update = update or optimizer(setting.job.recipe.optim, model.parameters(), peer.sparse)
@@ -181,7 +183,7 @@ def train_loop(
         update.zero_grad(set_to_none=True)
         losses = []
         for k in range(count):
-            batch = next(batches)
+            batch = cut(next(batches)) if cut else next(batches)
             with _sums(model, k == count - 1):
                 loss = measured(batch)
                 loss.backward()  # type: ignore[no-untyped-call]
