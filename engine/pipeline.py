@@ -42,6 +42,7 @@ from flowrun.engine.passes.split_weight_grads import split_weight_grads
 from flowrun.engine.passes.stages.follow_training import follow_homes
 from flowrun.engine.passes.stages.split_stages import split_stages
 from flowrun.engine.passes.sum_tied_gradients import sum_tied_gradients
+from flowrun.engine.passes.update.choose_owners import choose_owners
 from flowrun.engine.passes.update.shard_optimizer import shard_optimizer
 from flowrun.engine.passes.update.update_ops import update_ops
 from flowrun.engine.strategy import Strategy
@@ -66,6 +67,7 @@ TRAINING: Passes = {
     TRAINED: (
         sum_tied_gradients,  # a weight that several stages read: its gradient in parts
         update_ops,  # accumulation, clipping and the optimizer as ops
+        choose_owners,  # which rank updates a matrix that is needed whole
         find_rows,  # rows of what a user's own optimizer does
         count_step,  # what losses are divided by, over the micro-batches of the step
         split_weight_grads,  # weight gradients may run late

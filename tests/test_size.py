@@ -27,20 +27,20 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_239,
+    "engine": 1_241,
     "engine/actors": 1_627,
-    "engine/boxing": 526,
+    "engine/boxing": 537,
     "engine/capture": 4_567,
-    "engine/cost": 1_210,
+    "engine/cost": 1_213,
     "engine/hardware": 569,
-    "engine/ir": 1_732,
+    "engine/ir": 1_768,
     "engine/lowering": 1_319,
-    "engine/ops": 5_916,
-    "engine/passes": 7_585,
+    "engine/ops": 5_923,
+    "engine/passes": 7_675,
     "engine/rehearsal": 898,
-    "engine/runtime": 7_964,
+    "engine/runtime": 8_003,
     "engine/trace": 495,
-    "engine/verify": 793,
+    "engine/verify": 797,
     "launcher": 362,
     "launcher/bench": 2_187,
     "launcher/command_line": 1_135,
@@ -52,7 +52,7 @@ BUDGETS = {
     "launcher/place": 2_083,
     "launcher/recipe": 3_130,
     "launcher/ranks": 1_932,
-    "launcher/report": 2_409,
+    "launcher/report": 2_417,
     "launcher/store": 674,
     "launcher/supervise": 4_404,
     "launcher/terminal": 229,
@@ -62,7 +62,7 @@ BUDGETS = {
     "tests": 1_057,
     "tests/behaviour": 8_464,
     "tests/chaos": 927,
-    "tests/engine": 13_063,
+    "tests/engine": 13_272,
     "tests/gpu": 274,
     "tests/fuzz": 993,
     "tests/hangs": 365,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 7_007,
     "tests/testing": 111,
 }
-SUMS = {"source": 68_548, "tests": 46_940, "docs": 50_000}
+SUMS = {"source": 68_748, "tests": 47_149, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 311, "except Exception": 28, "functions above complexity 15": 0}

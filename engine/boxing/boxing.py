@@ -20,7 +20,7 @@ from functools import cache, lru_cache
 from flowrun.engine.errors import SbpError
 from flowrun.engine.hardware.network import Link
 from flowrun.engine.ir.placement import Shape, largest_shape
-from flowrun.engine.ir.sbp import B, Broadcast, NdSbp, Partial, S, Sbp, Split, format_nd_sbp
+from flowrun.engine.ir.sbp import B, Broadcast, NdSbp, Owned, Partial, S, Sbp, Split, format_nd_sbp
 
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all_reduce", "reduce_scatter", "all_gather"
 ALL_TO_ALL, SLICE, PAD, KEEP = "all_to_all", "slice", "pad", "keep"
@@ -36,6 +36,13 @@ KINDS: dict[tuple[type[Sbp], type[Sbp]], str] = {
     (Broadcast, Split): SLICE,  # local: each rank cuts its piece
     (Split, Partial): PAD,  # local: the piece, surrounded by neutral elements of the reduction
     (Broadcast, Partial): KEEP,  # local: coordinate 0 keeps its value, the others hold identity()
+    # to and from an owner: uneven splits.  A message holds tensors of many owners, who are balanced
+    # (passes/update/choose_owners.py), so a rank sends as much as where each tensor is split.
+    (Partial, Owned): REDUCE_SCATTER,  # a reduction to one
+    (Split, Owned): ALL_TO_ALL,  # a gather to one
+    (Owned, Split): ALL_TO_ALL,  # a scatter from one
+    (Owned, Broadcast): ALL_GATHER,  # a broadcast from one
+    (Broadcast, Owned): SLICE,  # local: the owner keeps its value
 }
 LOCAL_KINDS = (SLICE, PAD, KEEP)
 DIRECT_KINDS = (ALL_TO_ALL, EXCHANGE)  # each member sends to each other, not around a ring
@@ -91,7 +98,7 @@ def replace_axis(state: NdSbp, axis: int, sbp: Sbp) -> NdSbp:
 
 def fits(state: NdSbp, grid: tuple[int, ...], shape: Shape) -> bool:
     """Return whether every rank of `grid` gets a nonempty piece of a tensor of `shape` laid out by
-    `state`.
+    `state`, or one that owns it the whole; single numbers have no owner.
 
     All P of `state` must be of one reduction as well: sums and maxima do not commute, so (P,
     P(max)) would not say in which order the axes reduce.
@@ -107,6 +114,8 @@ def fits(state: NdSbp, grid: tuple[int, ...], shape: Shape) -> bool:
             if sbp.dim >= len(left) or left[sbp.dim] < parts:
                 return False
             left[sbp.dim] //= parts  # the smallest piece
+        if isinstance(sbp, Owned) and not left:
+            return False
     return len(reductions) <= 1
 
 
@@ -122,10 +131,10 @@ def path(
     start = tuple(t if n == 1 else s for s, t, n in zip(source, target, grid, strict=True))
     if start == target:
         return ()
-    partial = tuple(sbp if isinstance(sbp, Partial) else None for sbp in target)
+    special = tuple(sbp if isinstance(sbp, Partial | Owned) else None for sbp in target)
     # a dim with at least as many elements as there are ranks splits like any longer one
     ranks = math.prod(grid)
-    steps = _paths(start, partial, grid, tuple(min(size, ranks) for size in shape)).get(target)
+    steps = _paths(start, special, grid, tuple(min(size, ranks) for size in shape)).get(target)
     if steps is None:
         raise misfit(target if fits(start, grid, shape) else start, grid, shape)
     return steps
@@ -133,9 +142,9 @@ def path(
 
 @lru_cache(maxsize=65536)
 def _paths(
-    start: NdSbp, partial: tuple[Partial | None, ...], grid: tuple[int, ...], shape: Shape
+    start: NdSbp, special: tuple[Sbp | None, ...], grid: tuple[int, ...], shape: Shape
 ) -> Mapping[NdSbp, tuple[BoxingStep, ...]]:
-    """Return the path from `start` to each nd-SBP whose P are those of `partial` (Dijkstra)."""
+    """Return the path from `start` to each nd-SBP whose P and O are `special` (Dijkstra)."""
     done: dict[NdSbp, tuple[BoxingStep, ...]] = {}
     if not fits(start, grid, shape):
         return done
@@ -147,7 +156,7 @@ def _paths(
         if state in done:
             continue
         done[state] = steps
-        for step in _next_steps(state, partial, grid, shape):
+        for step in _next_steps(state, special, grid, shape):
             new = step.after(state)
             if new not in done:
                 total = cost + int(_step_tensors(step, state, grid) * ranks)
@@ -255,13 +264,14 @@ def states(
 
 
 def _next_steps(
-    state: NdSbp, partial: Sequence[Partial | None], grid: tuple[int, ...], shape: Shape
+    state: NdSbp, special: Sequence[Sbp | None], grid: tuple[int, ...], shape: Shape
 ) -> Iterator[BoxingStep]:
-    """Yield the legal steps from a state; a P, which saves no byte, where the target has it."""
+    """Yield the legal steps from a state; to P, which saves no byte, or O if the target has it."""
     for axis, (sbp, parts) in enumerate(zip(state, grid, strict=True)):
         if parts == 1:
             continue
-        for new in (*sbps_without_partial(shape), *filter(None, (partial[axis],))):
+        wanted = special[axis]
+        for new in (*sbps_without_partial(shape), *((wanted,) if wanted else ())):
             if new == sbp or (type(sbp), type(new)) not in KINDS:
                 continue
             step = BoxingStep(axis, sbp, new)
@@ -277,7 +287,7 @@ def _interleaves(step: BoxingStep, state: NdSbp, grid: tuple[int, ...]) -> bool:
 
 
 def sbps_without_partial(shape: Shape) -> tuple[Sbp, ...]:
-    """Return every SBP but P that a tensor of `shape` can have on one axis."""
+    """Return every SBP but P and O that a tensor of `shape` can have on one axis."""
     return (B, *map(S, range(len(shape))))
 
 
@@ -312,7 +322,8 @@ def path_tensors(source: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: Sha
 
 def replicas(state: NdSbp, grid: tuple[int, ...]) -> int:
     """Return how many ranks hold each element, as a value or as a part of it."""
-    return math.prod(n for sbp, n in zip(state, grid, strict=True) if not isinstance(sbp, Split))
+    once = (Split, Owned)
+    return math.prod(n for sbp, n in zip(state, grid, strict=True) if not isinstance(sbp, once))
 
 
 def misfit(state: NdSbp, grid: tuple[int, ...], shape: Shape) -> SbpError:

@@ -23,7 +23,7 @@ from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.hardware.hardware import CPU, Hardware
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.placement import largest_shape
-from flowrun.engine.ir.sbp import NdSbp
+from flowrun.engine.ir.sbp import NdSbp, is_elsewhere
 from flowrun.engine.strategy import Strategy
 
 
@@ -44,11 +44,13 @@ class ActorCost:
     def _region_seconds(self, work: RegionWork) -> float:
         """Return the sum over ops, or over kernels if Inductor builds the region."""
         hardware = self.strategy.hardware
+        first = (0,) * len(self.strategy.axes)  # of owners, it has the most to do
+        ops = [op for op in work.ops if not any(is_elsewhere(nd, first) for nd in op.out_sbp)]
         if not self.strategy.fusion:
-            return sum(self._size(op).seconds(hardware) for op in work.ops)
+            return sum(self._size(op).seconds(hardware) for op in ops)
         hardware = replace(hardware, bias_apart=False)  # fused into the op after the product
         kept = (*work.makes, *(new for _, new in work.updates))
-        fused = kernels(work.ops, kept, self._elements, FUSIONS[self.strategy.fusion])
+        fused = kernels(ops, kept, self._elements, FUSIONS[self.strategy.fusion])
         return sum(self._kernel_seconds(kernel, hardware) for kernel in fused)
 
     def _elements(self, op: Op) -> int:

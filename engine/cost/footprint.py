@@ -26,7 +26,7 @@ from flowrun.engine.cost import staging
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.placement import Shape, largest_shape
-from flowrun.engine.ir.sbp import NdSbp
+from flowrun.engine.ir.sbp import NdSbp, is_elsewhere
 from flowrun.engine.ops.flow.update import ACCUMULATE
 from flowrun.engine.ops.registry import info
 from flowrun.engine.ops.traits import has, is_view
@@ -115,8 +115,9 @@ class Footprint:
     def tensor_bytes(self, name: str) -> int:
         """Return the bytes of a tensor on the rank with the largest shard."""
         if name not in self._bytes:
-            shape = self._shape(name, self.layout[name])
-            self._bytes[name] = math.prod(shape) * self.plan.tensors[name].dtype.itemsize
+            shape, layout = self._shape(name, self.layout[name]), self.layout[name]
+            held = not is_elsewhere(layout, (0,) * len(layout))  # the first rank owns the most
+            self._bytes[name] = held * math.prod(shape) * self.plan.tensors[name].dtype.itemsize
         return self._bytes[name]
 
     def _shape(self, name: str, nd_sbp: NdSbp) -> Shape:

@@ -91,6 +91,8 @@ class Op:
     moment: a number that grows through forward; a backward op has that of its forward op; -1 where
         capture does not know.
     line: file:line of the user's that the op came from; "" if that is not known.
+    owner: of the update of a weight that is needed whole: the place, in its stage's grid, of the
+        rank that may run the op for all; None: it has the rows of its family alone.
     inputs: tensors read, in order of appearance in args and kwargs; one that is read twice appears
         twice.
     makes: the outputs that are used.
@@ -109,6 +111,7 @@ class Op:
     out_sbp: tuple[NdSbp, ...] = ()
     chunk: int = 0
     table: OwnRows | None = None
+    owner: int | None = None
     moment: int = field(default=-1, compare=False)
     line: str = field(default="", compare=False)
     inputs: tuple[str, ...] = field(init=False, compare=False, repr=False)

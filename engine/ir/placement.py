@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from flowrun.engine.ir.sbp import NdSbp, Split
+from flowrun.engine.ir.sbp import NdSbp, Owned, Split
 
 Shape = tuple[int, ...]
 Slices = tuple[tuple[int, int], ...]  # (start, length) along every dim of a tensor
@@ -110,6 +110,8 @@ def local_slices(
             start, length = slices[sbp.dim]
             offset, length = split_range(length, parts, index)
             slices[sbp.dim] = (start + offset, length)
+        elif isinstance(sbp, Owned) and sbp.owner != index and slices:
+            slices[0] = (slices[0][0], 0)
     return tuple(slices)
 
 
@@ -121,7 +123,7 @@ def local_shape(
 
 
 def largest_shape(shape: Shape, nd_sbp: NdSbp, grid: tuple[int, ...]) -> Shape:
-    """Return the shape of the largest shard: what the rank at coordinate 0 holds.
+    """Return the shape of the largest shard: what the rank at coordinate 0 holds, or an owner.
 
     shape, nd_sbp, grid: as for local_shape, which would be too slow here.
     """

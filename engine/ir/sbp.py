@@ -1,4 +1,4 @@
-"""Split, Broadcast, Partial: how one logical tensor lies on the ranks of one axis, and nd-SBP for
+"""Split, Broadcast, Partial, Owned: how a logical tensor lies on the ranks of one axis; nd-SBP for
 several axes.
 
 The vocabulary of the whole engine (OneFlow, arXiv 2110.15032, section 3).  Knows no graph, no
@@ -41,7 +41,21 @@ class Partial:
         return "P" if self.reduce == "sum" else f"P({self.reduce})"
 
 
-Sbp = Split | Broadcast | Partial
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """O(k): the rank at coordinate `owner` of the axis holds all of the tensor, the others nothing.
+
+    Only ops of the update have it, where they need a whole matrix (passes/update/choose_owners.py):
+    no home, no pin and no tensor of forward or backward.  To communicate it is an uneven split.
+    """
+
+    owner: int
+
+    def __str__(self) -> str:
+        return f"O({self.owner})"
+
+
+Sbp = Split | Broadcast | Partial | Owned
 NdSbp = tuple[Sbp, ...]
 Pinned = tuple[tuple[str, Sbp], ...]  # name of an axis -> the SBP that the recipe fixes
 
@@ -73,6 +87,12 @@ def parse_sbp(text: str) -> Sbp:
     raise ValueError(
         f"{word!r} is not an SBP; write S(0) or S0 (split dim 0), B (broadcast) or P (partial sum)"
     )
+
+
+def is_elsewhere(nd_sbp: NdSbp, coordinate: tuple[int, ...]) -> bool:
+    """Return whether the rank at a coordinate of the grid holds nothing, as others own it all."""
+    pairs = zip(nd_sbp, coordinate, strict=True)
+    return any(isinstance(sbp, Owned) and sbp.owner != index for sbp, index in pairs)
 
 
 def format_nd_sbp(nd_sbp: NdSbp) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 
 from flowrun.engine.ir.graph import Op, refs
 from flowrun.engine.ir.placement import Shape, Slices
-from flowrun.engine.ir.sbp import B, NdSbp, P, S, Sbp, format_nd_sbp, parse_sbp
+from flowrun.engine.ir.sbp import B, NdSbp, Owned, P, S, Sbp, format_nd_sbp, parse_sbp
 from flowrun.engine.torch_internals import schema_of
 
 
@@ -257,6 +258,16 @@ def labelled_rows(
         for label in labels
         if label is not None and all(label in dims or label in contracted for dims in outs)
     )
+
+
+def owned_rows(op: Op, owner: int, in_shapes: Sequence[Shape]) -> OpRows:
+    """Return the rows by which one rank of the axis runs an op alone, of what it owns; a single
+    number may also be everyone's.  They hold for any op.
+    """
+    mine = Owned(owner)
+    options: list[tuple[Sbp, ...]] = [(mine,) if shape else (mine, B) for shape in in_shapes]
+    outputs = (mine,) * len(op.outputs)
+    return tuple(Signature(row, outputs) for row in product(*options) if mine in row)
 
 
 # ---- what a rank holds ---------------------------------------------------------------------------

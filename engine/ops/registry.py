@@ -13,7 +13,7 @@ from typing import Any
 
 from flowrun.engine.ir.expansion import Expansion
 from flowrun.engine.ir.graph import LogicalTensor, Op, Ref, map_refs
-from flowrun.engine.ir.op_info import OpInfo
+from flowrun.engine.ir.op_info import OpInfo, Trait
 from flowrun.engine.ir.placement import Shape, left_over
 from flowrun.engine.ir.sbp import B, Sbp, Split
 from flowrun.engine.ir.signature import (
@@ -91,6 +91,13 @@ def arguments_of(op: Op) -> dict[str, Any]:
     """Return arguments of an op by name, in order; of the engine's own ops, if it names them."""
     names = info(op.target).arguments
     return dict(zip(names, op.args, strict=True)) if names else bind(op)
+
+
+def needs_whole(op: Op) -> bool:
+    """Return whether one rank runs an op of the update that has an owner: a product, or an op of
+    which nothing is known.
+    """
+    return Trait.PRODUCT in info(op.target).traits or not has_table(op.target)
 
 
 # ---- rows ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.ir.graph import BOXED, LAID_OUT, UPDATE, Op
 from flowrun.engine.ir.placement import Shape, left_over
 from flowrun.engine.ir.sbp import B, NdSbp, Split, format_nd_sbp
-from flowrun.engine.ir.signature import Signature
+from flowrun.engine.ir.signature import Signature, owned_rows
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.check import AFTER
 from flowrun.engine.ops.flow.structure import BOX, PIN, TRANSFER
@@ -148,6 +148,10 @@ def _is_legal(subject: Subject, op: Op, row: Signature, axis: int, parts: int) -
         for name, nd in zip(op.outputs, op.out_sbp, strict=True)
     ]
     legal = registry.signatures(op, in_shapes, out_shapes, parts)
+    if op.owner is not None:
+        placement = subject.strategy.placements[op.stage]
+        owner = placement.coordinate(placement.ranks[op.owner])[axis]
+        legal = (*legal, *owned_rows(op, owner, in_shapes))
     return any((each.inputs, each.outputs) == (row.inputs, row.outputs) for each in legal)
 
 

@@ -16,6 +16,7 @@ from flowrun.engine.cost.footprint import Footprint, memory_of
 from flowrun.engine.ir.graph import BACKWARD, COUNT, FORWARD, PHASES, UPDATE, WEIGHT_GRAD, WEIGHTS
 from flowrun.engine.ir.module_path import unit_of
 from flowrun.engine.ir.placement import largest_shape
+from flowrun.engine.ir.sbp import Owned, Sbp
 from flowrun.engine.ops.traits import is_engine_op
 from flowrun.launcher.job.compiling import built_regions, summary
 from flowrun.launcher.job.job import Job
@@ -193,8 +194,15 @@ def _boxing_row(plan: Plan, actor: Actor) -> tuple[str, ...]:
     assert isinstance(work, BoxWork)
     what = f"{work.step.kind.replace('_', '-')} over {plan.axes[work.step.axis]}"
     what += ", one copy" if work.one_copy else ""
-    changes = " ".join(dict.fromkeys(f"{s.source} -> {s.target}" for s in work.steps))
+    changes = " ".join(
+        dict.fromkeys(f"{_shown(s.source)} -> {_shown(s.target)}" for s in work.steps)
+    )
     return actor.phase, "stages" if many else f"stage {actor.stage}", what, changes
+
+
+def _shown(sbp: Sbp) -> str:
+    """An SBP as a boxing of many tensors shows it: each has an owner of its own."""
+    return "O" if isinstance(sbp, Owned) else str(sbp)
 
 
 # ------------------------------------------------------------------------------------------ memory

@@ -14,7 +14,7 @@ from flowrun.engine.errors import SbpError
 from flowrun.engine.hardware.network import Link
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Op, gradient_of
 from flowrun.engine.ir.placement import BATCH_AXES, LENGTH_AXES, Shape, left_over
-from flowrun.engine.ir.sbp import B, NdSbp, P, Partial, Sbp, Split
+from flowrun.engine.ir.sbp import B, NdSbp, Owned, P, Partial, Sbp, Split
 from flowrun.engine.ir.signature import Signature
 from flowrun.engine.ops.flow.update import ACCUMULATE
 from flowrun.engine.passes.layout.axis_search import AxisLocation, AxisLocations, TensorOnAxis
@@ -85,7 +85,7 @@ class Costs:
         for sbps, shapes in ((row.inputs, in_shapes), (row.outputs, out_shapes)):
             for sbp, shape in zip(sbps, shapes, strict=True):
                 count = math.prod(shape or ())
-                cost += _ELEMENT_S * (count / parts if isinstance(sbp, Split) else count)
+                cost += _ELEMENT_S * (count / parts if isinstance(sbp, Split | Owned) else count)
         if row.reduced:
             cost += _seconds(P, B, parts, (row.reduced,), row.reduced * 4, self.links[op.stage])
         if row.turned:
@@ -121,7 +121,8 @@ class Costs:
         key = (op.target, op.phase, dtype, *ins, *outs)
         if key not in self._works:
             self._works[key] = SizedOp(op, ins, outs, tensors).seconds(self.strategy.hardware)
-        return self._works[key]
+        owned = any(isinstance(sbp, Owned) for sbp in row.outputs)  # each rank owns as much
+        return self._works[key] / parts if owned else self._works[key]
 
     def _around(self, op: Op, row: Signature, in_shapes: Sequence[Shape], parts: int) -> float:
         """Return the seconds that a row waits for what goes around: a block comes while a device

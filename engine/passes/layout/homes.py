@@ -14,7 +14,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import Feed, Op, Variable
 from flowrun.engine.ir.placement import BATCH_AXES, LENGTH_AXES, Shape
 from flowrun.engine.ir.sbp import B, P, S, Sbp
-from flowrun.engine.ir.signature import Signature
+from flowrun.engine.ir.signature import Signature, owned_rows
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.structure import PIN
 from flowrun.engine.passes.layout.long_attention import rows_of_attention
@@ -83,6 +83,10 @@ def rows_on_axis(
     if relabels := registry.info(op.target).relabels:
         return (relabels,)
     legal = registry.signatures(op, in_shapes, out_shapes, parts)
+    if op.owner is not None and parts > 1:
+        placement = strategy.placements[op.stage]
+        alone = owned_rows(op, placement.coordinate(placement.ranks[op.owner])[axis], in_shapes)
+        return alone if registry.needs_whole(op) else (*legal, *alone)
     if strategy.axes[axis] in LENGTH_AXES and parts > 1:
         return rows_of_attention(op, legal, strategy.long_attention)
     return legal

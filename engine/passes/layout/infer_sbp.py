@@ -105,7 +105,8 @@ def infer_update(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """Choose signatures of the update ops, once the homes of weights and optimizer states are
     known.
     """
-    if strategy.auto.enabled and strategy.axes and not strategy.zero.stage:
+    owned = any(op.owner is not None for op in graph.ops)  # the search takes equal ops for one
+    if strategy.auto.enabled and strategy.axes and not strategy.zero.stage and not owned:
         return graph  # search_sbp has decided them with all others
     ops = (replace(o, in_sbp=(), out_sbp=()) if o.phase == UPDATE else o for o in graph.ops)
     layout = _Layout(replace(graph, ops=tuple(ops)))  # it may be one that was searched without ZeRO

@@ -137,5 +137,6 @@ class _TensorScalars(TorchFunctionMode):
         given = dict(kwargs or {})
         key = _SCALED.get(getattr(func, "__name__", "").rstrip("_"), "")
         if isinstance(given.get(key), Tensor):
-            args = (args[0], args[1] * given.pop(key), *args[2:])
+            first = args[1].to(args[0].dtype)  # torch multiplies in the dtype of the sum
+            args = (args[0], first * given.pop(key), *args[2:])
         return func(*args, **given)

@@ -12,7 +12,7 @@ from flowrun.engine.actors.sums import find_reused_addends, find_unordered_resul
 from flowrun.engine.ir.graph import Op, Ref, map_refs
 from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.placement import Shape, Slices
-from flowrun.engine.ir.sbp import NdSbp
+from flowrun.engine.ir.sbp import NdSbp, is_elsewhere
 from flowrun.engine.ir.signature import Function, LocalCall, LocalView
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.ranges import CHECK
@@ -74,12 +74,17 @@ class _Writer:
         self.any_stride = find_unordered_results(plan, work)
         self.own = find_reused_addends(plan, work)
         self.lines: list[ProgramCall] = []
+        self.leaving = frozenset(work.makes)
+        self.coordinate = plan.placements[plan.stage_of(rank)].coordinate(rank)
 
     def program(self, results: Iterable[str]) -> Program:
         return Program(self.reads, tuple(self.lines), tuple(self.numbers[n] for n in results))
 
     def op(self, op: Op) -> None:
-        """Append the line of an op; an identity has none."""
+        """Append the line of an op; an identity has none, nor one that another rank owns."""
+        if any(is_elsewhere(nd_sbp, self.coordinate) for nd_sbp in op.out_sbp):
+            self._stand_in(op)
+            return
         summed = op.makes and op.makes[0] in self.sums
         call = self._accumulate(op) if summed else _localize(self.plan, op, self.rank)
         if call is None:
@@ -93,6 +98,13 @@ class _Writer:
         if op.makes and op.makes[0] in self.over and can_write(call.function):
             into = self.numbers[self.over[op.makes[0]]]
         self._line(op, call, into)
+
+    def _stand_in(self, op: Op) -> None:
+        """Append what stands for tensors of others where they leave the region: nothing."""
+        for name in self.leaving.intersection(op.makes):
+            shape = local_shape(self.plan, self.rank, name)
+            call = LocalCall(torch.zeros, (shape,), (("dtype", self.plan.tensors[name].dtype),))
+            self._line(replace(op, outputs=(name,)), call, None)
 
     def _accumulate(self, op: Op) -> LocalCall:
         """Return the call that adds to the sum over earlier micro-batches."""

@@ -48,7 +48,9 @@ class Arena:
         return Arena(mmap.mmap(descriptor, os.fstat(descriptor).st_size))
 
     def tensor(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
-        """Return a flat view of `count` (at least one) elements of a dtype from byte `start`."""
+        """Return a flat view of `count` elements of a dtype from byte `start`."""
+        if not count:
+            return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=start)
 
 

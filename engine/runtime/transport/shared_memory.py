@@ -162,7 +162,7 @@ class SharedMemoryTransport:
 
     def _take(self, num_bytes: int, readers: int) -> int:
         """Return the start of a piece of memory that `readers` ranks will read."""
-        start = self.arena.take(num_bytes)
+        start = self.arena.take(max(1, num_bytes))  # an owner of nothing writes nothing
         self._readers[start] = readers
         return start
 
@@ -187,7 +187,7 @@ class SharedMemoryTransport:
         step, layouts, index = collective.step, collective.layouts, collective.index
         if layouts.empty:
             return Pending(lambda: [bucket[0].new_empty(shape) for shape in collective.after])
-        dtype, members = bucket[0].dtype, range(layouts.parts)
+        dtype = bucket[0].dtype
         to, of = _ends(collective)
         stream, peers = self._streams[collective.ranks], self._peers_of(of)
         summed = step.kind not in JOINED_KINDS
@@ -197,7 +197,7 @@ class SharedMemoryTransport:
         # one sum of several small tensors, which then live as long as the last of them
         flat = for_all and summed and size * dtype.itemsize <= _SMALL
         if for_all:
-            begin = self._write(bucket, size, b"", len(members))
+            begin = self._write(bucket, size, b"", 1 + len(to))
             begins = dict.fromkeys(to, begin)
             own = _read(
                 self.arena, begin, [(size,)] if flat else layouts.message(index, index), dtype, 0
@@ -213,7 +213,7 @@ class SharedMemoryTransport:
             peer.notify(WRITTEN, stream, begins[rank])
 
         def finish(starts: Starts) -> list[Tensor]:
-            columns = [own for _ in members]
+            columns = _columns(collective, own)
             for rank, k in of.items():
                 shapes = [(size,)] if flat else layouts.message(k, index)
                 columns[k] = _read(peers[rank].arena, starts[rank], shapes, dtype, flags)
@@ -340,6 +340,18 @@ def _ends(collective: Collective) -> tuple[dict[int, int], dict[int, int]]:
     others = [(rank, k) for rank, k in members if k != index]
     to = {rank: k for rank, k in others if layouts.size(index, k)}
     return to, {rank: k for rank, k in others if layouts.size(k, index)}
+
+
+def _columns(collective: Collective, own: list[Tensor]) -> list[list[Tensor]]:
+    """Return what each member sends, as far as no message comes of it: this one its own, and others
+    pieces without an element.
+    """
+    layouts, index = collective.layouts, collective.index
+    columns = [own] * layouts.parts
+    for k in range(layouts.parts):
+        if k != index and not layouts.size(k, index):
+            columns[k] = unpack(own[0].new_empty(0), layouts.message(k, index))
+    return columns
 
 
 def _read(

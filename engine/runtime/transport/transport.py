@@ -19,7 +19,7 @@ from flowrun.engine.actors.plan import BoxWork
 from flowrun.engine.boxing.boxing import ALL_REDUCE, JOINED_KINDS, SLICE, BoxingStep, replace_axis
 from flowrun.engine.boxing.crossing import Send
 from flowrun.engine.ir.placement import Shape, Slices, local_shape, split_range
-from flowrun.engine.ir.sbp import B, NdSbp, Sbp, Split
+from flowrun.engine.ir.sbp import B, NdSbp, Owned, Sbp, Split
 
 DimSlice = tuple[int, int, int]  # dim, start, length
 _ROWS = 512  # of a piece by columns, turned at a time
@@ -58,12 +58,15 @@ class GroupLayout:
         if (place := self.place(sender, receiver)) is None:
             return shape
         dim, _, length = place
+        length = min(length, shape[dim])  # of a tensor that another owns: 0
         return (*shape[:dim], length, *shape[dim + 1 :])
 
     def place(self, sender: int, receiver: int) -> DimSlice | None:
         """Slice (dim, start, length) of the sender's piece that the receiver needs; None: all of
         it.
         """
+        if isinstance(self.target, Owned) and self.target.owner != receiver:
+            return 0, 0, 0
         if not isinstance(self.target, Split):
             return None
         dim = self.target.dim
@@ -73,6 +76,8 @@ class GroupLayout:
         return dim, *split_range(self.shape[dim], self.parts, receiver)
 
     def _piece(self, sbp: Sbp, index: int, shape: Shape) -> Shape:
+        if isinstance(sbp, Owned) and sbp.owner != index:
+            return (0, *shape[1:])
         if not isinstance(sbp, Split):
             return shape
         _, length = split_range(self.shape[sbp.dim], self.parts, index)
@@ -121,8 +126,11 @@ class BucketLayout:
         if places is None:
             places = [layout.place(sender, receiver) for layout in self.each]
             self._places[sender, receiver] = places
-        pairs = zip(bucket, places, strict=True)
-        return [tensor if place is None else tensor.narrow(*place) for tensor, place in pairs]
+        pairs = zip(bucket, places, strict=True)  # who owns no row has none to cut
+        return [
+            tensor if place is None or not tensor.shape[place[0]] else tensor.narrow(*place)
+            for tensor, place in pairs
+        ]
 
 
 def layout_of(
@@ -240,8 +248,11 @@ def join_pieces(columns: Sequence[Sequence[Tensor]], layouts: BucketLayout) -> l
     """Join the pieces that each member has sent to the tensors after the step."""
     out = []
     for layout, pieces in zip(layouts.each, zip(*columns, strict=True), strict=True):
-        assert isinstance(layout.source, Split)
-        out.append(torch.cat(pieces, layout.source.dim))
+        if isinstance(layout.source, Owned):
+            out.append(pieces[layout.source.owner].clone(memory_format=torch.contiguous_format))
+        else:
+            assert isinstance(layout.source, Split)
+            out.append(torch.cat(pieces, layout.source.dim))
     return out
 
 
@@ -294,6 +305,8 @@ def sent_elements(step: BoxingStep, layouts: BucketLayout, index: int) -> int:
 
 
 def _cut(tensor: Tensor, sbp: Sbp, parts: int, index: int) -> Tensor:
+    if isinstance(sbp, Owned) and sbp.owner != index:
+        return tensor.narrow(0, 0, 0)
     if not isinstance(sbp, Split):
         return tensor
     return tensor.narrow(sbp.dim, *split_range(tensor.shape[sbp.dim], parts, index))

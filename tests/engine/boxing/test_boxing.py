@@ -14,6 +14,7 @@ from flowrun.engine.ir.sbp import (
     P_MIN,
     B,
     NdSbp,
+    Owned,
     P,
     S,
     Sbp,
@@ -31,12 +32,15 @@ shapes = st.lists(st.integers(1, 9), min_size=0, max_size=3).map(tuple)
 
 @st.composite
 def nd_sbps(
-    draw: st.DrawFn, grid: tuple[int, ...], shape: tuple[int, ...], partial: bool = True
+    draw: st.DrawFn, grid: tuple[int, ...], shape: tuple[int, ...], owned: bool = False
 ) -> NdSbp:
-    """Any nd-SBP that a tensor of this shape may have on this grid."""
+    """Any nd-SBP that a tensor of this shape may have on this grid.  owned: also by one rank."""
     words: list[Sbp] = [B, *map(S, range(len(shape)))]
-    words += [draw(st.sampled_from([P, P, P_MAX, P_MIN, P_LOGSUMEXP]))] if partial else []
-    nd_sbp = tuple(draw(st.sampled_from(words)) for _ in grid)
+    words += [draw(st.sampled_from([P, P, P_MAX, P_MIN, P_LOGSUMEXP]))]
+    nd_sbp = tuple(
+        draw(st.sampled_from([*words, *(Owned(k) for k in range(parts) if owned)]))
+        for parts in grid
+    )
     assume(fits(nd_sbp, grid, shape))
     return nd_sbp
 
@@ -54,6 +58,11 @@ def nd_sbps(
         (P_MAX, B, "all_reduce"),
         (B, P_MIN, "keep"),
         (P_LOGSUMEXP, B, "all_reduce"),
+        (P, Owned(1), "reduce_scatter"),
+        (S(1), Owned(0), "all_to_all"),
+        (Owned(1), S(0), "all_to_all"),
+        (Owned(1), B, "all_gather"),
+        (B, Owned(1), "slice"),
     ],
     ids=str,
 )
@@ -128,9 +137,12 @@ def test_a_local_step_costs_a_little_and_nothing_costs_nothing() -> None:
 def test_any_nd_sbp_to_any_other_rebuilds_the_tensor(
     data: st.DataObject, grid: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
-    source, target = data.draw(nd_sbps(grid, shape)), data.draw(nd_sbps(grid, shape))
+    source, target = (data.draw(nd_sbps(grid, shape, owned=True)) for _ in range(2))
     logical, placement = whole_numbers(shape), grid_placement(grid)
-    pieces, _, _ = box(lay_out(logical, source, placement), source, target, placement, shape)
+    pieces, sent, foretold = box(
+        lay_out(logical, source, placement), source, target, placement, shape
+    )
+    assert sent == pytest.approx(foretold, abs=4 * logical.numel())  # all-to-all of uneven pieces
     assert torch.equal(put_together(pieces, target, placement, shape), logical)
 
 

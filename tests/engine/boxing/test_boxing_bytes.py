@@ -8,7 +8,7 @@ import torch
 
 from flowrun.engine.boxing.boxing import path_bytes
 from flowrun.engine.boxing.crossing import route, slices_of_ranks, transfer_sbps
-from flowrun.engine.ir.sbp import P_MAX, B, NdSbp, P, S, Sbp, format_nd_sbp
+from flowrun.engine.ir.sbp import P_MAX, B, NdSbp, Owned, P, S, Sbp, format_nd_sbp
 from flowrun.engine.runtime.transport.transport import run_route
 from support.layouts.logical import box, grid_placement, lay_out, line, whole_numbers
 
@@ -40,6 +40,19 @@ def test_bytes_on_the_same_ranks_are_the_table(source: Sbp, target: Sbp, parts: 
     _, sent, _ = box(pieces, (source,), (target,), placement, SHAPE)
     assert sent == TABLE[source, target][0](parts) * T
     assert sent == path_bytes((source,), (target,), (parts,), SHAPE, T)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4])
+@pytest.mark.parametrize("owner", [0, 1])
+def test_to_and_from_an_owner_goes_what_an_even_split_would_move(owner: int, parts: int) -> None:
+    """A bucket has many owners, who are balanced; what one tensor moves is all the same."""
+    own, placement = Owned(owner), line(parts)
+    pairs = {(P, own): parts - 1, (own, B): parts - 1, (B, own): 0}
+    pairs |= {(S(1), own): Fraction(parts - 1, parts), (own, S(0)): Fraction(parts - 1, parts)}
+    for (source, target), tensors in pairs.items():
+        pieces = lay_out(whole_numbers(SHAPE), (source,), placement)
+        _, sent, _ = box(pieces, (source,), (target,), placement, SHAPE)
+        assert sent == tensors * T == path_bytes((source,), (target,), (parts,), SHAPE, T)
 
 
 @PAIRS

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from flowrun.engine.boxing.boxing import BoxingStep, step_bytes
-from flowrun.engine.ir.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, S
+from flowrun.engine.ir.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, Owned, P, S
 from flowrun.engine.runtime.transport import collectives
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.engine.runtime.transport.pending import Collective, PeerGone
@@ -66,6 +66,24 @@ CASES: dict[str, Case] = {
         [BoxingStep(0, S(0), S(1)), BoxingStep(0, S(1), S(0))], [(6, 7), (5, 4)], torch.bool
     ),
     "turn": ([BoxingStep(0, S(1), S(1))] * 2, [(2, 12), (3, 24)], torch.float32),
+    "to owners bucket": (
+        [BoxingStep(0, S(0), Owned(1)), BoxingStep(0, S(1), Owned(0)), BoxingStep(0, S(0), S(1))],
+        [(6, 3), (4, 5), (5, 4)],
+        torch.bfloat16,
+    ),
+    "to one owner uneven": ([BoxingStep(0, S(1), Owned(1))], [(6, 3)], torch.float32),
+    "from owners bucket": (
+        [BoxingStep(0, Owned(1), S(0)), BoxingStep(0, Owned(0), S(1))],
+        [(6, 3), (4, 5)],
+        torch.float32,
+    ),
+    "reduced to owners bucket": (
+        [BoxingStep(0, P, Owned(0)), BoxingStep(0, P, Owned(1))], [(6, 3), (6, 3)], torch.float32
+    ),
+    "from owners to all bucket": (
+        [BoxingStep(0, Owned(0), B), BoxingStep(0, Owned(1), B)], [(6, 3), (6, 3)], torch.float32
+    ),
+    "from one owner to all uneven": ([BoxingStep(0, Owned(1), B)], [(6, 3)], torch.float32),
     "nothing in it": ([BoxingStep(0, P, B)], [(0, 3)], torch.float32),
 }  # fmt: skip
 CALLS = {  # what torch is asked for on CUDA
