@@ -37,7 +37,7 @@ BUDGETS = {
     "engine/lowering": 1_319,
     "engine/ops": 5_923,
     "engine/passes": 7_675,
-    "engine/rehearsal": 898,
+    "engine/rehearsal": 927,
     "engine/runtime": 8_003,
     "engine/trace": 495,
     "engine/verify": 797,
@@ -49,7 +49,7 @@ BUDGETS = {
     "launcher/job": 1_909,
     "launcher/listeners": 673,
     "launcher/model": 2_653,
-    "launcher/place": 2_083,
+    "launcher/place": 2_084,
     "launcher/recipe": 3_130,
     "launcher/ranks": 1_932,
     "launcher/report": 2_417,
@@ -62,7 +62,7 @@ BUDGETS = {
     "tests": 1_057,
     "tests/behaviour": 8_464,
     "tests/chaos": 927,
-    "tests/engine": 13_272,
+    "tests/engine": 13_276,
     "tests/gpu": 274,
     "tests/fuzz": 993,
     "tests/hangs": 365,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 7_007,
     "tests/testing": 111,
 }
-SUMS = {"source": 68_748, "tests": 47_149, "docs": 50_000}
+SUMS = {"source": 68_778, "tests": 47_153, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 311, "except Exception": 28, "functions above complexity 15": 0}

@@ -26,8 +26,8 @@ _AHEAD = 4  # steps of an endless training after the last that counts: for what 
 class Clock:
     """Runs a number of steps, or as many of an endless training.
 
-    count_memory: of an endless one, whose live bytes are counted; events and the order of
-    collectives are not recorded then.  skip_repeats: what repeats is run once.
+    endless: then events and the order of collectives are not recorded.  count_memory: count live
+    bytes.  skip_repeats: what repeats is run once.
     """
 
     def __init__(
@@ -37,16 +37,19 @@ class Clock:
         steps: int,
         *,
         skip_repeats: bool,
+        endless: bool = False,
         count_memory: bool = False,
     ) -> None:
         self.plan = plan
         self.steps = steps
         self.count_memory = count_memory
         # what reads a step ahead would idle in the last
-        self.endless = count_memory or any(actor.phase == COUNT for actor in plan.actors)
+        self.endless = endless or any(actor.phase == COUNT for actor in plan.actors)
         self.table = ActTable.of(plan, cost)
         last = steps + (_AHEAD if self.endless else 0)
-        self.state = ClockState(plan, self.table, last, count_memory)
+        self.state = ClockState(
+            plan, self.table, last, records=not endless, count_memory=count_memory
+        )
         self.period = Period(self.state) if skip_repeats else None
 
     def run(self) -> None:
@@ -177,10 +180,11 @@ class Clock:
         act, began = rank.acts[actor], state.began.pop(actor)
         if self.count_memory:
             state.memory[stage].end(actor, act)
-        else:
+        if state.records:
             state.events.append(Event(stage, actor, act, began, state.now))
         rank.end_act(actor)
-        step = act // self.table.acts[actor]
+        step, place = divmod(act, self.table.acts[actor])
+        state.count_place(place, self.table.acts[actor])
         state.step_ends[step] = max(state.step_ends[step], state.now)
         state.left[step] -= 1
         return not state.left[step]

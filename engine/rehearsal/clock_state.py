@@ -93,11 +93,16 @@ class ClockState:
     posted: (channel, act) -> the actor that waits for the other end of a transfer.
     heap: (end, number, actors) of what is under way.
     left, step_ends: acts that each step still has, and when its last one so far ended.
-    memory: bytes that are live, where they are counted; else events and `issued` are recorded.
+    records: events and `issued` are recorded.  memory: bytes that are live, where they are counted.
+    at_start: actors of micro-batches whose next act is the first of a step; turned: how often one
+    has come there.
     """
 
-    def __init__(self, plan: Plan, table: ActTable, steps: int, count_memory: bool) -> None:
+    def __init__(
+        self, plan: Plan, table: ActTable, steps: int, *, records: bool, count_memory: bool
+    ) -> None:
         self.plan = plan
+        self.records = records
         self.table = table
         self.ranks = [Scheduler(plan, stage, steps) for stage in range(len(plan.placements))]
         self.now = 0.0
@@ -114,14 +119,23 @@ class ClockState:
         self.left = [sum(table.acts)] * steps
         stages = range(len(self.ranks)) if count_memory else ()
         self.memory = [Live(plan, stage) for stage in stages]
+        self.at_start, self.turned = len(self.often), 0
 
     def record(self, actor: int, act: int, queue: int) -> None:
         """Write down an act of communication that is issued, or of compute that has ended, in the
         order of a queue; of a message both ends at once, which makes it one order.
         """
-        if queue >= 0 and not self.memory:
+        if queue >= 0 and self.records:
             group = self.table.stage[actor], queue
             self.issued.setdefault(group, []).append((actor, act))
+
+    def count_place(self, place: int, acts: int) -> None:
+        """Count that an actor has ended the act at a place of its step, which has `acts` acts."""
+        if acts > 1 and not place:
+            self.at_start -= 1
+        elif acts > 1 and place == acts - 1:
+            self.at_start += 1
+            self.turned += 1
 
     def push(self, end: float, actors: tuple[int, ...]) -> None:
         self.num_begun += 1

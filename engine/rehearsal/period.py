@@ -26,7 +26,7 @@ class Period:
         self.state = state
         self.often = state.often
         self.anchor = self.often[-1] if self.often else -1
-        self.steps: list[int] = []
+        self.turned = 0
         self.step_s: float | None = None
         self.places: dict[int, tuple[int, float, object]] = {}  # of a step -> act, time, key
         self.runs: dict[tuple[int, int, int, int], list[int]] = {}  # of orders
@@ -40,24 +40,23 @@ class Period:
         at_anchor = self.anchor in ended
         if at_anchor:
             self._skip()
-        return (whole or (at_anchor and bool(self.state.memory))) and self._is_alike(whole)
+        return (whole or (at_anchor and not self.state.records)) and self._is_alike(whole)
 
     def _skip(self) -> None:
         """Set the clock forward if it was in the same state some micro-batches ago."""
         state, m = self.state, self.state.plan.micro_batches
-        acts = list(map(state.acts_of, self.often))
-        steps, within = [count // m for count in acts], [count % m for count in acts]
-        if steps != self.steps or not min(within):
+        if state.turned != self.turned or state.at_start:
             self.before.clear()  # some actor has begun another step, or is about to
-        self.steps = steps
-        if not min(within):
+        self.turned = state.turned
+        if state.at_start:
             return
         now = state.snapshot(state.acts_of(self.anchor))
         earlier = next((each for each in reversed(self.before) if each.key == now.key), None)
         self.before.append(now)
         if earlier:
             whole = m - m % state.round  # a round that is not full has turns of its own
-            room = (whole - 1 - max(within)) // (now.act - earlier.act)
+            furthest = max(state.acts_of(actor) % m for actor in self.often)
+            room = (whole - 1 - furthest) // (now.act - earlier.act)
             if (times := min(self._same_turns(earlier, now), room)) > 0:
                 state.advance(earlier, now, times)
                 self.before.clear()

@@ -51,12 +51,17 @@ class Rehearsal:
 
 
 def rehearse(
-    plan: Plan, seconds: Callable[[Actor], float] | None = None, *, skip_repeats: bool = True
+    plan: Plan,
+    seconds: Callable[[Actor], float] | None = None,
+    *,
+    skip_repeats: bool = True,
+    count_memory: bool = True,
 ) -> Rehearsal:
     """Run a cold step or two, fix the order of collectives, then run again to see a steady step.
 
     seconds: cost of one act, if not the foreseen one (unit times in tests).
-    skip_repeats: what repeats is run once.  Raises PlanError if the plan cannot end.
+    skip_repeats: what repeats is run once.  count_memory: if not, there are no bytes of ranks.
+    Raises PlanError if the plan cannot end.
     """
     cost = seconds or (lambda actor: actor.seconds)
     cold = Clock(plan, cost, steps=1, skip_repeats=skip_repeats)
@@ -68,7 +73,14 @@ def rehearse(
         shown.run()
     order, due = shown.order()
     ordered = replace(plan, order=order, due=due)
-    warm = Clock(ordered, cost, steps=STEPS, skip_repeats=skip_repeats, count_memory=True)
+    warm = Clock(
+        ordered,
+        cost,
+        steps=STEPS,
+        skip_repeats=skip_repeats,
+        endless=True,
+        count_memory=count_memory,
+    )
     warm.run()
     check_line(ordered)
     busy = [0.0] * len(plan.placements)

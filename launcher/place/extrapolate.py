@@ -61,7 +61,7 @@ class ReducedDepthPlan:
             return actor.seconds if between else actor.seconds * factor[actor.stage]
 
         plan = replace(self.found.plan, order=())
-        return Rehearsed(plan, rehearse(plan, seconds))
+        return Rehearsed(plan, rehearse(plan, seconds, count_memory=False))
 
     @property
     def repeated_s(self) -> float:

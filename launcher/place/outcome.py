@@ -118,29 +118,30 @@ def moving_share(found: Rehearsed, ranks: Sequence[int]) -> float:
     """Share of all waits in the first step in which messages of the rank are under way.  ranks: of
     each stage.
     """
+    ends_s = found.rehearsal.first_step_s
+    # of each stage: when, how many acts more compute, how many more messages move
+    changes = [[(ends_s, 0, 0)] for _ in ranks]
+    for event in found.rehearsal.first_step:
+        actor = found.plan.actors[event.actor]
+        moves = actor.kind in (BOX, SEND, RECEIVE)
+        if moves or not actor.runs_in_thread:
+            changes[event.stage].append((event.start, not moves, moves))
+            changes[event.stage].append((event.end, moves - 1, -moves))
     waits = moving = 0.0
-    for stage, count in enumerate(ranks):
-        waits_s, moving_s = _waits(found, stage)
+    for of_stage, count in zip(changes, ranks, strict=True):
+        waits_s, moving_s = _waits(sorted(of_stage), ends_s)
         waits += count * waits_s
         moving += count * moving_s
     return moving / waits if waits else 0.0
 
 
-def _waits(found: Rehearsed, stage: int) -> tuple[float, float]:
+def _waits(changes: Sequence[tuple[float, int, int]], ends_s: float) -> tuple[float, float]:
     """Seconds of the first step in which the ranks of a stage do not compute, and those of them in
     which messages are under way.
     """
-    ends_s = found.rehearsal.first_step_s
-    changes = [(ends_s, 0, 0)]  # when, how many acts more compute, how many more messages move
-    for event in found.rehearsal.first_step:
-        actor = found.plan.actors[event.actor]
-        moves = actor.kind in (BOX, SEND, RECEIVE)
-        if event.stage == stage and (moves or not actor.runs_in_thread):
-            changes.append((event.start, not moves, moves))
-            changes.append((event.end, moves - 1, -moves))
     waits_s = moving_s = now_s = 0.0
     computing = under_way = 0
-    for at_s, computes, more in sorted(changes):
+    for at_s, computes, more in changes:
         if not computing:
             passed_s = min(at_s, ends_s) - min(now_s, ends_s)
             waits_s += passed_s

@@ -48,7 +48,11 @@ MORE = (
 )
 def test_the_rehearsal_is_that_of_the_whole_run(changes: tuple[str, ...]) -> None:
     plan = plan_of(*changes)
-    assert rehearse(plan) == rehearse(plan, skip_repeats=False)
+    whole = rehearse(plan, skip_repeats=False)
+    assert rehearse(plan) == whole
+    blind = rehearse(plan, count_memory=False)
+    assert (blind.step_s, blind.order, blind.bubble) == (whole.step_s, whole.order, whole.bubble)
+    assert not blind.peak_bytes
 
 
 def test_so_it_is_where_micro_batches_hold_views_of_what_a_step_makes_once() -> None:
@@ -77,7 +81,7 @@ def test_a_step_is_not_run_on_from_where_the_one_before_was_alike() -> None:
     plan = plan_of("placement.stages=2", "train.micro_batches=4")
     whole = rehearse(plan, skip_repeats=False)
     plan = replace(plan, order=whole.order)
-    clock = Clock(plan, lambda a: a.seconds, steps=4, skip_repeats=True, count_memory=True)
+    clock = Clock(plan, lambda a: a.seconds, steps=4, skip_repeats=True, endless=True)
     clock.run()
     first, second, *_ = clock.state.left
     assert not first
