@@ -1,3 +1,4 @@
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -5,6 +6,7 @@ import pytest
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.errors import PlanError
 from flowrun.engine.rehearsal.clock import Clock
+from flowrun.engine.rehearsal.period import Period
 from flowrun.engine.rehearsal.rehearsal import rehearse
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
@@ -87,6 +89,21 @@ def test_a_step_is_not_run_on_from_where_the_one_before_was_alike() -> None:
     assert not first
     assert second
     assert clock.step_s == whole.step_s
+
+
+def test_the_clock_counts_the_actors_that_are_about_to_begin_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = plan_of("placement.stages=2", "train.micro_batches=4")
+
+    def look(period: Period, ended: Collection[int], whole: bool) -> bool:
+        acts = map(period.state.acts_of, period.state.often)
+        done, left = zip(*(divmod(each, plan.micro_batches) for each in acts), strict=True)
+        assert (period.state.turned, period.state.at_start) == (sum(done), left.count(0))
+        return False
+
+    monkeypatch.setattr(Period, "look", look)
+    rehearse(plan)
 
 
 @pytest.mark.parametrize("micro_batches", [8, 64])
