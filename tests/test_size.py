@@ -35,8 +35,8 @@ BUDGETS = {
     "engine/hardware": 569,
     "engine/ir": 1_768,
     "engine/lowering": 1_319,
-    "engine/ops": 5_923,
-    "engine/passes": 7_675,
+    "engine/ops": 5_921,
+    "engine/passes": 7_683,
     "engine/rehearsal": 927,
     "engine/runtime": 8_003,
     "engine/trace": 495,
@@ -44,7 +44,7 @@ BUDGETS = {
     "launcher": 362,
     "launcher/bench": 2_187,
     "launcher/command_line": 1_135,
-    "launcher/commands": 3_071,
+    "launcher/commands": 3_074,
     "launcher/data": 3_281,
     "launcher/job": 1_909,
     "launcher/listeners": 673,
@@ -62,7 +62,7 @@ BUDGETS = {
     "tests": 1_057,
     "tests/behaviour": 8_464,
     "tests/chaos": 927,
-    "tests/engine": 13_293,
+    "tests/engine": 13_314,
     "tests/gpu": 274,
     "tests/fuzz": 993,
     "tests/hangs": 365,
@@ -71,10 +71,10 @@ BUDGETS = {
     "tests/support": 7_007,
     "tests/testing": 111,
 }
-SUMS = {"source": 68_778, "tests": 47_170, "docs": 50_000}
+SUMS = {"source": 68_787, "tests": 47_191, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
-OPEN = {"Any": 311, "except Exception": 28, "functions above complexity 15": 0}
+OPEN = {"Any": 297, "except Exception": 28, "functions above complexity 15": 0}
 
 
 @cache

@@ -94,10 +94,8 @@ def arguments_of(op: Op) -> dict[str, Any]:
 
 
 def needs_whole(op: Op) -> bool:
-    """Return whether one rank runs an op of the update that has an owner: a product, or an op of
-    which nothing is known.
-    """
-    return Trait.PRODUCT in info(op.target).traits or not has_table(op.target)
+    """Return whether one rank runs an op of the update that has an owner: a product."""
+    return Trait.PRODUCT in info(op.target).traits
 
 
 # ---- rows ----------------------------------------------------------------------------------------

@@ -76,6 +76,9 @@ def _replica(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, {id(p): p for p in model.parameters()})
 
 
+_TorchGroup = dict[str, Any]  # of an optimizer: parameters and numbers
+
+
 class _PlainUpdate:
     """The update of a step by plain torch: scaling, clipping, rates, and torch's own optimizer or
     the function that the recipe names.
@@ -126,23 +129,23 @@ def _optimizers(
     """Make an optimizer for each update, with a group for each parameter: each may have settings of
     its own.
     """
-    groups: dict[object, list[dict[str, Any]]] = {}
+    groups: dict[object, list[_TorchGroup]] = {}
     for name, p in parameters.items():
         if p.requires_grad:
             update = asked.update_of(name)
-            settings: dict[str, Any] = {"params": [p], **dict(update.settings)}
+            settings: _TorchGroup = {"params": [p], **dict(update.settings)}
             if not update.function and "beta1" in settings:
                 settings["betas"] = (settings.pop("beta1"), settings.pop("beta2"))
             groups.setdefault(update.function or update.name, []).append(settings)
     return [_optimizer(by, given) for by, given in groups.items()]
 
 
-def _optimizer(by: object, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+def _optimizer(by: object, groups: list[_TorchGroup]) -> torch.optim.Optimizer:
     if isinstance(by, str):
         kind = torch.optim.AdamW if by == "adamw" else torch.optim.SGD
         return kind(groups, lr=1.0)
     if isinstance(by, TorchUpdate):
-        return by.kind(groups, **dict[str, Any](by.numbers))
+        return by.kind(groups, **_TorchGroup(by.numbers))
     return _ByFunction(groups, cast("Callable[..., Sequence[Tensor]]", by))
 
 
@@ -150,7 +153,7 @@ class _ByFunction(torch.optim.Optimizer):
     """The update that a function describes (docs/how_to/training.md), run on whole tensors."""
 
     def __init__(
-        self, groups: list[dict[str, Any]], function: Callable[..., Sequence[Tensor]]
+        self, groups: list[_TorchGroup], function: Callable[..., Sequence[Tensor]]
     ) -> None:
         super().__init__(groups, {})
         self.function = function

@@ -102,7 +102,7 @@ def _read_update(given: object, where: str) -> Update:
         return _with_numbers(Update(str(name), tuple(FUSED[str(name)].items()), key=where), asked)
     if inspect.isclass(function) and issubclass(function, TorchOptimizer):
         return _of_class(function, asked, where)
-    known: tuple[tuple[str, Any], ...] = tuple(keywords_of(function).items())
+    known = tuple(keywords_of(function).items())
     made = _with_numbers(Update(function.__name__, known, function, where), asked)
     for key, value in dict[str, object](made.settings).items():
         problem = f"{made.name} needs the number {key!r}."

@@ -286,7 +286,7 @@ class _Axis:
         legal = self._legal(op, in_shapes, out_shapes)
         if op.name in self.own and op.target != PIN:
             legal = legal[:1]
-        if op.phase == UPDATE or op.target == ASSIGN:
+        if (op.phase == UPDATE and op.owner is None) or op.target == ASSIGN:
             legal = self._rows_at_home(op, legal)
         elif _is_plain(op) and self.whole.issuperset(op.inputs):
             legal = [row for row in legal if {*row.inputs, *row.outputs} <= {B}]

@@ -8,7 +8,7 @@ formula is written twice.  Relied on: it takes one weight, keeps its states in `
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -51,14 +51,14 @@ class TorchUpdate:
         return inspect.Signature([*plain, *starts, *fed, *given])
 
     def __call__(
-        self, param: Tensor, grad: Tensor, *states: Tensor, lr: Tensor, **numbers: Any
+        self, param: Tensor, grad: Tensor, *states: Tensor, lr: Tensor, **numbers: object
     ) -> tuple[Tensor, ...]:
         """Return the new weight and the new states."""
         step = numbers.pop("step", lr)
         function = torch.func.functionalize(lambda *given: self._run(given, numbers))
         return function(param, grad, lr, step, *states)  # type: ignore[no-any-return]
 
-    def _run(self, given: Iterable[Tensor], numbers: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    def _run(self, given: Iterable[Tensor], numbers: Mapping[str, object]) -> tuple[Tensor, ...]:
         param, grad, lr, step, *states = given
         with compiling(), torch.no_grad():
             weight = param.clone()
@@ -78,28 +78,30 @@ class TorchUpdate:
             raise ValueError(f"with these numbers it has a state {sorted(more)[0]!r}, too")
         return (weight, *(state[key] for key in self._starts))
 
-    def _make(self, weight: Tensor, numbers: Mapping[str, Any]) -> Optimizer:
+    def _make(self, weight: Tensor, numbers: Mapping[str, object]) -> Optimizer:
         known = inspect.signature(self.kind).parameters
         switches = {key: value for key, value in _SWITCHES.items() if key in known}
         return self._of(weight, {**numbers, **switches})
 
-    def _of(self, weight: Tensor, more: Mapping[str, Any] = MappingProxyType({})) -> Optimizer:
+    def _of(self, weight: Tensor, more: Mapping[str, object] = MappingProxyType({})) -> Optimizer:
         given: dict[str, Any] = {**dict(self.numbers), **more}
         return self.kind([weight], **given)
 
     # ------------------------------------------------------------------ its states
 
     @cached_property
-    def _first(self) -> Mapping[str, Any]:
+    def _first(self) -> Mapping[str, Tensor]:
         """The states of a small weight after its first step."""
         weight = torch.linspace(-1, 1, 6).view(2, 3).clone()
         weight.grad = torch.linspace(0.5, -1, 6).view(2, 3).clone()
         optimizer = self._of(weight)
         with torch.no_grad():
             inspect.unwrap(self.kind.step)(optimizer)
-        held = {key: x for key, x in optimizer.state[weight].items() if x is not None}
+        held: dict[str, Tensor] = {}
+        for key, x in optimizer.state[weight].items():
+            held |= {} if x is None else {key: torch.as_tensor(x)}
         for key, x in held.items():
-            if key != "step" and (not isinstance(x, Tensor) or x.shape != weight.shape):
+            if key != "step" and x.shape != weight.shape:
                 raise ValueError(f"its state {key} is not shaped as the weight")
         return held
 
@@ -132,11 +134,17 @@ class _TensorScalars(TorchFunctionMode):
     """Within, `alpha` and `value` of torch's sums may be tensors: they multiply what is added."""
 
     def __torch_function__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         given = dict(kwargs or {})
         key = _SCALED.get(getattr(func, "__name__", "").rstrip("_"), "")
-        if isinstance(given.get(key), Tensor):
-            first = args[1].to(args[0].dtype)  # torch multiplies in the dtype of the sum
-            args = (args[0], first * given.pop(key), *args[2:])
+        if isinstance(factor := given.get(key), Tensor):
+            total, first, *rest = args
+            assert isinstance(total, Tensor) and isinstance(first, Tensor), key
+            del given[key]
+            args = (total, first.to(total.dtype) * factor, *rest)  # in the dtype of the sum
         return func(*args, **given)

@@ -164,3 +164,24 @@ def test_torchs_muon_computes_what_its_class_does() -> None:
         optimizer.step()
         weight, momentum = update.function(weight, own.grad, momentum, lr=torch.tensor(0.02))
         torch.testing.assert_close(weight, own)
+
+
+def whitened(param: Tensor, grad: Tensor, second: Tensor, *, lr: Tensor) -> tuple[Tensor, ...]:
+    """Products that read the weight and a state themselves."""
+    second = 0.9 * second + grad @ (grad.T @ param)
+    return param - lr * (second @ (param.T @ grad)), second
+
+
+def test_a_product_of_a_weight_and_a_state_is_owned() -> None:
+    groups = tuple(
+        replace(group, update=Update("whitened", (), whitened), settings=(("lr", 1e-3),))
+        for group in training().optimizer.groups
+    )
+    made = replace(TINY_GPT, optimizer=replace(training().optimizer, groups=groups))
+    found = []
+    for layout in (Layout(), Layout(data=2, tensor=2, zero=1)):
+        ranks = VirtualCluster(compiled(made, layout).plan, made.rows, initial(made))
+        ranks.run(STEPS)
+        found.append(weights_of(ranks))
+    for name, weight in found[0].items():
+        torch.testing.assert_close(found[1][name], weight, atol=1e-5, rtol=1e-4)
