@@ -62,16 +62,16 @@ BUDGETS = {
     "tests": 1_057,
     "tests/behaviour": 8_464,
     "tests/chaos": 927,
-    "tests/engine": 13_314,
+    "tests/engine": 13_396,
     "tests/gpu": 274,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 14_044,
+    "tests/launcher": 14_088,
     "tests/models": 635,
     "tests/support": 7_007,
     "tests/testing": 111,
 }
-SUMS = {"source": 68_787, "tests": 47_191, "docs": 50_000}
+SUMS = {"source": 68_787, "tests": 47_317, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 297, "except Exception": 28, "functions above complexity 15": 0}

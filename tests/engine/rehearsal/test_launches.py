@@ -125,6 +125,27 @@ def test_no_receive_is_launched_before_the_acts_that_go_before_it(chunks: int) -
         assert len(receives) <= (stage > 0), "a stage but the first waits for one micro-batch"
 
 
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_no_receive_of_a_step_is_launched_before_the_compute_of_the_last_has_begun(
+    chunks: int,
+) -> None:
+    """However soon messages come, none waits on the device through what a step ends with."""
+    plan = in_one_order(with_axes(Layout(stages=2, chunks=chunks)))
+    of_a_step = sum(plan.acts_per_step(a) for a in plan.stage_actors(1) if a.paces)
+    scheduler, begun, receives = Scheduler(plan, 1, 3), 0, 0
+    while not scheduler.is_finished():
+        launched = scheduler.next_communication() or scheduler.next_supply()
+        launched = launched or scheduler.next_compute()
+        assert launched
+        actor = plan.actors[launched.actor]
+        if actor.kind == RECEIVE:
+            receives += 1
+            assert begun >= launched.act // plan.acts_per_step(actor) * of_a_step
+        begun += actor.paces
+        scheduler.end_act(actor.id)
+    assert receives >= 3 * plan.micro_batches
+
+
 @pytest.mark.parametrize("chunks", [1, 2, 12])
 def test_communicators_of_a_rank_do_not_grow_with_chunks(chunks: int) -> None:
     plan = unit_plan(4, 8, "1f1b", chunks)

@@ -4,7 +4,7 @@ Relied on of torch: set_sync_debug_mode("error") raises where an op waits for th
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,12 +15,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from flowrun.engine.actors.plan import Plan
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.drivers.recorder import RecordedRank
 from flowrun.engine.runtime.inductor.built import BuiltRegions
 from flowrun.engine.runtime.kernels import fused_attention as attention
-from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
+from flowrun.engine.runtime.kernels.kernels import Kernel, Kernels, eager_kernels
 from flowrun.engine.runtime.kernels.overrides import kernel_of
+from flowrun.engine.runtime.kernels.region_program import regions_of
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.engine.trace.trace import What
 from flowrun.models.mlp import MLP
@@ -60,10 +62,12 @@ def whole_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def a_rank(training: Training, compiler: str = "eager") -> Iterator[DistributedRank]:
+def a_rank(
+    training: Training, compiler: str = "eager", kernels: Kernels = eager_kernels
+) -> Iterator[DistributedRank]:
     training = replace(training, batches=4 * training.batches)  # tests run more steps
     plan, device = compiled(training, Layout()).plan, torch.device("cuda", 0)
-    kernels: Kernels = BuiltRegions(plan, "cuda", 1) if compiler == "inductor" else eager_kernels
+    kernels = BuiltRegions(plan, "cuda", 1) if compiler == "inductor" else kernels
     with closing(Links(0, device)) as links:
         values = initial(training)
         yield DistributedRank(plan, 0, training.rows, values, device, links, kernels=kernels)
@@ -106,6 +110,28 @@ def test_no_step_waits_for_the_device(training: Training, compiler: str) -> None
             rank.run(6)  # from the first on
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def test_batches_are_copied_beside_what_computes() -> None:
+    """By a stream of its own, which all reader threads have."""
+    with a_rank(TINY_MLP) as rank:
+        current = partial(torch.cuda.current_stream, rank.device)
+        assert rank.pool.submit(current).result() != current()
+        assert current() == torch.cuda.default_stream(rank.device)
+
+
+def test_each_region_has_acted_before_the_first_step() -> None:
+    acted: list[int] = []
+
+    def noted(plan: Plan, rank: int, device: torch.device) -> Mapping[int, Kernel]:
+        def act(actor: int, kernel: Kernel, values: list[Tensor]) -> tuple[Tensor, ...]:
+            acted.append(actor)
+            return kernel(values)
+
+        return {k: partial(act, k, it) for k, it in eager_kernels(plan, rank, device).items()}
+
+    with a_rank(TINY_GPT, kernels=noted) as rank:
+        assert set(acted) == dict(regions_of(rank.plan, 0)).keys()
 
 
 def test_a_trace_tells_the_time_of_the_device() -> None:

@@ -6,8 +6,11 @@ import pytest
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.hardware.hardware import Hardware, on_hosts
 from flowrun.engine.hardware.network import Level
+from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.ir.placement import Placement
+from flowrun.engine.lowering.lower import start_plan
 from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.recipe_strategy import strategy_of
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.device import check_runs
 from flowrun.launcher.recipe.hardware_keys import rank_hardware, shares_memory
@@ -43,6 +46,26 @@ def test_a_profile_of_gpus_is_planned_with_on_a_machine_without() -> None:
     assert not shares_memory(recipe)
     (link,) = recipe.hardware.links(Placement((("data", 16),), tuple(range(16))))
     assert link.bytes_per_s == 8 * recipe.hardware.levels[1].bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("words", "on_gpu", "pads", "one_order"),
+    [
+        ("engine.compiler=inductor", True, True, True),
+        ("engine.compiler=inductor", False, False, False),
+        ("engine.compiler=eager", True, False, True),
+        ("engine.compiler=inductor engine.pad_classes=never", True, False, True),
+        ("engine.pad_classes=always", False, True, False),
+    ],
+)
+def test_a_gpu_has_one_order_of_launches_and_built_code_pads_its_classes(
+    words: str, on_gpu: bool, pads: bool, one_order: bool
+) -> None:
+    hardware = f"hardware={'h100' if on_gpu else 'cpu'}"
+    strategy = strategy_of(load(["recipe=gpt_dp", hardware, *words.split()]))
+    assert strategy.pads_classes is pads
+    graph = LogicalGraph((), {})
+    assert start_plan(graph, strategy).one_order is one_order
 
 
 def test_gpus_are_planned_for_and_run_on_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from flowrun.engine.ir.signature import LocalCall
 from flowrun.engine.ops.flow.random import dropout_mask
 from flowrun.engine.runtime.inductor import built
 from flowrun.engine.runtime.inductor.inductor import (
+    Boxed,
     Code,
     Spec,
     build_program,
@@ -25,6 +26,8 @@ from flowrun.engine.runtime.inductor.inductor import (
 )
 from flowrun.engine.runtime.kernels.live_bytes import LiveBytes
 from flowrun.engine.runtime.kernels.program import Program, ProgramCall
+from support.layouts.grids import Layout, compiled
+from support.layouts.plain_loop import TINY_MLP
 
 A, B, X, Y = map(Ref, "0124")
 SETTINGS = settings_of(threads=1)
@@ -154,3 +157,24 @@ def test_one_process_builds_a_piece_while_others_wait(
             pass
     with built.one_at_a_time("piece"):
         pass
+
+
+def test_a_rank_builds_a_piece_while_it_holds_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(built, "cache_folder", lambda: tmp_path)
+    regions = built.BuiltRegions(compiled(TINY_MLP, Layout()).plan, "cpu", 1)
+    held = set()
+
+    def build(*_: object) -> Boxed:
+        for lock in built.marker_folder().iterdir():
+            with lock.open("w") as other, pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.add(lock.stem)
+            lock.unlink()
+        return lambda values: ()
+
+    monkeypatch.setattr(built, "build_program", build)
+    for part in regions.different.values():
+        regions.kernel(part)
+    assert held == regions.different.keys() and held

@@ -17,3 +17,14 @@ def test_a_variable_is_set_for_those_that_it_concerns(name: str) -> None:
 def test_a_users_own_value_wins_under_each_of_its_names(name: str) -> None:
     found = unset_variables({name: "mine"}, True, "eth0")
     assert name not in found and len(found) == len(VALUES) - 1
+
+
+def test_what_several_ranks_on_cuda_need_is_set() -> None:
+    needed = {
+        "CUDA_MODULE_LOADING": "EAGER",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        "NCCL_RUNTIME_CONNECT": "0",
+        "NCCL_SOCKET_IFNAME": "=eth0",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+    }
+    assert needed.items() <= unset_variables({}, True, "eth0").items()
