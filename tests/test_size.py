@@ -60,7 +60,7 @@ BUDGETS = {
     "models": 1_482,
     "testing": 115,
     "tests": 1_057,
-    "tests/behaviour": 8_464,
+    "tests/behaviour": 8_523,
     "tests/chaos": 927,
     "tests/engine": 13_396,
     "tests/gpu": 274,
@@ -68,10 +68,10 @@ BUDGETS = {
     "tests/hangs": 365,
     "tests/launcher": 14_088,
     "tests/models": 635,
-    "tests/support": 7_007,
+    "tests/support": 7_038,
     "tests/testing": 111,
 }
-SUMS = {"source": 68_787, "tests": 47_317, "docs": 50_000}
+SUMS = {"source": 68_787, "tests": 47_407, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 297, "except Exception": 28, "functions above complexity 15": 0}
