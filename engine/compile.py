@@ -138,8 +138,7 @@ def _plan_fastest(
     foreseen = ", ".join(f"{way} {each:.3g} s" for way, each in seconds.items())
     note = f"attention where lengths are divided: {best}; a step is foreseen as {foreseen}"
     plan = planned[best].plan
-    notes = (*plan.graph.notes, note)
-    return replace(planned[best], plan=replace(plan, graph=replace(plan.graph, notes=notes)))
+    return replace(planned[best], plan=replace(plan, notes=(*plan.notes, note)))
 
 
 def plan_laid_out(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:

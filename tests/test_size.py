@@ -27,15 +27,15 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_241,
+    "engine": 1_240,
     "engine/actors": 1_627,
     "engine/boxing": 537,
     "engine/capture": 4_567,
-    "engine/cost": 1_213,
+    "engine/cost": 1_215,
     "engine/hardware": 569,
     "engine/ir": 1_768,
     "engine/lowering": 1_319,
-    "engine/ops": 5_921,
+    "engine/ops": 5_923,
     "engine/passes": 7_683,
     "engine/rehearsal": 927,
     "engine/runtime": 8_003,
@@ -60,7 +60,7 @@ BUDGETS = {
     "models": 1_482,
     "testing": 115,
     "tests": 1_057,
-    "tests/behaviour": 8_523,
+    "tests/behaviour": 8_532,
     "tests/chaos": 927,
     "tests/engine": 13_396,
     "tests/gpu": 274,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 7_038,
     "tests/testing": 111,
 }
-SUMS = {"source": 68_787, "tests": 47_407, "docs": 50_000}
+SUMS = {"source": 68_790, "tests": 47_416, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 297, "except Exception": 28, "functions above complexity 15": 0}

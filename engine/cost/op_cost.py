@@ -16,11 +16,11 @@ import torch
 
 from flowrun.engine.hardware.hardware import CPU, Hardware
 from flowrun.engine.hardware.measured_ops import Factors, Shapes, factor
-from flowrun.engine.ir.graph import BACKWARD, WEIGHT_GRAD, LogicalTensor, Op
+from flowrun.engine.ir.graph import BACKWARD, WEIGHT_GRAD, LogicalTensor, Op, Ref
 from flowrun.engine.ir.op_info import OpCost, ProductKind
 from flowrun.engine.ir.placement import Shape, largest_shape
 from flowrun.engine.ir.signature import bind, places
-from flowrun.engine.ops.registry import info, info_of
+from flowrun.engine.ops.registry import arguments_of, info, info_of
 from flowrun.engine.ops.traits import is_view
 
 Tensors = Mapping[str, LogicalTensor]
@@ -165,7 +165,9 @@ class SizedOp(NamedTuple):
         """Return the share of the peak of products that attention reaches by the profile's table;
         a mask other than the causal one needs another kernel.
         """
-        at = dict(zip(names := places(self.op), self.ins, strict=True))
+        given = arguments_of(self.op).items()
+        names = [name for name, value in given if isinstance(value, Ref)]
+        at = dict(zip(names, self.ins, strict=True))
         keys = at["key"][-2] * self._count_computed(hardware)
         share = hardware.attention_speed(at["query"][-1], keys, "backward" in self.op.target)
         masked = hardware.masked_share if "attn_mask" in names else 1.0

@@ -251,6 +251,7 @@ OPS: Mapping[str, OpInfo] = {
     ring.TURN: OpInfo(function=ring.turn_pieces),
     ring.BLOCK: OpInfo(
         ring.block,
+        arguments=("query", "key", "value", "turns", "scale"),
         function=ring.as_whole(ring.attend_blocks),
         local=ring.on_a_rank(ring.attend_blocks),
         traits=(Trait.PRODUCT,),
@@ -258,6 +259,7 @@ OPS: Mapping[str, OpInfo] = {
     ),
     ring.BLOCK_BACKWARD: OpInfo(
         ring.block_backward,
+        arguments=(*_IN_ORDER, "turns", "scale"),
         function=ring.as_whole(ring.attend_blocks_backward),
         local=ring.on_a_rank(ring.attend_blocks_backward),
         cost=_COST,

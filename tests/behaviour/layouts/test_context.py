@@ -19,6 +19,7 @@ from flowrun.models.llama import Llama
 from support.layouts.grids import Layout, assert_as_plain_torch, compiled, live_bytes, virtual_run
 from support.layouts.plain_loop import MOMENTUM, Batch, Training, gpt, seeded, token_batches
 from support.nets.packed import GPT_PACKED
+from support.plans.small_recipes import RECIPES, small_job
 
 BLOCKS, WIDTH, STEPS = 2, 16, 3
 PLAIN = gpt(BLOCKS, WIDTH)
@@ -122,7 +123,7 @@ def test_auto_takes_what_is_foreseen_as_fastest() -> None:
     seconds = {way: compiled(PLAIN, each).rehearsal.step_s for way, each in WAYS.items()}
     chosen = compiled(PLAIN, Layout(context=2))
     assert chosen.rehearsal.step_s == min(seconds.values())
-    (note,) = (note for note in chosen.plan.graph.notes if "lengths" in note)
+    (note,) = (note for note in chosen.plan.notes if "lengths" in note)
     assert f"divided: {min(seconds, key=seconds.__getitem__)};" in note
 
 
@@ -141,6 +142,14 @@ def test_memory_falls_with_the_ranks(parts: int, share: float, way: str) -> None
     if parts == 2:  # more ranks, which share a process here, are not at their peaks at once
         (each,) = divided.rehearsal.peak_bytes
         assert live_bytes(long, divided.plan, 1) == pytest.approx(2 * each, rel=0.1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_is_planned_on_gpus(way: str) -> None:
+    """Attention has a speed of its own there, and one order of launches is proved."""
+    gpt_long = RECIPES[0].with_name("gpt_long.yaml")
+    job = small_job(gpt_long, "hardware=h100", f"engine.long_attention={way}")
+    assert job.training.plan.one_order
 
 
 def test_more_ranks_than_heads_is_refused_by_name() -> None:
