@@ -94,6 +94,18 @@ scaled_mm = aten._scaled_mm.default
 # ---- storages ------------------------------------------------------------------------------------
 
 
+def ring_attention(balanced: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Import torch's attention around a ring of ranks, and its gradient: (group, dim of the length,
+    kernel, its tensors, causal, more of the kernel's arguments).
+
+    balanced: each rank has the piece of the head and of the tail that are its number from the ends.
+    """
+    from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+
+    ring._cp_options.enable_load_balance = balanced
+    return ring._templated_ring_attention, ring._templated_ring_attention_backward
+
+
 def storage_id(of: Tensor | torch.UntypedStorage) -> int:
     """Return a number that tensors of one storage share, and no two living storages."""
     storage = of.untyped_storage() if isinstance(of, Tensor) else of

@@ -27,7 +27,7 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_240,
+    "engine": 1_252,
     "engine/actors": 1_627,
     "engine/boxing": 537,
     "engine/capture": 4_567,
@@ -42,7 +42,7 @@ BUDGETS = {
     "engine/trace": 495,
     "engine/verify": 797,
     "launcher": 362,
-    "launcher/bench": 2_187,
+    "launcher/bench": 2_177,
     "launcher/command_line": 1_135,
     "launcher/commands": 3_074,
     "launcher/data": 3_281,
@@ -60,21 +60,21 @@ BUDGETS = {
     "models": 1_482,
     "testing": 115,
     "tests": 1_057,
-    "tests/behaviour": 8_532,
+    "tests/behaviour": 8_473,
     "tests/chaos": 927,
-    "tests/engine": 13_396,
+    "tests/engine": 13_475,
     "tests/gpu": 274,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 14_088,
+    "tests/launcher": 14_085,
     "tests/models": 635,
     "tests/support": 7_038,
     "tests/testing": 111,
 }
-SUMS = {"source": 68_790, "tests": 47_416, "docs": 50_000}
+SUMS = {"source": 68_792, "tests": 47_433, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
-OPEN = {"Any": 297, "except Exception": 28, "functions above complexity 15": 0}
+OPEN = {"Any": 299, "except Exception": 28, "functions above complexity 15": 0}
 
 
 @cache

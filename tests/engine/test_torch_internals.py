@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
@@ -177,6 +178,25 @@ def test_a_cpus_attention_returns_the_logsumexp_and_its_gradient_reads_it() -> N
     with torch.no_grad():
         made = internals.cpu_attention_backward(*given, 0.0, True, scale=0.5)
     torch.testing.assert_close(made, expected)
+
+
+def test_a_ring_of_one_rank_attends_as_its_kernel(tmp_path: Path) -> None:
+    """Of two ranks: tests/launcher/bench/peers/test_context.py."""
+    given = heads(2, 3, 4, 8)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        forward, backward = internals.ring_attention(balanced=True)
+        how = dist.group.WORLD, 2
+        out, rows, *_ = forward(*how, internals.cpu_attention, *given, True, scale=0.5)
+        kernel, ones = internals.cpu_attention_backward, torch.ones_like(out)
+        named = {"dropout_p": 0.0, "scale": 0.5}
+        made = backward(*how, kernel, ones, "grad_out", *given, out, rows, True, **named)
+    finally:
+        dist.destroy_process_group()
+    expected = internals.cpu_attention(*given, 0.0, True, scale=0.5)
+    torch.testing.assert_close((out, rows), tuple(expected))
+    gradients = kernel(ones, *given, out, rows, 0.0, True, scale=0.5)
+    torch.testing.assert_close(tuple(made[:3]), tuple(gradients))
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor.experimental._context_parallel._attention import (
-    _cp_options as options,
-)
-from torch.distributed.tensor.experimental._context_parallel._attention import (
-    _templated_ring_attention as attend_around,
-)
-from torch.distributed.tensor.experimental._context_parallel._attention import (
-    _templated_ring_attention_backward as attend_around_backward,
-)
 from torch.nn.parallel import DistributedDataParallel
 
-from flowrun.engine.torch_internals import cpu_attention, cpu_attention_backward
+from flowrun.engine.torch_internals import cpu_attention, cpu_attention_backward, ring_attention
 from flowrun.launcher.bench.peers.setting import PeerBatch, Setting, TrainStep, chosen, train_loop
 
 _LENGTH = 2  # of (samples, heads, length, width)
@@ -50,7 +41,6 @@ def context(setting: Setting) -> TrainStep:
 
     for module in chosen(model, setting.peer.units).values():
         module.register_forward_pre_hook(place, with_kwargs=True)
-    options.enable_load_balance = True  # head and tail
     F.scaled_dot_product_attention = attend  # type: ignore[assignment]
     if setting.compiled:
         model.compile()
@@ -89,17 +79,17 @@ def attend(
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        assert dist.group.WORLD is not None
+        attend_around, _ = ring_attention(balanced=True)
         out, rows, *_ = attend_around(
             dist.group.WORLD, _LENGTH, cpu_attention, query, key, value, True, scale=scale
         )
         ctx.save_for_backward(query, key, value, out, rows)
         ctx.scale = scale
-        return out
+        return out  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
-        assert dist.group.WORLD is not None
+        _, attend_around_backward = ring_attention(balanced=True)
         query, key, value, out, rows = ctx.saved_tensors
         given = grad, "grad_out", query, key, value, out, rows, True
         of_query, of_key, of_value, *_ = attend_around_backward(

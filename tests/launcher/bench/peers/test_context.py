@@ -1,6 +1,4 @@
-"""Torch's ring attention, of which peers/context.py uses private names: it knows torch's kernel for
-CPUs, and each rank has head and tail.
-"""
+"""Torch's ring attention with torch's kernel for CPUs: each rank has head and tail."""
 
 from functools import partial
 from pathlib import Path
@@ -18,7 +16,6 @@ def _rank(rank: int, parts: int, folder: str) -> None:
     torch.set_num_threads(1)
     meet = f"file://{folder}/meet"
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=parts)
-    context.options.enable_load_balance = True
     whole = _whole()
     mine = [context.cut(x.detach(), rank, parts, 2).requires_grad_() for x in whole]
     out = context.attend(*mine, is_causal=True)
