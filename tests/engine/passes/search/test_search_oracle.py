@@ -21,7 +21,6 @@ RECIPES = {  # to keys that make it smaller
     "gpt_hybrid": (),
     "gpt_sequence_parallel": ("model.depth=1",),
     "insightface_hybrid": (),
-    "llama3_405b": ("model.depth=4",),
     "mlp_hybrid": (),
     "moe_ep": (),
     "wide_deep": (),
