@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.ir.module_path import within
-from flowrun.engine.ir.placement import Placement
+from flowrun.engine.ir.placement import LENGTH_AXES, Placement
 from flowrun.engine.ir.sbp import NdSbp, Pinned, Sbp
 
 if TYPE_CHECKING:  # graphs and tables of ops import torch, which composing does without
@@ -370,6 +370,12 @@ class Strategy:
     def num_stages(self) -> int:
         """Number of stages."""
         return len(self.placements)
+
+    @property
+    def divides_lengths(self) -> bool:
+        """True if an axis of several ranks divides the length of samples."""
+        axes = [k for k, name in enumerate(self.axes) if name in LENGTH_AXES]
+        return any(self.parts(stage, k) > 1 for stage in range(self.num_stages) for k in axes)
 
     def parts(self, stage: int, axis: int) -> int:
         """Ranks along an axis in a stage."""

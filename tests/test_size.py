@@ -27,7 +27,7 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_252,
+    "engine": 1_258,
     "engine/actors": 1_627,
     "engine/boxing": 537,
     "engine/capture": 4_567,
@@ -36,7 +36,7 @@ BUDGETS = {
     "engine/ir": 1_768,
     "engine/lowering": 1_319,
     "engine/ops": 5_923,
-    "engine/passes": 7_683,
+    "engine/passes": 7_680,
     "engine/rehearsal": 927,
     "engine/runtime": 8_003,
     "engine/trace": 495,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 7_038,
     "tests/testing": 111,
 }
-SUMS = {"source": 68_792, "tests": 47_432, "docs": 50_000}
+SUMS = {"source": 68_795, "tests": 47_432, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 299, "except Exception": 28, "functions above complexity 15": 0}

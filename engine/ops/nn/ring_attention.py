@@ -122,14 +122,14 @@ class _RingWriter:
         """Append a step of the values to the next rank on axis `first` of the ring; inner axes come
         full circle before.
         """
-        made = list(values) if first >= 0 else []
-        for k in range(len(self.parts) - 1, first - 1, -1) if made else ():
+        made = list(values)
+        for k in range(len(self.parts) - 1, first - 1, -1) if first >= 0 else ():
             how = _LENGTH, math.prod(self.parts[:k]), self.parts[k], self.axes[k]
             made = [
                 self.p.call(f"turn{n}_{end}_{k}", TURN, (Ref(x.tensor.name), *how), (x,), (x,))[0]
                 for n, x in enumerate(made)
             ]
-        return made or list(values)
+        return made
 
     def attend(
         self,

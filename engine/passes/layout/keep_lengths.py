@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from flowrun.engine.capture.rewrites.simplify import drop_dead
 from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor, Op, Ref, map_refs, rename_inputs
 from flowrun.engine.ir.op_info import Trait
-from flowrun.engine.ir.placement import LENGTH_AXES, Shape
+from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops.flow.ranges import CHECK
 from flowrun.engine.ops.math.matmul import PRODUCT
 from flowrun.engine.ops.nn.cross_entropy import BACKWARD, FORWARD, LOG_SUM_EXP, given
@@ -31,8 +31,7 @@ _LEADING = "abdefghij"  # labels of leading dims
 
 def keep_lengths(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """Return the graph on unmerged dims, if an axis of its ranks divides lengths."""
-    axes = [k for k, name in enumerate(strategy.axes) if name in LENGTH_AXES]
-    if all(p.shape[axis] == 1 for p in strategy.placements for axis in axes):
+    if not strategy.divides_lengths:
         return graph
     writer = _LengthWriter(dict(graph.tensors))
     for op in graph.ops:

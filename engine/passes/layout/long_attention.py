@@ -11,7 +11,7 @@ from flowrun.engine.boxing.boxing import BoxingStep, start_seconds, step_seconds
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.hardware.network import Link
 from flowrun.engine.ir.graph import BACKWARD, LogicalGraph, LogicalTensor, Op
-from flowrun.engine.ir.placement import LENGTH_AXES, Shape
+from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.ir.signature import Signature, bind, places
 from flowrun.engine.ops.nn import attention
@@ -24,11 +24,9 @@ _WANTED = {HEADS: (S(1), S(1)), GATHER: (S(2), B), RING: (S(2), S(2))}  # of que
 
 def open_ways(graph: LogicalGraph, strategy: Strategy) -> tuple[str, ...]:
     """Return the ways of attention that a strategy leaves open for a graph: none, or all."""
-    axes = [k for k, name in enumerate(strategy.axes) if name in LENGTH_AXES]
-    divided = any(p.shape[k] > 1 for p in strategy.placements for k in axes)
     attends = any(op.target in attention.OPS for op in graph.ops)
     is_open = strategy.long_attention not in _WANTED
-    return tuple(_WANTED) if divided and attends and is_open else ()
+    return tuple(_WANTED) if strategy.divides_lengths and attends and is_open else ()
 
 
 def rows_of_attention(op: Op, legal: Sequence[Signature], how: str) -> Sequence[Signature]:

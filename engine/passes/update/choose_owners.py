@@ -1,6 +1,6 @@
 """choose_owners: which rank updates a matrix that is needed whole (Muon), once for all ranks.
 
-An update that multiplies matrices is no work to divide by rows: each of its ops may run on the one
+An update that multiplies matrices cannot be divided by rows: each of its ops may run on the one
 rank that owns the matrix (`Op.owner`, ir/sbp.py's O), and its products must.  The layout then says
 where the matrix travels to its owner and back, as it does of any op: elementwise ops before and
 after stay at the weight's home, so states are split as ZeRO and tensor parallelism split them.
