@@ -13,7 +13,7 @@ from functools import cache, cached_property
 
 from flowrun.engine.actors.communicators import communicators_of
 from flowrun.engine.actors.plan import Plan
-from flowrun.engine.actors.schedules import micro_batches_in_flight
+from flowrun.engine.actors.schedules import schedule_of
 from flowrun.engine.capture.capture import (
     Batch,
     Task,
@@ -154,8 +154,7 @@ def plan_boxed(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
     """
     if strategy.in_flight != "auto":
         return lower_and_rehearse(graph, strategy)
-    stages, micro_batches = strategy.num_stages, strategy.micro_batches
-    most = unlimited = micro_batches_in_flight("auto", stages, 0, micro_batches, alone=2)
+    most = unlimited = schedule_of(strategy).slots(0, alone=2)
 
     @cache
     def holding(number: int) -> Rehearsed:

@@ -283,6 +283,14 @@ class LossScale:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnSchedule:
+    """A schedule of the user's: a subclass of actors.schedules.Schedule, and its own fields."""
+
+    kind: type
+    settings: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Strategy:
     """Everything that decides the layout.
 
@@ -299,8 +307,8 @@ class Strategy:
     counts_step: what a loss is divided by is counted over the step (passes/count_step.py); else by
         each micro-batch for itself.
     in_flight: micro-batches that a stage may hold for backward: a number, "gpipe", "1f1b",
-        "zero_bubble", or "auto", the fewest that are as good as what memory allows, up to zero
-        bubble (compile.py).
+        another name of actors/schedules.py, or "auto", the fewest that are as good as what memory
+        allows, up to zero bubble (compile.py).
     kept: which weights and states are kept in bf16.
     skips_nonfinite: an update is left out, on all ranks, unless all gradients are finite; loss
         scaling does so in any case.
@@ -349,7 +357,7 @@ class Strategy:
     micro_batches: int = 1
     mirrored: bool = False
     counts_step: bool = True
-    in_flight: int | str = "auto"
+    in_flight: int | str | OwnSchedule = "auto"
     long_attention: str = "auto"
     loss_chunks: int = 1
     pads_classes: bool = False

@@ -285,29 +285,43 @@ def slots() -> Sheet:
 
 def pipeline() -> Sheet:
     """Three schedules of 4 stages and 8 micro-batches; they differ by slots of the stash alone."""
-    stages, micro_batches, unit, row = 4, 8, 17, 17
-    sheet = Sheet(760, 340, "GPipe, 1F1B and zero bubble: the same actors with other slots")
+    title = "GPipe, 1F1B and zero bubble: the same actors with other slots"
+    return draw_schedules(title, ("gpipe", "1f1b", "zero_bubble"), chunks=1, unit=17)
+
+
+def v_shapes() -> Sheet:
+    """Three schedules that go down the stages and up again; bold: on the way up."""
+    title = "V-ZB, V-Half and V-Min: down the stages and up again"
+    return draw_schedules(title, ("v_zero_bubble", "v_half", "v_min"), chunks=2, unit=10.3)
+
+
+def draw_schedules(title: str, names: Sequence[str], chunks: int, unit: float) -> Sheet:
+    """Draw the first step of 4 stages and 8 micro-batches by each schedule.
+
+    unit: pixels of a unit of time.
+    """
+    stages, micro_batches, row, left = 4, 8, 17, 118 + 24 * (chunks - 1)
+    sheet = Sheet(760, 340, title)
     colors = {FORWARD: TINTS[0], BACKWARD: TINTS[2], "weight": TINTS[1]}
-    for k, name in enumerate(("gpipe", "1f1b", "zero_bubble")):
-        plan = unit_plan(stages, micro_batches, name)
+    for k, name in enumerate(names):
+        plan = unit_plan(stages, micro_batches, name, chunks)
         rehearsal = rehearse(plan, unit_seconds)
         y = 40 + 96 * k
         sheet.text(20, y - 8, f"in_flight: {name}", bold=True, mono=True, size=12)
         sheet.text(745, y - 8, f"{rehearsal.first_step_s:.0f} units", size=12, anchor="end")
-        held_by = {r.producer: r.slots for r in plan.registers if r.stash}
         for stage in range(stages):
-            most = max(n for a, n in held_by.items() if plan.actors[a].stage == stage)
+            slots = " + ".join(str(plan.schedule.slots(stage, chunk)) for chunk in range(chunks))
             sheet.text(20, y + row * stage + 13, f"stage {stage}", size=11, color=QUIET)
-            sheet.text(68, y + row * stage + 13, f"{most} slots", size=11, color=QUIET)
+            sheet.text(68, y + row * stage + 13, f"{slots} slots", size=11, color=QUIET)
         for event in rehearsal.first_step:
             actor, long = plan.actors[event.actor], event.end - event.start
             if not long or event.stage >= stages:
                 continue
             kind = actor.phase if actor.phase in colors else "weight"
-            x, top = 118 + unit * event.start * 0.98, y + row * event.stage
+            x, top = left + unit * event.start * 0.98, y + row * event.stage
             sheet.box(x, top, unit * long * 0.98 - 1, row - 2, colors[kind], radius=2)
-            middle = x + unit * long * 0.98 / 2
-            sheet.text(middle, top + 12, event.act, size=9, anchor="middle")
+            middle, up = x + unit * long * 0.98 / 2, actor.work.ops[0].chunk > 0
+            sheet.text(middle, top + 12, event.act, size=9, anchor="middle", bold=up)
     for k, (words, color) in enumerate(
         (("forward", TINTS[0]), ("backward", TINTS[2]), ("weight gradient", TINTS[1]))
     ):
@@ -359,6 +373,7 @@ PICTURES: dict[str, Callable[[], Sheet]] = {
     "acts": acts,
     "slots": slots,
     "pipeline": pipeline,
+    "v_shapes": v_shapes,
 }
 
 

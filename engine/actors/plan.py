@@ -15,6 +15,7 @@ from functools import cached_property
 import torch
 
 from flowrun.engine.actors.protocol import Ring
+from flowrun.engine.actors.schedules import ONE_STAGE, Schedule
 from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.boxing.crossing import Send, route
 from flowrun.engine.ir.graph import COUNT, Feed, LogicalGraph, LogicalTensor, Op, Variable
@@ -261,7 +262,7 @@ class Plan:
     graph: the boxed logical graph that it was made of: for passes, costs and reports.
     tensors: logical shape and dtype of every tensor, by name; locations: where it enters or is
         made; variables: those that live from step to step.
-    chunks: see Strategy.  in_turn: no forward goes before a backward whose turn (Turns) is earlier.
+    schedule: which acts of a stage go first; its chunks.
     order: (stage, queue) -> the order in which the communication of that queue is issued within a
         step, as (actor, act of the step); found by the rehearsal, the same on all ranks of the
         stage.
@@ -280,8 +281,7 @@ class Plan:
     actors: tuple[Actor, ...]
     registers: tuple[Register, ...]
     micro_batches: int
-    chunks: int = 1
-    in_turn: bool = False
+    schedule: Schedule = ONE_STAGE
     order: Orders = ()
     notes: tuple[str, ...] = ()
     shared_memory: bool = False

@@ -33,10 +33,11 @@ from flowrun.engine.actors.protocol import (
     missing,
     wire,
 )
-from flowrun.engine.actors.schedules import Turns
 from flowrun.engine.ir.graph import BACKWARD, COUNT, FORWARD, UPDATE, WEIGHT_GRAD, WEIGHTS
 
 PRIORITY = {COUNT: 0, WEIGHTS: 0, UPDATE: 0, BACKWARD: 0, FORWARD: 1, WEIGHT_GRAD: 2}
+
+TURNING = (FORWARD, BACKWARD, WEIGHT_GRAD)
 
 
 class Scheduler:
@@ -72,7 +73,7 @@ class Scheduler:
         self._priority = {k: PRIORITY[a.phase] for k, a in self.actors.items() if a.computes}
         self._pace, self._often, self._paced_acts = _pace_of(self.actors.values(), self.per_step)
         self._paced = 0  # acts of these begun, from `first` on, as `issued`
-        self._turns = self._interleave(stage) if plan.chunks > 1 else {}
+        self._turns = self._interleave(stage) if plan.schedule.orders else {}
         self._backward = self._next_turns()
         self._early: list[int] = []  # forwards that an earlier turn's backward goes before
         self._compute: list[tuple[int, int, int]] = []  # heap of (priority, turn, actor)
@@ -246,30 +247,29 @@ class Scheduler:
         return ready
 
     def _interleave(self, stage: int) -> dict[int, Callable[[int], int]]:
-        """Let neither forward nor backward of a stage of several chunks go first.
+        """Give the acts of a stage the priority of their schedule.
 
         Returns actor -> the turn of each of its acts.
         """
-        plan = self.plan
+        schedule = self.plan.schedule
         acts_in_turn: dict[int, Callable[[int], int]] = {}
-        turns = Turns(len(plan.placements), stage, plan.chunks, plan.micro_batches)
         for k in self._priority:
             actor = self.actors[k]
-            if isinstance(actor.work, RegionWork) and actor.phase in (FORWARD, BACKWARD):
-                place = turns.forward if actor.phase == FORWARD else turns.backward
-                acts_in_turn[k] = partial(place, chunk=actor.work.ops[0].chunk)
-                self._priority[k] = PRIORITY[FORWARD]
+            if isinstance(actor.work, RegionWork) and actor.phase in TURNING:
+                chunk = actor.work.ops[0].chunk
+                acts_in_turn[k] = partial(schedule.turn, actor.phase, stage, chunk)
+                self._priority[k] = schedule.priority(actor.phase, chunk)
         return acts_in_turn
 
     def _next_turns(self) -> dict[int, int]:
         """Return the turn of the next act of each actor of backward, where turns are kept."""
-        of = self.actors if self.plan.in_turn else {}
+        of = self.actors if self.plan.schedule.keeps_turns else {}
         backward = (k for k, a in of.items() if a.phase == BACKWARD and not a.per_step)
         return {k: self._turns[k](self.acts[k]) for k in backward if k in self._turns}
 
     def _goes_before(self, actor: int) -> int | None:
         """Return the backward that a forward has to let go before; None if it may act."""
-        if actor not in self._turns or actor in self._backward or not self._backward:
+        if not self._backward or self.actors[actor].phase != FORWARD or actor not in self._turns:
             return None
         first = min(self._backward, key=self._backward.__getitem__)
         return first if self._backward[first] < self._turns[actor](self.acts[actor]) else None

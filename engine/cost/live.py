@@ -2,7 +2,7 @@
 
 The rehearsal foresees when each act runs, and with it how many micro-batches wait for backward at
 once.  In a run messages may arrive in another order and the number may differ, up to the slots of
-the stash registers, or to what turns let chunks hold together (Turns), which `bound` counts.
+the stash registers, or to what turns let chunks hold together, which `bound` counts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from functools import cache
 from typing import NamedTuple
 
 from flowrun.engine.actors.plan import SEND, Actor, Plan, RegionWork, Register
-from flowrun.engine.actors.schedules import Turns
 from flowrun.engine.cost.footprint import ActBytes, Footprint
 from flowrun.engine.cost.messages import Messages
 from flowrun.engine.ir.graph import BACKWARD, FORWARD
@@ -43,7 +42,7 @@ class Live:
             for storage in self.footprint.slot(r)
         }
         self.slots = self._stash_slots(stage)
-        self.chunk = self._find_kept(stage) if plan.in_turn else {}
+        self.chunk = self._find_kept(stage) if plan.schedule.keeps_turns else {}
         # (chunk, micro-batch) -> bytes that wait for its backward; chunk None: of any, in slots
         self.stashed: dict[tuple[int | None, int], int] = {}
         self._size = cache(self.footprint.storage_bytes)
@@ -146,7 +145,7 @@ class Live:
     def _chunk_of(self, actor: int) -> int:
         """Return the chunk whose turns a region keeps; -1: any other actor."""
         work, phase = self.plan.actors[actor].work, self.plan.actors[actor].phase
-        keeps = self.plan.in_turn and phase in (FORWARD, BACKWARD)
+        keeps = self.plan.schedule.keeps_turns and phase in (FORWARD, BACKWARD)
         return work.ops[0].chunk if keeps and isinstance(work, RegionWork) else -1
 
     def _ends_with(self, actor: int, chunk: int) -> bool:
@@ -160,11 +159,11 @@ class Live:
 
     def _others_in_turn(self) -> dict[int | None, int]:
         """Return chunk -> the most bytes of what is kept, besides a micro-batch of the chunk."""
-        plan, sizes = self.plan, [0] * self.plan.chunks
+        schedule = self.plan.schedule
+        sizes = [0] * schedule.chunks
         for storage, chunk in self.chunk.items():
             sizes[chunk] += self._size(storage)
-        turns = Turns(len(plan.placements), self.stage, plan.chunks, plan.micro_batches)
-        most = turns.most_held(sizes, steps=2) if self.chunk else 0
+        most = schedule.most_held(self.stage, sizes, steps=2) if self.chunk else 0
         return {chunk: most - size for chunk, size in ((-1, 0), *enumerate(sizes))}
 
     def _may_wait(self, chunk: int | None, act: int) -> int:

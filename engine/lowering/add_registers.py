@@ -21,7 +21,6 @@ from flowrun.engine.actors.plan import (
     RegionWork,
     Register,
 )
-from flowrun.engine.actors.schedules import micro_batches_in_flight
 from flowrun.engine.boxing.boxing import TURN
 from flowrun.engine.ir.graph import BACKWARD, COUNT, PHASES, UPDATE, WEIGHT_GRAD
 from flowrun.engine.strategy import Strategy
@@ -181,17 +180,8 @@ class _Connector:
 
     def _in_flight(self, stage: int, chunk: int) -> int:
         """Slots of a stage's stash: schedules are register counts."""
-        strategy, stages = self.strategy, self.strategy.num_stages
-        alone = self._single_stage_slots() if stages == 1 else 1
-        return micro_batches_in_flight(
-            strategy.in_flight,
-            stages,
-            stage,
-            strategy.micro_batches,
-            alone,
-            chunk=chunk,
-            chunks=strategy.chunks,
-        )
+        alone = self._single_stage_slots() if self.strategy.num_stages == 1 else 1
+        return self.plan.schedule.slots(stage, chunk, alone)
 
     def _single_stage_slots(self) -> int:
         """Hold two micro-batches in flight if backward waits for collectives, else one.

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from flowrun.engine.actors.plan import REPORT, Actor, Plan, ReportWork
-from flowrun.engine.actors.schedules import keeps_turns
+from flowrun.engine.actors.schedules import schedule_of
 from flowrun.engine.cost.actor_cost import ActorCost
 from flowrun.engine.hardware.hardware import CPU
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph
@@ -27,10 +27,7 @@ def start_plan(graph: LogicalGraph, strategy: Strategy) -> Plan:
         actors=(),
         registers=(),
         micro_batches=strategy.micro_batches,
-        chunks=strategy.chunks,
-        in_turn=keeps_turns(
-            strategy.in_flight, strategy.num_stages, strategy.micro_batches, strategy.chunks
-        ),
+        schedule=schedule_of(strategy),
         notes=graph.notes,
         shared_memory=strategy.shared_memory,
         core=hardware.core,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrun.engine.actors.schedules import JOINED
+from flowrun.engine.actors.schedules import schedule_of
 from flowrun.engine.ir.graph import BACKWARD, WEIGHT_GRAD, LogicalGraph, Op
 from flowrun.engine.ir.module_path import unit_of
 from flowrun.engine.ir.op_info import Trait
@@ -23,7 +23,7 @@ def split_weight_grads(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """Give phase weight_grad to backward ops whose readers are all accumulators or of that
     phase.
     """
-    if strategy.in_flight in JOINED or strategy.num_stages == 1:
+    if strategy.num_stages == 1 or schedule_of(strategy).joined:
         return graph
     late: set[str] = set()
     ops: list[Op] = []

@@ -55,10 +55,9 @@ class Clock:
     def run(self) -> None:
         """Run to the end, or until steps repeat.  Raises PlanError if the plan cannot end."""
         state, period, stage = self.state, self.period, self.table.stage
-        self._start(range(len(state.ranks)))
-        self._share_cores()
-        while state.heap:
-            state.now, _, actors = heapq.heappop(state.heap)
+        idle = set(range(len(state.ranks)))  # stages that may have something to compute now
+        self._communicate_all(idle)
+        while actors := self._next(idle):
             if more := self._delay(actors[0]):
                 self._lengthen(actors, more)
                 self._share_cores()
@@ -66,7 +65,9 @@ class Clock:
             whole = False
             for actor in actors:
                 whole |= self._end(actor)
-            self._start(sorted({stage[actor] for actor in actors}))
+            ended = sorted({stage[actor] for actor in actors})
+            self._communicate_all(ended)
+            idle.update(ended)
             self._share_cores()
             if whole and self.endless and not state.left[self.steps - 1]:
                 return
@@ -74,6 +75,20 @@ class Clock:
                 return
         if not all(rank.is_finished() for rank in state.ranks):
             raise deadlock(self.plan, state.ranks)
+
+    def _next(self, idle: set[int]) -> tuple[int, ...]:
+        """Go to what ends next, and return its actors: all that ends at one moment does before
+        anything more is computed, on the idle stages.
+        """
+        state = self.state
+        if idle and not (state.heap and state.heap[0][0] <= state.now):
+            self._compute(sorted(idle))
+            idle.clear()
+            self._share_cores()
+        if not state.heap:
+            return ()
+        state.now, _, actors = heapq.heappop(state.heap)
+        return actors
 
     @property
     def step_s(self) -> float:
@@ -96,14 +111,20 @@ class Clock:
                 orders.append((group, order))
         return tuple(orders), tuple(due) if self.plan.one_order else ()
 
-    def _start(self, stages: Iterable[int]) -> None:
-        state = self.state
+    def _communicate_all(self, stages: Iterable[int]) -> None:
+        """Issue all communication of stages that may be, and supply what feeds them."""
         for stage in stages:
-            rank = state.ranks[stage]
+            rank = self.state.ranks[stage]
             while launched := rank.next_communication():
                 self._communicate(stage, *launched)
             while launched := rank.next_supply():
                 self._begin(stage, *launched)
+
+    def _compute(self, stages: Iterable[int]) -> None:
+        """Begin the act that is next on each stage that computes nothing."""
+        state = self.state
+        for stage in stages:
+            rank = state.ranks[stage]
             if state.computing[stage]:
                 continue
             if launched := rank.next_compute():

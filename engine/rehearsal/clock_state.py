@@ -168,8 +168,8 @@ class ClockState:
 
     @property
     def round(self) -> int:
-        """Micro-batches after which the turns of chunks repeat (schedules.Turns)."""
-        return len(self.plan.placements) if self.plan.chunks > 1 else 1
+        """Micro-batches after which the turns of chunks repeat."""
+        return self.plan.schedule.round
 
     @property
     def often(self) -> list[int]:

@@ -67,7 +67,7 @@ def rehearse(
     cold = Clock(plan, cost, steps=1, skip_repeats=skip_repeats)
     cold.run()
     shown = cold
-    if plan.chunks > 1 and (plan.blocking or plan.one_order):
+    if plan.schedule.orders and (plan.blocking or plan.one_order):
         # the turns of a cold step would hold up all others
         shown = Clock(plan, cost, steps=2, skip_repeats=skip_repeats)
         shown.run()

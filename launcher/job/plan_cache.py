@@ -22,12 +22,13 @@ from pathlib import Path
 
 import torch
 
+from flowrun.engine.actors.schedules import schedule_of
 from flowrun.engine.capture.update_trace import describe_updates
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.ir.own_files import Unusable, cache_folder, own_folder, read_own, write_own
 from flowrun.engine.passes.find_rows import find_rows
-from flowrun.engine.strategy import Strategy
+from flowrun.engine.strategy import OwnSchedule, Strategy
 
 MOST_FILES, MOST_BYTES = 100, 1 << 29  # what the folder may hold; the longest unused goes first
 _SUFFIX = ".plan"
@@ -107,6 +108,8 @@ def inputs(strategy: Strategy, *graphs: LogicalGraph) -> tuple[object, ...]:
     )
     named = replace(optimizer, function=None, groups=groups)
     bare = replace(strategy, kept_rows=None, optimizer=named)
+    if isinstance(strategy.in_flight, OwnSchedule):
+        bare = replace(bare, in_flight=repr(schedule_of(strategy).table()))
     parameters = [
         (replace(graph.tensors[v.tensor], name=v.name), optimizer.update_of(v.name))
         for graph in graphs

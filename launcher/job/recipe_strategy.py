@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
+
 import torch
 
+from flowrun.engine.actors.schedules import Schedule
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.hardware.hardware import CPU
 from flowrun.engine.runtime.inductor.inductor import settings_of
-from flowrun.engine.strategy import Kept, LossScale, Strategy, Zero
+from flowrun.engine.strategy import Kept, LossScale, OwnSchedule, Strategy, Zero
 from flowrun.engine.torch_internals import inductor_config
 from flowrun.launcher.job.optimizer import optimizer_of
 from flowrun.launcher.job.plan_cache import found_rows_file
 from flowrun.launcher.model.signatures import tables_of
+from flowrun.launcher.model.targets import find
 from flowrun.launcher.recipe.hardware_keys import rank_hardware, shares_memory
 from flowrun.launcher.recipe.key_schema import flatten_keys
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.recipe.recipe_errors import find_near, require
+from flowrun.launcher.recipe.recipe_errors import did_you_mean, find_near, require
 from flowrun.launcher.recipe.schema import (
     ALWAYS,
     AUTO,
@@ -55,7 +61,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         micro_batches=recipe.train.micro_batches,
         mirrored=recipe.view == MIRRORED,
         counts_step=recipe.train.loss_mean == STEP,
-        in_flight=recipe.in_flight,
+        in_flight=own_schedule(recipe.placement.schedule) or recipe.in_flight,
         long_attention=recipe.engine.long_attention,
         loss_chunks=recipe.engine.loss_chunks,
         pads_classes=pads == ALWAYS or (pads == AUTO and built_on_gpu),
@@ -83,6 +89,23 @@ def inductor_options(recipe: Recipe) -> tuple[tuple[str, object], ...]:
         require(name in known, where, "torch._inductor.config has no such setting.", near)
         require(name not in own, where, "flowrun sets it by itself.", "Leave it out.")
     return given
+
+
+def own_schedule(given: Mapping[str, object]) -> OwnSchedule | None:
+    """Return the schedule that `placement.schedule` names, if it does."""
+    if not given:
+        return None
+    where, settings = "placement.schedule", dict(given)
+    kind = find(str(settings.pop("_target_", "")), f"{where}._target_")
+    if not (isinstance(kind, type) and issubclass(kind, Schedule)):
+        base = f"{Schedule.__module__}.{Schedule.__name__}"
+        instead = f"Derive a frozen dataclass from {base}."
+        raise RecipeError(f"{where}._target_", f"{kind!r} is no schedule.", instead)
+    own = {each.name for each in fields(kind)} - {each.name for each in fields(Schedule)}
+    for name in settings:
+        problem = f"{kind.__name__} has no field {name!r}."
+        require(name in own, f"{where}.{name}", problem, did_you_mean(name, sorted(own)))
+    return OwnSchedule(kind, tuple(settings.items()))
 
 
 def _read_kept(recipe: Recipe) -> Kept:

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from flowrun.engine.actors.plan import RECEIVE, SEND, Actor
-from flowrun.engine.actors.schedules import micro_batches_in_flight
+from flowrun.engine.actors.schedules import make_schedule
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.cost.live import Live
 from flowrun.engine.ir.graph import BACKWARD, FORWARD
 from flowrun.engine.rehearsal.rehearsal import rehearse
-from flowrun.engine.strategy import Strategy
+from flowrun.engine.strategy import OwnSchedule, Strategy
 from flowrun.launcher.place.outcome import Outcome, Spent, moving_share, repeated_seconds
 from flowrun.launcher.place.space import Candidate
 
@@ -181,10 +181,12 @@ def most_in_flight(candidate: Candidate, stages: int, behind: int) -> int:
     """
     in_flight = scale_in_flight(candidate.in_flight, candidate.branch.stages, stages)
     count = candidate.branch.micro_batches
-    return micro_batches_in_flight(in_flight, stages, stages - behind, count)
+    return make_schedule(in_flight, stages, 1, count).slots(stages - behind)
 
 
-def scale_in_flight(in_flight: int | str, stages: int, here: int) -> int | str:
+def scale_in_flight(
+    in_flight: int | str | OwnSchedule, stages: int, here: int
+) -> int | str | OwnSchedule:
     """Scale an in_flight of `stages` stages to the fewer stages `here`, rounded up.
 
     A micro-batch is on its way for a time that grows with the stages, so that equally many for each

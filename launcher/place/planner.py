@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from flowrun.engine.actors.schedules import JOINED
+from flowrun.engine.actors.schedules import schedule_of
 from flowrun.engine.compile import Rehearsed, longest_equal_step, plan_boxed
 from flowrun.engine.errors import FlowrunError
 from flowrun.engine.ir.graph import BOXED, LAID_OUT, STAGED, LogicalGraph
@@ -219,7 +219,8 @@ def without_own(auto: Mapping[str, Any]) -> dict[str, Any]:
 
 def staging_of(strategy: Strategy) -> Strategy:
     """Reduce a strategy to what the stages depend on: equal for candidates that share them."""
-    return replace(layout_of(strategy), in_flight="auto")
+    kept = strategy.in_flight if schedule_of(strategy).turns_back else "auto"
+    return replace(layout_of(strategy), in_flight=kept)
 
 
 def layout_of(strategy: Strategy) -> Strategy:
@@ -230,7 +231,10 @@ def layout_of(strategy: Strategy) -> Strategy:
 
 def boxing_of(strategy: Strategy) -> Strategy:
     """Reduce a strategy to what passes depend on: equal for candidates that share a boxed graph."""
-    return replace(strategy, in_flight="1f1b" if strategy.in_flight in JOINED else "auto")
+    schedule = schedule_of(strategy)
+    if schedule.turns_back:
+        return strategy
+    return replace(strategy, in_flight="1f1b" if schedule.joined else "auto")
 
 
 def find_repeated(graph: LogicalGraph) -> tuple[str, ...]:

@@ -306,6 +306,25 @@ CONTRADICTIONS = (
         "Write on_nonfinite: skip, or stop.",
     ),
     Contradiction(
+        "placement.schedule",
+        lambda r: r.placement.schedule and r.placement.in_flight is not None,
+        "placement.in_flight={placement.in_flight} names a schedule, too.",
+        "Leave one of both out.",
+    ),
+    Contradiction(
+        "placement.schedule",
+        lambda r: r.placement.schedule and r.auto.placement,
+        "auto.placement searches among the schedules of placement.in_flight.",
+        "Leave placement.schedule out, or write auto.placement=false.",
+    ),
+    Contradiction(
+        "placement.chunks",
+        lambda r: str(r.placement.in_flight).startswith("v_") and r.placement.chunks != 2,
+        "{placement.in_flight} goes down the stages and up again, which makes 2 chunks of each, and"
+        " placement.chunks is {placement.chunks}.",
+        "Write placement.chunks=2, or another placement.in_flight.",
+    ),
+    Contradiction(
         "engine.loss_chunks",
         lambda r: r.engine.loss_chunks > 1 and _holds_out(r) and ", ".join(r.task.metrics),
         "no whole logits are made, which the metric {0} reads.",

@@ -43,7 +43,7 @@ from flowrun.launcher.recipe.value_ranges import hints_of
 GROUPS = ("model", "data", "optim", "launch", "hardware")
 _SECTIONS = {"parallel": "auto"}  # of groups that are not called as what they set
 _OPEN = re.compile(
-    r"(model|data|sbp|signatures|task\.(loss|inputs|metrics)|optim\.(update|schedule|groups)|placement\.axes"
+    r"(model|data|sbp|signatures|task\.(loss|inputs|metrics)|optim\.(update|schedule|groups)|placement\.(axes|schedule)"
     r"|launch\.slurm\.extra|engine\.inductor)(\..+)?"
 )
 _MEANT_AXIS = re.compile(r"\+placement\.axes\.(\w+)=")  # Hydra's own sign for a new key

@@ -24,7 +24,7 @@ STOP, SKIP, ROLLBACK, IGNORE = "stop", "skip", "rollback", "ignore"
 NEVER, AUTO, ALWAYS = "never", "auto", "always"
 OBJECTIVES = ("loss", "step_s", "tokens_per_s")  # and VALIDATION with a name
 VALIDATION = "validation."
-SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
+SCHEDULES = ("gpipe", "1f1b", "zero_bubble", "v_zero_bubble", "v_half", "v_min")
 FP32, BF16, KEEP_DTYPE = "fp32", "bf16", "model"
 NARROW = "narrow"
 EAGER, INDUCTOR, HANDWRITTEN = "eager", "inductor", "handwritten"
@@ -180,14 +180,17 @@ class PlacementSchema:
     chunks: pieces of the model on each stage; with several, the stages take turns along the model
         (an interleaved pipeline): a bubble shorter by this factor, more messages by this factor.
     in_flight: micro-batches that a stage may hold for backward: a number, gpipe, 1f1b, zero_bubble,
-        or null (the fewest that are within 1 % of the fastest that memory allows, up to
-        zero_bubble).
+        v_zero_bubble, v_half, v_min (these go down the stages and up again, by two chunks), or null
+        (the fewest that are within 1 % of the fastest that memory allows, up to zero_bubble).
+    schedule: in place of in_flight: `_target_` of a schedule of your own, a class derived from
+        flowrun.engine.actors.schedules.Schedule, with its fields (docs/how_to/pipelines.md).
     """
 
     axes: dict[str, int] = field(default_factory=dict)
     stages: Any = 1
     chunks: int = 1
     in_flight: int | str | None = None
+    schedule: Target = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ placement.axes.tensor: 1 | 2 | 3 | 4
 placement.axes: {data: 2} | {tensor: 2, data: 2} | {pipe: 2} | {data: 2, tensor: 3}
 placement.stages: 1 | 2 | 3 | 4 | [{modules: [hidden]}, {modules: [output]}] | [{ranks: [[0]]}]
 placement.chunks: 1 | 2 | 3
-placement.in_flight: 1 | 2 | 99 | gpipe | 1f1b | zero_bubble
+placement.in_flight: 1 | 2 | 99 | gpipe | 1f1b | zero_bubble | v_zero_bubble | v_half | v_min
 train.batch_size: 1 | 2 | 7 | 8 | 16 | 64 | 100 | 4096
 train.micro_batches: 1 | 2 | 3 | 4 | 8
 train.steps: 1 | 2 | 100

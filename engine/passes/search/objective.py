@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from flowrun.engine.actors.schedules import micro_batches_in_flight
+from flowrun.engine.actors.schedules import schedule_of
 from flowrun.engine.boxing.boxing import path_seconds, start_seconds, states, step_seconds
 from flowrun.engine.boxing.crossing import transfer_sbps
 from flowrun.engine.cost.op_cost import SizedOp
@@ -150,15 +150,7 @@ class Objective:
 
     def _held(self, op: Op) -> int:
         """Return the micro-batches whose activations a stage stores, according to the schedule."""
-        strategy = self.strategy
-        return micro_batches_in_flight(
-            strategy.in_flight,
-            strategy.num_stages,
-            op.stage,
-            strategy.micro_batches,
-            chunk=op.chunk,
-            chunks=strategy.chunks,
-        )
+        return schedule_of(self.strategy).slots(op.stage, op.chunk)
 
     # ------------------------------------------------------------------ homes
 

@@ -39,14 +39,13 @@ class ForwardSequence:
 def balance_cuts(line: ForwardSequence, ranks: Sequence[int], chunks: int = 1) -> tuple[int, ...]:
     """Return the pieces at which stages 1, 2, … begin; exact.
 
-    ranks: number of each stage's ranks, which share its work evenly.  chunks: of each stage; each
-    counts as a stage here.  Among cuts whose slowest stage is within WORK_TOLERANCE of the fastest
-    possible, those with the least to send win; among those, the fastest.  Raises RecipeError if
-    there are more stages than pieces.
+    ranks: of each chunk of a stage, in order of the line: the number of its stage's ranks, which
+    share its work evenly; each counts as a stage here.  chunks: of each stage.  Among cuts whose
+    slowest stage is within WORK_TOLERANCE of the fastest possible, those with the least to send
+    win; among those, the fastest.  Raises RecipeError if there are more stages than pieces.
     """
-    if len(line.work_s) < len(ranks) * chunks:
-        raise _too_many(len(line.work_s), len(ranks), chunks)
-    ranks = [*ranks] * chunks
+    if len(line.work_s) < len(ranks):
+        raise _too_many(len(line.work_s), len(ranks) // chunks, chunks)
     share = sum(line.work_s) / sum(ranks)
     limit = max(1e-9, share)
     more = 0.01

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from flowrun.engine.actors.schedules import Schedule
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import FORWARD, LogicalGraph, Op
 from flowrun.engine.ir.module_path import unit_of, within
@@ -16,12 +17,12 @@ from flowrun.engine.strategy import Decided
 
 
 def stages_from_list(
-    graph: LogicalGraph, line: Sequence[Op], lists: Sequence[Sequence[str]]
+    graph: LogicalGraph, line: Sequence[Op], lists: Sequence[Sequence[str]], last: int
 ) -> list[int]:
     """Return the stage of each op of the line, by a list of module patterns for each stage.
 
     lists: patterns by stage; a pattern covers the modules inside of those that it names, and of
-    several stages that name a module the first has it.  The loss is on the last stage.  Raises
+    several stages that name a module the first has it.  last: the stage of the loss.  Raises
     RecipeError at `placement.stages` if a module is on no stage, and at a list of it with a pattern
     that puts nothing there.
     """
@@ -34,7 +35,7 @@ def stages_from_list(
             f"no stage lists the module {unit_of(lost[0])!r}.",
             "Every module that computes must belong to one stage.",
         )
-    home["loss"] = len(lists) - 1
+    home["loss"] = last
     return _fill_unknown(line, [home.get(op.module) for op in line])
 
 
@@ -107,17 +108,18 @@ def _keys(ops: Sequence[Op]) -> list[tuple[str, str, int]]:
     return out
 
 
-def pieces_from_stages(stages: Sequence[int], num_stages: int, chunks: int) -> list[int]:
-    """Return the piece of each op of a line that goes around the stages several times.
+def pieces_from_stages(stages: Sequence[int], schedule: Schedule) -> list[int]:
+    """Return the piece of each op of a line that goes through the stages several times.
 
-    chunks: how often the line goes around.  Raises RecipeError at `placement.chunks` if it goes
-    around another number of times.
+    Raises RecipeError at `placement.chunks` if it does not as often as the schedule has chunks.
     """
     out: list[int] = []
     piece = 0
     for stage in stages:
-        piece += (stage - piece) % num_stages
+        while schedule.stage_of(piece) != stage:
+            piece += 1
         out.append(piece)
+    num_stages, chunks = schedule.stages, schedule.chunks
     around = piece // num_stages + 1
     if around != chunks:
         raise RecipeError(

@@ -2,7 +2,8 @@
 ranks) that runs it.
 
 Forward ops form a line.  It is cut into `placement.chunks` times as many pieces as there are
-stages; stage k owns every piece that is k modulo their number, as its chunks 0, 1, ….  Either the
+stages; the schedule says which stage owns a piece, as its chunks 0, 1, …: those that are k modulo
+the number of stages belong to stage k, or, in a V, the second half goes back up.  Either the
 piece of each op is given (chosen_stages.py), or the line is cut by foreseen time
 (balance_stages.py); a cut may fall inside a module.  A backward op follows its forward op.  A sum
 of gradients goes to the earliest piece of its addends (the gradient travels towards the first piece
@@ -18,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from flowrun.engine.actors.schedules import Schedule, schedule_of
 from flowrun.engine.hardware.network import worst
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, Feed, LogicalGraph, Op, rename_inputs
 from flowrun.engine.passes.layout.apply_pins import apply_pins
@@ -39,16 +41,17 @@ def split_stages(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     Raises RecipeError if `placement.stages` does not fit the model.
     """
     if strategy.num_stages > 1:
+        schedule = schedule_of(strategy)
         line, free = _line(graph)
         if strategy.decided:
-            pieces = stages_from_graph(line, strategy.decided, strategy.num_stages - 1)
+            pieces = stages_from_graph(line, strategy.decided, schedule.last_stage)
         elif strategy.stage_modules:
-            pieces = stages_from_list(graph, line, strategy.stage_modules)
+            pieces = stages_from_list(graph, line, strategy.stage_modules, schedule.last_stage)
             if strategy.chunks > 1:
-                pieces = pieces_from_stages(pieces, strategy.num_stages, strategy.chunks)
+                pieces = pieces_from_stages(pieces, schedule)
         else:
             pieces = _balance_line(graph, line, free, strategy)
-        graph = _write_stages(graph, _place_ops(graph, line, free, pieces), strategy.num_stages)
+        graph = _write_stages(graph, _place_ops(graph, line, free, pieces), schedule)
     return _place_sources(graph, strategy)
 
 
@@ -67,7 +70,9 @@ def _balance_line(
 ) -> list[int]:
     """Return the piece of each op of the line, cut by foreseen time."""
     starts, weighed = _weigh_line(graph, line, free, strategy)
-    ranks = [len(placement.ranks) for placement in strategy.placements]
+    schedule = schedule_of(strategy)
+    stages = map(schedule.stage_of, range(strategy.num_stages * strategy.chunks))
+    ranks = [len(strategy.placements[stage].ranks) for stage in stages]
     cuts = [starts[cut] for cut in balance_cuts(weighed, ranks, strategy.chunks)]
     return [bisect_right(cuts, k) for k in range(len(line))]
 
@@ -76,7 +81,8 @@ def _weigh_line(
     graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], strategy: Strategy
 ) -> tuple[list[int], ForwardSequence]:
     """Return (the index of the op with which each piece begins, the line with its costs)."""
-    again = strategy.placements[:1] if strategy.chunks > 1 else ()
+    around = strategy.chunks > 1 and not schedule_of(strategy).turns_back
+    again = strategy.placements[:1] if around else ()
     pairs = itertools.pairwise((*strategy.placements, *again))
     link = worst(strategy.hardware.crossing(*pair) for pair in pairs)
     places = {name: at[0] for name, at in _place_ops(graph, line, free, range(len(line))).items()}
@@ -189,7 +195,7 @@ class _BackwardPieces:
 # ---- writing it down -----------------------------------------------------------------------------
 
 
-def _write_stages(graph: LogicalGraph, places: OpPieces, num_stages: int) -> LogicalGraph:
+def _write_stages(graph: LogicalGraph, places: OpPieces, schedule: Schedule) -> LogicalGraph:
     """Return the graph with the stage and chunk of every op; an op in several pieces becomes
     copies.
     """
@@ -200,7 +206,7 @@ def _write_stages(graph: LogicalGraph, places: OpPieces, num_stages: int) -> Log
         pieces = places[op.name]
         for piece in pieces:
             here = {n: copies[n][piece] for n in op.inputs if piece in copies.get(n, ())}
-            chunk, stage = divmod(piece, num_stages)
+            stage, chunk = schedule.stage_of(piece), piece // schedule.stages
             placed = replace(rename_inputs(op, here), stage=stage, chunk=chunk)
             if len(pieces) > 1:
                 names = {n: f"{n}@{piece}" for n in op.makes}

@@ -105,6 +105,8 @@ MODELS = {
     "encoder-decoder": training(_EncoderDecoder),
     "residual": training(_Residual),
 }
+V_SHAPES = ("v_half", "v_min", "v_zero_bubble")
+V_SHAPE = Layout(stages=2, chunks=2, in_flight="v_zero_bubble")
 CASES = [
     *((name, Layout(stages=3)) for name in MODELS),
     ("one module", Layout(data=2, stages=2, zero=2)),
@@ -115,6 +117,8 @@ CASES = [
     ("one module", Layout(data=2, stages=2, chunks=2, zero=2)),
     ("encoder-decoder", Layout(data=2, stages=2, chunks=2, zero=3)),
     ("residual", Layout(tensor=2, stages=2, chunks=2, clip_norm=0.5)),
+    *((name, replace(V_SHAPE, in_flight=v)) for name, v in zip(MODELS, V_SHAPES, strict=False)),
+    ("residual", replace(V_SHAPE, data=2, zero=3)),
 ]
 
 
@@ -131,7 +135,7 @@ def test_a_model_cut_anywhere_trains_and_evaluates_as_plain_torch(
     assert measured == pytest.approx(expected, rel=LOSS_TOLERANCE)
 
 
-@pytest.mark.parametrize("layout", [Layout(stages=3), Layout(stages=2, chunks=2)], ids=str)
+@pytest.mark.parametrize("layout", [Layout(stages=3), Layout(stages=2, chunks=2), V_SHAPE], ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_evaluation_runs_every_op_and_keeps_every_weight_where_training_does(
     name: str, layout: Layout

@@ -26,6 +26,7 @@ TRAININGS = [
     *(gpt(blocks=1, width=16, samples=8, micro_batches=m) for m in (2, 4)),
 ]
 IN_FLIGHT = (1, 2, 3, "1f1b", "gpipe", "zero_bubble", "auto")
+V_SHAPES = ("v_zero_bubble", "v_half", "v_min")  # of two chunks
 GRIDS = (*((),) * 5, ((1, 2), (2, 2)), ((2, 1), (1, 2)), ((2, 2), (1, 1)))
 
 
@@ -35,6 +36,7 @@ def random_case(choose: random.Random) -> tuple[Training, Layout]:
     data, tensor, stages = (1 if grids else choose.choice((1, 2)) for _ in range(3))
     chunks = choose.choice((1, 1, 2)) if stages > 1 or grids else 1
     shared = choose.choice((True, True, False))
+    schedules = V_SHAPES if chunks == 2 and choose.random() < 0.6 else IN_FLIGHT
     return choose.choice(TRAININGS), Layout(
         data,
         tensor,
@@ -42,7 +44,7 @@ def random_case(choose: random.Random) -> tuple[Training, Layout]:
         chunks,
         zero=choose.choice((0, 1, 2, 3, 3)) if data > 1 else 0,
         clip_norm=choose.choice((0.0, 0.1)),
-        in_flight=choose.choice(IN_FLIGHT),
+        in_flight=choose.choice(schedules),
         register_slots=choose.choice((1, 2, 3)),
         grids=grids,
         shared=shared,
@@ -69,7 +71,7 @@ def with_random_registers(plan: Plan, choose: random.Random) -> Plan:
 
 @pytest.mark.parametrize("seed", range(PLANS))
 def test_random_plans_in_random_order_end_with_the_same_numbers(seed: int) -> None:
-    choose = random.Random(f"plan {seed}")
+    choose = random.Random(f"seed {seed}")
     training, layout = random_case(choose)
     plan = compiled(training, layout).plan
     first = run_plan(training, plan, STEPS, order_seed=None)
@@ -83,12 +85,12 @@ def test_random_plans_in_random_order_end_with_the_same_numbers(seed: int) -> No
 
 
 def test_the_random_plans_are_unlike() -> None:
-    cases = [random_case(random.Random(f"plan {seed}")) for seed in range(PLANS)]
+    cases = [random_case(random.Random(f"seed {seed}")) for seed in range(PLANS)]
     layouts = {layout for _, layout in cases}
     assert len(set(cases)) >= PLANS - 2
     assert {training for training, _ in cases} == set(TRAININGS)
     assert {layout.zero for layout in layouts} == {0, 1, 2, 3}
-    assert {layout.in_flight for layout in layouts} == set(IN_FLIGHT)
+    assert {layout.in_flight for layout in layouts} == {*IN_FLIGHT, *V_SHAPES}
     assert {layout.grids for layout in layouts} == set(GRIDS)
     assert {layout.zero for layout in layouts if layout.shared} == {0, 1, 2, 3}
     assert any(layout.zero for layout in layouts if not layout.shared)

@@ -45,7 +45,9 @@ OF_THE_LAST = {
     "recipe=gpt_tp placement.axes.tensor=0": "at least 1",
     "recipe=gpt_pp placement.stages=0": "a number of at least 1",
     "recipe=gpt_pp placement.stages=two": "a list of",
-    "recipe=gpt_pp placement.in_flight=1g1b": "Write an integer, gpipe, 1f1b or zero_bubble",
+    "recipe=gpt_pp placement.in_flight=1g1b": "Write an integer, gpipe, 1f1b, zero_bubble,",
+    "recipe=gpt_pp placement.in_flight=v_half placement.chunks=3": "Write placement.chunks=2",
+    "recipe=gpt_pp placement.schedule._target_=torch.nn.Linear": "is no schedule",
     "recipe=gpt_pp placement.in_flight=0": "at least 1",
     "recipe=gpt_pp placement.chunks=0": "at least 1",
     "recipe=mlp_pipeline placement.chunks=9": "Write chunks: 1",
@@ -86,6 +88,14 @@ ELSEWHERE = {
     "recipe=gpt_dp recompute.modules=[blocks.*] recompute.keep=[conv]": (
         "command line  recompute.keep.0 = ",
         "Write matmul, every_second_matmul, attention or boxing",
+    ),
+    "recipe=gpt_pp placement.schedule._target_=a.B placement.in_flight=2": (
+        "placement.schedule",
+        "names a schedule, too",
+    ),
+    "recipe=gpt_pp placement.schedule._target_=a.B auto.placement=true": (
+        "placement.schedule",
+        "auto.placement=false",
     ),
     "train.steps=3": ("command line  recipe", "recipe=path/to/file.yaml"),
     "plan gpt_hybird": ("gpt_hybird", "recipe=gpt_hybrid?"),

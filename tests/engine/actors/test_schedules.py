@@ -1,10 +1,19 @@
 """Schedules emerge from register counts alone (design: stages of unit time, F = B = W = 1)."""
 
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
 import pytest
 
-from flowrun.engine.actors.schedules import micro_batches_in_flight
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.actors.plan import Plan
+from flowrun.engine.actors.schedules import Schedule, make_schedule
+from flowrun.engine.errors import PlanError, RecipeError
+from flowrun.engine.ir.graph import FORWARD, WEIGHT_GRAD
+from flowrun.engine.rehearsal.clock_state import Event
 from flowrun.engine.rehearsal.rehearsal import rehearse
+from flowrun.engine.strategy import OwnSchedule
 from support.plans.unit_pipeline import unit_plan, unit_seconds
 
 TABLE = [  # stages, micro-batches, 1F1B = 3 (m + p - 1), zero bubble (ZB-H1, Qi et al. 2023)
@@ -57,12 +66,53 @@ def test_no_chunk_is_held_by_its_stash(stages: int, micro_batches: int, chunks: 
     assert held <= free + chunks
 
 
+# (bubble in units, micro-batches held) of p stages; bubble rates p / 2 m and 2 p / 3 m are of 6 m
+# units (Qi et al. 2024, arXiv 2405.15362, table 1; its own tables let stages start one by one)
+PUBLISHED: Mapping[str, Callable[[int], tuple[float, int]]] = {
+    "v_zero_bubble": lambda p: (p - 1, p),
+    "v_half": lambda p: (3 * p, (p + 2) // 2),
+    "v_min": lambda p: (4 * p, (p + 4) // 3),
+}
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 5, 6, 7, 8, 12, 16])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_v_is_as_fast_and_as_small_as_published(name: str, stages: int) -> None:
+    bubble, held = PUBLISHED[name](stages)
+    plan = unit_plan(stages, 3 * stages, name, chunks=2)
+    rehearsal = rehearse(plan, unit_seconds)
+    late = rehearsal.first_step_s - 6 * plan.micro_batches
+    assert late == bubble if name == "v_zero_bubble" else late <= bubble
+    assert most_stashed(plan, rehearsal.first_step) == 2 * held  # halves of a stage
+    assert rehearsal.step_s == 6 * plan.micro_batches  # the next step fills the gaps
+
+
+def most_stashed(plan: Plan, events: Iterable[Event]) -> int:
+    """Return the most micro-batches that a stage holds at once, of all its chunks: from the start
+    of a forward to the end of its weight gradient.
+    """
+    changes = defaultdict(list)
+    for event in events:
+        phase = plan.actors[event.actor].phase
+        if event.end > event.start and phase == FORWARD:
+            changes[event.stage].append((event.start, 1))
+        elif event.end > event.start and phase == WEIGHT_GRAD:
+            changes[event.stage].append((event.end, -1))
+    return max(max(accumulate(n for _, n in sorted(each))) for each in changes.values())
+
+
+def test_a_v_goes_down_the_stages_and_up_again() -> None:
+    schedule = make_schedule("v_half", 3, 2, 6)
+    assert [schedule.stage_of(piece) for piece in range(6)] == [0, 1, 2, 2, 1, 0]
+    assert schedule.last_stage == 0
+
+
 def test_what_chunks_hold_is_what_their_turns_need() -> None:
     """Of 2 stages and 2 chunks: forwards 0 1 | 0 1 | 2 3 | ..., one backward for each after the
     first 4 and 2.
     """
     held = [
-        [micro_batches_in_flight("1f1b", 2, stage, 8, chunk=chunk, chunks=2) for chunk in range(2)]
+        [make_schedule("1f1b", 2, 2, 8).slots(stage, chunk) for chunk in range(2)]
         for stage in range(2)
     ]
     assert held == [[4, 2], [3, 1]]
@@ -81,10 +131,42 @@ HELD = {  # of each of 3 stages, of 8 micro-batches; of one stage by itself
 @pytest.mark.parametrize("in_flight", list(HELD))
 def test_a_schedule_is_how_many_micro_batches_a_stage_holds(in_flight: int | str) -> None:
     stages, alone = HELD[in_flight]
-    assert [micro_batches_in_flight(in_flight, 3, stage, 8) for stage in range(3)] == stages
-    assert micro_batches_in_flight(in_flight, 1, 0, 8) == alone
+    assert [make_schedule(in_flight, 3, 1, 8).slots(stage) for stage in range(3)] == stages
+    assert make_schedule(in_flight, 1, 1, 8).slots(0) == alone
 
 
 def test_an_unknown_schedule_is_refused() -> None:
     with pytest.raises(RecipeError, match="'pipe' is not a schedule"):
-        micro_batches_in_flight("pipe", 2, 0, 4)
+        make_schedule("pipe", 2, 1, 4)
+
+
+@dataclass(frozen=True)
+class Own(Schedule):
+    """A schedule of a user's own, whose forwards wait until `late` backwards have been."""
+
+    number: int = 2
+    late: int = 0
+    keeps_turns = True
+    orders = True
+
+    def held(self, stage: int, chunk: int, alone: int) -> int:
+        return self.number
+
+    def turn(self, phase: str, stage: int, chunk: int, act: int) -> int:
+        return act + (self.late if phase == FORWARD else 0)
+
+
+def test_a_schedule_of_ones_own_is_proved_like_the_others() -> None:
+    def plan(**settings: object) -> Plan:
+        return unit_plan(2, 4, OwnSchedule(Own, tuple(settings.items())))
+
+    assert {r.slots for r in plan(number=3).registers if r.stash} == {3}
+    with pytest.raises(PlanError, match="would deadlock"):
+        rehearse(plan(late=1), unit_seconds)
+    with pytest.raises(RecipeError, match=r"Own\.held is 0 for chunk 0 of stage 0"):
+        plan(number=0)
+
+
+def test_equal_tables_are_equal_schedules() -> None:
+    tables = [Own(2, 1, 4, number).table() for number in (2, 2, 3)]
+    assert tables[0] == tables[1] != tables[2]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from flowrun.engine.actors.plan import Plan
+from flowrun.engine.actors.schedules import make_schedule
 from flowrun.engine.cost.live import Live
 from flowrun.engine.rehearsal.rehearsal import rehearse
 from support.plans.unit_pipeline import unit_plan
@@ -38,7 +39,8 @@ def test_without_turns_they_would_hold_more(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_turns_are_less_than_every_slot() -> None:
     plan = unit_plan(4, 16, "1f1b", chunks=3)
-    kept = [rehearse(each, unit).bound_bytes[0] for each in (plan, replace(plan, in_turn=False))]
+    free = make_schedule("gpipe", 4, 3, 16)
+    kept = [rehearse(each, unit).bound_bytes[0] for each in (plan, replace(plan, schedule=free))]
     assert kept[0] < kept[1]
 
 
@@ -50,7 +52,8 @@ def random_pipeline(seed: int) -> tuple[Plan, dict[int, float]]:
     """Draw a pipeline of chunks, and how long each actor takes: some nothing, some very long."""
     draw = random.Random(seed)
     stages = draw.randint(2, 4)
-    plan = unit_plan(stages, stages * draw.randint(1, 4), "1f1b", draw.randint(2, 4))
+    schedule, chunks = draw.choice((("1f1b", draw.randint(2, 4)), ("v_min", 2)))
+    plan = unit_plan(stages, stages * draw.randint(1, 4), schedule, chunks)
     return plan, {actor.id: draw.choice((0, 1, 1, 9)) * draw.random() for actor in plan.actors}
 
 

@@ -37,8 +37,9 @@ def random_plan(choose: random.Random) -> Plan:
     if choose.random() < 0.3:
         plan = with_axes(choose.choice(LAYOUTS))
     else:
-        schedule = choose.choice(("1f1b", "gpipe", "zero_bubble", 1, 2))
         stages, chunks = choose.randint(2, 5), choose.choice((1, 1, 2, 3))
+        v_shapes = ("v_zero_bubble", "v_half", "v_min") if chunks == 2 else ()
+        schedule = choose.choice(("1f1b", "gpipe", "zero_bubble", 1, 2, *v_shapes))
         plan = unit_plan(stages, choose.randint(1, 9), schedule, chunks)
     speeds = [choose.choice((0.0, 0.1, 1.0, 1.0, 5.0)) for _ in plan.actors]
     return in_one_order(plan, lambda actor: speeds[actor.id])

@@ -51,6 +51,19 @@ def job(*overrides: str) -> Job:
     return found
 
 
+def test_a_schedule_of_ones_own_is_known_by_what_it_says(place: Path, compiled: list[str]) -> None:
+    own = "placement.schedule={_target_: flowrun.engine.actors.schedules.Slots, number: %d}"
+    staged = ("placement.stages=2", "train.micro_batches=2")
+    first, second = job(*staged, own % 2), job(*staged, own % 2)
+    assert compiled == ["plan_training", "plan_evaluation"]
+    assert second.plans.cache.notes == []
+    by_number = job(*staged, "placement.in_flight=2").plans.compiled[0].plan
+    assert first.plans.compiled[0].plan.registers == by_number.registers
+    before = len(compiled)
+    job(*staged, own % 1)
+    assert "plan_training" in compiled[before:]
+
+
 def test_a_second_job_takes_both_plans_as_they_were(place: Path, compiled: list[str]) -> None:
     first, second = job(), job()
     assert compiled == ["plan_training", "plan_evaluation"]

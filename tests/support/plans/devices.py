@@ -86,7 +86,7 @@ class DeviceClock(Clock):
         stages = range(len(plan.placements))
         self.devices = [Device(plan, room, communicator, stage) for stage in stages]
 
-    def _start(self, stages: Iterable[int]) -> None:
+    def _communicate_all(self, stages: Iterable[int]) -> None:
         for stage in stages:
             rank, device = self.state.ranks[stage], self.devices[stage]
             while launched := rank.next_communication():
@@ -95,10 +95,9 @@ class DeviceClock(Clock):
                 self._communicate(stage, *started)
             while launched := rank.next_supply():
                 self._begin(stage, *launched)
-            may_compute = not self.state.computing[stage] and device.may_compute
-            if may_compute and (launched := rank.next_compute()):
-                self.state.computing[stage] = True
-                self._begin(stage, *launched)
+
+    def _compute(self, stages: Iterable[int]) -> None:
+        super()._compute(stage for stage in stages if self.devices[stage].may_compute)
 
     def _end(self, actor: int) -> bool:
         described = self.plan.actors[actor]
