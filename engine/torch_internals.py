@@ -74,6 +74,23 @@ flash_attention_of_list = aten._flash_attention_forward.default
 flash_attention_of_list_backward = aten._flash_attention_backward.default
 efficient_attention_of_list = aten._efficient_attention_forward.default
 efficient_attention_of_list_backward = aten._efficient_attention_backward.default
+FLASH_3 = "flash_attn_interface"  # the module that registers it, of the package flash_attn_3
+
+
+def flash_attention_3_of_list() -> Sequence[Callable[..., tuple[Tensor, ...]]]:
+    """Import FlashAttention 3, and return its kernel and gradient of documents in one list:
+    (query, key, value, starts of queries, of keys, most queries, most keys, scale, causal, window
+    to the left, to the right, …) and (grad, query, key, value, out, logsumexp, starts, …).
+
+    What torch makes public, activate_flash_attention_impl, takes the place of all its
+    FlashAttention, whose results then lie otherwise in memory than compiled regions expect.
+    """
+    from torch.nn.attention import _fa3
+
+    _fa3._fa3_import_module(FLASH_3)
+    return _fa3._fa3_run_forward, _fa3._fa3_run_backward
+
+
 # The number of the SDPBackend that scaled_dot_product_attention would choose.
 choose_attention = torch._fused_sdp_choice
 

@@ -27,7 +27,7 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_265,
+    "engine": 1_282,
     "engine/actors": 1_804,
     "engine/boxing": 537,
     "engine/capture": 4_567,
@@ -38,7 +38,7 @@ BUDGETS = {
     "engine/ops": 5_923,
     "engine/passes": 7_679,
     "engine/rehearsal": 948,
-    "engine/runtime": 8_003,
+    "engine/runtime": 8_094,
     "engine/trace": 495,
     "engine/verify": 797,
     "launcher": 362,
@@ -52,7 +52,7 @@ BUDGETS = {
     "launcher/place": 2_090,
     "launcher/recipe": 3_152,
     "launcher/ranks": 1_932,
-    "launcher/report": 2_417,
+    "launcher/report": 2_428,
     "launcher/store": 674,
     "launcher/supervise": 4_404,
     "launcher/terminal": 229,
@@ -62,16 +62,16 @@ BUDGETS = {
     "tests": 1_057,
     "tests/behaviour": 8_489,
     "tests/chaos": 927,
-    "tests/engine": 13_560,
-    "tests/gpu": 274,
+    "tests/engine": 13_726,
+    "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 14_098,
+    "tests/launcher": 14_115,
     "tests/models": 635,
     "tests/support": 7_044,
     "tests/testing": 111,
 }
-SUMS = {"source": 69_039, "tests": 47_553, "docs": 50_000}
+SUMS = {"source": 69_158, "tests": 47_748, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 299, "except Exception": 28, "functions above complexity 15": 0}

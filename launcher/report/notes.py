@@ -22,6 +22,7 @@ from flowrun.engine.hardware.hardware import CPU
 from flowrun.engine.lowering.idle_axes import IdleAxis, idle_axes
 from flowrun.engine.passes.update.sparse_ops import sparse_tables
 from flowrun.engine.rehearsal.rehearsal import rehearse
+from flowrun.engine.runtime.kernels.packed_attention import has_flash_3
 from flowrun.engine.runtime.rank.shards import written_bytes
 from flowrun.launcher.data.sampler import length
 from flowrun.launcher.job.job import Job
@@ -163,10 +164,20 @@ def _note_random_base(job: Job) -> Iterator[str]:
 
 
 def _note_packed_attention(job: Job) -> Iterator[str]:
-    if any(op.target == "flowrun.document_attention.default" for op in job.training.plan.graph.ops):
+    graph = job.training.plan.graph
+    attend = [op for op in graph.ops if op.target == "flowrun.document_attention.default"]
+    if attend:
         yield (
             "attention is foreseen as if one document filled each packed sample: with several a "
             "step takes less"
+        )
+    if job.device_type != CPU and any(
+        graph.tensors[op.inputs[0]].dtype.itemsize == 2 for op in attend
+    ):
+        yield (
+            "FlashAttention 3 attends within documents on Hopper, where it agrees with 2"
+            if has_flash_3()
+            else "FlashAttention 2 attends within documents; on Hopper 3 is faster (flash_attn_3)"
         )
 
 

@@ -236,6 +236,13 @@ def test_kernels_of_documents_take_where_each_begins(op: Any) -> None:
     assert {"cum_seq_q", "cu_seqlens_q"} & set(names_of(op))
 
 
+def test_flash_attention_3_is_that_of_its_package() -> None:
+    """What it is called with, tests/engine/runtime/kernels/test_packed_attention.py tries."""
+    lacks = (ModuleNotFoundError, AttributeError)  # the package; torch before 2.13 that reads it
+    with pytest.raises(lacks, match=f"{internals.FLASH_3}|_fa3_import_module"):
+        internals.flash_attention_3_of_list()
+
+
 def test_torch_says_which_attention_it_would_choose() -> None:
     query, key, value = heads(2, 3, 5, 8)
     choice = internals.choose_attention(query, key, value, None, 0.0, True)

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+
+from flowrun.engine.runtime.kernels.packed_attention import flash_kernels, has_flash_3
 
 NCCL = (2, 30)
 STEPS, HELD_S, ROW_S = 4, 10.0, 75.0
@@ -170,6 +173,13 @@ def see_training(one: Training) -> str:
     return judge(one, seen, one.ends[0] or of_the_cpu(f"{one.words} {alone}"))
 
 
+def see_documents() -> str:
+    """Compare FlashAttention 3 with 2 on documents, as a rank does."""
+    with warnings.catch_warnings(record=True) as said:
+        name = flash_kernels(torch.device("cuda", 0), torch.bfloat16, 64).name
+    return f"FAULT: {said[0].message}" if said else name
+
+
 def judge(one: Training, seen: tuple[int, str, list[float]], cpu: Any) -> str:
     """Return the verdict of a run."""
     status, printed, found = seen
@@ -197,6 +207,8 @@ def see(wanted: Sequence[str], minutes: float, nccl: tuple[int, ...]) -> list[di
     rows: list[tuple[str, str, Callable[[], str]]] = [
         (f"spin on {n}, {how.lower()}", "", partial(see_spin, n, how)) for n, how in SPINS
     ]
+    lack = "" if has_flash_3() else "skipped: flash_attn_3 is not installed"
+    rows.append(("documents", lack, see_documents))
     rows += [(t.name, lacks(t.ranks, gpus, nccl), partial(see_training, t)) for t in TRAININGS]
     table: list[dict[str, Any]] = []
     for name, lack, look in rows:

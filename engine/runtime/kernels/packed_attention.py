@@ -1,15 +1,20 @@
 """Kernels of attention within documents (engine/ops/nn/document_op.py).
 
 On CUDA all samples are one list of tokens, with the places where documents begin: torch's kernels
-of variable length, FlashAttention in bf16 and fp16 and the memory-efficient one else.  The places
-are made on the device, so that nothing waits; a document of no tokens costs nothing but its place.
+of variable length, FlashAttention in bf16 and fp16 and the memory-efficient one else.  On Hopper it
+is FlashAttention 3, where its package is installed (flash_kernels).  The places are made on the
+device, so that nothing waits; a document of no tokens costs nothing but its place.
 
 A kernel that is registered again takes the place of the one before.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +27,8 @@ from flowrun.engine.runtime.kernels.fused_attention import is_flash, pad_width
 
 _ROW_MULTIPLE = 32  # the efficient kernel pads a document's logsumexp to a multiple of it
 _FROM_TOP_LEFT = 1  # its number of a causal mask
+_HOPPER = 9  # compute capability
+_NO_WINDOW = (-1, -1)
 
 
 @op.document_attention_backward.register_kernel("cpu")
@@ -38,9 +45,8 @@ def _forward(
     starts = _starts(documents, length)
     parts = [_as_list(pad_width(x)) for x in (query, key, value)]
     if is_flash(query, None):
-        tokens, logsumexp, *_ = internals.flash_attention_of_list(
-            *parts, starts, starts, length, length, 0.0, True, False, scale=scale
-        )
+        flash = flash_kernels(query.device, query.dtype, parts[0].shape[-1])
+        tokens, logsumexp = flash.forward(parts, starts, length, scale)
         logsumexp = logsumexp.view(heads, samples, length).transpose(0, 1)
     else:
         tokens, statistics, *_ = internals.efficient_attention_of_list(
@@ -72,12 +78,8 @@ def _backward(
     parts = [_as_list(pad_width(x)) for x in (grad, query, key, value, out)]
     if is_flash(query, None):
         rows = logsumexp.transpose(0, 1).reshape(heads, samples * length)
-        # seed and offset of dropout: the kernel reads them only if there is some
-        seed = torch.empty(2, dtype=torch.uint64, device=query.device)
-        offset = torch.empty((), dtype=torch.uint64, device=query.device)
-        grads = internals.flash_attention_of_list_backward(
-            *(*parts, rows, starts, starts, length, length, 0.0, True, seed, offset), scale=scale
-        )
+        flash = flash_kernels(query.device, query.dtype, parts[0].shape[-1])
+        grads = flash.backward([*parts, rows], starts, length, scale)
     else:
         document, place = _places(starts, samples * length)
         longest = length + -length % _ROW_MULTIPLE
@@ -95,6 +97,95 @@ def _backward(
         for x in grads[:3]
     )
     return one, two, three
+
+
+# ---- FlashAttention ------------------------------------------------------------------------------
+
+
+# (lists (tokens, heads, width), where documents begin, most tokens of one, scale) -> its results
+ListKernel = Callable[[Sequence[Tensor], Tensor, int, float], tuple[Tensor, ...]]
+
+
+class Flash(NamedTuple):
+    """Kernels of documents in one list of tokens.
+
+    forward: of (query, key, value) -> (out, logsumexp (heads, tokens)).
+    backward: of (grad, query, key, value, out, logsumexp) -> gradients of query, key, value.
+    """
+
+    name: str
+    forward: ListKernel
+    backward: ListKernel
+
+
+def _second(
+    lists: Sequence[Tensor], starts: Tensor, longest: int, scale: float
+) -> tuple[Tensor, ...]:
+    out, logsumexp, *_ = internals.flash_attention_of_list(
+        *lists, starts, starts, longest, longest, 0.0, True, False, scale=scale
+    )
+    return out, logsumexp
+
+
+def _second_backward(
+    lists: Sequence[Tensor], starts: Tensor, longest: int, scale: float
+) -> tuple[Tensor, ...]:
+    # seed and offset of dropout: the kernel reads them only if there is some
+    seed = torch.empty(2, dtype=torch.uint64, device=starts.device)
+    offset = torch.empty((), dtype=torch.uint64, device=starts.device)
+    grads: tuple[Tensor, ...] = internals.flash_attention_of_list_backward(
+        *(*lists, starts, starts, longest, longest, 0.0, True, seed, offset), scale=scale
+    )
+    return grads
+
+
+def _third() -> Flash:
+    kernels = internals.flash_attention_3_of_list()
+
+    def run(
+        gradient: bool, lists: Sequence[Tensor], starts: Tensor, longest: int, scale: float
+    ) -> tuple[Tensor, ...]:
+        more = () if gradient else (None,)
+        how = (starts, starts, longest, longest, scale, True, *_NO_WINDOW, *more)
+        return kernels[gradient](*lists, *how)
+
+    return Flash("FlashAttention 3", partial(run, False), partial(run, True))
+
+
+FLASH_2 = Flash("FlashAttention 2", _second, _second_backward)
+
+
+def has_flash_3() -> bool:
+    """Return whether the package of FlashAttention 3 is installed."""
+    return find_spec(internals.FLASH_3) is not None
+
+
+@cache
+def flash_kernels(device: torch.device, dtype: torch.dtype, width: int) -> Flash:
+    """Return the kernels for heads of this dtype and width: on Hopper those of FlashAttention 3, if
+    its package is there; those of 2, with a warning, if 3's fail or do not agree with them.
+    """
+    if not has_flash_3() or torch.cuda.get_device_capability(device)[0] != _HOPPER:
+        return FLASH_2
+    draws = torch.Generator(device).manual_seed(0)
+    grad, *given = (
+        torch.randn(130, 3, width, generator=draws, device=device).to(dtype) for _ in range(4)
+    )
+    starts = torch.tensor([0, 7, 27, 27, 65, 130], dtype=torch.int32, device=device)
+    results = []
+    try:
+        for flash in (third := _third(), FLASH_2):
+            made = flash.forward(given, starts, 65, 0.25)
+            results.append((*made, *flash.backward([grad, *given, *made], starts, 65, 0.25)))
+        for ours, other in zip(*results, strict=True):
+            torch.testing.assert_close(ours, other, rtol=2**-4, atol=2**-4)
+    except (ImportError, AttributeError, TypeError, RuntimeError, AssertionError) as error:
+        warnings.warn(f"{FLASH_2.name} runs instead of 3, on documents: {error}", stacklevel=2)
+        return FLASH_2
+    return third
+
+
+# ---- lists of tokens -----------------------------------------------------------------------------
 
 
 def _starts(documents: Tensor, length: int) -> Tensor:

@@ -216,12 +216,29 @@ def test_adapters_beside_weights_that_nobody_trained_are_noted() -> None:
     assert not about("begins as its constructor makes it", *lora[:2])
 
 
-def test_attention_of_packed_documents_is_foreseen_as_if_they_were_one(tmp_path: Path) -> None:
-    save_tokenizer(tmp_path)
-    (tmp_path / "rows.jsonl").write_text('{"text": "a few words of a text"}\n' * 40)
-    rows = ("data=text_rows", f"data.path={tmp_path}/rows.jsonl", f"data.tokenizer={tmp_path}")
+def packed_rows(folder: Path) -> tuple[str, ...]:
+    save_tokenizer(folder)
+    (folder / "rows.jsonl").write_text('{"text": "a few words of a text"}\n' * 40)
+    rows = ("data=text_rows", f"data.path={folder}/rows.jsonl", f"data.tokenizer={folder}")
     small = ("model.depth=1", "model.vocabulary=280", "data.length=32", "train.batch_size=2")
-    keys = ("recipe=gpt_dp", *small, *rows)
-    (note,) = about("attention is foreseen", *keys, "data.pack=true")
+    return *small, *rows, "data.pack=true"
+
+
+def test_attention_of_packed_documents_is_foreseen_as_if_they_were_one(tmp_path: Path) -> None:
+    keys = packed_rows(tmp_path)
+    (note,) = about("attention is foreseen", "recipe=gpt_dp", *keys)
     assert note.endswith("with several a step takes less")
-    assert not about("attention is foreseen", *keys)
+    assert not about("attention is foreseen", "recipe=gpt_dp", *keys[:-1])
+
+
+@pytest.mark.parametrize(
+    ("found", "kernel"), [(False, "FlashAttention 2"), (True, "FlashAttention 3")]
+)
+def test_the_kernel_of_packed_documents_is_named_where_a_gpu_trains(
+    found: bool, kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "has_flash_3", lambda: found)
+    packed = job("recipe=gpt_dp", *packed_rows(tmp_path), "precision.dtype=bf16")
+    assert len(list(module._note_packed_attention(packed))) == 1
+    packed.device_type = "cuda"
+    assert list(module._note_packed_attention(packed))[1].startswith(f"{kernel} attends within")

@@ -1,14 +1,23 @@
 """Attention within documents: what is refused, and the kernel of each document on a CPU.
 
 What CUDA's kernels compute, tests/engine/runtime/test_cuda.py compares with the CPU's.
+FlashAttention 3 has a stand-in: ops of its names and schemas, which torch's own code calls.
 """
 
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from importlib.machinery import ModuleSpec
+from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from flowrun.engine import torch_internals as internals
 from flowrun.engine.ops.nn import document_op as op
 from flowrun.engine.runtime.kernels import packed_attention as packed
 
@@ -51,3 +60,153 @@ def test_on_the_cpu_each_document_has_the_gradient_that_suits_it(
     expected = op.run_backward(kernel, grad, *rest, *made, documents, None)
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
+
+
+# ---- FlashAttention 3 (hopper/flash_api.cpp of Dao-AILab/flash-attention) ------------------------
+
+_FWD = (
+    "fwd(Tensor q, Tensor k, Tensor v, Tensor(k_new!)? k_new=None, Tensor(v_new!)? v_new=None,"
+    " Tensor? q_v=None, Tensor(out!)? out=None, Tensor? cu_seqlens_q=None,"
+    " Tensor? cu_seqlens_k=None, Tensor? cu_seqlens_k_new=None, Tensor? seqused_q=None,"
+    " Tensor? seqused_k=None, int? max_seqlen_q=None, int? max_seqlen_k=None,"
+    " Tensor? page_table=None, Tensor? kv_batch_idx=None, Tensor? leftpad_k=None,"
+    " Tensor? rotary_cos=None, Tensor? rotary_sin=None, Tensor? seqlens_rotary=None,"
+    " Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None,"
+    " float? softmax_scale=None, bool is_causal=False, int window_size_left=-1,"
+    " int window_size_right=-1, int attention_chunk=0, float softcap=0.0,"
+    " bool is_rotary_interleaved=False, Tensor? scheduler_metadata=None, int num_splits=0,"
+    " bool? pack_gqa=None, int sm_margin=0) -> (Tensor(out!), Tensor, Tensor, Tensor)"
+)
+_BWD = (
+    "bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse,"
+    " Tensor(dq!)? dq=None, Tensor(dk!)? dk=None, Tensor(dv!)? dv=None,"
+    " Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None,"
+    " Tensor? seqused_k=None, int? max_seqlen_q=None, int? max_seqlen_k=None,"
+    " float? softmax_scale=None, bool is_causal=False, int window_size_left=-1,"
+    " int window_size_right=-1, float softcap=0.0, bool deterministic=False, int sm_margin=0)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+class FlashAttention:
+    """Both kernels of lists, on the CPU: that of each document; `runs` counts theirs.
+
+    slip: what FlashAttention 3's output is off by.
+    """
+
+    def __init__(self, stack: ExitStack, slip: float) -> None:
+        self.runs: Counter[str] = Counter()
+        self.slip = slip
+        second = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
+        second.impl("_flash_attention_forward", self.second, "CPU")
+        second.impl("_flash_attention_backward", self.second_backward, "CPU")
+        third = stack.enter_context(torch.library._scoped_library("flash_attn_3", "FRAGMENT"))
+        third.define(_FWD)
+        third.define(_BWD)
+        third.impl("fwd", self.third, "CPU")
+        third.impl("bwd", self.third_backward, "CPU")
+
+    def second(self, q: Tensor, k: Tensor, v: Tensor, *given: Any, scale: float) -> Any:
+        starts, _, longest, _, dropout, causal, _ = given
+        assert causal and not dropout and longest >= int(starts.diff().max())
+        self.runs["2"] += 1
+        none = q.new_empty(0)
+        return *self.forward(q, k, v, starts, scale), none, none, none
+
+    def second_backward(self, *given: Any, scale: float) -> Any:
+        return self.backward(*given[:6], given[6], scale)
+
+    def third(self, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Any:
+        starts, scale, causal, *window = given[4], *given[20:24]
+        assert causal and window == [-1, -1] and given[10] >= int(starts.diff().max())
+        self.runs["3"] += 1
+        out, logsumexp = self.forward(q, k, v, starts, scale)
+        return out + self.slip, logsumexp, q.new_empty(0), q.new_empty(0)
+
+    def third_backward(self, *given: Any) -> Any:
+        grads = self.backward(*given[:6], given[9], given[15])
+        for into, grad in zip(given[6:9], grads, strict=True):
+            into.copy_(grad)
+        return (*(given[0].new_empty(0) for _ in range(5)),)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float) -> Any:
+        made = [
+            internals.cpu_attention(*heads(q, k, v, at=at), 0.0, True, scale=scale)
+            for at in spans(starts)
+        ]
+        out = torch.cat([each[0][0].transpose(0, 1) for each in made])
+        return out, torch.cat([each[1][0] for each in made], 1).float()
+
+    def backward(self, *given: Any) -> tuple[Tensor, ...]:
+        *tensors, logsumexp, starts, scale = given
+        found = [
+            internals.cpu_attention_backward(
+                *heads(*tensors, at=at), logsumexp[None, :, at], 0.0, True, scale=scale
+            )
+            for at in spans(starts)
+        ]
+        return tuple(torch.cat([g[0].transpose(0, 1) for g in x]) for x in zip(*found, strict=True))
+
+
+def heads(*lists: Tensor, at: slice) -> list[Tensor]:
+    return [x[at].transpose(0, 1).unsqueeze(0) for x in lists]
+
+
+def spans(starts: Tensor) -> list[slice]:
+    ends = starts.tolist()
+    return [slice(a, b) for a, b in pairwise(ends) if b > a]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+    packed.flash_kernels.cache_clear()
+
+
+def attend() -> tuple[list[Tensor], list[Tensor]]:
+    """What the kernels for CUDA compute, and the CPU's."""
+    grad, *rest, documents = given(torch.bfloat16)
+    out, logsumexp = packed._forward(*rest, documents, None)
+    found = [out, logsumexp, *packed._backward(grad, *rest, out, logsumexp, documents, None)]
+    made = op.document_attention(*rest, documents, None)
+    run = internals.cpu_attention_backward
+    return found, [*made, *op.run_backward(run, grad, *rest, *made, documents, None)]
+
+
+@pytest.mark.skipif(
+    not hasattr(getattr(torch.nn.attention, "_fa3", None), "_fa3_run_backward"),
+    reason="torch before 2.13",
+)
+@pytest.mark.parametrize(
+    ("installed", "capability", "slip", "runs"),
+    [
+        (False, 9, 0.0, {"2": 1}),
+        (True, 8, 0.0, {"2": 1}),
+        (True, 9, 0.0, {"2": 1, "3": 2}),  # both once on draws, then it
+        (True, 9, 0.5, {"2": 2, "3": 1}),
+    ],
+    ids=["not installed", "no Hopper", "agrees", "does not agree"],
+)
+def test_flash_attention_3_runs_on_hopper_where_it_is_and_agrees(
+    installed: bool,
+    capability: int,
+    slip: float,
+    runs: dict[str, int],
+    stack: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flash = FlashAttention(stack, slip)
+    if installed:
+        module = ModuleType(internals.FLASH_3)
+        module.__spec__ = ModuleSpec(internals.FLASH_3, None)
+        monkeypatch.setitem(sys.modules, internals.FLASH_3, module)
+    capable = (capability, 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capable)
+    if slip:
+        stack.enter_context(pytest.warns(UserWarning, match="2 runs instead of 3, on documents"))
+    found, expected = attend()
+    assert flash.runs == runs
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+        assert one.stride() == other.stride()
