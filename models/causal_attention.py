@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flowrun.engine.ops.nn.document_op import document_attention
-
-
-def as_autocast(x: Tensor) -> Tensor:
-    """Cast a tensor to the dtype of autocast's products; leave it alone if autocast is off."""
-    if not torch.is_autocast_enabled(x.device.type):
-        return x
-    return x.to(torch.get_autocast_dtype(x.device.type))
+from flowrun.engine.ops.nn.document_op import as_autocast, document_attention
 
 
 def causal_attention(

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
+from flowrun.engine.ops.nn.document_op import as_autocast
 from flowrun.engine.torch_internals import scaled_mm
-from flowrun.models.causal_attention import as_autocast
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LEAST = 1e-12  # torchao's: no division by 0

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flowrun.models.causal_attention import as_autocast, causal_attention
+from flowrun.engine.ops.nn.document_op import as_autocast
+from flowrun.models.causal_attention import causal_attention
 
 
 class Embed(nn.Module):

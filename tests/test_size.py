@@ -35,7 +35,7 @@ BUDGETS = {
     "engine/hardware": 569,
     "engine/ir": 1_768,
     "engine/lowering": 1_306,
-    "engine/ops": 5_923,
+    "engine/ops": 6_212,
     "engine/passes": 7_679,
     "engine/rehearsal": 948,
     "engine/runtime": 8_094,
@@ -57,21 +57,21 @@ BUDGETS = {
     "launcher/supervise": 4_404,
     "launcher/terminal": 229,
     "launcher/text": 379,
-    "models": 1_482,
+    "models": 1_547,
     "testing": 115,
     "tests": 1_057,
-    "tests/behaviour": 8_489,
+    "tests/behaviour": 8_583,
     "tests/chaos": 927,
-    "tests/engine": 13_726,
+    "tests/engine": 13_796,
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
     "tests/launcher": 14_115,
     "tests/models": 635,
-    "tests/support": 7_044,
+    "tests/support": 7_072,
     "tests/testing": 111,
 }
-SUMS = {"source": 69_158, "tests": 47_748, "docs": 50_000}
+SUMS = {"source": 69_512, "tests": 47_940, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 299, "except Exception": 28, "functions above complexity 15": 0}

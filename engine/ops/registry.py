@@ -43,6 +43,7 @@ from flowrun.engine.ops.nn import (
     chunked_head,
     conv,
     cross_entropy,
+    dropless,
     embedding,
     loss,
     norm,
@@ -54,7 +55,7 @@ _FAMILIES = (
     *(matmul, grouped, pointwise, reduce),
     *(shape, slice_cat, index, strided, create),
     *(norm, batch_norm, attention, embedding, conv),
-    *(softmax, loss, cross_entropy, chunked_head),
+    *(softmax, loss, cross_entropy, chunked_head, dropless),
     *(random, ranges, check, update, rounding, scaling, sparse, structure),
 )
 OPS: Mapping[str, OpInfo] = {

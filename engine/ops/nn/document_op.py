@@ -116,6 +116,13 @@ def document_spans(documents: Tensor, length: int) -> Iterator[tuple[int, slice]
             start += each
 
 
+def as_autocast(x: Tensor) -> Tensor:
+    """Cast a tensor to the dtype of autocast's products; leave it alone if autocast is off."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return x
+    return x.to(torch.get_autocast_dtype(x.device.type))
+
+
 def by_token(x: Tensor) -> Tensor:
     """Return a tensor (samples, heads, length, width) that lies in memory token by token."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)

@@ -1,4 +1,6 @@
-"""Experts split by S(0) of their stacked weights: tokens travel to them and back by all-to-all."""
+"""Experts split by S(0) of their stacked weights: tokens travel to them and back by all-to-all.
+Without capacity each rank takes the tokens of its experts, and what they make is summed.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -6,6 +8,8 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.boxing.boxing import ALL_REDUCE, ALL_TO_ALL
@@ -15,9 +19,29 @@ from flowrun.engine.ir.sbp import S
 from flowrun.engine.strategy import Pin
 from flowrun.models.losses import routed_cross_entropy
 from flowrun.models.metrics import accuracy
-from flowrun.models.moe import MixtureGPT
-from support.layouts.grids import Layout, assert_as_plain_torch, example, run_plan, strategy, task
-from support.layouts.plain_loop import ADAMW, CONTEXT, VOCABULARY, Training, seeded, token_batches
+from flowrun.models.moe import DroplessMixture, Experts, MixtureGPT
+from support.layouts.grids import (
+    LOSS_TOLERANCE,
+    WEIGHT_TOLERANCE,
+    Layout,
+    assert_as_plain_torch,
+    example,
+    run_plan,
+    strategy,
+    task,
+)
+from support.layouts.plain_loop import (
+    ADAMW,
+    CONTEXT,
+    VOCABULARY,
+    Trained,
+    Training,
+    loss_difference,
+    micro_batch_loop,
+    seeded,
+    token_batches,
+    weight_difference,
+)
 
 STEPS, MIXTURES = 5, 1
 TRAINING = Training(
@@ -36,15 +60,39 @@ def pins(axis: str, dims: Mapping[str, int]) -> tuple[Pin, ...]:
     return tuple(Pin(f"blocks.*.experts.{n}", "variable", axis, S(d)) for n, d in dims.items())
 
 
+EXPERTS = 4
+
+
+class DenseExperts(Experts):
+    """Every expert multiplies every token; the weights of those that it did not choose are 0."""
+
+    def forward(self, x_ND: Tensor, expert_NK: Tensor, share_NK: Tensor) -> Tensor:  # type: ignore[override]
+        weight_NE = x_ND.new_zeros(len(x_ND), EXPERTS).scatter(1, expert_NK, share_NK)
+        y_END = super().forward(x_ND.expand(EXPERTS, *x_ND.shape))
+        return torch.einsum("ne,end->nd", weight_NE, y_END)
+
+
+def dropless(dense: bool) -> nn.Module:
+    """Return a model with a bias that balances its experts, and one for all tokens."""
+    sizes = VOCABULARY, CONTEXT, 2, 2, 16, EXPERTS, 2, None, 0.01, True
+    model = seeded(partial(MixtureGPT, *sizes))
+    for part in model.modules() if dense else ():
+        if isinstance(part, DroplessMixture):
+            part.experts.__class__ = DenseExperts
+    return model
+
+
+DROPLESS, DENSE = (replace(TRAINING, model=partial(dropless, dense)) for dense in (False, True))
+
 ON_DATA = pins("data", {"up": 0, "down": 0})
 ON_TENSOR = pins("tensor", {"up": 0, "down": 0})
 INSIDE = pins("tensor", {"up": 2, "down": 1})  # each expert split by columns, then rows
 
 
 @lru_cache
-def plan(layout: Layout, pinned: tuple[Pin, ...]) -> Plan:
-    made = replace(strategy(TRAINING, layout), pins=pinned)
-    return Compilation(task(TRAINING), example(TRAINING), made).training.plan
+def plan(layout: Layout, pinned: tuple[Pin, ...], training: Training = TRAINING) -> Plan:
+    made = replace(strategy(training, layout), pins=pinned)
+    return Compilation(task(training), example(training), made).training.plan
 
 
 @pytest.mark.parametrize(
@@ -69,6 +117,54 @@ def moved(made: Plan) -> list[Op]:
     return [op for op in made.graph.ops if op.target == "flow.box" and op.args[1].moves]
 
 
+@pytest.mark.parametrize(
+    ("layout", "pinned"),
+    [
+        (Layout(tensor=2), ON_TENSOR),
+        (Layout(tensor=4), ON_TENSOR),
+        (Layout(data=2), ON_DATA),
+        (Layout(data=2), ()),
+        (Layout(data=2, tensor=2), ON_TENSOR),
+        (Layout(data=2, tensor=2), (*ON_DATA, *INSIDE)),
+        (Layout(data=2, stages=2), ()),
+        (Layout(data=2, zero=3), ()),
+    ],
+    ids=str,
+)
+def test_experts_without_capacity_train_as_a_dense_computation_of_the_same_routes(
+    layout: Layout, pinned: tuple[Pin, ...]
+) -> None:
+    found = run_plan(DROPLESS, plan(layout, pinned, DROPLESS), STEPS)
+    losses, after = micro_batch_loop(DENSE, STEPS)
+    plain = Trained(tuple(losses), dropless(dense=True).state_dict(), after)
+    assert loss_difference(found.losses, plain) <= LOSS_TOLERANCE
+    assert weight_difference(found.weights, plain) <= WEIGHT_TOLERANCE["adamw"]
+    assert [note for note in found.plan.graph.notes if "signature" in note] == []
+
+
+def test_where_experts_are_split_one_sum_of_their_outputs_travels() -> None:
+    """And one of the gradients of tokens backward."""
+    assert kinds_moved(plan(Layout(tensor=2), ON_TENSOR, DROPLESS)) == {
+        (FORWARD, ALL_REDUCE): MIXTURES,
+        (BACKWARD, ALL_REDUCE): MIXTURES,
+    }
+
+
+def test_where_samples_are_split_no_token_travels() -> None:
+    """Only what the experts were chosen for, four numbers, which the bias waits for."""
+    made = plan(Layout(data=2), (), DROPLESS)
+    sizes = [(op.phase, made.graph.tensors[op.makes[0]].shape) for op in moved(made)]
+    assert [each for each in sizes if each[0] in (FORWARD, BACKWARD) and each[1]] == [
+        (FORWARD, (EXPERTS,))
+    ]
+
+
+def kinds_moved(made: Plan) -> Counter[tuple[str, str]]:
+    return Counter(
+        (op.phase, op.args[1].kind) for op in moved(made) if op.phase in (FORWARD, BACKWARD)
+    )
+
+
 def test_tokens_travel_to_their_experts_and_back_by_all_to_all() -> None:
     made = plan(Layout(data=2), ON_DATA)
     kinds = Counter(
@@ -90,9 +186,7 @@ def test_neither_weights_nor_gradients_of_experts_travel() -> None:
 
 def test_where_all_ranks_have_all_tokens_the_outputs_are_summed() -> None:
     """Each takes the tokens of its experts: one sum forward, one of the gradients backward."""
-    kinds = Counter(
-        (op.phase, op.args[1].kind)
-        for op in moved(plan(Layout(tensor=2), ON_TENSOR))
-        if op.phase in (FORWARD, BACKWARD)
-    )
-    assert kinds == {(FORWARD, ALL_REDUCE): MIXTURES, (BACKWARD, ALL_REDUCE): MIXTURES}
+    assert kinds_moved(plan(Layout(tensor=2), ON_TENSOR)) == {
+        (FORWARD, ALL_REDUCE): MIXTURES,
+        (BACKWARD, ALL_REDUCE): MIXTURES,
+    }

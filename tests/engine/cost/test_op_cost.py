@@ -203,6 +203,19 @@ def test_experts_are_products_of_the_tokens_that_are_theirs() -> None:
     assert SizedOp(backward, [*held, (100, 32)], [None, both[1]], {}).flops == 2 * 50 * 16 * 32
 
 
+def test_experts_multiply_the_tokens_that_chose_them() -> None:
+    """Half of 100 tokens with 3 choices each chose 4 of 8; backward makes 5 products, not 4."""
+    names = "x", "chosen", "share", "up", "down"
+    args = (*map(Ref, names[:3]), "gelu", 8, *map(Ref, names[3:]))
+    held = [(100, 16), (100, 3), (100, 3), (4, 16, 32), (4, 32, 16)]
+    op = Op("y", "flowrun.experts.default", args, (), outputs=("y",))
+    assert SizedOp(op, held, [(100, 16)], {}).flops == 2 * 2 * 150 * 16 * 32
+    grads = names[0], *names[2:]
+    op = replace(op, target=EXPERTS_BACKWARD, args=(Ref("grad"), *args), outputs=grads)
+    made = [held[0], *held[2:]]
+    assert SizedOp(op, [(100, 16), *held], made, {}).flops == 5 * 2 * 150 * 16 * 32
+
+
 def test_a_transposed_convolution_multiplies_what_it_reads() -> None:
     """3 channels of 4 x 4 to 5 of 8 x 8, kernels of 2 x 2: each number meets 5 x 4 weights."""
     args = (Ref("x"), Ref("w"), None, (2, 2), (0, 0), (1, 1), True, (0, 0), 1)
@@ -210,6 +223,7 @@ def test_a_transposed_convolution_multiplies_what_it_reads() -> None:
     assert SizedOp(op, [(1, 3, 4, 4), (3, 5, 2, 2)], [(1, 5, 8, 8)], {}).flops == 2 * 3 * 16 * 5 * 4
 
 
+EXPERTS_BACKWARD = "flowrun.experts_backward.default"
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu"
 DOCUMENTS = "flowrun.document_attention"
 GPU = replace(HARDWARE, device="cuda", fp32=Products(1e9), attention_share=1.0, op_s=0.0)

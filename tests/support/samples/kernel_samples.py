@@ -185,6 +185,33 @@ def _document_attention() -> list[OpSample]:
     ]
 
 
+def _routed(shapes: Sequence[Shape]) -> bool:
+    """Pieces in which all tensors have as many tokens, choices and experts, of one width."""
+    *grad, x, chosen, share = (shape for shape in shapes if len(shape) == 2)
+    *inside, down = (shape for shape in shapes if len(shape) == 3)
+    tokens = {len_of[0] for len_of in (*grad, x, chosen, share)}
+    fitting = {(experts, inner) for experts, _, inner in inside} == {down[:2]}
+    wide = all(width == x[1] for _, width, _ in inside) and all(g[1] == down[2] for g in grad)
+    return len(tokens) == 1 and chosen == share and fitting and wide
+
+
+def _experts() -> list[OpSample]:
+    """Samples in which one expert has no token, and a token chooses no expert twice."""
+    draws = torch.Generator().manual_seed(0)
+    normal = partial(torch.randn, generator=draws, dtype=torch.float64)
+    chosen = torch.rand(7, 4, generator=draws).topk(3).indices
+    given = normal(7, 2), chosen, normal(7, 3)
+    gate, up, down = normal(5, 2, 4), normal(5, 2, 4), normal(5, 4, 8)
+    grad = normal(7, 8)
+    few, many = (*given, "gelu", 5, up, down), (*given, "silu", 5, gate, up, down)
+    return [
+        sample("flowrun.experts.default", *few, sound=_routed),
+        sample("flowrun.experts_backward.default", grad, *few, sound=_routed),
+        sample("flowrun.gated_experts.default", *many, sound=_routed),
+        sample("flowrun.gated_experts_backward.default", grad, *many, sound=_routed),
+    ]
+
+
 def _embedding() -> list[OpSample]:
     backward = partial(sample, "aten.embedding_dense_backward.default", sound=_embedding_backward)
     return [
@@ -318,6 +345,7 @@ def kernel_samples() -> list[OpSample]:
         _attention_samples,
         ring_attention,
         _document_attention,
+        _experts,
         _embedding,
         _conv,
         _loss,

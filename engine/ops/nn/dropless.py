@@ -1,0 +1,112 @@
+"""Signatures, local programs and cost of experts that leave no token out (expert_op.py).
+
+Split experts are expert parallelism: each rank takes the tokens that chose one of its own, and the
+sum over ranks is the whole (P).  Split tokens need no word with each other.  Each expert may be
+split inside, too (columns of gate and up, rows of down).  Not the width of tokens: the activation
+is of whole sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.op_info import OpCost, OpInfo, Trait
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ir.sbp import B, P
+from flowrun.engine.ir.signature import (
+    Function,
+    Local,
+    LocalCall,
+    LocalView,
+    OpRows,
+    OpView,
+    Rule,
+    labelled_rows,
+    places,
+)
+from flowrun.engine.ops.nn import expert_op
+
+_DIMS = {  # n tokens, k choices, e experts, f their width, o out; the width of tokens is whole
+    **{"x": ("n", None), "chosen": ("n", "k"), "share": ("n", "k"), "grad": ("n", "o")},
+    **{"gate": ("e", None, "f"), "up": ("e", None, "f"), "down": ("e", "f", "o")},
+}
+_SUMS = dict.fromkeys("nkefo", P)
+
+
+def forward(view: OpView) -> OpRows:
+    """Linear in the shares, in down, and in up where a gate has the activation."""
+    split = labelled_rows([_DIMS[name] for name in places(view.op)], [("n", "o")], _SUMS)
+    up = [("up",)] if "gate" in places(view.op) else []
+    return (*split, *view.partial(("share",), ("down",), *up))
+
+
+def backward(view: OpView) -> OpRows:
+    """Gradients of x, share and the matrices: each is linear in what the output is linear in, but
+    for the gradient of that itself, which does not depend on it.
+    """
+    names = places(view.op)
+    of = [name for name in names if name not in ("grad", "chosen")]
+    split = labelled_rows([_DIMS[name] for name in names], [_DIMS[name] for name in of], _SUMS)
+    linear = ["share", "down", *(["up"] if "gate" in names else [])]
+    of_one = (view.row({one: P}, *(B if name == one else P for name in of)) for one in linear)
+    return (*split, view.row({"grad": P}, P), *of_one)
+
+
+def on_a_rank(program: Function) -> Local:
+    """Return the local program: a rank knows which experts are its own."""
+
+    def local(view: LocalView) -> LocalCall:
+        first, experts = view.in_slices[-1][0]
+        if experts == view.in_shapes[-1][0]:
+            return view.rebind()
+        return LocalCall(program, view.op.args, (("first", first),))
+
+    return local
+
+
+def _flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float:
+    """Count products of chosen experts alone; backward makes those before the activation again."""
+    *inside, (_, inner, out) = _matrices(in_shapes)
+    before, after = sum(width for _, width, _ in inside), out
+    products = 3 * before + 2 * after if _is_backward(op) else before + after
+    return 2.0 * _pairs_here(op, in_shapes) * inner * products
+
+
+def _held_bytes(op: Op, in_shapes: Sequence[Shape], itemsize: int) -> int:
+    """Return bytes of what all pairs make, in fp32, and of what one expert multiplies."""
+    *inside, (experts, inner, out) = _matrices(in_shapes)
+    width, choices = inside[0][1], in_shapes[1 + _is_backward(op)]
+    of_all = math.prod(choices) * (width if _is_backward(op) else out) * max(itemsize, 4)
+    wide = (len(inside) + 1) * inner * (1 + _is_backward(op))
+    each = math.ceil(_pairs_here(op, in_shapes) / experts)
+    return of_all + each * (width + out + wide) * itemsize
+
+
+def _pairs_here(op: Op, in_shapes: Sequence[Shape]) -> float:
+    """Count pairs of a token and a choice that is here, as if each expert were chosen as often."""
+    here = _matrices(in_shapes)[-1][0]
+    return math.prod(in_shapes[1 + _is_backward(op)]) * here / int(op.args[4 + _is_backward(op)])
+
+
+def _matrices(in_shapes: Sequence[Shape]) -> list[Shape]:
+    return [shape for shape in in_shapes if len(shape) == 3]
+
+
+def _is_backward(op: Op) -> bool:
+    return op.target.endswith("_backward.default")
+
+
+def _known(rule: Rule, program: Function, *traits: Trait) -> OpInfo:
+    cost = OpCost(flops=_flops, held_bytes=_held_bytes)
+    return OpInfo(rule, local=on_a_rank(program), traits=traits, cost=cost)
+
+
+_FORWARD = _known(forward, expert_op.run, Trait.PRODUCT)
+_BACKWARD = _known(backward, expert_op.run_backward)
+OPS: Mapping[str, OpInfo] = {
+    f"flowrun.{name}{end}.default": known
+    for name in ("experts", "gated_experts")
+    for end, known in (("", _FORWARD), ("_backward", _BACKWARD))
+}
