@@ -43,6 +43,7 @@ from flowrun.engine.passes.stages.follow_training import follow_homes
 from flowrun.engine.passes.stages.split_stages import split_stages
 from flowrun.engine.passes.sum_tied_gradients import sum_tied_gradients
 from flowrun.engine.passes.update.choose_owners import choose_owners
+from flowrun.engine.passes.update.place_states import place_states
 from flowrun.engine.passes.update.shard_optimizer import shard_optimizer
 from flowrun.engine.passes.update.update_ops import update_ops
 from flowrun.engine.strategy import Strategy
@@ -81,7 +82,10 @@ TRAINING: Passes = {
         count_targets,  # targets of a split batch are counted early, where they are read
         hoist_weights,  # what is made of weights alone, once a step; casts before or after boxings
     ),
-    BOXED: (insert_boxing,),  # communication where layouts meet
+    BOXED: (
+        insert_boxing,  # communication where layouts meet
+        place_states,  # states of the optimizer in the host's memory
+    ),
 }
 # forward alone, laid out as training is
 EVALUATION: Passes = {

@@ -31,6 +31,7 @@ ORDER = "order"  # + the order of collectives, which the rehearsal finds
 PLAN_LEVELS = (REGIONS, ACTORS, REGISTERS, BUFFERS, ORDER)
 
 READER, REGION, BOX, SEND, RECEIVE, REPORT = "reader", "region", "box", "send", "receive", "report"
+COPY = "copy"
 COMMUNICATION = (BOX, SEND, RECEIVE)
 
 Orders = tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...]  # see Plan.order
@@ -142,7 +143,18 @@ class ReportWork:
     results: tuple[tuple[str, str], ...]
 
 
-Work = PrepareWork | FeedWork | RegionWork | BoxWork | TransferWork | ReportWork
+@dataclass(frozen=True, slots=True)
+class CopyWork:
+    """Tensors that are copied between the memories of a rank: (tensor, its copy).
+
+    updates: (variable's tensor, tensor that it becomes), of copies to the host.
+    """
+
+    copies: tuple[tuple[str, str], ...]
+    updates: tuple[tuple[str, str], ...] = ()
+
+
+Work = PrepareWork | FeedWork | RegionWork | BoxWork | TransferWork | CopyWork | ReportWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +196,8 @@ class Actor:
                 return tuple(move.read for move in moves)
             case FeedWork(source=str(source)) | PrepareWork(source=str(source)):
                 return (source,)
+            case CopyWork(copies):
+                return tuple(source for source, _ in copies)
             case ReportWork(results):
                 return tuple(dict.fromkeys(tensor for _, tensor in results))
         return ()
@@ -200,12 +214,19 @@ class Actor:
                 return tuple(feed.tensor for feed in feeds)
             case PrepareWork(made=made):
                 return (made,)
+            case CopyWork(copies):
+                return tuple(made for _, made in copies)
         return ()
 
     @property
     def sums(self) -> tuple[str, ...]:
         """Tensors that it makes once a step though it acts with every micro-batch."""
         return self.work.accumulates if isinstance(self.work, RegionWork) else ()
+
+    @property
+    def updates(self) -> tuple[tuple[str, str], ...]:
+        """(variable's tensor, tensor that it becomes), of the variables that its acts change."""
+        return self.work.updates if isinstance(self.work, RegionWork | CopyWork) else ()
 
     @property
     def computes(self) -> bool:
@@ -219,10 +240,12 @@ class Actor:
 
     @property
     def runs_in_thread(self) -> bool:
-        """True if acts run in a thread next to the rank's compute: those that make batches ready.
+        """True if acts run in a thread next to the rank's compute."""
+        return self.makes_batches or self.kind == COPY
 
-        Numbers of the engine itself need no thread.
-        """
+    @property
+    def makes_batches(self) -> bool:
+        """True if acts make batches ready; numbers of the engine itself take no time."""
         feeds = self.work.feeds if isinstance(self.work, FeedWork) else ()
         return isinstance(self.work, PrepareWork) or not all(feed.is_own for feed in feeds)
 
@@ -272,6 +295,7 @@ class Plan:
         compute of the step must have begun before it is launched.
     shared_memory: messages lie in memory that the ranks share; what they take of it is counted so.
     core, cores, own_messages, workspace: see Hardware.
+    host_apart: a rank's device has memory of its own; a CPU has its host's.
     blocking: axes whose collectives take turns with compute; their order is one, that of the first.
     """
 
@@ -287,6 +311,7 @@ class Plan:
     shared_memory: bool = False
     core: float = 1.0
     cores: float = math.inf
+    host_apart: bool = False
     own_messages: bool = False
     workspace: Mapping[str, float] = field(default_factory=dict, hash=False)
     blocking: tuple[int, ...] = ()
@@ -403,8 +428,10 @@ class Plan:
             case TransferWork(channel, source, target, moves):
                 where = f"channel {channel}, stage {source} -> {target}"
                 yield from (f"      {where}: %{move.read} -> %{move.made}" for move in moves)
-            case PrepareWork(step, source, made):
-                yield f"      %{made} = {step}({f'%{source}' if source else ''})"
+            case CopyWork(copies):
+                yield from (f"      %{made} = copy(%{source})" for source, made in copies)
+            case PrepareWork(step=step, made=made):
+                yield f"      %{made} = {step}({'%'.join(('', *actor.reads))})"
             case FeedWork(feeds):
                 for feed in feeds:
                     yield f"      %{feed.tensor} = {feed.field} {', '.join(map(str, feed.nd_sbp))}"

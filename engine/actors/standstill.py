@@ -206,7 +206,7 @@ class _WaitWalk:
         """Return the other ends of an act under way that have not been begun."""
         act, ends = state.done[actor], other_ends(plan, rank, actor)
         if not ends:
-            why = READS if plan.actors[actor].runs_in_thread else RUNS
+            why = READS if plan.actors[actor].makes_batches else RUNS
             return self._owe(rank, actor, act, why)
         if late := [end for end in ends if self._count(state, *end, begun=True) <= act]:
             self.lines[rank].append(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flowrun.engine.actors.plan import (
     SEND,
     Actor,
     BoxWork,
+    CopyWork,
     FeedWork,
     Plan,
     PrepareWork,
@@ -21,7 +23,7 @@ from flowrun.engine.boxing.crossing import crossing_tensors
 from flowrun.engine.cost.fusion import FUSIONS, FusedKernel, kernels
 from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.hardware.hardware import CPU, Hardware
-from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.graph import Feed, Op
 from flowrun.engine.ir.placement import largest_shape
 from flowrun.engine.ir.sbp import NdSbp, is_elsewhere
 from flowrun.engine.strategy import Strategy
@@ -37,6 +39,10 @@ class ActorCost:
     def _samples(self, name: str, nd_sbp: NdSbp, stage: int) -> int:
         grid = self.strategy.placements[stage].shape
         return largest_shape(self.plan.tensors[name].shape, nd_sbp, grid)[0]
+
+    def _most_samples(self, feeds: Sequence[Feed]) -> int:
+        fields = (f for f in feeds if not f.is_own)
+        return max((self._samples(f.tensor, f.nd_sbp, f.stage) for f in fields), default=0)
 
     def _size(self, op: Op) -> SizedOp:
         return SizedOp.local(op, self.plan.tensors, self.strategy.placements[op.stage].shape)
@@ -83,14 +89,15 @@ class ActorCost:
                     layout, grid, link = move.source.nd_sbp, placement.shape, links[step.axis]
                     total += step_seconds(step, layout, grid, move.shape, move.num_bytes, link)
                 return total
+            case CopyWork():
+                num_bytes = sum(map(self.plan.tensor_bytes, actor.makes))
+                return hardware.act_s + num_bytes / hardware.host_bytes_per_s
             case PrepareWork(step=name, made=made):
                 samples = self._samples(made, self.plan.locations[made].nd_sbp, actor.stage)
                 each = next(p.seconds for p in self.strategy.preparation if p.name == name)
                 return hardware.act_s + samples * each
             case FeedWork(feeds, None, False):
-                fields = [f for f in feeds if not f.is_own]
-                most = max((self._samples(f.tensor, f.nd_sbp, f.stage) for f in fields), default=0)
-                return hardware.act_s + most * self.strategy.sample_s
+                return hardware.act_s + self._most_samples(feeds) * self.strategy.sample_s
             case TransferWork(_, source, target, moves):
                 placements = self.strategy.placements
                 link = hardware.crossing(placements[source], placements[target])

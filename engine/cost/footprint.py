@@ -64,6 +64,7 @@ class Footprint:
         self.layout.update((source.tensor, source.nd_sbp) for source in sources)
         self.always = {v.tensor for v in plan.graph.variables}
         self.updated = {v.new: v.tensor for v in plan.graph.variables if v.new}
+        self.updated |= {v.copies[1]: v.copies[0] for v in plan.graph.variables if v.copies}
         for op in (op for op in plan.graph.ops if op.stage == stage):
             self._add_op(op)
         for actor in plan.stage_actors(stage):
@@ -72,7 +73,10 @@ class Footprint:
         self._regions: dict[tuple[int, frozenset[str], bool], ActBytes] = {}
 
     def _count_kinds(self, stage: int) -> None:
-        for v in (v for v in self.plan.graph.variables if v.stage == stage):
+        elsewhere = self.plan.host_apart
+        for v in self.plan.graph.variables:
+            if v.stage != stage or (v.copies and elsewhere):
+                continue
             self.kind_bytes[v.kind] = self.kind_bytes.get(v.kind, 0) + self.tensor_bytes(v.tensor)
         actors = self.plan.stage_actors(stage)
         own = {self.storage(name) for actor in actors for name in self._own(actor)}

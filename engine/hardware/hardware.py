@@ -113,6 +113,7 @@ class Hardware:
     workspace: op target -> bytes that its kernel takes for itself, for each byte of its first
         output.
     memory_bytes_per_s: streaming reads plus writes.
+    host_bytes_per_s: of copies between a device and its host, each way.
     memory_bytes: memory of one rank; 0: not limited.
     reserved_bytes: part of memory_bytes that driver and libraries keep.
     communicator_bytes: part that a group of ranks takes (engine/actors/communicators.py), besides
@@ -152,6 +153,7 @@ class Hardware:
     own_messages: bool = False
     workspace: dict[str, float] = field(default_factory=dict, hash=False)
     memory_bytes_per_s: float = 2.5e10
+    host_bytes_per_s: float = 2.5e10
     memory_bytes: float = 0  # people write 16e9
     reserved_bytes: float = 0
     communicator_bytes: float = 0

@@ -156,6 +156,8 @@ class Variable:
         starts as.
     aliases: other names that the model has for the same tensor (tied weights).
     own: B means here that each rank has a value of its own (a buffer in the mirrored view).
+    copies: of one that lies in the host's memory, the copies of it and of `new` on the device;
+        None: it lies there itself.
     """
 
     name: str
@@ -170,6 +172,7 @@ class Variable:
     aliases: tuple[str, ...] = ()
     own: bool = False
     pinned: Pinned = ()
+    copies: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 
 from flowrun.engine.actors.plan import (
     BOX,
+    COPY,
     RECEIVE,
     SEND,
     Actor,
     BoxWork,
+    CopyWork,
     Plan,
     TensorMove,
     TransferWork,
@@ -22,7 +24,8 @@ from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.location import Location
 from flowrun.engine.lowering.add_regions import is_communication
 from flowrun.engine.lowering.lower import set_actors
-from flowrun.engine.ops.flow.structure import TRANSFER
+from flowrun.engine.ops.flow.structure import BOX as BOX_OP
+from flowrun.engine.ops.flow.structure import TO_DEVICE, TO_HOST, TRANSFER
 from flowrun.engine.strategy import Strategy
 
 Bucket = tuple[object, ...]  # what ops of one message have in common
@@ -32,10 +35,13 @@ def add_boxings(plan: Plan, strategy: Strategy) -> Plan:
     """Add an actor for each collective, and two for each message between stages (a pass)."""
     boxings: list[Actor] = []
     for channel, ops in enumerate(_buckets(plan).values()):
-        is_transfer = ops[0].target == TRANSFER
-        boxings += (
-            _transfer(plan, ops, channel) if is_transfer else [_collective(plan, strategy, ops)]
-        )
+        target = ops[0].target
+        if target == TRANSFER:
+            boxings += _transfer(plan, ops, channel)
+        else:
+            boxings.append(
+                _copy(plan, ops) if target != BOX_OP else _collective(plan, strategy, ops)
+            )
     return set_actors(plan, (*plan.actors, *boxings))
 
 
@@ -46,12 +52,17 @@ def _buckets(plan: Plan) -> dict[Bucket, list[Op]]:
     start: dict[str, object] = dict(maker)  # tensor -> the actor, or the bucket, that it comes from
     for v in plan.variables.values():
         # variables that one region updates travel together; constants by themselves
-        start[v.tensor] = ("constant", v.tensor) if v.new is None else maker[v.new]
+        start[v.tensor] = ("constant", v.tensor) if v.new is None else maker.get(v.new, v.new)
     for op in (op for op in plan.graph.ops if is_communication(op)):
         (source,) = op.inputs
         key: Bucket = (start[source], op.stage, op.phase, op.chunk)
         if op.target == TRANSFER:
             key = ("transfer", op.args[1], *key)
+        elif op.target == TO_DEVICE:  # what one region reads
+            reader = plan.graph.consumers[op.makes[0]][0].makes[0]
+            key = (TO_DEVICE, op.stage, maker.get(reader, reader))
+        elif op.target == TO_HOST:
+            key = (TO_HOST, *key)
         else:
             step, dtype = op.args[1], plan.tensors[source].dtype
             key = ("box", step.axis, step.kind, step.reduce, dtype, *key)
@@ -83,6 +94,17 @@ def _collective(plan: Plan, strategy: Strategy, ops: Sequence[Op]) -> Actor:
     axis = strategy.axes[work.step.axis]
     title = f"{work.step.kind}.{axis}.{first.module or 'step'}.{first.phase}"
     return Actor(0, title, BOX, first.stage, phase=first.phase, per_step=first.per_step, work=work)
+
+
+def _copy(plan: Plan, ops: Sequence[Op]) -> Actor:
+    """Make a copy of tensors from one memory of a rank to the other."""
+    first = ops[0]
+    copies = tuple((op.inputs[0], op.makes[0]) for op in ops)
+    old_of = {v.new: tensor for tensor, v in plan.variables.items()}
+    updates = tuple((old_of[made], made) for _, made in copies if made in old_of)
+    title = f"{first.target.removeprefix('flow.')}.{first.module or 'step'}"
+    work = CopyWork(copies, updates)
+    return Actor(0, title, COPY, first.stage, phase=first.phase, per_step=first.per_step, work=work)
 
 
 def _moves(plan: Plan, ops: Sequence[Op]) -> tuple[TensorMove, ...]:

@@ -23,7 +23,7 @@ from flowrun.engine.ir.graph import COUNT, PHASES, UPDATE, WEIGHTS, LogicalGraph
 from flowrun.engine.ir.module_path import unit_of
 from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.lowering.lower import set_actors
-from flowrun.engine.ops.flow.structure import BOX, TRANSFER
+from flowrun.engine.ops.flow.structure import BOX, TO_DEVICE, TO_HOST, TRANSFER
 from flowrun.engine.ops.flow.update import SUMSQ
 from flowrun.engine.ops.traits import has, is_view
 from flowrun.engine.strategy import Strategy
@@ -108,8 +108,10 @@ def _is_only_sent(graph: LogicalGraph, name: str) -> bool:
 
 
 def is_communication(op: Op) -> bool:
-    """True if the op moves bytes between ranks, and so is done by an actor of its own."""
-    return op.target == TRANSFER or (op.target == BOX and op.args[1].moves)
+    """True if the op moves bytes between ranks or memories, and so is done by an actor of its
+    own.
+    """
+    return op.target in (TRANSFER, TO_DEVICE, TO_HOST) or (op.target == BOX and op.args[1].moves)
 
 
 def form_regions(graph: LogicalGraph) -> tuple[Region, ...]:

@@ -17,6 +17,7 @@ from flowrun.engine.actors.plan import (
     REGION,
     Actor,
     BoxWork,
+    CopyWork,
     Plan,
     RegionWork,
     Register,
@@ -61,7 +62,7 @@ class _Connector:
                 producer=before,
                 readers=(waiting,),
                 slots=1,
-                per_step=False,
+                per_step=min(self.actors[before].per_step, self.actors[waiting].per_step),
             )
             registers.append(empty)
         inputs: list[list[int]] = [[] for _ in self.actors]
@@ -203,8 +204,9 @@ class Throttle:
     Weights are always there to be cast and gathered (ZeRO 3), and nothing waits for the reduction
     of a gradient (ZeRO 2, 3) but a sum.  The registers between neighbours hold neither: a rank that
     is early would gather every weight, or hold every gradient until the other ranks come.  What
-    goes around a ring (attention) would all come before the first of it is read.  So an empty
-    register goes from one to the other, with a distance of `ahead` regions.
+    goes around a ring (attention) would all come before the first of it is read, and states on the
+    host would all be on the device before the first is updated.  So an empty register goes from one
+    to the other, with a distance of `ahead` regions.
 
     maker, readers: tensor -> the actors that make and read it.  weights: tensors that last.
     """
@@ -215,7 +217,7 @@ class Throttle:
     weights: Collection[str]
 
     def pairs(self, ahead: int) -> Iterator[tuple[int, int]]:
-        """(what goes first, what waits for it), with every micro-batch."""
+        """(what goes first, what waits for it), with every micro-batch, or step."""
         for gathers in self._by_phase(self.begins_gather, self._first_reader):
             order = sorted(gathers)
             for before, region in zip(order, order[ahead:], strict=False):
@@ -228,6 +230,18 @@ class Throttle:
             order = sorted(turns)
             for before, region in zip(order, order[_TURNS_AHEAD:], strict=False):
                 yield from ((before, turn) for turn in turns[region])
+
+        yield from self._copies(ahead)
+
+    def _copies(self, ahead: int) -> Iterator[tuple[int, int]]:
+        """Copies back to the host, and the later ones to the device that wait for them."""
+        copies = {k: a.work for k, a in enumerate(self.actors) if isinstance(a.work, CopyWork)}
+        back = {variable: k for k, work in copies.items() for variable, _ in work.updates}
+        for stage in {self.actors[k].stage for k in copies}:
+            there = [k for k in copies if self.actors[k].stage == stage and not copies[k].updates]
+            order = sorted(there, key=self._first_reader)
+            for first, later in zip(order, order[ahead:], strict=False):
+                yield from ((k, later) for k in {back[old] for old, _ in copies[first].copies})
 
     def turns(self, k: int) -> bool:
         """A boxing of what goes around the ranks of an axis."""

@@ -36,6 +36,7 @@ def start_plan(graph: LogicalGraph, strategy: Strategy) -> Plan:
         workspace=hardware.workspace,
         blocking=tuple(map(strategy.axes.index, strategy.blocking)),
         one_order=hardware.device != CPU,
+        host_apart=hardware.device != CPU,
         tensors=graph.tensors,
         variables=graph.variable_of,
         locations=_locations(graph),

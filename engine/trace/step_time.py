@@ -150,7 +150,8 @@ class _RankTrace:
         """Split a wait for one act: first for ranks that had not begun it, then for its bytes."""
         name = self.plan.actors[act_slice.actor].name
         if self.plan.actors[act_slice.actor].runs_in_thread:
-            yield "data", name, end - begin
+            batches = self.plan.actors[act_slice.actor].makes_batches
+            yield "data" if batches else "communication", name, end - begin
             return
         complete = min(end, max(begin, self._last_begin(act_slice)))
         yield "ranks", name, complete - begin

@@ -11,7 +11,7 @@ from flowrun.engine.ir.sbp import B, NdSbp, Split, format_nd_sbp
 from flowrun.engine.ir.signature import Signature, owned_rows
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.check import AFTER
-from flowrun.engine.ops.flow.structure import BOX, PIN, TRANSFER
+from flowrun.engine.ops.flow.structure import BOX, PIN, TO_DEVICE, TO_HOST, TRANSFER
 from flowrun.engine.verify.rules import Fault, Rules, Subject
 
 PASS_ON = (PIN, AFTER)  # their first input, in any layout; it waits for the others
@@ -44,7 +44,7 @@ def _find_misfits(subject: Subject) -> Iterator[Fault]:
 def _find_illegal_rows(subject: Subject) -> Iterator[Fault]:
     """On each axis, an op has a row of its table."""
     for op in _ops_with_sbps(subject):
-        if op.target in (BOX, TRANSFER):
+        if op.target in (BOX, TRANSFER, TO_DEVICE, TO_HOST):
             continue
         for axis, parts in enumerate(subject.grid(op.stage)):
             row = _row(op, axis)

@@ -15,6 +15,7 @@ from flowrun.engine.actors.plan import (
     SEND,
     Actor,
     BoxWork,
+    CopyWork,
     Plan,
     RegionWork,
     TransferWork,
@@ -57,6 +58,8 @@ def _does(actor: Actor) -> Iterator[str]:
         yield from (op.name for op in work.ops)
     if isinstance(work, BoxWork) or (isinstance(work, TransferWork) and actor.kind == RECEIVE):
         yield from (move.made for move in work.moves)
+    if isinstance(work, CopyWork):
+        yield from (f"copy/{made}" for _, made in work.copies)
 
 
 def _find_mixed_regions(plan: Plan) -> Iterator[Fault]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 
-from flowrun.engine.actors.plan import RECEIVE, REGISTERS, Actor, Plan, RegionWork, TransferWork
+from flowrun.engine.actors.plan import RECEIVE, REGISTERS, Plan, TransferWork
 from flowrun.engine.verify.rules import Fault, Rules, name_of
 
 
@@ -67,7 +67,7 @@ def _find_wrong_contents(plan: Plan) -> Iterator[Fault]:
         if register.producer is None:
             continue
         producer = plan.actors[register.producer]
-        makes = {*producer.makes, *_variables_in_place(producer)}
+        makes = {*producer.makes, *(variable for variable, _ in producer.updates)}
         for name in register.tensors:
             if name not in makes:
                 yield Fault(register, f"it holds %{name}, which {name_of(producer)} does not make.")
@@ -77,7 +77,7 @@ def _find_lost_reads(plan: Plan) -> Iterator[Fault]:
     """An actor reads registers that hold what its work reads."""
     for actor in plan.actors:
         there = {name for r in actor.inputs for name in plan.registers[r].tensors}
-        there.update(_variables_in_place(actor))  # an update reads its own weight in place
+        there.update(variable for variable, _ in actor.updates)  # it reads its own weight in place
         for name in actor.reads:
             if name not in there:
                 yield Fault(actor, f"none of the registers that it reads has %{name}.")
@@ -135,9 +135,3 @@ REGISTER_RULES: Rules[Plan] = {
         _find_empty_cycle,
     )
 }
-
-
-def _variables_in_place(actor: Actor) -> Iterator[str]:
-    """Variables that an actor changes in place."""
-    if isinstance(actor.work, RegionWork):
-        yield from (variable for variable, _ in actor.work.updates)

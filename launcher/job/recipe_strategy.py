@@ -27,6 +27,7 @@ from flowrun.launcher.recipe.schema import (
     BF16,
     EAGER,
     HANDWRITTEN,
+    HOST,
     IGNORE,
     INDUCTOR,
     MIRRORED,
@@ -52,6 +53,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         auto=auto,
         optimizer=optimizer_of(recipe.optim, recipe.train.steps),
         kept=_read_kept(recipe),
+        states_on_host=recipe.placement.states == HOST,
         loss_scale=loss_scale_of(recipe),
         skips_nonfinite=recipe.train.on_nonfinite != IGNORE,
         # snapshots in memory are taken as updates come: a restart could begin at half a step

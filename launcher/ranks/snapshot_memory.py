@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from flowrun.engine.actors.plan import Actor, Plan, RegionWork
+from flowrun.engine.actors.plan import Actor, Plan
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.runtime.rank.shards import list_held
@@ -177,11 +177,7 @@ def map_snapshots(
 
 def find_updaters(plan: Plan, rank: int) -> dict[int, Actor]:
     """Return the actors that change variables of a rank."""
-    return {
-        actor.id: actor
-        for actor in plan.stage_actors(plan.stage_of(rank))
-        if isinstance(actor.work, RegionWork) and actor.work.updates
-    }
+    return {actor.id: actor for actor in plan.stage_actors(plan.stage_of(rank)) if actor.updates}
 
 
 def available_bytes() -> int:

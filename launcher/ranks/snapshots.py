@@ -6,7 +6,7 @@ waits for another.
 
 from __future__ import annotations
 
-from flowrun.engine.actors.plan import Actor, RegionWork
+from flowrun.engine.actors.plan import Actor
 from flowrun.engine.ir.graph import UPDATE
 from flowrun.engine.runtime.rank.rank import Rank
 from flowrun.launcher.job.job import Start
@@ -87,8 +87,7 @@ class SnapshotWriter:
         self.step = NONE
 
     def _values(self, actor: Actor) -> Views:
-        assert isinstance(actor.work, RegionWork)
-        return {name: self.variables[name] for name, _ in actor.work.updates}
+        return {name: self.variables[name] for name, _ in actor.updates}
 
     @staticmethod
     def _copy(values: Views, views: Views) -> None:

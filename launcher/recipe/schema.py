@@ -29,6 +29,7 @@ FP32, BF16, KEEP_DTYPE = "fp32", "bf16", "model"
 NARROW = "narrow"
 EAGER, INDUCTOR, HANDWRITTEN = "eager", "inductor", "handwritten"
 ROWWISE, TENSORWISE = "rowwise", "tensorwise"
+DEVICE, HOST = "device", "host"
 FUSED, PRODUCTS = "fused", "products"
 KEEPABLE = (
     "placement.axes",
@@ -50,6 +51,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "auto.memory": ("off", "slight", "moderate", "heavy", "adaptive"),
     "auto.keep.*": (*KEEPABLE, *dict.fromkeys(key.partition(".")[0] for key in KEEPABLE)),
     "placement.in_flight": SCHEDULES,
+    "placement.states": (DEVICE, HOST),
     "precision.loss_scale": ("dynamic",),
     "recompute.keep.*": KEPT,
     "precision.dtype": ("fp32", "bf16", "fp16"),
@@ -184,6 +186,8 @@ class PlacementSchema:
         (the fewest that are within 1 % of the fastest that memory allows, up to zero_bubble).
     schedule: in place of in_flight: `_target_` of a schedule of your own, a class derived from
         flowrun.engine.actors.schedules.Schedule, with its fields (docs/how_to/pipelines.md).
+    states: where averages of the optimizer lie: device, or host: copied to the device, block by
+        block, while the step is updated, and back (docs/how_to/memory.md).
     """
 
     axes: dict[str, int] = field(default_factory=dict)
@@ -191,6 +195,7 @@ class PlacementSchema:
     chunks: int = 1
     in_flight: int | str | None = None
     schedule: Target = field(default_factory=dict)
+    states: str = DEVICE
 
 
 @dataclass(frozen=True)

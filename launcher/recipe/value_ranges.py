@@ -127,6 +127,7 @@ RANGES: Mapping[str, Range] = {
             "hardware.attention.*.keys.*",
             "hardware.crowded_share",
             "hardware.memory_bytes_per_s",
+            "hardware.host_bytes_per_s",
             "hardware.winograd",
             "hardware.fp32.flops",
             "hardware.elements_per_s.*",

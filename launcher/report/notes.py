@@ -75,7 +75,7 @@ def _instead(axis: IdleAxis, recipe: Recipe) -> str:
 
 def _slow_readers(job: Job) -> Iterator[str]:
     plan, step_s = job.training.plan, job.training.rehearsal.step_s
-    readers = [actor for actor in plan.actors if actor.runs_in_thread]
+    readers = [actor for actor in plan.actors if actor.makes_batches]
 
     def a_step(actor: Actor) -> float:
         return actor.seconds * plan.acts_per_step(actor)
@@ -84,7 +84,7 @@ def _slow_readers(job: Job) -> Iterator[str]:
     most = max((sum(a_step(a) for a in readers if a.stage == r.stage) for r in readers), default=0)
     if busiest is None or most < READING_SHARE * step_s:
         return
-    rest = rehearse(plan, lambda actor: 0.0 if actor.runs_in_thread else actor.seconds).step_s
+    rest = rehearse(plan, lambda actor: 0.0 if actor.makes_batches else actor.seconds).step_s
     if step_s > rest * (1 + READING_SHARE):
         step = busiest.name.partition(".")[2]
         what = f"The step {step!r} of the data set" if step else "Reading"

@@ -22,7 +22,7 @@ from typing import cast
 
 import torch
 
-from flowrun.engine.actors.plan import COMMUNICATION, SEND, Actor, Plan, ReportWork
+from flowrun.engine.actors.plan import COMMUNICATION, SEND, Actor, CopyWork, Plan, ReportWork
 from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.actors.standstill import describe_owed, find_owed
 from flowrun.engine.errors import RunError
@@ -238,6 +238,8 @@ class DistributedRank:
 
     def _supply(self, actor: Actor, act: int) -> None:
         supply: Callable[..., list[Supplied]] = self.body.readers.deliver
+        if isinstance(actor.work, CopyWork):
+            supply = cast(Callable[..., list[Supplied]], self.body.copy)
         if self._metered_until:
             supply = partial(self.live_bytes.read, supply)
         inputs = self.body.inputs(actor, act)

@@ -70,6 +70,7 @@ class _Writer:
         self.reads = self.count = len(reads)
         self.numbers = {name: k for k, name in enumerate(reads)}
         self.before = {new: old for old, new in work.updates}
+        self.before |= {v.copies[1]: v.copies[0] for v in plan.variables.values() if v.copies}
         self.over = dict(work.overwrites)
         self.any_stride = find_unordered_results(plan, work)
         self.own = find_reused_addends(plan, work)

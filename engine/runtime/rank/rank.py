@@ -13,6 +13,7 @@ import torch
 from flowrun.engine.actors.plan import (
     Actor,
     BoxWork,
+    CopyWork,
     FeedWork,
     Plan,
     PrepareWork,
@@ -25,7 +26,7 @@ from flowrun.engine.ir.placement import Slices
 from flowrun.engine.ops.flow.ranges import OutOfRange
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.rank.dry_acts import act_dry
-from flowrun.engine.runtime.rank.readback import HostReadback
+from flowrun.engine.runtime.rank.readback import HostReadback, copy_between
 from flowrun.engine.runtime.rank.readers import BatchSource, Readers
 from flowrun.engine.runtime.rank.register_versions import (
     ActorBindings,
@@ -133,7 +134,10 @@ class Rank:
             value = lies.piece
         else:
             lengths = [length for _, length in slices]
-            value = torch.empty(lengths, dtype=tensor.dtype, device=self.device)
+            where, pinned = self.device, False
+            if variable.copies:
+                where, pinned = torch.device("cpu"), self.device.type == "cuda"
+            value = torch.empty(lengths, dtype=tensor.dtype, device=where, pin_memory=pinned)
         self.variables[variable.tensor] = value
         return value, slices
 
@@ -172,6 +176,8 @@ class Rank:
             case PrepareWork() | FeedWork():
                 supplied = self.readers.supply(actor, act, self.inputs(actor, act))
                 self.store(actor, act, cast(list[torch.Tensor], supplied))
+            case CopyWork():
+                self.store(actor, act, self.copy(actor, act, self.inputs(actor, act)))
             case ReportWork():
                 self.report(actor, act)()
             case other:
@@ -188,6 +194,13 @@ class Rank:
             self.results[act] = dict(zip(names, readback.read(), strict=True))
 
         return read
+
+    def copy(self, actor: Actor, act: int, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Copy tensors to the device, or, of variables on the host, back into them; any thread."""
+        targets = [self.variables[variable] for variable, _ in actor.updates]
+        copied = targets or [torch.empty_like(x, device=self.device) for x in inputs]
+        copy_between(inputs, copied)
+        return copied
 
     def _region(self, actor: Actor, work: RegionWork, act: int) -> None:
         inputs: list[torch.Tensor | None] = [*self.inputs(actor, act)]
@@ -206,8 +219,6 @@ class Rank:
             for (variable, _), new in zip(work.updates, results[len(work.makes) :], strict=True):
                 if new is not self.variables[variable]:
                     self.variables[variable].copy_(new)
-            if self.on_update is not None:
-                self.on_update(actor, act)
         self.store(actor, act, results)
 
     def give_up(self, actor: Actor, act: int) -> None:
@@ -220,6 +231,8 @@ class Rank:
 
     def store(self, actor: Actor, act: int, results: Sequence[torch.Tensor]) -> None:
         """Put the tensors of an act, in the order of its work, into the slots of its registers."""
+        if actor.updates and self.on_update is not None:
+            self.on_update(actor, act)
         for binding in self.bindings[actor.id].filled:
             versions, every = binding.ring.versions, binding.every
             values = [results[k] for k in binding.positions]

@@ -34,6 +34,18 @@ def await_copies(tensors: Iterable[object], device: torch.device) -> None:
         reached.synchronize()
 
 
+def copy_between(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    """Copy tensors into others of the other memory: after what the stream that
+    computes has been given so far, and, on CUDA, when the copies are there.
+    """
+    device = next((x.device for x in (*sources, *targets) if x.is_cuda), torch.device("cpu"))
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).wait_stream(torch.cuda.default_stream(device))
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source, non_blocking=True)
+    await_copies((x for x in targets if x.is_cuda), device)
+
+
 def make_scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a scalar tensor; on CUDA its value is an argument of a kernel: nothing is copied."""
     return torch.full((), value, dtype=dtype, device=device)
