@@ -30,7 +30,7 @@ BUDGETS = {
     "engine": 1_288,
     "engine/actors": 1_831,
     "engine/boxing": 537,
-    "engine/capture": 4_567,
+    "engine/capture": 4_648,
     "engine/cost": 1_225,
     "engine/hardware": 571,
     "engine/ir": 1_771,
@@ -60,9 +60,9 @@ BUDGETS = {
     "models": 1_547,
     "testing": 115,
     "tests": 1_057,
-    "tests/behaviour": 8_583,
+    "tests/behaviour": 8_599,
     "tests/chaos": 927,
-    "tests/engine": 13_871,
+    "tests/engine": 13_952,
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 7_072,
     "tests/testing": 111,
 }
-SUMS = {"source": 69_729, "tests": 48_015, "docs": 50_000}
+SUMS = {"source": 69_810, "tests": 48_112, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 299, "except Exception": 28, "functions above complexity 15": 0}

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from flowrun.engine.capture.patches.routed_experts import replace_experts
 from flowrun.engine.capture.patches.substitutes import replace_attribute, replace_functions
 from flowrun.engine.torch_internals import (
     BUFFER_MARK,
@@ -54,6 +55,7 @@ def prepare_tracing(
         stack.enter_context(_allow_leaves_within_forward())
         stack.enter_context(_decompose_recurrent_layers())
         stack.enter_context(replace_functions())
+        stack.enter_context(replace_experts(modules))
         yield
 
 

@@ -38,10 +38,13 @@ from support.layouts.plain_loop import (
     Training,
     loss_difference,
     micro_batch_loop,
+    plain_loop,
     seeded,
     token_batches,
     weight_difference,
 )
+from support.nets.architecture import BOUND, apart
+from support.nets.transformers_models import TRANSFORMERS
 
 STEPS, MIXTURES = 5, 1
 TRAINING = Training(
@@ -140,6 +143,19 @@ def test_experts_without_capacity_train_as_a_dense_computation_of_the_same_route
     assert loss_difference(found.losses, plain) <= LOSS_TOLERANCE
     assert weight_difference(found.weights, plain) <= WEIGHT_TOLERANCE["adamw"]
     assert [note for note in found.plan.graph.notes if "signature" in note] == []
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(tensor=2), Layout(tensor=4), Layout(data=2, tensor=2)], ids=str
+)
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
+def test_split_experts_of_transformers_train_as_plain_torch(name: str, layout: Layout) -> None:
+    training = TRANSFORMERS[name].training()
+    dims = {"*.experts.gate_up_proj": 0, "*.experts.down_proj": 0}
+    pinned = tuple(Pin(each, "variable", "tensor", S(dim)) for each, dim in dims.items())
+    found = run_plan(training, plan(layout, pinned, training), len(training.batches))
+    plain = plain_loop(training, 0.0, len(found.losses))
+    assert apart(found.losses, found.weights, plain).within(LOSS_TOLERANCE, BOUND)
 
 
 def test_where_experts_are_split_one_sum_of_their_outputs_travels() -> None:
