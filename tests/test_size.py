@@ -39,7 +39,7 @@ BUDGETS = {
     "engine/passes": 7_775,
     "engine/rehearsal": 948,
     "engine/runtime": 8_122,
-    "engine/trace": 496,
+    "engine/trace": 501,
     "engine/verify": 794,
     "launcher": 362,
     "launcher/bench": 2_177,
@@ -62,16 +62,16 @@ BUDGETS = {
     "tests": 1_057,
     "tests/behaviour": 8_599,
     "tests/chaos": 927,
-    "tests/engine": 13_952,
+    "tests/engine": 13_981,
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
     "tests/launcher": 14_115,
-    "tests/models": 635,
+    "tests/models": 682,
     "tests/support": 7_072,
     "tests/testing": 111,
 }
-SUMS = {"source": 69_810, "tests": 48_112, "docs": 50_000}
+SUMS = {"source": 69_815, "tests": 48_188, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 299, "except Exception": 28, "functions above complexity 15": 0}

@@ -14,8 +14,13 @@ from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.passes.recompute import AGAIN
 
-# of the five products in the backward of fused attention, one recomputes forward's
-_OWN_SHARE_OF_ATTENTION_BACKWARD = 0.8
+# some products of a backward recompute forward's: 1 of 5 of fused attention and of experts, 2 of 8
+# of experts with gates
+_OWN_SHARE_OF_BACKWARD = {
+    r"(scaled_dot_product|document)_.*backward\.default$": 0.8,
+    r"\.experts_backward\.default$": 0.8,
+    r"\.gated_experts_backward\.default$": 0.75,
+}
 
 
 def model_flops(plan: Plan) -> float:
@@ -38,5 +43,5 @@ def utilisation(plan: Plan, hardware: Hardware, dtype: str, step_s: float) -> fl
 
 def _flops(plan: Plan, op: Op) -> float:
     flops = SizedOp.whole(op, plan.graph.tensors).flops
-    recomputes = re.search(r"(scaled_dot_product|document)_.*backward\.default$", op.target)
-    return flops * (_OWN_SHARE_OF_ATTENTION_BACKWARD if recomputes else 1.0)
+    shares = _OWN_SHARE_OF_BACKWARD.items()
+    return flops * next((own for form, own in shares if re.search(form, op.target)), 1.0)

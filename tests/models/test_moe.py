@@ -5,7 +5,7 @@ from torch import Tensor
 
 from flowrun.models.losses import cross_entropy, routed_cross_entropy
 from flowrun.models.metrics import accuracy
-from flowrun.models.moe import Mixture, MixtureGPT, Routed, Router
+from flowrun.models.moe import DroplessMixture, Mixture, MixtureGPT, Routed, Router
 
 
 def seeded_mixture(room: float, chosen: int = 2) -> Mixture:
@@ -80,11 +80,58 @@ def test_the_loss_adds_a_share_of_the_balance() -> None:
     assert accuracy(output, batch).item() == accuracy(logits, batch).item()
 
 
+def one_sided(speed: float, shared: bool = False) -> DroplessMixture:
+    """Return a mixture of whose 4 experts all tokens find the last two the likeliest."""
+    torch.manual_seed(0)
+    mixture = DroplessMixture(width=8, experts=4, chosen=2, speed=speed, shared=shared)
+    with torch.no_grad():
+        mixture.router.score.weight[2:] += 0.5
+    return mixture
+
+
+def test_a_bias_brings_tokens_to_experts_that_are_rarely_chosen() -> None:
+    mixture, x_BTD = one_sided(speed=0.001), torch.randn(4, 16, 8) + 0.5
+    loads = [mixture.router(x_BTD)[0].flatten().bincount(minlength=4) for _ in range(300)]
+    assert loads[0].max() >= 56  # of 64 tokens
+    assert loads[-1].max() <= 34  # 32 are an even share
+    frozen = mixture.eval().router.bias.clone()
+    mixture.router(x_BTD)
+    assert mixture.router.bias.equal(frozen)
+
+
+def test_a_bias_chooses_and_does_not_weigh() -> None:
+    mixture, x_BTD = one_sided(speed=0.01), torch.rand(2, 5, 8)
+    with torch.no_grad():
+        mixture.router.bias[:2] = 9.0
+    expert_BTK, share_BTK, _ = mixture.eval().router(x_BTD)
+    assert (expert_BTK < 2).all()
+    likely_BTE = mixture.router.score(x_BTD).softmax(-1)
+    two_BTK = likely_BTE.gather(-1, expert_BTK)
+    torch.testing.assert_close(share_BTK, two_BTK / two_BTK.sum(-1, keepdim=True))
+
+
+def test_a_shared_expert_is_added_for_all_tokens() -> None:
+    mixture, x_BTD = one_sided(0.0, shared=True), torch.rand(2, 5, 8)
+    assert mixture.shared is not None
+    both, one = mixture(x_BTD)[0], mixture.shared(x_BTD)
+    mixture.shared = None
+    torch.testing.assert_close(both, mixture(x_BTD)[0] + one)
+
+
+def test_with_room_for_all_tokens_a_capacity_changes_nothing() -> None:
+    bounded, dropless = seeded_mixture(room=2.0), one_sided(0.0)
+    dropless.load_state_dict(bounded.state_dict())
+    x_BTD = torch.rand(3, 10, 8)
+    for one, other in zip(bounded(x_BTD), dropless(x_BTD), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
         ({"depth": 1, "experts": 2}, "the second block is the first mixture"),
         ({"depth": 2, "experts": 2, "chosen": 3}, "3 of 2 experts"),
+        ({"depth": 2, "experts": 2, "shared": True}, "without capacity: write room null"),
     ],
 )
 def test_sizes_that_make_no_mixture_are_refused(sizes: dict[str, int], words: str) -> None:

@@ -1,10 +1,16 @@
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
 from flowrun.engine.hardware.hardware import Hardware, Products
 from flowrun.engine.strategy import Recompute
 from flowrun.engine.trace.model_flops import model_flops, utilisation
+from flowrun.models.losses import routed_cross_entropy
+from flowrun.models.moe import MixtureGPT
 from support.layouts.grids import Layout, compiled
-from support.layouts.plain_loop import TINY_GPT, TINY_MLP
+from support.layouts.plain_loop import CONTEXT, TINY_GPT, TINY_MLP, VOCABULARY, Training, seeded
+from support.nets.transformers_models import TRANSFORMERS
 
 LAYOUTS = (
     Layout(data=2),
@@ -41,6 +47,29 @@ def test_attention_counts_whole_and_once() -> None:
     width = model.blocks[0].attn.proj.in_features
     attention = 12 * len(model.blocks) * width * length
     assert model_flops(plan) == pytest.approx(tokens.numel() * (6 * weights + attention), rel=1e-9)
+
+
+def dropless() -> Training:
+    sizes = VOCABULARY, CONTEXT, 2, 2, 16, 4, 2, None
+    make = partial(seeded, partial(MixtureGPT, *sizes))
+    return replace(TINY_GPT, model=make, inputs={"tokens_BT": "tokens"}, loss=routed_cross_entropy)
+
+
+@pytest.mark.parametrize(
+    ("name", "training"), [("", dropless()), ("gated_", TRANSFORMERS["mixtral"].training())]
+)
+def test_what_experts_multiply_again_is_not_counted(name: str, training: Training) -> None:
+    plan = compiled(training, Layout()).plan
+    forward, backward = (
+        model_flops(replace(plan, graph=replace(plan.graph, ops=tuple(ops))))
+        for end in ("", "_backward")
+        if (
+            ops := [
+                op for op in plan.graph.ops if op.target == f"flowrun.{name}experts{end}.default"
+            ]
+        )
+    )
+    assert backward == 2 * forward > 0
 
 
 def test_utilisation_is_of_all_ranks() -> None:
