@@ -28,7 +28,7 @@ MOST_COMPLEXITY = 15
 BUDGETS = {
     "docs": 50_000,
     "engine": 1_288,
-    "engine/actors": 1_831,
+    "engine/actors": 1_855,
     "engine/boxing": 537,
     "engine/capture": 4_648,
     "engine/cost": 1_225,
@@ -37,8 +37,8 @@ BUDGETS = {
     "engine/lowering": 1_345,
     "engine/ops": 6_216,
     "engine/passes": 7_775,
-    "engine/rehearsal": 948,
-    "engine/runtime": 8_122,
+    "engine/rehearsal": 971,
+    "engine/runtime": 8_155,
     "engine/trace": 501,
     "engine/verify": 794,
     "launcher": 362,
@@ -60,18 +60,18 @@ BUDGETS = {
     "models": 1_547,
     "testing": 115,
     "tests": 1_057,
-    "tests/behaviour": 8_599,
+    "tests/behaviour": 8_645,
     "tests/chaos": 927,
-    "tests/engine": 13_981,
+    "tests/engine": 14_032,
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 14_115,
+    "tests/launcher": 14_127,
     "tests/models": 682,
-    "tests/support": 7_072,
+    "tests/support": 7_071,
     "tests/testing": 111,
 }
-SUMS = {"source": 69_815, "tests": 48_188, "docs": 50_000}
+SUMS = {"source": 69_895, "tests": 48_296, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 299, "except Exception": 28, "functions above complexity 15": 0}

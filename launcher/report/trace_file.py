@@ -196,5 +196,5 @@ def in_words(plan: Plan, need: Need) -> str:
         case trace.CREDIT:
             return f"a free slot of register {need.register} from {whose}"
         case trace.TURN:
-            return f"its turn on {plan.axes[need.register]} after {whose}"
+            return f"its turn in the order of {plan.queues[need.register]} after {whose}"
     return "the end of its act before"

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from flowrun.engine.trace.trace import TURN, Need
+from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.report.trace_file import in_words
 from flowrun.launcher.run import run
 from support.runs.command import Command, run_folder
 
@@ -40,6 +43,15 @@ def check(folder: Path, ranks: int) -> None:
     first = [e for e in acts if e["args"]["step"] == 3 and e["pid"] == 0]
     assert {f"{e['tid'] - 1} {e['name']}" for e in first} == named
     assert any("waited_for" in e["args"] for e in acts)
+
+
+def test_an_act_may_wait_for_its_turn_in_each_queue(place: Path) -> None:
+    plan = Job(load(["recipe=small", "hardware=h100"]), values=False).training.plan
+    turns = [in_words(plan, Need(TURN, queue, (0, 0))) for queue, _ in enumerate(plan.queues)]
+    assert [turn.partition(" after")[0] for turn in turns] == [
+        "its turn in the order of axis tensor",
+        "its turn in the order of all communication",
+    ]
 
 
 def test_the_trace_of_a_virtual_cluster(place: Path) -> None:
