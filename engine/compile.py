@@ -237,4 +237,4 @@ def lower_and_rehearse(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
     plan = lower(graph, strategy)
     log_pass(rehearse.__name__)
     rehearsal = rehearse(plan)
-    return Rehearsed(replace(plan, order=rehearsal.order, due=rehearsal.due), rehearsal)
+    return Rehearsed(rehearsal.fix(plan), rehearsal)

@@ -35,6 +35,7 @@ COPY = "copy"
 COMMUNICATION = (BOX, SEND, RECEIVE)
 
 Orders = tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...]  # see Plan.order
+Counts = tuple[tuple[int, ...], ...]  # by stage, and by the places of its order
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +236,9 @@ class Actor:
 
     @property
     def paces(self) -> bool:
-        """True if its acts count in `Plan.due`: compute, but not counts, which run a step ahead."""
+        """True if its acts count in `due` and `ended` of Plan: compute, but not counts, which run a
+        step ahead.
+        """
         return self.computes and self.phase != COUNT
 
     @property
@@ -293,6 +296,8 @@ class Plan:
         a queue, and messages between stages have none.
     due: stage -> for each place in its one order, if a receive stands there, how many acts of
         compute of the step must have begun before it is launched.
+    ended: stage -> for each place in its one order, if a collective of a micro-batch stands there,
+        how many acts of compute of the step had begun when it ended in the rehearsal.
     shared_memory: messages lie in memory that the ranks share; what they take of it is counted so.
     core, cores, own_messages, workspace: see Hardware.
     host_apart: a rank's device has memory of its own; a CPU has its host's.
@@ -316,7 +321,8 @@ class Plan:
     workspace: Mapping[str, float] = field(default_factory=dict, hash=False)
     blocking: tuple[int, ...] = ()
     one_order: bool = False
-    due: tuple[tuple[int, ...], ...] = ()
+    due: Counts = ()
+    ended: Counts = ()
     tensors: Mapping[str, LogicalTensor] = field(default_factory=dict, hash=False)
     variables: Mapping[str, Variable] = field(default_factory=dict, hash=False)
     locations: Mapping[str, Location] = field(default_factory=dict, hash=False)
@@ -333,6 +339,10 @@ class Plan:
     def blocks(self, actor: Actor) -> bool:
         """Return whether an actor is a collective during which nothing computes."""
         return isinstance(actor.work, BoxWork) and actor.work.step.axis in self.blocking
+
+    def foresees_end(self, actor: Actor) -> bool:
+        """Return whether `ended` says of an actor when its acts end."""
+        return self.one_order and isinstance(actor.work, BoxWork) and not actor.per_step
 
     def queue(self, actor: Actor) -> int:
         """Return the number of the queue in whose order an actor is issued (`queues`), or -1."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 from flowrun.engine.actors.plan import COMMUNICATION, RECEIVE, Actor, Plan, RegionWork
 from flowrun.engine.actors.protocol import (
@@ -58,6 +58,7 @@ class Scheduler:
         may_begin: Callable[[int], bool] | None = None,
     ) -> None:
         self.plan = plan
+        self._stage = stage
         self.actors = {actor.id: actor for actor in plan.stage_actors(stage)}
         self.per_step = {k: plan.acts_per_step(actor) for k, actor in self.actors.items()}
         self.specs = wire(self.per_step, plan.rings(stage), steps)
@@ -183,6 +184,13 @@ class Scheduler:
         self._seeks = bool(self._blocking)  # these give way to others, too
         return None
 
+    def ends_after(self, actor: int, act: int) -> int:
+        """Return how many more acts of compute are to begin before a collective ends, as in the
+        rehearsal (Plan.foresees_end); 0 or less: none.
+        """
+        step, place = divmod(act, self.per_step[actor])
+        return step * self._paced_acts + self._ended[actor, place] - self._paced
+
     def next_supply(self) -> LaunchAct | None:
         """Take a ready actor whose acts run next to compute."""
         return self._launch(self._supply.pop(0)) if self._supply else None
@@ -239,6 +247,12 @@ class Scheduler:
     def repeats_due(self, place: int, earlier: int, acts: int) -> bool:
         """Return whether a place of the one order is due `acts` acts after an earlier one."""
         return not self._due or self._due[place] == self._due[earlier] + acts * self._often
+
+    @cached_property
+    def _ended(self) -> dict[tuple[int, int], int]:
+        """`ended` of this stage's acts: a rank asks for it, the rehearsal does not."""
+        (order,) = self.order.values()
+        return dict(zip(order, self.plan.ended[self._stage], strict=True))
 
     def _begin_idle(self) -> list[int]:
         """Begin the acts that no token is missing for, and return their actors."""

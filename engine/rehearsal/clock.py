@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Callable, Iterable
 
 from flowrun.engine.actors.deadlock import deadlock
-from flowrun.engine.actors.plan import Actor, Orders, Plan, TransferWork
+from flowrun.engine.actors.plan import Actor, Counts, Orders, Plan, TransferWork
 from flowrun.engine.ir.graph import COUNT
 from flowrun.engine.rehearsal.clock_state import ActTable, ClockState, Event
 from flowrun.engine.rehearsal.period import Period
@@ -51,6 +51,7 @@ class Clock:
             plan, self.table, last, records=not endless, count_memory=count_memory
         )
         self.period = Period(self.state) if skip_repeats else None
+        self.ends = len(plan.axes) + 1  # a queue of compute that begins and collectives that end
 
     def run(self) -> None:
         """Run to the end, or until steps repeat.  Raises PlanError if the plan cannot end."""
@@ -97,19 +98,30 @@ class Clock:
             return self.period.step_s
         return self.state.step_ends[2] - self.state.step_ends[1]
 
-    def order(self) -> tuple[Orders, tuple[tuple[int, ...], ...]]:
-        """Return `order` and `due` of Plan, as the last step had them."""
-        last, per_step, computes = self.steps - 1, self.table.acts, self.table.computes
-        paces = [actor.paces for actor in self.plan.actors]
-        orders, due = [], [()] * len(self.state.ranks)
-        for group, issued in sorted(self.state.issued.items()):
-            acts = [(k, n % per_step[k]) for k, n in issued if n // per_step[k] == last]
-            paced = itertools.accumulate(paces[k] for k, _ in acts)
-            places = [(act, n) for act, n in zip(acts, paced, strict=True) if not computes[act[0]]]
+    def order(self) -> tuple[Orders, Counts, Counts]:
+        """Return `order`, `due` and `ended` of Plan, as the last step had them."""
+        stages, orders = len(self.state.ranks), []
+        due: list[tuple[int, ...]] = [()] * stages
+        ended: list[tuple[int, ...]] = [()] * stages
+        for stage, queue in sorted(self.state.issued):
+            places = self._places(stage, queue) if queue != self.ends else ()
             if places:
-                order, due[group[0]] = zip(*places, strict=True)
-                orders.append((group, order))
-        return tuple(orders), tuple(due) if self.plan.one_order else ()
+                order, due[stage] = zip(*places, strict=True)
+                ends = dict(self._places(stage, self.ends))
+                ended[stage] = tuple([ends.get(act, 0) for act in order])
+                orders.append(((stage, queue), order))
+        counts = (tuple(due), tuple(ended)) if self.plan.one_order else ((), ())
+        return tuple(orders), *counts
+
+    def _places(self, stage: int, queue: int) -> list[tuple[tuple[int, int], int]]:
+        """Return the acts of communication that the last step wrote down in a queue, and how many
+        of compute before each.
+        """
+        last, per_step, computes = self.steps - 1, self.table.acts, self.table.computes
+        issued = self.state.issued.get((stage, queue), ())
+        acts = [(k, n % per_step[k]) for k, n in issued if n // per_step[k] == last]
+        paced = itertools.accumulate(self.plan.actors[k].paces for k, _ in acts)
+        return [(act, n) for act, n in zip(acts, paced, strict=True) if not computes[act[0]]]
 
     def _communicate_all(self, stages: Iterable[int]) -> None:
         """Issue all communication of stages that may be, and supply what feeds them."""
@@ -130,6 +142,8 @@ class Clock:
             if launched := rank.next_compute():
                 state.computing[stage] = True
                 state.traffic.computes(stage, state.now)
+                if self.plan.one_order:
+                    state.record(*launched, self.ends)
                 self._begin(stage, *launched)
 
     def _begin(self, stage: int, actor: int, act: int) -> None:
@@ -199,6 +213,8 @@ class Clock:
         if state.cores and self.table.needs_core[actor]:
             state.cores.end(actor, state.now)
         act, began = rank.acts[actor], state.began.pop(actor)
+        if self.plan.foresees_end(self.plan.actors[actor]):
+            state.record(actor, act, self.ends)
         if self.count_memory:
             state.memory[stage].end(actor, act)
         if state.records:

@@ -13,7 +13,8 @@ by then.  Steps stand one behind the other, for nothing needs what a later step 
 So no run stops, at any speed of compute and in any room.  Of all communication that has not ended
 take the first in the line.  All before it has ended, so on each of its ranks it is next, and no
 launch waits.  What it reads, and the slots that it fills, follow from compute that needs nothing
-later.  So all its ranks launch it, and it ends.
+later.  So all its ranks launch it, and it ends.  Where compute waits on the device for a collective
+(Plan.ended), that was launched before it, and is an earlier one.
 
 Two things are tried of each plan.  The rehearsal plays it to its end in its order: on one rank no
 act needs what comes later there.  `check_line` finds the line again from the orders of the ranks.

@@ -15,7 +15,7 @@ from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from flowrun.engine.actors.plan import Actor, Orders, Plan
+from flowrun.engine.actors.plan import Actor, Counts, Orders, Plan
 from flowrun.engine.rehearsal.clock import Clock
 from flowrun.engine.rehearsal.clock_state import Event
 from flowrun.engine.rehearsal.launches import check_line
@@ -34,7 +34,7 @@ class Rehearsal:
     bound_bytes: the same with every stash full, which early or late messages may cause.
     sent_bytes: bytes that all ranks send in a step.
     first_step: the timeline of the first step.
-    order, due: see Plan.
+    order, due, ended: see Plan.
     act_bytes: most bytes of a rank, without messages, at any act of an actor, by actor.
     """
 
@@ -46,8 +46,13 @@ class Rehearsal:
     sent_bytes: float
     first_step: tuple[Event, ...]
     order: Orders
-    due: tuple[tuple[int, ...], ...] = ()
+    due: Counts = ()
+    ended: Counts = ()
     act_bytes: Mapping[int, int] = field(default_factory=dict)
+
+    def fix(self, plan: Plan) -> Plan:
+        """Return a plan with the order that was found."""
+        return replace(plan, order=self.order, due=self.due, ended=self.ended)
 
 
 def rehearse(
@@ -71,7 +76,7 @@ def rehearse(
         # the turns of a cold step would hold up all others
         shown = Clock(plan, cost, steps=2, skip_repeats=skip_repeats)
         shown.run()
-    order, due = shown.order()
+    order, due, ended = shown.order()
     ordered = replace(plan, order=order, due=due)
     warm = Clock(
         ordered,
@@ -102,4 +107,5 @@ def rehearse(
         first_step=first,
         order=order,
         due=due,
+        ended=ended,
     )

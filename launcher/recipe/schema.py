@@ -434,7 +434,7 @@ class Engine:
         rank has some of the heads and all tokens, by all-to-alls; gather: its own queries, and all
         keys and values; ring: its own queries, while keys and values go around; auto: the fastest.
     blocking: axes whose collectives take turns with compute, as on one stream; this shows what
-        overlap gains.
+        overlap gains.  (On a GPU no host waits for those of micro-batches, with or without it.)
     compiler: of training's regions: eager (op after op) or inductor (fused C++ or Triton code,
         compiled before the first step and kept on disk; evaluation stays eager); handwritten: the
         kernels of Apex and Megatron-LM (cost/fusion.py), for planning only.

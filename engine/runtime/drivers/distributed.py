@@ -8,8 +8,11 @@ where the other ranks of its host wake it.
 On CUDA an act of compute ends when it is enqueued, so the loop runs ahead of the device, by one
 step: a register that changes once a step, as those of a report, has one slot (add_registers.py).  A
 collective of a blocking axis ends then, too: what is enqueued after it waits for it, and not the
-host.  A report ends when its numbers are on the host; a thread waits for them, as threads wait for
-other communication (collectives.py).  Readers have a stream of their own.
+host.  Any other of a micro-batch ends so once as much compute has been enqueued as had begun when
+it ended in the rehearsal, or there is no more; but where a message between stages may bring more,
+the host waits for what comes first.  A report ends when its numbers are on the host; a thread waits
+for them, as threads wait for other communication (collectives.py).  Readers have a stream of their
+own.
 """
 
 from __future__ import annotations
@@ -22,11 +25,19 @@ from typing import cast
 
 import torch
 
-from flowrun.engine.actors.plan import COMMUNICATION, SEND, Actor, CopyWork, Plan, ReportWork
+from flowrun.engine.actors.plan import (
+    COMMUNICATION,
+    RECEIVE,
+    SEND,
+    Actor,
+    CopyWork,
+    Plan,
+    ReportWork,
+)
 from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.actors.standstill import describe_owed, find_owed
 from flowrun.engine.errors import RunError
-from flowrun.engine.runtime.drivers.communication import Communication
+from flowrun.engine.runtime.drivers.communication import Communication, InFlightAct
 from flowrun.engine.runtime.drivers.pulse import Activity, Pulse
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.kernels.live_bytes import LiveBytes
@@ -83,6 +94,8 @@ class DistributedRank:
         self.inbox = links.inbox
         # (actor, act) -> what waits for it and returns what it makes
         self.under_way: dict[tuple[int, int], Callable[[], Sequence[Supplied]]] = {}
+        # of these, the collectives that end as in the rehearsal, while nobody watches them
+        self.foreseen: dict[tuple[int, int], InFlightAct] = {}
         self.async_device = device.type == "cuda" if async_device is None else async_device
         threads = sum(actor.runs_in_thread for actor in plan.stage_actors(self.body.stage))
         threads = max(1, threads + self.async_device)  # one thread waits for reports of a device
@@ -186,6 +199,8 @@ class DistributedRank:
 
     def _round(self, scheduler: Scheduler) -> None:
         """Issue communication and reading that may begin; then run one act or take a message."""
+        for each in [each for each in self.foreseen if scheduler.ends_after(*each) <= 0]:
+            self._end_ahead(each)
         while launched := scheduler.next_communication():
             self._issue(self.plan.actors[launched.actor], launched.act)
         while launched := scheduler.next_supply():
@@ -203,6 +218,12 @@ class DistributedRank:
         elif not scheduler.is_finished():
             if not self.under_way:
                 raise RuntimeError(f"nothing is under way. {self._describe_end()}")
+            if self.foreseen and not self._meets_others():
+                self._end_ahead(min(self.foreseen, key=lambda each: scheduler.ends_after(*each)))
+                return
+            while self.foreseen:  # a message may bring what goes before them
+                each, started = self.foreseen.popitem()
+                started.on_done(partial(self._announce, *each))
             self._take(scheduler, *self._sleep())
 
     def _describe_end(self) -> str:
@@ -267,9 +288,20 @@ class DistributedRank:
         self.body.give_up(actor, act)
         self.under_way[actor.id, act] = started.finish
         if self.async_device and self.plan.blocks(actor):
-            self._announce(actor.id, act)  # `finish` lets the stream wait
+            self._announce(actor.id, act)
+        elif self.async_device and self.plan.foresees_end(actor):
+            self.foreseen[actor.id, act] = started
         else:
-            started.on_done(lambda: self._announce(actor.id, act))
+            started.on_done(partial(self._announce, actor.id, act))
+
+    def _end_ahead(self, each: tuple[int, int]) -> None:
+        """End a collective for the host: its `finish` lets the stream wait."""
+        del self.foreseen[each]
+        self._announce(*each)
+
+    def _meets_others(self) -> bool:
+        """Return whether a message between stages is under way."""
+        return any(self.plan.actors[actor].kind in (SEND, RECEIVE) for actor, _ in self.under_way)
 
     def _take(self, scheduler: Scheduler, actor_id: int, act: int) -> None:
         actor = self.plan.actors[actor_id]

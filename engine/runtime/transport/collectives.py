@@ -3,7 +3,8 @@
 Nothing here blocks but `Pending.wait`.  "Done" means that the bytes are there:
 on CUDA a thread of the group sleeps on an event after the communication.  If
 the stream that computes waited for it instead, nothing would be computed at that time, and a
-receive that is posted early would hold up the very act whose answer it is.
+receive that is posted early would hold up the very act whose answer it is.  It waits where nothing
+goes before what reads a collective (drivers/distributed.py).
 
 Measured with gloo of torch 2.13: its reduce-scatter is an all-reduce inside and sends twice the
 bytes, while its all-to-all takes unequal pieces and any dtype.  So uneven steps, and reduce-scatter

@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flowrun.engine.actors.plan import Actor, Plan, ReportWork
+from flowrun.engine.actors.plan import Actor, BoxWork, Plan, ReportWork
 from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.errors import RunError
+from flowrun.engine.ir.placement import Shape
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.rank.rank import Rank
 from flowrun.engine.runtime.transport.links import Links
@@ -26,6 +27,7 @@ from flowrun.engine.strategy import LossScale
 from support.layouts.grids import Layout, compiled, initial
 from support.layouts.plain_loop import TINY_CONVNET, TINY_GPT, TINY_MLP, Training, plain_loop
 from support.nets.architectures import training
+from support.plans.one_order import in_one_order
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 STEPS = 3
@@ -151,3 +153,47 @@ def test_the_host_waits_for_no_collective_of_a_blocking_axis(blocking: tuple[int
         rank = DistributedRank(plan, 0, TINY_GPT.rows, values, CPU, links, async_device=True)
         with nullcontext() if blocking else pytest.raises(RunError, match="the host waits"):
             rank.run(STEPS)
+
+
+class Watched(Alone):
+    """Counts what the host waits for, which comes at once; messages bring zeros, too."""
+
+    waits = 0
+
+    def start(self, collective: Collective, bucket: Sequence[torch.Tensor]) -> Pending:
+        return Counted(self, super().start(collective, bucket).wait)
+
+    def send(self, tensors: Sequence[torch.Tensor], target_rank: int, tag: int) -> Pending:
+        return Pending(list)
+
+    def receive(
+        self, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype], source_rank: int, tag: int
+    ) -> Pending:
+        message = [torch.zeros(x, dtype=dtype) for x, dtype in zip(shapes, dtypes, strict=True)]
+        return Pending(lambda: message)
+
+
+class Counted(Pending):
+    def __init__(self, links: Watched, finish: Callable[[], list[Tensor]]) -> None:
+        super().__init__(finish)
+        self._links = links
+
+    def on_done(self, callback: Callable[[], None]) -> None:
+        self._links.waits += 1
+        callback()
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(tensor=2), Layout(data=2, tensor=2), Layout(tensor=2, stages=2)], ids=str
+)
+def test_the_host_waits_for_the_collectives_of_a_step_alone(layout: Layout) -> None:
+    """Those of micro-batches end for it as in the rehearsal."""
+    plan = in_one_order(compiled(TINY_GPT, layout).plan)
+    with closing(Watched(0, CPU)) as links:
+        rank = DistributedRank(
+            plan, 0, TINY_GPT.rows, initial(TINY_GPT), CPU, links, async_device=True
+        )
+        rank.run(STEPS)
+    boxes = [actor for actor in plan.stage_actors(0) if isinstance(actor.work, BoxWork)]
+    of_steps = STEPS * sum(actor.per_step for actor in boxes)
+    assert links.waits == of_steps < STEPS * sum(map(plan.acts_per_step, boxes)) / 2

@@ -12,6 +12,7 @@ from flowrun.engine.actors.plan import RECEIVE, Actor, Plan, TransferWork
 from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.errors import PlanError
 from flowrun.engine.rehearsal.launches import check_line
+from flowrun.engine.rehearsal.rehearsal import rehearse
 from support.layouts.grids import Layout, compiled
 from support.layouts.plain_loop import gpt
 from support.plans.devices import Room, play
@@ -145,6 +146,24 @@ def test_no_receive_of_a_step_is_launched_before_the_compute_of_the_last_has_beg
         begun += actor.paces
         scheduler.end_act(actor.id)
     assert receives >= 3 * plan.micro_batches
+
+
+@pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(data=2, tensor=2)], ids=str)
+def test_a_collective_of_a_micro_batch_ends_after_the_compute_that_had_begun(
+    layout: Layout,
+) -> None:
+    plan = replace(with_axes(layout), one_order=True)
+    rehearsal = rehearse(plan)
+    begun = [e.start for e in rehearsal.first_step if plan.actors[e.actor].paces]
+    counts = {
+        (e.actor, e.act): sum(start < e.end for start in begun)
+        for e in rehearsal.first_step
+        if plan.foresees_end(plan.actors[e.actor])
+    }
+    (((_, order),), (ended,)) = rehearsal.order, rehearsal.ended
+    found = dict(zip(order, ended, strict=True))
+    assert counts and {act: found[act] for act in counts} == counts
+    assert {n for act, n in found.items() if act not in counts} == {0}
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 12])

@@ -11,6 +11,5 @@ def in_one_order(
     plan: Plan, seconds: Callable[[Actor], float] | None = None, skip_repeats: bool = True
 ) -> Plan:
     """The same plan, rehearsed so."""
-    plan = replace(plan, one_order=True, order=(), due=())
-    rehearsal = rehearse(plan, seconds, skip_repeats=skip_repeats)
-    return replace(plan, order=rehearsal.order, due=rehearsal.due)
+    plan = replace(plan, one_order=True, order=(), due=(), ended=())
+    return rehearse(plan, seconds, skip_repeats=skip_repeats).fix(plan)
