@@ -35,7 +35,7 @@ BUDGETS = {
     "engine/hardware": 571,
     "engine/ir": 1_771,
     "engine/lowering": 1_345,
-    "engine/ops": 6_216,
+    "engine/ops": 6_255,
     "engine/passes": 7_775,
     "engine/rehearsal": 971,
     "engine/runtime": 8_155,
@@ -60,7 +60,7 @@ BUDGETS = {
     "models": 1_547,
     "testing": 115,
     "tests": 1_057,
-    "tests/behaviour": 8_645,
+    "tests/behaviour": 8_664,
     "tests/chaos": 927,
     "tests/engine": 14_032,
     "tests/gpu": 286,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 7_071,
     "tests/testing": 111,
 }
-SUMS = {"source": 69_895, "tests": 48_296, "docs": 50_000}
+SUMS = {"source": 69_934, "tests": 48_315, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 299, "except Exception": 28, "functions above complexity 15": 0}

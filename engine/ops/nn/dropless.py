@@ -74,20 +74,33 @@ def _flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None
     return 2.0 * _pairs_here(op, in_shapes) * inner * products
 
 
+# dims as wide as an expert that are there at once, for each pair: forward and backward, by whether
+# there is a gate
+_WIDE = {False: (2, 4), True: (4, 7)}
+
+
 def _held_bytes(op: Op, in_shapes: Sequence[Shape], itemsize: int) -> int:
-    """Return bytes of what all pairs make, in fp32, and of what one expert multiplies."""
-    *inside, (experts, inner, out) = _matrices(in_shapes)
-    width, choices = inside[0][1], in_shapes[1 + _is_backward(op)]
-    of_all = math.prod(choices) * (width if _is_backward(op) else out) * max(itemsize, 4)
-    wide = (len(inside) + 1) * inner * (1 + _is_backward(op))
-    each = math.ceil(_pairs_here(op, in_shapes) / experts)
-    return of_all + each * (width + out + wide) * itemsize
+    """Return bytes of what all pairs make, in fp32, with their order, and of what one expert
+    multiplies at once.
+    """
+    *inside, (_, inner, out) = _matrices(in_shapes)
+    backward, width = _is_backward(op), inside[0][1]
+    pairs = math.prod(in_shapes[1 + backward])
+    of_all = pairs * ((width * itemsize if backward else out * max(itemsize, 4)) + 2 * 8)
+    wide = _WIDE[len(inside) > 1][backward] * inner
+    at_once = min(expert_op.most_at_once(pairs, _experts(op)), pairs)
+    return of_all + at_once * (width + out + wide) * itemsize
 
 
 def _pairs_here(op: Op, in_shapes: Sequence[Shape]) -> float:
     """Count pairs of a token and a choice that is here, as if each expert were chosen as often."""
     here = _matrices(in_shapes)[-1][0]
-    return math.prod(in_shapes[1 + _is_backward(op)]) * here / int(op.args[4 + _is_backward(op)])
+    return math.prod(in_shapes[1 + _is_backward(op)]) * here / _experts(op)
+
+
+def _experts(op: Op) -> int:
+    """Return the number of all experts."""
+    return int(op.args[4 + _is_backward(op)])
 
 
 def _matrices(in_shapes: Sequence[Shape]) -> list[Shape]:

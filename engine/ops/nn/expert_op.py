@@ -53,19 +53,25 @@ def mix_experts(x: Tensor, chosen: Tensor, share: Tensor, *matrices: Tensor, act
 
 
 def run(
-    x: Tensor, chosen: Tensor, share: Tensor, act: str, _: int, *matrices: Tensor, first: int = 0
+    x: Tensor,
+    chosen: Tensor,
+    share: Tensor,
+    act: str,
+    experts: int,
+    *matrices: Tensor,
+    first: int = 0,
 ) -> Tensor:
     """Return what the experts that are here add to the output.
 
-    matrices: of those that are here.  first: number of the first one.  The number of all experts is
-    for their cost.
+    experts: how many there are.  matrices: of those that are here.  first: number of the first one.
     """
     *inside, down = matrices
     wide = torch.promote_types(x.dtype, share.dtype)
     pairs = x.new_zeros(chosen.numel(), down.shape[2], dtype=wide)
-    for k, here in _pairs(chosen, first, len(down)):
-        hidden = _hidden(x[here // chosen.shape[1]], [w[k] for w in inside], act)[0]
-        pairs[here] = (hidden @ down[k]) * share.flatten()[here, None]
+    for k, here in _pairs(chosen, experts, first, len(down)):
+        x_k, weights = x[here // chosen.shape[1]], [w[k] for w in inside]
+        made_k = _hidden(x_k, weights, act)[0] @ down[k]
+        pairs[here] = made_k * share.flatten()[here, None]
     made: Tensor = _sum_choices(pairs, chosen).to(x.dtype)
     return made
 
@@ -76,42 +82,62 @@ def run_backward(
     chosen: Tensor,
     share: Tensor,
     act: str,
-    _: int,
+    experts: int,
     *matrices: Tensor,
     first: int = 0,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of x, share and the matrices that are here.
 
-    grad: of the output.  act, matrices, first: as of `run`.
+    grad: of the output.  act, experts, matrices, first: as of `run`.
+    """
+    of_pairs, of_share = x.new_zeros(chosen.numel(), x.shape[1]), torch.zeros_like(share).flatten()
+    sums = [torch.zeros_like(w, memory_format=torch.contiguous_format) for w in matrices]
+    for k, here in _pairs(chosen, experts, first, len(sums[0])):
+        tokens, of_k = here // chosen.shape[1], [each[k] for each in sums]
+        given = x[tokens], grad[tokens], share.flatten()[here, None], [w[k] for w in matrices]
+        of_pairs[here], of_share[here] = _add_gradients(*given, of_k, act)
+    return _sum_choices(of_pairs, chosen), of_share.view(share.shape), *sums
+
+
+def _add_gradients(
+    x: Tensor, grad: Tensor, share: Tensor, matrices: list[Tensor], sums: list[Tensor], act: str
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of what an expert reads and of its shares; add those of its matrices.
+
+    sums: of each matrix.
     """
     *inside, down = matrices
-    slope = ACTIVATIONS[act][1]
-    of_pairs, of_share = x.new_zeros(chosen.numel(), x.shape[1]), torch.zeros_like(share).flatten()
-    of_matrices = [torch.zeros_like(w, memory_format=torch.contiguous_format) for w in matrices]
-    for k, here in _pairs(chosen, first, len(down)):
-        tokens, weights = here // chosen.shape[1], [w[k] for w in inside]
-        x_k, grad_k, share_k = x[tokens], grad[tokens], share.flatten()[here, None]
-        hidden, made = _hidden(x_k, weights, act)
-        of_hidden = grad_k @ down[k].T
-        of_share[here] = (of_hidden * hidden).sum(1).to(share.dtype)
-        of_matrices[-1][k] = (hidden * share_k).to(x.dtype).T @ grad_k
-        of_hidden = (of_hidden * share_k).to(x.dtype)
-        of_made = [slope(of_hidden * made[1] if made[1:] else of_hidden, made[0])]
-        of_made += [of_hidden * ACTIVATIONS[act][0](made[0])] * len(made[1:])
-        for each, weight, of_weight in zip(of_made, weights, of_matrices, strict=False):
-            of_weight[k] = x_k.T @ each
-            of_pairs[here] += each @ weight.T
-    return _sum_choices(of_pairs, chosen), of_share.view(share.shape), *of_matrices
+    run_act, slope = ACTIVATIONS[act]
+    hidden, made = _hidden(x, inside, act)
+    of_hidden = grad @ down.T
+    of_share = (of_hidden * hidden).sum(1).to(share.dtype)
+    sums[-1].addmm_((hidden * share).to(x.dtype).T, grad)
+    of_hidden = (of_hidden * share).to(x.dtype)
+    of_made = [slope(of_hidden * made[1] if made[1:] else of_hidden, made[0])]
+    of_made += [of_hidden * run_act(made[0])] * len(made[1:])
+    of_x = torch.zeros_like(x)
+    for of_each, weight, of_weight in zip(of_made, inside, sums, strict=False):
+        of_weight.addmm_(x.T, of_each)
+        of_x.addmm_(of_each, weight.T)
+    return of_x, of_share
 
 
-def _pairs(chosen: Tensor, first: int, experts: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield (an expert, counted from the first one here, the pairs that chose it), if any did."""
+def _pairs(chosen: Tensor, experts: int, first: int, here: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield (an expert, counted from the first one here, pairs that chose it), if any did.
+
+    No more at once than 5/4 of an even share, so that what is made of them is bounded.
+    """
+    most = most_at_once(chosen.numel(), experts)
     numbers, order = chosen.flatten().sort(stable=True)
-    ends = torch.searchsorted(numbers, torch.arange(first, first + experts + 1).to(numbers))
-    starts = ends.tolist()
-    for k, (start, end) in enumerate(itertools.pairwise(starts)):
-        if start < end:
-            yield k, order[start:end]
+    ends = torch.searchsorted(numbers, torch.arange(first, first + here + 1).to(numbers)).tolist()
+    for k, (start, end) in enumerate(itertools.pairwise(ends)):
+        for part in range(start, end, most):
+            yield k, order[part : min(part + most, end)]
+
+
+def most_at_once(pairs: int, experts: int) -> int:
+    """Return how many of all pairs an expert multiplies at once, at most."""
+    return -(-5 * pairs // (4 * experts))
 
 
 def _hidden(x: Tensor, weights: list[Tensor], act: str) -> tuple[Tensor, list[Tensor]]:

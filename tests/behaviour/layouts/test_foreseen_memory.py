@@ -26,8 +26,20 @@ from flowrun.engine.runtime.kernels.live_bytes import LiveBytes
 from flowrun.engine.strategy import Recompute
 from flowrun.launcher.model.adapters import add_adapters
 from flowrun.launcher.recipe.schema import Adapters
+from flowrun.models.losses import routed_cross_entropy
+from flowrun.models.moe import MixtureGPT
 from support.layouts.grids import Layout, compiled, example, live_bytes, strategy, task
-from support.layouts.plain_loop import TINY_CONVNET, TINY_MLP, Training, gpt, mlp, seeded
+from support.layouts.plain_loop import (
+    CONTEXT,
+    TINY_CONVNET,
+    TINY_MLP,
+    VOCABULARY,
+    Training,
+    gpt,
+    mlp,
+    seeded,
+)
+from support.nets.transformers_models import TRANSFORMERS
 
 GPT = gpt(blocks=2, width=32)
 
@@ -36,6 +48,11 @@ def _with_adapters() -> nn.Module:
     model = GPT.model()
     add_adapters(model, Adapters(rank=2, modules=("*.qkv", "*.fc2")))
     return model
+
+
+def gpt_of_experts() -> Training:
+    model = partial(seeded, partial(MixtureGPT, VOCABULARY, CONTEXT, 2, 2, 32, 4, 2, None))
+    return replace(GPT, model=model, inputs={"tokens_BT": "tokens"}, loss=routed_cross_entropy)
 
 
 CASES = {
@@ -47,6 +64,8 @@ CASES = {
     "GPT, its base frozen": (replace(GPT, model=partial(seeded, _with_adapters)), Layout()),
     "MLP": (TINY_MLP, Layout()),
     "convnet": (TINY_CONVNET, Layout()),
+    "experts": (gpt_of_experts(), Layout()),
+    "experts with gates": (TRANSFORMERS["mixtral"].training(), Layout()),
 }
 
 
