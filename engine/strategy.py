@@ -310,7 +310,7 @@ class Strategy:
         another name of actors/schedules.py, or "auto", the fewest that are as good as what memory
         allows, up to zero bubble (compile.py).
     kept: which weights and states are kept in bf16.
-    states_on_host: averages of the optimizer lie in the host's memory.
+    states_on_host: states of the optimizer lie in the host's memory; averages of weights do not.
     skips_nonfinite: an update is left out, on all ranks, unless all gradients are finite; loss
         scaling does so in any case.
     skips_alike: stages leave out the same updates, so that each waits for the gradients of all;

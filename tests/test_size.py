@@ -28,17 +28,17 @@ MOST_COMPLEXITY = 15
 BUDGETS = {
     "docs": 50_000,
     "engine": 1_288,
-    "engine/actors": 1_855,
+    "engine/actors": 1_853,
     "engine/boxing": 537,
     "engine/capture": 4_648,
     "engine/cost": 1_225,
     "engine/hardware": 571,
     "engine/ir": 1_771,
-    "engine/lowering": 1_345,
+    "engine/lowering": 1_355,
     "engine/ops": 6_255,
-    "engine/passes": 7_775,
+    "engine/passes": 7_780,
     "engine/rehearsal": 971,
-    "engine/runtime": 8_155,
+    "engine/runtime": 8_154,
     "engine/trace": 501,
     "engine/verify": 794,
     "launcher": 362,
@@ -46,7 +46,7 @@ BUDGETS = {
     "launcher/command_line": 1_135,
     "launcher/commands": 3_074,
     "launcher/data": 3_281,
-    "launcher/job": 1_937,
+    "launcher/job": 1_954,
     "launcher/listeners": 673,
     "launcher/model": 2_653,
     "launcher/place": 2_090,
@@ -60,9 +60,9 @@ BUDGETS = {
     "models": 1_547,
     "testing": 115,
     "tests": 1_057,
-    "tests/behaviour": 8_664,
+    "tests/behaviour": 8_674,
     "tests/chaos": 927,
-    "tests/engine": 14_032,
+    "tests/engine": 14_030,
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 7_071,
     "tests/testing": 111,
 }
-SUMS = {"source": 69_934, "tests": 48_315, "docs": 50_000}
+SUMS = {"source": 69_963, "tests": 48_323, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 299, "except Exception": 28, "functions above complexity 15": 0}

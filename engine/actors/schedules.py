@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, WEIGHT_GRAD
@@ -80,31 +80,26 @@ class Schedule:
         return act
 
     def slots(self, stage: int, chunk: int = 0, alone: int = 1) -> int:
-        """Return `held`, at most the micro-batches of a step.  Raises RecipeError if it is none."""
-        held = self.held(stage, chunk, alone)
-        if isinstance(held, int) and held > 0:
-            return min(held, self.micro_batches)
-        raise RecipeError(
-            "placement.in_flight",
-            f"{type(self).__name__}.held is {held!r} for chunk {chunk} of stage {stage}.",
-            "Return how many micro-batches it may hold: 1 or more.",
-        )
+        """Return `held`, at most the micro-batches of a step."""
+        return min(self.held(stage, chunk, alone), self.micro_batches)
 
-    def table(self) -> tuple[object, ...]:
+    def table(self) -> Mapping[str, int]:
         """Return all that the schedule says: equal tables make equal plans."""
         acts, phases = range(2 * self.micro_batches), (FORWARD, BACKWARD, WEIGHT_GRAD)
-        return (
-            (self.joined, self.turns_back, self.keeps_turns, self.orders, self.round),
-            *(
-                (
-                    self.held(stage, chunk, 1),
-                    *(self.priority(phase, chunk) for phase in phases),
-                    *(self.turn(phase, stage, chunk, act) for phase in phases for act in acts),
-                )
-                for stage in range(self.stages)
-                for chunk in range(self.chunks)
-            ),
-        )
+        said: dict[str, int] = {
+            "joined": self.joined,
+            "turns_back": self.turns_back,
+            "orders": self.orders,
+        }
+        said |= {"keeps_turns": self.keeps_turns, "round": self.round}
+        for stage, chunk in product(range(self.stages), range(self.chunks)):
+            where = f"stage {stage}, chunk {chunk}"
+            said[f"held({where})"] = self.held(stage, chunk, 1)
+            for phase in phases:
+                said[f"priority({phase}, chunk {chunk})"] = self.priority(phase, chunk)
+                turns = {f"turn({phase}, {where}, act {k})": k for k in acts}
+                said |= {name: self.turn(phase, stage, chunk, k) for name, k in turns.items()}
+        return said
 
     def most_held(self, stage: int, weights: Sequence[int], steps: int) -> int:
         """Return the most that waits for backward at once if no forward goes before its turn.
@@ -218,7 +213,9 @@ class VHalf(Schedule):
         return last + 1 + apart + (2 * stage if chunk else last + 1 - stage)
 
     def _room(self) -> int:
-        """Return the units that a slot is held beyond the start of backward."""
+        """Return the units that a slot is held beyond the start of backward: with room for weight
+        gradients, two chunks on each stage would hold more than half together.
+        """
         return 1
 
 
@@ -238,7 +235,8 @@ class VMin(VHalf):
         return last + 1 + apart + (stage if chunk else last - stage)
 
     def _room(self) -> int:
-        return 2 if self.stages % 3 == 1 else 4  # weight gradients find their place later
+        # until the weight gradient that fills the next gap of the block has ended
+        return 2 if self.stages % 3 == 1 else 4
 
 
 ONE_STAGE = Schedule(1, 1, 1)

@@ -24,7 +24,7 @@ from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.location import Location
 from flowrun.engine.lowering.add_regions import is_communication
 from flowrun.engine.lowering.lower import set_actors
-from flowrun.engine.ops.flow.structure import BOX as BOX_OP
+from flowrun.engine.ops.flow import structure
 from flowrun.engine.ops.flow.structure import TO_DEVICE, TO_HOST, TRANSFER
 from flowrun.engine.strategy import Strategy
 
@@ -35,13 +35,13 @@ def add_boxings(plan: Plan, strategy: Strategy) -> Plan:
     """Add an actor for each collective, and two for each message between stages (a pass)."""
     boxings: list[Actor] = []
     for channel, ops in enumerate(_buckets(plan).values()):
-        target = ops[0].target
-        if target == TRANSFER:
-            boxings += _transfer(plan, ops, channel)
-        else:
-            boxings.append(
-                _copy(plan, ops) if target != BOX_OP else _collective(plan, strategy, ops)
-            )
+        match ops[0].target:
+            case structure.TRANSFER:
+                boxings += _transfer(plan, ops, channel)
+            case structure.BOX:
+                boxings.append(_collective(plan, strategy, ops))
+            case _:
+                boxings.append(_copy(plan, ops))
     return set_actors(plan, (*plan.actors, *boxings))
 
 

@@ -7,6 +7,7 @@ least 2 for a reader's.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -62,7 +63,7 @@ class _Connector:
                 producer=before,
                 readers=(waiting,),
                 slots=1,
-                per_step=min(self.actors[before].per_step, self.actors[waiting].per_step),
+                per_step=self.throttle.waits_for_steps(before, waiting),
             )
             registers.append(empty)
         inputs: list[list[int]] = [[] for _ in self.actors]
@@ -233,15 +234,24 @@ class Throttle:
 
         yield from self._copies(ahead)
 
+    def waits_for_steps(self, before: int, waiting: int) -> bool:
+        """Return whether both of a pair act once a step."""
+        return self.actors[before].per_step and self.actors[waiting].per_step
+
     def _copies(self, ahead: int) -> Iterator[tuple[int, int]]:
-        """Copies back to the host, and the later ones to the device that wait for them."""
+        """Copies back to the host, and the later ones to the device that wait for them; those of
+        one direction one after another, as they share its link.
+        """
         copies = {k: a.work for k, a in enumerate(self.actors) if isinstance(a.work, CopyWork)}
         back = {variable: k for k, work in copies.items() for variable, _ in work.updates}
-        for stage in {self.actors[k].stage for k in copies}:
-            there = [k for k in copies if self.actors[k].stage == stage and not copies[k].updates]
-            order = sorted(there, key=self._first_reader)
-            for first, later in zip(order, order[ahead:], strict=False):
-                yield from ((k, later) for k in {back[old] for old, _ in copies[first].copies})
+        there = [k for k in copies if not copies[k].updates]
+        there.sort(key=lambda k: (self.actors[k].stage, self._first_reader(k)))
+        for _, of_stage in itertools.groupby(there, key=lambda k: self.actors[k].stage):
+            order = list(of_stage)
+            returns = [max(back[old] for old, _ in copies[k].copies) for k in order]
+            yield from zip(returns, order[ahead:], strict=False)
+            yield from itertools.pairwise(order)
+            yield from itertools.pairwise(dict.fromkeys(returns))
 
     def turns(self, k: int) -> bool:
         """A boxing of what goes around the ranks of an axis."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 
 import torch
 
 from flowrun.engine.actors.schedules import Schedule
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import RecipeError, refuse_as
 from flowrun.engine.hardware.hardware import CPU
 from flowrun.engine.runtime.inductor.inductor import settings_of
 from flowrun.engine.strategy import Kept, LossScale, OwnSchedule, Strategy, Zero
@@ -38,6 +37,8 @@ from flowrun.launcher.recipe.schema import (
 _FUSIONS = {EAGER: "", INDUCTOR: "compiled", HANDWRITTEN: "handwritten"}
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+_OWN_SCHEDULE = "Name a frozen dataclass derived from flowrun.engine.actors.schedules.Schedule."
+
 
 def strategy_of(recipe: Recipe) -> Strategy:
     auto, hardware, pads = recipe.auto, rank_hardware(recipe), recipe.engine.pad_classes
@@ -63,7 +64,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         micro_batches=recipe.train.micro_batches,
         mirrored=recipe.view == MIRRORED,
         counts_step=recipe.train.loss_mean == STEP,
-        in_flight=own_schedule(recipe.placement.schedule) or recipe.in_flight,
+        in_flight=own_schedule(recipe) or recipe.in_flight,
         long_attention=recipe.engine.long_attention,
         loss_chunks=recipe.engine.loss_chunks,
         pads_classes=pads == ALWAYS or (pads == AUTO and built_on_gpu),
@@ -93,20 +94,36 @@ def inductor_options(recipe: Recipe) -> tuple[tuple[str, object], ...]:
     return given
 
 
-def own_schedule(given: Mapping[str, object]) -> OwnSchedule | None:
-    """Return the schedule that `placement.schedule` names, if it does."""
-    if not given:
+def own_schedule(recipe: Recipe) -> OwnSchedule | None:
+    """Return the schedule that `placement.schedule` names, if it does.  Raises RecipeError where it
+    is none for the recipe's stages, chunks and micro-batches.
+    """
+    where, settings = "placement.schedule", dict(recipe.placement.schedule)
+    if not settings:
         return None
-    where, settings = "placement.schedule", dict(given)
-    kind = find(str(settings.pop("_target_", "")), f"{where}._target_")
+    target = settings.pop("_target_", None)
+    require(bool(target), f"{where}._target_", "nothing says which class it is.", _OWN_SCHEDULE)
+    kind = find(str(target), f"{where}._target_")
     if not (isinstance(kind, type) and issubclass(kind, Schedule)):
-        base = f"{Schedule.__module__}.{Schedule.__name__}"
-        instead = f"Derive a frozen dataclass from {base}."
-        raise RecipeError(f"{where}._target_", f"{kind!r} is no schedule.", instead)
+        raise RecipeError(f"{where}._target_", f"{kind!r} is no schedule.", _OWN_SCHEDULE)
     own = {each.name for each in fields(kind)} - {each.name for each in fields(Schedule)}
     for name in settings:
         problem = f"{kind.__name__} has no field {name!r}."
         require(name in own, f"{where}.{name}", problem, did_you_mean(name, sorted(own)))
+
+    def refuse(error: Exception) -> RecipeError:
+        return RecipeError(where, f"{kind.__name__} failed: {type(error).__name__}: {error}")
+
+    with refuse_as(refuse):
+        made = kind(len(recipe.stages), recipe.chunks, recipe.train.micro_batches, **settings)
+        said = made.table()
+    for name, value in said.items():
+        right = isinstance(value, int) and (value > 0 or not name.startswith("held"))
+        kinds = "a whole number, 1 or more" if name.startswith("held") else "a whole number"
+        require(right, where, f"{kind.__name__}.{name} is {value!r}.", f"Return {kinds}.")
+    back = made.turns_back and recipe.chunks != 2
+    problem = f"{kind.__name__} turns back, which makes 2 chunks of each stage."
+    require(not back, "placement.chunks", problem, "Write placement.chunks=2.")
     return OwnSchedule(kind, tuple(settings.items()))
 
 

@@ -186,7 +186,7 @@ class PlacementSchema:
         (the fewest that are within 1 % of the fastest that memory allows, up to zero_bubble).
     schedule: in place of in_flight: `_target_` of a schedule of your own, a class derived from
         flowrun.engine.actors.schedules.Schedule, with its fields (docs/how_to/pipelines.md).
-    states: where averages of the optimizer lie: device, or host: copied to the device, block by
+    states: where states of the optimizer lie: device, or host: copied to the device, block by
         block, while the step is updated, and back (docs/how_to/memory.md).
     """
 

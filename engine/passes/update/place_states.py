@@ -1,4 +1,4 @@
-"""place_states: boxed -> boxed.  Averages of the optimizer lie in the host's memory.
+"""place_states: boxed -> boxed.  States of the optimizer lie in the host's memory.
 
 A state is copied to the device before the op that reads it, changed there, and copied back
 (flow.to_device, flow.to_host): a change of placement, by actors of their own.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from flowrun.engine.hardware.hardware import CPU
 from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor, Op, Ref, Variable, rename_inputs
 from flowrun.engine.ir.placement import largest_shape
 from flowrun.engine.ops.flow.structure import TO_DEVICE, TO_HOST
@@ -92,4 +93,8 @@ def _describe(
     for name, v in states.items():
         shape = largest_shape(tensors[name].shape, v.nd_sbp, strategy.placements[v.stage].shape)
         held[v.stage] += replace(tensors[name], shape=shape).num_bytes
-    return f"states of the optimizer lie on the host: {max(held) / 1e9:,.3g} GB a rank"
+    if not states:
+        return "the optimizer has no states that could lie on the host (placement.states)"
+    apart = strategy.hardware.device != CPU
+    there = "" if apart else ", which on a CPU is the ranks' own memory: this saves none"
+    return f"states of the optimizer lie on the host: {max(held):,} bytes a rank{there}"

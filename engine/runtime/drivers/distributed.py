@@ -99,8 +99,7 @@ class DistributedRank:
         self.async_device = device.type == "cuda" if async_device is None else async_device
         threads = sum(actor.runs_in_thread for actor in plan.stage_actors(self.body.stage))
         threads = max(1, threads + self.async_device)  # one thread waits for reports of a device
-        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.pool = ThreadPoolExecutor(threads, "reader", _use_device, (device, stream))
+        self.pool = ThreadPoolExecutor(threads, "reader", _use_device, (device,))
         self.current: Actor | None = None
         self.to_end = 0  # acts that have still to end before the next step is reported
 
@@ -313,10 +312,10 @@ class DistributedRank:
         self._end(scheduler, actor, act)
 
 
-def _use_device(device: torch.device, stream: torch.cuda.Stream | None) -> None:
-    """Choose device and stream of a thread that begins: a function, so that it keeps no reference
-    to the rank.
+def _use_device(device: torch.device) -> None:
+    """Choose device and a stream of its own for a thread that begins: a function, so that it keeps
+    no reference to the rank.
     """
-    if stream is not None:
+    if device.type == "cuda":  # what threads do at one time, the device does at one time
         torch.cuda.set_device(device)
-        torch.cuda.set_stream(stream)
+        torch.cuda.set_stream(torch.cuda.Stream(device))

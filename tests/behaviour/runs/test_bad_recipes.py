@@ -89,6 +89,16 @@ ELSEWHERE = {
         "command line  recompute.keep.0 = ",
         "Write matmul, every_second_matmul, attention or boxing",
     ),
+    "recipe=mlp_pipeline placement.schedule._target_=flowrun.engine.actors.schedules.VHalf": (
+        "placement.chunks",
+        "Write placement.chunks=2",
+    ),
+    "recipe=mlp_pipeline placement.schedule._target_=flowrun.engine.actors.schedules.Slots": (
+        "placement.schedule",
+        "Slots failed: TypeError",
+    ),
+    "recipe=mlp_pipeline placement.schedule._target_=flowrun.engine.actors.schedules.Slots"
+    " +placement.schedule.number=0": ("placement.schedule", "Slots.held(stage 0, chunk 0) is 0."),
     "recipe=gpt_pp placement.schedule._target_=a.B placement.in_flight=2": (
         "placement.schedule",
         "names a schedule, too",
