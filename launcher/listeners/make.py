@@ -73,7 +73,7 @@ def _make_logger(entry: Any, where: str) -> NamedListener:
         return _make_own(entry, where, may_end=False)
     options = dict(entry) if isinstance(entry, Mapping) else {"name": entry}
     name = options.pop("name", None)
-    if name not in LOGGERS:
+    if not isinstance(name, str) or name not in LOGGERS:
         raise RecipeError(
             where,
             f"{name!r} is not a logger.",

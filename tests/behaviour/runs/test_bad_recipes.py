@@ -89,6 +89,7 @@ ELSEWHERE = {
         "command line  recompute.keep.0 = ",
         "Write matmul, every_second_matmul, attention or boxing",
     ),
+    "recipe=mlp_pipeline log=[[0,1]]": ("log.0", "[0, 1] is not a logger."),
     "recipe=mlp_pipeline placement.schedule._target_=flowrun.engine.actors.schedules.VHalf": (
         "placement.chunks",
         "Write placement.chunks=2",
