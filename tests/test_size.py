@@ -59,7 +59,7 @@ BUDGETS = {
     "launcher/text": 379,
     "models": 1_547,
     "testing": 115,
-    "tests": 1_057,
+    "tests": 1_058,
     "tests/behaviour": 8_675,
     "tests/chaos": 927,
     "tests/engine": 14_030,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 7_071,
     "tests/testing": 111,
 }
-SUMS = {"source": 69_963, "tests": 48_324, "docs": 50_000}
+SUMS = {"source": 69_963, "tests": 48_325, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 299, "except Exception": 28, "functions above complexity 15": 0}
