@@ -55,7 +55,7 @@ class Schedule:
     def held(self, stage: int, chunk: int, alone: int) -> int:
         """Return how many micro-batches a chunk of a stage may hold: all of a step.
 
-        alone: what a single stage holds where the schedule fills gaps; it has none.
+        alone: what a single stage, which has no gaps, holds by a schedule that fills gaps.
         """
         return self.micro_batches
 

@@ -105,7 +105,7 @@ def own_schedule(recipe: Recipe) -> OwnSchedule | None:
     require(bool(target), f"{where}._target_", "nothing says which class it is.", _OWN_SCHEDULE)
     kind = find(str(target), f"{where}._target_")
     if not (isinstance(kind, type) and issubclass(kind, Schedule)):
-        raise RecipeError(f"{where}._target_", f"{kind!r} is no schedule.", _OWN_SCHEDULE)
+        raise RecipeError(f"{where}._target_", f"{kind!r} is not a schedule.", _OWN_SCHEDULE)
     own = {each.name for each in fields(kind)} - {each.name for each in fields(Schedule)}
     for name in settings:
         problem = f"{kind.__name__} has no field {name!r}."

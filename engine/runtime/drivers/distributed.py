@@ -9,10 +9,10 @@ On CUDA an act of compute ends when it is enqueued, so the loop runs ahead of th
 step: a register that changes once a step, as those of a report, has one slot (add_registers.py).  A
 collective of a blocking axis ends then, too: what is enqueued after it waits for it, and not the
 host.  Any other of a micro-batch ends so once as much compute has been enqueued as had begun when
-it ended in the rehearsal, or there is no more; but where a message between stages may bring more,
+it ended in the rehearsal, or none is left; but where a message between stages may bring more,
 the host waits for what comes first.  A report ends when its numbers are on the host; a thread waits
-for them, as threads wait for other communication (collectives.py).  Readers have a stream of their
-own.
+for them, as threads wait for other communication (collectives.py).  Each thread of readers and
+copies has a stream.
 """
 
 from __future__ import annotations

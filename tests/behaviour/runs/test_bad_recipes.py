@@ -47,7 +47,7 @@ OF_THE_LAST = {
     "recipe=gpt_pp placement.stages=two": "a list of",
     "recipe=gpt_pp placement.in_flight=1g1b": "Write an integer, gpipe, 1f1b, zero_bubble,",
     "recipe=gpt_pp placement.in_flight=v_half placement.chunks=3": "Write placement.chunks=2",
-    "recipe=gpt_pp placement.schedule._target_=torch.nn.Linear": "is no schedule",
+    "recipe=gpt_pp placement.schedule._target_=torch.nn.Linear": "is not a schedule",
     "recipe=gpt_pp placement.in_flight=0": "at least 1",
     "recipe=gpt_pp placement.chunks=0": "at least 1",
     "recipe=mlp_pipeline placement.chunks=9": "Write chunks: 1",
