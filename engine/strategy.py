@@ -68,7 +68,7 @@ class Update:
     name: str
     settings: Settings
     function: Callable[..., Any] | None = None
-    key: str = "optim.update"
+    key: str = "optim"
 
     @property
     def rate(self) -> float:

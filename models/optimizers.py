@@ -5,7 +5,7 @@
 They are plain torch, written for one whole parameter; flowrun traces them
 (engine/capture/update_trace.py).  All states are shaped as the parameter and start at zero.  `lr`
 and `step` (from 1) are scalar tensors.  Users write their own in this form and name them in
-optim.update.
+optim._target_.
 """
 
 from __future__ import annotations

@@ -23,13 +23,13 @@ import torch
 from torch import fx
 
 from flowrun.engine.capture.node_reader import NodeReader, trace_function
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import RecipeError, refuse_as
 from flowrun.engine.ir.graph import LogicalTensor, Op, refs
 from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops.traits import has
 from flowrun.engine.strategy import Settings, Update
-from flowrun.engine.torch_internals import schema_of
+from flowrun.engine.torch_internals import OpOverload, schema_of
 
 UpdateFunction = Callable[..., Any]
 
@@ -50,11 +50,31 @@ class TracedUpdate:
     results: tuple[str, ...]
 
 
-@lru_cache(maxsize=256)
-def states_of(function: UpdateFunction) -> tuple[tuple[str, float | None], ...]:
-    """Return (name, initial value) of every state; None: the state starts as the parameter."""
+@dataclass(frozen=True, slots=True)
+class UpdateState:
+    """A state of a parameter.  start: the number that fills it first; None: it starts as the
+    parameter.  One of another shape than the parameter is whole on every rank.
+    """
+
+    name: str
+    start: float | None
+    shape: Shape
+
+    def dtype(self, param: LogicalTensor) -> torch.dtype:
+        """Return its dtype: the parameter's; of a number of a larger parameter at least fp32."""
+        is_number = param.shape and not self.shape
+        return torch.promote_types(param.dtype, torch.float32) if is_number else param.dtype
+
+
+@lru_cache(maxsize=1024)
+def states_of(function: UpdateFunction, shape: Shape) -> tuple[UpdateState, ...]:
+    """Return the states of a parameter of a shape.  Raise RecipeError if it can have none."""
+    if states := getattr(function, "states", None):  # a class (passes/update/torch_update.py)
+        with refuse_as(lambda error: _refusal(function, f"{error}")):
+            return tuple(states(shape))
     positional = [p for p in _parameters(function) if p.kind is not p.KEYWORD_ONLY]
-    return tuple((p.name, 0.0 if p.default is p.empty else p.default) for p in positional[2:])
+    start = lambda p: 0.0 if p.default is p.empty else p.default  # noqa: E731
+    return tuple(UpdateState(p.name, start(p), shape) for p in positional[2:])
 
 
 def keywords_of(function: UpdateFunction) -> Mapping[str, Any]:
@@ -87,12 +107,14 @@ def trace_update(
     """Return the ops of one parameter's update.
 
     function: the update function.  shape, dtype: of the parameter.  settings: values of its
-    keywords but `lr` and `step`.  Raise RecipeError (optim.update) if torch cannot trace the
+    keywords but `lr` and `step`.  Raise RecipeError (optim) if torch cannot trace the
     function, if it works in place, or if its results are not shaped as the parameter.
     """
-    states, fed = [name for name, _ in states_of(function)], step_scalars_of(function)
-    names = ("param", "grad", *states, *fed)
-    examples = [torch.empty(shape, dtype=dtype) for _ in names[: 2 + len(states)]]
+    states, fed = states_of(function, shape), step_scalars_of(function)
+    names = ("param", "grad", *(state.name for state in states), *fed)
+    param = LogicalTensor("param", shape, dtype)
+    examples = [torch.empty(shape, dtype=dtype) for _ in range(2)]
+    examples += [torch.empty(state.shape, dtype=state.dtype(param)) for state in states]
     examples += [torch.empty(()) for _ in fed]
 
     def positional(*tensors: torch.Tensor) -> object:
@@ -101,19 +123,21 @@ def trace_update(
         return function(*given.values(), **numbers, **dict(settings))
 
     refuse = partial(_refusal, function)
-    module = trace_function(positional, examples, refuse, decomposition_table=_NORMS)
+    module = trace_function(positional, examples, refuse, decomposition_table=_DECOMPOSED)
     _drop_copies(module.graph)
-    return _read(module, names, function, LogicalTensor("param", shape, dtype))
+    return _read(module, names, function, param)
 
 
 def is_elementwise(function: UpdateFunction, settings: Settings) -> bool:
     """Return whether each row of a parameter is updated on its own.
 
-    That is so if nothing shaped as the parameter is reduced, moved or mixed.
+    That is so if nothing shaped as the parameter is reduced, moved or mixed, and all states are.
     """
     shape = (5, 3)
+    if any(state.shape != shape for state in states_of(function, shape)):
+        return False
     program = trace_update(function, shape, torch.float32, settings)
-    shaped = {"param", "grad", *(name for name, _ in states_of(function))}
+    shaped = {"param", "grad", *(state.name for state in states_of(function, shape))}
     for op in program.ops:
         if any(ref.name in shaped for ref in refs((op.args, op.kwargs))):
             if program.tensors[op.name].shape != shape or not has(op.target, Trait.POINTWISE):
@@ -132,7 +156,7 @@ def ignores_zero_gradient(function: UpdateFunction, settings: Settings) -> bool:
     numbers = torch.Generator().manual_seed(0)
     for step in (1.0, 2.0, 1000.0):
         param = torch.randn(1000, generator=numbers)
-        states = [torch.rand(1000, generator=numbers) - 0.1 for _ in states_of(function)]
+        states = [torch.rand(1000, generator=numbers) - 0.1 for _ in states_of(function, (1000,))]
         states = [state.clamp(min=0.0) for state in states]
         fed = {"lr": torch.tensor(0.1), "step": torch.tensor(step)}
         numbers_fed = {key: fed[key] for key in step_scalars_of(function)}
@@ -170,8 +194,9 @@ def describe_updates(parameters: Iterable[tuple[LogicalTensor, Update]]) -> tupl
         key = number, tensor.shape, tensor.dtype, update.numbers
         if key not in described:
             traced = trace_of(update, function, tensor)
-            described[key] = _row_properties(function, update.numbers), traced
-    return tuple((states_of(f), step_scalars_of(f)) for f in numbers), described
+            states = states_of(function, tensor.shape)
+            described[key] = _row_properties(function, update.numbers), traced, states
+    return tuple(map(step_scalars_of, numbers)), described
 
 
 def _row_properties(function: UpdateFunction, settings: Settings) -> tuple[bool, bool] | None:
@@ -198,20 +223,22 @@ def _read(
     returned: object = module.graph.output_node().args[0]
     returned = returned if isinstance(returned, (tuple, list)) else (returned,)
     results = tuple(reader.names.get(value, "") for value in returned)
-    states = [name for name, _ in states_of(function)]
+    states = states_of(function, param.shape)
     if len(results) != 1 + len(states):
         raise _refusal(
             function,
             f"it returns {len(results)} tensors.",
-            f"Return the new parameter{''.join(f', the new {name}' for name in states)}.",
+            f"Return the new parameter{''.join(f', the new {state.name}' for state in states)}.",
         )
-    for name, result in zip(("param", *states), results, strict=True):
-        tensor = reader.tensors.get(result, param)
-        if result in FED or (tensor.shape, tensor.dtype) != (param.shape, param.dtype):
+    old = {"param": param}
+    old |= {s.name: LogicalTensor(s.name, s.shape, s.dtype(param)) for s in states}
+    for (name, before), result in zip(old.items(), results, strict=True):
+        tensor = reader.tensors.get(result) or old.get(result, param)
+        if result in FED or (tensor.shape, tensor.dtype) != (before.shape, before.dtype):
             raise _refusal(
                 function,
                 f"the new {name} is {tensor.dtype} of shape {tensor.shape}, but the old one is "
-                f"{param.dtype} of shape {param.shape}.",
+                f"{before.dtype} of shape {before.shape}.",
             )
     return TracedUpdate(tuple(reader.ops), reader.tensors, results)
 
@@ -219,9 +246,7 @@ def _read(
 def _drop_copies(graph: fx.Graph) -> None:
     """Drop copies and what nobody reads: in a graph where nothing is written, both do nothing."""
     graph.eliminate_dead_code()
-    if any(
-        node.op == "call_function" and schema_of(node.target).is_mutable for node in graph.nodes
-    ):
+    if any(_writes(node) for node in graph.nodes):
         return
     for node in graph.nodes:
         if node.target is torch.ops.aten.clone.default:
@@ -229,8 +254,12 @@ def _drop_copies(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable
+
+
 def _check_call(node: fx.Node, function: UpdateFunction) -> None:
-    if schema_of(node.target).is_mutable:
+    if _writes(node):
         problem = f"it works in place ({node.target})."
         raise _refusal(function, problem, "Return new tensors instead.")
     if not isinstance(node.meta["val"], torch.Tensor):
@@ -253,9 +282,17 @@ def _root_of_squares(
     return (squares.sum() if not dim else squares.sum(list(dim), keepdim)).sqrt().to(x.dtype)
 
 
-_NORMS = {torch.ops.aten.linalg_vector_norm.default: _root_of_squares}
+def _outer(x: torch.Tensor, y: torch.Tensor) -> object:
+    """Compute a product over one element elementwise: any rank may have any part of it."""
+    return x * y if x.shape[-1] == 1 else NotImplemented
+
+
+_DECOMPOSED = {
+    torch.ops.aten.linalg_vector_norm.default: _root_of_squares,
+    **dict.fromkeys((torch.ops.aten.mm.default, torch.ops.aten.bmm.default), _outer),
+}
 
 
 def _refusal(function: UpdateFunction, problem: str, instead: str = "") -> RecipeError:
     name = getattr(function, "__name__", str(function))
-    return RecipeError("optim.update", f"the update function {name} is refused: {problem}", instead)
+    return RecipeError("optim", f"the update function {name} is refused: {problem}", instead)

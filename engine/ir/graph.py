@@ -247,6 +247,16 @@ class LogicalGraph:
         return variable is not None and variable.new in op.makes
 
     @cached_property
+    def lives_with(self) -> Mapping[str, str]:
+        """Variable -> the parameter whose home it has: a state's, if it is shaped so; else its
+        own.
+        """
+        shapes = {v.name: self.tensors[v.tensor].shape for v in self.variables}
+        return {
+            v.name: v.of if shapes.get(v.of) == shapes[v.name] else v.name for v in self.variables
+        }
+
+    @cached_property
     def of_weights(self) -> frozenset[str]:
         """Variables that last a step, and what a step makes of them alone, before its update."""
         weights = set(self.variable_of) - self.running

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrun.engine.capture.update_trace import states_of, step_scalars_of
+from flowrun.engine.ops.flow.update import FUSED
 from flowrun.engine.passes.update.torch_update import TorchUpdate
 from flowrun.engine.strategy import LossScale, Optimizer
 from flowrun.launcher.job.job import Job
@@ -142,8 +143,7 @@ def _optimizers(
 
 def _optimizer(by: object, groups: list[_TorchGroup]) -> torch.optim.Optimizer:
     if isinstance(by, str):
-        kind = torch.optim.AdamW if by == "adamw" else torch.optim.SGD
-        return kind(groups, lr=1.0)
+        return FUSED[by].kind(groups, lr=1.0)  # type: ignore[call-arg]
     if isinstance(by, TorchUpdate):
         return by.kind(groups, **_TorchGroup(by.numbers))
     return _ByFunction(groups, cast("Callable[..., Sequence[Tensor]]", by))
@@ -171,7 +171,7 @@ class _ByFunction(torch.optim.Optimizer):
     def _change(self, p: Tensor, numbers: dict[str, object], rate: float) -> None:
         state = self.state[p]
         if not state:
-            starts = [start for _, start in states_of(self.function)]
+            starts = [state.start for state in states_of(self.function, tuple(p.shape))]
             state["states"] = [p.clone() if s is None else torch.full_like(p, s) for s in starts]
             state["step"] = 0
         state["step"] += 1

@@ -13,42 +13,33 @@ from torch.optim import Optimizer as TorchOptimizer
 
 from flowrun.engine.capture.update_trace import keywords_of
 from flowrun.engine.errors import RecipeError, refuse_as
+from flowrun.engine.ops.flow.update import FUSED
 from flowrun.engine.passes.update.torch_update import NOT_NUMBERS, TorchUpdate
 from flowrun.engine.strategy import Argument, Optimizer, ParameterGroup, Update
 from flowrun.launcher.job.lr_schedule import rates
 from flowrun.launcher.model.build import is_freezing
 from flowrun.launcher.model.targets import find
 from flowrun.launcher.recipe.recipe_errors import did_you_mean, require
-from flowrun.launcher.recipe.schema import Optim
+from flowrun.launcher.recipe.schema import OPTIMIZERS, Optim
 from flowrun.launcher.recipe.value_ranges import check_number
-from flowrun.models import optimizers
 
-FUSED: Mapping[str, Mapping[str, float | bool]] = {  # the engine's own ops, and their numbers
-    "adamw": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01},
-    "sgd": {"momentum": 0.0, "weight_decay": 0.0, "nesterov": False},
-}
-TRACED: Mapping[str, Callable[..., object]] = {
-    "adagrad": optimizers.adagrad,
-    "lamb": optimizers.lamb,
-    "lion": optimizers.lion,
-}
 OF_TORCH: Mapping[str, type[TorchOptimizer]] = {
     name.lower(): kind
     for name, kind in vars(torch.optim).items()
     if inspect.isclass(kind) and issubclass(kind, TorchOptimizer) and kind is not TorchOptimizer
 }
-_EITHER = "Write {name: muon}, or {_target_: my_optim.update}, and numbers that it takes."
+_EITHER = "Write _target_: torch.optim.Adam, or one of your own, and numbers that it takes."
 
 
 def optimizer_of(optim: Optim, steps: int) -> Optimizer:
     """Raises RecipeError at the key of optim that is wrong.  steps: of the run."""
     if optim.update:
-        default = _read_update(optim.update, "optim.update")
+        default = _read_update(optim.update, "optim")
     else:
-        function = TRACED.get(optim.name)
-        known = keywords_of(function) if function else FUSED[optim.name]
-        numbers = tuple((key, _value(optim, key)) for key in known)
-        default = Update(optim.name, numbers, function)
+        default = _find_named(optim.name, "optim")
+        default = replace(
+            default, settings=tuple((key, _value(optim, key)) for key, _ in default.settings)
+        )
     groups = tuple(
         _group(pattern, given, default)
         for pattern, given in optim.groups.items()
@@ -86,29 +77,34 @@ def _read_update(given: object, where: str) -> Update:
     asked = {str(key): x for key, x in given.items() if key not in ("name", "_target_")}
     one = bool(name) != bool(target)
     require(one, f"{where}._target_", "nothing says which function updates the weights.", _EITHER)
-    function: Callable[..., object] | type | None
-    if target:
-        function = find(str(target), f"{where}._target_")
+    if name:
+        words = dict.fromkeys((*OPTIMIZERS, *OF_TORCH))
+        instead = did_you_mean(str(name), words)
+        require(name in words, f"{where}.name", f"no update is {name!r}.", instead)
+    if name in OPTIMIZERS:
+        made = _with_numbers(_find_named(str(name), where), asked)
     else:
-        words = (*FUSED, *TRACED, *OF_TORCH)
-        require(
-            name in words,
-            f"{where}.name",
-            f"no update is {name!r}.",
-            did_you_mean(str(name), words),
-        )
-        function = TRACED.get(str(name)) or (None if name in FUSED else OF_TORCH[str(name)])
-    if function is None:
-        return _with_numbers(Update(str(name), tuple(FUSED[str(name)].items()), key=where), asked)
-    if inspect.isclass(function) and issubclass(function, TorchOptimizer):
-        return _of_class(function, asked, where)
-    known = tuple(keywords_of(function).items())
-    made = _with_numbers(Update(function.__name__, known, function, where), asked)
+        function = find(str(target), f"{where}._target_") if target else OF_TORCH[str(name)]
+        if inspect.isclass(function):
+            return _of_class(function, asked, where, f"{where}.{'_target_' if target else 'name'}")
+        made = _with_numbers(_of_function(function, where), asked)
     for key, value in dict[str, object](made.settings).items():
         problem = f"{made.name} needs the number {key!r}."
         instead = f"Write {where.rpartition('.')[2]}: {{_target_: …, {key}: …}}."
         require(value is not inspect.Parameter.empty, where, problem, instead)
     return made
+
+
+def _find_named(name: str, where: str) -> Update:
+    """Return the update of a word of optim.name, with its own numbers."""
+    if name in FUSED:
+        return Update(name, tuple(FUSED[name].numbers.items()), key=where)
+    return replace(_of_function(find(OPTIMIZERS[name], where), where), name=name)
+
+
+def _of_function(function: Callable[..., object], where: str) -> Update:
+    known = tuple(keywords_of(function).items())
+    return Update(getattr(function, "__name__", "update"), known, function, where)
 
 
 def _with_numbers(update: Update, asked: Mapping[str, object]) -> Update:
@@ -125,8 +121,13 @@ def _with_numbers(update: Update, asked: Mapping[str, object]) -> Update:
     return replace(update, settings=tuple(numbers.items()))
 
 
-def _of_class(kind: type[TorchOptimizer], asked: Mapping[str, object], where: str) -> Update:
-    """Return the update of a class of torch.optim, or of another library that is like it."""
+def _of_class(kind: type, asked: Mapping[str, object], where: str, named: str) -> Update:
+    """Return the update of a class of torch.optim, or of another library that is like it.
+
+    named: the key that says so, of those in `where`.
+    """
+    what = f"{kind.__name__} is no class derived from torch.optim.Optimizer."
+    require(issubclass(kind, TorchOptimizer), named, what, _EITHER)
     known = {
         key: p.default
         for key, p in inspect.signature(kind).parameters.items()
@@ -141,12 +142,17 @@ def _of_class(kind: type[TorchOptimizer], asked: Mapping[str, object], where: st
     def refuse(error: Exception) -> RecipeError:
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         problem = f"{kind.__name__} of {kind.__module__} cannot be traced: {reason}."
-        return RecipeError(
-            where, problem, "Write its update as a function (docs/how_to/training.md)."
-        )
+        instead = "Write its update as a function (docs/how_to/training.md)."
+        return RecipeError(named, problem, instead)
 
     with refuse_as(refuse):
-        function.check_start()
+        function.make(torch.zeros(2, 3))
+        for name, fused in FUSED.items():  # one op, unless an argument asks for more than it does
+            takes = {"betas", *fused.numbers}
+            if fused.kind is kind and not any(known[key] for key in known.keys() - takes):
+                numbers = {key: value for key, value in known.items() if key in takes}
+                return _with_numbers(_find_named(name, where), numbers)
+        function.states((2, 3))
     return Update(kind.__name__.lower(), function.numbers, function, where)
 
 

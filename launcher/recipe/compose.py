@@ -37,7 +37,7 @@ from flowrun.launcher.recipe.recipe_errors import (
     no_mapping,
     unknown_key,
 )
-from flowrun.launcher.recipe.schema import WEIGHTS, RecipeSchema
+from flowrun.launcher.recipe.schema import ARGUMENTS, TARGET, WEIGHTS, RecipeSchema
 from flowrun.launcher.recipe.value_ranges import hints_of
 
 GROUPS = ("model", "data", "optim", "launch", "hardware")
@@ -49,6 +49,7 @@ _OPEN = re.compile(
 _MEANT_AXIS = re.compile(r"\+placement\.axes\.(\w+)=")  # Hydra's own sign for a new key
 _CHOICE = "_dummy_"  # so Hydra calls a group whose choice it cannot find out
 _NAME = re.compile(r"\+*(optim|hardware)\.name=([\w,]+)")  # files of launch hold the name alone
+_ARGUMENT = re.compile(r"^\+*optim\.(\w+)=")
 _PLAIN = re.compile(r"[\w./:-]*")
 _SPLIT = re.compile(r"\bS\((\d+)\)")
 
@@ -58,7 +59,25 @@ def compose(overrides: list[str], config_dir: str | None = None) -> DictConfig:
 
     config_dir: a folder of the user's own groups, searched first.  Raises RecipeError.
     """
-    return regroup(_compose_once(overrides, config_dir), overrides, config_dir)
+    cfg = regroup(_compose_once(overrides, config_dir), overrides, config_dir)
+    _give_arguments(cfg, overrides)
+    return cfg
+
+
+def _give_arguments(cfg: DictConfig, overrides: list[str]) -> None:
+    """Let numbers of the command line be arguments of optim._target_, if there is one.  Raises
+    RecipeError for a key of optim that is unknown where there is none.
+    """
+    update = cfg.optim["update"]
+    if update and not {TARGET, "name"} & update.keys():
+        raise unknown_key(f"optim.{next(iter(update))}", schema())
+    asked = {text.partition("=")[0].lstrip("+") for text in overrides}
+    if asked & {"optim", "optim.name"} and not asked & {"optim.update", f"optim.{TARGET}"}:
+        cfg.optim["update"] = {}  # a word takes the place of the recipe's own
+    for key in ARGUMENTS if TARGET in cfg.optim["update"] else ():
+        if f"optim.{key}" in asked:
+            cfg.optim["update"] = {**cfg.optim["update"], key: cfg.optim[key]}
+            cfg.optim[key] = schema().optim[key]
 
 
 def regroup(cfg: DictConfig, overrides: list[str], config_dir: str | None = None) -> DictConfig:
@@ -197,15 +216,20 @@ def spell(overrides: list[str]) -> list[str]:
 
     Keys that a recipe may invent (a model's arguments, axes, pins) can be set without Hydra's `+`;
     an SBP may be written S(0), which Hydra would take for a function; a pattern with `*` becomes a
-    dict, as Hydra's keys know no `*`; optim.name=sgd becomes optim=sgd; the path of a recipe may
+    dict, as Hydra's keys know no `*`; optim.name=sgd becomes optim=sgd; an argument of
+    optim._target_ stands in optim.update; the path of a recipe may
     hold what Hydra gives a meaning.
     """
-    spelled = [_spell(override) for override in overrides]
+    spelled = [_spell(_ARGUMENT.sub(_give_to_update, override)) for override in overrides]
     pins = [text for text in spelled if text.startswith("++sbp={") and "},{" not in text]
     if len(pins) < 2:
         return spelled
     inner = ", ".join(text.removeprefix("++sbp={").removesuffix("}") for text in pins)
     return [text for text in spelled if text not in pins] + [f"++sbp={{{inner}}}"]
+
+
+def _give_to_update(key: re.Match[str]) -> str:
+    return key[0] if key[1] in schema().optim else f"++optim.update.{key[1]}="
 
 
 def _spell(override: str) -> str:

@@ -29,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe.key_schema import schema
+from flowrun.launcher.recipe.schema import ARGUMENTS, TARGET
 
 CONFIG_MODULE, CONFIG_NAME = "flowrun.conf", "config"
 # what Hydra, OmegaConf and YAML raise of a recipe that is wrong, and of files they cannot read
@@ -227,6 +228,7 @@ def _with_groups(config: DictConfig, name: str) -> DictConfig:
     recipe.
     """
     config.setdefault("name", name)
+    own_optimizer = _take_arguments(config)
     if not isinstance(config.get("defaults") or ListConfig([]), ListConfig):
         raise RecipeError(
             "defaults",
@@ -235,12 +237,32 @@ def _with_groups(config: DictConfig, name: str) -> DictConfig:
         )
     defaults = take_defaults(config)
     named = {group_of(entry) for entry in defaults}
+    if own_optimizer and not named & {GROUP, "optim"}:  # no file of numbers lies beneath
+        choose(defaults, "optim", None)
+        named.add("optim")
+        if "lr" not in config.optim:
+            problem = f"nothing says the rate of {config.optim['update'][TARGET]}."
+            raise RecipeError("optim.lr", problem, "Write lr: 1e-3 next to _target_.")
     if GROUP not in named:
         defaults = [
             {f"/{group}": choice} for group, choice in LEFT_OUT.items() if group not in named
         ] + defaults
     config["defaults"] = ListConfig(defaults)
     return config
+
+
+def _take_arguments(config: DictConfig) -> bool:
+    """Let what stands next to optim._target_ be its arguments, but for the keys of any optimizer;
+    return whether there is one.
+    """
+    tree = cast("dict[str, object]", OmegaConf.to_container(config)).get("optim")
+    if not isinstance(tree, dict) or TARGET not in tree:
+        return False
+    own = {*ARGUMENTS, "name", "update"}
+    given = {key: value for key, value in tree.items() if key in own or key not in schema().optim}
+    config["optim"] = {key: value for key, value in tree.items() if key not in given}
+    config["optim"]["update"] = given
+    return True
 
 
 def take_defaults(config: DictConfig) -> list[object]:

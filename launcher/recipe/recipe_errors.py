@@ -297,6 +297,9 @@ def unknown_key(key: str, schema: DictConfig) -> RecipeError:
     inside = [] if parent else _find_leaves(last, schema)[:3]
     if inside:
         return RecipeError(key, what, f"Did you mean {one_of(inside)}?")
+    if parent == "optim" and not find_near(last, known):
+        instead = "Arguments of an optimizer stand next to optim._target_: torch.optim.RMSprop."
+        return RecipeError(key, what, instead)
     return RecipeError(key or "''", what, did_you_mean(last, known))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.strategy import GATHER, HEADS, RING, Auto, Recompute, Zero
 
+TARGET = "_target_"
 Target = dict[str, Any]  # `_target_`: dotted path of a class or function, and its arguments
 
 WEIGHTS = "weights"  # the one key of `model` that is no argument of it
@@ -40,10 +41,20 @@ KEEPABLE = (
     "zero.stage",
     "recompute.modules",
 )
+# optim.name, of which there is a file in conf/optim -> class or function that updates weights
+OPTIMIZERS: Mapping[str, str] = {
+    "adagrad": "flowrun.models.optimizers.adagrad",
+    "adamw": "torch.optim.AdamW",
+    "lamb": "flowrun.models.optimizers.lamb",
+    "lion": "flowrun.models.optimizers.lion",
+    "sgd": "torch.optim.SGD",
+}
+# keys of optim that are numbers of an optimizer: arguments of optim._target_, where there is one
+ARGUMENTS = ("betas", "eps", "weight_decay", "momentum", "nesterov")
 # key, with * for what is inside a list, that holds a word -> the words that it may be
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "view": ("consistent", MIRRORED),
-    "optim.name": ("adagrad", "adamw", "lamb", "lion", "sgd"),
+    "optim.name": tuple(OPTIMIZERS),
     "optim.sparse": ("exact", "lazy", "off"),
     "train.loss_mean": (STEP, MICRO_BATCH),
     "train.on_nonfinite": (STOP, SKIP, ROLLBACK, IGNORE),
@@ -113,6 +124,8 @@ class Eval:
 class Optim:
     """The update of the weights (docs/how_to/training.md).
 
+    `_target_: torch.optim.RMSprop`, with its arguments next to it, takes the place of `name`.
+
     name: adamw, sgd, lion, lamb or adagrad.
     lr: learning rate, before warm-up and schedule.
     betas: decay rates of the two moments: adamw, lamb, lion.
@@ -133,8 +146,7 @@ class Optim:
     ema_eval: evaluation reads the averages.
     sparse: exact: look-up tables are updated by rows where that equals the dense update; lazy:
         wherever the optimizer can; off: never.
-    update: in place of `name`: {name: adam, muon, rmsprop …, a class of torch.optim in lower case},
-        or {_target_: such a class or your own update function}, with its numbers.
+    update: what `_target_` and its arguments are read to.
     """
 
     name: str = "adamw"

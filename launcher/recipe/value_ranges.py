@@ -150,7 +150,7 @@ RANGES: Mapping[str, Range] = {
 }
 
 
-_ELSEWHERE = {"optim.name": " Other classes of torch.optim are words of optim.update.name."}
+_ELSEWHERE = {"optim.name": " Any class of torch.optim is optim._target_: torch.optim.RMSprop."}
 
 
 def check_values(recipe: object) -> None:

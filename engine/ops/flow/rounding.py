@@ -9,7 +9,7 @@ and a value that bf16 has stays (decision 34).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from flowrun.engine.ir.op_info import OpCost, OpInfo, Trait
 from flowrun.engine.ir.placement import Shape, Slices
 from flowrun.engine.ir.signature import Function, Local, LocalCall
 from flowrun.engine.ops.flow.random import words
-from flowrun.engine.ops.flow.update import Changed, adamw, one_or_all, sgd, update
+from flowrun.engine.ops.flow.update import FUSED, Changed, one_or_all, update
 from flowrun.engine.ops.math.pointwise import NONLINEAR
 
 Tensor = torch.Tensor
@@ -26,7 +26,6 @@ Tensor = torch.Tensor
 NARROW = torch.bfloat16  # the upper half of an fp32 number
 _LOWER_HALF = 0xFFFF
 _PIECE = 1 << 18  # elements that are wide at once
-_OPTIMIZERS: Mapping[str, Callable[..., Changed]] = {"adamw": adamw, "sgd": sgd}
 
 
 # ---- functions -----------------------------------------------------------------------------------
@@ -70,7 +69,7 @@ def update_narrow(
     for start, length in _pieces(param):
         rows = [x.narrow(0, start, length) for x in (param, *states)]
         wide = [x.to(torch.float32, copy=True) for x in rows]
-        _OPTIMIZERS[optimizer](wide[0], grad.narrow(0, start, length), *wide[1:], **numbers)
+        FUSED[optimizer].one(wide[0], grad.narrow(0, start, length), *wide[1:], **numbers)
         places = ((first + start, length), *inside)
         for k, (row, new) in enumerate(zip(rows, wide, strict=True)):
             if row.dtype == NARROW:

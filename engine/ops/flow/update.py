@@ -9,6 +9,7 @@ traced (engine/capture/update_trace.py): its values are ordinary ops, and flow.a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -148,13 +149,19 @@ def sgd_of_many(
 
 
 def assign(
-    changed: Sequence[Tensor], values: Sequence[Tensor], *, skip: Tensor | None = None
+    changed: Sequence[Tensor],
+    values: Sequence[Tensor],
+    others: Sequence[Tensor] = (),
+    other_values: Sequence[Tensor] = (),
+    *,
+    skip: Tensor | None = None,
 ) -> Changed:
     """Write `values` into `changed`, weight and states, in place; where `skip` is true, the old
-    ones stay.
+    ones stay.  others: states of other shapes than the weight's.
 
     A value may be one of the old tensors, so all are read before any is written.
     """
+    changed, values = (*changed, *others), (*values, *other_values)
     if skip is not None:
         values = [torch.where(skip, old, new) for old, new in zip(changed, values, strict=True)]
     elif len(changed) > 1:
@@ -249,11 +256,43 @@ def _scale(grad: Tensor, coefficient: Tensor | None, param: Tensor) -> Tensor:
     return (grad if coefficient is None else grad * coefficient).to(param.dtype).contiguous()
 
 
-# What does for many weights what the first does for one.
-OF_MANY: Mapping[Callable[..., Changed], Callable[..., None]] = {
-    adamw: adamw_of_many,
-    sgd: sgd_of_many,
+@dataclass(frozen=True, slots=True)
+class FusedUpdate:
+    """A class of torch.optim that is one op here.
+
+    one, many: functions of one weight, and of many at once.  numbers: with torch's defaults.
+    states: their names; needed: a number without which there are none.  fed: numbers of a step.
+    """
+
+    kind: type[torch.optim.Optimizer]
+    one: Callable[..., Changed]
+    many: Callable[..., None]
+    numbers: Mapping[str, float | bool]
+    states: tuple[str, ...]
+    needed: str = ""
+    fed: tuple[str, ...] = ("lr",)
+
+
+FUSED: Mapping[str, FusedUpdate] = {
+    "adamw": FusedUpdate(
+        torch.optim.AdamW,
+        adamw,
+        adamw_of_many,
+        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01},
+        ("exp_avg", "exp_avg_sq"),
+        fed=("lr", "step"),
+    ),
+    "sgd": FusedUpdate(
+        torch.optim.SGD,
+        sgd,
+        sgd_of_many,
+        {"momentum": 0.0, "weight_decay": 0.0, "nesterov": False},
+        ("momentum_buffer",),
+        needed="momentum",
+    ),
 }
+# What does for many weights what the first does for one.
+OF_MANY = {fused.one: fused.many for fused in FUSED.values()}
 
 # ---- signatures ----------------------------------------------------------------------------------
 
@@ -284,9 +323,19 @@ def update(view: OpView) -> OpRows:
     )
 
 
+def write(view: OpView) -> OpRows:
+    """assign: weight and states of its shape alike, and their values; what else there is, whole."""
+    alike, made = len(refs(view.op.args[:2])), len(refs(view.op.args[0]))
+    rest = (B,) * (len(view.in_shapes) - alike), (B,) * (len(view.op.outputs) - made)
+    return tuple(
+        Signature((S(d),) * alike + rest[0], (S(d),) * made + rest[1])
+        for d in range(len(view.in_shapes[0]))
+    )
+
+
 SNAPSHOT, ACCUMULATE, ADD_N = "flow.snapshot", "flow.accumulate", "flow.add_n"
 SUMSQ, CLIP_SCALE = "flow.sumsq", "flow.clip_scale"
-ADAMW, SGD, ASSIGN, EMA = "flow.adamw", "flow.sgd", "flow.assign", "flow.ema"
+ASSIGN, EMA = "flow.assign", "flow.ema"
 _OPTIMIZER = (Trait.IN_PLACE, Trait.FUSED, Trait.PLAIN)
 
 OPS: Mapping[str, OpInfo] = {
@@ -297,8 +346,10 @@ OPS: Mapping[str, OpInfo] = {
     ADD_N: OpInfo(together, function=add_n),
     SUMSQ: OpInfo(squares, function=sumsq),
     CLIP_SCALE: OpInfo(whole, function=clip_scale),  # the root of a sum is not the sum of roots
-    ADAMW: OpInfo(update, function=adamw, traits=_OPTIMIZER),
-    SGD: OpInfo(update, function=sgd, traits=_OPTIMIZER),
-    ASSIGN: OpInfo(update, function=assign, traits=(Trait.IN_PLACE,)),
+    **{
+        f"flow.{name}": OpInfo(update, function=f.one, traits=_OPTIMIZER)
+        for name, f in FUSED.items()
+    },
+    ASSIGN: OpInfo(write, function=assign, traits=(Trait.IN_PLACE,)),
     EMA: OpInfo(update, function=ema, traits=(Trait.IN_PLACE,)),
 }

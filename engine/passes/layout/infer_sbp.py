@@ -236,13 +236,14 @@ class _Axis:
         """Write the homes of this axis: a state lives with its parameter; a source that nobody
         reads is B.
         """
-        parameters = {v.name: v.tensor for v in self.variables.values()}
+        graph = self.layout.base
+        tensors = {v.name: v.tensor for v in graph.variables}
         for tensor, nd_sbp in self.layout.homes.items():
             if len(nd_sbp) > self.axis:
                 continue
             variable = self.variables.get(tensor)
-            of = parameters.get(variable.of, "") if variable and variable.kind == "state" else ""
-            home = self.homes.get(of or tensor)
+            of = tensors[graph.lives_with[variable.name]] if variable else tensor
+            home = self.homes.get(of)
             self.layout.homes[tensor] = (*nd_sbp, home[1] if home else B)
 
     def _intent(self, name: str) -> Intent:

@@ -53,8 +53,8 @@ class Options:
     def of(graph: LogicalGraph, rows: RowTables) -> Options:
         """Return the options of a graph.  rows: of its ops."""
         by_name = {v.name: v.tensor for v in graph.variables}
-        states = (v for v in graph.variables if v.kind == "state" and v.of in by_name)
-        tied = {v.tensor: by_name[v.of] for v in states}
+        others = ((v, graph.lives_with[v.name]) for v in graph.variables)
+        tied = {v.tensor: by_name[of] for v, of in others if of != v.name}
         free = [source for source in graph.sources if source.tensor not in tied]
         return Options(
             ops=graph.ops,

@@ -7,22 +7,23 @@ it may still be read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from flowrun.engine.capture.update_trace import (
-    FED,
     UpdateFunction,
+    UpdateState,
     states_of,
     step_scalars_of,
     trace_of,
 )
-from flowrun.engine.ir.graph import LogicalTensor, Ref, Variable, map_refs
+from flowrun.engine.ir.graph import LogicalTensor, Ref, Variable, map_refs, refs
+from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops.flow.rounding import NARROW, ROUND, UPDATE_NARROW, stream_of
 from flowrun.engine.ops.flow.sparse import UPDATE_ROWS, RowUpdate
-from flowrun.engine.ops.flow.update import ASSIGN, EMA
+from flowrun.engine.ops.flow.update import ASSIGN, EMA, FUSED
 from flowrun.engine.ops.registry import whole_function
 from flowrun.engine.passes.update.graph_builder import GraphBuilder, OpPlace
 from flowrun.engine.strategy import Kept, Optimizer, Update
@@ -53,7 +54,7 @@ def update(
     if rule.function is not None and reads.ids is None:
         _add_traced_update(builder, rule, rule.function, kept, variable, rate, reads)
         return
-    states, fed = _states_and_numbers(rule)
+    states, fed = _states_and_numbers(rule, builder.tensors[variable.tensor].shape)
     numbers: dict[str, str] = {"lr": rate} if "lr" in fed else {}
     if "step" in fed:
         numbers["step"] = reads.step or builder.number("@step", variable.stage)
@@ -87,7 +88,8 @@ def average(builder: GraphBuilder, variable: Variable, decay: float, skip: str |
 
     skip: scalar bool; if it is true, the average stays.
     """
-    state = _state(builder, variable, "ema", None, builder.tensors[variable.tensor].dtype)
+    like = builder.tensors[variable.tensor]
+    state = _state(builder, variable, UpdateState("ema", None, like.shape), like.dtype)
     builder.op(
         f"average/{variable.tensor}",
         EMA,
@@ -98,18 +100,15 @@ def average(builder: GraphBuilder, variable: Variable, decay: float, skip: str |
     )
 
 
-States = tuple[tuple[str, float | None], ...]
-
-
-def _states_and_numbers(rule: Update) -> tuple[States, tuple[str, ...]]:
-    """Return (states with their initial values, numbers that are fed) of an update that is one
-    op.
-    """
+def _states_and_numbers(
+    rule: Update, shape: Shape
+) -> tuple[Sequence[UpdateState], tuple[str, ...]]:
+    """Return (states, numbers that are fed) of an update that is one op."""
     if rule.function is not None:
-        return states_of(rule.function), step_scalars_of(rule.function)
-    if rule.name == "adamw":
-        return (("exp_avg", 0.0), ("exp_avg_sq", 0.0)), FED
-    return ((("momentum_buffer", 0.0),) if dict(rule.settings).get("momentum") else ()), ("lr",)
+        return states_of(rule.function, shape), step_scalars_of(rule.function)
+    fused = FUSED[rule.name]
+    names = fused.states if dict(rule.settings).get(fused.needed, True) else ()
+    return [UpdateState(name, 0.0, shape) for name in names], fused.fed
 
 
 def _rate(builder: GraphBuilder, optimizer: Optimizer, lr: float, stage: int) -> str:
@@ -133,27 +132,35 @@ def _state_dtype(builder: GraphBuilder, variable: Variable, kept: Kept) -> torch
 
 
 def _state(
-    builder: GraphBuilder, variable: Variable, kind: str, start: float | None, dtype: torch.dtype
+    builder: GraphBuilder, variable: Variable, kind: UpdateState, dtype: torch.dtype
 ) -> Variable:
-    """Add a state of a parameter, with its shape and home."""
-    param = replace(builder.tensors[variable.tensor], dtype=dtype)
-    tensor = builder.tensor(f"{kind}/{variable.tensor}", param)
-    new, name = builder.tensor(f"{tensor}'", param), builder.free_name(f"{kind}/{variable.name}")
+    """Add a state of a parameter; one of its shape has its home."""
+    param = builder.tensors[variable.tensor]
+    like = replace(param, shape=kind.shape, dtype=kind.dtype(replace(param, dtype=dtype)))
+    tensor = builder.tensor(f"{kind.name}/{variable.tensor}", like)
+    name = builder.free_name(f"{kind.name}/{variable.name}")
     state = Variable(
-        name, tensor, "state", new, of=variable.name, stage=variable.stage, start=start
+        name,
+        tensor,
+        "state",
+        builder.tensor(f"{tensor}'", like),
+        of=variable.name,
+        stage=variable.stage,
+        start=kind.start,
+        pinned=variable.pinned if kind.shape == param.shape else (),
     )
-    builder.variables[name] = state = replace(state, pinned=variable.pinned)
+    builder.variables[name] = state
     return state
 
 
 def _add_states(
-    builder: GraphBuilder, variable: Variable, states: States, kept: Kept
+    builder: GraphBuilder, variable: Variable, states: Iterable[UpdateState], kept: Kept
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the tensors of the parameter and its states, and their new values."""
     new = builder.tensor(f"{variable.tensor}'", builder.tensors[variable.tensor])
     builder.variables[variable.name] = replace(variable, new=new)
     dtype = _state_dtype(builder, variable, kept)
-    added = [_state(builder, variable, kind, start, dtype) for kind, start in states]
+    added = [_state(builder, variable, kind, dtype) for kind in states]
     return (variable.tensor, *(s.tensor for s in added)), (new, *(s.new or "" for s in added))
 
 
@@ -171,15 +178,16 @@ def _add_traced_update(
     if narrow:
         param = replace(param, dtype=torch.float32)
     program = trace_of(rule, function, replace(param, name=variable.name))
-    changed, new = _add_states(builder, variable, states_of(function), kept)
+    states = states_of(function, param.shape)
+    changed, new = _add_states(builder, variable, states, kept)
     at = OpPlace.of(variable)
     read: Sequence[str] = changed
     if narrow:
         read = [builder.cast(f"wide.{tensor}", tensor, torch.float32, at) for tensor in changed]
-    names = dict(zip(("param", *(name for name, _ in states_of(function))), read, strict=True))
+    names = dict(zip(("param", *(state.name for state in states)), read, strict=True))
     names["grad"] = _scale_and_cast(builder, variable, reads, param)
     names["lr"] = rate
-    if "step" in step_scalars_of(function):
+    if any(ref.name == "step" for op in program.ops for ref in refs((op.args, op.kwargs))):
         names["step"] = reads.step or builder.number("@step", variable.stage)
     for op in program.ops:
         swap = lambda ref: Ref(names[ref.name])  # noqa: E731
@@ -194,13 +202,25 @@ def _add_traced_update(
     results = [names[result] for result in program.results]
     if narrow:
         results = _round(builder, variable, changed, results, kept.seed)
+    written = zip(changed, results, new, strict=True)
+    _assign(builder, variable, list(written), reads.skip)
+
+
+def _assign(
+    builder: GraphBuilder, variable: Variable, written: list[tuple[str, str, str]], skip: str | None
+) -> None:
+    """Append the op that writes a weight and its states.  written: (old, value, new) of each."""
+    shape = builder.tensors[variable.tensor].shape
+    alike = [each for each in written if builder.tensors[each[0]].shape == shape]
+    others = [each for each in written if each not in alike]
+    sides = [tuple(Ref(each[k]) for each in part) for part in (alike, others) for k in (0, 1)]
     builder.op(
         f"update/{variable.tensor}",
         ASSIGN,
-        (tuple(map(Ref, changed)), tuple(map(Ref, results))),
-        (("skip", Ref(reads.skip)),) if reads.skip else (),
-        new,
-        at=at,
+        tuple(sides if others else sides[:2]),
+        (("skip", Ref(skip)),) if skip else (),
+        tuple(new for *_, new in (*alike, *others)),
+        at=OpPlace.of(variable),
     )
 
 

@@ -38,7 +38,7 @@ def shard_optimizer(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     homes = {v.name: home for v, home in moved.items() if home is not None}
     kept = [v.name for v, home in moved.items() if home is None]
     variables = tuple(
-        replace(v, nd_sbp=homes.get(v.of or v.name, v.nd_sbp)) for v in graph.variables
+        replace(v, nd_sbp=homes.get(graph.lives_with[v.name], v.nd_sbp)) for v in graph.variables
     )
     ops = graph.ops
     if strategy.zero.stage >= 2:

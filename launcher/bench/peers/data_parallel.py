@@ -13,11 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from flowrun.launcher.bench.peers.setting import (
-    KINDS,
     Setting,
     TrainStep,
     arguments,
     chosen,
+    kind_of,
     train_loop,
 )
 
@@ -36,7 +36,7 @@ def zero1(setting: Setting) -> TrainStep:
     """DistributedDataParallel, the optimizer's state sharded."""
     model, optim = _distribute(setting), setting.job.recipe.optim
     sharded = ZeroRedundancyOptimizer(
-        model.parameters(), KINDS[optim.name], parameters_as_bucket_view=True, **arguments(optim)
+        model.parameters(), kind_of(optim), parameters_as_bucket_view=True, **arguments(optim)
     )
     return train_loop(setting, model, sharded)
 

@@ -18,14 +18,10 @@ from torch.utils.data import DataLoader, Dataset
 from flowrun.engine.runtime.rank.readback import copy_to_device
 from flowrun.launcher.bench.suite import Peer
 from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.optimizer import OF_TORCH
 from flowrun.launcher.model.build import instantiate_model, task_inputs
 from flowrun.launcher.recipe.schema import Optim
 
-KINDS: dict[str, type[torch.optim.Optimizer]] = {
-    "adamw": torch.optim.AdamW,
-    "sgd": torch.optim.SGD,
-    "adagrad": torch.optim.Adagrad,
-}
 PeerBatch = Mapping[str, Tensor]
 TrainStep = Callable[
     [], Tensor | None
@@ -115,8 +111,16 @@ def chosen(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
     return found
 
 
+def kind_of(optim: Optim) -> type[torch.optim.Optimizer]:
+    """Return torch's own class of an optimizer.  Raises ValueError where torch has none."""
+    found = OF_TORCH.get(optim.name)
+    if found is None:
+        raise ValueError(f"torch has no optimizer {optim.name}; there is {', '.join(OF_TORCH)}")
+    return found
+
+
 def arguments(optim: Optim, sparse: bool = False) -> dict[str, Any]:
-    """Return the arguments of the class KINDS[optim.name].
+    """Return the arguments of kind_of(optim).
 
     sparse: some gradients are sparse, which fused kernels do not take.  Raises ValueError for what
     a peer does not do, so that both sides do the same.
@@ -125,8 +129,6 @@ def arguments(optim: Optim, sparse: bool = False) -> dict[str, Any]:
     for key in asked:
         if getattr(optim, key):
             raise ValueError(f"a peer of the bench knows no optim.{key}: switch it off")
-    if optim.name not in KINDS:
-        raise ValueError(f"torch has no optimizer {optim.name}; there is {', '.join(KINDS)}")
     common: dict[str, object] = {"lr": optim.lr, "weight_decay": optim.weight_decay}
     if not sparse:
         common["fused"] = True
@@ -149,7 +151,7 @@ def optimizer(
     split = [p for p in kept if hasattr(p, "device_mesh")]
     whole = [p for p in kept if not hasattr(p, "device_mesh")]
     groups = [{"params": group} for group in (split, whole) if group]
-    return KINDS[optim.name](groups, **arguments(optim, sparse))
+    return kind_of(optim)(groups, **arguments(optim, sparse))
 
 
 def train_loop(

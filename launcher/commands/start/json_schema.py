@@ -55,7 +55,8 @@ def _of_class(cls: type, section: str) -> Schema:
         name: {**_of_key(hint, f"{section}.{name}".lstrip(".")), "description": meaning[name]}
         for name, hint in hints_of(cls)
     }
-    return {"type": "object", "additionalProperties": False, "properties": properties}
+    more = section == "optim"  # arguments of its _target_
+    return {"type": "object", "additionalProperties": more, "properties": properties}
 
 
 def _of_key(hint: Any, row: str) -> Schema:

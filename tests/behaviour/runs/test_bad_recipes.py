@@ -64,7 +64,7 @@ OF_THE_LAST = {
     "recipe=gpt_dp train.steps=0": "at least 1",
     "recipe=gpt_dp train.batch_size=0": "at least 1",
     "recipe=gpt_dp optim.name=adamv": "adagrad, adamw",
-    "recipe=gpt_dp optim.name=rmsprop": "optim.update.name",
+    "recipe=gpt_dp optim.name=rmsprop": "optim._target_: torch.optim.RMSprop",
     "recipe=gpt_dp optim.lr=0": "over 0",
     "recipe=gpt_dp optim.betas=[0.9]": "two numbers",
     "recipe=gpt_dp optim.nesterov=true": "optim.momentum",
@@ -80,8 +80,8 @@ OF_THE_LAST = {
 }
 # arguments -> (a part of the place, what is said)
 ELSEWHERE = {
-    "recipe=mlp_hybrid optim.update._target_=torch.optim.LBFGS": (
-        "command line  optim.update",
+    "recipe=mlp_hybrid optim._target_=torch.optim.LBFGS": (
+        "command line  optim._target_",
         "Write its update as a function",
     ),
     "recipe=gpt_dp engine.blocking=[tensor]": ("engine.blocking = ", "There is: data"),

@@ -33,4 +33,4 @@ REFUSED: dict[str, tuple[Any, str]] = {
 def test_what_cannot_be_an_update_is_refused_by_name(function: Any, reason: str) -> None:
     with pytest.raises(RecipeError, match=reason) as error:
         trace_update(function, (3, 4), FP32, ())
-    assert error.value.where == "optim.update" and function.__name__ in error.value.problem
+    assert error.value.where == "optim" and function.__name__ in error.value.problem

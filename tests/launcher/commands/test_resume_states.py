@@ -65,7 +65,8 @@ SAME = 1e-5  # relative: float32 sums in another order
 KINDS = {
     "adamw": ("optim.clip_norm=0.5", "eval.batches=1", "eval.every=2"),
     "ZeRO 2, traced": ("optim=lamb", "zero.stage=2", "zero.min_size=1"),
-    "own": ("optim.update._target_=net.update", "optim.update.beta=0.8"),
+    "own": ("optim._target_=net.update", "optim.beta=0.8"),
+    "Adafactor": ("optim._target_=torch.optim.Adafactor", "optim.weight_decay=0.1"),
     "fp16": ("precision.dtype=fp16", "task.loss._target_=net.steep_loss"),
     "mirrored": ("view=mirrored",),
 }
@@ -129,7 +130,8 @@ SHARDED = ("zero.axis=data", "zero.stage=3", "zero.min_size=1")
 
 
 @pytest.mark.parametrize(
-    ("kind", "other"), [("own", OF_TENSOR), ("ZeRO 2, traced", OF_TENSOR), ("adamw", SHARDED)]
+    ("kind", "other"),
+    [("own", OF_TENSOR), ("Adafactor", SHARDED), ("ZeRO 2, traced", OF_TENSOR), ("adamw", SHARDED)],
 )
 def test_all_goes_on_in_another_layout(
     place: Path, tmp_path: Path, kind: str, other: tuple[str, ...]

@@ -147,10 +147,6 @@ NO_EFFECT = {
     "optim.momentum": (["optim=adamw", "optim.momentum=0.5"], "adamw does not read it"),
     "optim.betas": (["optim=sgd", "optim.betas=[0.9, 0.999]"], "sgd does not read it"),
     "optim.eps": (["optim=lion", "optim.eps=1e-3"], "lion does not read it"),
-    "optim.weight_decay": (
-        [f"optim.update={LION}", "optim.weight_decay=0.3"],
-        "optim.update, flowrun.models.optimizers.lion, takes its numbers from optim.update",
-    ),
     "optim.sparse": (["optim.sparse=lazy"], "no table is updated by rows"),
     "optim.ema_eval": (["optim.ema_eval=false"], "optim.ema is off"),
     "zero.axis, zero.min_size": (["zero.axis=data", "zero.min_size=1"], "stage is 0"),
