@@ -1,6 +1,7 @@
 """The compiler and the runtime: a captured model and a strategy -> a plan -> ranks that run it.
 
-compile.py has the story, pipeline.py the passes.  Imports point up this list (tests/test_tree.py):
+compile.py has the story, pipeline.py the passes, plan_updates.py several updates
+of a step.  Imports point up this list (tests/test_tree.py):
 
 errors.py           what is wrong and where
 torch_internals.py  each name of torch that is not public and is relied on

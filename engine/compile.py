@@ -45,8 +45,8 @@ class Rehearsed:
     rehearsal: Rehearsal
 
 
-# (kind of plan, the captured graphs that it is made of, plans them) -> the plan, maybe kept before
-Keep = Callable[[str, tuple[LogicalGraph, ...], Callable[[], Rehearsed]], Rehearsed]
+# (kind, strategy, captured graphs that it is made of, plans them) -> the plan, maybe made before
+Keep = Callable[[str, Strategy, tuple[LogicalGraph, ...], Callable[[], Rehearsed]], Rehearsed]
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,17 @@ class Compilation:
             "evaluation", made_of, lambda: plan_evaluation(graph, self.strategy, plan)
         )
 
+    def under(self, strategy: Strategy) -> Compilation:
+        """The same task, as it was captured, under another strategy."""
+        _ = self.captured
+        other = replace(self, strategy=strategy)
+        vars(other).update(traced=self.traced, captured=self.captured)
+        return other
+
     def _keep(
         self, kind: str, graphs: tuple[LogicalGraph, ...], make: Callable[[], Rehearsed]
     ) -> Rehearsed:
-        return self.keep(kind, graphs, make) if self.keep else make()
+        return self.keep(kind, self.strategy, graphs, make) if self.keep else make()
 
 
 def plan_training(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:

@@ -79,6 +79,7 @@ TRAINING: Passes = {
         recompute,  # activation checkpointing: backward computes again what it would have stored
         shard_optimizer,  # ZeRO: new homes for weights and states
         infer_update,  # a signature for each op of the update
+        follow_homes,  # variables lie where another update of the same step keeps them
         count_targets,  # targets of a split batch are counted early, where they are read
         hoist_weights,  # what is made of weights alone, once a step; casts before or after boxings
     ),

@@ -335,6 +335,7 @@ class Strategy:
     signatures: op ("my::op") -> the rows that the user gives for it.
     kept_rows: the file in which rows that are found by experiment are kept; None: none is kept.
     shared_memory: all ranks exchange their messages there; hardware.link is that of such ranks.
+    shares_weights: gathered weights may lie there once; not where several plans write them.
     check: graphs and plans are verified after every pass (engine/verify).
     """
 
@@ -372,6 +373,7 @@ class Strategy:
     sample_s: float = 0.0
     hardware: Hardware = field(default_factory=Hardware)
     shared_memory: bool = False
+    shares_weights: bool = True
     signatures: tuple[tuple[str, OpTable], ...] = ()
     kept_rows: Path | None = None
     check: bool = False

@@ -27,7 +27,7 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_288,
+    "engine": 1_404,
     "engine/actors": 1_853,
     "engine/boxing": 537,
     "engine/capture": 4_685,
@@ -36,25 +36,25 @@ BUDGETS = {
     "engine/ir": 1_781,
     "engine/lowering": 1_355,
     "engine/ops": 6_305,
-    "engine/passes": 8_019,
+    "engine/passes": 8_035,
     "engine/rehearsal": 971,
-    "engine/runtime": 8_154,
+    "engine/runtime": 8_158,
     "engine/trace": 501,
     "engine/verify": 794,
     "launcher": 362,
     "launcher/bench": 2_179,
     "launcher/command_line": 1_135,
-    "launcher/commands": 3_075,
-    "launcher/data": 3_281,
-    "launcher/job": 1_960,
+    "launcher/commands": 3_079,
+    "launcher/data": 3_283,
+    "launcher/job": 2_060,
     "launcher/listeners": 673,
-    "launcher/model": 2_653,
+    "launcher/model": 2_668,
     "launcher/place": 2_090,
-    "launcher/recipe": 3_219,
-    "launcher/ranks": 1_927,
-    "launcher/report": 2_428,
+    "launcher/recipe": 3_357,
+    "launcher/ranks": 2_055,
+    "launcher/report": 2_439,
     "launcher/store": 674,
-    "launcher/supervise": 4_404,
+    "launcher/supervise": 4_403,
     "launcher/terminal": 229,
     "launcher/text": 379,
     "models": 1_547,
@@ -66,15 +66,15 @@ BUDGETS = {
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 14_251,
+    "tests/launcher": 14_480,
     "tests/models": 682,
-    "tests/support": 7_071,
+    "tests/support": 7_124,
     "tests/testing": 111,
 }
-SUMS = {"source": 70_369, "tests": 48_477, "docs": 50_000}
+SUMS = {"source": 70_902, "tests": 48_759, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
-OPEN = {"Any": 299, "except Exception": 28, "functions above complexity 15": 0}
+OPEN = {"Any": 301, "except Exception": 28, "functions above complexity 15": 0}
 
 
 @cache

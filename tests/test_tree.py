@@ -28,7 +28,7 @@ ENGINE = (
     ("lowering", "rehearsal"),
     ("pipeline", "trace"),
     ("runtime/transport", "compile", "runtime/kernels/cpu"),
-    ("runtime/kernels",),
+    ("runtime/kernels", "plan_updates"),
     ("runtime/inductor", "runtime/rank"),
     ("runtime/drivers",),
     ("runtime/calibration",),

@@ -30,7 +30,7 @@ from flowrun.engine.strategy import Strategy
 
 def share_weights(plan: Plan, strategy: Strategy) -> Plan:
     """Mark the gathers that move no byte, if all ranks share memory (a pass)."""
-    if not strategy.shared_memory:
+    if not (strategy.shared_memory and strategy.shares_weights):
         return plan
     grids = [placement.shape for placement in plan.placements]
     return replace(plan, actors=tuple(mark_shared_gathers(plan.actors, plan.graph, grids)))

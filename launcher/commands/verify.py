@@ -30,6 +30,7 @@ from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.device import forks_autograd
 from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.recipe.recipe_errors import require
 from flowrun.launcher.recipe.schema import MIRRORED, STEP
 from flowrun.launcher.report.report import Report
 from flowrun.launcher.store import weight_files as weights
@@ -89,6 +90,9 @@ class LayoutComparison:
 
 def compare_layouts(recipe: Recipe, run: RunRecipe) -> LayoutComparison:
     """Train under every layout.  Raises RecipeError if there is nothing to compare with."""
+    problem = "the plain loop that layouts are compared with has one update a step."
+    instead = "Train two layouts of this recipe, and compare their metrics.jsonl."
+    require(not recipe.updates, "updates", problem, instead)
     with tempfile.TemporaryDirectory() as scratch:
         return _RecipeLayouts(recipe, run, Path(scratch)).compare()
 

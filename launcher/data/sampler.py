@@ -28,7 +28,8 @@ class Sampler:
     It is called with (step, micro_batch, rows of the micro-batch); steps count from 0.  held_out:
     the last samples of the data set, which are for evaluation.  evaluation: if True, it reads
     these, in order.  field_types: (shape, dtype) of each field of one sample, which all samples
-    must have, since the plan was made for them.
+    must have, since the plan was made for them.  every: the steps of the run from one step of this
+    sampler to the next (of an update that runs with each second step, 2).
     """
 
     data: Dataset[object]
@@ -38,6 +39,7 @@ class Sampler:
     held_out: int
     evaluation: bool = False
     field_types: FieldTypes | None = None
+    every: int = 1
 
     def __call__(self, step: int, micro_batch: int, rows: slice) -> Batch:
         samples: list[object] | None = None
@@ -100,7 +102,7 @@ class Sampler:
 
     def _numbers(self, step: int, micro_batch: int, rows: slice) -> range:
         size = self.batch_size // self.micro_batches
-        first = step * self.batch_size + micro_batch * size
+        first = step * self.every * self.batch_size + micro_batch * size
         return range(first + rows.start, first + rows.stop)
 
     def index(self, step: int, micro_batch: int, row: int) -> int:

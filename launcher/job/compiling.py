@@ -6,28 +6,62 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from flowrun.engine.actors.plan import Plan
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.runtime.inductor.built import BuiltRegions
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.schema import EAGER
+from flowrun.launcher.recipe.updates import StepUpdate
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherUpdate:
+    """Another update of each step.  kernels: of the regions of its plan."""
+
+    update: StepUpdate
+    job: Job
+    training: Rehearsed
+    kernels: Kernels
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """The work of ranks.  job: their recipe, made concrete.  kernels: of training's regions."""
+    """The work of ranks.
+
+    job: their recipe, made concrete.  kernels: of training's regions.  others: of the other updates
+    of each step, which have no evaluation.
+    """
 
     job: Job
     training: Rehearsed
     evaluation: Rehearsed | None
     kernels: Kernels
+    others: tuple[OtherUpdate, ...] = ()
+
+    @property
+    def plans(self) -> list[Plan]:
+        """All plans of a rank: of training first."""
+        others = (each.training for each in self.others)
+        return [p.plan for p in (self.training, *others, self.evaluation) if p]
 
 
 def compile_job(job: Job, say: Callable[[str], None]) -> Compiled:
     """Return what ranks of a job do.  say: shows one line to the person who waits."""
     training, evaluation = job.plans.compiled
     kernels = kernels_of(job, training, say)
-    return Compiled(job=job, training=training, evaluation=evaluation, kernels=kernels)
+    others = tuple(
+        OtherUpdate(
+            update=update,
+            job=other,
+            training=other.training,
+            kernels=kernels_of(other, other.training, say),
+        )
+        for update, other in job.others
+    )
+    return Compiled(
+        job=job, training=training, evaluation=evaluation, kernels=kernels, others=others
+    )
 
 
 def kernels_of(job: Job, training: Rehearsed, say: Callable[[str], None]) -> Kernels:

@@ -21,7 +21,8 @@ from flowrun.engine.runtime.process.cpu_share import count_seconds, share_of_oth
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.data.sampler import length
 from flowrun.launcher.job.job_plans import JobPlans, Probed, kept_probe
-from flowrun.launcher.job.materials import add_materials, make_materials
+from flowrun.launcher.job.materials import Materials, add_materials, make_materials
+from flowrun.launcher.job.optimizer import is_own
 from flowrun.launcher.job.recipe_strategy import data_workers, inductor_options, strategy_of
 from flowrun.launcher.job.segments import Segment, segments
 from flowrun.launcher.model.adapters import describe_adapters
@@ -29,9 +30,12 @@ from flowrun.launcher.model.dataset_checks import random_fields
 from flowrun.launcher.recipe.device import device_type, gpu_name
 from flowrun.launcher.recipe.hardware_keys import is_stand_in
 from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.recipe.updates import StepUpdate, check_trained, updates_of
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import About, Checkpoint
 from flowrun.launcher.terminal import doing
+
+_SEEDS_APART = 1_000_003  # of what updates of a step draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ class Job:
     values: False: for a plan alone: neither weights nor samples have any.
     planned: its training plan, where it is known already.
     probed: gives what a probe of this machine has found; None: what one has before.
+    shared: materials of the job whose data this one reads, too.
+    others: the other updates of each step, each with its job.
     """
 
     def __init__(
@@ -86,14 +92,16 @@ class Job:
         values: bool = True,
         planned: Rehearsed | None = None,
         probed: Probed | None = None,
+        shared: Materials | None = None,
     ) -> None:
-        self.recipe = recipe
+        own, *others = updates_of(recipe)
+        self.recipe = recipe = own.recipe
         self.since = count_seconds()  # of the cores, at the beginning
         self.start: Start | None = start
         self.inductor_options = inductor_options(recipe)
         self.device_type = device_type(recipe.launch, recipe.num_ranks, here=values)
         doing.doing("making the model and the data")
-        self.materials = make_materials(recipe, values)
+        self.materials = make_materials(recipe, values, shared)
         workers = data_workers(recipe)
         self.strategy = add_materials(strategy_of(recipe), self.materials, workers)
         self.plans = JobPlans(
@@ -105,6 +113,27 @@ class Job:
             probed=probed or partial(kept_probe, recipe),
             checks=values and recipe.engine.check_capture,
         )
+        self.others = tuple(self._make_other(k, each, values) for k, each in enumerate(others, 1))
+        self.plans.others = tuple((each.every, job.plans) for each, job in self.others)
+        if others:
+            trained = {update.name: job.trained for update, job in ((own, self), *self.others)}
+            check_trained(trained)
+
+    def _make_other(self, number: int, update: StepUpdate, values: bool) -> tuple[StepUpdate, Job]:
+        """Make the job of another update of each step; what it draws at random is its own."""
+        job = Job(update.recipe, values=values, probed=lambda: None, shared=self.materials)
+        made = job.materials
+        task = replace(made.task, seed=made.task.seed + number * _SEEDS_APART)
+        sampler = replace(self.materials.sampler, every=update.every)
+        job.materials = job.plans.materials = replace(made, task=task, sampler=sampler)
+        return update, job
+
+    @property
+    def trained(self) -> dict[str, bool]:
+        """The parameters that have a gradient; True: a function of the user updates it."""
+        named, update_of = self.materials.task.parameters, self.strategy.optimizer.update_of
+        trained = (name for name, parameter in named.items() if parameter.requires_grad)
+        return {name: is_own(update_of(name).function) for name in trained}
 
     @property
     def training(self) -> Rehearsed:

@@ -20,6 +20,7 @@ from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.lowering.lower import add_costs
 from flowrun.engine.passes.mirrored_view import rows_of_a_rank
 from flowrun.engine.pipeline import PLANNING
+from flowrun.engine.plan_updates import add_up, plan_updates
 from flowrun.engine.rehearsal.rehearsal import rehearse
 from flowrun.engine.runtime.calibration.quick_probe import (
     RANKS,
@@ -77,7 +78,8 @@ class JobPlans:
 
     planned: the training plan, where it is known already.  device_type: of ranks.  checks: compare
     the captured step with the model itself; check: how that went.  probed: gives what a probe has
-    found of this machine.
+    found of this machine.  others: of the other updates of a step, with the steps from one to the
+    next.
     """
 
     recipe: Recipe
@@ -89,6 +91,7 @@ class JobPlans:
     probed: Probed
     check: Check | None = None
     scales: Scales | None = None
+    others: tuple[tuple[int, JobPlans], ...] = ()
 
     @cached_property
     def cache(self) -> PlanCache:
@@ -104,20 +107,32 @@ class JobPlans:
         """The training plan and its rehearsal: made in this process unless by `compiled`.  The plan
         is the same on every machine; its seconds are of this one, if that is known.
         """
+        plans = (self, *(other for _, other in self.others))
         if not self.planned:
-            _ = self.captured
+            _ = [each.captured for each in plans]
         doing.doing("planning")
         with pause_collection(), doing.show_log(PLANNING):
-            training = self.planned or self.story.training
+            planned = (self.planned,) if self.planned else self._plan()
             try:
                 self.scales = self.probed()
             except (OSError, RuntimeError, RunError) as error:
                 self.cache.notes.append(f"this machine was not probed: {name_error(error)}")
-            if self.scales is None:
-                return training
-            hardware = rank_hardware(self.recipe, scales=self.scales)
-            plan = add_costs(training.plan, replace(self.strategy, hardware=hardware))
-            return Rehearsed(plan, rehearse(plan))
+            if self.scales is not None:
+                planned = tuple(map(self._scale, planned, plans))
+        for other, of_other in zip(plans[1:], planned[1:], strict=True):
+            other.training = of_other
+        return add_up(planned, (1, *(every for every, _ in self.others)))
+
+    def _plan(self) -> tuple[Rehearsed, ...]:
+        """Plan each update of a step."""
+        others = tuple(other.story for _, other in self.others)
+        return plan_updates((self.story, *others)) if others else (self.story.training,)
+
+    def _scale(self, planned: Rehearsed, of: JobPlans) -> Rehearsed:
+        """Give a plan the seconds of this machine."""
+        hardware = rank_hardware(self.recipe, scales=self.scales)
+        plan = add_costs(planned.plan, replace(of.strategy, hardware=hardware))
+        return Rehearsed(plan, rehearse(plan))
 
     @cached_property
     def traced(self) -> Traced:
@@ -136,9 +151,13 @@ class JobPlans:
         return graph
 
     def _keep(
-        self, kind: str, graphs: tuple[LogicalGraph, ...], make: Callable[[], Rehearsed]
+        self,
+        kind: str,
+        strategy: Strategy,
+        graphs: tuple[LogicalGraph, ...],
+        make: Callable[[], Rehearsed],
     ) -> Rehearsed:
-        return self.cache.get(kind, inputs(self.strategy, *graphs), make)
+        return self.cache.get(kind, inputs(strategy, *graphs), make)
 
     @cached_property
     def compiled(self) -> tuple[Rehearsed, Rehearsed | None]:
@@ -149,11 +168,17 @@ class JobPlans:
         if not forks_autograd():
             return self._compile()
 
-        def make() -> tuple[Rehearsed, Rehearsed | None, list[str], Scales | None]:
-            return *self._compile(), self.cache.notes, self.scales
+        others = [other for _, other in self.others]
+
+        def make() -> tuple[Rehearsed, Rehearsed | None, list[Rehearsed], list[str], Scales | None]:
+            found = self._compile()
+            return *found, [other.training for other in others], self.cache.notes, self.scales
 
         with self._checking():  # no fork of a process that has captured can run autograd
-            self.training, evaluation, self.cache.notes, self.scales = run_in_fork(make)
+            found = run_in_fork(make)
+        self.training, evaluation, planned, self.cache.notes, self.scales = found
+        for other, each in zip(others, planned, strict=True):
+            other.training = each
         return self.training, evaluation
 
     def _compile(self) -> tuple[Rehearsed, Rehearsed | None]:
@@ -174,7 +199,8 @@ class JobPlans:
                 return training, None
             graph = captured()
             with pause_collection():
-                return training, self.story.evaluation(graph, self.planned)
+                follows = training if self.others else self.planned
+                return training, self.story.evaluation(graph, follows)
 
     def step_results(self) -> frozenset[str]:
         """Return the results of an evaluation that are those of a whole batch, not means of what
@@ -193,13 +219,17 @@ class JobPlans:
         if not self.checks:
             yield
             return
-        if not (self.planned or forks_autograd()):
-            _ = self.traced  # the other process has it, too
-        with start_fork(self._compare) as check:
+        plans = (self, *(other for _, other in self.others))
+        with ExitStack() as forks:
+            checks = []
+            for each in plans:
+                if not (self.planned or forks_autograd()):
+                    _ = each.traced  # the other process has it, too
+                checks.append(forks.enter_context(start_fork(each.compare)))
             yield
-            self.check = check()
+            self.check, *_ = [check() for check in checks]
 
-    def _compare(self) -> Check:
+    def compare(self) -> Check:
         start = time.perf_counter()
         made = self.materials
         both = (made.example, self._second_example())

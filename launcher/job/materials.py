@@ -60,10 +60,11 @@ class Materials:
     plan: tuple[Pin, ...] = ()
 
 
-def make_materials(recipe: Recipe, values: bool) -> Materials:
+def make_materials(recipe: Recipe, values: bool, shared: Materials | None = None) -> Materials:
     """Make the model, the data set and the task of a recipe.  Raises RecipeError.
 
     values: False: for a plan alone, of any size: weights and samples have shapes and no bytes.
+    shared: of another update of the same step, whose data it reads, too.
     """
     torch.set_num_threads(1)  # a pool of threads made here would be dead in forked workers
     torch.manual_seed(recipe.train.seed)
@@ -71,7 +72,7 @@ def make_materials(recipe: Recipe, values: bool) -> Materials:
     digests: dict[str, str] = {}
     reading = DIGESTS.set(digests)
     try:
-        data = build.instantiate_data(recipe)
+        data = shared.data if shared else build.instantiate_data(recipe)
     finally:
         DIGESTS.reset(reading)
     check_vocabulary(recipe.model, described.model, data, recipe.data.get("tokenizer"))

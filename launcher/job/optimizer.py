@@ -60,6 +60,11 @@ def optimizer_of(optim: Optim, steps: int) -> Optimizer:
     )
 
 
+def is_own(function: Callable[..., object] | None) -> bool:
+    """Return whether an update is a function of the user, no class and none of these here."""
+    return inspect.isfunction(function) and function not in TRACED.values()
+
+
 def _value(optim: Optim, key: str) -> float | bool:
     if key in ("beta1", "beta2"):
         return float(optim.betas[key == "beta2"])

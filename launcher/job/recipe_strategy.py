@@ -74,6 +74,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         fusion=_FUSIONS[recipe.engine.compiler],
         hardware=hardware,
         shared_memory=shares_memory(recipe),
+        shares_weights=not recipe.trained,
         signatures=tables_of(recipe.signatures),
         kept_rows=found_rows_file(recipe.engine.cache),
         check=recipe.engine.check,

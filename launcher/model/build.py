@@ -120,6 +120,7 @@ def _make_model(recipe: Recipe, notes: list[str]) -> nn.Module:
     add_adapters(model, recipe.adapters)
     narrow_products(model, recipe.precision.fp8)
     _freeze(model, "", recipe.optim.groups)
+    _train_alone(model, recipe.trained)
     narrow |= _widen_trained(model, recipe)  # what a group trains again
     notes[:] = _note_narrow(narrow.values(), recipe.precision.param_dtype)
     return model
@@ -210,6 +211,18 @@ def _freeze(module: nn.Module, prefix: str, groups: Mapping[str, object]) -> Non
         parameter.requires_grad_(trains and not value)
 
 
+def _train_alone(model: nn.Module, patterns: Collection[str]) -> None:
+    """Let an update train no parameter but those that it names.  patterns: none: it trains all."""
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            problem = f"{pattern!r} matches no parameter of this model."
+            raise RecipeError("updates", problem, f"Names look like: {', '.join(names[:3])}")
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if patterns and not any(fnmatch.fnmatchcase(name, each) for each in patterns):
+            parameter.requires_grad_(False)
+
+
 def is_freezing(keys: object) -> TypeGuard[Mapping[str, object]]:
     """Return True if a group of `optim.groups` says whether its parameters are frozen."""
     return isinstance(keys, Mapping) and "frozen" in keys
@@ -227,7 +240,9 @@ def instantiate_data(recipe: Recipe) -> Dataset[dict[str, Tensor]]:
 def instantiate_loss(recipe: Recipe) -> LossFunction | None:
     """loss(output, batch) -> scalar, drawn from `train.seed`; None: the model has it."""
     with _keep_random_state(recipe):
-        loss = None if recipe.task.loss is None else make_function(recipe.task.loss, "task.loss")
+        loss = (
+            None if recipe.task.loss is None else make_function(recipe.task.loss, recipe.loss_key)
+        )
     if isinstance(loss, nn.Module):
         _freeze(loss, LOSS, recipe.optim.groups)
         _widen_trained(loss, recipe)

@@ -32,13 +32,17 @@ class RankMemory:
         self.peak = self.process_peak = 0
 
     @contextmanager
-    def of_training(self, rank: DistributedRank) -> Iterator[None]:
-        """Around a segment of training: what others take between two of them is left out."""
+    def of_training(self, *ranks: DistributedRank) -> Iterator[None]:
+        """Around a segment of training: what others take between two of them is left out.
+
+        ranks: this one in each plan of a step.
+        """
         cuda = self.device.type == "cuda"
         if cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
         yield
-        here = torch.cuda.max_memory_allocated(self.device) if cuda else rank.live_bytes.peak
+        most_live = max(rank.live_bytes.peak for rank in ranks)
+        here = torch.cuda.max_memory_allocated(self.device) if cuda else most_live
         self.peak = max(self.peak, here)
         most = torch.cuda.max_memory_reserved(self.device) if cuda else self._most_taken()
         self.process_peak = self.process_peak or most

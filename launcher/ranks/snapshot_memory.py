@@ -160,7 +160,8 @@ def map_snapshots(
     training: the plan, and what its ranks take.  note: takes a line where the host has it not.
     """
     every, plan = job.recipe.train.snapshot_every, training.plan
-    if not job.recipe.launch.restarts or every == 0 or job.recipe.launch.num_hosts > 1:
+    alone = job.recipe.launch.num_hosts == 1 and not job.others  # one plan changes all variables
+    if not (job.recipe.launch.restarts and alone) or every == 0:
         return None
     needed = sum(2 * count_bytes(plan, rank) for rank in range(plan.num_ranks))
     peaks = training.rehearsal.peak_bytes

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ from flowrun.launcher.ranks.finite import (
 )
 from flowrun.launcher.ranks.rank_events import Evaluated, FileWritten, RankEnded, StepDone
 from flowrun.launcher.ranks.rank_saves import list_shards
+from flowrun.launcher.ranks.run_updates import OtherRun, run_updates
 from flowrun.launcher.ranks.segment_loop import train_segments
 from flowrun.launcher.ranks.step_gate import StepGate
 from flowrun.launcher.ranks.wire import Notice
@@ -57,16 +59,48 @@ class _VirtualRun:
         self._job, self.cluster = compiled.job, _make_cluster(compiled)
         self._gates = {rank: gate.of_rank(k) for k, rank in enumerate(self.cluster.ranks)}
         self._judge, self._before = StepJudge.of(self._job), 0.0
+        self._other_clusters = self._make_others()
         self._evaluator = self._make_evaluator()
 
     def run_segment(self, last: int, first: int) -> None:
         self._before = time.perf_counter()
-        gates = self._gates
-        self.cluster.run(
-            last, self._report, first, lambda rank, steps: gates[rank].may_begin(steps)
-        )
+        if self._other_clusters:
+            report = self._report
+
+            def on_step(step: int, results: Results, seconds: float) -> None:
+                report(step, results)
+
+            run_updates(range(first, last), self._run_step, self._other_runs, on_step)
+        else:
+            self.cluster.run(last, self._report, first, self._may_begin)
         for body in self.cluster.ranks.values():
             check_weights(self._job, self._gate.begun, body)
+
+    def _may_begin(self, rank: int, steps: int) -> bool:
+        return self._gates[rank].may_begin(steps)
+
+    def _run_step(self, step: int) -> Sequence[Results] | None:
+        """Run one step of the first plan; None if a halt refused it."""
+        results = self.cluster.run(step + 1, None, step, self._may_begin)
+        return results if self._gate.begun > step else None
+
+    def _make_others(self) -> list[VirtualCluster]:
+        """The clusters of the other updates; they write the variables that the first one holds."""
+        made = []
+        for other in self._compiled.others:
+            plan, bodies = other.training.plan, self.cluster.ranks.items()
+            lent = {rank: body.lend_variables(plan, {}) for rank, body in bodies}
+            batches = other.job.materials.sampler
+            made.append(VirtualCluster(plan, batches, None, kernels=other.kernels, lent=lent))
+        return made
+
+    @property
+    def _other_runs(self) -> list[OtherRun]:
+        def run(cluster: VirtualCluster, number: int) -> Sequence[Results]:
+            return cluster.run(number + 1, None, number)
+
+        pairs = zip(self._compiled.others, self._other_clusters, strict=True)
+        return [OtherRun(update=each.update, run=partial(run, cluster)) for each, cluster in pairs]
 
     def _report(self, step: int, results: Results) -> None:
         now = time.perf_counter()
@@ -129,8 +163,9 @@ class _VirtualRun:
         stage have sent are those of the first of them.
         """
         plan, sent = self.cluster.plan, Counter[int]()
-        for actor, count in self.cluster.sent_bytes.items():
-            sent[plan.placements[plan.actors[actor].stage].ranks[0]] += count
+        for cluster in (self.cluster, *self._other_clusters):
+            for actor, count in cluster.sent_bytes.items():
+                sent[plan.placements[cluster.plan.actors[actor].stage].ranks[0]] += count
         recorded = self.cluster.read_notes() if isinstance(self.cluster, RecordedCluster) else {}
         return {
             rank: {

@@ -11,9 +11,10 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property, partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,6 +43,7 @@ from flowrun.launcher.job.segments import RankRows, ReadingOrder
 from flowrun.launcher.ranks import finite, rank_events, rank_memory
 from flowrun.launcher.ranks.failure import describe, with_peers
 from flowrun.launcher.ranks.rank_saves import RankSaves
+from flowrun.launcher.ranks.run_updates import OtherRun, run_updates
 from flowrun.launcher.ranks.segment_loop import train_segments
 from flowrun.launcher.ranks.snapshot_memory import MemorySnapshot, SnapshotMemory
 from flowrun.launcher.ranks.snapshots import SnapshotWriter
@@ -198,12 +200,13 @@ class RankProcess:
         zero_ns: moment that all hosts call zero, on this host's clock.
         """
         trained, memory, pulse = self._trained, self._memory, self._pulse
+        ranks = (trained, *self._other_ranks)
         first = self._job.start.step if self._job.start else 0
         recorded = trained.read_notes() if isinstance(trained, RecordedRank) else ()
         return {
             "peak": memory.peak + message_bytes,
             "process_peak": memory.process_peak + message_bytes + trained.shared_bytes,
-            "sent": sum(trained.sent_bytes.values()),
+            "sent": sum(sum(rank.sent_bytes.values()) for rank in ranks),
             "waited_s": pulse.waited_s / max(1.0, pulse.trained_steps - first),
             "notes": [
                 (event.what, event.actor, event.act, event.begin - zero_ns, event.end - zero_ns)
@@ -243,10 +246,47 @@ class RankProcess:
             logical_checkpoint.restore(start.folder, self._plan.plan, self.rank, variables)
 
     def run_segment(self, last: int, first: int) -> None:
-        with self._memory.of_training(self._trained):
-            self._trained.run(last, self._report, first, self._may_begin)
+        trained, others = self._trained, self._other_ranks
+        with self._memory.of_training(trained, *others):
+            if others:
+                run_updates(range(first, last), self._run_step, self._other_runs, self._report)
+            else:
+                trained.run(last, self._report, first, self._may_begin)
         step = self._gate.begun
         finite.check_numbers(self._job, self._trained, step, self._problems, self._saves.finish)
+
+    def _run_step(self, step: int) -> Sequence[Results] | None:
+        """Run one step of the first plan; None if a halt refused it."""
+        results = self._trained.run(step + 1, None, step, self._may_begin)
+        return results if self._gate.begun > step else None
+
+    @cached_property
+    def _other_ranks(self) -> list[DistributedRank]:
+        """This rank of the plan of each other update; they write what training's rank holds."""
+        trained = self._trained
+        return [
+            DistributedRank(
+                other.training.plan,
+                self.rank,
+                other.job.materials.sampler,
+                None,
+                trained.device,
+                trained.links,
+                kernels=other.kernels,
+                metered=trained.device.type == "cpu",
+                lent=trained.body.lend_variables(other.training.plan, {}),
+                pulse=self._pulse,
+            )
+            for other in self._worker.compiled.others
+        ]
+
+    @property
+    def _other_runs(self) -> list[OtherRun]:
+        def run(rank: DistributedRank, number: int) -> Sequence[Results]:
+            return rank.run(number + 1, None, number)
+
+        pairs = zip(self._worker.compiled.others, self._other_ranks, strict=True)
+        return [OtherRun(update=each.update, run=partial(run, rank)) for each, rank in pairs]
 
     def _may_begin(self, steps: int) -> bool:
         device = self._trained.device

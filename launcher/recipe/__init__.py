@@ -6,6 +6,7 @@ compose.py         read this first: Hydra composes, `load` returns a Recipe
 schema.py          every key: type, default, unit
 key_schema.py      the keys as a config of OmegaConf; meanings; nested keys as dotted keys
 recipe.py          Recipe, which all of the launcher reads
+updates.py         several updates of a step, each a Recipe
 value_ranges.py checks.py   the range of a single key; contradictions between keys
 hydra_source.py    recipe files as Hydra's group `recipe`
 placement_keys.py hardware_keys.py   grids of ranks and pins; hardware profiles

@@ -18,6 +18,7 @@ from flowrun.launcher.recipe.recipe_errors import CommandLineError, one_of, requ
 from flowrun.launcher.recipe.schema import (
     AUTO,
     BF16,
+    HOST,
     MIRRORED,
     OBJECTIVES,
     ROLLBACK,
@@ -93,6 +94,20 @@ def _find_pin_key(r: RecipeSchema) -> str:
 def _kept_narrow(r: RecipeSchema) -> str:
     keys = ("param_dtype", "state_dtype")
     return next((key for key in keys if getattr(r.precision, key) == BF16), "")
+
+
+def _find_single(r: RecipeSchema) -> str:
+    """Return what several updates cannot have; "" if there is nothing, or one update."""
+    found = {
+        "auto.placement=true": r.auto.placement,
+        "parallel=auto": r.auto.enabled,
+        "view=mirrored": r.view == MIRRORED,
+        "placement.chunks over 1": r.placement.chunks > 1,
+        "placement.states=host": r.placement.states == HOST,
+        "launch.data_workers": r.launch.data_workers,
+        "engine.trace": r.engine.trace,
+    }
+    return next((key for key, there in found.items() if there), "") if r.updates else ""
 
 
 _OWN_BATCH = "in the mirrored view each rank has a batch and a model of its own, but "
@@ -341,6 +356,12 @@ CONTRADICTIONS = (
         lambda r: r.engine.long_attention != AUTO and not _axes_of_length(r),
         "no axis of the placement divides lengths.",
         "Add one, as in placement: {axes: {context: 2}}, or leave the key out.",
+    ),
+    Contradiction(
+        "updates",
+        _find_single,
+        "several updates of a step cannot be combined with {0}.",
+        "Leave {0} out, or make one update of a sum of losses.",
     ),
     Contradiction(
         "launch.time_limit",

@@ -155,7 +155,9 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
     """
     recipe = _with_tuples(tree)
     metrics = {name: metric for name, metric in recipe.task.metrics.items() if metric is not None}
-    recipe = replace(recipe, task=replace(recipe.task, metrics=metrics))
+    first = recipe.updates[0] if recipe.updates else None  # evaluation computes its loss
+    loss = recipe.task.loss or (first.get("loss") if isinstance(first, dict) else None)
+    recipe = replace(recipe, task=replace(recipe.task, metrics=metrics, loss=loss))
     check(recipe)
     axes, stages = parse_stages(recipe.placement)
     plan_axis = recipe.sbp.get(FROM_MODEL) or ""

@@ -31,7 +31,9 @@ class Recipe(RecipeSchema):
     stage, outermost first; every stage's placement has exactly these.  in_flight: auto where the
     key is null.
     pins: the lines of `sbp`; those of other axes are left out.  plan_axis: of `sbp.from_model`, if
-    it has ranks.  text: the resolved recipe as YAML; empty of a candidate that is only planned.
+    it has ranks.  trained: patterns of the parameters that it trains; none: all.
+    loss_key: where the loss is written.
+    text: the resolved recipe as YAML; empty of a candidate that is only planned.
     """
 
     weights: str
@@ -41,6 +43,8 @@ class Recipe(RecipeSchema):
     in_flight: int | str
     pins: tuple[Pin, ...]
     plan_axis: str
+    trained: tuple[str, ...] = ()
+    loss_key: str = "task.loss"
     text: str = field(repr=False, compare=False)
 
     @property

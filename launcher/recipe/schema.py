@@ -508,6 +508,9 @@ class RecipeSchema:
     data: `_target_` of a map-style data set, with its arguments.
     eval: the held-out samples.
     optim: the update of the weights.
+    updates: several updates in a step, one after the other: a list of {name, loss, parameters,
+        optim, every}, each of other parameters; keys of its optim replace those of `optim`
+        (docs/how_to/loops.md).
     placement: the ranks.
     sbp: pattern over parameter or module names -> axis -> SBP, or -> in, out -> axis -> SBP;
         from_model -> axis: of the tensor-parallel plan that a model of transformers carries.
@@ -539,6 +542,7 @@ class RecipeSchema:
     data: dict[str, Any] = field(default_factory=dict)
     eval: Eval = field(default_factory=Eval)
     optim: Optim = field(default_factory=Optim)
+    updates: list[Any] = field(default_factory=list)
     placement: PlacementSchema = field(default_factory=PlacementSchema)
     sbp: dict[str, Any] = field(default_factory=dict)
     signatures: dict[str, Any] = field(default_factory=dict)

@@ -181,6 +181,16 @@ def _note_packed_attention(job: Job) -> Iterator[str]:
         )
 
 
+def _note_updates(job: Job) -> Iterator[str]:
+    """Note the updates of a step, in their order."""
+    _, *others = updates = ((None, job), *job.others)
+    names = [given["name"] for given in job.recipe.updates]
+    for name, (update, each) in zip(names if others else (), updates, strict=False):
+        often = f"every {update.every} steps" if update and update.every > 1 else "every step"
+        optim = each.strategy.optimizer
+        yield f"update {name}, {often}: {len(each.trained)} parameters, {optim.name}"
+
+
 FACTS: tuple[Callable[[Job], Iterator[str]], ...] = (
     _note_shared_cores,
     _note_idle_axes,
@@ -194,6 +204,7 @@ FACTS: tuple[Callable[[Job], Iterator[str]], ...] = (
     _note_wide_weights,
     _note_random_base,
     _note_packed_attention,
+    _note_updates,
 )
 
 

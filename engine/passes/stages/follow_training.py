@@ -1,11 +1,14 @@
-"""Evaluation follows training: the same stages, and every weight where training keeps it."""
+"""Evaluation follows training: the same stages, and every weight where training keeps it.  So do
+the updates of a step follow one another.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from flowrun.engine.ir.graph import LogicalGraph, Variable
-from flowrun.engine.ir.sbp import B, Pinned
+from flowrun.engine.ir.sbp import B, NdSbp, Pinned
 from flowrun.engine.passes.stages.chosen_stages import read_stages
 from flowrun.engine.strategy import Optimizer, Strategy, Zero
 
@@ -27,6 +30,19 @@ def follow_training(strategy: Strategy, training: LogicalGraph) -> Strategy:
         overwrites=True,
         fusion="",
     )
+
+
+def follow_update(strategy: Strategy, other: LogicalGraph, homes: Mapping[str, NdSbp]) -> Strategy:
+    """The strategy of an update that shares a model with another one.
+
+    strategy: of the update alone.  other: boxed graph of the other.  homes: of variables, by name;
+    ZeRO finds those of the others.
+    """
+    axis = strategy.zero.axis
+    read = ((v.name, [p for p in _as_read(v, strategy) if p[0] != axis]) for v in other.variables)
+    pinned = tuple((name, tuple(pins)) for name, pins in read)
+    decided = replace(read_stages(other), homes=tuple(homes.items()), pinned=pinned)
+    return replace(strategy, decided=decided, stage_modules=())
 
 
 def follow_homes(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:

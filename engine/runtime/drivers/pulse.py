@@ -15,6 +15,7 @@ from time import monotonic_ns
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.actors.standstill import RankState
+from flowrun.engine.ir.graph import UPDATE
 
 
 class Activity(IntEnum):
@@ -43,9 +44,10 @@ class Activity(IntEnum):
     ENDED = 13, "has ended"
 
 
-STEPS = (Activity.TRAINING, Activity.EVALUATING)  # by the number of the plan
+STEPS = (Activity.TRAINING, Activity.EVALUATING)
 # numbers at the head of a pulse: times are of the monotonic clock, in ns
-_AT, _ACTED, _ACTIVITY, _ENTERED, _FIRST, _STEPS, _PID, _RANK, _WAITED, _DEVICE, _HEAD = range(11)
+_AT, _ACTED, _ACTIVITY, _ENTERED, _FIRST, _STEPS, _PID, _RANK, _WAITED, _DEVICE = range(10)
+_PLAN, _HEAD = 10, 11
 _ASLEEP, _REPORTS = -1, -2
 _UNHEARD = "waits for its launcher, which does not take what it reports"
 
@@ -53,7 +55,7 @@ _UNHEARD = "waits for its launcher, which does not take what it reports"
 class Pulse:
     """The counts of one rank.
 
-    plans: whose acts it counts: of training, and of evaluation where there is one.
+    plans: whose acts it counts: of each update of a step, and of evaluation where there is one.
     """
 
     def __init__(self, words: memoryview, plans: Sequence[Plan]) -> None:
@@ -89,8 +91,10 @@ class Pulse:
         for actor, acts in scheduler.acts.items():
             self._words[self._begun + actor] = self._words[self._done + actor] = acts
         self._words[_FIRST] = first
+        self._words[_PLAN] = number
         self.end_after(scheduler.last)
-        self.enter(STEPS[number])
+        trains = not number or any(actor.phase == UPDATE for actor in scheduler.plan.actors)
+        self.enter(Activity.TRAINING if trains else Activity.EVALUATING)
 
     def end_after(self, steps: int) -> None:
         """Note how many steps are done when the rank comes to rest."""
@@ -176,10 +180,10 @@ class Pulse:
     @property
     def in_first_step(self) -> bool:
         """True in steps of which the rank has not done one whole: much may be made there once."""
-        if (activity := self.activity) not in STEPS:  # read once: it may change
+        if self.activity not in STEPS:
             return False
-        plan = self.plans[STEPS.index(activity)]
-        _, done = _places(self.plans, STEPS.index(activity))
+        number = self._words[_PLAN]
+        plan, (_, done) = self.plans[number], _places(self.plans, number)
         acts = self._words[done : done + len(plan.actors)].tolist()
         whole = sum(plan.acts_per_step(a) for a, n in zip(plan.actors, acts, strict=True) if n)
         return sum(acts) < (self._words[_FIRST] + 1) * whole or not whole
@@ -190,7 +194,7 @@ class Pulse:
         entered = words[_ENTERED]
         if activity not in STEPS:
             return RankState(activity=activity.text, entered=entered, halted=halted)
-        number = STEPS.index(activity)
+        number = words[_PLAN]
         plan, (begun, done) = self.plans[number], _places(self.plans, number)
         at, count = words[_AT], len(plan.actors)
         return RankState(

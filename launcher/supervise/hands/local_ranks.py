@@ -68,11 +68,10 @@ class LocalRanks(RanksHand):
         start, count, record = place_of(self.compiled.job.start), self._count, self.wires.record
         first, logs = place.number * count, record.run_folder / LOGS
         files = [logs / f"rank_{rank}.log" for rank in range(first, first + count)]
-        plans = [p.plan for p in (self.compiled.training, self.compiled.evaluation) if p]
         self._round = round_ = _Forked(
             processes=RankProcesses(first),
             outputs=ProcessOutputs(files, (STDOUT, STDERR), record.lose),
-            pulses=Pulses(plans, count),
+            pulses=Pulses(self.compiled.plans, count),
             stacks=Stacks(count),
         )
         self.gate = gate = StepGate.make_shared(count, start.step)
