@@ -2,7 +2,7 @@
 
 gpt.py llama.py moe.py bert.py   language models; gpt.py is the simplest: read it first
 causal_attention.py   causal attention, of packed documents too
-resnet.py convnet.py insightface.py mlp.py wide_deep.py   images, faces, click rates
+resnet.py convnet.py insightface.py mlp.py wide_deep.py gan.py   images, faces, click rates
 losses.py metrics.py   functions of (output, batch) -> the mean over the batch
 lora.py fp8.py   adapters for the linears of any model; linears of 8 bits
 optimizers.py    functions of tensors: (param, grad, states, …) -> (new param, new states)

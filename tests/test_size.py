@@ -57,7 +57,7 @@ BUDGETS = {
     "launcher/supervise": 4_403,
     "launcher/terminal": 229,
     "launcher/text": 379,
-    "models": 1_547,
+    "models": 1_600,
     "testing": 115,
     "tests": 1_058,
     "tests/behaviour": 8_703,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 7_124,
     "tests/testing": 111,
 }
-SUMS = {"source": 70_902, "tests": 48_759, "docs": 50_000}
+SUMS = {"source": 70_955, "tests": 48_759, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 301, "except Exception": 28, "functions above complexity 15": 0}
