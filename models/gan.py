@@ -1,4 +1,4 @@
-"""A generative adversarial network (Goodfellow et al. 2014) of small images: generator and critic as
+"""A generative adversarial network (Goodfellow et al. 2014) of images: generator and critic as
 one module, and the loss of each, as `updates` of a recipe name them.
 """
 

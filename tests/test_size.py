@@ -46,11 +46,11 @@ BUDGETS = {
     "launcher/command_line": 1_135,
     "launcher/commands": 3_079,
     "launcher/data": 3_283,
-    "launcher/job": 2_060,
+    "launcher/job": 2_061,
     "launcher/listeners": 673,
     "launcher/model": 2_668,
     "launcher/place": 2_090,
-    "launcher/recipe": 3_357,
+    "launcher/recipe": 3_360,
     "launcher/ranks": 2_055,
     "launcher/report": 2_439,
     "launcher/store": 674,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 7_124,
     "tests/testing": 111,
 }
-SUMS = {"source": 70_955, "tests": 48_759, "docs": 50_000}
+SUMS = {"source": 70_959, "tests": 48_759, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 301, "except Exception": 28, "functions above complexity 15": 0}

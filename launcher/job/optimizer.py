@@ -22,6 +22,7 @@ from flowrun.launcher.model.targets import find
 from flowrun.launcher.recipe.recipe_errors import did_you_mean, require
 from flowrun.launcher.recipe.schema import OPTIMIZERS, Optim
 from flowrun.launcher.recipe.value_ranges import check_number
+from flowrun.models import optimizers
 
 OF_TORCH: Mapping[str, type[TorchOptimizer]] = {
     name.lower(): kind
@@ -62,7 +63,7 @@ def optimizer_of(optim: Optim, steps: int) -> Optimizer:
 
 def is_own(function: Callable[..., object] | None) -> bool:
     """Return whether an update is a function of the user, no class and none of these here."""
-    return inspect.isfunction(function) and function not in TRACED.values()
+    return inspect.isfunction(function) and function.__module__ != optimizers.__name__
 
 
 def _value(optim: Optim, key: str) -> float | bool:

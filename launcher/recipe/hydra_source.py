@@ -228,7 +228,7 @@ def _with_groups(config: DictConfig, name: str) -> DictConfig:
     recipe.
     """
     config.setdefault("name", name)
-    own_optimizer = _take_arguments(config)
+    own_optimizer = take_arguments(config)
     if not isinstance(config.get("defaults") or ListConfig([]), ListConfig):
         raise RecipeError(
             "defaults",
@@ -251,7 +251,7 @@ def _with_groups(config: DictConfig, name: str) -> DictConfig:
     return config
 
 
-def _take_arguments(config: DictConfig) -> bool:
+def take_arguments(config: DictConfig) -> bool:
     """Let what stands next to optim._target_ be its arguments, but for the keys of any optimizer;
     return whether there is one.
     """

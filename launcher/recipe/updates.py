@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe.compose import to_recipe
-from flowrun.launcher.recipe.hydra_source import COMPOSING_ERRORS
+from flowrun.launcher.recipe.hydra_source import COMPOSING_ERRORS, take_arguments
 from flowrun.launcher.recipe.key_schema import schema
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import did_you_mean, from_hydra, require
@@ -78,8 +78,11 @@ def _read_update(recipe: Recipe, number: int, given: Any) -> StepUpdate:
     tree.updates = []
     tree.task.loss = given["loss"]
     tree.train.steps, tree.train.epochs = -(-recipe.train.steps // every), 0.0
+    changed = OmegaConf.create({"optim": given.get("optim") or {}})
+    if take_arguments(changed):
+        tree.optim.update = {}
     try:
-        tree.optim = OmegaConf.merge(tree.optim, given.get("optim") or {})
+        tree.optim = OmegaConf.merge(tree.optim, changed.optim)
         own = to_recipe(OmegaConf.merge(schema(), tree))  # type: ignore[arg-type]
     except (RecipeError, *COMPOSING_ERRORS) as error:
         found = error if isinstance(error, RecipeError) else from_hydra(error, schema())

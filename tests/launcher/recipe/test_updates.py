@@ -41,13 +41,13 @@ ASCENT = {
     "name": "ascent",
     "loss": {"_target_": "two_nets.squares"},
     "parameters": "*",
-    "optim": {"lr": 1.0, "clip_norm": 0.05, "update": {"_target_": "two_nets.ascend"}},
+    "optim": {"_target_": "two_nets.ascend", "lr": 1.0, "clip_norm": 0.05},
 }
 DESCENT = {
     "name": "descent",
     "loss": {"_target_": "two_nets.squares"},
     "parameters": "*",
-    "optim": {"lr": 0.05, "update": {"_target_": "two_nets.descend"}},
+    "optim": {"_target_": "two_nets.descend", "lr": 0.05},
 }
 GAN, SAM = [CRITIC, GENERATOR], [ASCENT, DESCENT]
 LAYOUTS = {
