@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class ImageGan(nn.Module):
-    """A generator, and a critic that tells its images from real ones.
+    """A generator, and a critic of its images and of real ones.
 
     forward: images (B, pixels) in 0..1, and noise (B, noise), which is drawn if it is not given ->
     logits (B, 1) of the real images and of those that were made.
