@@ -85,11 +85,14 @@ class Update:
 class ParameterGroup:
     """Parameters whose name matches the pattern (fnmatch, `*` crosses dots) have settings of their
     own, and perhaps an update of their own, whose `lr` is then theirs or that of all.
+
+    frozen_until: steps that come before their first update; None: an earlier group says it.
     """
 
     pattern: str
     settings: Settings
     update: Update | None = None
+    frozen_until: int | None = None
 
     def matches(self, name: str) -> bool:
         """True if a parameter belongs to the group."""
@@ -126,6 +129,7 @@ class Optimizer:
         "lazy": wherever rows suffice for the optimizer; "off".
     ema: decay of an exponential moving average of each trained weight, the state "ema/<name>" that
         starts as the weight; 0 = off.
+    begun: parameter -> steps before its first update, where a run was resumed that has begun it.
     """
 
     name: str = "adamw"
@@ -138,6 +142,12 @@ class Optimizer:
     ema: float = 0.0
     sparse: str = "exact"
     function: Callable[..., Any] | None = None
+    begun: tuple[tuple[str, int], ...] = ()
+
+    def frozen_until(self, parameter: str) -> int:
+        """Return the number of steps before the first update of a parameter, by its groups."""
+        given = (g.frozen_until for g in self.groups if g.matches(parameter))
+        return ([0] + [steps for steps in given if steps is not None])[-1]
 
     def update_of(self, parameter: str) -> Update:
         """Return the update of a parameter.  Raises RecipeError for a setting of a group that it

@@ -78,6 +78,7 @@ def _replica(model: nn.Module) -> nn.Module:
 
 
 _TorchGroup = dict[str, Any]  # of an optimizer: parameters and numbers
+_UNTIL = "frozen_until"
 
 
 class _PlainUpdate:
@@ -109,6 +110,8 @@ class _PlainUpdate:
         """Change the weights; False if a gradient has left its range.  step: counted from 0."""
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
+        for group in (group for group in self.groups if step < group[_UNTIL]):
+            group["params"][0].grad = None
         gradients = [p for group in self.groups for p in group["params"] if p.grad is not None]
         scaled = self.scaler.is_enabled()
         finite = not scaled or all(bool(p.grad.isfinite().all()) for p in gradients)
@@ -135,6 +138,7 @@ def _optimizers(
         if p.requires_grad:
             update = asked.update_of(name)
             settings: _TorchGroup = {"params": [p], **dict(update.settings)}
+            settings[_UNTIL] = asked.frozen_until(name)
             if not update.function and "beta1" in settings:
                 settings["betas"] = (settings.pop("beta1"), settings.pop("beta2"))
             groups.setdefault(update.function or update.name, []).append(settings)
@@ -165,7 +169,9 @@ class _ByFunction(torch.optim.Optimizer):
             p = group["params"][0]
             if p.grad is not None:
                 self._change(
-                    p, {k: v for k, v in group.items() if k not in ("params", "lr")}, group["lr"]
+                    p,
+                    {k: v for k, v in group.items() if k not in ("params", "lr", _UNTIL)},
+                    group["lr"],
                 )
 
     def _change(self, p: Tensor, numbers: dict[str, object], rate: float) -> None:

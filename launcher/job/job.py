@@ -22,7 +22,7 @@ from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.data.sampler import length
 from flowrun.launcher.job.job_plans import JobPlans, Probed, kept_probe
 from flowrun.launcher.job.materials import Materials, add_materials, make_materials
-from flowrun.launcher.job.optimizer import is_own
+from flowrun.launcher.job.optimizer import find_begun, is_own, trained_of
 from flowrun.launcher.job.recipe_strategy import data_workers, inductor_options, strategy_of
 from flowrun.launcher.job.segments import Segment, segments
 from flowrun.launcher.model.adapters import describe_adapters
@@ -104,6 +104,9 @@ class Job:
         self.materials = make_materials(recipe, values, shared)
         workers = data_workers(recipe)
         self.strategy = add_materials(strategy_of(recipe), self.materials, workers)
+        if start and (begun := find_begun(start, self.materials.task, self.strategy.optimizer)):
+            optimizer = replace(self.strategy.optimizer, begun=begun)
+            self.strategy, planned = replace(self.strategy, optimizer=optimizer), None
         self.plans = JobPlans(
             recipe=recipe,
             materials=self.materials,
@@ -281,4 +284,6 @@ class Job:
         train, made = self.recipe.train, self.materials
         about = About(step, train.seed, train.batch_size, self.names)
         adapters = describe_adapters(made.model)
-        return replace(about, samples=length(made.data), digests=made.digests, adapters=adapters)
+        trained = trained_of(made.task, self.strategy.optimizer)
+        about = replace(about, digests=made.digests, adapters=adapters, trained=trained)
+        return replace(about, samples=length(made.data))

@@ -1,7 +1,8 @@
 """optim.schedule -> the learning rate of every step, by torch's own schedulers.
 
-A schedule is {name: CosineAnnealingLR, T_max: 200}: a class of torch.optim.lr_scheduler and its
-arguments; or a list of such, one after another, where each but the last says how many `steps` it
+A schedule is {_target_: f, …}, a function of the step that returns the factor of the rate, or a
+class that is like those of torch.optim.lr_scheduler; {name: CosineAnnealingLR, T_max: 200} names
+one of these; or a list of such, one after another, where each but the last says how many `steps` it
 lasts (torch's SequentialLR).  optim.warmup_steps puts a linear rise in front: step k of n has
 (k + 1) / n of the rate.  A T_max or total_steps that is left out is the number of steps that the
 schedule lasts.
@@ -21,9 +22,9 @@ import torch
 from torch.optim import SGD, lr_scheduler
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.model.targets import check_arguments
+from flowrun.launcher.model.targets import check_arguments, find, make_function
 from flowrun.launcher.recipe.recipe_errors import did_you_mean, require
-from flowrun.launcher.recipe.schema import Optim
+from flowrun.launcher.recipe.schema import TARGET, Optim
 
 SCHEDULES: Mapping[str, type[lr_scheduler.LRScheduler]] = {  # torch's, or classes of the same form
     kind.__name__: kind
@@ -33,7 +34,9 @@ SCHEDULES: Mapping[str, type[lr_scheduler.LRScheduler]] = {  # torch's, or class
         lr_scheduler.CosineAnnealingWarmRestarts,
         lr_scheduler.CyclicLR,
         lr_scheduler.ExponentialLR,
+        lr_scheduler.LambdaLR,
         lr_scheduler.LinearLR,
+        lr_scheduler.MultiplicativeLR,
         lr_scheduler.MultiStepLR,
         lr_scheduler.OneCycleLR,
         lr_scheduler.PolynomialLR,
@@ -71,6 +74,10 @@ def rates(optim: Optim, lrs: Iterable[float], steps: int) -> Rates:
     return tuple((lr, tuple(column)) for lr, column in zip(distinct, columns, strict=True))
 
 
+_PLATEAU = (
+    "End the run by the callback flowrun.launcher.listeners.early_stopping.EarlyStopping, with "
+    "train.keep_best=loss, and go on from its best: flowrun resume FOLDER --best optim.lr=…"
+)
 _TOO_SHORT = "Let total_steps and T_max be train.steps, or leave them out."
 
 
@@ -95,9 +102,14 @@ class SchedulePart:
     """A schedule and the steps that it lasts.  where: its key."""
 
     where: str
-    name: str
+    kind: type[lr_scheduler.LRScheduler]
     arguments: Mapping[str, object]
     lasts: int
+
+    @property
+    def name(self) -> str:
+        """Of the class."""
+        return self.kind.__name__
 
 
 def _parts(optim: Optim, steps: int) -> list[SchedulePart]:
@@ -110,21 +122,22 @@ def _parts(optim: Optim, steps: int) -> list[SchedulePart]:
     parts: list[SchedulePart] = []
     if rise:
         linear = {"start_factor": 1.0 / rise, "total_iters": max(1, rise - 1)}
-        parts.append(SchedulePart("optim.warmup_steps", "LinearLR", linear, rise))
+        parts.append(SchedulePart("optim.warmup_steps", lr_scheduler.LinearLR, linear, rise))
     for k, entry in enumerate(entries):
         where = f"optim.schedule.{k}" if listed else "optim.schedule"
-        name, arguments = _read(entry, where)
+        kind, arguments = _read(entry, where)
         lasts = arguments.pop("steps", None)
         require(
             k == len(entries) - 1 or (isinstance(lasts, int) and lasts > 0),
             f"{where}.steps",
-            f"nothing says how long {name} lasts before the next begins.",
+            f"nothing says how long {kind.__name__} lasts before the next begins.",
             "Write steps: a number of steps, 1 or more.",
         )
         left = max(1, steps - sum(part.lasts for part in parts))
-        parts.append(SchedulePart(where, name, arguments, int(lasts or left)))
+        parts.append(SchedulePart(where, kind, arguments, int(lasts or left)))
     if rise and not entries:
-        parts.append(SchedulePart("optim.schedule", "ConstantLR", {"factor": 1.0}, steps))
+        constant = {"factor": 1.0}
+        parts.append(SchedulePart("optim.schedule", lr_scheduler.ConstantLR, constant, steps))
     for part in parts:
         require(
             part.name not in _ALONE or len(parts) == 1,
@@ -136,15 +149,26 @@ def _parts(optim: Optim, steps: int) -> list[SchedulePart]:
     return parts
 
 
-def _read(entry: object, where: str) -> tuple[str, dict[str, Any]]:
-    if not isinstance(entry, Mapping) or "name" not in entry:
-        instead = "Write {name: CosineAnnealingLR, T_max: 200}."
+def _read(entry: object, where: str) -> tuple[type[lr_scheduler.LRScheduler], dict[str, Any]]:
+    if not isinstance(entry, Mapping) or (TARGET in entry) == ("name" in entry):
+        instead = (
+            "Write {name: CosineAnnealingLR, T_max: 200}, or {_target_: a function of a step}."
+        )
         raise RecipeError(where, "nothing names the schedule.", instead)
-    name, known = str(entry["name"]), SCHEDULES
-    why = "It waits for a measurement. " if name == "ReduceLROnPlateau" else ""
-    instead = f"{why}{did_you_mean(name, known)}"
-    require(name in known, f"{where}.name", f"there is no schedule {name!r}.", instead)
-    return name, {key: value for key, value in entry.items() if key != "name"}
+    name = str(entry.get("name") or entry[TARGET])
+    if name.rpartition(".")[2] == "ReduceLROnPlateau":
+        problem = "ReduceLROnPlateau waits for evaluations, and rates are known before the run."
+        raise RecipeError(where, problem, _PLATEAU)
+    given = {key: value for key, value in entry.items() if key not in ("name", TARGET)}
+    if "name" in entry:
+        instead = did_you_mean(name, SCHEDULES)
+        require(name in SCHEDULES, f"{where}.name", f"there is no schedule {name!r}.", instead)
+        return SCHEDULES[name], given
+    made = find(name, f"{where}.{TARGET}")
+    if isinstance(made, type) and issubclass(made, lr_scheduler.LRScheduler):
+        return made, given
+    lasts = {"steps": given.pop("steps")} if "steps" in given else {}
+    return lr_scheduler.LambdaLR, {**lasts, "lr_lambda": {TARGET: name, **given}}
 
 
 def _sequence(optimizer: SGD, parts: list[SchedulePart]) -> lr_scheduler.LRScheduler:
@@ -156,7 +180,7 @@ def _sequence(optimizer: SGD, parts: list[SchedulePart]) -> lr_scheduler.LRSched
 
 
 def _make_scheduler(optimizer: SGD, part: SchedulePart) -> lr_scheduler.LRScheduler:
-    kind, given = SCHEDULES[part.name], dict(part.arguments)
+    kind, given = part.kind, dict(part.arguments)
     if part.name in _LASTS:
         given.setdefault(_LASTS[part.name], part.lasts)
     if part.name == "OneCycleLR":
@@ -164,5 +188,8 @@ def _make_scheduler(optimizer: SGD, part: SchedulePart) -> lr_scheduler.LRSchedu
     if part.name in _ALONE and given.setdefault("cycle_momentum", False):
         raise RecipeError(f"{part.where}.cycle_momentum", "only the learning rate is scheduled.")
     check_arguments(kind, given, part.where, positional=1)
+    for key, value in given.items():
+        if isinstance(value, Mapping) and TARGET in value:
+            given[key] = make_function(dict(value), part.where, positional=1)
     with _refusing(part.where, f"{part.name} refused its arguments"):
         return kind(optimizer, **given)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer as TorchOptimizer
 
+from flowrun.engine.capture.capture import Task
 from flowrun.engine.capture.update_trace import keywords_of
 from flowrun.engine.errors import RecipeError, refuse_as
 from flowrun.engine.ops.flow.update import FUSED
@@ -22,6 +23,7 @@ from flowrun.launcher.model.targets import find
 from flowrun.launcher.recipe.recipe_errors import did_you_mean, require
 from flowrun.launcher.recipe.schema import OPTIMIZERS, Optim
 from flowrun.launcher.recipe.value_ranges import check_number
+from flowrun.launcher.store.checkpoint import Checkpoint
 from flowrun.models import optimizers
 
 OF_TORCH: Mapping[str, type[TorchOptimizer]] = {
@@ -177,15 +179,19 @@ def _group(pattern: str, given: Any, default: Update) -> ParameterGroup:
     own = _read_update(given["update"], f"{where}.update") if "update" in given else None
     numbers = dict((own or default).settings)
     settings: dict[str, Argument] = {}
+    until = given.get("frozen_until")
+    is_count = until is None or (isinstance(until, int) and until >= 0 and until is not True)
+    problem = f"{until!r} is no number of steps."
+    require(is_count, f"{where}.frozen_until", problem, "Write an integer, such as 500.")
     for key, value in given.items():
-        if key in ("frozen", "update"):
+        if key in ("frozen", "frozen_until", "update"):
             continue
         if key == "betas" and "beta1" in numbers:
             settings |= _betas(value, f"{where}.betas")
             continue
         _read_number(value, f"{where}.{key}", f"optim.{key}")
         settings[key] = value if isinstance(value, bool) else float(value)
-    return ParameterGroup(pattern, tuple(settings.items()), own)
+    return ParameterGroup(pattern, tuple(settings.items()), own, until)
 
 
 def _check_known(groups: Sequence[ParameterGroup], default: Update) -> None:
@@ -197,7 +203,8 @@ def _check_known(groups: Sequence[ParameterGroup], default: Update) -> None:
     for group in groups:
         for key, _ in group.settings:
             where, problem = f"optim.groups.{group.pattern}.{key}", f"the update takes no {key!r}."
-            require(key in known, where, problem, did_you_mean(key, known))
+            words = (*known, "frozen", "frozen_until", "update")
+            require(key in known, where, problem, did_you_mean(key, words))
 
 
 def _betas(value: Any, where: str) -> dict[str, float]:
@@ -217,3 +224,39 @@ def _read_number(value: object, where: str, row: str = "") -> float | bool:
     elif not math.isfinite(value):
         raise RecipeError(where, f"{value} is not a finite number.")
     return value
+
+
+# ---- parameters that train, and since when ------------------------------------------------------
+
+
+def trained_of(task: Task, optimizer: Optimizer) -> dict[str, int]:
+    """Return parameter -> steps before its first update."""
+    begun = dict(optimizer.begun)
+    return {
+        name: begun.get(name, optimizer.frozen_until(name))
+        for name, parameter in task.parameters.items()
+        if parameter.requires_grad
+    }
+
+
+def find_begun(start: Checkpoint, task: Task, optimizer: Optimizer) -> tuple[tuple[str, int], ...]:
+    """Return, for a run that goes on from a checkpoint, (parameter, steps before its first update)
+    where that is not what its groups say: those that train by now begin there.
+    """
+    then = start.about().trained
+    if then is None:
+        return ()
+    found = []
+    for name, until in trained_of(task, optimizer).items():
+        began = then.get(name, start.step)
+        if began >= start.step:  # it has had no update
+            began = max(until, start.step)
+        if began != until:
+            found.append((name, began))
+    return tuple(found)
+
+
+def newly_trained(start: Checkpoint, task: Task, optimizer: Optimizer) -> set[str]:
+    """Return the parameters that train by now, and did not when the checkpoint was written."""
+    then = start.about().trained
+    return set() if then is None else {*trained_of(task, optimizer)} - then.keys()

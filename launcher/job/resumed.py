@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import yaml
@@ -12,6 +12,7 @@ from flowrun.engine.ir.graph import Variable
 from flowrun.engine.runtime.drivers.logical_checkpoint import read_contents, read_whole
 from flowrun.engine.runtime.rank.shards import name_shard
 from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.optimizer import newly_trained, trained_of
 from flowrun.launcher.recipe.key_schema import flatten_keys
 from flowrun.launcher.store.checkpoint import Checkpoint, find_all
 
@@ -53,9 +54,12 @@ def _restore(job: Job, start: Checkpoint) -> None:
     here, the rest is each rank's to read.
     """
     plan, there = job.training.plan, read_contents(start.folder)
+    new = newly_trained(start, job.materials.task, job.strategy.optimizer)
     for v in plan.variables.values():
         tensor = plan.tensors[v.tensor]
         found = there.get(v.name)
+        if found is None and v.kind == "state" and v.of in new:
+            continue  # it begins now
         if found is None:
             raise RecipeError(
                 _key_of(v),
@@ -89,6 +93,7 @@ def _notes(job: Job, start: Checkpoint) -> Iterator[str]:
             why = f"it is not whole: {damage}" if damage else "the next checkpoint replaces it"
             yield f"{later.folder.name} is left out: {why}"
     plan, there = job.training.plan, read_contents(start.folder)
+    yield from _note_trained(job, start)
     alone = [v for v in plan.variables.values() if v.own]
     ranks = [
         r for r in range(plan.num_ranks) if any(name_shard(plan, v, r) not in there for v in alone)
@@ -98,6 +103,20 @@ def _notes(job: Job, start: Checkpoint) -> Iterator[str]:
             f"ranks {', '.join(map(str, ranks))} are new: their buffers ({alone[0].name} …) start "
             "as rank 0's"
         )
+
+
+def _note_trained(job: Job, start: Checkpoint) -> Iterator[str]:
+    begin = newly_trained(start, job.materials.task, job.strategy.optimizer)
+    if begin:
+        yield f"{_list(begin)} train from step {start.step} on: their states begin at their starts"
+    then = start.about().trained or {}
+    if left := then.keys() - trained_of(job.materials.task, job.strategy.optimizer):
+        yield f"{_list(left)} train no more: their states are left out"
+
+
+def _list(names: Collection[str]) -> str:
+    first = ", ".join(sorted(names)[:3])
+    return f"{len(names)} parameters ({first}{' …' if len(names) > 3 else ''})"
 
 
 def _key_of(variable: Variable) -> str:

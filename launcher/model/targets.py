@@ -89,13 +89,15 @@ def note_moved(value: object, where: str) -> Iterator[str]:
             yield f"{place}={old} is {new} by now"
 
 
-def make_function(target: Target, where: str) -> Callable[..., Any]:
-    """The callable that `_target_` names; the recipe's arguments follow (output, batch)."""
+def make_function(target: Target, where: str, positional: int = 2) -> Callable[..., Any]:
+    """The callable that `_target_` names; the recipe's arguments follow (output, batch), or as many
+    that are `positional`.
+    """
     function = find(str(target["_target_"]), f"{where}._target_")
     if inspect.isclass(function) and issubclass(function, nn.Module):
         return make_object(target, where)  # type: ignore[no-any-return]
     arguments = _arguments_of(target)
-    check_arguments(function, arguments, where, positional=2)
+    check_arguments(function, arguments, where, positional)
     made = _instantiate({"arguments": arguments}, str(target["_target_"]), where)["arguments"]
     return functools.partial(function, **made) if made else function
 

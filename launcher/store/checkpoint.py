@@ -44,7 +44,8 @@ class About:
     step: steps done.  names: of model.state_dict() -> tensor that it is.  validation: numbers of
     the evaluation after that step, if there was one.  files: size and CRC-32 of each other file.
     samples: of the data set, with those that are held out.  digests: of its documents and its
-    tokenizers, by name.  adapters: of the model; None: it has none.
+    tokenizers, by name.  adapters: of the model; None: it has none.  trained: parameter -> steps
+    before its first update; None: of an earlier flowrun, that did not say it.
     """
 
     step: int
@@ -56,6 +57,7 @@ class About:
     samples: int | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
     adapters: AdaptedWeights | None = None
+    trained: Mapping[str, int] | None = None
 
     def to_json(self) -> str:
         """Return the text of checkpoint.json, with a checksum of itself."""

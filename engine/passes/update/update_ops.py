@@ -19,6 +19,7 @@ from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph, Ref, Variab
 from flowrun.engine.ops.flow.update import ACCUMULATE, ADD_N
 from flowrun.engine.ops.shapes.create import FULL
 from flowrun.engine.passes.update.clip_ops import Scalars, check_gradients
+from flowrun.engine.passes.update.frozen_steps import count_own_steps, either, freeze_first
 from flowrun.engine.passes.update.graph_builder import GraphBuilder, OpPlace
 from flowrun.engine.passes.update.optimizer_ops import UpdateInputs, average, is_kept_narrow, update
 from flowrun.engine.passes.update.scale_loss import check_scaled_gradients, scale_tangent
@@ -48,11 +49,14 @@ def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         rows, summed[v.name] = _sum_gradient(builder, v, gradients[v.name], strategy)
         if rows is not None:
             ids[v.name] = rows
+    frozen = freeze_first(builder, trained, summed, strategy)
     check = check_scaled_gradients if is_scaled else check_gradients
     scalars = check(builder, trained, summed, strategy)
     for v in trained:
         coefficient, skip = scalars.coefficients.get(v.stage), scalars.skips.get(v.stage)
-        reads = UpdateInputs(summed[v.name], ids.get(v.name), coefficient, skip, scalars.step)
+        skip = either(builder, v, frozen.get(v.name), skip)
+        step = count_own_steps(builder, v, strategy, scalars.step)
+        reads = UpdateInputs(summed[v.name], ids.get(v.name), coefficient, skip, step)
         update(builder, strategy.optimizer, strategy.kept, v, reads)
         if strategy.optimizer.ema:
             average(builder, v, strategy.optimizer.ema, skip)

@@ -38,19 +38,26 @@ def write(folder: Path, rank: int, shards: Sequence[Shard]) -> Written:
 
 def restore(folder: Path, plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) -> None:
     """Fill the variables of a rank, its pieces by tensor, from a checkpoint that has every tensor
-    of the plan.
+    of the plan, but for states of parameters that did not train then: these keep their starts.
 
     For a variable of which each rank has its own, a rank that the checkpoint does not know takes
     the first rank's.  Raises RunError.
     """
     there = read_contents(folder)
+    shards = collect_shards(plan, rank, variables)
+    new = [v for v in shards if v.kind == "state" and v.of and v.name not in there]
     read(
         folder,
         [
             shard if shard.name in there else replace(shard, name=v.name)
-            for v, shard in collect_shards(plan, rank, variables).items()
+            for v, shard in shards.items()
+            if v not in new
         ],
     )
+    tensors = {v.name: v.tensor for v in plan.variables.values()}
+    for v in new:
+        if v.start is None:  # as the weight is by now
+            variables[v.tensor].copy_(variables[tensors[v.of]])
 
 
 def read(folder: Path, shards: Iterable[Shard]) -> None:

@@ -294,3 +294,34 @@ def test_a_group_with_a_wrong_update_is_refused(
         made = optimizer_of(Optim(groups=dict(groups)), STEPS)
         compiled(replace(TINY, optimizer=made), Layout())
     assert error.value.where == where
+
+
+# ---- groups that begin later ---------------------------------------------------------------------
+
+UNTIL = 2
+
+
+def added_later(training: Training) -> Step:
+    """AdamW of two groups, the second of which is added after some steps; gradients are clipped."""
+    twin = dict(training.model().named_parameters())
+    first = [p for name, p in twin.items() if not name.startswith("hidden")]
+    later = [p for name, p in twin.items() if name.startswith("hidden")]
+    optimizer = torch.optim.AdamW(first, lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+
+    def step(k: int, weights: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
+        if k == UNTIL:
+            optimizer.add_param_group({"params": later, "lr": 0.02})
+        for name, p in twin.items():
+            p.data, p.grad = weights[name], gradients[name].clone()
+        nn.utils.clip_grad_norm_(first + (later if k >= UNTIL else []), 0.1)
+        optimizer.step()
+
+    return step
+
+
+@ANY_LAYOUT
+def test_a_group_that_is_frozen_until_a_step_is_as_one_that_is_added_then(layout: Layout) -> None:
+    groups = {"hidden.*": {"lr": 0.02, "frozen_until": UNTIL}}
+    made = optimizer_of(Optim(lr=0.01, weight_decay=0.1, groups=groups), STEPS)
+    training = replace(TINY, optimizer=made)
+    assert_follows(training, replace(layout, clip_norm=0.1), added_later(training), 1e-4)

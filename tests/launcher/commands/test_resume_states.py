@@ -14,6 +14,8 @@ from torch import Tensor
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.drivers.logical_checkpoint import read_contents, read_whole
 from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.resumed import put_at
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
@@ -139,6 +141,44 @@ def test_all_goes_on_in_another_layout(
     never = whole(place, kind)
     again = resume(never, tmp_path / "again", *other)
     assert losses(again) == pytest.approx(losses(never), rel=SAME)
+
+
+LATER = "optim.groups={0.*: {frozen_until: 2}}"
+FROZEN, TRAINED = (f"optim.groups={{0.*: {{frozen: {word}}}}}" for word in ("true", "false"))
+
+
+def test_what_trains_from_a_resume_on_is_as_what_was_frozen_until_then(
+    place: Path, tmp_path: Path
+) -> None:
+    """As torch's add_param_group: states and their steps begin there."""
+    run(load(["recipe=states", LATER]), tmp_path / "never")
+    run(load(["recipe=states", FROZEN]), tmp_path / "frozen")
+    again = resume(tmp_path / "frozen", tmp_path / "again", TRAINED)
+    assert losses(again) == pytest.approx(losses(tmp_path / "never"), rel=SAME)
+    found, expected = everything(again), everything(tmp_path / "never")
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=name)
+    assert checkpoint_of(again).about().trained == {
+        **dict.fromkeys(("0.weight", "0.bias"), HALF),
+        **dict.fromkeys(("1.weight", "1.bias", "4.weight", "4.bias"), 0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "override", "note"),
+    [
+        ((FROZEN,), TRAINED, "2 parameters (0.bias, 0.weight) train from step 2 on"),
+        ((), FROZEN, "2 parameters (0.bias, 0.weight) train no more"),
+    ],
+)
+def test_more_or_fewer_trained_parameters_are_noted(
+    place: Path, tmp_path: Path, kind: tuple[str, ...], override: str, note: str
+) -> None:
+    run(load(["recipe=states", *kind, "train.steps=2"]), tmp_path)
+    start = checkpoint_of(tmp_path)
+    recipe = compose_resumed(start, [override, "train.steps=4"])
+    assert any(note in each for each in put_at(Job(recipe, start), start))
 
 
 def test_averages_are_a_file_of_the_models_names(place: Path) -> None:

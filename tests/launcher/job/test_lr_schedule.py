@@ -1,3 +1,4 @@
+import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +31,13 @@ def by_torch(make: Callable[[SGD], Any], lr: float) -> list[float]:
     return found
 
 
+def saw(step: int, *, period: int = 4, least: float = 0.0) -> float:
+    """A factor that falls from 1 in each period."""
+    return least + (1 - least) * (1 - step % period / period)
+
+
+SAW = {"_target_": f"{__name__}.saw", "period": 3}
+
 # Arguments, which are those of torch's class too.
 SCHEDULES: dict[str, dict[str, Any]] = {
     "LinearLR": {"start_factor": 0.1, "total_iters": 4},
@@ -45,7 +53,8 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 def test_every_schedule_is_compared_with_its_class() -> None:
-    assert {*lr_schedule.SCHEDULES} == {*SCHEDULES, "OneCycleLR"}
+    own = {"OneCycleLR", "LambdaLR", "MultiplicativeLR"}
+    assert {*lr_schedule.SCHEDULES} == {*SCHEDULES, *own}
 
 
 @pytest.mark.parametrize("name", list(SCHEDULES))
@@ -101,7 +110,10 @@ def test_without_a_schedule_there_is_nothing_to_foresee() -> None:
     [
         ({"T_max": 3}, "optim.schedule", "nothing names"),
         ({"name": "CosineLR"}, "optim.schedule.name", "no schedule 'CosineLR'"),
-        ({"name": "ReduceLROnPlateau"}, "optim.schedule.name", "no schedule"),
+        ({"name": "ReduceLROnPlateau"}, "optim.schedule", "waits for evaluations"),
+        ({**SAW, "perod": 3}, "optim.schedule.perod", "takes no argument"),
+        ({"_target_": f"{__name__}.swa"}, "optim.schedule._target_", "has no 'swa'"),
+        ({**SAW, "name": "LinearLR"}, "optim.schedule", "nothing names"),
         ({"name": "StepLR"}, "optim.schedule", "needs the argument 'step_size'"),
         ({"name": "StepLR", "stepsize": 3}, "optim.schedule.stepsize", "takes no argument"),
         ({"name": "LinearLR", "start_factor": 7.0}, "optim.schedule", "refused its arguments"),
@@ -127,3 +139,44 @@ def test_a_wrong_schedule_is_a_located_error(schedule: Any, where: str, problem:
     with pytest.raises(RecipeError, match=problem) as error:
         rates(Optim(lr=0.4, schedule=schedule), [0.4], STEPS)
     assert error.value.where == where
+
+
+# ---- functions, and classes by their path --------------------------------------------------------
+
+
+FUNCTION_KEYS: dict[str, Any] = {
+    "a function": SAW,
+    "LambdaLR by its name": {"name": "LambdaLR", "lr_lambda": SAW},
+    "LambdaLR by its path": {"_target_": "torch.optim.lr_scheduler.LambdaLR", "lr_lambda": SAW},
+}
+
+
+@pytest.fixture
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+
+
+@pytest.mark.parametrize("schedule", FUNCTION_KEYS.values(), ids=FUNCTION_KEYS)
+def test_a_function_gives_the_factor_of_each_step(schedule: dict[str, Any]) -> None:
+    found = dict(rates(Optim(lr=0.4, schedule=schedule), [0.4, 0.1], STEPS))
+    for lr, values in found.items():
+        assert list(values) == [lr * saw(step, period=3) for step in range(STEPS)]
+
+
+def test_a_function_follows_a_warm_up_and_another_schedule() -> None:
+    constant = {"name": "ConstantLR", "factor": 0.5, "total_iters": 9, "steps": 3}
+    asked = Optim(lr=0.4, warmup_steps=2, schedule=[constant, SAW])
+    found = dict(rates(asked, [0.4], STEPS))[0.4]
+    expected = [0.2, 0.4, 0.2, 0.2, 0.2, *(0.4 * saw(step, period=3) for step in range(STEPS - 5))]
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", [*SCHEDULES, "OneCycleLR"])
+def test_a_class_by_its_path_is_the_class_of_its_name(name: str) -> None:
+    given = SCHEDULES.get(name, {})
+    path = {"_target_": f"torch.optim.lr_scheduler.{name}", **given}
+    one, other = (
+        rates(Optim(lr=0.4, schedule=each), [0.4], STEPS)
+        for each in (path, {"name": name, **given})
+    )
+    assert one == other
