@@ -165,6 +165,16 @@ def set_submodules(module: nn.Module, parts: Mapping[str, nn.Module | None]) -> 
     module._modules = dict(parts)
 
 
+def wrapped_module(module: nn.Module) -> nn.Module | None:
+    """Return the module inside DataParallel, DistributedDataParallel, or what torch.compile returns
+    (class OptimizedModule, attribute `_orig_mod`); None for any other.
+    """
+    if type(module).__name__ == "OptimizedModule":
+        return module._orig_mod  # type: ignore[return-value]
+    kinds = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    return module.module if isinstance(module, kinds) else None
+
+
 def gradient_hooks(tensor: Tensor) -> dict[int, Callable[..., Any]]:
     """Return what Tensor.register_hook has registered."""
     return tensor._backward_hooks or {}
@@ -268,6 +278,15 @@ def leaf_check() -> tuple[object, str] | None:
     name = "_check_requires_grad_intermediate_outputs"
     owner = torch._dynamo.output_graph.OutputGraph
     return (owner, name) if hasattr(owner, name) else None
+
+
+def random_support() -> tuple[object, str]:
+    """Return (class, static method) that names functions of `random` whose numbers Dynamo takes as
+    inputs of its graph, which are constants once it is exported.
+    """
+    from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+
+    return UserDefinedObjectVariable, "_supported_random_functions"
 
 
 def side_effects() -> type[SideEffects]:

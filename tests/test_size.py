@@ -27,13 +27,13 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_414,
+    "engine": 1_433,
     "engine/actors": 1_853,
     "engine/boxing": 537,
-    "engine/capture": 4_685,
+    "engine/capture": 4_845,
     "engine/cost": 1_225,
     "engine/hardware": 571,
-    "engine/ir": 1_781,
+    "engine/ir": 1_790,
     "engine/lowering": 1_355,
     "engine/ops": 6_305,
     "engine/passes": 8_124,
@@ -44,15 +44,15 @@ BUDGETS = {
     "launcher": 362,
     "launcher/bench": 2_179,
     "launcher/command_line": 1_135,
-    "launcher/commands": 3_085,
+    "launcher/commands": 3_088,
     "launcher/data": 3_283,
-    "launcher/job": 2_155,
+    "launcher/job": 2_163,
     "launcher/listeners": 673,
-    "launcher/model": 2_670,
+    "launcher/model": 2_809,
     "launcher/place": 2_090,
     "launcher/recipe": 3_360,
     "launcher/ranks": 2_055,
-    "launcher/report": 2_439,
+    "launcher/report": 2_440,
     "launcher/store": 676,
     "launcher/supervise": 4_403,
     "launcher/terminal": 229,
@@ -62,16 +62,16 @@ BUDGETS = {
     "tests": 1_058,
     "tests/behaviour": 8_734,
     "tests/chaos": 927,
-    "tests/engine": 14_030,
+    "tests/engine": 14_222,
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 14_573,
+    "tests/launcher": 14_804,
     "tests/models": 682,
-    "tests/support": 7_124,
+    "tests/support": 7_620,
     "tests/testing": 111,
 }
-SUMS = {"source": 71_169, "tests": 48_883, "docs": 50_000}
+SUMS = {"source": 71_508, "tests": 49_802, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 301, "except Exception": 28, "functions above complexity 15": 0}

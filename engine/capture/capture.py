@@ -21,7 +21,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from flowrun.engine.capture.buffers import WRITES, assign_buffers, with_buffers
-from flowrun.engine.capture.capture_errors import explain_failure, missing_loss_error
+from flowrun.engine.capture.capture_errors import (
+    explain_evaluation,
+    explain_failure,
+    missing_loss_error,
+)
 from flowrun.engine.capture.fold import Fold, are_folded, fold
 from flowrun.engine.capture.gradient_hooks import apply_hooks
 from flowrun.engine.capture.joint_graph import LOSS, JointGraph
@@ -257,6 +261,9 @@ def capture_evaluation(task: Task, batch: Batch) -> LogicalGraph:
         module.eval()
     try:
         return rewrite_trace(_trace(task, batch, dict(task.metrics or {}), train=False), task)
+    except RecipeError as error:
+        program = CapturedModule(task, tuple(batch), {})
+        raise explain_evaluation(error, program, tuple(batch.values())) from error
     finally:
         for module, mode in modes.items():
             module.train(mode or module is task.model)
@@ -306,15 +313,19 @@ def _trace_blocks(
         low_precision_attention=task.low_precision_attention,
     )
 
+    graphs: list[torch.fx.Graph] = []
+
     def refuse(error: Exception) -> FlowrunError:
-        program = CapturedModule(task, tuple(batch), metrics)
+        program, name = CapturedModule(task, tuple(batch), metrics), type(task.model).__name__
         with silence_logs():
-            return explain_failure(error, program, values, type(task.model).__name__)
+            graph = graphs[0] if graphs else None
+            return explain_failure(error, program, values, name, train=train, graph=graph)
 
     with refuse_as(refuse), tracing, contextlib.ExitStack() as stack, torch.set_grad_enabled(train):
         stack.enter_context(narrow_residual(task.narrow_residual))
         stack.enter_context(leave_out(task.model, runs))
         traced, effects, written = _trace_forward(task, batch, metrics, return_writes=train)
+        graphs.append(traced.graph)
         _make_gradients_dense(traced)
         entering, outside = _sort_inputs(traced.graph, values, tensors)
         if folded:

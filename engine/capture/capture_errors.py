@@ -8,116 +8,242 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
 from flowrun.engine.errors import TRACEBACK, RecipeError
-from flowrun.engine.ir.user_code import place, place_of
+from flowrun.engine.ir.user_code import is_installed, place, place_of
 from flowrun.engine.torch_internals import (
     DynamicOutputShapeException,
     FakeTensorMode,
     is_of_fake_tensors,
 )
 
-MAX_REAL_NUMBERS = 20_000_000  # elements of a model that is called with numbers, not with shapes
-_BRANCH = "Choose with torch.where: an `if` in Python is decided once, for all steps."
-_COUNT = "Count in a buffer (self.steps += 1), not with an iterator or a generator."
-_REGISTER = "Register the tensor as a buffer (self.register_buffer), and write into that."
-# words of Dynamo's message, of the user's line or of torch's file names -> what to write instead
-_INSTEAD = (
-    (
-        "modules/adaptive.py",
-        "Use cross_entropy over all classes; this loss selects rows by the values of its targets.",
-    ),
-    (
-        "kl_divergence",
-        "Write the divergence as a formula: torch finds that of two distributions in Python.",
-    ),
-    (
-        "torch/distributions/",
-        "Give distributions validate_args=False: their checks look at values.",
-    ),
-    (
-        "pack_padded_sequence",
-        "Pass the padded sequence to the RNN, and mask its output past each length.",
-    ),
-    (
-        "result depends on values",
-        "Keep the shape: torch.where(mask, a, b) for x[mask] = …, a product with the mask for sums"
-        " over x[mask].",
-    ),
-    ("ata-dependent", _BRANCH),
-    ("guard on", _BRANCH),
-    (".item()", "Compute with tensors; .item() and float(tensor) cannot be captured."),
-    ("random.", "Draw with torch (torch.rand, nn.Dropout), not with `random` or numpy."),
-    ("tp_iternext", _COUNT),
-    ("__next__", _COUNT),  # torch 2.12
-    ("set_ on", "Write into a buffer (self.x.copy_(…)), not into its .data."),
-    ("entirely functional graph", _REGISTER),
-    ("allow_non_fake_inputs", _REGISTER),  # torch 2.12
+MADE_IN = (
+    "_flowrun_made_in"  # attribute of a module: name of a tensor -> its dtype before it was widened
 )
+MAX_REAL_NUMBERS = 20_000_000  # elements of a model that is called with numbers, not with shapes
+_DRAW = "Draw with torch (torch.rand, nn.Dropout), not with `random` or numpy."
+_REGISTER = "Register the tensor as a buffer (self.register_buffer), and write into that."
+_SEED = "Leave it out: train.seed seeds what every step draws."
+# words of torch's message, of the line or of file names -> what to write, whosever the line is
+_SWITCHES = {
+    "modules/adaptive.py": "Use cross_entropy over all classes; this loss selects rows by targets.",
+    "kl_divergence": "Write it as a formula: torch finds that of two distributions in Python.",
+    "torch/distributions/": "Give distributions validate_args=False: their checks look at values.",
+    "pack_padded_sequence": "Pass padded sequences to the RNN; mask its output past each length.",
+    "layerdrop": "Set layerdrop to 0: capture cannot leave layers out by chance.",
+    "one_hot": "Give one_hot its num_classes.",
+    "Parameter()` constructor": "Make layers and parameters in __init__, and call them here.",
+    "manual_seed": _SEED,
+    "fork_rng": _SEED,
+    "modified by an inplace": "Write into a copy (x.clone()): backward needs what was there.",
+    "consumed returned": "Leave backward() out of forward: training calls it.",
+}
+# the same where the line is the user's own
+_INSTEAD = {
+    "result depends on values": "Keep the shape: torch.where(mask, a, b) for x[mask] = …, a product"
+    " with the mask for sums over x[mask].",
+    "random.": _DRAW,
+    "randint": _DRAW,
+    "asks for the value": "Compute with tensors, and choose with torch.where: an `if`, .item(), "
+    "int(), float() or tolist() on a tensor would be decided once, for all steps.",
+    "calls next()": "Count in a buffer (self.steps += 1), not with an iterator or a generator.",
+    "it calls": "Call it before training, in __init__ or in the data set, and keep what it makes: "
+    "forward is captured once, for all steps.",
+    "set_ on": "Write into a buffer (self.x.copy_(…)), not into its .data.",
+    "entirely functional graph": _REGISTER,
+    "allow_non_fake_inputs": _REGISTER,  # torch 2.12
+}
+# patterns of torch's message -> in words for who did not write torch
+_REASONS = {
+    r"entirely functional|allow_non_fake": "forward writes into a tensor that is no buffer",
+    r"set_ on a graph input": "forward replaces the .data of a buffer",
+    r"data-dependent output shape": "the shape of its result depends on values",
+    r"_local_scalar_dense|ata-dependent|guard on|extract specialized|nbacked|on the data of": (
+        "Python asks for the value of a tensor, and capture knows shapes and dtypes alone"
+    ),
+    r"Parameter\(\)` constructor": "forward makes a layer or a parameter",
+    r"modified by an inplace": "forward writes into values that backward needs",
+    r"consumed returned": "forward takes the gradient of what it returns",
+    r"raised exception (.+)": r"torch meets \1 there, which a call of the model does not",
+    r"function `([\w.]+)` in file|builtin (?:operator )?`(?:<\S+ \w+>\.)?([\w.]+?)\.?`": (
+        r"it calls \1\2, which is no computation on tensors"
+    ),
+    r"next\(\) on (\w+)|__next__": r"it calls next() on \1",
+    r"got (\w+\('.+'\))": r"\1",
+}
+_INNER = r"AOT\w*put|INTERNAL ASSERT|proxy|VariableTracker|[Ff]ake ?[Tt]ensor|non-Tensor"
 _SUBJECTS = {"task.loss": "the loss", "task.metrics": "a metric"}
-_SHOW = f"{TRACEBACK}=1 in front of the command shows the whole traceback."
+_SHOW = f"Mend it there; {TRACEBACK}=1 in front of the command shows the whole traceback."
+_OF_LIBRARY = (
+    "The line is in {} of an installed package: look for an argument, or a setting of the model,"
+    " that goes another way; or call it before training, in __init__ or in the data set."
+)
 _ELSE = (
     "Write that part with tensors; capture supports what torch.compile(fullgraph=True) supports."
 )
 
 
 def explain_failure(
-    error: Exception, program: nn.Module, values: Sequence[Tensor], name: str
+    error: Exception,
+    program: nn.Module,
+    values: Sequence[Tensor],
+    name: str,
+    *,
+    train: bool,
+    graph: torch.fx.Graph | None,
 ) -> RecipeError:
     """Return the error to raise for a failed capture.
 
-    program: model and loss as one module, called with `values`.  name: class of the model.
+    program: model and loss as one module, called with `values`, with gradients if `train`.  name:
+    class of the model.  graph: of forward, if that was traced.
     """
-    try:
-        _call(program, values)
-    except RecipeError as refused:
-        return refused
-    except Exception as plain:
-        # an error of fake tensors: the real call has values
-        if not is_of_fake_tensors(plain):
-            return explain_plain_failure(plain, name)
-    stack = getattr(error, "real_stack", None) or ()
-    where = place(stack) or place_of(error) or place(_frames_in(str(error)))
-    reason = _summarize(error)
+    if failed := _failure_of(program, values, train):
+        return explain_plain_failure(failed, program, values, name, train=train)
+    frames = _frames_of(error, graph)
+    where, reason = place(frames), _summarize(error)
     problem = f"torch could not capture {name}{f' at {where}' if where else ''}: {reason}"
-    known = f"{reason} {where} {str(error)[:2000]} {[frame.filename for frame in stack]}"
-    return RecipeError("model", problem, next((w for k, w in _INSTEAD if k in known), _ELSE))
+    known = f"{reason} {where} {str(error)[:2000]} {[frame.filename for frame in frames]}"
+    instead = [words for key, words in _SWITCHES.items() if key in known]
+    if frames and is_installed(frames[-1].filename) and not instead:
+        own = place(frame for frame in frames if not is_installed(frame.filename))
+        problem += f" (called at {own})" if own not in problem else ""
+        instead = [_OF_LIBRARY.format(frames[-1].name)]
+    instead += [words for key, words in _INSTEAD.items() if key in known]
+    return RecipeError("model", problem, [*instead, _ELSE][0])
 
 
-def explain_plain_failure(error: Exception, name: str) -> RecipeError:
+def explain_plain_failure(
+    error: Exception, program: nn.Module, values: Sequence[Tensor], name: str, *, train: bool = True
+) -> RecipeError:
     """Return the error to raise for what plain torch cannot do either.
 
-    error: of a call of model, loss and metrics.  name: class of the model.
+    error: of a call of `program`.  The rest: as explain_failure takes it.
     """
-    where, key = place_of(error), _key_of(error)
-    subject = name if key == "model" else _SUBJECTS[key]
-    problem = f"{subject} fails in plain torch, too: {describe_error(error)}"
-    return RecipeError(key, problem + (f" ({where})" if where else ""), _SHOW)
+    if isinstance(error, RecipeError):
+        return error
+    where, key, made_in = place_of(error), _key_of(error), _dtypes_as_made(program)
+    failed = _failure_of(program, values, train, made_in) if made_in else error
+    what = describe_error(failed or error) + (f" ({where})" if where else "")
+    if failed is None:
+        return RecipeError(
+            "precision.param_dtype",
+            f"{name} makes its weights in bf16 or fp16 and computes in that dtype; they are kept in"
+            f" fp32, with which forward fails: {what}",
+            "Write precision.param_dtype: model, which keeps the weights as the model makes them,"
+            " or precision.dtype: bf16, which computes in bf16 with weights in fp32.",
+        )
+    subject = _SUBJECTS.get(key, name)
+    more = "" if key == "model" else _output_in(error)
+    return RecipeError(key, f"{subject} fails in plain torch, too: {what}{more}", _SHOW)
 
 
-def _call(program: nn.Module, values: Sequence[Tensor]) -> None:
-    """Call the module as plain torch does.
+def _output_in(error: Exception) -> str:
+    """Return as part of a message what the model returned to the loss that raised an error."""
+    called = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
+    outputs = [describe_value(held["output"]) for held in called if "output" in held]
+    return f". The model returns {outputs[0]}." if outputs else ""
 
-    Weights may have no memory yet, so constants stand for them; a large model is called with fake
-    tensors.
+
+def explain_evaluation(
+    error: RecipeError, program: nn.Module, values: Sequence[Tensor]
+) -> RecipeError:
+    """Return the error for a model whose training can be captured, but not its evaluation.
+
+    program: model and loss as one module, called with `values`.
+    """
+    made: list[str] = []
+    keep = lambda *called: made.append(describe_value(called[-1]))  # noqa: E731
+    with program.get_submodule("model").register_forward_hook(keep):
+        for train in (True, False):
+            _failure_of(program.train(train), values, train)
+    unlike = f" It returns {made[1]}; in training {made[0]}." if len({*made}) == 2 else ""
+    return RecipeError(
+        error.where,
+        f"in evaluation, where the model is in eval mode: {error.problem}{unlike}",
+        f"{error.instead} eval.batches=0 trains without evaluation.".lstrip(),
+    )
+
+
+def describe_value(value: object) -> str:
+    """Return words for what a model returns: "a dict {scores: float32 (16, 8)}"."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    inside = ""
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{key}: {describe_value(each)}" for key, each in value.items())
+    elif isinstance(value, tuple | list):
+        inside = ", ".join(map(describe_value, value[:4])) + (" …" if value[4:] else "")
+    return f"a {type(value).__name__}{f' {{{inside}}}' if inside else ''}"
+
+
+def _failure_of(
+    program: nn.Module,
+    values: Sequence[Tensor],
+    train: bool,
+    made_in: Mapping[str, torch.dtype] = MappingProxyType({}),
+) -> Exception | None:
+    """Call model and loss as plain torch does, with gradients if `train`; return the error.
+
+    Weights may have no memory yet, so small random numbers stand for them; a large model is called
+    with fake tensors, whose own errors do not count: they have no values.  made_in: dtypes of
+    weights that have another now.
     """
     held = dict((*program.named_parameters(), *program.named_buffers()))
-    with torch.no_grad():
-        if sum(tensor.numel() for tensor in held.values()) <= MAX_REAL_NUMBERS:
-            numbers = {name: _constant_like(tensor) for name, tensor in held.items()}
-            torch.func.functional_call(program, numbers, tuple(x.clone() for x in values))
-            return
-        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-            program(*map(fake.from_tensor, values))
+    rng, quiet = torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore")
+    try:
+        with torch.set_grad_enabled(train), rng, quiet:
+            if sum(tensor.numel() for tensor in held.values()) <= MAX_REAL_NUMBERS:
+                numbers = {n: _numbers_like(t, made_in.get(n, t.dtype)) for n, t in held.items()}
+                torch.func.functional_call(program, numbers, tuple(x.clone() for x in values))
+            else:
+                with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+                    program(*map(fake.from_tensor, values))
+    except Exception as error:
+        return None if is_of_fake_tensors(error) else error
+    return None
 
 
-def _constant_like(like: Tensor) -> Tensor:
-    number = 0.01 if like.is_floating_point() or like.is_complex() else 0
-    return torch.full(like.shape, number, dtype=like.dtype)
+def _dtypes_as_made(module: nn.Module) -> dict[str, torch.dtype]:
+    """Return the dtype of each tensor that is wider than its constructor made it, by name."""
+    return {
+        f"{path}.{name}".lstrip("."): dtype
+        for path, owner in module.named_modules()
+        for name, dtype in vars(owner).get(MADE_IN, {}).items()
+    }
+
+
+def _numbers_like(like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the values of a tensor, or random ones if it has no memory."""
+    if like.device.type != "meta" and like.layout is torch.strided and like.data_ptr():
+        made = like.detach().clone().to(dtype)
+    elif like.is_floating_point() or like.is_complex():
+        drawn = torch.complex64 if like.is_complex() else torch.float32
+        made = torch.randn(like.shape, dtype=drawn).mul(0.02).to(dtype)
+    else:
+        made = torch.zeros(like.shape, dtype=dtype)
+    return made.requires_grad_(like.requires_grad)
+
+
+def _frames_of(error: Exception, graph: torch.fx.Graph | None) -> list[traceback.FrameSummary]:
+    """Return the frames of the line that torch cannot capture: of Dynamo, of the error, of its
+    text, or of the last write in `graph`, of which torch finds too late that it cannot be.
+    """
+    writes = [node for node in graph.nodes if str(node.target).endswith("_")] if graph else []
+    last = writes[-1].stack_trace or "" if writes else ""
+    found = (
+        getattr(error, "real_stack", None) or (),
+        traceback.extract_tb(error.__traceback__),
+        _frames_in(str(error)),
+        _frames_in(last),
+    )
+    frames = next((each for each in found if place(each)), ())
+    return [frame for frame in frames if "_dynamo" not in frame.filename]  # torch's polyfills
 
 
 def describe_error(error: BaseException) -> str:
@@ -154,21 +280,22 @@ def _summarize(error: Exception) -> str:
     """Return Dynamo's title and explanation without hints and logs, or torch's first line."""
     if isinstance(error, DynamicOutputShapeException):
         return f"the shape of its result depends on values ({error.func})"  # see _INSTEAD
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    lines = [line for line in lines if not _NOISE.match(line)]
+    said = re.split("from user code|User Stack", str(error))[0]
+    for pattern, words in _REASONS.items():
+        if found := re.search(pattern, said):
+            return found.expand(words)
+    lines = [line for line in map(str.strip, said.splitlines()) if line and not _NOISE.match(line)]
     title = lines[0] if lines else type(error).__name__
     explained = [line for line in lines if line.startswith("Explanation:")]
     more = explained[0].removeprefix("Explanation:").strip() if explained else ""
-    if title == "Observed exception" or "AssertionError" in type(error).__name__:
-        title = title if more else f"{type(error).__name__}: {title}"
+    if not more and "AssertionError" in type(error).__name__:
+        title = f"{type(error).__name__}: {title}"
     text = f"{title.rstrip('.')}: {more}" if more else title
-    return re.sub("AOTInput|AOTOutput|INTERNAL ASSERT FAILED", "", text)  # torch's internals
+    return "torch cannot capture what it does" if re.search(_INNER, text) else text
 
 
 def missing_loss_error(output: object) -> RecipeError:
     """Return the error for a model whose output has no loss while task.loss names none."""
-    kind = type(output).__name__
-    keys = f" with {', '.join(map(str, output))}" if isinstance(output, dict) else ""
     instead = (
         "Set task.loss to a function called with (output, batch), or return a tensor, or a dict or"
         " an object with `loss`."
@@ -179,6 +306,6 @@ def missing_loss_error(output: object) -> RecipeError:
         )
     return RecipeError(
         "task.loss",
-        f"task.loss is not set, and the model returns a {kind}{keys}, which has no `loss`.",
+        f"task.loss is not set, and the model returns {describe_value(output)}, without `loss`.",
         instead,
     )

@@ -19,10 +19,13 @@ from flowrun.engine.torch_internals import accumulation_hooks, module_backward_h
 
 
 def check_modules(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
-    """Raise RecipeError for lazy parameters, unsupported hooks and parameters that share memory.
+    """Raise RecipeError for modules of TorchScript, lazy parameters, unsupported hooks and
+    parameters that share memory.
 
     modules: prefix of names -> a module that is trained.  tensors: name -> parameter or buffer.
     """
+    for root in modules.values():
+        refuse_scripted(root)
     for name, tensor in tensors.items():
         if nn.parameter.is_lazy(tensor):
             raise RecipeError(
@@ -53,6 +56,20 @@ def check_modules(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor
             )
     if pair := _find_overlap(tensors):
         raise RecipeError("model", *_explain_sharing(*pair, tensors))
+
+
+def refuse_scripted(root: nn.Module) -> None:
+    """Raise RecipeError for a module of TorchScript, which has no Python that could be captured."""
+    for path, module in root.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            kind = module.original_name
+            raise RecipeError(
+                "model",
+                f"{describe_module(path)} is a ScriptModule (torch.jit.script, trace or load) made "
+                f"of {kind}, which cannot be captured.",
+                f"Name the class itself, {kind}, without torch.jit; load_state_dict takes the "
+                "weights of a scripted file.",
+            )
 
 
 def _place_of_hook(hooks: Mapping[int, object]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep
 _ENGINE = tuple(str(Path(__file__).parents[2] / name) + os.sep for name in ("engine", "launcher"))
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _READERS = str(Path(concurrent.futures.__file__).parent) + os.sep
 _OURS = ("<", str(Path(__file__).parents[2]) + os.sep, _TORCH, _READERS)  # a thread's error, too
 
@@ -28,6 +30,11 @@ def is_users(file: str) -> bool:
     if file.startswith(("<", _TORCH, *_ENGINE)):
         return False
     return file.startswith(_PACKAGES) or not file.startswith(_PYTHON)
+
+
+def is_installed(file: str) -> bool:
+    """Return whether a file is of an installed package, torch among them."""
+    return bool(_INSTALLED.search(file))
 
 
 def place(frames: Iterable[traceback.FrameSummary]) -> str:

@@ -28,6 +28,7 @@ from flowrun.launcher.model.dataset_checks import (
 from flowrun.launcher.model.initial import Initial, with_values
 from flowrun.launcher.model.parallel_plan import find_others, read_plan
 from flowrun.launcher.model.targets import note_moved
+from flowrun.launcher.model.user_modules import note_hidden
 from flowrun.launcher.recipe.checks import check_batch
 from flowrun.launcher.recipe.hardware_keys import choose_profile
 from flowrun.launcher.recipe.recipe import Recipe
@@ -80,8 +81,7 @@ def make_materials(recipe: Recipe, values: bool, shared: Materials | None = None
     with data_errors():
         example = sampler(0, 0, slice(0, recipe.micro_batch_size if values else 1))
     if not values:  # nothing is written, so that they take no page of memory
-        rows = recipe.micro_batch_size
-        example = {name: one.new_empty(rows, *one.shape[1:]) for name, one in example.items()}
+        example = {name: _repeat(one, recipe.micro_batch_size) for name, one in example.items()}
     sampler = replace(sampler, field_types=field_types_of(example))
     task = make_task(recipe, described.model, example)
     check_labels(described.model, task.inputs, recipe.task.loss, data)
@@ -101,11 +101,19 @@ def make_materials(recipe: Recipe, values: bool, shared: Materials | None = None
             *described.notes,
             *note_moved(recipe.data, "data"),
             *note_moved(recipe.callbacks, "callbacks"),
+            *note_hidden(),
             *notes_of(data),
             *([f"sbp.from_model: {left}{', '.join(others)}"] if others else []),
         ),
         plan=plan,
     )
+
+
+def _repeat(one: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return a batch of one sample (1, …) again and again; arbitrary numbers if it is large."""
+    if one.nbytes * rows < 1 << 20:
+        return one.expand(rows, *one.shape[1:]).clone(memory_format=torch.contiguous_format)
+    return one.new_empty(rows, *one.shape[1:])
 
 
 def make_task(recipe: Recipe, model: nn.Module, example: Batch) -> Task:

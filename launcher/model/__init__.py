@@ -5,6 +5,7 @@ for one at a time.
 
 build.py           read this first: model, data set, loss, metrics of a recipe
 targets.py         what a `_target_` names, and its arguments
+user_modules.py    which modules of the working directory are found, by whom
 adapters.py        LoRA around named linears
 deferred.py        records how the constructor makes each weight
 replay.py initial.py   make a weight, and hand it out when it is asked for

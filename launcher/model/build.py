@@ -16,9 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from flowrun.engine.capture.capture_errors import MADE_IN
 from flowrun.engine.capture.joint_graph import LOSS
+from flowrun.engine.capture.module_checks import place_of_function, refuse_scripted
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.module_path import within
+from flowrun.engine.torch_internals import wrapped_module
 from flowrun.launcher.model.adapters import add_adapters
 from flowrun.launcher.model.dataset_checks import check_items, check_kind
 from flowrun.launcher.model.deferred import LEAST_BYTES, Unrecordable, defer
@@ -116,13 +119,18 @@ def _make_model(recipe: Recipe, notes: list[str]) -> nn.Module:
         raise RecipeError(
             "model._target_", f"this makes a {type(model).__name__}, not a torch.nn.Module."
         )
+    refuse_scripted(model)
+    wrapped = []
+    while (inner := wrapped_module(model)) is not None:
+        wrapped.append(f"what {type(model).__name__} wraps is trained: flowrun divides it itself")
+        model = inner
     narrow = _widen_trained(model, recipe)  # before adapters freeze what they are added to
     add_adapters(model, recipe.adapters)
     narrow_products(model, recipe.precision.fp8)
     _freeze(model, "", recipe.optim.groups)
     _train_alone(model, recipe.trained)
     narrow |= _widen_trained(model, recipe)  # what a group trains again
-    notes[:] = _note_narrow(narrow.values(), recipe.precision.param_dtype)
+    notes[:] = [*wrapped, *_note_narrow(narrow.values(), recipe.precision.param_dtype)]
     return model
 
 
@@ -153,14 +161,18 @@ def _widen_trained(module: nn.Module, recipe: Recipe) -> dict[int, nn.Parameter]
     """
     found: dict[int, nn.Parameter] = {}
     for owner in module.modules():
-        own = owner.parameters(recurse=False)
-        trained = {id(p): p for p in own if p.requires_grad and p.dtype in _NARROW}
+        parameters = owner.parameters(recurse=False)
+        trained = {id(p): p for p in parameters if p.requires_grad and p.dtype in _NARROW}
         found |= trained
         if recipe.precision.param_dtype == KEEP_DTYPE or not trained:
             continue
-        narrow = (b for b in owner.buffers(recurse=False) if b.dtype in _NARROW)
-        for tensor in (*trained.values(), *narrow):
-            tensor.data = tensor.data.float()
+        held = (*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False))
+        for name, tensor in held:
+            if id(tensor) in trained or (
+                not isinstance(tensor, nn.Parameter) and tensor.dtype in _NARROW
+            ):
+                vars(owner).setdefault(MADE_IN, {})[name] = tensor.dtype
+                tensor.data = tensor.data.float()
     return found
 
 
@@ -272,12 +284,35 @@ def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) ->
     _check_inputs(inputs, item, inputs if anything else [p.name for p in named])
     missing = [p.name for p in named if p.default is p.empty and p.name not in inputs]
     if missing or not inputs:
-        raise RecipeError(
-            "task.inputs",
-            f"nothing feeds the model's argument {missing[0] if missing else 'list'!r}.",
-            f"Map it to a field of the items: {', '.join(item)}.",
-        )
+        names = [p.name for p in named]
+        raise RecipeError("task.inputs", *_explain_unfed(model, missing, names, ", ".join(item)))
     return inputs
+
+
+def _explain_unfed(
+    model: nn.Module, missing: list[str], named: list[str], fields: str
+) -> tuple[str, str]:
+    """Return what is wrong with the arguments of forward, and what to write.
+
+    missing: without a default and a field.  named: all that have a name.  fields: of the items.
+    """
+    kind, forward = type(model).__name__, type(model).forward
+    if forward is nn.Module.forward:
+        return f"{kind} has no forward.", f"Write one that takes fields of the items: {fields}."
+    at = f" of forward ({place})" if (place := place_of_function(forward)) else ""
+    if not named:
+        return (
+            f"no argument{at} of {kind} has a name (*args, **kwargs).",
+            f"Name them after fields of the items, {fields}; or name those of **kwargs here.",
+        )
+    if missing == named and not named[1:]:
+        return (
+            f"nothing feeds the model's argument {missing[0]!r}{at}: each argument takes one field "
+            "of the items; a batch of all fields is not passed as one argument.",
+            f"Write forward(self, {fields}), or map {missing[0]} to a field.",
+        )
+    problem = f"nothing feeds the model's argument {(missing or named)[0]!r}{at}."
+    return problem, f"Map it to a field of the items: {fields}."
 
 
 def _check_inputs(

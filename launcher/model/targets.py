@@ -24,8 +24,10 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
 from flowrun.engine.errors import ArgumentError, RecipeError, refuse_as
+from flowrun.engine.ir.user_code import place_of
 from flowrun.launcher.data.transforms import import_torchvision
 from flowrun.launcher.model.hugging_face.convert_models import import_transformers
+from flowrun.launcher.model.user_modules import FOLDERS, describe_file, make_importable
 from flowrun.launcher.recipe.recipe_errors import did_you_mean, find_near
 from flowrun.launcher.recipe.schema import Target
 
@@ -112,6 +114,7 @@ def _instantiate(target: Target, name: str, where: str) -> Any:
             place = f"{where}.{within[1]}" if within else where
             raise RecipeError(f"{place}.{cause.argument}", cause.problem, cause.instead) from error
         reason = " ".join(str(cause).split()) or type(cause).__name__
+        reason += f" ({place})" if (place := place_of(cause)) else ""
         raise RecipeError(
             where, f"{name} refused its arguments: {type(cause).__name__}: {reason}"
         ) from error
@@ -166,7 +169,8 @@ def find(path: str, where: str) -> Callable[..., Any]:
             known = [name for name in dir(found) if not name.startswith("_")]
             known += [m.name for m in pkgutil.iter_modules(getattr(found, "__path__", []))]
             near = did_you_mean(part, known) if len(known) < 12 else find_near(part, known)
-            raise RecipeError(where, f"{owner!r} has no {part!r}.", near)
+            problem = f"{owner!r} has no {part!r}{describe_file(found)}."
+            raise RecipeError(where, problem, near)
         found = getattr(found, part)
     if not callable(found):
         raise RecipeError(
@@ -184,7 +188,7 @@ def _deepest_module(parts: list[str], where: str) -> tuple[object, int]:
         if deeper is None and module is not None:
             return module, depth - 1
         if deeper is None:
-            known = [m.name for m in pkgutil.iter_modules()]
+            known = [m.name for m in pkgutil.iter_modules([*FOLDERS, *sys.path])]
             instead = "The working directory and installed packages are searched."
             near = find_near(name, known) or instead
             raise RecipeError(where, f"there is no module {name!r}.", near)
@@ -194,9 +198,7 @@ def _deepest_module(parts: list[str], where: str) -> tuple[object, int]:
 
 def import_named(name: str, where: str) -> ModuleType | None:
     """Return a module of the working directory or installed; None if there is none of this name."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-        importlib.invalidate_caches()
+    make_importable(os.getcwd())
 
     def refuse(error: Exception) -> RecipeError:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.files import open_more, replace_text
+from flowrun.engine.ir.files import DAMAGED, open_more, replace_text
 from flowrun.launcher.recipe.locate import show_path
 from flowrun.launcher.recipe.recipe_errors import PlacedError
 
@@ -32,7 +32,7 @@ class MetricLine:
 
 def parse_metric_line(line: str) -> MetricLine | None:
     """Return what a line says; None for one that is cut off, or is no such line."""
-    with suppress(ValueError, KeyError, TypeError):
+    with suppress(*DAMAGED):
         found = json.loads(line)
         if "validation" in found:
             metrics = found["validation"].items()

@@ -16,6 +16,7 @@ from typing import Any
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.hardware.hardware import CPU
+from flowrun.engine.ir.files import DAMAGED
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.trace.model_flops import model_flops, utilisation
 from flowrun.engine.trace.step_time import StepTime, measure_steps
@@ -255,7 +256,7 @@ def read_complete(folder: Path, steps: int) -> Report | None:
 
     folder: of the run.  steps: their number.
     """
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, *DAMAGED):
         report = Report.from_json((folder / REPORT).read_text())
         return report if report.ended_by or report.first_step + report.steps >= steps else None
     return None

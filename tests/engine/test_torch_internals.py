@@ -9,6 +9,7 @@ import ast
 import contextlib
 import copy
 import inspect
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -423,6 +424,19 @@ def test_settings_that_a_release_lacks_are_left_out() -> None:
 def test_the_check_of_leaves_within_forward_is_a_method() -> None:
     check = internals.leaf_check()
     assert check is None or callable(getattr(*check))
+
+
+def test_numbers_of_pythons_random_are_a_set_of_functions() -> None:
+    owner, name = internals.random_support()
+    assert random.random in getattr(owner, name)()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile])
+def test_the_module_that_torch_wraps_is_found(wrap: Any) -> None:
+    inner = nn.Linear(2, 2)
+    assert internals.wrapped_module(wrap(inner)) is inner
+    assert internals.wrapped_module(inner) is None
 
 
 def test_what_torch_knows_of_triton_is_forgotten() -> None:

@@ -22,6 +22,7 @@ functions by their names in torch.nn.functional and torch.nn.modules.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import warnings
 from collections.abc import Iterator
@@ -42,7 +43,7 @@ _batch_norm = BatchNorm.forward
 @contextlib.contextmanager
 def replace_attribute(owner: object, name: str, value: object) -> Iterator[None]:
     """Within the block, attribute `name` of a module or class (`owner`) is `value`."""
-    before = getattr(owner, name)
+    before = inspect.getattr_static(owner, name)  # a static method as one
     setattr(owner, name, value)
     try:
         yield

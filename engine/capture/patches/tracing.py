@@ -22,6 +22,7 @@ from flowrun.engine.torch_internals import (
     forget_triton,
     leaf_check,
     parameters_of,
+    random_support,
     recurrent_decompositions,
 )
 
@@ -54,6 +55,7 @@ def prepare_tracing(
         stack.enter_context(_unmark_buffers(modules))
         stack.enter_context(_allow_leaves_within_forward())
         stack.enter_context(_decompose_recurrent_layers())
+        stack.enter_context(replace_attribute(*random_support(), staticmethod(set)))  # constants
         stack.enter_context(replace_functions())
         stack.enter_context(replace_experts(modules))
         yield

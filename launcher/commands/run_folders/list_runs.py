@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.ir.files import DAMAGED
 from flowrun.launcher.commands.run_folders.run_summary import (
     RUNNING,
     RunSummary,
@@ -171,7 +172,7 @@ def _figures_of(folder: Path) -> dict[str, str]:
             step, lowest = min(points, key=lambda point: point[1])
             figures[f"last {name}"] = show_loss(points[-1][1])
             figures[f"lowest {name}"] = f"{lowest:.4f} at {step:,}"
-    with suppress(OSError, ValueError, KeyError):  # a run that has not ended has no report
+    with suppress(OSError, *DAMAGED):  # a run that has not ended has no report
         report = json.loads((folder / REPORT).read_text())
         figures["ranks"] = str(report["ranks"])
         figures["step time"] = seconds(report["measured"]["step_s"])

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from flowrun.engine.ir.files import DAMAGED
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.report.metric_lines import parse_metric_line
 from flowrun.launcher.report.record import ENDED, METRICS
@@ -81,8 +82,9 @@ def read_keys(folder: Path) -> Mapping[str, Any]:
     """Return the keys of the recipe of a run.  Raises RecipeError."""
     try:
         keys = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
-        keys["train"]["steps"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        int(keys["train"]["steps"] if not keys["train"].get("epochs") else 0)
+        keys.get("launch", {}).get("nnodes")
+    except (OSError, *DAMAGED, yaml.YAMLError):
         raise CommandLineError(
             str(folder),
             f"not a folder of a run: {RECIPE} with train.steps is missing.",
@@ -93,10 +95,10 @@ def read_keys(folder: Path) -> Mapping[str, Any]:
 
 def find_status(folder: Path, keys: Mapping[str, Any]) -> str:
     """Say in a word whether a run goes on, or how it has ended.  keys: of its recipe."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, *DAMAGED):
         by = json.loads((folder / REPORT).read_text()).get("ended_by")
         return f"ended by {by}" if by else "complete"
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, *DAMAGED):
         return str(json.loads((folder / ENDED).read_text())["status"])
     if is_locked(folder):
         return RUNNING

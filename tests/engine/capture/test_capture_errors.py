@@ -135,7 +135,7 @@ def diverges(net: Any, x: Tensor) -> Tensor:
         (writes_data, "Write into a buffer"),
         (lambda net, x: net.a(x + net.plain.add_(1)), "register_buffer"),
         (checks_a_distribution, "validate_args=False"),
-        (diverges, "Write the divergence as a formula"),
+        (diverges, "Write it as a formula"),
     ],
 )
 def test_what_dynamo_cannot_follow_is_refused_with_what_to_write(

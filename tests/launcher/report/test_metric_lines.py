@@ -1,7 +1,9 @@
 import json
 from pathlib import Path
 
-from flowrun.launcher.report.metric_lines import Losses, read_losses
+import pytest
+
+from flowrun.launcher.report.metric_lines import Losses, parse_metric_line, read_losses
 
 
 def test_losses_are_read_without_those_that_are_not_finite(tmp_path: Path) -> None:
@@ -15,3 +17,21 @@ def test_losses_are_read_without_those_that_are_not_finite(tmp_path: Path) -> No
     file.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 9, "lo')
     assert read_losses(file) == Losses([(0, 3.0), (2, 1.0)], [(1, 2.5)])
     assert read_losses(tmp_path / "none") == Losses([], [])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": Infinity, "loss": 1.0}',
+        '{"step": NaN}',
+        f'{{"step": 1, "loss": 1{"0" * 400}}}',
+        '{"step": 1, "validation": [1.0]}',
+        '{"step": 1, "validation": {"loss": [1.0]}}',
+        "[" * 100_000,
+        '"validation"',
+        "7",
+    ],
+    ids=lambda line: line[:20],
+)
+def test_a_damaged_line_is_none(line: str) -> None:
+    assert parse_metric_line(line) is None

@@ -109,3 +109,14 @@ def test_what_is_no_run_is_refused(tmp_path: Path, shown: Callable[..., str]) ->
     (tmp_path / "empty").mkdir()
     assert "there is no run in empty" in shown("empty")
     assert find_runs([tmp_path / "empty"]) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["train: {steps: .inf}", "train: {steps: ten}", "train: {steps: 4}\nlaunch: 7", "train: 7"],
+)
+def test_a_damaged_recipe_is_no_run(text: str, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    (folder / "recipe.yaml").write_text(text)
+    with pytest.raises(RecipeError, match="not a folder of a run"):
+        read_keys(folder)
