@@ -1,12 +1,14 @@
-"""The permutation that decides which samples a step reads: a function of the seed and of their
-numbers in the run.
+"""The samples that a step reads are a function of the seed and of their numbers in the run.
 
 So every layout sees the same batches, and so may a plain torch loop.  Sample number n of
 a run is entry n mod N of the n div N-th permutation of the N training samples; nothing is dropped.
+data.order puts a function of one's own, or `draw_by_weight`, in the place of the permutation:
+(seed, epoch, numbers in the epoch (B,)) -> indices (B,).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -15,21 +17,43 @@ from numpy.random import default_rng  # at the top: numpy imports it at first us
 from numpy.typing import NDArray
 from torch import Tensor
 
+Order = Callable[[int, int, Tensor], Tensor]
 
-def sample_indices(seed: int, numbers: range, num_samples: int) -> Tensor:
+
+def sample_indices(
+    seed: int, numbers: range, num_samples: int, order: Order | None = None
+) -> Tensor:
     """Return the data set indices (B,) int64 of samples.
 
     numbers: consecutive numbers in the run, at least one.  num_samples: training samples in the
-    data set.
+    data set.  order: of each epoch; None: a permutation.  Raise ValueError for indices of it that
+    are none.
     """
-    epochs = range(numbers.start // num_samples, (numbers.stop - 1) // num_samples + 1)
-    pieces = [
-        _permutation(seed, epoch, num_samples)[
-            max(0, numbers.start - epoch * num_samples) : numbers.stop - epoch * num_samples
-        ]
-        for epoch in epochs
-    ]
-    return torch.from_numpy(np.concatenate(pieces))  # a copy, as the permutation is cached
+    pieces = []
+    for epoch in range(numbers.start // num_samples, (numbers.stop - 1) // num_samples + 1):
+        first = max(0, numbers.start - epoch * num_samples)
+        last = min(num_samples, numbers.stop - epoch * num_samples)
+        if order is None:
+            pieces.append(torch.from_numpy(_permutation(seed, epoch, num_samples)[first:last]))
+            continue
+        found = torch.as_tensor(order(seed, epoch, torch.arange(first, last)))
+        if found.shape != (last - first,) or found.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"it returns {found.dtype} of shape {tuple(found.shape)}, not indices")
+        if bool((found < 0).any() or (found >= num_samples).any()):
+            raise ValueError(f"its indices are not all of 0 to {num_samples - 1}")
+        pieces.append(found.long())
+    return torch.cat(pieces)  # a copy, as the permutation is cached
+
+
+def draw_by_weight(
+    seed: int, epoch: int, numbers: Tensor, *, weights: Sequence[float] | str, num_samples: int
+) -> Tensor:
+    """Draw samples with replacement, each by its weight (torch's WeightedRandomSampler).
+
+    weights: one for each training sample, or a .npy file of them.
+    """
+    given = weights if isinstance(weights, str) else tuple(weights)
+    return torch.from_numpy(_draws(seed, epoch, given, num_samples))[numbers]
 
 
 def held_out_indices(numbers: range, held_out: int, num_samples: int) -> Tensor:
@@ -39,6 +63,16 @@ def held_out_indices(numbers: range, held_out: int, num_samples: int) -> Tensor:
     """
     indices = num_samples - held_out + np.arange(numbers.start, numbers.stop) % held_out
     return torch.from_numpy(indices)
+
+
+@lru_cache(maxsize=4)
+def _draws(
+    seed: int, epoch: int, weights: str | tuple[float, ...], num_samples: int
+) -> NDArray[np.int64]:
+    each = np.load(weights) if isinstance(weights, str) else np.array(weights)
+    if each.shape != (num_samples,):
+        raise ValueError(f"{each.shape} are the weights, and {num_samples} the training samples")
+    return default_rng((seed, epoch)).choice(num_samples, num_samples, p=each / each.sum())
 
 
 @lru_cache(maxsize=4)

@@ -45,19 +45,19 @@ BUDGETS = {
     "launcher/bench": 2_179,
     "launcher/command_line": 1_135,
     "launcher/commands": 3_088,
-    "launcher/data": 3_283,
-    "launcher/job": 2_163,
+    "launcher/data": 3_315,
+    "launcher/job": 2_168,
     "launcher/listeners": 673,
-    "launcher/model": 2_809,
+    "launcher/model": 2_850,
     "launcher/place": 2_090,
-    "launcher/recipe": 3_360,
+    "launcher/recipe": 3_386,
     "launcher/ranks": 2_055,
     "launcher/report": 2_440,
     "launcher/store": 676,
     "launcher/supervise": 4_403,
     "launcher/terminal": 229,
     "launcher/text": 379,
-    "models": 1_600,
+    "models": 1_634,
     "testing": 115,
     "tests": 1_058,
     "tests/behaviour": 8_734,
@@ -66,12 +66,12 @@ BUDGETS = {
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 14_804,
+    "tests/launcher": 14_977,
     "tests/models": 682,
     "tests/support": 7_620,
     "tests/testing": 111,
 }
-SUMS = {"source": 71_508, "tests": 49_802, "docs": 50_000}
+SUMS = {"source": 71_646, "tests": 49_975, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 301, "except Exception": 28, "functions above complexity 15": 0}

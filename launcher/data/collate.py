@@ -6,7 +6,7 @@ An error names the field and the item that cannot be stacked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,12 +29,19 @@ class ItemError(ValueError):
     """Items that cannot be stacked; the text names field and item."""
 
 
-def collate(items: Sequence[object], numbers: Sequence[int]) -> dict[str, Tensor]:
+Collate = Callable[[list[object]], dict[str, Tensor]]
+
+
+def collate(
+    items: Sequence[object], numbers: Sequence[int], own: Collate | None = None
+) -> dict[str, Tensor]:
     """Stack B items to {field: (B, …)}.
 
-    numbers: indices of the items in the data set.  Raise ItemError if they cannot be stacked, or
-    are no dicts of tensors, numbers or arrays.
+    numbers: indices of the items in the data set.  own: stacks them in its way.  Raise ItemError if
+    they cannot be stacked, or are no dicts of tensors, numbers or arrays.
     """
+    if own:
+        return _collate_by(own, items, numbers)
     try:
         batch = default_collate(list(items))
         if _is_batch(batch):
@@ -42,6 +49,18 @@ def collate(items: Sequence[object], numbers: Sequence[int]) -> dict[str, Tensor
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ItemError(_find_fault(items, numbers) or f"{_list(numbers)}: {error}") from None
     raise ItemError(_find_fault(items, numbers) or f"{_list(numbers)} make no dict of tensors")
+
+
+def _collate_by(own: Collate, items: Sequence[object], numbers: Sequence[int]) -> dict[str, Tensor]:
+    with naming_items(numbers, "data.collate"):
+        batch = own(list(items))
+    if not _is_batch(batch):
+        raise ItemError(f"data.collate makes {_with_article(batch)}: return {{field: tensor}}")
+    for field, value in batch.items():
+        if value.shape[:1] != (len(items),):
+            what = f"{field!r} of shape {tuple(value.shape)} of {len(items)} items"
+            raise ItemError(f"data.collate makes {what}: its first dim is that of the items")
+    return {field: value.detach() for field, value in batch.items()}
 
 
 def _is_batch(value: object) -> bool:
@@ -106,19 +125,21 @@ def _list(numbers: Sequence[int]) -> str:
     return f"items {shown}{' …' if len(numbers) > 3 else ''}"
 
 
-def batch_of(data: Dataset[object], indices: Tensor) -> dict[str, Tensor]:
+def batch_of(
+    data: Dataset[object], indices: Tensor, own: Collate | None = None
+) -> dict[str, Tensor]:
     """Return items of any map-style data set, stacked: {field: (B, …)}.
 
     The items come from its `stacked`, else from its `__getitems__` (torch's, a list of items), else
-    one by one.  An error of the data set gets a note that names the items.  Raise ItemError if they
-    cannot be stacked.
+    one by one.  own: stacks items.  An error of the data set gets a note that names the items.
+    Raise ItemError if they cannot be stacked.
     """
     chosen, way = indices.tolist(), batch_method(data)
-    if way is None:
-        return collate([item_of(data, k) for k in chosen], chosen)
+    if way is None or (own and way == "stacked"):
+        return collate([item_of(data, k) for k in chosen], chosen, own)
     with naming_items(chosen):
         many = getattr(data, way)(indices if way == "stacked" else chosen)
-    return many if way == "stacked" else collate(many, chosen)
+    return many if way == "stacked" else collate(many, chosen, own)
 
 
 def batch_method(data: Dataset[object]) -> str | None:

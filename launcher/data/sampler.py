@@ -13,12 +13,14 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from flowrun.engine.capture.capture import Batch
-from flowrun.launcher.data.collate import ItemError, batch_of, collate, naming_items
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.data.collate import Collate, ItemError, batch_of, collate, naming_items
 from flowrun.launcher.data.steps import apply_step, preparation, unprepared_fields
-from flowrun.models.sampling import held_out_indices, sample_indices
+from flowrun.models.sampling import Order, held_out_indices, sample_indices
 
 FieldType = tuple[tuple[int, ...], torch.dtype]
 FieldTypes = Mapping[str, FieldType]
+ORDER = "Write (seed, epoch, numbers in the epoch (B,)) -> indices (B,) of training samples."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,8 @@ class Sampler:
     the last samples of the data set, which are for evaluation.  evaluation: if True, it reads
     these, in order.  field_types: (shape, dtype) of each field of one sample, which all samples
     must have, since the plan was made for them.  every: the steps of the run from one step of this
-    sampler to the next (of an update that runs with each second step, 2).
+    sampler to the next (of an update that runs with each second step, 2).  order: of data.order;
+    None: permutations.  own_collate: of data.collate; None: items are stacked.
     """
 
     data: Dataset[object]
@@ -40,6 +43,8 @@ class Sampler:
     evaluation: bool = False
     field_types: FieldTypes | None = None
     every: int = 1
+    order: Order | None = None
+    own_collate: Collate | None = None
 
     def __call__(self, step: int, micro_batch: int, rows: slice) -> Batch:
         samples: list[object] | None = None
@@ -48,7 +53,7 @@ class Sampler:
         if samples is not None:
             return self.collate(samples, step, micro_batch, rows)
         chosen = self._chosen(step, micro_batch, rows)
-        batch = batch_of(self.data, chosen)
+        batch = batch_of(self.data, chosen, self.own_collate)
         self._check(batch, chosen)
         return {field: values.contiguous() for field, values in batch.items()}
 
@@ -80,7 +85,7 @@ class Sampler:
     def collate(self, samples: list[object], step: int, micro_batch: int, rows: slice) -> Batch:
         """Stack samples into one batch."""
         chosen = self._chosen(step, micro_batch, rows)
-        batch = collate(samples, chosen.tolist())
+        batch = collate(samples, chosen.tolist(), self.own_collate)
         self._check(batch, chosen)
         return batch
 
@@ -92,6 +97,9 @@ class Sampler:
 
     def _unlike(self, field: str, first: FieldType, chosen: list[int]) -> str:
         """Find the item that differs from the first ones: items are made again, one by one."""
+        if self.own_collate:
+            where = f"data.collate makes {field!r} of items {chosen}"
+            return f"{where} another shape or type than {_shown(first)}: pad all batches to one"
         for index in chosen:
             batch = batch_of(self.data, torch.tensor([index]))
             if field not in batch:
@@ -113,7 +121,10 @@ class Sampler:
         numbers, total = self._numbers(step, micro_batch, rows), length(self.data)
         if self.evaluation:
             return held_out_indices(numbers, self.held_out, total)
-        return sample_indices(self.seed, numbers, total - self.held_out)
+        try:
+            return sample_indices(self.seed, numbers, total - self.held_out, self.order)
+        except ValueError as error:
+            raise RecipeError("data.order", f"{error}.", ORDER) from error
 
     def eval_steps(self, most: int) -> int:
         """Return how many batches of a step's size an evaluation has, at most `most`."""

@@ -191,7 +191,9 @@ class Job:
     @cached_property
     def _of_data(self) -> list[str]:
         """Ranks that read one sample each for themselves must find the same in it."""
-        drawn = random_fields(self.materials.data) if self.recipe.num_ranks > 1 else []
+        made = self.materials
+        several = self.recipe.num_ranks > 1
+        drawn = random_fields(made.data, made.sampler.own_collate) if several else []
         what = f"the field{'s' * (len(drawn) > 1)} {', '.join(drawn)} of an item"
         note = (
             f"data: {what} change with each call of __getitem__: ranks that share a sample "

@@ -84,7 +84,8 @@ def make_materials(recipe: Recipe, values: bool, shared: Materials | None = None
         example = {name: _repeat(one, recipe.micro_batch_size) for name, one in example.items()}
     sampler = replace(sampler, field_types=field_types_of(example))
     task = make_task(recipe, described.model, example)
-    check_labels(described.model, task.inputs, recipe.task.loss, data)
+    if not recipe.collate:
+        check_labels(described.model, task.inputs, recipe.task.loss, data)
     plan = read_plan(described.model, recipe.plan_axis) if recipe.plan_axis else ()
     others = find_others(described.model) if recipe.plan_axis else []
     left = "what else the model's plan says has no pins, and is inferred: "
@@ -159,7 +160,7 @@ def add_materials(strategy: Strategy, materials: Materials, workers: int) -> Str
         strategy,
         pins=(*plan, *strategy.pins),
         preparation=tuple(Preparation(step.name, step.seconds, step.num_bytes) for step in steps),
-        unprepared=tuple(unprepared_fields(data)),
+        unprepared=() if materials.sampler.own_collate else tuple(unprepared_fields(data)),
         sample_s=sample_s,
     )
 
@@ -199,6 +200,8 @@ def _sampler(recipe: Recipe, data: Any) -> Sampler:
     held_out = _held_out(recipe, data)
     check_batch(recipe, length(data) - held_out)
     return Sampler(
+        order=build.instantiate_order(recipe, data, length(data) - held_out),
+        own_collate=build.instantiate_collate(recipe),
         data=data,
         seed=recipe.train.seed,
         batch_size=recipe.train.batch_size,

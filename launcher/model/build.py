@@ -19,22 +19,25 @@ from torch.utils.data import Dataset
 from flowrun.engine.capture.capture_errors import MADE_IN
 from flowrun.engine.capture.joint_graph import LOSS
 from flowrun.engine.capture.module_checks import place_of_function, refuse_scripted
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import RecipeError, refuse_as
 from flowrun.engine.ir.module_path import within
 from flowrun.engine.torch_internals import wrapped_module
+from flowrun.launcher.data.collate import Collate
+from flowrun.launcher.data.sampler import ORDER
 from flowrun.launcher.model.adapters import add_adapters
 from flowrun.launcher.model.dataset_checks import check_items, check_kind
 from flowrun.launcher.model.deferred import LEAST_BYTES, Unrecordable, defer
 from flowrun.launcher.model.initial import Initial, initial_of, named_tensors
 from flowrun.launcher.model.packed_inputs import packed_inputs
 from flowrun.launcher.model.pretrained import weights_of
-from flowrun.launcher.model.targets import make_function, make_object
+from flowrun.launcher.model.targets import find, make_function, make_object
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
-from flowrun.launcher.recipe.schema import FP32, KEEP_DTYPE, ROWWISE, Fp8
+from flowrun.launcher.recipe.schema import FP32, KEEP_DTYPE, ROWWISE, TARGET, Fp8
 from flowrun.launcher.terminal import doing
 from flowrun.launcher.terminal.units import size
 from flowrun.models.fp8 import Fp8Linear
+from flowrun.models.sampling import Order
 
 _NARROW = (torch.bfloat16, torch.float16)  # where an update rounded to nearest is often lost
 LossFunction = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (output, batch) -> scalar mean
@@ -245,8 +248,36 @@ def instantiate_data(recipe: Recipe) -> Dataset[dict[str, Tensor]]:
     with doing.show_log("flowrun.launcher.data"):
         data = make_object(recipe.data, "data")
     check_kind(data)
-    check_items(data)
+    check_items(data, instantiate_collate(recipe))
     return data  # type: ignore[no-any-return]
+
+
+def instantiate_collate(recipe: Recipe) -> Collate | None:
+    """Return what makes a batch of a list of items (data.collate); None: they are stacked."""
+    asked = recipe.collate
+    return make_function(asked, "data.collate", 1) if asked else None
+
+
+def instantiate_order(recipe: Recipe, data: object, num_samples: int) -> Order | None:
+    """Return the order of the samples of an epoch (data.order); None: a permutation.
+
+    A function with an argument `data` or `num_samples` (that are trained on) is given it.
+    """
+    if not recipe.order:
+        return None
+    function = find(str(recipe.order[TARGET]), f"data.order.{TARGET}")
+    known = inspect.signature(function).parameters.keys() - recipe.order.keys()
+    more = {"data": data, "num_samples": num_samples}
+    more = {key: value for key, value in more.items() if key in known}
+    order: Order = make_function(recipe.order, "data.order", 3, more)
+    numbers = torch.arange(min(8, num_samples))
+    with refuse_as(lambda error: RecipeError("data.order", f"{error}.", ORDER)):
+        parts = (numbers, numbers[:1], numbers[1:])
+        whole, *pieces = (torch.as_tensor(order(recipe.train.seed, 0, each)) for each in parts)
+    if not torch.equal(whole, torch.cat(pieces)):
+        instead = "Draw from a generator that seed and epoch seed, for all numbers of the epoch."
+        raise RecipeError("data.order", "its indices differ from call to call.", instead)
+    return order
 
 
 def instantiate_loss(recipe: Recipe) -> LossFunction | None:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from flowrun.engine.errors import RecipeError, refuse_as
 from flowrun.engine.ir.user_code import place_of
 from flowrun.launcher.data.collate import (
+    Collate,
     ItemError,
     batch_method,
     batch_of,
@@ -67,10 +68,13 @@ def check_kind(data: object) -> None:
         )
 
 
-def check_items(data: Dataset[object]) -> None:
-    """Check a map-style data set with two items or more.  Raises RecipeError."""
+def check_items(data: Dataset[object], own: Collate | None = None) -> None:
+    """Check a map-style data set with two items or more.  own: stacks them.  Raises RecipeError."""
     with data_errors():
         items = [item_of(data, number) for number in (0, 1)]
+        if own:
+            collate(items, (0, 1), own)
+            return
         if isinstance(items[0], tuple | list):
             raise RecipeError(
                 "data._target_",
@@ -189,10 +193,10 @@ def _refuse_data(error: Exception) -> RecipeError:
     return RecipeError("data._target_", "\n".join(lines))
 
 
-def random_fields(data: object) -> list[str]:
-    """Fields that `data[0]` makes differently each time."""
+def random_fields(data: object, own: Collate | None = None) -> list[str]:
+    """Fields that `data[0]` makes differently each time.  own: stacks items."""
     with data_errors():
-        one, other = (collate([item_of(data, 0)], (0,)) for _ in range(2))
+        one, other = (collate([item_of(data, 0)], (0,), own) for _ in range(2))
     return differing_fields(one, other)
 
 

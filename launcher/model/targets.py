@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from hydra.errors import HydraException
@@ -91,16 +91,22 @@ def note_moved(value: object, where: str) -> Iterator[str]:
             yield f"{place}={old} is {new} by now"
 
 
-def make_function(target: Target, where: str, positional: int = 2) -> Callable[..., Any]:
-    """The callable that `_target_` names; the recipe's arguments follow (output, batch), or as many
-    that are `positional`.
+def make_function(
+    target: Target,
+    where: str,
+    positional: int = 2,
+    more: Mapping[str, object] = MappingProxyType({}),
+) -> Callable[..., Any]:
+    """The callable that `_target_` names; the recipe's arguments, and `more`, follow (output,
+    batch), or as many that are `positional`.
     """
     function = find(str(target["_target_"]), f"{where}._target_")
     if inspect.isclass(function) and issubclass(function, nn.Module):
         return make_object(target, where)  # type: ignore[no-any-return]
     arguments = _arguments_of(target)
-    check_arguments(function, arguments, where, positional)
+    check_arguments(function, {**arguments, **more}, where, positional)
     made = _instantiate({"arguments": arguments}, str(target["_target_"]), where)["arguments"]
+    made |= more
     return functools.partial(function, **made) if made else function
 
 

@@ -21,7 +21,9 @@ from flowrun.launcher.recipe.schema import (
     HOST,
     MIRRORED,
     OBJECTIVES,
+    OF_BATCHES,
     ROLLBACK,
+    TARGET,
     VALIDATION,
     WEIGHTS,
     Nodes,
@@ -424,6 +426,11 @@ def _check_targets(recipe: RecipeSchema) -> None:
             "Write the dotted path of a class or function, such as torch.nn.Linear"
             + (f", or a choice: {where}=NAME." if where in ("model", "data") else "."),
         )
+    for key in OF_BATCHES:
+        if (given := recipe.data.get(key)) is not None:
+            written = isinstance(given, dict) and isinstance(given.get(TARGET), str)
+            instead = f"Write data.{key}: {{_target_: my_data.{key}}}."
+            require(written, f"data.{key}", f"{given!r} names no function.", instead)
     weights = recipe.model.get(WEIGHTS)
     require(
         weights is None or isinstance(weights, str),

@@ -37,7 +37,14 @@ from flowrun.launcher.recipe.recipe_errors import (
     no_mapping,
     unknown_key,
 )
-from flowrun.launcher.recipe.schema import ARGUMENTS, TARGET, WEIGHTS, RecipeSchema
+from flowrun.launcher.recipe.schema import (
+    ARGUMENTS,
+    OF_BATCHES,
+    TARGET,
+    WEIGHTS,
+    RecipeSchema,
+    Target,
+)
 from flowrun.launcher.recipe.value_ranges import hints_of
 
 GROUPS = ("model", "data", "optim", "launch", "hardware")
@@ -167,6 +174,7 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
             "name": recipe.name or "recipe",
             "model": {key: value for key, value in recipe.model.items() if key != WEIGHTS},
             "weights": str(recipe.model.get(WEIGHTS) or ""),
+            **_split_data(recipe.data),
             "axes": axes,
             "stages": stages,
             "chunks": recipe.placement.chunks,
@@ -177,6 +185,12 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
             "text": text,
         }
     )
+
+
+def _split_data(data: Target) -> dict[str, Target]:
+    """Return what says how batches are made, and the rest, the data set."""
+    found: dict[str, Target] = {key: data.get(key) or {} for key in OF_BATCHES}
+    return {**found, "data": {key: value for key, value in data.items() if key not in found}}
 
 
 def _with_tuples(section: Keys) -> Keys:

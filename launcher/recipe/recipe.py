@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.strategy import Pin
-from flowrun.launcher.recipe.schema import RecipeSchema
+from flowrun.launcher.recipe.schema import RecipeSchema, Target
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Recipe(RecipeSchema):
 
     Picklable; equal by value.
 
-    weights: of `model`, which is without them here.  axes: names whose size is over 1 in some
-    stage, outermost first; every stage's placement has exactly these.  in_flight: auto where the
-    key is null.
+    weights: of `model`, order, collate: of `data`, which are without them here.
+    axes: names whose size is over 1 in some stage, outermost first; every stage's placement has
+    exactly these.  in_flight: auto where the key is null.
     pins: the lines of `sbp`; those of other axes are left out.  plan_axis: of `sbp.from_model`, if
     it has ranks.  trained: patterns of the parameters that it trains; none: all.
     loss_key: where the loss is written.
@@ -37,6 +37,8 @@ class Recipe(RecipeSchema):
     """
 
     weights: str
+    order: Target
+    collate: Target
     axes: tuple[str, ...]
     stages: tuple[Stage, ...]
     chunks: int

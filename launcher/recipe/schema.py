@@ -18,6 +18,7 @@ TARGET = "_target_"
 Target = dict[str, Any]  # `_target_`: dotted path of a class or function, and its arguments
 
 WEIGHTS = "weights"  # the one key of `model` that is no argument of it
+OF_BATCHES = ("order", "collate")  # keys of `data` that are none: which samples, and how stacked
 KEPT = ("matmul", "every_second_matmul", "attention", "boxing")
 MIRRORED = "mirrored"
 STEP, MICRO_BATCH = "step", "micro_batch"
@@ -505,7 +506,9 @@ class RecipeSchema:
         that training starts from.
     adapters: LoRA around named linears of a model that is frozen.
     task: inputs, loss and metrics.
-    data: `_target_` of a map-style data set, with its arguments.
+    data: `_target_` of a map-style data set, with its arguments; `order`: {_target_: function of
+        (seed, epoch, numbers), the indices of samples}; `collate`: {_target_: function of a list of
+        items, their batch}.
     eval: the held-out samples.
     optim: the update of the weights.
     updates: several updates in a step, one after the other: a list of {name, loss, parameters,
