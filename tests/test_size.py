@@ -66,12 +66,12 @@ BUDGETS = {
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 14_977,
+    "tests/launcher": 14_979,
     "tests/models": 682,
     "tests/support": 7_620,
     "tests/testing": 111,
 }
-SUMS = {"source": 71_646, "tests": 49_975, "docs": 50_000}
+SUMS = {"source": 71_646, "tests": 49_977, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 301, "except Exception": 28, "functions above complexity 15": 0}

@@ -24,6 +24,7 @@ from flowrun.engine.strategy import ParameterGroup, Strategy
 from flowrun.launcher.job import plan_cache
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.plan_cache import PlanCache
+from flowrun.launcher.model import user_modules
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
@@ -160,7 +161,8 @@ def as_a_process(folder: Path, *overrides: str) -> Job:
     """A job of the project in a folder, its module imported anew."""
     sys.modules.pop("own_net", None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
+        patch.chdir(folder)
+        patch.setattr(user_modules, "FOLDERS", [])  # earlier working directories
         found = Job(load([f"recipe={folder / 'recipe.yaml'}", *overrides]))
         assert found.training and found.plans.compiled[1]
     sys.modules.pop("own_net", None)
