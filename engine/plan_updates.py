@@ -39,10 +39,13 @@ def plan_updates(stories: Sequence[Compilation]) -> tuple[Rehearsed, ...]:
 
 
 def add_up(planned: Sequence[Rehearsed], every: Sequence[int]) -> Rehearsed:
-    """Return the plan of the first update with what is foreseen of a step with all of them.
+    """Return the plan of the first update with what is foreseen of a step with all of them: ranks
+    rest between two updates, so that each fills its pipeline anew; one alone does not.
 
     every: of each update, the steps from one to the next.
     """
+    if len(planned) == 1:
+        return planned[0]
     found = [each.rehearsal for each in planned]
     step_s = sum(each.first_step_s / n for each, n in zip(found, every, strict=True))
     stages = range(len(planned[0].plan.placements))

@@ -27,7 +27,7 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_433,
+    "engine": 1_436,
     "engine/actors": 1_853,
     "engine/boxing": 537,
     "engine/capture": 4_845,
@@ -62,7 +62,7 @@ BUDGETS = {
     "tests": 1_058,
     "tests/behaviour": 8_734,
     "tests/chaos": 927,
-    "tests/engine": 14_222,
+    "tests/engine": 14_223,
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 7_620,
     "tests/testing": 111,
 }
-SUMS = {"source": 71_646, "tests": 49_977, "docs": 50_000}
+SUMS = {"source": 71_649, "tests": 49_978, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 301, "except Exception": 28, "functions above complexity 15": 0}

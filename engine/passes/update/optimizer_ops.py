@@ -107,7 +107,7 @@ def _states_and_numbers(
     if rule.function is not None:
         return states_of(rule.function, shape), step_scalars_of(rule.function)
     fused = FUSED[rule.name]
-    names = fused.states if dict(rule.settings).get(fused.needed, True) else ()
+    names = fused.states if dict(rule.settings).get(fused.needed, not fused.needed) else ()
     return [UpdateState(name, 0.0, shape) for name in names], fused.fed
 
 

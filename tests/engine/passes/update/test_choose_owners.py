@@ -159,10 +159,11 @@ def test_torchs_muon_computes_what_its_class_does() -> None:
     optimizer = torch.optim.Muon([own], lr=0.02)
     update = training().optimizer.groups[0].update
     assert update is not None and update.function is not None
-    for _ in range(3):
+    for done in range(3):
         own.grad = torch.randn(12, 5)
         optimizer.step()
-        weight, momentum = update.function(weight, own.grad, momentum, lr=torch.tensor(0.02))
+        fed = {"lr": torch.tensor(0.02), "step": torch.tensor(done + 1.0)}
+        weight, momentum = update.function(weight, own.grad, momentum, **fed)
         torch.testing.assert_close(weight, own)
 
 
