@@ -1,4 +1,4 @@
-"""updates: several updates of one model in a step, each a plan of its own, run one after the other.
+"""plan_updates: several updates of one model in a step, each a plan, run one after the other.
 
 All plans have the stages of the first, and each variable in one home: where the plan that trains it
 keeps it, else where the first that reads it does.  Every plan holds all variables, so that the

@@ -61,7 +61,7 @@ _INSTEAD = {
 }
 # patterns of torch's message -> in words for who did not write torch
 _REASONS = {
-    r"entirely functional|allow_non_fake": "forward writes into a tensor that is no buffer",
+    r"entirely functional|allow_non_fake": "forward writes into a tensor that is not a buffer",
     r"set_ on a graph input": "forward replaces the .data of a buffer",
     r"data-dependent output shape": "the shape of its result depends on values",
     r"_local_scalar_dense|ata-dependent|guard on|extract specialized|nbacked|on the data of": (
@@ -72,7 +72,7 @@ _REASONS = {
     r"consumed returned": "forward takes the gradient of what it returns",
     r"raised exception (.+)": r"torch meets \1 there, which a call of the model does not",
     r"function `([\w.]+)` in file|builtin (?:operator )?`(?:<\S+ \w+>\.)?([\w.]+?)\.?`": (
-        r"it calls \1\2, which is no computation on tensors"
+        r"it calls \1\2, which does not compute with tensors"
     ),
     r"next\(\) on (\w+)|__next__": r"it calls next() on \1",
     r"got (\w+\('.+'\))": r"\1",

@@ -134,7 +134,7 @@ def _of_class(kind: type, asked: Mapping[str, object], where: str, named: str) -
 
     named: the key that says so, of those in `where`.
     """
-    what = f"{kind.__name__} is no class derived from torch.optim.Optimizer."
+    what = f"{kind.__name__} is not a class derived from torch.optim.Optimizer."
     require(issubclass(kind, TorchOptimizer), named, what, _EITHER)
     known = {
         key: p.default
@@ -181,7 +181,7 @@ def _group(pattern: str, given: Any, default: Update) -> ParameterGroup:
     settings: dict[str, Argument] = {}
     until = given.get("frozen_until")
     is_count = until is None or (isinstance(until, int) and until >= 0 and until is not True)
-    problem = f"{until!r} is no number of steps."
+    problem = f"{until!r} is not a number of steps."
     require(is_count, f"{where}.frozen_until", problem, "Write an integer, such as 500.")
     for key, value in given.items():
         if key in ("frozen", "frozen_until", "update"):

@@ -36,10 +36,6 @@ class StepUpdate:
     every: int = 1
     recipe: Recipe
 
-    def updates_before(self, step: int) -> int:
-        """Return how many of them are done before a step."""
-        return -(-step // self.every)
-
 
 def updates_of(recipe: Recipe) -> tuple[StepUpdate, ...]:
     """Return the updates of a step; the one of a recipe that names none is the recipe itself.
@@ -63,7 +59,7 @@ def updates_of(recipe: Recipe) -> tuple[StepUpdate, ...]:
 def _read_update(recipe: Recipe, number: int, given: Any) -> StepUpdate:
     where = f"updates.{number}"
     if not isinstance(given, Mapping):
-        raise RecipeError(where, f"{given!r} is no update.", _EXAMPLE)
+        raise RecipeError(where, f"{given!r} is not an update.", _EXAMPLE)
     known = ("name", "loss", "parameters", "optim", "every")
     for key in given:
         problem = f"an update has no key {key!r}."
@@ -73,7 +69,7 @@ def _read_update(recipe: Recipe, number: int, given: Any) -> StepUpdate:
     named, every = given["parameters"], given.get("every", 1)
     patterns = (named,) if isinstance(named, str) else tuple(named)
     right = type(every) is int and every > 0
-    require(right, f"{where}.every", f"{every!r} is no number of steps.", "Write every: 2.")
+    require(right, f"{where}.every", f"{every!r} is not a number of steps.", "Write every: 2.")
     tree = OmegaConf.create(recipe.to_yaml())
     tree.updates = []
     tree.task.loss = given["loss"]

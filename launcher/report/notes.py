@@ -183,12 +183,13 @@ def _note_packed_attention(job: Job) -> Iterator[str]:
 
 def _note_updates(job: Job) -> Iterator[str]:
     """Note the updates of a step, in their order."""
-    _, *others = updates = ((None, job), *job.others)
-    names = [given["name"] for given in job.recipe.updates]
-    for name, (update, each) in zip(names if others else (), updates, strict=False):
-        often = f"every {update.every} steps" if update and update.every > 1 else "every step"
-        optim = each.strategy.optimizer
-        yield f"update {name}, {often}: {len(each.trained)} parameters, {optim.name}"
+    named = job.recipe.updates if job.others else ()
+    steps = (1, *(update.every for update, _ in job.others))
+    jobs = (job, *(other for _, other in job.others))
+    for given, every, each in zip(named, steps, jobs, strict=False):
+        often = "step" if every == 1 else f"{every} steps"
+        optim = each.strategy.optimizer.name
+        yield f"update {given['name']}, every {often}: {len(each.trained)} parameters, {optim}"
 
 
 FACTS: tuple[Callable[[Job], Iterator[str]], ...] = (

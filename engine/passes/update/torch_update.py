@@ -242,7 +242,7 @@ def _find_kept(update: TorchUpdate, ndim: int) -> _Memory:
             constants |= {place: last} if where == "state" else {}
         else:
             starts = [_start(each, place) for each in (trial, other)]
-            known = starts[0] == starts[1]  # else it depends on the rate, or is no number
+            known = starts[0] == starts[1]  # else it depends on the rate, or is not a number
             begins |= not known
             shape = tuple(_as_tensor(last).shape)
             states[place] = UpdateState(key, starts[0] if known else 0.0, shape)

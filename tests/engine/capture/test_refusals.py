@@ -90,7 +90,7 @@ ANYWHERE = {
     "grad_of": plain("TypeError: unsupported operand"),
 }
 IN_A_MODEL = {
-    "adds_to_plain": ("a tensor that is no buffer", "register_buffer"),
+    "adds_to_plain": ("a tensor that is not a buffer", "register_buffer"),
     "writes_data": ("replaces the .data of a buffer", "Write into a buffer"),
     "writes_weight": ("forward writes into the parameter", "Compute with a changed copy"),
     "writes_leaf": plain("RuntimeError: a leaf Variable that requires grad"),

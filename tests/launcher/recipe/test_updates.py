@@ -188,10 +188,14 @@ def test_what_is_foreseen_is_of_all_updates_of_a_step(place: Path) -> None:
 
 
 REFUSED: dict[str, tuple[object, str, str]] = {
-    "no list": (["one"], "updates.0", "is no update"),
+    "no list": (["one"], "updates.0", "is not an update"),
     "no name": ([CRITIC, {**GENERATOR, "name": ""}], "updates.1", "has no name"),
     "unknown key": ([CRITIC, {**GENERATOR, "evry": 2}], "updates.1.evry", "has no key 'evry'"),
-    "wrong every": ([CRITIC, {**GENERATOR, "every": 0}], "updates.1.every", "no number of steps"),
+    "wrong every": (
+        [CRITIC, {**GENERATOR, "every": 0}],
+        "updates.1.every",
+        "not a number of steps",
+    ),
     "first is rare": ([{**CRITIC, "every": 2}], "updates.0.every", "runs with every step"),
     "one name": ([CRITIC, {**GENERATOR, "name": "critic"}], "updates.1.name", "are called"),
     "no parameter": ([{**CRITIC, "parameters": "crtic.*"}], "updates", "matches no parameter"),
