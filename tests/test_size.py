@@ -50,9 +50,9 @@ BUDGETS = {
     "launcher/listeners": 673,
     "launcher/model": 2_850,
     "launcher/place": 2_090,
-    "launcher/recipe": 3_386,
+    "launcher/recipe": 3_382,
     "launcher/ranks": 2_055,
-    "launcher/report": 2_440,
+    "launcher/report": 2_441,
     "launcher/store": 676,
     "launcher/supervise": 4_403,
     "launcher/terminal": 229,
@@ -66,12 +66,12 @@ BUDGETS = {
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 14_979,
+    "tests/launcher": 14_983,
     "tests/models": 682,
     "tests/support": 7_620,
     "tests/testing": 111,
 }
-SUMS = {"source": 71_649, "tests": 49_978, "docs": 50_000}
+SUMS = {"source": 71_646, "tests": 49_982, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 301, "except Exception": 28, "functions above complexity 15": 0}

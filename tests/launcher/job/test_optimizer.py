@@ -76,7 +76,7 @@ WRONG = {
         "optim.alhpa",
         "takes no 'alhpa'",
     ),
-    "no optimizer": (["optim._target_=torch.nn.Linear"], "optim._target_", "no class derived"),
+    "no optimizer": (["optim._target_=torch.nn.Linear"], "optim._target_", "not a class derived"),
     "a value that it refuses": (
         ["optim._target_=torch.optim.SGD", "optim.nesterov=true"],
         "optim._target_",
