@@ -76,8 +76,14 @@ def no_run_is_left() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def no_modules_of_other_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Modules that tests write have the same names in each file of tests."""
+    """Modules that tests write have the same names in each file of tests.
+
+    A recipe that is read here takes this folder out of the path (user_modules.py); a process that
+    another test spawns has the path, and imports the test from this folder.
+    """
+    path = [*sys.path]
     yield
+    sys.path[:] = path
     written = str(tmp_path_factory.getbasetemp())
     for name, module in [*sys.modules.items()]:
         if str(getattr(module, "__file__", None)).startswith(written):

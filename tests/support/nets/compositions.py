@@ -158,6 +158,7 @@ def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
 def module_of(model: Model) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         Path("mod.py").write_text(model.source)
+        before = [*sys.path]
         sys.path.insert(0, folder)
         sys.modules.pop("mod", None)
         importlib.invalidate_caches()
@@ -165,7 +166,7 @@ def module_of(model: Model) -> Iterator[Path]:
         try:
             yield Path(folder)
         finally:
-            sys.path.remove(folder)
+            sys.path[:] = before
             sys.modules.pop("mod", None)
 
 
