@@ -76,10 +76,8 @@ def no_run_is_left() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def no_modules_of_other_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Modules that tests write have the same names in each file of tests.
-
-    A recipe that is read here takes this folder out of the path (user_modules.py); a process that
-    another test spawns has the path, and imports the test from this folder.
+    """Modules that tests write have the same names in each file of tests, and a recipe takes the
+    working directory out of the path, from which processes that tests spawn import them.
     """
     path = [*sys.path]
     yield
