@@ -60,7 +60,7 @@ BUDGETS = {
     "models": 1_634,
     "testing": 115,
     "tests": 1_062,
-    "tests/behaviour": 8_734,
+    "tests/behaviour": 8_740,
     "tests/chaos": 927,
     "tests/engine": 14_223,
     "tests/gpu": 286,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 7_621,
     "tests/testing": 111,
 }
-SUMS = {"source": 71_646, "tests": 49_987, "docs": 50_000}
+SUMS = {"source": 71_646, "tests": 49_993, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 301, "except Exception": 28, "functions above complexity 15": 0}

@@ -204,10 +204,10 @@ CLASSES = pins({"output.*": 0})
 CHANNELS = pins({"conv1.*": 0, "conv2.weight": 1})
 
 
-def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     """A model with weights of its own seed."""
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         return make()
 
 
