@@ -95,3 +95,58 @@ def routed_cross_entropy(
 ) -> Tensor:
     """Return the cross entropy of the logits plus `balance` times the imbalance of experts."""
     return cross_entropy(output.logits, batch, target) + balance * output.balance
+
+
+def distillation(
+    output: Mapping[str, Tensor],
+    batch: Mapping[str, Tensor],
+    target: str = "targets",
+    temperature: float = 2.0,
+    weight: float = 0.5,
+) -> Tensor:
+    """Return `weight` x the divergence of a model from its teacher, and cross entropy for the rest.
+
+    output: logits (..., V) of both (models/reference.py).  Both are divided by the temperature, and
+    their divergence is multiplied by its square (Hinton et al. 2015); it counts every position.
+    """
+    own, taught = (
+        (output[name].float() / temperature).log_softmax(-1) for name in ("model", "reference")
+    )
+    apart = (taught.exp() * (taught - own)).sum(-1).mean()
+    own_share = (1 - weight) * cross_entropy(output, batch, target, part="model")
+    return weight * temperature**2 * apart + own_share
+
+
+def preference(
+    output: Mapping[str, Tensor],
+    batch: Mapping[str, Tensor],
+    target: str = "targets",
+    beta: float = 0.1,
+) -> Tensor:
+    """Return the loss of direct preference optimisation (Rafailov et al. 2023, equation 7).
+
+    output: logits (B, 2, T, V) of a model and its reference, of the preferred answer and the other.
+    batch: has the class ids (B, 2, T) in the field `target`; positions of -100 do not count.
+    """
+
+    def log_p(logits: Tensor) -> Tensor:
+        lost = F.cross_entropy(
+            logits.float().flatten(0, -2), batch[target].flatten(), reduction="none"
+        )
+        return -lost.view(batch[target].shape).sum(-1)
+
+    gain = log_p(output["model"]) - log_p(output["reference"])
+    return F.softplus(beta * (gain[:, 1] - gain[:, 0])).mean()
+
+
+def contrast(output: Tensor, batch: Mapping[str, Tensor], temperature: float = 0.5) -> Tensor:
+    """Return SimCLR's loss (Chen et al. 2020): of all views in a micro-batch, each finds the other
+    of its sample.
+
+    output: features (B, 2, D) of two views of each sample.
+    """
+    views = F.normalize(output.float().flatten(0, 1), dim=-1)
+    alike = views @ views.T / temperature
+    number = torch.arange(len(views), device=views.device)
+    alike = alike.masked_fill(number[:, None] == number, float("-inf"))  # a view and itself
+    return F.cross_entropy(alike, number + 1 - 2 * (number % 2))

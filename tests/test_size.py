@@ -36,7 +36,7 @@ BUDGETS = {
     "engine/ir": 1_790,
     "engine/lowering": 1_355,
     "engine/ops": 6_305,
-    "engine/passes": 8_124,
+    "engine/passes": 8_133,
     "engine/rehearsal": 971,
     "engine/runtime": 8_165,
     "engine/trace": 501,
@@ -45,7 +45,7 @@ BUDGETS = {
     "launcher/bench": 2_179,
     "launcher/command_line": 1_135,
     "launcher/commands": 3_088,
-    "launcher/data": 3_315,
+    "launcher/data": 3_404,
     "launcher/job": 2_168,
     "launcher/listeners": 673,
     "launcher/model": 2_850,
@@ -57,21 +57,21 @@ BUDGETS = {
     "launcher/supervise": 4_403,
     "launcher/terminal": 229,
     "launcher/text": 379,
-    "models": 1_634,
+    "models": 1_733,
     "testing": 115,
     "tests": 1_062,
-    "tests/behaviour": 8_740,
+    "tests/behaviour": 8_883,
     "tests/chaos": 927,
     "tests/engine": 14_223,
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 14_983,
+    "tests/launcher": 15_068,
     "tests/models": 682,
-    "tests/support": 7_621,
+    "tests/support": 7_645,
     "tests/testing": 111,
 }
-SUMS = {"source": 71_646, "tests": 49_993, "docs": 50_000}
+SUMS = {"source": 71_843, "tests": 50_245, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 301, "except Exception": 28, "functions above complexity 15": 0}

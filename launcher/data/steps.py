@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -46,6 +47,36 @@ class StepwiseDataset(Dataset[dict[str, Tensor]]):
             value = apply_step(self, step.name, value, None)
         item: dict[str, Tensor] = value  # type: ignore[assignment]
         return item
+
+
+class TwoViews(StepwiseDataset):
+    """Items of a data set with a field (2, …) in the place of one (…): two views of it.
+
+    Each view hides a share of the values, drawn anew in every epoch.
+    """
+
+    steps = (Step("read"), Step("hide", random=True))
+
+    def __init__(
+        self, data: Dataset[Mapping[str, Tensor]], field: str = "images", share: float = 0.25
+    ) -> None:
+        self.data, self.field, self.share = data, field, share
+
+    def __len__(self) -> int:
+        return len(self.data)  # type: ignore[arg-type]
+
+    def read(self, index: int) -> tuple[int, Mapping[str, Tensor]]:
+        """Return the item of the other data set, with its number."""
+        return index, self.data[index]
+
+    def hide(
+        self, sample: tuple[int, Mapping[str, Tensor]], draws: np.random.Generator | None
+    ) -> dict[str, Tensor]:
+        """Return the item with two views; in evaluation its number draws them."""
+        index, item = sample
+        twice = torch.stack([item[self.field]] * 2)
+        chances = (draws or np.random.default_rng(index)).random(twice.shape)
+        return {**item, self.field: twice * torch.from_numpy(chances >= self.share)}
 
 
 def preparation(data: object) -> tuple[Step, ...]:

@@ -18,6 +18,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from flowrun.engine.actors.schedules import Schedule, schedule_of
 from flowrun.engine.hardware.network import worst
@@ -51,7 +52,8 @@ def split_stages(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
                 pieces = pieces_from_stages(pieces, schedule)
         else:
             pieces = _balance_line(graph, line, free, strategy)
-        graph = _write_stages(graph, _place_ops(graph, line, free, pieces), schedule)
+        homes = dict(strategy.decided.variables) if strategy.decided else {}
+        graph = _write_stages(graph, _place_ops(graph, line, free, pieces, homes), schedule)
     return _place_sources(graph, strategy)
 
 
@@ -122,9 +124,15 @@ def _free(graph: LogicalGraph) -> frozenset[str]:
 
 
 def _place_ops(
-    graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], pieces: Sequence[int]
+    graph: LogicalGraph,
+    line: Sequence[Op],
+    free: frozenset[str],
+    pieces: Sequence[int],
+    homes: Mapping[str, int] = MappingProxyType({}),
 ) -> OpPieces:
-    """Return the pieces that run each op, given the piece of each op of the line."""
+    """Return the pieces that run each op, given the piece of each op of the line.  homes: of
+    variables whose stage another graph has chosen.
+    """
     places: OpPieces = {op.name: (piece,) for op, piece in zip(line, pieces, strict=True)}
     last = max(pieces)
     forward = [op for op in graph.ops if op.phase == FORWARD]
@@ -138,18 +146,19 @@ def _place_ops(
             )
         piece_of.update(dict.fromkeys(op.makes, places.get(op.name, (last,))[0]))
     _place_at_readers(graph, [op for op in graph.ops if op.name in free], places, last)
-    return {**places, **_place_buffer_ops(graph, places)}
+    return {**places, **_place_buffer_ops(graph, places, homes)}
 
 
-def _place_buffer_ops(graph: LogicalGraph, places: OpPieces) -> OpPieces:
+def _place_buffer_ops(graph: LogicalGraph, places: OpPieces, homes: Mapping[str, int]) -> OpPieces:
     """Return the piece of each op that copies or writes a buffer that forward changes.
 
-    It is the first piece that reads the buffer.
+    It is the first piece that reads the buffer, unless another graph has its home.
     """
     placed: OpPieces = {}
     for v in (v for v in graph.variables if v.tensor in graph.running):
         ops = graph.consumers[v.tensor]
-        placed.update({op.name: (min(places[ops[0].name]),) for op in ops})
+        piece = homes.get(v.name, min(places[ops[0].name]))
+        placed.update({op.name: (piece,) for op in ops})
     return placed
 
 

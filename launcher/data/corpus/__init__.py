@@ -13,5 +13,6 @@ row_source.py   rows of files, of a split of them, and of saved Hugging Face dat
 answers.py   rows -> documents of which answers alone are trained on
 packed.py   several documents in a sample; engine/ops/nn/document_op.py lets none see another
 chat.py   conversations and instructions as such documents
+preferences.py   two answers to a prompt
 text_rows.py   a field of rows as plain text
 """

@@ -1,5 +1,6 @@
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -7,6 +8,7 @@ from flowrun.launcher.data.clusters import FeatureClusters, ImageClusters
 from flowrun.launcher.data.corpus.masked import Masked
 from flowrun.launcher.data.corpus.text import Text
 from flowrun.launcher.data.images import Photographs
+from flowrun.launcher.data.steps import TwoViews
 
 
 @pytest.mark.parametrize(
@@ -58,3 +60,12 @@ def test_photographs_are_windows_of_their_quarter() -> None:
 def test_labels_of_images_need_no_images(data: Photographs | ImageClusters) -> None:
     method = getattr(data, data.unprepared["labels"])
     assert [method(k).item() for k in range(16)] == [data[k]["labels"].item() for k in range(16)]
+
+
+def test_two_views_of_a_sample_hide_other_values() -> None:
+    views = TwoViews(FeatureClusters(2, 4, 64), "features")
+    one, other = views[1]["features"], views[1]["features"]
+    assert one.shape == (2, 64) and torch.equal(one, other)
+    assert not torch.equal(one[0], one[1]) and 0 < (one == 0).float().mean() < 0.5
+    drawn = [views.hide(views.read(1), np.random.default_rng(k))["features"] for k in (0, 1)]
+    assert not torch.equal(*drawn)

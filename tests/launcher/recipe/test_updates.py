@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from flowrun.launcher.commands.resume import find_continuation
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
-from flowrun.models.sampling import sample_indices
+from flowrun.models.sampling import Order, sample_indices
 from support.nets import two_nets
 from support.runs.workplace import end, place, workplace
 
@@ -60,9 +61,9 @@ LAYOUTS = {
 }
 
 
-def write_recipe(place: Path, updates: object) -> None:
+def write_recipe(place: Path, updates: object, **more: Any) -> None:
     (place / "two_nets.py").write_text(Path(two_nets.__file__).read_text())
-    recipe = {
+    recipe: dict[str, Any] = {
         "defaults": [{"/optim": "adamw"}, {"/launch": "virtual"}],
         "model": {"_target_": "two_nets.TwoNets"},
         "data": {"_target_": "two_nets.Points"},
@@ -72,26 +73,36 @@ def write_recipe(place: Path, updates: object) -> None:
         "eval": {"batches": 0},
         "log": [],
     }
-    (place / "own.yaml").write_text(yaml.safe_dump(recipe))
+    given = {key: {**recipe[key], **more.get(key, {})} for key in ("model", "data", "optim")}
+    (place / "own.yaml").write_text(yaml.safe_dump({**recipe, **given}))
 
 
-def batches() -> Iterator[Mapping[str, Tensor]]:
+def batches(order: Order | None = None) -> Iterator[Mapping[str, Tensor]]:
     data = two_nets.Points()
     for step in range(STEPS):
         numbers = range(step * SAMPLES, (step + 1) * SAMPLES)
-        yield default_collate([data[k] for k in sample_indices(0, numbers, len(data)).tolist()])
+        chosen = sample_indices(0, numbers, len(data), order)
+        yield default_collate([data[k] for k in chosen.tolist()])
 
 
-def plain_gan(model: two_nets.TwoNets) -> list[float]:
+def plain_gan(
+    model: two_nets.TwoNets,
+    critic_loss: Callable[..., Tensor] = two_nets.critic_loss,
+    order: Order | None = None,
+    frozen_until: int = 0,
+) -> list[float]:
+    """frozen_until: of each net's first layer, in updates of the net."""
     critic = torch.optim.AdamW(model.critic.parameters(), 1e-3, (0.9, 0.95), weight_decay=0)
     generator = torch.optim.AdamW(model.generator.parameters(), 5e-3, (0.9, 0.95), weight_decay=0)
     losses = []
-    for step, batch in enumerate(batches()):
-        turns = [(critic, two_nets.critic_loss), (generator, two_nets.generator_loss)]
-        for optimizer, loss_of in turns[: 1 if step % 2 else 2]:
+    for step, batch in enumerate(batches(order)):
+        turns = [(critic, critic_loss, step), (generator, two_nets.generator_loss, step // 2)]
+        for optimizer, loss_of, number in turns[: 1 if step % 2 else 2]:
             model.zero_grad()
             loss = loss_of(model(**batch), batch)
             loss.backward()
+            for first in (model.critic[0], model.generator[0]) if number < frozen_until else ():
+                first.zero_grad()
             optimizer.step()
             losses.append(loss.item())
     return losses
@@ -152,20 +163,57 @@ def test_updates_of_a_step_are_those_of_a_plain_loop(
     assert_equal(load_file(place / "out" / "weights.safetensors"), model)
 
 
-def test_a_run_resumed_between_two_updates_is_one_that_never_stopped(place: Path) -> None:
-    write_recipe(place, GAN)
-    words = ["recipe=own.yaml", "placement.axes.data=2", "train.save_every=3", "train.keep=0"]
-    run(load(words), place / "out")
-    whole = load_file(place / "out" / "weights.safetensors")
+KEYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a net that forward moves": (
+        {"model": {"_target_": "two_nets.SlowCritic"}},
+        {"critic_loss": two_nets.slow_loss},
+    ),
+    "data.order": (
+        {"data": {"order": {"_target_": "two_nets.backwards"}}},
+        {"order": partial(two_nets.backwards, num_samples=64)},
+    ),
+    "frozen_until": ({"optim": {"groups": {"*.0.*": {"frozen_until": 3}}}}, {"frozen_until": 3}),
+}
+
+
+@pytest.mark.parametrize("layout", ["stages 2", "ZeRO 3"])
+@pytest.mark.parametrize("name", KEYS)
+def test_updates_go_with_other_parts_of_a_loop(name: str, layout: str, place: Path) -> None:
+    keys, plain = KEYS[name]
+    loss = plain.get("critic_loss", two_nets.critic_loss).__name__
+    critic = {**CRITIC, "loss": {"_target_": f"two_nets.{loss}"}}
+    write_recipe(place, [critic, GENERATOR], **keys)
+    words = ["train.save_every=3", "train.keep=0", *LAYOUTS[layout].split()]
+    words = [word for word in words if not word.startswith("train.micro")]  # a forward moves it
+    run(load(["recipe=own.yaml", *words]), place / "out")
+    torch.manual_seed(0)
+    model = two_nets.SlowCritic() if loss == "slow_loss" else two_nets.TwoNets()
+    expected = plain_gan(model, **plain)
+    assert losses_of(place / "out", ["generator"]) == pytest.approx(expected, rel=1e-5)
+    assert_equal(load_file(place / "out" / "weights.safetensors"), model)
+    recipe, start = continued(place, words[2:])
+    run(recipe, place / "out", start=start)
+    assert_equal(load_file(place / "out" / "weights.safetensors"), model)
+
+
+def continued(place: Path, words: list[str]) -> Any:
+    """What a run goes on with that ended after step 3, with other words."""
     for file in ("weights.safetensors", "report.json"):
         (place / "out" / file).unlink()
     for step in (6, 8):
         for file in (place / "out" / "checkpoints" / f"step_{step:08}").iterdir():
             file.unlink()
-    recipe, start = find_continuation(
-        load(["recipe=own.yaml", *words[2:], "zero.stage=0"]), place / "out"
-    )
+    recipe, start = find_continuation(load(["recipe=own.yaml", *words]), place / "out")
     assert start and start.step == 3
+    return recipe, start
+
+
+def test_a_run_resumed_between_two_updates_is_one_that_never_stopped(place: Path) -> None:
+    write_recipe(place, GAN)
+    words = ["recipe=own.yaml", "placement.axes.data=2", "train.save_every=3", "train.keep=0"]
+    run(load(words), place / "out")
+    whole = load_file(place / "out" / "weights.safetensors")
+    recipe, start = continued(place, [*words[2:], "zero.stage=0"])
     run(recipe, place / "out", start=start)
     again = load_file(place / "out" / "weights.safetensors")
     for name, value in whole.items():

@@ -1,5 +1,6 @@
 """A generator and a critic, and updates of them; a test writes this file beside its recipe."""
 
+import copy
 from collections.abc import Mapping
 
 import torch
@@ -51,3 +52,26 @@ def ascend(param: Tensor, grad: Tensor, away: Tensor, *, lr: Tensor) -> tuple[Te
 def descend(param: Tensor, grad: Tensor, away: Tensor, *, lr: Tensor) -> tuple[Tensor, Tensor]:
     """Go back, and downhill along the gradient from there."""
     return param - away - lr * grad, torch.zeros_like(away)
+
+
+class SlowCritic(TwoNets):
+    """Its forward moves a slow critic, which the generator's loss does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = copy.deepcopy(self.critic).requires_grad_(False)
+
+    def forward(self, x: Tensor, z: Tensor) -> dict[str, Tensor]:
+        with torch.no_grad():
+            for slow, fast in zip(self.slow.parameters(), self.critic.parameters(), strict=True):
+                slow.lerp_(fast, 0.1)
+        return {"slow": self.slow(x), **super().forward(x, z)}
+
+
+def slow_loss(output: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+    return critic_loss(output, batch) + F.mse_loss(output["real"], output["slow"])
+
+
+def backwards(seed: int, epoch: int, numbers: Tensor, *, num_samples: int) -> Tensor:
+    """An order of samples that any loop can follow."""
+    return (num_samples - 1 - numbers + epoch) % num_samples

@@ -7,10 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from flowrun.engine.errors import ArgumentError
 from flowrun.engine.runtime.process import own_process
 from flowrun.launcher.data.corpus.answers import _mark
 from flowrun.launcher.data.corpus.chat import Chat, Instructions, render_chat
+from flowrun.launcher.data.corpus.preferences import Preferences
 from flowrun.launcher.data.corpus.special_tokens import SpecialTokens
+from flowrun.launcher.data.corpus.text import Text
 from flowrun.launcher.data.corpus.tokenizer import load_tokenizer
 from support.samples.row_files import write_rows as write
 
@@ -302,3 +305,26 @@ def test_many_items_at_once_are_those_of_one_by_one(tmp_path: Path, bpe: str) ->
     for row, index in enumerate((3, 0, 5)):
         for field, values in data[index].items():
             assert torch.equal(batch[field][row], values)
+
+
+def test_two_answers_to_a_prompt_are_a_pair(tmp_path: Path, bpe: str) -> None:
+    rows = [{"prompt": "the", "good": f"cat {k}", "bad": "dog" * 9**k} for k in range(3)]
+    path = write(tmp_path, *rows)
+    good = Instructions(path, bpe, 12, answer="{good}")
+    bad = Instructions(path, bpe, 12, answer="{bad}", long="cut")
+    item = Preferences(good, bad)[0]
+    pair = [shown({name: value[k] for name, value in item.items()}, bpe)[1] for k in (0, 1)]
+    assert pair == ["cat 0<|end|>", "dog<|end|>"]
+    dropped = Instructions(path, bpe, 12, answer="{bad}", long="drop")
+    for other in (dropped, Instructions(path, bpe, 12, answer="{good}", pack=True)):
+        with pytest.raises(ArgumentError, match=r"it has \d items of \d rows, and chosen 3"):
+            Preferences(good, other)
+
+
+def test_a_text_makes_answers_that_are_not_preferred() -> None:
+    text = Text(length=8, max_bytes=100)
+    tokens, targets = (Preferences(text)[2][name] for name in ("tokens", "targets"))
+    assert torch.equal(tokens[0], text[2]["tokens"])
+    assert torch.equal(tokens[1], torch.cat([text[2]["tokens"][:4], text[3]["tokens"][4:]]))
+    assert torch.equal(targets[:, 4:], torch.stack([text[k]["targets"][4:] for k in (2, 3)]))
+    assert (targets[:, :4] == -100).all()

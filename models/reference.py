@@ -1,0 +1,43 @@
+"""A model next to a frozen one that sees the same: a teacher (distillation), or itself as it began
+(preferences).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Self
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from flowrun.models.losses import part_of
+
+
+class WithReference(nn.Module):
+    """Tokens (B, …, T) -> logits (B, …, T, V) of a model and of a frozen one: {model, reference}.
+
+    reference: None: a copy of the model as it begins.  file: the reference's weights, as a run
+    leaves them (weights.safetensors); a copied model begins with them, too.
+    """
+
+    def __init__(
+        self, model: nn.Module, reference: nn.Module | None = None, file: str | None = None
+    ) -> None:
+        super().__init__()
+        if file is not None:
+            (reference or model).load_state_dict(load_file(file))
+        self.model, self.reference = model, reference or copy.deepcopy(model)
+        self.reference.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.reference.eval()  # it drops nothing out
+        return self
+
+    def forward(self, tokens: Tensor) -> dict[str, Tensor]:
+        rows, shape = tokens.flatten(0, -2), tokens.shape[:-1]
+        with torch.no_grad():
+            reference = part_of(self.reference(rows), None)
+        own = part_of(self.model(rows), None)
+        return {"model": own.unflatten(0, shape), "reference": reference.unflatten(0, shape)}
