@@ -42,25 +42,27 @@ def add_up(planned: Sequence[Rehearsed], every: Sequence[int]) -> Rehearsed:
     """Return the plan of the first update with what is foreseen of a step with all of them: ranks
     rest between two updates, so that each fills its pipeline anew; one alone does not.
 
-    every: of each update, the steps from one to the next.
+    every: of each update, the steps from one to the next; 0: it takes the place of the first, which
+    is not faster.
     """
     if len(planned) == 1:
         return planned[0]
     found = [each.rehearsal for each in planned]
-    step_s = sum(each.first_step_s / n for each, n in zip(found, every, strict=True))
+    due = [(each, n) for each, n in zip(found, every, strict=True) if n]
+    step_s = sum(each.first_step_s / n for each, n in due)
     stages = range(len(planned[0].plan.placements))
 
     def busy_s(stage: int) -> float:
-        return sum((1 - r.bubble[stage]) * r.step_s / n for r, n in zip(found, every, strict=True))
+        return sum((1 - r.bubble[stage]) * r.step_s / n for r, n in due)
 
     whole = replace(
         found[0],
         step_s=step_s,
-        first_step_s=sum(each.first_step_s for each in found),
+        first_step_s=sum(each.first_step_s for each, _ in due),
         bubble=tuple(max(0.0, 1 - busy_s(stage) / step_s) for stage in stages),
         peak_bytes=_most(r.peak_bytes for r in found),
         bound_bytes=_most(r.bound_bytes for r in found),
-        sent_bytes=sum(r.sent_bytes / n for r, n in zip(found, every, strict=True)),
+        sent_bytes=sum(r.sent_bytes / n for r, n in due),
     )
     return Rehearsed(planned[0].plan, whole)
 

@@ -27,7 +27,7 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_436,
+    "engine": 1_438,
     "engine/actors": 1_853,
     "engine/boxing": 537,
     "engine/capture": 4_845,
@@ -45,14 +45,14 @@ BUDGETS = {
     "launcher/bench": 2_179,
     "launcher/command_line": 1_135,
     "launcher/commands": 3_088,
-    "launcher/data": 3_404,
-    "launcher/job": 2_168,
+    "launcher/data": 3_442,
+    "launcher/job": 2_175,
     "launcher/listeners": 673,
-    "launcher/model": 2_850,
+    "launcher/model": 2_876,
     "launcher/place": 2_090,
-    "launcher/recipe": 3_382,
-    "launcher/ranks": 2_055,
-    "launcher/report": 2_441,
+    "launcher/recipe": 3_412,
+    "launcher/ranks": 2_059,
+    "launcher/report": 2_445,
     "launcher/store": 676,
     "launcher/supervise": 4_403,
     "launcher/terminal": 229,
@@ -66,12 +66,12 @@ BUDGETS = {
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 15_068,
+    "tests/launcher": 15_221,
     "tests/models": 682,
-    "tests/support": 7_645,
+    "tests/support": 7_687,
     "tests/testing": 111,
 }
-SUMS = {"source": 71_843, "tests": 50_245, "docs": 50_000}
+SUMS = {"source": 71_954, "tests": 50_440, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 301, "except Exception": 28, "functions above complexity 15": 0}

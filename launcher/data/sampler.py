@@ -32,7 +32,9 @@ class Sampler:
     these, in order.  field_types: (shape, dtype) of each field of one sample, which all samples
     must have, since the plan was made for them.  every: the steps of the run from one step of this
     sampler to the next (of an update that runs with each second step, 2).  order: of data.order;
-    None: permutations.  own_collate: of data.collate; None: items are stacked.
+    None: permutations.  own_collate: of data.collate; None: items are stacked.  buckets: of
+    data.buckets, the longest last; the data set has `lengths`, of each item.  bucket: the one of
+    which batches are; 0: the longest.
     """
 
     data: Dataset[object]
@@ -45,6 +47,8 @@ class Sampler:
     every: int = 1
     order: Order | None = None
     own_collate: Collate | None = None
+    buckets: tuple[int, ...] = ()
+    bucket: int = 0
 
     def __call__(self, step: int, micro_batch: int, rows: slice) -> Batch:
         samples: list[object] | None = None
@@ -53,8 +57,7 @@ class Sampler:
         if samples is not None:
             return self.collate(samples, step, micro_batch, rows)
         chosen = self._chosen(step, micro_batch, rows)
-        batch = batch_of(self.data, chosen, self.own_collate)
-        self._check(batch, chosen)
+        batch = self._fit(batch_of(self.data, chosen, self.own_collate), chosen)
         return {field: values.contiguous() for field, values in batch.items()}
 
     def prepare(
@@ -85,15 +88,48 @@ class Sampler:
     def collate(self, samples: list[object], step: int, micro_batch: int, rows: slice) -> Batch:
         """Stack samples into one batch."""
         chosen = self._chosen(step, micro_batch, rows)
-        batch = collate(samples, chosen.tolist(), self.own_collate)
-        self._check(batch, chosen)
-        return batch
+        return self._fit(collate(samples, chosen.tolist(), self.own_collate), chosen)
 
-    def _check(self, batch: Batch, chosen: torch.Tensor) -> None:
-        """Raises ItemError for a batch that has not the fields, shapes and types of the first."""
+    def turn(self, step: int) -> int:
+        """Return the number of the bucket of a step, 0 for the longest: the shortest that holds all
+        samples of the step, whichever a rank reads.
+        """
+        if not self.buckets:
+            return 0
+        longest = int(self._lengths(self._chosen(step, 0, slice(0, self.batch_size))).max())
+        return sum(n >= longest for n in self.buckets) - 1
+
+    def _lengths(self, chosen: torch.Tensor) -> torch.Tensor:
+        lengths = self.data.lengths  # type: ignore[attr-defined]
+        return torch.tensor([int(lengths[k]) for k in chosen.tolist()], device="cpu")
+
+    def _cut(self, batch: Batch, chosen: torch.Tensor) -> Batch:
+        """Cut the fields that are as long as the longest bucket.  Raises ItemError for one with
+        something else than padding behind the end of an item.
+        """
+        longest, out = self.buckets[-1], dict(batch)
+        ends = self._lengths(chosen).clamp(min=self.bucket)
+        behind = torch.arange(longest, device="cpu") >= ends[:, None]
+        for field, values in batch.items():
+            if values.shape[1:2] == (longest,):
+                unlike = (values != values[:, -1:]).reshape(*behind.shape, -1).any(-1) & behind
+                if bool(unlike.any()):
+                    item = int(chosen[unlike.any(-1)][0])
+                    what = f"field {field!r} of item {item} differs behind its length"
+                    raise ItemError(f"{what}: write one value as padding")
+                out[field] = values[:, : self.bucket]
+        return out
+
+    def _fit(self, batch: Batch, chosen: torch.Tensor) -> Batch:
+        """Return a batch of its bucket's length.  Raises ItemError for one that has not the fields,
+        shapes and types of the first.
+        """
+        if self.bucket:
+            batch = self._cut(batch, chosen)
         for field, first in (self.field_types or {}).items():
             if field not in batch or _field_type(batch[field]) != first:
                 raise ItemError(self._unlike(field, first, chosen.tolist()))
+        return batch
 
     def _unlike(self, field: str, first: FieldType, chosen: list[int]) -> str:
         """Find the item that differs from the first ones: items are made again, one by one."""

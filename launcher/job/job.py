@@ -118,7 +118,7 @@ class Job:
         )
         self.others = tuple(self._make_other(k, each, values) for k, each in enumerate(others, 1))
         self.plans.others = tuple((each.every, job.plans) for each, job in self.others)
-        if others:
+        if others and not recipe.buckets:
             trained = {update.name: job.trained for update, job in ((own, self), *self.others)}
             check_trained(trained)
 
@@ -127,7 +127,7 @@ class Job:
         job = Job(update.recipe, values=values, probed=lambda: None, shared=self.materials)
         made = job.materials
         task = replace(made.task, seed=made.task.seed + number * _SEEDS_APART)
-        sampler = replace(self.materials.sampler, every=update.every)
+        sampler = replace(made.sampler, every=update.every or 1)
         job.materials = job.plans.materials = replace(made, task=task, sampler=sampler)
         return update, job
 
@@ -219,12 +219,14 @@ class Job:
     @cached_property
     def work(self) -> WorkUnit:
         """Tokens, where the model's first argument or its field is named after tokens or is
-        input_ids, and holds sequences of integers; else samples.
+        input_ids, and holds sequences of integers, of one length in all steps; else samples.
         """
         samples = self.recipe.train.batch_size
         argument, field = next(iter(self.materials.task.inputs.items()))
         value = self.materials.example[field]
-        named = any("token" in name or name == "input_ids" for name in (argument, field))
+        named = not self.recipe.buckets and any(
+            "token" in name or name == "input_ids" for name in (argument, field)
+        )
         if named and value.dim() == 2 and not value.dtype.is_floating_point:
             return WorkUnit("tokens", samples * int(value.shape[1]))
         return WorkUnit("samples", samples)

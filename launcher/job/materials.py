@@ -21,6 +21,7 @@ from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.model import build
 from flowrun.launcher.model.dataset_checks import (
     check_labels,
+    check_lengths,
     check_vocabulary,
     data_errors,
     notes_of,
@@ -83,6 +84,8 @@ def make_materials(recipe: Recipe, values: bool, shared: Materials | None = None
     if not values:  # nothing is written, so that they take no page of memory
         example = {name: _repeat(one, recipe.micro_batch_size) for name, one in example.items()}
     sampler = replace(sampler, field_types=field_types_of(example))
+    if not recipe.bucket:
+        check_lengths(data, recipe.buckets, example)
     task = make_task(recipe, described.model, example)
     if not recipe.collate:
         check_labels(described.model, task.inputs, recipe.task.loss, data)
@@ -207,4 +210,6 @@ def _sampler(recipe: Recipe, data: Any) -> Sampler:
         batch_size=recipe.train.batch_size,
         micro_batches=recipe.train.micro_batches,
         held_out=held_out,
+        buckets=recipe.buckets,
+        bucket=recipe.bucket,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -22,7 +22,9 @@ from flowrun.launcher.data.collate import (
     item_of,
 )
 from flowrun.launcher.data.named import NamedFields
+from flowrun.launcher.data.sampler import length
 from flowrun.launcher.data.steps import preparation, unprepared_fields
+from flowrun.launcher.recipe.recipe_errors import require
 from flowrun.launcher.recipe.schema import Target
 from flowrun.models.losses import IGNORED, model_loss
 
@@ -236,3 +238,27 @@ def _call(function: Callable[[], Any]) -> tuple[Any, str]:
         return function(), ""
     except Exception as error:
         return None, f"failed: {type(error).__name__}: {error}"
+
+
+def check_lengths(
+    data: Dataset[object], buckets: Sequence[int], batch: Mapping[str, Tensor]
+) -> None:
+    """Raise RecipeError for a data set whose batches cannot have one of several lengths.
+
+    buckets: of data.buckets, the longest last.  batch: one of its samples.
+    """
+    if not buckets:
+        return
+    lengths, longest = getattr(data, "lengths", ()), buckets[-1]
+    name, where = type(data).__name__, "data.buckets"
+    problem = f"{name} does not say how long each item is, or packs several into a sample."
+    instead = "Give the data set an attribute lengths: of each item, without its padding."
+    require(len(lengths) == length(data), where, problem, instead)
+    most = max(map(int, lengths))
+    problem = f"an item is {most} long, and the longest bucket {longest}."
+    instead = f"Let the last be {most} or more, and pad items to it."
+    require(most <= longest, where, problem, instead)
+    shapes = {field: tuple(values.shape[1:]) for field, values in batch.items()}
+    problem = f"no field is {longest} long, as the longest bucket is; they are {shapes}."
+    instead = f"Pad items to {longest}, as data.length={longest} does for text."
+    require(any(shape[:1] == (longest,) for shape in shapes.values()), where, problem, instead)

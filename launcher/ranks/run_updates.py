@@ -30,9 +30,9 @@ def run_updates(
 ) -> None:
     """Run steps one by one, each with the other updates that are due, until a halt.
 
-    first: runs a step of the first plan; None: a halt refused it.  on_step: called with a step, all
-    its results and seconds, where this process has them; those of another update are called
-    "loss/NAME".
+    first: runs a step of the first plan, or of its bucket's; None: a halt refused it.  on_step:
+    called with a step, all its results and seconds, where this process has them; those of another
+    update are called "loss/NAME".
     """
     for step in steps:
         begin = time.perf_counter()
@@ -40,7 +40,7 @@ def run_updates(
             return
         together = {key: value for results in found for key, value in results.items()}
         for each in others:
-            if step % each.update.every == 0:
+            if each.update.every and step % each.update.every == 0:
                 for results in each.run(step // each.update.every):
                     together |= {f"{key}/{each.update.name}": x for key, x in results.items()}
         if together:

@@ -80,8 +80,11 @@ class _VirtualRun:
         return self._gates[rank].may_begin(steps)
 
     def _run_step(self, step: int) -> Sequence[Results] | None:
-        """Run one step of the first plan; None if a halt refused it."""
-        results = self.cluster.run(step + 1, None, step, self._may_begin)
+        """Run one step of its bucket's plan, or the first; None if a halt refused it."""
+        turn = self._job.materials.sampler.turn(step)
+        results = (self.cluster, *self._other_clusters)[turn].run(
+            step + 1, None, step, self._may_begin
+        )
         return results if self._gate.begun > step else None
 
     def _make_others(self) -> list[VirtualCluster]:

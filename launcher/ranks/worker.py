@@ -256,8 +256,9 @@ class RankProcess:
         finite.check_numbers(self._job, self._trained, step, self._problems, self._saves.finish)
 
     def _run_step(self, step: int) -> Sequence[Results] | None:
-        """Run one step of the first plan; None if a halt refused it."""
-        results = self._trained.run(step + 1, None, step, self._may_begin)
+        """Run one step of its bucket's plan, or the first; None if a halt refused it."""
+        rank = (self._trained, *self._other_ranks)[self._job.materials.sampler.turn(step)]
+        results = rank.run(step + 1, None, step, self._may_begin)
         return results if self._gate.begun > step else None
 
     @cached_property

@@ -18,6 +18,7 @@ from flowrun.launcher.recipe.recipe_errors import CommandLineError, one_of, requ
 from flowrun.launcher.recipe.schema import (
     AUTO,
     BF16,
+    BUCKETS,
     HOST,
     MIRRORED,
     OBJECTIVES,
@@ -99,8 +100,10 @@ def _kept_narrow(r: RecipeSchema) -> str:
 
 
 def _find_single(r: RecipeSchema) -> str:
-    """Return what several updates cannot have; "" if there is nothing, or one update."""
+    """Return what several plans of a run cannot have; "" if there is nothing, or one plan."""
+    several = r.updates or r.data.get(BUCKETS)
     found = {
+        "data.buckets": r.updates and r.data.get(BUCKETS),
         "auto.placement=true": r.auto.placement,
         "parallel=auto": r.auto.enabled,
         "view=mirrored": r.view == MIRRORED,
@@ -109,7 +112,7 @@ def _find_single(r: RecipeSchema) -> str:
         "launch.data_workers": r.launch.data_workers,
         "engine.trace": r.engine.trace,
     }
-    return next((key for key, there in found.items() if there), "") if r.updates else ""
+    return next((key for key, there in found.items() if there), "") if several else ""
 
 
 _OWN_BATCH = "in the mirrored view each rank has a batch and a model of its own, but "
@@ -361,9 +364,15 @@ CONTRADICTIONS = (
     ),
     Contradiction(
         "updates",
-        _find_single,
+        lambda r: r.updates and _find_single(r),
         "several updates of a step cannot be combined with {0}.",
         "Leave {0} out, or make one update of a sum of losses.",
+    ),
+    Contradiction(
+        f"data.{BUCKETS}",
+        lambda r: not r.updates and _find_single(r),
+        "batches of several lengths cannot be combined with {0}.",
+        "Leave {0} out, or pad all samples to one length.",
     ),
     Contradiction(
         "launch.time_limit",
@@ -431,6 +440,7 @@ def _check_targets(recipe: RecipeSchema) -> None:
             written = isinstance(given, dict) and isinstance(given.get(TARGET), str)
             instead = f"Write data.{key}: {{_target_: my_data.{key}}}."
             require(written, f"data.{key}", f"{given!r} names no function.", instead)
+    _check_buckets(recipe.data.get(BUCKETS) or [])
     weights = recipe.model.get(WEIGHTS)
     require(
         weights is None or isinstance(weights, str),
@@ -438,6 +448,16 @@ def _check_targets(recipe: RecipeSchema) -> None:
         f"{weights!r} is not a path.",
         "Write a .safetensors file, or a folder of Hugging Face's.",
     )
+
+
+def _check_buckets(buckets: object) -> None:
+    right = (
+        isinstance(buckets, list)
+        and all(type(n) is int and n > 0 for n in buckets)
+        and buckets == sorted({*buckets})
+    )
+    what = f"{buckets!r} are not lengths, the smallest first."
+    require(right, f"data.{BUCKETS}", what, "Write [128, 256, 512].")
 
 
 def _check_micro_batches(samples: int, parts: int) -> None:

@@ -39,6 +39,7 @@ from flowrun.launcher.recipe.recipe_errors import (
 )
 from flowrun.launcher.recipe.schema import (
     ARGUMENTS,
+    BUCKETS,
     OF_BATCHES,
     TARGET,
     WEIGHTS,
@@ -187,9 +188,10 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
     )
 
 
-def _split_data(data: Target) -> dict[str, Target]:
+def _split_data(data: Target) -> Target:
     """Return what says how batches are made, and the rest, the data set."""
-    found: dict[str, Target] = {key: data.get(key) or {} for key in OF_BATCHES}
+    found: Target = {key: data.get(key) or {} for key in OF_BATCHES}
+    found[BUCKETS] = tuple(data.get(BUCKETS) or ())
     return {**found, "data": {key: value for key, value in data.items() if key not in found}}
 
 

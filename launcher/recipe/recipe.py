@@ -27,7 +27,8 @@ class Recipe(RecipeSchema):
 
     Picklable; equal by value.
 
-    weights: of `model`, order, collate: of `data`, which are without them here.
+    weights: of `model`, order, collate, buckets: of `data`, which are without them here.  bucket:
+    the one of which batches are; 0: the longest.
     axes: names whose size is over 1 in some stage, outermost first; every stage's placement has
     exactly these.  in_flight: auto where the key is null.
     pins: the lines of `sbp`; those of other axes are left out.  plan_axis: of `sbp.from_model`, if
@@ -39,6 +40,8 @@ class Recipe(RecipeSchema):
     weights: str
     order: Target
     collate: Target
+    buckets: tuple[int, ...]
+    bucket: int = 0
     axes: tuple[str, ...]
     stages: tuple[Stage, ...]
     chunks: int

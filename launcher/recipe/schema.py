@@ -19,6 +19,7 @@ Target = dict[str, Any]  # `_target_`: dotted path of a class or function, and i
 
 WEIGHTS = "weights"  # the one key of `model` that is no argument of it
 OF_BATCHES = ("order", "collate")  # keys of `data` that are none: which samples, and how stacked
+BUCKETS = "buckets"  # another: lengths of batches
 KEPT = ("matmul", "every_second_matmul", "attention", "boxing")
 MIRRORED = "mirrored"
 STEP, MICRO_BATCH = "step", "micro_batch"
@@ -508,7 +509,8 @@ class RecipeSchema:
     task: inputs, loss and metrics.
     data: `_target_` of a map-style data set, with its arguments; `order`: {_target_: function of
         (seed, epoch, numbers), the indices of samples}; `collate`: {_target_: function of a list of
-        items, their batch}.
+        items, their batch}; `buckets`: lengths, the smallest first, to one of which the samples of
+        a step are cut (docs/how_to/data.md).
     eval: the held-out samples.
     optim: the update of the weights.
     updates: several updates in a step, one after the other: a list of {name, loss, parameters,

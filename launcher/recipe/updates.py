@@ -28,8 +28,9 @@ _EXAMPLE = "Write {name: critic, loss: {_target_: my_loss}, parameters: critic.*
 class StepUpdate:
     """An update of some parameters in a step.
 
-    name: of its results: "loss/generator".  every: the steps from one to the next.  recipe: with
-    the loss, the parameters and the optimizer of this update, and its number of updates as steps.
+    name: of its results: "loss/generator".  every: the steps from one to the next; 0: it takes the
+    place of the first where its bucket is the step's.  recipe: with the loss, the parameters and
+    the optimizer of this update, and its number of updates as steps.
     """
 
     name: str = ""
@@ -44,7 +45,9 @@ def updates_of(recipe: Recipe) -> tuple[StepUpdate, ...]:
     """
     found = tuple(_read_update(recipe, k, given) for k, given in enumerate(recipe.updates))
     if not found:
-        return (StepUpdate(recipe=recipe),)
+        shorter = () if recipe.bucket else recipe.buckets[-2::-1]
+        buckets = (StepUpdate(every=0, recipe=replace(recipe, bucket=n)) for n in shorter)
+        return (StepUpdate(recipe=recipe), *buckets)
     names = [update.name for update in found]
     for k, name in enumerate(names):
         where = f"updates.{k}.name"

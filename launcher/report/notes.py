@@ -190,6 +190,10 @@ def _note_updates(job: Job) -> Iterator[str]:
         often = "step" if every == 1 else f"{every} steps"
         optim = each.strategy.optimizer.name
         yield f"update {given['name']}, every {often}: {len(each.trained)} parameters, {optim}"
+    for longest, each in zip(job.recipe.buckets[::-1], jobs, strict=False):
+        foreseen = each.training.rehearsal
+        most = size(max(foreseen.peak_bytes))
+        yield f"a step of bucket {longest}: {seconds(foreseen.first_step_s)}, a rank {most}"
 
 
 FACTS: tuple[Callable[[Job], Iterator[str]], ...] = (

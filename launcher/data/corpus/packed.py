@@ -54,7 +54,9 @@ class DocumentSamples(StackedDataset):
         self.ends = np.cumsum(counts)
         order = np.concatenate(packed).astype(np.int64)
         self.starts, self.tokens = starts[order], tokens[order]
-        if pack:
+        if not pack:
+            self.lengths = np.minimum(self.tokens + 1, length)  # what is not padding
+        else:
             share, before = (tokens.sum() / (n * length) for n in (len(packed), len(tokens)))
             self.notes += (
                 f"{len(tokens):,} documents are packed into {len(packed):,} samples of {length} "
