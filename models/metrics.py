@@ -1,7 +1,9 @@
 """Metrics: metric(output, batch) -> the mean over the batch, a float32 scalar.
 
 Evaluation reports the mean over its batches.  A metric that is a function of such a mean, not a
-mean itself, names it: metric.of_mean(mean over all batches) is reported.
+mean itself, names it: metric.of_mean(mean over all batches) is reported.  One that is no function
+of a mean either returns rows (n, D), and metric.of_rows(rows of all batches, in any order) is
+reported.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from flowrun.models.insightface import Scores
@@ -55,3 +58,50 @@ def perplexity(output: object, batch: Mapping[str, Tensor], target: str = "targe
 
 
 perplexity.of_mean = math.exp  # type: ignore[attr-defined]
+
+
+def auc(
+    output: object, batch: Mapping[str, Tensor], target: str = "targets", part: OutputPart = None
+) -> Tensor:
+    """Return rows of a score and a target, of which the area under the ROC curve is made.
+
+    output, part: hold the scores (...), see losses.part_of.  batch: has the targets (...), 0 or 1,
+    in the field `target`.
+    """
+    return torch.stack([part_of(output, part).flatten(), batch[target].flatten()], 1).float()
+
+
+def _area(rows: Tensor) -> float:
+    """Return the share of pairs of a hit and a miss whose hit has the higher score, ties halved
+    (Mann and Whitney 1947).
+    """
+    scores, hit = rows[:, 0], rows[:, 1] > 0.5
+    _, number, counts = scores.unique(return_inverse=True, return_counts=True)
+    ranks = (counts.cumsum(0) - (counts - 1) / 2).double()[number]
+    hits, misses = int(hit.sum()), int((~hit).sum())
+    above = float(ranks[hit].sum()) - hits * (hits + 1) / 2
+    return above / (hits * misses) if hits and misses else math.nan
+
+
+def f1(
+    output: object, batch: Mapping[str, Tensor], target: str = "targets", part: OutputPart = None
+) -> Tensor:
+    """Return rows of a class that has the largest logit and its target, of which the mean F1 of all
+    classes is made.
+
+    output, part: hold the logits (..., V), see losses.part_of.  batch: has the class ids (...) in
+    the field `target`; positions of -100 do not count.
+    """
+    found = part_of(output, part).argmax(-1)
+    return torch.stack([found.flatten(), batch[target].flatten()], 1).float()
+
+
+def _mean_f1(rows: Tensor) -> float:
+    found, asked = rows[rows[:, 1] != IGNORED].long().T
+    classes = int(max(found.max(), asked.max())) + 1
+    both = torch.bincount(found[found == asked], minlength=classes)
+    either = sum(torch.bincount(each, minlength=classes) for each in (found, asked))
+    return float((2 * both / either)[either > 0].mean())
+
+
+auc.of_rows, f1.of_rows = _area, _mean_f1  # type: ignore[attr-defined]

@@ -41,7 +41,7 @@ from flowrun.engine.capture.rewrites.strided_views import view_elements
 from flowrun.engine.capture.side_effects import Effect, record_effects
 from flowrun.engine.capture.unfold import unfold
 from flowrun.engine.errors import FlowrunError, RecipeError, refuse_as
-from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.ir.graph import ROWS, LogicalGraph
 from flowrun.engine.torch_internals import buffers_of, trace_forward, trace_joint
 
 Batch = Mapping[str, torch.Tensor]
@@ -54,7 +54,8 @@ class Task:
 
     inputs: model argument -> batch field.
     loss: loss(output, batch) -> scalar mean over the batch; None: the output, or its `.loss`.
-    metrics: name -> metric(output, batch) -> scalar mean, evaluated with the validation loss.
+    metrics: name -> metric(output, batch) -> scalar mean, evaluated with the validation loss; or
+        rows (n, D), of all of which metric.of_rows makes the number.
     autocast: dtype of the ops that torch.autocast lists, in training and evaluation; None: all ops
         as written.  Parameters, gradients, loss and metrics stay fp32.  The lists are those of
         torch's CPU autocast, on every device.
@@ -192,6 +193,18 @@ class CapturedModule(nn.Module):
         buffers = (buffers_of(owner)[name] for owner, name in self.written)
         written = (value.detach().clone() for value in buffers if value is not None)
         return (loss, *(fn(output, batch) for fn in self.metric_fns), *written)
+
+
+def result_names(metrics: Mapping[str, LossFn]) -> list[str]:
+    """Return the names under which an evaluation reports metrics, in their order."""
+    return [ROWS + name if made_of(fn, "of_rows") else name for name, fn in metrics.items()]
+
+
+def made_of(metric: LossFn | None, attribute: str) -> Callable[..., float] | None:
+    """Return the function that a metric has as an attribute, of_mean or of_rows, if it does."""
+    function = getattr(metric, "func", metric)  # of a partial
+    found: Callable[..., float] | None = getattr(function, attribute, None)
+    return found
 
 
 def own_loss(output: object) -> torch.Tensor:
@@ -333,7 +346,7 @@ def _trace_blocks(
             folds = fold(traced.graph, entering, absent)
         joint = trace_joint(stack, traced, values)
         view_elements(joint.graph_module.graph)
-    results = ("loss", *metrics, *(f"{WRITES}{name}" for name in written))
+    results = ("loss", *result_names(metrics), *(f"{WRITES}{name}" for name in written))
     reader = JointGraph(tuple(batch), results, task.first_names, train, task.run_checks)
     graph = reader.read(joint.graph_module)
     if runs and (effects or not are_folded(runs, folds)):

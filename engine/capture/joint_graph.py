@@ -32,6 +32,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import (
     BACKWARD,
     FORWARD,
+    ROWS,
     Feed,
     LogicalGraph,
     LogicalTensor,
@@ -200,7 +201,7 @@ class JointGraph:
             if kind == "PlainAOTOutput":
                 result = self.result_names[described.idx]
                 if not result.startswith(WRITES):
-                    _check_scalar(result, self.reader.tensors[name])
+                    _check_result(result, self.reader.tensors[name])
                 self.results.append((result, name))
             elif kind == "GradAOTOutput":
                 if type(described.grad_of).__name__ == "ParamAOTInput":
@@ -231,13 +232,15 @@ class JointGraph:
             self.results.append((f"{WRITES}{name}", self.reader.names[node]))
 
 
-def _check_scalar(name: str, tensor: LogicalTensor) -> None:
-    if tensor.shape != () or not tensor.dtype.is_floating_point:
+def _check_result(name: str, tensor: LogicalTensor) -> None:
+    rows = name.startswith(ROWS)
+    if len(tensor.shape) != 2 * rows or not tensor.dtype.is_floating_point:
+        wanted = "rows (n, D)" if rows else "one number, the mean over the batch"
         raise RecipeError(
-            "task.loss" if name == "loss" else f"task.metrics.{name}",
-            f"it returns {tensor.dtype} of shape {tensor.shape} instead of one number, the mean"
-            " over the batch.",
-            "Name a function called with (output, batch) that returns a floating-point scalar.",
+            "task.loss" if name == "loss" else f"task.metrics.{name.removeprefix(ROWS)}",
+            f"it returns {tensor.dtype} of shape {tensor.shape} instead of {wanted}.",
+            "Name a function called with (output, batch) that returns a floating-point "
+            + ("matrix, a row a sample: it has of_rows." if rows else "scalar."),
         )
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from flowrun.engine.capture.capture import Batch, Task
+from flowrun.engine.capture.capture import Batch, Task, result_names
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.ir.graph import ROWS
 from flowrun.engine.passes.mirrored_view import rows_by_rank
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.commands.load_run import load_run
@@ -97,7 +98,12 @@ def _batch_results(job: Job, task: Task, parts: Sequence[Batch], whole: Collecti
     """
     pieces = [piece for part in parts for piece in rows_by_rank(part, job.strategy)]
     found = [_results(task, piece) for piece in pieces]
-    out: Results = {name: sum(each[name] for each in found) / len(found) for name in found[0]}
+    out: Results = {
+        name: [row for each in found for row in each[name]]
+        if name.startswith(ROWS)
+        else sum(each[name] for each in found) / len(found)
+        for name in found[0]
+    }
     if whole:
         batch = {name: torch.cat([each[name] for each in parts]) for name in parts[0]}
         of_batch = _results(task, batch)
@@ -133,10 +139,11 @@ def _note_buffers(job: Job) -> Iterator[str]:
 
 
 @torch.no_grad()
-def _results(task: Task, batch: Batch) -> dict[str, float]:
+def _results(task: Task, batch: Batch) -> Results:
     """Compute the loss and the metrics of what the model computes at once."""
     with task.precision():
         output = task.output(batch)
         loss = task.loss_of(output, batch)
-        metrics = {name: metric(output, batch) for name, metric in dict(task.metrics).items()}
-    return {"loss": float(loss), **{name: float(value) for name, value in metrics.items()}}
+        metrics = dict(task.metrics)
+        found = [metric(output, batch).tolist() for metric in metrics.values()]
+    return {"loss": float(loss), **dict(zip(result_names(metrics), found, strict=True))}

@@ -5,7 +5,7 @@ started here.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,8 +13,10 @@ from typing import Protocol
 
 import torch
 
+from flowrun.engine.capture.capture import made_of
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.hardware.hardware import CPU
+from flowrun.engine.ir.graph import ROWS
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.passes.mirrored_view import LIST_SUFFIX
 from flowrun.engine.runtime.process.cpu_share import count_seconds, share_of_others
@@ -237,15 +239,19 @@ class Job:
 
     def validation(self, results: Sequence[Results]) -> Results:
         """Mean of each number, and of each rank's, over batches of equal size; a metric with
-        `of_mean` is that function of the mean (perplexity is no mean of perplexities).
+        `of_mean` is that function of the mean (perplexity is no mean of perplexities), and one with
+        `of_rows` that of the rows of all batches.
         """
         out: Results = {}
         for name in results[0] if results else ():
-            metric = dict(self.materials.task.metrics).get(name.removesuffix(LIST_SUFFIX))
-            function = getattr(metric, "func", metric)  # of a partial
-            of_mean: Callable[[float], float] = getattr(function, "of_mean", float)
+            metric = name.removesuffix(LIST_SUFFIX).removeprefix(ROWS)
+            asked = dict(self.materials.task.metrics).get(metric)
+            of_mean = made_of(asked, "of_mean") or float
             values = [result[name] for result in results]
-            if isinstance(values[0], list):
+            if of_rows := made_of(asked, "of_rows"):
+                rows = torch.tensor([row for batch in values for row in batch])
+                out[metric] = float(of_rows(rows))
+            elif isinstance(values[0], list):
                 out[name] = [of_mean(sum(each) / len(values)) for each in zip(*values, strict=True)]
             else:
                 out[name] = of_mean(sum(values) / len(values))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from flowrun.engine.capture.capture import made_of
 from flowrun.engine.capture.capture_errors import MADE_IN
 from flowrun.engine.capture.joint_graph import LOSS
 from flowrun.engine.capture.module_checks import place_of_function, refuse_scripted
@@ -32,8 +33,8 @@ from flowrun.launcher.model.packed_inputs import packed_inputs
 from flowrun.launcher.model.pretrained import weights_of
 from flowrun.launcher.model.targets import find, make_function, make_object
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.recipe.recipe_errors import did_you_mean
-from flowrun.launcher.recipe.schema import FP32, KEEP_DTYPE, ROWWISE, TARGET, Fp8
+from flowrun.launcher.recipe.recipe_errors import did_you_mean, require
+from flowrun.launcher.recipe.schema import FP32, KEEP_DTYPE, MIRRORED, ROWWISE, TARGET, Fp8
 from flowrun.launcher.terminal import doing
 from flowrun.launcher.terminal.units import size
 from flowrun.models.fp8 import Fp8Linear
@@ -293,11 +294,16 @@ def instantiate_loss(recipe: Recipe) -> LossFunction | None:
 
 
 def instantiate_metrics(recipe: Recipe) -> dict[str, LossFunction]:
-    """name -> metric(output, batch) -> scalar."""
-    return {
+    """name -> metric(output, batch) -> scalar, or rows."""
+    made = {
         name: make_function(metric, f"task.metrics.{name}")
         for name, metric in recipe.task.metrics.items()
     }
+    for name, metric in made.items():
+        wrong = recipe.view == MIRRORED and made_of(metric, "of_rows")
+        problem = f"{name} is made of the rows of all samples, and view=mirrored has a mean a rank."
+        require(not wrong, f"task.metrics.{name}", problem, "Leave it out, or the view.")
+    return made
 
 
 def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) -> dict[str, str]:

@@ -96,8 +96,9 @@ class TaskKeys:
     inputs: model argument -> batch field; empty: forward takes the fields by their own names.
     loss: `_target_` of a function or a module, called loss(output, batch) -> scalar mean; null: the
         output itself, or its `.loss`.
-    metrics: name -> `_target_` of a function, called metric(output, batch) -> scalar mean;
-        evaluated together with the validation loss.  null leaves one out.
+    metrics: name -> `_target_` of a function, called metric(output, batch) -> scalar mean, or rows
+        of samples, of all of which its `of_rows` makes a number; evaluated together with the
+        validation loss.  null leaves one out.
     """
 
     inputs: dict[str, str] = field(default_factory=dict)

@@ -1,3 +1,4 @@
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,3 +40,22 @@ def test_the_loss_of_a_model_is_its_output_or_a_part_of_it() -> None:
     for output in (loss, {"loss": loss}, SimpleNamespace(loss=loss)):
         assert own_loss(output) is loss
     assert losses.model_loss((OTHER, loss), {}, part=1) is loss
+
+
+def test_metrics_of_rows_are_those_of_scikit_learn() -> None:
+    reference = pytest.importorskip("sklearn.metrics")
+    draws = torch.Generator().manual_seed(0)
+    scores = torch.randint(0, 9, (50,), generator=draws).float()  # with ties
+    hits = torch.randint(0, 2, (50,), generator=draws)
+    rows = metrics.auc(scores, {"targets": hits})
+    assert metrics.auc.of_rows(rows) == pytest.approx(reference.roc_auc_score(hits, scores))
+    assert math.isnan(metrics.auc.of_rows(rows[rows[:, 1] > 0]))
+    logits, classes = (
+        torch.randn(50, 4, generator=draws),
+        torch.randint(0, 5, (50,), generator=draws),
+    )
+    expected = reference.f1_score(classes, logits.argmax(-1), average="macro")
+    assert metrics.f1.of_rows(metrics.f1(logits, {"targets": classes})) == pytest.approx(expected)
+    classes[:9] = -100
+    expected = reference.f1_score(classes[9:], logits[9:].argmax(-1), average="macro")
+    assert metrics.f1.of_rows(metrics.f1(logits, {"targets": classes})) == pytest.approx(expected)

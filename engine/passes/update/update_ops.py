@@ -12,10 +12,14 @@ micro-batches: each micro-batch's tangent is 1 / micro_batches.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
+import torch
+
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph, Ref, Variable
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, ROWS, LogicalGraph, Ref, Variable
+from flowrun.engine.ops.flow.sparse import COLLECT
 from flowrun.engine.ops.flow.update import ACCUMULATE, ADD_N
 from flowrun.engine.ops.shapes.create import FULL
 from flowrun.engine.passes.update.clip_ops import Scalars, check_gradients
@@ -62,7 +66,7 @@ def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
             average(builder, v, strategy.optimizer.ema, skip)
     builder.notes += _describe(strategy.optimizer, trained)
     means = [
-        (name, _mean(builder, name, tensor, strategy.micro_batches))
+        (name, _mean(builder, name, tensor, strategy))
         for name, tensor in graph.results
         if not name.startswith("grad/")
     ]
@@ -185,11 +189,26 @@ def _sum(builder: GraphBuilder, tensor: str, name: str) -> str:
     )
 
 
-def _mean(builder: GraphBuilder, name: str, tensor: str, micro_batches: int) -> str:
-    """Return the mean of a scalar result over the micro-batches of the step."""
+def _mean(builder: GraphBuilder, name: str, tensor: str, strategy: Strategy) -> str:
+    """Return the mean of a scalar result over the micro-batches of the step, or all its rows."""
+    if name.startswith(ROWS):
+        return _gather(builder, name, tensor, strategy)
     source, like = builder.base.producer[tensor], builder.tensors[tensor]
     total = builder.one(
         f"{name}/sum", ACCUMULATE, (Ref(tensor),), (), like, OpPlace(source.stage, "loss", FORWARD)
     )
-    args = (Ref(total), 1.0 / micro_batches)
+    args = (Ref(total), 1.0 / strategy.micro_batches)
     return builder.one(f"{name}/mean", "aten.mul.Tensor", args, (), like, OpPlace(source.stage))
+
+
+def _gather(builder: GraphBuilder, name: str, tensor: str, strategy: Strategy) -> str:
+    """Return the rows of a result of all micro-batches of the step, in any order."""
+    like, stage = builder.tensors[tensor], builder.base.producer[tensor].stage
+    at, (count, width) = OpPlace(stage, "loss", FORWARD), like.shape
+    each = replace(like, shape=(count,), dtype=torch.int64)
+    some = builder.one(f"{name}/some", "aten.argmax.default", (Ref(tensor), 1), (), each, at)
+    total = count * strategy.micro_batches
+    ids = builder.tensor(f"{name}/ids", replace(each, shape=(total,)))  # which nobody reads
+    rows = builder.tensor(f"{name}/all", replace(like, shape=(total, width)))
+    builder.op(f"{name}/collect", COLLECT, (Ref(tensor), Ref(some)), (), (ids, rows), at=at)
+    return rows

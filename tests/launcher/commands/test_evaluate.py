@@ -53,6 +53,47 @@ eval: {fraction: 0.25, batches: 2}
 train: {batch_size: 8, micro_batches: 4, steps: 2}
 """
 MIRRORED = ["view=mirrored", "placement.axes.data=2", "train.micro_batches=2"]
+# a metric by the interface of torchmetrics: it sees all samples at once
+OWN = """\
+import torch
+
+
+def pairs(output, batch):
+    return torch.cat([output.flatten(0, 1), batch["targets"].flatten()[:, None]], 1)
+
+
+class Spread:
+    def update(self, scores, targets):
+        self.scores = scores[targets >= 0]
+
+    def compute(self):
+        return self.scores.quantile(0.9) - self.scores.median()
+
+
+def spread(rows):
+    metric = Spread()
+    metric.update(rows[:, :-1], rows[:, -1])
+    return metric.compute()
+
+
+pairs.of_rows = spread
+
+
+def flat(output, batch):
+    return output.flatten()
+
+
+flat.of_rows = spread
+"""
+ROWS = ["task.metrics.f1._target_=flowrun.models.metrics.f1", "task.metrics.own._target_=own.pairs"]
+LAYOUTS = {
+    "single": "",
+    "data 2": "placement.axes.data=2",
+    "data 3": "placement.axes.data=3 train.batch_size=12 train.micro_batches=2",
+    "tensor 2": "placement.axes.tensor=2 sbp.hidden.weight.tensor=S0 sbp.output.weight.tensor=S0",
+    "stages 2": "placement.stages=2",
+    "ZeRO 3": "placement.axes.data=2 zero.stage=3 zero.min_size=1",
+}
 
 
 @pytest.mark.parametrize(
@@ -72,6 +113,34 @@ def test_the_numbers_are_those_of_the_run(workplace: Path, changes: list[str]) -
     expected = ["3 samples are held out and an evaluation reads a batch of 8"] if few else []
     assert [note.partition(":")[0] for note in found.notes] == expected
     assert ("3 samples are held out" in (workplace / "run" / "plan.txt").read_text()) == few
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_metric_of_all_samples_is_that_of_plain_torch(workplace: Path, layout: str) -> None:
+    for name, text in {"talks.py": TALKS, "unlike.yaml": UNLIKE, "own.py": OWN}.items():
+        (workplace / name).write_text(text)
+    run(load(["recipe=unlike.yaml", *ROWS, *LAYOUTS[layout].split()]), workplace / "run")
+    own = json.loads((workplace / "run" / "report.json").read_text())["validation"]
+    found = evaluate(workplace / "run").results
+    assert {*own} == {"loss", "accuracy", "f1", "own"} and 0 < own["f1"] < 1
+    assert found == pytest.approx(own, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ([*MIRRORED, ROWS[0]], "f1 is made of the rows of all samples"),
+        (["task.metrics.own._target_=own.flat"], r"instead of rows \(n, D\)"),
+    ],
+)
+def test_a_metric_that_gives_no_rows_is_refused(
+    workplace: Path, changes: list[str], problem: str
+) -> None:
+    for name, text in {"talks.py": TALKS, "unlike.yaml": UNLIKE, "own.py": OWN}.items():
+        (workplace / name).write_text(text)
+    with pytest.raises(RecipeError, match=problem) as refused:
+        run(load(["recipe=unlike.yaml", *changes]), workplace / "run")
+    assert refused.value.where.startswith("task.metrics.")
 
 
 def test_the_command_prints_a_line(workplace: Path, end: End) -> None:
