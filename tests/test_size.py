@@ -36,7 +36,7 @@ BUDGETS = {
     "engine/ir": 1_791,
     "engine/lowering": 1_355,
     "engine/ops": 6_305,
-    "engine/passes": 8_152,
+    "engine/passes": 8_153,
     "engine/rehearsal": 971,
     "engine/runtime": 8_165,
     "engine/trace": 501,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 7_687,
     "tests/testing": 111,
 }
-SUMS = {"source": 72_060, "tests": 50_529, "docs": 50_000}
+SUMS = {"source": 72_061, "tests": 50_529, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 301, "except Exception": 28, "functions above complexity 15": 0}

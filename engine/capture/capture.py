@@ -41,7 +41,8 @@ from flowrun.engine.capture.rewrites.strided_views import view_elements
 from flowrun.engine.capture.side_effects import Effect, record_effects
 from flowrun.engine.capture.unfold import unfold
 from flowrun.engine.errors import FlowrunError, RecipeError, refuse_as
-from flowrun.engine.ir.graph import ROWS, LogicalGraph
+from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.ir.names import ROWS
 from flowrun.engine.torch_internals import buffers_of, trace_forward, trace_joint
 
 Batch = Mapping[str, torch.Tensor]

@@ -32,7 +32,6 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import (
     BACKWARD,
     FORWARD,
-    ROWS,
     Feed,
     LogicalGraph,
     LogicalTensor,
@@ -40,7 +39,7 @@ from flowrun.engine.ir.graph import (
     Ref,
     Variable,
 )
-from flowrun.engine.ir.names import tensor_of_field, tensor_of_node, tensor_of_variable
+from flowrun.engine.ir.names import ROWS, tensor_of_field, tensor_of_node, tensor_of_variable
 from flowrun.engine.ops.flow.check import AFTER, ASSERT
 
 _WRITTEN = "InputMutationAOTOutput"  # torch's name of what forward writes into an input

@@ -25,7 +25,6 @@ import torch
 from flowrun.engine.ir.sbp import NdSbp, Pinned, format_nd_sbp
 
 COUNT = "count"
-ROWS = "rows/"  # prefix of a result that is rows of samples, of the whole step, and no mean
 WEIGHTS, FORWARD, BACKWARD = "weights", "forward", "backward"
 WEIGHT_GRAD, UPDATE = "weight_grad", "update"
 PHASES = (COUNT, WEIGHTS, FORWARD, BACKWARD, WEIGHT_GRAD, UPDATE)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 
+ROWS = "rows/"  # prefix of a result that is rows of samples, of the whole step, and no mean
 _PLAIN = re.compile(r"[^.]+\.(?:[^.\d][^.]*|[^.]*\..*)", re.DOTALL)
 _SIGN = re.compile(r"[^\w.-]")
 _BATCH = "batch."

@@ -16,7 +16,7 @@ from torch import nn
 
 from flowrun.engine.capture.capture import Batch, Task, result_names
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import ROWS
+from flowrun.engine.ir.names import ROWS
 from flowrun.engine.passes.mirrored_view import rows_by_rank
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.commands.load_run import load_run

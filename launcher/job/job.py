@@ -16,7 +16,7 @@ import torch
 from flowrun.engine.capture.capture import made_of
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.hardware.hardware import CPU
-from flowrun.engine.ir.graph import ROWS
+from flowrun.engine.ir.names import ROWS
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.passes.mirrored_view import LIST_SUFFIX
 from flowrun.engine.runtime.process.cpu_share import count_seconds, share_of_others

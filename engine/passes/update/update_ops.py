@@ -18,7 +18,8 @@ from fnmatch import fnmatchcase
 import torch
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import BACKWARD, FORWARD, ROWS, LogicalGraph, Ref, Variable
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph, Ref, Variable
+from flowrun.engine.ir.names import ROWS
 from flowrun.engine.ops.flow.sparse import COLLECT
 from flowrun.engine.ops.flow.update import ACCUMULATE, ADD_N
 from flowrun.engine.ops.shapes.create import FULL
