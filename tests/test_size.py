@@ -66,12 +66,12 @@ BUDGETS = {
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 15_290,
+    "tests/launcher": 15_330,
     "tests/models": 702,
-    "tests/support": 7_687,
+    "tests/support": 7_723,
     "tests/testing": 111,
 }
-SUMS = {"source": 72_061, "tests": 50_529, "docs": 50_000}
+SUMS = {"source": 72_061, "tests": 50_605, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 301, "except Exception": 28, "functions above complexity 15": 0}

@@ -50,7 +50,19 @@ DESCENT = {
     "parameters": "*",
     "optim": {"_target_": "two_nets.descend", "lr": 0.05},
 }
-GAN, SAM = [CRITIC, GENERATOR], [ASCENT, DESCENT]
+HOLD = {
+    "name": "real",
+    "loss": {"_target_": "two_nets.real_squares"},
+    "parameters": "critic.*",
+    "optim": {"_target_": "two_nets.hold"},
+}
+JOIN = {
+    "name": "made",
+    "loss": {"_target_": "two_nets.made_squares"},
+    "parameters": "critic.*",
+    "optim": {"_target_": "two_nets.join", "lr": 0.05},
+}
+GAN, SAM, PCGRAD = [CRITIC, GENERATOR], [ASCENT, DESCENT], [HOLD, JOIN]
 LAYOUTS = {
     "single": "",
     "data 2": "placement.axes.data=2",
@@ -129,6 +141,25 @@ def plain_sam(model: two_nets.TwoNets) -> list[float]:
     return losses
 
 
+def plain_pcgrad(model: two_nets.TwoNets) -> list[float]:
+    """Yu et al. 2020, algorithm 1, weight by weight."""
+    losses, weights, conflicts = [], list(model.critic.parameters()), 0
+    for batch in batches():
+        found = [
+            loss(model(**batch), batch) for loss in (two_nets.real_squares, two_nets.made_squares)
+        ]
+        losses += [loss.item() for loss in found]
+        both = [torch.autograd.grad(loss, weights) for loss in found]
+        for weight, one, other in zip(weights, *both, strict=True):
+            dot, step = (one * other).sum(), one + other
+            if dot < 0:
+                conflicts += 1
+                step = step - dot / other.square().sum() * other - dot / one.square().sum() * one
+            weight.data -= 0.05 * step
+    assert conflicts
+    return losses
+
+
 def fresh_model() -> two_nets.TwoNets:
     torch.manual_seed(0)
     return two_nets.TwoNets()
@@ -147,6 +178,10 @@ def assert_equal(weights: Mapping[str, Tensor], model: nn.Module) -> None:
 
 CASES = {
     **{f"alternating, {name}": (GAN, plain_gan, layout) for name, layout in LAYOUTS.items()},
+    **{
+        f"two tasks, {name}": (PCGRAD, plain_pcgrad, LAYOUTS[name])
+        for name in ("tensor 2", "stages 2", "ZeRO 3")
+    },
     **{f"two passes, {name}": (SAM, plain_sam, LAYOUTS[name]) for name in ("stages 2", "ZeRO 3")},
 }
 
@@ -168,6 +203,10 @@ KEYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model": {"_target_": "two_nets.SlowCritic"}},
         {"critic_loss": two_nets.slow_loss},
     ),
+    "a gradient penalty": (
+        {"model": {"_target_": "two_nets.Penalised"}},
+        {"critic_loss": two_nets.penalised_loss},
+    ),
     "data.order": (
         {"data": {"order": {"_target_": "two_nets.backwards"}}},
         {"order": partial(two_nets.backwards, num_samples=64)},
@@ -187,7 +226,8 @@ def test_updates_go_with_other_parts_of_a_loop(name: str, layout: str, place: Pa
     words = [word for word in words if not word.startswith("train.micro")]  # a forward moves it
     run(load(["recipe=own.yaml", *words]), place / "out")
     torch.manual_seed(0)
-    model = two_nets.SlowCritic() if loss == "slow_loss" else two_nets.TwoNets()
+    kind = keys.get("model", {"_target_": "two_nets.TwoNets"})["_target_"].split(".")[1]
+    model = getattr(two_nets, kind)()
     expected = plain_gan(model, **plain)
     assert losses_of(place / "out", ["generator"]) == pytest.approx(expected, rel=1e-5)
     assert_equal(load_file(place / "out" / "weights.safetensors"), model)

@@ -75,3 +75,39 @@ def slow_loss(output: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tens
 def backwards(seed: int, epoch: int, numbers: Tensor, *, num_samples: int) -> Tensor:
     """An order of samples that any loop can follow."""
     return (num_samples - 1 - numbers + epoch) % num_samples
+
+
+def real_squares(output: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+    return (output["real"] - 1).square().mean()
+
+
+def made_squares(output: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+    return (output["made"] + 1).square().mean()
+
+
+def hold(param: Tensor, grad: Tensor, held: Tensor, *, lr: Tensor) -> tuple[Tensor, Tensor]:
+    """Keep the gradient of one task for the other."""
+    return param, grad
+
+
+def join(param: Tensor, grad: Tensor, held: Tensor, *, lr: Tensor) -> tuple[Tensor, Tensor]:
+    """Descend along both gradients, each without what it has against the other."""
+    against = (grad * held).sum().clamp(max=0)
+    one = held - against / grad.square().sum().clamp(min=1e-20) * grad
+    other = grad - against / held.square().sum().clamp(min=1e-20) * held
+    return param - lr * (one + other), torch.zeros_like(held)
+
+
+class Penalised(TwoNets):
+    """Its forward also has the critic's gradient between real and made points."""
+
+    def forward(self, x: Tensor, z: Tensor) -> dict[str, Tensor]:
+        between = ((x + self.generator(z).detach()) / 2).requires_grad_(True)
+        (slope,) = torch.autograd.grad(self.critic(between).sum(), between, create_graph=True)
+        return {"slope": slope, **super().forward(x, z)}
+
+
+def penalised_loss(output: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+    """Gulrajani et al. 2017."""
+    penalty = (output["slope"].norm(dim=-1) - 1).square().mean()
+    return output["made"].mean() - output["real"].mean() + 10 * penalty
