@@ -126,9 +126,10 @@ def advance(
 ) -> LogicalGraph:
     """Bring a graph up to a level.  passes: of training, or of evaluation.
 
-    Strategies that differ in nothing but zero.stage, recompute or numbers of in_flight have the
-    same graph at level laid_out.  Raises RecipeError or SbpError where a recipe asks for what
-    cannot be; PlanError where the graph breaks a promise of its level, if strategy.check asks.
+    Strategies that differ in nothing but zero.stage, numbers of in_flight or, without a search,
+    recompute have the same graph at level laid_out.  Raises RecipeError or SbpError where a recipe
+    asks for what cannot be; PlanError where the graph breaks a promise of its level, if
+    strategy.check asks.
     """
     for reached in LEVELS[LEVELS.index(graph.level) + 1 : LEVELS.index(level) + 1]:
         for rewrite in passes[reached]:

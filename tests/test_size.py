@@ -27,7 +27,7 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_438,
+    "engine": 1_439,
     "engine/actors": 1_853,
     "engine/boxing": 537,
     "engine/capture": 4_861,
@@ -36,7 +36,7 @@ BUDGETS = {
     "engine/ir": 1_791,
     "engine/lowering": 1_355,
     "engine/ops": 6_305,
-    "engine/passes": 8_153,
+    "engine/passes": 8_203,
     "engine/rehearsal": 971,
     "engine/runtime": 8_165,
     "engine/trace": 501,
@@ -49,7 +49,7 @@ BUDGETS = {
     "launcher/job": 2_181,
     "launcher/listeners": 673,
     "launcher/model": 2_882,
-    "launcher/place": 2_090,
+    "launcher/place": 2_091,
     "launcher/recipe": 3_413,
     "launcher/ranks": 2_059,
     "launcher/report": 2_445,
@@ -62,7 +62,7 @@ BUDGETS = {
     "tests": 1_062,
     "tests/behaviour": 8_883,
     "tests/chaos": 927,
-    "tests/engine": 14_223,
+    "tests/engine": 14_236,
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 7_723,
     "tests/testing": 111,
 }
-SUMS = {"source": 72_061, "tests": 50_605, "docs": 50_000}
+SUMS = {"source": 72_113, "tests": 50_618, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 301, "except Exception": 28, "functions above complexity 15": 0}

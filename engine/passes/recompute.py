@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 from flowrun.engine.boxing.boxing import path
 from flowrun.engine.cost.stored import moved_bytes, stored_bytes
@@ -31,6 +32,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import (
     BACKWARD,
     FORWARD,
+    UPDATE,
     WEIGHT_GRAD,
     LogicalGraph,
     Op,
@@ -71,6 +73,26 @@ def recompute(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     return replace(result, notes=(*graph.notes, *_notes(graph, result, strategy, copies)))
 
 
+def find_stored(graph: LogicalGraph, strategy: Strategy) -> frozenset[str]:
+    """Return the tensors of forward that wait for backward, before ops have layouts; a view counts
+    as its base.  What `keep: [boxing]` stores is left out, as no layout says yet what is boxed.
+    """
+    asked, recomputed = strategy.recompute, set[str]()
+    if asked.modules:
+        known = replace(asked, keep=(*{*asked.keep} - {"boxing"},))
+        recomputed = _Recomputed(graph, replace(strategy, recompute=known)).wanted
+    late = (op for op in graph.ops if op.phase not in (FORWARD, UPDATE))
+    read = {name for op in late for name in op.inputs}
+    read.update(name for made in recomputed for name in graph.producer[made].inputs)
+    stored = set()
+    for name in read - recomputed:
+        while (op := graph.producer.get(name)) is not None and is_view(op.target):
+            name = op.inputs[0]
+        if op is not None and op.phase == FORWARD and name not in graph.of_weights:
+            stored.add(name)
+    return frozenset(stored)
+
+
 class _Recomputed:
     """The tensors to recompute, and the names of their copies.
 
@@ -87,7 +109,6 @@ class _Recomputed:
         self.kept_ops = _find_kept_ops(graph, self.group, strategy.recompute.keep)
         self.backward = [op for op in graph.ops if op.phase in (BACKWARD, WEIGHT_GRAD)]
         self.wanted = self._tensors_to_recompute()
-        self.gates = self._find_gates()
         self.held: dict[tuple[str, ModuleOnStage, NdSbp], Op] = {}
 
     def _tensors_to_recompute(self) -> set[str]:
@@ -138,8 +159,9 @@ class _Recomputed:
         wanted = [nd for n, nd in zip(reader.inputs, reader.in_sbp, strict=True) if n == name]
         return any(step.moves for nd_sbp in wanted for step in path(have, nd_sbp, grid, shape))
 
-    def _find_gates(self) -> dict[ModuleOnStage, tuple[str, NdSbp]]:
-        """Return group -> the gradient that enters it, and the layout to read it in."""
+    @cached_property
+    def gates(self) -> dict[ModuleOnStage, tuple[str, NdSbp]]:
+        """Group -> the gradient that enters it, and the layout to read it in."""
         gates: dict[ModuleOnStage, tuple[str, NdSbp]] = {}
         for op in self.backward:
             group = self.group.get(op.name)

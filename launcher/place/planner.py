@@ -226,7 +226,8 @@ def staging_of(strategy: Strategy) -> Strategy:
 def layout_of(strategy: Strategy) -> Strategy:
     """Reduce a strategy to what the layout depends on: equal for candidates that share one."""
     axis = None if strategy.zero.axis in BATCH_AXES else strategy.zero.axis
-    return replace(boxing_of(strategy), zero=Zero(axis), recompute=Recompute())
+    recomputed = strategy.recompute if strategy.auto.enabled else Recompute()  # by held bytes
+    return replace(boxing_of(strategy), zero=Zero(axis), recompute=recomputed)
 
 
 def boxing_of(strategy: Strategy) -> Strategy:

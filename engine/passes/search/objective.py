@@ -26,13 +26,14 @@ from flowrun.engine.boxing.boxing import path_seconds, start_seconds, states, st
 from flowrun.engine.boxing.crossing import transfer_sbps
 from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.errors import SbpError
-from flowrun.engine.ir.graph import FORWARD, UPDATE, LogicalGraph, Op, Variable
+from flowrun.engine.ir.graph import LogicalGraph, Op, Variable
 from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.placement import Shape, largest_shape
 from flowrun.engine.ir.sbp import B, NdSbp, P
-from flowrun.engine.ops.traits import has, is_view
+from flowrun.engine.ops.traits import has
 from flowrun.engine.passes.layout.long_attention import ring_seconds
+from flowrun.engine.passes.recompute import find_stored
 from flowrun.engine.passes.search.options import AxisSignatures, outputs_of
 from flowrun.engine.passes.search.trunk import hidden_seconds
 from flowrun.engine.strategy import Strategy
@@ -52,7 +53,7 @@ class Objective:
         hardware = strategy.hardware
         self.wait_s = 2 * hardware.act_s if self.auto.wait_time is None else self.auto.wait_time
         self.links = tuple(map(hardware.links, strategy.placements))
-        self.stored = _stored_tensors(graph)
+        self.stored = find_stored(graph, strategy)
         self.hidden: Mapping[str, float] = {}
         self._once = graph.of_weights | {
             name
@@ -63,6 +64,8 @@ class Objective:
         self._once |= {feed.tensor for feed in graph.feeds if feed.per_step}
         self._rows: dict[object, tuple[Array, Array]] = {}
         self._boxings: dict[object, float] = {}
+        self._between: dict[tuple[int, int], int] = {}
+        self._kinds: dict[object, int] = {}
 
     def hide(self, least_s: Mapping[str, float]) -> None:
         """Let compute hide boxings, unless all axes block.
@@ -177,8 +180,8 @@ class Objective:
         """Return the seconds of one boxing of a tensor, with its acts, before any are hidden."""
         if have == wanted:
             return 0.0
-        tensor = self.graph.tensors[name]
-        key = (tensor.shape, tensor.dtype.itemsize, have, wanted)
+        tensor, between = self.graph.tensors[name], self._kind(have.stage, wanted.stage)
+        key = (tensor.shape, tensor.dtype.itemsize, between, have.nd_sbp, wanted.nd_sbp)
         if key not in self._boxings:
             try:
                 seconds = self._box_seconds(tensor.shape, tensor.dtype.itemsize, have, wanted)
@@ -186,6 +189,21 @@ class Objective:
                 seconds = math.inf
             self._boxings[key] = seconds
         return self._boxings[key]
+
+    def _kind(self, stage: int, to_stage: int) -> int:
+        """Return a number that pairs of stages share between which boxings cost the same."""
+        if (stage, to_stage) not in self._between:
+            hardware, ends = self.strategy.hardware, (stage, to_stage)
+            placements = [self.strategy.placements[each] for each in ends]
+            kind = (
+                tuple(
+                    (p.shape, self.links[each]) for p, each in zip(placements, ends, strict=True)
+                ),
+                stage != to_stage
+                and (hardware.crossing(*placements), hardware.is_far(*placements)),
+            )
+            self._between[ends] = self._kinds.setdefault(kind, len(self._kinds))
+        return self._between[stage, to_stage]
 
     def _box_seconds(self, shape: Shape, itemsize: int, have: Location, wanted: Location) -> float:
         (stage, source), (to_stage, target) = have, wanted
@@ -223,15 +241,3 @@ def _read(op: Op, row: AxisSignatures) -> list[NdSbp]:
         tuple(B if k in axis.turned else axis.inputs[k] for axis in row)
         for k in range(len(op.inputs))
     ]
-
-
-def _stored_tensors(graph: LogicalGraph) -> frozenset[str]:
-    """Return the tensors of forward whose memory backward reads; a view counts as its base."""
-    stored = set()
-    late = (op for op in graph.ops if op.phase not in (FORWARD, UPDATE))
-    for name in {name for op in late for name in op.inputs}:
-        while (op := graph.producer.get(name)) is not None and is_view(op.target):
-            name = op.inputs[0]
-        if op is not None and op.phase == FORWARD and name not in graph.of_weights:
-            stored.add(name)
-    return frozenset(stored)

@@ -6,13 +6,14 @@ import torch
 
 from flowrun.engine.actors.plan import RegionWork
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import BACKWARD, FORWARD, WEIGHT_GRAD, Op
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, TRAINED, WEIGHT_GRAD, Op
 from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ops.traits import has
-from flowrun.engine.passes.recompute import recompute
+from flowrun.engine.passes.recompute import find_stored, recompute
 from flowrun.engine.passes.search.search_sbp import assign_sbp
+from flowrun.engine.pipeline import advance
 from flowrun.engine.strategy import Recompute
-from support.layouts.grids import Layout, Run, compiled, virtual_run
+from support.layouts.grids import Layout, Run, captured, compiled, strategy, virtual_run
 from support.layouts.plain_loop import gpt
 from support.plans.graph_text import TWO_LAYERS, graph_of, one_rank_stages, rewritten, through
 
@@ -168,6 +169,18 @@ def test_weight_gradients_of_what_is_recomputed_do_not_run_late() -> None:
 
 def ops_of(layout: Layout) -> tuple[Op, ...]:
     return compiled(GPT, layout).plan.graph.ops
+
+
+@pytest.mark.parametrize("keep", [k for k in KEPT if k != ("boxing",)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_what_waits_for_backward_is_known_before_ops_have_layouts(
+    layout: Layout, keep: tuple[str, ...]
+) -> None:
+    given, all_stored = strategy(GPT, checkpointed(layout, *keep)), strategy(GPT, layout)
+    trained = advance(captured(GPT), given, TRAINED)
+    stored = find_stored(trained, given)
+    assert stored == find_stored(recompute(assign_sbp(trained, given), given), all_stored)
+    assert len(stored) < len(find_stored(trained, all_stored))
 
 
 # ---- communication -------------------------------------------------------------------------------
