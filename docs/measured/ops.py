@@ -34,11 +34,9 @@ PAGE = """# Modules and functions
 Written by `python docs/measured/ops.py` with torch {torch}.
 
 {number} nets, each of one module or function of torch with weights of its own, trained on one rank
-and on two ranks, data parallel, and compared with a plain torch loop. They are given what torch's
-own tests give them: a module all samples of a batch, a function one sample at a time, by
-`torch.vmap`; {left} have no sample that such a net can be trained on. A loss or a weight differs by
-at most {apart} (relative; {bound:.0e} is allowed), and {gathered} gather their batch. All figures:
-`ops.json` beside this page.
+and on two ranks, data parallel, and compared with a plain torch loop. A loss or a weight differs by
+at most {apart} (relative; {bound:.0e} is allowed), and {gathered} gather their batch. All figures,
+and the ops of each: `ops.json` beside this page.
 
 ## Rows by hand
 
@@ -46,8 +44,8 @@ All ops have rows in `engine/ops`: {by_hand}.
 
 ## Rows found by experiment
 
-Ops in brackets have no rows in `engine/ops`: their rows are found by experiment
-(`engine/ops/proof`) and ship with flowrun; the plan notes them.
+Some of their ops have no rows in `engine/ops`: these are found by experiment (`engine/ops/proof`)
+and ship with flowrun; the plan notes them.
 
 {found}
 
@@ -82,26 +80,22 @@ def page(rows: dict[str, list[str]]) -> str:
     kept = {name: rows[name] for name in CASES if name in rows}
     known = {name: cells for name, cells in kept.items() if not cells[0].startswith(NO_CASE)}
     kinds = {"by hand": list[str](), "found": list[str]()}
-    found: dict[str, list[str]] = {}
     others = []
-    for name, (kind, targets, _, _) in known.items():
+    for name, (kind, *_) in known.items():
         if kind in kinds:
             kinds[kind].append(name)
         else:
             others.append(f"- {name}: {kind}")
-        if kind == "found":
-            found.setdefault(targets, []).append(name)
     shares = [cells[3].split()[0] for cells in known.values() if cells[3]]
     gathering = sum(cells[2] not in ("", "-") for cells in known.values())
     return PAGE.format(
         torch=torch.__version__.split("+")[0],
         number=len(known),
-        left=len(kept) - len(known),
         apart=max(shares, key=float),
         bound=BOUND,
         gathered=gathering or "none",
         by_hand=", ".join(kinds["by hand"]),
-        found="\n".join(f"- {', '.join(names)} ({ops})" for ops, names in found.items()),
+        found=", ".join(kinds["found"]),
         others="\n".join(others),
     )
 
