@@ -9,17 +9,19 @@ rows are proved.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator as HigherOrderOperator  # an op that takes functions
 from torch._ops import OpOverload as OpOverload  # str() is "aten.mm.default", as in Op.target
 from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # shapes, no numbers
 from torch.nn.modules import batchnorm, transformer
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -228,6 +230,12 @@ def is_of_fake_tensors(error: BaseException) -> bool:
     return type(error).__module__.startswith("torch._subclasses")
 
 
+def asks_for_values(error: BaseException) -> bool:
+    """Return whether an error says that a tensor without values was asked for them."""
+    fake = type(error).__name__ == "DataDependentOutputException"
+    return fake or "get value out of a tracing tensor" in str(error)
+
+
 # ---- Dynamo and AOTAutograd: capture -------------------------------------------------------------
 
 
@@ -263,6 +271,32 @@ def trace_joint(
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
     return aot_export_joint_with_descriptors(stack, traced, tuple(values))
+
+
+def node_meta() -> dict[str, Any]:
+    """Return what torch writes into `meta` of each node that it makes: "nn_module_stack", whose
+    values begin with a module's path, and "stack_trace".
+    """
+    meta: dict[str, Any] = torch.fx.traceback.get_current_meta()
+    return meta
+
+
+def is_traced(value: object) -> bool:
+    """Return whether a tensor stands for one of a graph that is being made."""
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    return isinstance(value, FakeTensor | FunctionalTensor)
+
+
+# (module, name) steps before and after the function that is checkpointed without reentrance
+CHECKPOINT_STEPS = (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator")
+MODULE_CALL = nn.Module._call_impl.__code__  # a frame of it has the module as `self`
+
+
+def mark_parameters(modules: Collection[nn.Module]) -> None:
+    """Let isinstance(…, nn.Parameter) hold for what stands in for the parameters of modules."""
+    for weight in (weight for each in modules for weight in each.parameters(recurse=False)):
+        weight._is_param = True
 
 
 def dynamo_settings(wanted: Mapping[str, object]) -> AbstractContextManager[None]:

@@ -27,10 +27,10 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_439,
+    "engine": 1_473,
     "engine/actors": 1_853,
     "engine/boxing": 537,
-    "engine/capture": 4_861,
+    "engine/capture": 5_591,
     "engine/cost": 1_225,
     "engine/hardware": 571,
     "engine/ir": 1_791,
@@ -59,22 +59,22 @@ BUDGETS = {
     "launcher/text": 379,
     "models": 1_783,
     "testing": 115,
-    "tests": 1_062,
+    "tests": 1_063,
     "tests/behaviour": 8_883,
     "tests/chaos": 927,
-    "tests/engine": 14_236,
+    "tests/engine": 14_389,
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
     "tests/launcher": 15_330,
     "tests/models": 702,
-    "tests/support": 7_723,
+    "tests/support": 8_185,
     "tests/testing": 111,
 }
-SUMS = {"source": 72_113, "tests": 50_618, "docs": 50_000}
+SUMS = {"source": 72_877, "tests": 51_234, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
-OPEN = {"Any": 301, "except Exception": 28, "functions above complexity 15": 0}
+OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}
 
 
 @cache

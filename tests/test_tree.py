@@ -21,6 +21,7 @@ ENGINE = (
     ("ops",),
     ("boxing", "strategy"),
     ("ops/proof", "actors", "capture/patches", "capture/rewrites"),
+    ("capture/in_python",),
     ("capture", "cost", "verify"),
     ("capture/check", "passes"),
     ("passes/layout", "passes/update"),

@@ -115,7 +115,7 @@ def _listed(targets: set[str]) -> list[str]:
 
 
 def _reason(error: FlowrunError) -> str:
-    return " ".join(line.strip() for line in str(error).splitlines()[1:]).replace("|", "\\|")
+    return " ".join(error.problem.split()).replace("|", "\\|")
 
 
 def page(versions: str, rows: dict[str, Row]) -> str:

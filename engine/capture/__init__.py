@@ -6,6 +6,7 @@ capture_errors.py module_checks.py side_effects.py   what is refused, in the use
 fold.py unfold.py parts.py      equal blocks are captured once, and repeated
 buffers.py random_ops.py gradient_hooks.py update_trace.py   writes, draws, hooks, optimizers
 patches/            parts of torch and of a model that are replaced while it traces
+in_python/          the second way, where Dynamo cannot follow: Python runs forward, watched
 rewrites/           passes on what was captured, before any layout
 check/              is what was captured what the module computes?
 """

@@ -11,27 +11,29 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from flowrun.engine.capture.buffers import WRITES, assign_buffers, with_buffers
 from flowrun.engine.capture.capture_errors import (
+    UnfollowedError,
     explain_evaluation,
     explain_failure,
     missing_loss_error,
 )
 from flowrun.engine.capture.fold import Fold, are_folded, fold
 from flowrun.engine.capture.gradient_hooks import apply_hooks
+from flowrun.engine.capture.in_python.run_in_python import run_in_python
 from flowrun.engine.capture.joint_graph import LOSS, JointGraph
 from flowrun.engine.capture.module_checks import check_modules
 from flowrun.engine.capture.parts import UnlikeError
 from flowrun.engine.capture.patches.alike_blocks import AbsentBlocks, find_runs, leave_out
+from flowrun.engine.capture.patches.forward_graph import make_gradients_dense, sort_inputs
 from flowrun.engine.capture.patches.substitutes import narrow_residual
 from flowrun.engine.capture.patches.tracing import prepare_tracing, silence_logs
 from flowrun.engine.capture.random_ops import seed_random_ops
@@ -43,6 +45,7 @@ from flowrun.engine.capture.unfold import unfold
 from flowrun.engine.errors import FlowrunError, RecipeError, refuse_as
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.ir.names import ROWS
+from flowrun.engine.ir.user_code import place
 from flowrun.engine.torch_internals import buffers_of, trace_forward, trace_joint
 
 Batch = Mapping[str, torch.Tensor]
@@ -296,14 +299,59 @@ def _trace(task: Task, batch: Batch, metrics: Mapping[str, LossFn], *, train: bo
     """
     blocks_of = partial(_trace_blocks, task, batch, metrics, train=train)
     if runs := find_runs(task.model):
-        with contextlib.suppress(RecipeError, UnlikeError):  # the trace of all finds it, or another
+        with contextlib.suppress(
+            FlowrunError, UnlikeError
+        ):  # the trace of all finds it, or another
             return blocks_of(runs)
     try:
-        return blocks_of()
-    except UnlikeError as unlike:
-        traced = blocks_of(folded=False)
-        note = f"equal blocks are captured one by one: {unlike}"
-        return replace(traced, graph=replace(traced.graph, notes=(*traced.graph.notes, note)))
+        try:
+            return blocks_of()
+        except UnlikeError as unlike:
+            traced = blocks_of(folded=False)
+            note = f"equal blocks are captured one by one: {unlike}"
+            return replace(traced, graph=replace(traced.graph, notes=(*traced.graph.notes, note)))
+    except UnfollowedError as first:
+        try:
+            return _trace_in_python(task, batch, metrics, first, train=train)
+        except Exception as second:
+            program, name = CapturedModule(task, tuple(batch), metrics), type(task.model).__name__
+            values = tuple(batch.values())
+            with silence_logs():
+                error = explain_failure(first, second, program, values, name, train=train)
+            raise error from first.reason
+
+
+def _trace_in_python(
+    task: Task, batch: Batch, metrics: Mapping[str, LossFn], first: UnfollowedError, *, train: bool
+) -> Traced:
+    """Trace a model while Python runs it.  first: says where Dynamo stopped."""
+    make = partial(CapturedModule, task, tuple(batch), metrics)
+    with _prepare(task), torch.set_grad_enabled(train):
+        traced = run_in_python(make, tuple(batch.values()), task.tensors, train)
+        view_elements(traced.joint.graph)
+    graph = _make_reader(task, batch, metrics, traced.written, train).read(traced.joint)
+    graph = with_buffers(graph, {name: task.tensors[name] for name in traced.written})
+    used = {name for op in graph.ops for name in op.inputs} | {*itertools.chain(*graph.results)}
+    kept = (v for v in graph.variables if not used.isdisjoint((v.tensor, f"{WRITES}{v.name}")))
+    note = f"captured while Python ran forward, as Dynamo stops at {place(first.frames) or 'it'}"
+    notes = (*graph.notes, note, *traced.notes)
+    return Traced(replace(graph, variables=tuple(kept), notes=notes))
+
+
+def _make_reader(
+    task: Task, batch: Batch, metrics: Mapping[str, LossFn], written: Iterable[str], train: bool
+) -> JointGraph:
+    results = ("loss", *result_names(metrics), *(f"{WRITES}{name}" for name in written))
+    return JointGraph(tuple(batch), results, task.first_names, train, task.run_checks)
+
+
+def _prepare(task: Task) -> contextlib.AbstractContextManager[None]:
+    return prepare_tracing(
+        task.modules.values(),
+        narrow=task.narrow_residual,
+        decomposed_attention=task.decomposed_attention,
+        low_precision_attention=task.low_precision_attention,
+    )
 
 
 def _trace_blocks(
@@ -321,61 +369,34 @@ def _trace_blocks(
     """
     values, tensors = tuple(batch.values()), task.tensors
     folds: tuple[Fold, ...] = ()
-    tracing = prepare_tracing(
-        task.modules.values(),
-        decomposed_attention=task.decomposed_attention,
-        low_precision_attention=task.low_precision_attention,
-    )
-
     graphs: list[torch.fx.Graph] = []
 
     def refuse(error: Exception) -> FlowrunError:
-        program, name = CapturedModule(task, tuple(batch), metrics), type(task.model).__name__
-        with silence_logs():
-            graph = graphs[0] if graphs else None
-            return explain_failure(error, program, values, name, train=train, graph=graph)
+        return UnfollowedError(error, graphs[0] if graphs else None)
 
-    with refuse_as(refuse), tracing, contextlib.ExitStack() as stack, torch.set_grad_enabled(train):
-        stack.enter_context(narrow_residual(task.narrow_residual))
+    with (
+        refuse_as(refuse),
+        _prepare(task),
+        contextlib.ExitStack() as stack,
+        torch.set_grad_enabled(train),
+    ):
         stack.enter_context(leave_out(task.model, runs))
         traced, effects, written = _trace_forward(task, batch, metrics, return_writes=train)
         graphs.append(traced.graph)
-        _make_gradients_dense(traced)
-        entering, outside = _sort_inputs(traced.graph, values, tensors)
+        make_gradients_dense(traced)
+        entering, outside = sort_inputs(traced.graph, values, tensors)
         if folded:
             absent = {f"{run.blocks}.{number}" for run in runs for number in run.absent}
             folds = fold(traced.graph, entering, absent)
         joint = trace_joint(stack, traced, values)
         view_elements(joint.graph_module.graph)
-    results = ("loss", *result_names(metrics), *(f"{WRITES}{name}" for name in written))
-    reader = JointGraph(tuple(batch), results, task.first_names, train, task.run_checks)
-    graph = reader.read(joint.graph_module)
+    graph = _make_reader(task, batch, metrics, written, train).read(joint.graph_module)
     if runs and (effects or not are_folded(runs, folds)):
         raise UnlikeError("blocks that torch did not trace are not called alike")
     for each in folds:
         graph = unfold(graph, each)
     graph = with_buffers(graph, {name: tensors[name] for name in written})
     return Traced(graph, effects, outside)
-
-
-# a function of torch that looks rows up -> the position of its argument `sparse`
-_LOOKUPS: Mapping[object, int] = {
-    F.embedding: 6,
-    torch.embedding: 4,
-    F.embedding_bag: 7,
-    torch.embedding_bag: 5,
-}
-
-
-def _make_gradients_dense(module: torch.fx.GraphModule) -> None:
-    """Let every look-up request a dense gradient, with which passes/update/sparse_ops.py begins."""
-    for node in module.graph.nodes:
-        place = _LOOKUPS.get(node.target) if node.op == "call_function" else None
-        if place is not None and len(node.args) > place:
-            node.update_arg(place, False)
-        elif place is not None and "sparse" in node.kwargs:
-            node.update_kwarg("sparse", False)
-    module.recompile()
 
 
 def _trace_forward(
@@ -427,22 +448,3 @@ def _require_gradients(graph: LogicalGraph, task: Task) -> LogicalGraph:
     some = ", ".join(without[:3]) + (" …" if without[3:] else "")
     note = f"{len(without)} of {len(trained)} parameters get no gradient and stay: {some}"
     return replace(graph, notes=(*graph.notes, note))
-
-
-def _sort_inputs(
-    graph: torch.fx.Graph, values: tuple[torch.Tensor, ...], tensors: Mapping[str, torch.Tensor]
-) -> tuple[dict[torch.fx.Node, str], tuple[torch.Tensor, ...]]:
-    """Sort what the placeholders of torch's graph stand for.
-
-    values: the batch.  tensors: parameters and buffers by first name.  Return (placeholder -> name
-    of its parameter or buffer, tensors that are neither those nor of the batch).
-    """
-    named = {id(tensor): name for name, tensor in tensors.items()}
-    known = named.keys() | {id(value) for value in values}
-    nodes = (node for node in graph.nodes if node.op == "placeholder")
-    inputs: Any = graph.process_inputs(*values)  # type: ignore[operator]
-    pairs = list(zip(nodes, inputs, strict=True))
-    return (
-        {node: named[id(value)] for node, value in pairs if id(value) in named},
-        tuple(v for _, v in pairs if id(v) not in known and isinstance(v, torch.Tensor)),
-    )

@@ -15,11 +15,13 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from flowrun.engine.errors import TRACEBACK, RecipeError
+from flowrun.engine.capture.in_python.watched_calls import FrozenError
+from flowrun.engine.errors import TRACEBACK, FlowrunError, RecipeError
 from flowrun.engine.ir.user_code import is_installed, place, place_of
 from flowrun.engine.torch_internals import (
     DynamicOutputShapeException,
     FakeTensorMode,
+    asks_for_values,
     is_of_fake_tensors,
 )
 
@@ -33,8 +35,6 @@ _SEED = "Leave it out: train.seed seeds what every step draws."
 # words of torch's message, of the line or of file names -> what to write, whosever the line is
 _SWITCHES = {
     "modules/adaptive.py": "Use cross_entropy over all classes; this loss selects rows by targets.",
-    "kl_divergence": "Write it as a formula: torch finds that of two distributions in Python.",
-    "torch/distributions/": "Give distributions validate_args=False: their checks look at values.",
     "pack_padded_sequence": "Pass padded sequences to the RNN; mask its output past each length.",
     "layerdrop": "Set layerdrop to 0: capture cannot leave layers out by chance.",
     "one_hot": "Give one_hot its num_classes.",
@@ -52,10 +52,13 @@ _INSTEAD = {
     "randint": _DRAW,
     "asks for the value": "Compute with tensors, and choose with torch.where: an `if`, .item(), "
     "int(), float() or tolist() on a tensor would be decided once, for all steps.",
+    "with every call": "Count in a buffer (self.steps += 1), and choose with torch.where.",
+    "an earlier call": _REGISTER,
+    "from a list": "Read it as an attribute of the module that has registered it.",
     "calls next()": "Count in a buffer (self.steps += 1), not with an iterator or a generator.",
     "it calls": "Call it before training, in __init__ or in the data set, and keep what it makes: "
     "forward is captured once, for all steps.",
-    "set_ on": "Write into a buffer (self.x.copy_(…)), not into its .data.",
+    "replaces the .data": "Write into a buffer (self.x.copy_(…)), not into its .data.",
     "entirely functional graph": _REGISTER,
     "allow_non_fake_inputs": _REGISTER,  # torch 2.12
 }
@@ -89,23 +92,48 @@ _ELSE = (
 )
 
 
+class UnfollowedError(FlowrunError):
+    """Dynamo, or AOTAutograd, cannot follow a module: `reason` says why, and graph is forward's.
+
+    It is never shown: explain_failure says what is.
+    """
+
+    def __init__(self, reason: Exception, graph: torch.fx.Graph | None) -> None:
+        super().__init__("model", str(reason))
+        self.reason = reason
+        self.frames = _frames_of(reason, graph)
+
+
 def explain_failure(
-    error: Exception,
+    first: UnfollowedError,
+    second: Exception,
     program: nn.Module,
     values: Sequence[Tensor],
     name: str,
     *,
     train: bool,
-    graph: torch.fx.Graph | None,
 ) -> RecipeError:
-    """Return the error to raise for a failed capture.
+    """Return the error to raise for a failed capture: that of plain torch, else of the first way,
+    or of the second if that stopped at another line.
 
     program: model and loss as one module, called with `values`, with gradients if `train`.  name:
-    class of the model.  graph: of forward, if that was traced.
+    class of the model.
     """
     if failed := _failure_of(program, values, train):
         return explain_plain_failure(failed, program, values, name, train=train)
-    frames = _frames_of(error, graph)
+    where = place(first.frames).partition(" in ")[0]
+    if isinstance(second, RecipeError) and where not in second.problem:
+        return second
+    frames = _frames_of(second)
+    known = isinstance(second, FrozenError) or asks_for_values(second)
+    if known and place(frames).partition(" in ")[0] not in ("", where):
+        return _explain_capture(second, frames, name)
+    return _explain_capture(first.reason, first.frames, name)
+
+
+def _explain_capture(
+    error: Exception, frames: Sequence[traceback.FrameSummary], name: str
+) -> RecipeError:
     where, reason = place(frames), _summarize(error)
     problem = f"torch could not capture {name}{f' at {where}' if where else ''}: {reason}"
     known = f"{reason} {where} {str(error)[:2000]} {[frame.filename for frame in frames]}"
@@ -230,7 +258,9 @@ def _numbers_like(like: Tensor, dtype: torch.dtype) -> Tensor:
     return made.requires_grad_(like.requires_grad)
 
 
-def _frames_of(error: Exception, graph: torch.fx.Graph | None) -> list[traceback.FrameSummary]:
+def _frames_of(
+    error: Exception, graph: torch.fx.Graph | None = None
+) -> list[traceback.FrameSummary]:
     """Return the frames of the line that torch cannot capture: of Dynamo, of the error, of its
     text, or of the last write in `graph`, of which torch finds too late that it cannot be.
     """

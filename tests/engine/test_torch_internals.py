@@ -357,6 +357,54 @@ def test_fake_tensors_have_shapes_and_name_what_they_cannot_do() -> None:
     assert not internals.is_of_fake_tensors(ValueError())
 
 
+def test_a_graph_is_made_of_tensors_that_stand_in_and_says_where_its_nodes_come_from() -> None:
+    seen = []
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.RNN(2, 2)
+
+        def forward(self, x: Tensor) -> tuple[Tensor]:
+            internals.mark_parameters([self.rnn])
+            internals.node_meta().update(nn_module_stack={"": ("path", nn.RNN)}, stack_trace="me")
+            seen.append((internals.is_traced(x), isinstance(self.rnn.weight_hh_l0, nn.Parameter)))
+            frame = inspect.currentframe()
+            assert frame is not None and frame.f_back is not None
+            assert frame.f_back.f_code is internals.MODULE_CALL
+            return (self.rnn(x)[0].sum(),)
+
+    assert not internals.is_traced(torch.zeros(1))
+    fake = internals.FakeTensorMode(allow_non_fake_inputs=True)
+    with contextlib.ExitStack() as stack:
+        x = fake.from_tensor(torch.ones(3, 2))
+        graph = internals.trace_joint(stack, Net(), [x]).graph_module.graph
+    assert set(seen) == {(True, True)}
+    products = [node for node in graph.nodes if "addmm" in str(node.target)]
+    assert products[0].meta["nn_module_stack"][""][0] == "path"
+    assert products[0].stack_trace == "me"
+    assert not [node for node in graph.nodes if node.op == "get_attr"]
+
+
+def test_a_fake_tensor_that_is_asked_for_its_value_says_so() -> None:
+    with internals.FakeTensorMode() as fake, pytest.raises(Exception) as error:
+        fake.from_tensor(torch.ones(2)).sum().item()
+    assert internals.asks_for_values(error.value)
+    assert isinstance(fake.from_tensor(torch.ones(2)), internals.FakeTensor)
+
+
+def test_a_checkpoint_steps_before_and_after_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*internals.CHECKPOINT_STEPS, lambda *_, **__: iter((None,)))
+    x, calls = torch.ones(2, requires_grad=True), []
+
+    def function(x: Tensor) -> Tensor:
+        calls.append(1)
+        return x.sin()
+
+    torch.utils.checkpoint.checkpoint(function, x, use_reentrant=False).sum().backward()
+    assert calls == [1]
+
+
 def test_leaves_come_in_the_order_of_arguments() -> None:
     tree = ((1, [2]), {"b": 3})
     leaves, spec = internals.tree_flatten(tree)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import types
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from flowrun.engine.capture.in_python.frozen import freeze
 from flowrun.engine.capture.side_effects import Effect
-
-_MAX_PARTS = 10_000  # of one object, that a snapshot looks at
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 EffectState = Mapping[tuple[int, str], object]  # (number of the effect, attribute) -> snapshot
 
@@ -23,7 +19,7 @@ def take_snapshot(effects: Iterable[Effect]) -> EffectState:
 
     A tensor is represented by a word, as numbers are compared elsewhere.
     """
-    return {key: _ObjectWalk().freeze(value) for key, value in _written_values(effects)}
+    return {key: freeze(value) for key, value in _written_values(effects)}
 
 
 def copy_outside_tensors(
@@ -67,41 +63,3 @@ def _read(owner: object, attribute: str) -> object:
     if isinstance(owner, nn.Module) and attribute in owner.__dict__.get("_buffers", ()):
         return None  # a buffer's numbers are compared
     return vars(owner).get(attribute) if hasattr(owner, "__dict__") else getattr(owner, attribute)
-
-
-class _ObjectWalk:
-    """A walk through an object that visits each part once."""
-
-    def __init__(self) -> None:
-        self.ids: set[int] = set()
-
-    def freeze(self, x: object) -> object:
-        """Return a value that is equal for equal contents."""
-        if isinstance(x, _PLAIN):
-            return x
-        if isinstance(x, Tensor):
-            return "tensor"
-        if id(x) in self.ids or len(self.ids) > _MAX_PARTS:
-            return "seen"
-        self.ids.add(id(x))
-        if isinstance(x, Mapping):
-            return ("mapping", [(self.freeze(k), self.freeze(v)) for k, v in x.items()])
-        if isinstance(x, (list, tuple, deque)):
-            return ("sequence", [self.freeze(item) for item in x])
-        if isinstance(x, (set, frozenset)):
-            return ("set", sorted(repr(self.freeze(item)) for item in x))
-        return self._freeze_object(x)
-
-    def _freeze_object(self, x: object) -> object:
-        """Return the fields of an object; of an iterator, what pickle would rebuild it from."""
-        if isinstance(x, (type, types.ModuleType, types.FunctionType, nn.Module)):
-            return ("named", id(x))
-        if dataclasses.is_dataclass(x) or hasattr(x, "__dict__"):
-            fields = dict(getattr(x, "__dict__", {}))
-            if dataclasses.is_dataclass(x):
-                fields |= {f.name: getattr(x, f.name, None) for f in dataclasses.fields(x)}
-            return (type(x).__qualname__, self.freeze(fields))
-        try:
-            return (type(x).__qualname__, self.freeze(x.__reduce__()[1:]))
-        except Exception:  # of any type: an object may refuse to be reduced
-            return (type(x).__qualname__, repr(x))

@@ -26,6 +26,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -187,9 +188,36 @@ def embedding_bag(
 # ---- connectionist temporal classification -------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Picked:
+    """The elements that a mask picks of a matrix, row after row.
+
+    Their number depends on the mask's values, so that this has no shape.  CTC alone takes it, whose
+    lengths say how many each row has.
+    """
+
+    values: Tensor
+    mask: Tensor
+
+    def in_rows(self, lengths: object) -> Tensor:
+        """Return (rows, columns): each row begins with what it has picked, zeros follow.
+
+        lengths: must have been made of the mask.
+        """
+        if getattr(lengths, COUNTED, None) is not self.mask:
+            raise TypeError("the lengths of what a mask picks are not mask.sum(-1)")
+        rows, columns = self.mask.shape
+        place = torch.where(self.mask, self.mask.cumsum(1) - 1, columns)
+        wide = self.values.new_zeros(rows, columns + 1).scatter(1, place, self.values)
+        return wide[:, :columns]
+
+
+COUNTED = "flowrun_counted"  # attribute of a sum: the mask whose rows it counts
+
+
 def ctc_loss(
     log_probs: Tensor,
-    targets: Tensor,
+    targets: Tensor | Picked,
     input_lengths: Any,
     target_lengths: Any,
     blank: int = 0,
@@ -198,11 +226,14 @@ def ctc_loss(
 ) -> Tensor:
     """Compute torch.nn.functional.ctc_loss with lengths as tensors.
 
-    log_probs: (time, samples, classes).  targets: (samples, longest target).  input_lengths,
-    target_lengths: (samples,).  blank: class of the blank.  reduction: none, mean or sum.
+    log_probs: (time, samples, classes).  targets: (samples, longest target), or what a mask of that
+    shape picks.  input_lengths, target_lengths: (samples,).  blank: class of the blank.  reduction:
+    none, mean or sum.
     zero_infinity: replace infinite losses by 0.  torch's own function runs for other shapes.
     """
     ends = (input_lengths, target_lengths)
+    if isinstance(targets, Picked):
+        targets = targets.in_rows(target_lengths)
     if log_probs.dim() != 3 or targets.dim() != 2:
         return _ctc_loss(log_probs, targets, *ends, blank, reduction, zero_infinity)
     lengths, labels = (torch.as_tensor(each, dtype=torch.int64) for each in ends)

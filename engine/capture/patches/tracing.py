@@ -13,7 +13,11 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flowrun.engine.capture.patches.routed_experts import replace_experts
-from flowrun.engine.capture.patches.substitutes import replace_attribute, replace_functions
+from flowrun.engine.capture.patches.substitutes import (
+    narrow_residual,
+    replace_attribute,
+    replace_functions,
+)
 from flowrun.engine.torch_internals import (
     BUFFER_MARK,
     RNN_HELPER,
@@ -29,11 +33,15 @@ from flowrun.engine.torch_internals import (
 
 @contextlib.contextmanager
 def prepare_tracing(
-    roots: Iterable[nn.Module], *, decomposed_attention: bool, low_precision_attention: bool
+    roots: Iterable[nn.Module],
+    *,
+    narrow: bool,
+    decomposed_attention: bool,
+    low_precision_attention: bool,
 ) -> Iterator[None]:
     """Within the block, torch captures the modules below `roots` as flowrun needs them.
 
-    decomposed_attention, low_precision_attention: as in capture.Task.
+    narrow, decomposed_attention, low_precision_attention: as in capture.Task.
     """
     modules = [module for root in roots for module in root.modules()]
     settings = {  # for print, recurrent layers, and autograd.grad in forward (not of torch 2.11)
@@ -57,6 +65,7 @@ def prepare_tracing(
         stack.enter_context(_decompose_recurrent_layers())
         stack.enter_context(replace_attribute(*random_support(), staticmethod(set)))  # constants
         stack.enter_context(replace_functions())
+        stack.enter_context(narrow_residual(narrow))
         stack.enter_context(replace_experts(modules))
         yield
 

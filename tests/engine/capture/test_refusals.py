@@ -52,14 +52,14 @@ def plain(error: str) -> tuple[str, str]:
 
 # kind -> functions of refused.py
 KINDS = {
-    VALUE: "branches loops counts item floats lists makes_tensor hashes equal allclose contains"
-    " boolean is_nan steps_range arange checkpoints custom math_call",
+    VALUE: "branches tries loops counts item floats lists makes_tensor hashes equal allclose"
+    " contains boolean steps_range arange checkpoints custom math_call",
     SHAPE: "repeats picks nonzero unique wheres masked bincount",
     DRAW: "numpy_random python_random python_randint python_shuffle python_choice uuids",
-    OUTSIDE: "clock reads_file opens runs collects frames saves scripts",
+    OUTSIDE: "clock reads_file opens runs frames saves scripts",
     LAYER: "makes_layer adds_module assigns_weight moves",
     SEED: "seeds forks",
-    ELSE: "formats reprs now locks pointer ids storage tries sparse nested",
+    ELSE: "formats reprs now pointer ids storage sparse nested",
 }
 # function -> words of the problem, and of what to write
 ANYWHERE = {

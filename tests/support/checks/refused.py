@@ -7,14 +7,12 @@ The line that is refused is marked "# here", or is the only one.
 from __future__ import annotations
 
 import datetime
-import gc
 import importlib
 import inspect
 import itertools
 import math
 import random
 import subprocess
-import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -42,7 +40,6 @@ class Part(nn.Module):
         super().__init__()
         self.layer, self.made = nn.Linear(4, 4), mutation
         self.count, self.plain, self.table = itertools.cycle([1, 2]), torch.zeros(4), {0: 1.0}
-        self.lock = threading.Lock()
         self.register_buffer("running", torch.zeros(4))
 
     def forward(self, h: Tensor) -> Any:
@@ -118,12 +115,6 @@ def contains(part: Any, h: Tensor) -> Any:
 
 def boolean(part: Any, h: Tensor) -> Any:
     return h * bool(h.any())
-
-
-def is_nan(part: Any, h: Tensor) -> Any:
-    if torch.isnan(h).any():  # here
-        raise ValueError("not a number")
-    return h
 
 
 def steps_range(part: Any, h: Tensor) -> Any:
@@ -221,17 +212,6 @@ def uuids(part: Any, h: Tensor) -> Any:
     return h * (uuid.uuid4().int % 2)
 
 
-def locks(part: Any, h: Tensor) -> Any:
-    with part.lock:  # here
-        h = h * 2
-    return h
-
-
-def collects(part: Any, h: Tensor) -> Any:
-    gc.collect()  # here
-    return h
-
-
 def frames(part: Any, h: Tensor) -> Any:
     return h * len(inspect.stack())
 
@@ -326,9 +306,9 @@ def yields(part: Any, h: Tensor) -> Any:
 
 def tries(part: Any, h: Tensor) -> Any:
     try:
-        return h @ torch.zeros(17, 2)  # here
+        return h @ torch.zeros(17, 2)
     except RuntimeError:
-        return h * h.mean().item()
+        return h * h.mean().item()  # here
 
 
 def scripts(part: Any, h: Tensor) -> Any:
@@ -339,18 +319,17 @@ def checkpoints(part: Any, h: Tensor) -> Any:
     return torch.utils.checkpoint.checkpoint(lambda h: h * h.mean().item(), h, use_reentrant=False)
 
 
-class Rounds(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, h: Tensor) -> Any:
-        return h * h.mean().item()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad
-
-
 def custom(part: Any, h: Tensor) -> Any:
-    return Rounds.apply(h)
+    class Rounds(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, h: Tensor) -> Any:
+            return h * h.mean().item()  # here
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return grad
+
+    return Rounds.apply(h)  # type: ignore[no-untyped-call]
 
 
 def sparse(part: Any, h: Tensor) -> Any:

@@ -146,10 +146,10 @@ class Result:
         losses = (torch.tensor(each.losses, dtype=torch.float64) for each in (self, other))
         pairs = [*zip(*losses, strict=True)]
         pairs += [(self.weights[name], weight) for name, weight in other.weights.items()]
-        return largest(_apart(a, b) for a, b in pairs)
+        return largest(apart(a, b) for a, b in pairs)
 
 
-def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
+def apart(a: torch.Tensor, b: torch.Tensor) -> float:
     a, b = (torch.nan_to_num(v if v.is_complex() else v.double(), 1e300) for v in (a, b))
     return float((a - b).norm() / max(float(b.norm()), 1e-3)) if a.numel() else 0.0
 

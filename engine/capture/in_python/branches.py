@@ -1,0 +1,78 @@
+"""branches: an `if` on the value of a tensor, one side of which does nothing but raise.
+
+Read from the bytecode of the frame that asks: `if (x < 0).any(): raise`, `assert`, the checks of
+torch.distributions.  The side that goes on is taken, and the condition becomes an assert.
+"""
+
+from __future__ import annotations
+
+import dis
+from functools import lru_cache
+from types import CodeType, FrameType
+
+_ENDS = ("RETURN", "YIELD", "SEND", "FOR_ITER", "STORE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR")
+
+
+def value_that_goes_on(frame: FrameType) -> bool | None:
+    """Return the truth of a condition with which a frame does not raise; None if it goes on with
+    both, or if an `except` further out may catch what it raises.
+    """
+    code = _Bytecode.of(frame.f_code)
+    jump = code.at[frame.f_lasti]
+    jump += code.steps[jump].opname == "TO_BOOL"
+    step = code.steps[jump]
+    if "POP_JUMP" not in step.opname or not step.opname.endswith(("_TRUE", "_FALSE")):
+        return None
+    jumps = step.opname.endswith("_TRUE")
+    sides = {jumps: code.at[step.argval], not jumps: jump + 1}
+    raising = [value for value, k in sides.items() if code.only_raises(k)]
+    return None if len(raising) != 1 else not raising[0]
+
+
+def is_caught(frame: FrameType) -> bool:
+    """Return whether the line that a frame runs stands within try and except."""
+    return _Bytecode.of(frame.f_code).is_caught(frame.f_lasti)
+
+
+class _Bytecode:
+    """The instructions of a function.  at: offset -> number of the instruction."""
+
+    def __init__(self, code: CodeType) -> None:
+        read = dis.Bytecode(code)
+        self.steps, self.entries = [*read], vars(read)["exception_entries"]
+        self.at = {step.offset: k for k, step in enumerate(self.steps)}
+
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def of(code: CodeType) -> _Bytecode:
+        return _Bytecode(code)
+
+    def only_raises(self, k: int) -> bool:
+        """Return whether all ways from instruction k raise, and change nothing but local names."""
+        while True:
+            step = self.steps[k]
+            if step.opname == "RAISE_VARARGS":
+                return not self.is_caught(step.offset)
+            if step.opname.startswith(_ENDS) or "BACKWARD" in step.opname:
+                return False
+            if "JUMP" in step.opname:
+                there = self.at[step.argval]
+                if "_IF_" not in step.opname:
+                    k = there
+                    continue
+                if not self.only_raises(there):
+                    return False
+            k += 1
+
+    def is_caught(self, offset: int) -> bool:
+        handlers = (entry.target for entry in self.entries if entry.start <= offset < entry.end)
+        return any(map(self._catches, handlers))
+
+    def _catches(self, target: int) -> bool:
+        """Return False for `with` and `finally`, which raise again."""
+        for step in self.steps[self.at[target] :]:
+            if step.opname in ("CHECK_EXC_MATCH", "POP_EXCEPT"):
+                return True
+            if step.opname in ("WITH_EXCEPT_START", "RERAISE"):
+                return False
+        return False

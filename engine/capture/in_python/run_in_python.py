@@ -1,0 +1,65 @@
+"""run_in_python: AOTAutograd's graph of a module that Python runs, watched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from flowrun.engine.capture.in_python.watched_calls import CallWatch, FrozenError, summary_at
+from flowrun.engine.torch_internals import FakeTensorMode, is_traced, storage_id, trace_joint
+
+
+class Ran(NamedTuple):
+    """The joint graph, the buffers that forward assigns, and what is left out."""
+
+    joint: torch.fx.GraphModule
+    written: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def run_in_python(
+    make: Callable[[tuple[str, ...]], nn.Module],
+    values: Sequence[Tensor],
+    tensors: Mapping[str, Tensor],
+    train: bool,
+) -> Ran:
+    """Trace a module; raise FrozenError for what no graph holds.
+
+    make: gives the module, which returns the buffers of these names, too.  tensors: all parameters
+    and buffers.  train: return what forward assigns to buffers.
+    """
+    names = {id(tensor): name for name, tensor in tensors.items()}
+    written: tuple[str, ...] = ()
+    for _ in range(2):
+        program, fake = make(written), FakeTensorMode(allow_non_fake_inputs=True)
+        watch = CallWatch(program)
+        with watch.active(), ExitStack() as stack:
+            given = [fake.from_tensor(value) for value in values]
+            joint = trace_joint(stack, program, given).graph_module
+        if error := next(iter(watch.refused), None) or watch.difference():
+            raise error
+        _check_constants(joint, tensors)
+        assigned = tuple(names[number] for number in watch.assigned if number in names)
+        if written or not train or not assigned:
+            break
+        written = assigned
+    return Ran(joint, written, tuple(watch.notes))
+
+
+def _check_constants(joint: torch.fx.GraphModule, tensors: Mapping[str, Tensor]) -> None:
+    """Raise FrozenError for a weight or buffer, or a tensor of an earlier call, as a constant."""
+    names = {storage_id(tensor): name for name, tensor in tensors.items()}
+    for node in joint.graph.nodes:
+        value = getattr(joint, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(value, Tensor) and (is_traced(value) or storage_id(value) in names):
+            name = "a tensor" if is_traced(value) else names[storage_id(value)]
+            lines = re.findall('File "(.+)", line (.+), in (.+)', node.meta.get("stack_trace", ""))
+            frames = [summary_at((file, int(number), name)) for file, number, name in lines]
+            raise FrozenError(
+                f"forward reads {name} from a list, a closure or a call before", frames
+            )

@@ -1,0 +1,416 @@
+"""watched_calls: what forward does while Python runs it, and what it may not do.
+
+Each call of forward is written down: the calls of torch with all that are no tensors, and the
+globals and closed-over names that the user's functions read.  Calls that differ depend on a state
+of Python, which a graph would freeze.  Values, times, random numbers and files are refused at once.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import datetime
+import inspect
+import itertools
+import linecache
+import os
+import random
+import re
+import sys
+import sysconfig
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from types import CodeType, FrameType, ModuleType
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from flowrun.engine.capture.in_python.branches import is_caught, value_that_goes_on
+from flowrun.engine.capture.in_python.frozen import freeze
+from flowrun.engine.capture.patches.forward_graph import with_dense_gradient
+from flowrun.engine.capture.patches.substitutes import COUNTED, Picked, replace_attribute
+from flowrun.engine.ir.user_code import is_installed, is_users, place
+from flowrun.engine.torch_internals import (
+    CHECKPOINT_STEPS,
+    MODULE_CALL,
+    DynamicOutputShapeException,
+    asks_for_values,
+    assert_async,
+    buffers_of,
+    is_traced,
+    mark_parameters,
+    node_meta,
+    parameters_of,
+    submodules_of,
+    tree_leaves,
+)
+
+_PYTHON = sysconfig.get_path("stdlib") + os.sep
+_OF_TORCH = ("torch/utils/checkpoint.py", "torch/nn/modules/")  # files whose calls count, too
+# functions of modules in C, and owners of others, of which each call may return something else
+_READS = {
+    "id",
+    "input",
+    "open",
+    "urandom",
+    "getpid",
+    "listdir",
+    "scandir",
+    "_getframe",
+    "fork_exec",
+}
+_READERS = {id(each) for each in (time, datetime.datetime, datetime.date)}
+_VALUE = "Python asks for the value of a tensor, and capture knows shapes and dtypes alone"
+_TENSOR: Any = Tensor
+# functions of tensors that forward may not call -> why
+_OF_TENSORS: dict[Any, str] = {
+    **{getattr(Tensor, name): _VALUE for name in ("__repr__", "__format__", "__array__", "numpy")},
+    **{getattr(Tensor, name): _VALUE for name in ("data_ptr", "storage", "untyped_storage")},
+    _TENSOR.data.__set__: "forward replaces the .data of a tensor",
+    _TENSOR.grad.__get__: "forward reads gradients",
+}
+# other functions of torch that forward may not call: owner, names, why
+_LAYER = "forward makes a layer or a parameter"
+_BANNED: tuple[tuple[Any, str, str], ...] = (
+    (torch, "manual_seed seed get_rng_state set_rng_state save load", ""),
+    (torch.random, "fork_rng", ""),
+    (torch.jit, "script trace", ""),
+    (torch.jit.ScriptFunction, "__call__", "it calls a ScriptFunction"),
+    (torch.autograd, "backward", "forward takes the gradient of what it returns"),
+    (nn.Parameter, "__new__", _LAYER),
+    (nn.Module, "_apply", _LAYER),
+)
+_BY_ROW: tuple[object, ...] = (
+    ((-1,), {}),
+    ((1,), {}),
+    ((), {"dim": -1}),
+    ((), {"dim": 1}),
+)  # arguments of sum
+_TABLES = ("_parameters", "_buffers", "_flat_weights", "_flat_weight_refs")
+_FOREIGN = ("torch.", "builtins")
+_PARTS = "parts"  # in the place of an attribute: the names of all that a module holds
+_UNLIKE = "forward reads other values of Python in its second call, or does something else"
+Line = tuple[str, int, str]  # file, number, function
+
+
+class FrozenError(Exception):
+    """Forward does what no graph can hold.  real_stack: the frames that do it, innermost last."""
+
+    def __init__(self, reason: str, real_stack: list[traceback.FrameSummary]) -> None:
+        super().__init__(reason)
+        self.real_stack = real_stack
+
+
+class CallWatch(TorchFunctionMode):
+    """A mode in which forward is called, several times.
+
+    root: the module whose forward is called.  notes: what is left out.  assigned: ids of buffers
+    in whose place forward assigns another tensor.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        super().__init__()
+        forward = root.forward
+        root.forward = lambda *values: self._call(forward, values)
+        self.root = root.forward.__code__
+        self.modules = {path: each for path, each in root.named_modules() if path}
+        self.paths = {id(each): path for path, each in reversed(self.modules.items())}
+        self.calls: list[list[tuple[Line, object]]] = []
+        self.reads: list[dict[Line, list[object]]] = []
+        self.states: list[dict[tuple[str, str], object]] = [self._state()]
+        self.refused: list[FrozenError] = []
+        self.notes: dict[str, None] = {}
+        self.assigned: dict[int, None] = {}
+        self.before = [(table, dict(table)) for table in self._tables()]
+        self.tied: dict[int, list[tuple[dict[str, Any], str]]] = {}  # places of a tensor, by its id
+        for table, before in self.before:
+            for name, value in before.items():
+                if isinstance(value, Tensor):
+                    self.tied.setdefault(id(value), []).append((table, name))
+        self.spent: set[int] = set()  # ids of what stands in the place of tensors of a graph
+        self.within = False
+
+    # ------------------------------------------------------------------ calls
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Within, functions that no graph holds are refused, in backward, too."""
+        with contextlib.ExitStack() as stack:
+            for owner, names, reason in _BANNED:
+                for name in names.split():
+                    banned = self._refuse_calls(getattr(owner, name), reason or f"it calls {name}")
+                    stack.enter_context(replace_attribute(owner, name, banned))
+            stack.enter_context(replace_attribute(builtins, "print", self._leave_out_print))
+            once = replace_attribute(*CHECKPOINT_STEPS, lambda *_, **__: iter((None,)))
+            stack.enter_context(once)  # computes nothing again in backward
+            before = sys.getprofile()
+            stack.callback(sys.setprofile, before)
+            sys.setprofile(self._profile)
+            try:
+                yield
+            finally:
+                self.states.append(self._state())  # hooks run in backward
+                self._restore()
+
+    def _call(self, forward: Callable[..., Any], values: Sequence[Tensor]) -> Any:
+        """Call forward once."""
+        self.calls.append([])
+        self.reads.append({})
+        self.within = True
+        for (table, name), *others in self.tied.values():
+            for other, its_name in others:  # torch gives each name a tensor of its own
+                other[its_name] = table[name]
+        held = [(table, dict(table)) for table in self._tables()]
+        try:
+            mark_parameters(self.modules.values())
+            with self:  # fields are detached: forward may ask for their gradients
+                made = forward(*(value.detach() for value in values))
+        finally:
+            self.within = False
+            for key in ("nn_module_stack", "stack_trace"):
+                node_meta().pop(key, None)
+        for (now, given), (_, before) in zip(held, self.before, strict=True):
+            new = (name for name, value in given.items() if now.get(name) is not value)
+            self.assigned |= {id(before[name]): None for name in new if name in before}
+        self._release()
+        self.states.append(self._state())
+        return made
+
+    def _tables(self) -> Iterator[dict[str, Any]]:
+        """Yield the dicts in which modules hold what they hold."""
+        for module in self.modules.values():
+            yield from (vars(module), parameters_of(module), buffers_of(module))
+
+    def _release(self) -> None:
+        """Let no attribute hold a tensor of the graph, so that no later call can read it."""
+        for module in self.modules.values():
+            for name, value in vars(module).items():
+                if is_traced(value):
+                    spent = torch.empty(value.shape, dtype=value.dtype, device="meta")
+                    vars(module)[name] = spent
+                    self.spent.add(id(spent))
+                elif name not in _TABLES and any(map(is_traced, tree_leaves(value))):
+                    reason = f"forward keeps tensors in `{name}`"
+                    self.refused.append(FrozenError(reason, self._lines_of(name)))
+
+    def _restore(self) -> None:
+        """Give attributes that hold a tensor of the graph what they held before."""
+        for table, before in self.before:
+            for name, value in [*table.items()]:
+                if is_traced(value) or id(value) in self.spent or name in _TABLES[2:]:
+                    table.pop(name)
+                    table.update({name: before[name]} if name in before else {})
+
+    def _state(self) -> dict[tuple[str, str], object]:
+        """Return what modules and their classes hold, by (module, attribute), comparable."""
+        found = {("", "numpy.random"): freeze(np.random.get_state(legacy=False))}
+        for path, module in self.modules.items():
+            tables = (parameters_of(module), buffers_of(module), submodules_of(module))
+            held: dict[str, object] = {_PARTS: [sorted(table) for table in tables]}
+            for owner in (
+                each for each in type(module).__mro__ if not each.__module__.startswith(_FOREIGN)
+            ):
+                held |= {key: value for key, value in vars(owner).items() if not callable(value)}
+            held |= vars(module)
+            found |= {(path, key): freeze(held[key]) for key in held if key not in _TABLES}
+        return found
+
+    def difference(self) -> FrozenError | None:
+        """Return what depends on a state of Python: a line that does something else in a later
+        call, or what the second call changes again.
+        """
+        if line := self._unlike_line():
+            return FrozenError(_UNLIKE, [summary_at(line)])
+        before, once, *later = self.states
+        parts = {key: value for key, value in before.items() if key[1] in (_PARTS, "training")}
+        for earlier, after in ((once, parts), *zip((once, *later), later, strict=False)):
+            for path, name in (key for key, value in after.items() if earlier.get(key) != value):
+                whose = "the model" if path == "model" else path.removeprefix("model.")
+                reason = f"forward changes `{name}` of {whose} with every call, in Python"
+                return FrozenError(reason, self._lines_of(name))
+        return None
+
+    def _unlike_line(self) -> Line | None:
+        """Return a line that two calls do not have alike; None if they are equal."""
+        for one, two in itertools.pairwise(self.calls):
+            if one != two:
+                k = next(k for k in itertools.count() if one[k : k + 1] != two[k : k + 1])
+                shared = {line for line, _ in one} & {line for line, _ in two}
+                lines = [line for line, _ in (*one[k : k + 1], *two[k : k + 1])]
+                return min(lines, key=shared.__contains__)
+        for read, again in itertools.pairwise(self.reads):
+            for line in (line for line in read if line in again):
+                if any(a != b for a, b in zip(read[line], again[line], strict=False)):
+                    return line
+        return None
+
+    def _lines_of(self, attribute: str) -> list[traceback.FrameSummary]:
+        """Return a line of a user's function that names an attribute, if one does."""
+        for file, first, function in self.reads[-1]:
+            block = inspect.getblock(linecache.getlines(file)[first - 1 :])
+            for number, text in enumerate(block, first):
+                if re.search(rf"\.{re.escape(attribute)}\b", text):
+                    return [summary_at((file, number, function))]
+        return []
+
+    def _frames(self, frame: FrameType | None) -> Iterator[FrameType]:
+        """Yield a frame and those that called it, as far as the watched forward."""
+        while frame is not None and frame.f_code is not self.root:
+            yield frame
+            frame = frame.f_back
+
+    # ------------------------------------------------------------------ what is called
+
+    def __torch_function__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        args, kwargs = with_dense_gradient(func, args, dict(kwargs or {}))
+        frame = _outer_frame()
+        line = self._note_place(frame)
+        name = getattr(func, "__name__", str(func))
+        if any(id(each) in self.spent for each in tree_leaves((args, kwargs))):
+            self._refuse("forward reads a tensor that an earlier call has kept", frame)
+        if func in _OF_TENSORS:
+            self._refuse(_OF_TENSORS[func], frame)
+        self.calls[-1].append((line, (name, freeze((args, kwargs)))))
+        if name == "masked_select" and not kwargs and args[0].dim() == 2:
+            return Picked(*args)
+        made = self._run(func, args, kwargs, frame)
+        if func is Tensor.sum and (args[1:], kwargs) in _BY_ROW:
+            setattr(made, COUNTED, args[0])
+        if isinstance(made, Tensor) and made.layout is not torch.strided:
+            self._refuse(f"it makes a tensor of layout {made.layout}", frame)
+        return made
+
+    def _run(self, func: Any, args: Any, kwargs: Any, frame: FrameType) -> object:
+        """Call a function of torch, and explain why it cannot do without values."""
+        try:
+            return func(*args, **kwargs)
+        except DynamicOutputShapeException as error:
+            self._refuse(f"the shape of its result depends on values ({error.func})", frame)
+        except Exception as error:
+            of_torch = frame.f_code.co_name == "__bool__"  # that of tensors which stand in
+            if of_torch or func is Tensor.__bool__:
+                return self._decide(args[0], frame.f_back if of_torch and frame.f_back else frame)
+            if asks_for_values(error):
+                self._refuse(_VALUE, frame)
+            raise
+
+    def _decide(self, condition: Tensor, frame: FrameType) -> bool:
+        """Return the truth of a condition with which forward does not raise, and assert it."""
+        value = value_that_goes_on(frame)
+        users = [each for each in self._frames(frame) if is_users(each.f_code.co_filename)]
+        if value is None or any(map(is_caught, users)):
+            self._refuse(_VALUE, frame)
+        where = place(map(_summary, reversed(users)))
+        assert_async(condition if value else condition == 0, f"a check raises: {where}")
+        return bool(value)
+
+    def _note_place(self, frame: FrameType) -> Line:
+        """Give torch the module and the line of the nodes that follow; return the line."""
+        line, path = ("", 0, ""), ""
+        for each in self._frames(frame):
+            code = each.f_code
+            if not line[1] and is_users(code.co_filename):
+                line = (code.co_filename, each.f_lineno, code.co_name)
+            if not path and code is MODULE_CALL:
+                path = self.paths.get(id(each.f_locals["self"]), "")
+            if path and line[1]:
+                break
+        meta = node_meta()
+        meta["stack_trace"] = (
+            f'  File "{line[0]}", line {line[1]}, in {line[2]}\n' if line[1] else ""
+        )
+        meta["nn_module_stack"] = {path: (path, nn.Module)} if path else {}
+        return line
+
+    # ------------------------------------------------------------------ what is refused
+
+    def _refuse(self, reason: str, frame: FrameType) -> NoReturn:
+        raise self._record(reason, frame)
+
+    def _record(self, reason: str, frame: FrameType) -> FrozenError:
+        """Keep an error, which forward might catch, to be raised in the end."""
+        frames = (each for each in self._frames(frame) if is_users(each.f_code.co_filename))
+        error = FrozenError(reason, [_summary(each) for each in reversed([*frames])])
+        self.refused.append(error)
+        return error
+
+    def _refuse_calls(self, function: Callable[..., Any], reason: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            caller = _caller(_outer_frame())
+            file = caller.f_code.co_filename
+            if self.calls and (is_users(file) or any(each in file for each in _OF_TORCH)):
+                self._refuse(reason, caller)
+            return function(*args, **kwargs)
+
+        return call
+
+    def _leave_out_print(self, *args: object, **how: object) -> None:
+        where = place([_summary(_caller(_outer_frame()))])
+        self.notes[f"print is left out{f' ({where})' if where else ''}"] = None
+
+    def _profile(self, frame: FrameType, event: str, called: Any) -> None:
+        if event == "call":
+            self._note_reads(frame)
+        elif event == "c_call":
+            owner = getattr(called, "__self__", None)
+            draws = isinstance(owner, random.Random)
+            reads = isinstance(owner, ModuleType) and called.__name__ in _READS
+            if draws or reads or id(owner) in _READERS:
+                caller = _caller(frame)
+                file = caller.f_code.co_filename
+                if is_users(file) and (draws or not is_installed(file)):
+                    name = "random." * draws + called.__name__
+                    self._record(f"it calls {name}, which does not compute with tensors", caller)
+
+    def _note_reads(self, frame: FrameType) -> None:
+        """Write down the arguments, globals and closed-over names of a user's function."""
+        code, names = frame.f_code, frame.f_globals
+        if self.within and _is_own(code):
+            line = (code.co_filename, code.co_firstlineno, code.co_name)
+            known = {name: names[name] for name in code.co_names if name in names}
+            read = [(k, _freeze_class(value)) for k, value in (known | frame.f_locals).items()]
+            self.reads[-1].setdefault(line, []).append(read)
+
+
+@lru_cache(maxsize=4096)
+def _is_own(code: CodeType) -> bool:
+    """Return whether a function is the user's; a generator is called when it is deleted, too."""
+    file, generates = code.co_filename, bool(code.co_flags & inspect.CO_GENERATOR)
+    return is_users(file) and not is_installed(file) and not generates
+
+
+def _freeze_class(value: object) -> object:
+    """Freeze a value; of a class, its attributes that are no functions."""
+    if isinstance(value, type):
+        return freeze({k: v for k, v in vars(value).items() if not callable(v) and k[0] != "_"})
+    return freeze(value)
+
+
+def _outer_frame() -> FrameType:
+    """Return the frame that called the caller of this."""
+    frame = inspect.currentframe()
+    assert frame is not None and frame.f_back is not None and frame.f_back.f_back is not None
+    return frame.f_back.f_back
+
+
+def _caller(frame: FrameType) -> FrameType:
+    """Return the innermost frame that is not of Python's own library."""
+    file = frame.f_code.co_filename
+    of_python = file.startswith(_PYTHON) and not is_installed(file)
+    return _caller(frame.f_back) if of_python and frame.f_back else frame
+
+
+def _summary(frame: FrameType) -> traceback.FrameSummary:
+    code = frame.f_code
+    return summary_at((code.co_filename, frame.f_lineno, code.co_name))
+
+
+def summary_at(line: Line) -> traceback.FrameSummary:
+    return traceback.FrameSummary(*line, line=linecache.getline(line[0], line[1]).strip())
