@@ -30,7 +30,7 @@ BUDGETS = {
     "engine": 1_473,
     "engine/actors": 1_853,
     "engine/boxing": 537,
-    "engine/capture": 5_591,
+    "engine/capture": 5_612,
     "engine/cost": 1_225,
     "engine/hardware": 571,
     "engine/ir": 1_791,
@@ -68,10 +68,10 @@ BUDGETS = {
     "tests/hangs": 365,
     "tests/launcher": 15_330,
     "tests/models": 702,
-    "tests/support": 8_185,
+    "tests/support": 8_200,
     "tests/testing": 111,
 }
-SUMS = {"source": 72_877, "tests": 51_234, "docs": 50_000}
+SUMS = {"source": 72_898, "tests": 51_249, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

@@ -6,7 +6,10 @@ torch.distributions.  The side that goes on is taken, and the condition becomes 
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dis
+import linecache
 from functools import lru_cache
 from types import CodeType, FrameType
 
@@ -30,8 +33,22 @@ def value_that_goes_on(frame: FrameType) -> bool | None:
 
 
 def is_caught(frame: FrameType) -> bool:
-    """Return whether the line that a frame runs stands within try and except."""
+    """Return whether the line that a frame runs may stand within try and except, or suppress."""
+    if "suppress" in frame.f_code.co_names:
+        return True
     return _Bytecode.of(frame.f_code).is_caught(frame.f_lasti)
+
+
+def is_printed(frame: FrameType) -> bool:
+    """Return whether a frame formats text for print alone: `print(f"{x}")` is all of its line."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        line = ast.parse(linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip())
+        whole, *inner = [node for node in ast.walk(line) if isinstance(node, ast.Call)]
+        alone = len(line.body) == 1 and isinstance(line.body[0], ast.Expr)
+        prints = alone and isinstance(whole.func, ast.Name) and whole.func.id == "print"
+        texts = (node for call in inner for node in ast.walk(call))
+        return prints and not any(isinstance(node, ast.JoinedStr) for node in texts)
+    return False
 
 
 class _Bytecode:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from flowrun.engine.capture.in_python.branches import is_caught, value_that_goes_on
+from flowrun.engine.capture.in_python.branches import is_caught, is_printed, value_that_goes_on
 from flowrun.engine.capture.in_python.frozen import freeze
 from flowrun.engine.capture.patches.forward_graph import with_dense_gradient
 from flowrun.engine.capture.patches.substitutes import COUNTED, Picked, replace_attribute
@@ -273,24 +273,28 @@ class CallWatch(TorchFunctionMode):
         frame = _outer_frame()
         line = self._note_place(frame)
         name = getattr(func, "__name__", str(func))
-        if any(id(each) in self.spent for each in tree_leaves((args, kwargs))):
-            self._refuse("forward reads a tensor that an earlier call has kept", frame)
-        if func in _OF_TENSORS:
-            self._refuse(_OF_TENSORS[func], frame)
+        users = next((f for f in self._frames(frame) if is_users(f.f_code.co_filename)), frame)
+        if func is Tensor.__format__ and is_printed(users):
+            return ""
         self.calls[-1].append((line, (name, freeze((args, kwargs)))))
         if name == "masked_select" and not kwargs and args[0].dim() == 2:
             return Picked(*args)
         made = self._run(func, args, kwargs, frame)
         if func is Tensor.sum and (args[1:], kwargs) in _BY_ROW:
             setattr(made, COUNTED, args[0])
-        if isinstance(made, Tensor) and made.layout is not torch.strided:
-            self._refuse(f"it makes a tensor of layout {made.layout}", frame)
         return made
 
     def _run(self, func: Any, args: Any, kwargs: Any, frame: FrameType) -> object:
-        """Call a function of torch, and explain why it cannot do without values."""
+        """Call a function of torch, and explain why it cannot be recorded."""
+        if func in _OF_TENSORS:
+            self._refuse(_OF_TENSORS[func], frame)
+        if any(id(each) in self.spent for each in tree_leaves((args, kwargs))):
+            self._refuse("forward reads a tensor that an earlier call has kept", frame)
         try:
-            return func(*args, **kwargs)
+            made = func(*args, **kwargs)
+            if isinstance(made, Tensor) and made.layout is not torch.strided:
+                self._refuse(f"it makes a tensor of layout {made.layout}", frame)
+            return made
         except DynamicOutputShapeException as error:
             self._refuse(f"the shape of its result depends on values ({error.func})", frame)
         except Exception as error:

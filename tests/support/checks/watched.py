@@ -84,6 +84,7 @@ def assigns_a_buffer(net: Any, h: Tensor) -> Tensor:
 
 def prints_and_warns(net: Any, h: Tensor) -> Tensor:
     print("h is", h)
+    print(f"the mean is {h.mean():.3f}", h.shape)
     if not net.flag:
         warnings.warn("once", stacklevel=1)
         net.flag = True
@@ -342,6 +343,18 @@ def catches_outside(net: Any, h: Tensor) -> Tensor:
     return h
 
 
+def suppresses(net: Any, h: Tensor) -> Tensor:
+    with contextlib.suppress(ValueError):
+        check(h)
+        return h * 2
+    return h
+
+
+def prints_a_length(net: Any, h: Tensor) -> Tensor:
+    print(net.items.append(len(f"{h}")))
+    return h * net.items[-1]
+
+
 def swallows(net: Any, h: Tensor) -> Tensor:
     with contextlib.suppress(Exception):
         return h + h[h > 0].sum()
@@ -396,7 +409,9 @@ REFUSED = {
     **dict.fromkeys((lengthens, draws_of_numpy, counts_in_backward), CHANGES),
     **dict.fromkeys((draws_of_python, tells_time, reads_frames, asks_for_its_frame, runs), CALLS),
     **dict.fromkeys((formats, branches, returns_early, may_raise, catches), VALUE),
-    **dict.fromkeys((catches_outside, mends, decides_by_a_buffer), VALUE),
+    **dict.fromkeys(
+        (catches_outside, mends, suppresses, prints_a_length, decides_by_a_buffer), VALUE
+    ),
     swallows: "the shape of its result depends on values",
     remembers: "a tensor that an earlier call has kept",
     keeps_a_list: "forward keeps tensors in `items`",
