@@ -30,7 +30,7 @@ BUDGETS = {
     "engine": 1_473,
     "engine/actors": 1_853,
     "engine/boxing": 537,
-    "engine/capture": 5_612,
+    "engine/capture": 5_614,
     "engine/cost": 1_225,
     "engine/hardware": 571,
     "engine/ir": 1_791,
@@ -62,7 +62,7 @@ BUDGETS = {
     "tests": 1_063,
     "tests/behaviour": 8_883,
     "tests/chaos": 927,
-    "tests/engine": 14_389,
+    "tests/engine": 14_391,
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 8_200,
     "tests/testing": 111,
 }
-SUMS = {"source": 72_898, "tests": 51_249, "docs": 50_000}
+SUMS = {"source": 72_900, "tests": 51_251, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

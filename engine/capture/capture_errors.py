@@ -31,6 +31,7 @@ MADE_IN = (
 MAX_REAL_NUMBERS = 20_000_000  # elements of a model that is called with numbers, not with shapes
 _DRAW = "Draw with torch (torch.rand, nn.Dropout), not with `random` or numpy."
 _REGISTER = "Register the tensor as a buffer (self.register_buffer), and write into that."
+_COUNT = "Count in a buffer (self.steps += 1), and choose with torch.where."
 _SEED = "Leave it out: train.seed seeds what every step draws."
 # words of torch's message, of the line or of file names -> what to write, whosever the line is
 _SWITCHES = {
@@ -52,7 +53,8 @@ _INSTEAD = {
     "randint": _DRAW,
     "asks for the value": "Compute with tensors, and choose with torch.where: an `if`, .item(), "
     "int(), float() or tolist() on a tensor would be decided once, for all steps.",
-    "with every call": "Count in a buffer (self.steps += 1), and choose with torch.where.",
+    "with every call": _COUNT,
+    "in its second call": _COUNT,
     "an earlier call": _REGISTER,
     "from a list": "Read it as an attribute of the module that has registered it.",
     "calls next()": "Count in a buffer (self.steps += 1), not with an iterator or a generator.",
