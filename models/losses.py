@@ -107,12 +107,14 @@ def distillation(
     """Return `weight` x the divergence of a model from its teacher, and cross entropy for the rest.
 
     output: logits (..., V) of both (models/reference.py).  Both are divided by the temperature, and
-    their divergence is multiplied by its square (Hinton et al. 2015); it counts every position.
+    their divergence is multiplied by its square (Hinton et al. 2015).  batch: has the class ids
+    (...) in the field `target`; positions of -100 do not count.
     """
     own, taught = (
         (output[name].float() / temperature).log_softmax(-1) for name in ("model", "reference")
     )
-    apart = (taught.exp() * (taught - own)).sum(-1).mean()
+    known = batch[target] != IGNORED
+    apart = ((taught.exp() * (taught - own)).sum(-1) * known).sum() / known.sum()
     own_share = (1 - weight) * cross_entropy(output, batch, target, part="model")
     return weight * temperature**2 * apart + own_share
 
@@ -143,8 +145,12 @@ def contrast(output: Tensor, batch: Mapping[str, Tensor], temperature: float = 0
     """Return SimCLR's loss (Chen et al. 2020): of all views in a micro-batch, each finds the other
     of its sample.
 
-    output: features (B, 2, D) of two views of each sample.
+    output: features (B, 2, D) of two views of each sample, of two samples or more.
     """
+    if output.dim() != 3 or output.shape[1] != 2 or len(output) < 2:
+        raise ValueError(
+            f"output is of shape {tuple(output.shape)}: views need (B, 2, D), and B of 2 or more"
+        )
     views = F.normalize(output.float().flatten(0, 1), dim=-1)
     alike = views @ views.T / temperature
     number = torch.arange(len(views), device=views.device)

@@ -66,7 +66,7 @@ def auc(
     """Return rows of a score and a target, of which the area under the ROC curve is made.
 
     output, part: hold the scores (...), see losses.part_of.  batch: has the targets (...), 0 or 1,
-    in the field `target`.
+    in the field `target`; positions of -100 do not count.
     """
     return torch.stack([part_of(output, part).flatten(), batch[target].flatten()], 1).float()
 
@@ -75,6 +75,7 @@ def _area(rows: Tensor) -> float:
     """Return the share of pairs of a hit and a miss whose hit has the higher score, ties halved
     (Mann and Whitney 1947).
     """
+    rows = rows[rows[:, 1] != IGNORED]
     scores, hit = rows[:, 0], rows[:, 1] > 0.5
     _, number, counts = scores.unique(return_inverse=True, return_counts=True)
     ranks = (counts.cumsum(0) - (counts - 1) / 2).double()[number]
@@ -97,7 +98,10 @@ def f1(
 
 
 def _mean_f1(rows: Tensor) -> float:
-    found, asked = rows[rows[:, 1] != IGNORED].long().T
+    rows = rows[rows[:, 1] != IGNORED]
+    if not len(rows):
+        return math.nan
+    found, asked = rows.long().T
     classes = int(max(found.max(), asked.max())) + 1
     both = torch.bincount(found[found == asked], minlength=classes)
     either = sum(torch.bincount(each, minlength=classes) for each in (found, asked))

@@ -15,8 +15,10 @@ from flowrun.models.losses import part_of
 
 
 class WithReference(nn.Module):
-    """Tokens (B, …, T) -> logits (B, …, T, V) of a model and of a frozen one: {model, reference}.
+    """x -> what a model and a frozen one make of it: {model, reference}.
 
+    Both read x alone, as it is; of token ids (B, …, T) in more than two dims, such as pairs, they
+    read the rows (…, T), and make logits (B, …, T, V).
     reference: None: a copy of the model as it begins.  file: the reference's weights, as a run
     leaves them (weights.safetensors); a copied model begins with them, too.
     """
@@ -36,8 +38,10 @@ class WithReference(nn.Module):
         return self
 
     def forward(self, tokens: Tensor) -> dict[str, Tensor]:
-        rows, shape = tokens.flatten(0, -2), tokens.shape[:-1]
+        groups = tokens.dim() > 2 and not tokens.is_floating_point()
+        rows = tokens.flatten(0, -2) if groups else tokens
         with torch.no_grad():
             reference = part_of(self.reference(rows), None)
-        own = part_of(self.model(rows), None)
-        return {"model": own.unflatten(0, shape), "reference": reference.unflatten(0, shape)}
+        made = {"model": part_of(self.model(rows), None), "reference": reference}
+        shape = tokens.shape[:-1]
+        return {k: x.unflatten(0, shape) for k, x in made.items()} if groups else made

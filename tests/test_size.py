@@ -45,10 +45,10 @@ BUDGETS = {
     "launcher/bench": 2_179,
     "launcher/command_line": 1_135,
     "launcher/commands": 3_095,
-    "launcher/data": 3_442,
+    "launcher/data": 3_444,
     "launcher/job": 2_181,
     "launcher/listeners": 673,
-    "launcher/model": 2_882,
+    "launcher/model": 2_887,
     "launcher/place": 2_091,
     "launcher/recipe": 3_413,
     "launcher/ranks": 2_059,
@@ -57,7 +57,7 @@ BUDGETS = {
     "launcher/supervise": 4_403,
     "launcher/terminal": 229,
     "launcher/text": 379,
-    "models": 1_783,
+    "models": 1_797,
     "testing": 115,
     "tests": 1_063,
     "tests/behaviour": 8_883,
@@ -67,11 +67,11 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/hangs": 365,
     "tests/launcher": 15_330,
-    "tests/models": 702,
+    "tests/models": 734,
     "tests/support": 8_200,
     "tests/testing": 111,
 }
-SUMS = {"source": 72_900, "tests": 51_251, "docs": 50_000}
+SUMS = {"source": 72_921, "tests": 51_283, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

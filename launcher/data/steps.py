@@ -60,6 +60,8 @@ class TwoViews(StepwiseDataset):
     def __init__(
         self, data: Dataset[Mapping[str, Tensor]], field: str = "images", share: float = 0.25
     ) -> None:
+        if not 0 <= share < 1:
+            raise ValueError(f"share is {share}: a view hides from 0 to less than 1 of a sample")
         self.data, self.field, self.share = data, field, share
 
     def __len__(self) -> int:

@@ -92,7 +92,7 @@ def _refusing(where: str, what: str, instead: str = "") -> Iterator[None]:
 
 def _check_rate(rate: object, step: int) -> float:
     if not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
-        problem = f"the rate of step {step} is {rate}."
+        problem = f"the rate of step {step} is {rate!r}."
         raise RecipeError("optim.schedule", problem, "A rate is a finite number of 0 or more.")
     return float(rate)
 

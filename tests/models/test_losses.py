@@ -7,6 +7,7 @@ import torch
 
 from flowrun.engine.capture.capture import own_loss
 from flowrun.models import losses, metrics
+from flowrun.models.reference import WithReference
 
 LOGITS = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
 OTHER = torch.zeros(2, 2)
@@ -59,3 +60,34 @@ def test_metrics_of_rows_are_those_of_scikit_learn() -> None:
     classes[:9] = -100
     expected = reference.f1_score(classes[9:], logits[9:].argmax(-1), average="macro")
     assert metrics.f1.of_rows(metrics.f1(logits, {"targets": classes})) == pytest.approx(expected)
+
+
+def test_positions_that_do_not_count_are_in_no_loss_and_no_metric() -> None:
+    logits, targets = seeded_logits(2, 3, 5), torch.tensor([[1, 2, -100], [0, 4, -100]])
+    both = {"model": logits, "reference": 2 * logits}
+    kept = {name: each[:, :2] for name, each in both.items()}
+    whole = losses.distillation(both, {"targets": targets})
+    assert whole == pytest.approx(float(losses.distillation(kept, {"targets": targets[:, :2]})))
+    scores, hits = torch.tensor([1.0, 2.0, 3.0, 0.5]), torch.tensor([0, 1, 1, -100])
+    area: Any = metrics.auc
+    assert area.of_rows(area(scores, {"targets": hits})) == 1.0
+    mean: Any = metrics.f1
+    assert math.isnan(mean.of_rows(torch.tensor([[1.0, -100.0]])))
+
+
+def test_a_model_beside_its_reference_reads_samples_as_they_are() -> None:
+    """Rows of a sequence are no samples: a recurrent layer would go on from one to the next."""
+    layer = torch.nn.GRU(4, 3, batch_first=True)
+    layer.register_forward_hook(lambda module, given, made: made[0])
+    x = seeded_logits(2, 5, 4)
+    assert torch.equal(WithReference(layer)(x)["model"], layer(x))
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 4), (4, 3, 4), (4, 4)])
+def test_contrast_refuses_what_are_not_two_views_of_several_samples(shape: Any) -> None:
+    with pytest.raises(ValueError, match="views need"):
+        losses.contrast(torch.ones(shape), {})
+
+
+def seeded_logits(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))

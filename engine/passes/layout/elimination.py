@@ -280,7 +280,7 @@ def _least(tables: Sequence[Values], shape: tuple[int, ...]) -> tuple[Values, fl
 def _argmin(total: Values, least: Values) -> npt.NDArray[np.integer]:
     """Return where the least of each column stands first."""
     if least.size < LARGE_TABLE_ENTRIES:
-        return total.argmin(axis=0)
+        return np.asarray(total.argmin(axis=0))
     best = np.zeros(least.shape, np.min_scalar_type(len(total)))  # numpy takes 4 times as long
     for k in reversed(range(len(total))):
         np.copyto(best, k, where=total[k] == least)

@@ -34,9 +34,10 @@ def load_text_model(folder: Path) -> nn.Module:
 
     def refuse(error: Exception) -> CommandLineError:
         reason = " ".join(str(error).split())[:600] or "nothing more is known"
+        reason = reason if isinstance(error, _Unlike) else f"{type(error).__name__}: {reason}"
         return CommandLineError(
             str(folder),
-            f"no causal language model can be read from it: {type(error).__name__}: {reason}",
+            f"no causal language model can be read from it: {reason}",
             "It must be what transformers' save_pretrained writes: config.json, with the weights.",
         )
 
@@ -66,21 +67,25 @@ def load_text_model(folder: Path) -> nn.Module:
     return found
 
 
+class _Unlike(ValueError):
+    """The weights of a folder are not those of its config.json."""
+
+
 def _check_weights(missing: Collection[str], others: Collection[tuple[str, Size, Size]]) -> None:
     """Raise ValueError for a weight that transformers would draw at random."""
     if others:
         name, held, described = min(others)
-        raise ValueError(
+        raise _Unlike(
             f"its weights have {name} as {tuple(held)}, and config.json as {tuple(described)}"
         )
     if missing:
-        raise ValueError(f"its weights lack {min(missing)}, which config.json describes")
+        raise _Unlike(f"its weights lack {min(missing)}, which config.json describes")
 
 
 def _check_size(described: int, folder: Path) -> None:
     """Raise ValueError for a model of much more bytes than the weights of its folder."""
     held = sum(file.stat().st_size for one in _WEIGHTS for file in folder.glob(one))
     if described > _MOST_TIMES * held + _MORE_BYTES:
-        raise ValueError(
+        raise _Unlike(
             f"config.json describes a model of {described:,} bytes, and its weights are {held:,}"
         )
