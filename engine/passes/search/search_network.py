@@ -92,14 +92,14 @@ def improve(
     and its cost.
     """
     num_axes = len(network.options.rows[0][0])
-    better = num_axes > 1  # elimination of one axis is the search of the whole
-    while better:
-        better = False
-        for axis in range(num_axes if time.monotonic() < until else 0):
-            choice = _least_on(axis, network, tables, best)
-            price = _cost(tables, choice)
-            if price < cost * (1 - MIN_RELATIVE_GAIN):
-                best, cost, better = choice, price, True
+    left = num_axes if num_axes > 1 else 0  # elimination of one axis is the search of the whole
+    axis = 0
+    while left and time.monotonic() < until:
+        choice = _least_on(axis, network, tables, best)
+        price, left = _cost(tables, choice), left - 1
+        if price < cost * (1 - MIN_RELATIVE_GAIN):
+            best, cost, left = choice, price, num_axes - 1  # this axis has its best
+        axis = (axis + 1) % num_axes
     return best, cost
 
 
