@@ -46,11 +46,11 @@ BUDGETS = {
     "launcher/command_line": 1_135,
     "launcher/commands": 3_095,
     "launcher/data": 3_444,
-    "launcher/job": 2_181,
+    "launcher/job": 2_184,
     "launcher/listeners": 673,
     "launcher/model": 2_887,
     "launcher/place": 2_091,
-    "launcher/recipe": 3_413,
+    "launcher/recipe": 3_429,
     "launcher/ranks": 2_059,
     "launcher/report": 2_445,
     "launcher/store": 676,
@@ -66,12 +66,12 @@ BUDGETS = {
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 15_330,
+    "tests/launcher": 15_340,
     "tests/models": 734,
-    "tests/support": 8_200,
+    "tests/support": 8_204,
     "tests/testing": 111,
 }
-SUMS = {"source": 72_921, "tests": 51_283, "docs": 50_000}
+SUMS = {"source": 72_940, "tests": 51_297, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

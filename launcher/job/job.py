@@ -32,7 +32,7 @@ from flowrun.launcher.model.dataset_checks import random_fields
 from flowrun.launcher.recipe.device import device_type, gpu_name
 from flowrun.launcher.recipe.hardware_keys import is_stand_in
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.recipe.updates import StepUpdate, check_trained, updates_of
+from flowrun.launcher.recipe.updates import StepUpdate, check_trained, name_key, updates_of
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import About, Checkpoint
 from flowrun.launcher.terminal import doing
@@ -126,7 +126,9 @@ class Job:
 
     def _make_other(self, number: int, update: StepUpdate, values: bool) -> tuple[StepUpdate, Job]:
         """Make the job of another update of each step; what it draws at random is its own."""
-        job = Job(update.recipe, values=values, probed=lambda: None, shared=self.materials)
+        own = f"updates.{number}.optim" if "optim" in update.given else "optim"
+        with name_key("optim", own):
+            job = Job(update.recipe, values=values, probed=lambda: None, shared=self.materials)
         made = job.materials
         task = replace(made.task, seed=made.task.seed + number * _SEEDS_APART)
         sampler = replace(made.sampler, every=update.every or 1)

@@ -40,6 +40,7 @@ from flowrun.launcher.model.adapters import check_read
 from flowrun.launcher.recipe.device import forks_autograd
 from flowrun.launcher.recipe.hardware_keys import load_shipped, may_scale, rank_hardware
 from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.recipe.updates import name_key
 from flowrun.launcher.terminal import doing
 
 
@@ -138,7 +139,7 @@ class JobPlans:
     def traced(self) -> Traced:
         """Training, as torch captured it."""
         doing.doing("capturing the model")
-        with pause_collection():
+        with pause_collection(), name_key("task.loss", self.recipe.loss_key):
             return self.story.traced
 
     @cached_property

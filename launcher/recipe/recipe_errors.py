@@ -297,6 +297,9 @@ def unknown_key(key: str, schema: DictConfig) -> RecipeError:
     inside = [] if parent else _find_leaves(last, schema)[:3]
     if inside:
         return RecipeError(key, what, f"Did you mean {one_of(inside)}?")
+    if key == "optim._target_":  # of a mapping on the command line
+        instead = "Write each by itself: optim._target_=my_optim.lion optim.lr=0.001."
+        return RecipeError(key, what, instead)
     if parent == "optim" and not find_near(last, known):
         instead = "Arguments of an optimizer stand next to optim._target_: torch.optim.RMSprop."
         return RecipeError(key, what, instead)

@@ -8,7 +8,8 @@ runs with every `every`th step counts its own updates: its optimizer and its sch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,12 +31,13 @@ class StepUpdate:
 
     name: of its results: "loss/generator".  every: the steps from one to the next; 0: it takes the
     place of the first where its bucket is the step's.  recipe: with the loss, the parameters and
-    the optimizer of this update, and its number of updates as steps.
+    the optimizer of this update, and its number of updates as steps.  given: its keys.
     """
 
     name: str = ""
     every: int = 1
     recipe: Recipe
+    given: Collection[str] = ()
 
 
 def updates_of(recipe: Recipe) -> tuple[StepUpdate, ...]:
@@ -88,9 +90,20 @@ def _read_update(recipe: Recipe, number: int, given: Any) -> StepUpdate:
         key = found.where.replace("task.loss", "loss")
         raise RecipeError(f"{where}.{key}", found.problem, found.instead) from error
     name = str(given["name"])
-    return StepUpdate(
-        name=name, every=every, recipe=replace(own, trained=patterns, loss_key=f"{where}.loss")
-    )
+    own = replace(own, trained=patterns, loss_key=f"{where}.loss")
+    return StepUpdate(name=name, every=every, recipe=own, given=tuple(given))
+
+
+@contextmanager
+def name_key(key: str, own: str) -> Iterator[None]:
+    """Let a RecipeError of a key, or of one inside it, name the key of an update in its place."""
+    try:
+        yield
+    except RecipeError as error:
+        if f"{error.where}.".startswith(f"{key}.") and key != own:
+            where = own + error.where.removeprefix(key)
+            raise RecipeError(where, error.problem, error.instead) from error
+        raise
 
 
 def check_trained(trained: Mapping[str, Mapping[str, bool]]) -> None:

@@ -302,6 +302,16 @@ REFUSED: dict[str, tuple[object, str, str]] = {
         "updates.1.loss._target_",
         "has no 'nothing'",
     ),
+    "no such optimizer": (
+        [CRITIC, {**GENERATOR, "optim": {"_target_": "two_nets.nothing"}}],
+        "updates.1.optim._target_",
+        "has no 'nothing'",
+    ),
+    "a loss that is no number": (
+        [CRITIC, {**GENERATOR, "loss": {"_target_": "two_nets.of_rows"}}],
+        "updates.1.loss",
+        "shape (16,)",
+    ),
 }
 
 
@@ -311,7 +321,7 @@ def test_an_update_that_cannot_be_is_refused_at_its_key(
 ) -> None:
     write_recipe(place, updates)
     with pytest.raises(RecipeError) as refused:
-        Job(load(["recipe=own.yaml"]), values=False)
+        _ = Job(load(["recipe=own.yaml"]), values=False).training
     assert refused.value.where == where and problem in refused.value.problem
 
 
