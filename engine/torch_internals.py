@@ -270,6 +270,7 @@ def trace_joint(
     """
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
+    node_meta().clear()  # a trace that an error ended may have left a module there
     return aot_export_joint_with_descriptors(stack, traced, tuple(values))
 
 

@@ -27,10 +27,10 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_473,
+    "engine": 1_474,
     "engine/actors": 1_853,
     "engine/boxing": 537,
-    "engine/capture": 5_614,
+    "engine/capture": 5_615,
     "engine/cost": 1_225,
     "engine/hardware": 571,
     "engine/ir": 1_791,
@@ -62,7 +62,7 @@ BUDGETS = {
     "tests": 1_063,
     "tests/behaviour": 8_883,
     "tests/chaos": 927,
-    "tests/engine": 14_391,
+    "tests/engine": 14_401,
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 8_204,
     "tests/testing": 111,
 }
-SUMS = {"source": 72_940, "tests": 51_297, "docs": 50_000}
+SUMS = {"source": 72_942, "tests": 51_307, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

@@ -154,6 +154,7 @@ class CallWatch(TorchFunctionMode):
             try:
                 yield
             finally:
+                node_meta().clear()
                 self.states.append(self._state())  # hooks run in backward
                 self._restore()
 

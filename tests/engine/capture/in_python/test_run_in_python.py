@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flowrun.engine.capture.capture import (
     CapturedModule,
@@ -20,12 +20,15 @@ from flowrun.engine.capture.capture import (
 from flowrun.engine.capture.check.compare import check_capture
 from flowrun.engine.capture.check.interpret import interpret
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.ir.graph import BACKWARD
 from flowrun.engine.ops.flow.check import ASSERT
-from flowrun.engine.torch_internals import is_traced
+from flowrun.engine.torch_internals import is_traced, node_meta
 from support.checks import watched
 from support.checks.thorough import few
 from support.checks.two_ways import difference
 from support.checks.watched import CHANGES, PYTHON, REFUSED, TRAIN, Body, Net
+from support.layouts.grids import captured
+from support.layouts.plain_loop import mlp
 from support.nets.compositions import TOLERANCE, model_of
 
 BATCHES = [{"x": torch.randn(3, 4, generator=torch.Generator().manual_seed(k))} for k in (0, 1)]
@@ -118,3 +121,10 @@ def test_what_needs_gradients_is_not_evaluated_without() -> None:
 @pytest.mark.parametrize("seed", few(range(20), (4, 7)))
 def test_both_ways_give_the_same_numbers(seed: int) -> None:
     assert difference(model_of(seed)) <= TOLERANCE
+
+
+def test_what_an_earlier_trace_has_left_names_no_module() -> None:
+    node_meta()["nn_module_stack"] = {"loss": ("loss", nn.Module)}
+    graph = captured.__wrapped__(mlp(micro_batches=1))
+    modules = {op.module for op in graph.ops if op.phase == BACKWARD}
+    assert len(modules) > 1 and "nn_module_stack" not in node_meta()
