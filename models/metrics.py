@@ -1,9 +1,8 @@
 """Metrics: metric(output, batch) -> the mean over the batch, a float32 scalar.
 
 Evaluation reports the mean over its batches.  A metric that is a function of such a mean, not a
-mean itself, names it: metric.of_mean(mean over all batches) is reported.  One that is no function
-of a mean either returns rows (n, D), and metric.of_rows(rows of all batches, in any order) is
-reported.
+mean itself, names it: metric.of_mean(mean over all batches) is reported.  One that needs all
+samples returns rows (n, D), and metric.of_rows(rows of all batches, in any order) is reported.
 """
 
 from __future__ import annotations

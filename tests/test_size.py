@@ -57,7 +57,7 @@ BUDGETS = {
     "launcher/supervise": 4_403,
     "launcher/terminal": 229,
     "launcher/text": 379,
-    "models": 1_797,
+    "models": 1_796,
     "testing": 115,
     "tests": 1_063,
     "tests/behaviour": 8_883,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 8_204,
     "tests/testing": 111,
 }
-SUMS = {"source": 72_942, "tests": 51_307, "docs": 50_000}
+SUMS = {"source": 72_941, "tests": 51_307, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

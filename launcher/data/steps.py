@@ -52,7 +52,7 @@ class StepwiseDataset(Dataset[dict[str, Tensor]]):
 class TwoViews(StepwiseDataset):
     """Items of a data set with a field (2, …) in the place of one (…): two views of it.
 
-    Each view hides a share of the values, drawn anew in every epoch.
+    Each view hides a share of the values, drawn again in every epoch.
     """
 
     steps = (Step("read"), Step("hide", random=True))

@@ -241,7 +241,7 @@ class Job:
 
     def validation(self, results: Sequence[Results]) -> Results:
         """Mean of each number, and of each rank's, over batches of equal size; a metric with
-        `of_mean` is that function of the mean (perplexity is no mean of perplexities), and one with
+        `of_mean` is that function of the mean (as perplexity is), and one with
         `of_rows` that of the rows of all batches.
         """
         out: Results = {}

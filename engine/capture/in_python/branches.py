@@ -1,7 +1,7 @@
 """branches: an `if` on the value of a tensor, one side of which does nothing but raise.
 
 Read from the bytecode of the frame that asks: `if (x < 0).any(): raise`, `assert`, the checks of
-torch.distributions.  The side that goes on is taken, and the condition becomes an assert.
+torch.distributions.  The other side is taken, and the condition becomes an assert.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _ENDS = ("RETURN", "YIELD", "SEND", "FOR_ITER", "STORE_ATTR", "STORE_GLOBAL", "S
 
 
 def value_that_goes_on(frame: FrameType) -> bool | None:
-    """Return the truth of a condition with which a frame does not raise; None if it goes on with
-    both, or if an `except` further out may catch what it raises.
+    """Return the truth of a condition with which a frame does not raise; None if neither
+    value raises, or if an `except` further out may catch what it raises.
     """
     code = _Bytecode.of(frame.f_code)
     jump = code.at[frame.f_lasti]

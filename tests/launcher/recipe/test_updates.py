@@ -307,7 +307,7 @@ REFUSED: dict[str, tuple[object, str, str]] = {
         "updates.1.optim._target_",
         "has no 'nothing'",
     ),
-    "a loss that is no number": (
+    "a loss that is a vector": (
         [CRITIC, {**GENERATOR, "loss": {"_target_": "two_nets.of_rows"}}],
         "updates.1.loss",
         "shape (16,)",
