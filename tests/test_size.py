@@ -30,7 +30,7 @@ BUDGETS = {
     "engine": 1_474,
     "engine/actors": 1_853,
     "engine/boxing": 537,
-    "engine/capture": 5_615,
+    "engine/capture": 5_637,
     "engine/cost": 1_225,
     "engine/hardware": 571,
     "engine/ir": 1_791,
@@ -44,9 +44,9 @@ BUDGETS = {
     "launcher": 362,
     "launcher/bench": 2_179,
     "launcher/command_line": 1_135,
-    "launcher/commands": 3_095,
+    "launcher/commands": 3_096,
     "launcher/data": 3_444,
-    "launcher/job": 2_184,
+    "launcher/job": 2_217,
     "launcher/listeners": 673,
     "launcher/model": 2_887,
     "launcher/place": 2_091,
@@ -60,7 +60,7 @@ BUDGETS = {
     "models": 1_796,
     "testing": 115,
     "tests": 1_063,
-    "tests/behaviour": 8_883,
+    "tests/behaviour": 8_918,
     "tests/chaos": 927,
     "tests/engine": 14_401,
     "tests/gpu": 286,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 8_204,
     "tests/testing": 111,
 }
-SUMS = {"source": 72_941, "tests": 51_307, "docs": 50_000}
+SUMS = {"source": 72_997, "tests": 51_342, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

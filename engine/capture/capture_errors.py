@@ -10,17 +10,21 @@ import re
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
 from flowrun.engine.capture.in_python.watched_calls import FrozenError
+from flowrun.engine.capture.patches.tracing import silence_logs
 from flowrun.engine.errors import TRACEBACK, FlowrunError, RecipeError
 from flowrun.engine.ir.user_code import is_installed, place, place_of
 from flowrun.engine.torch_internals import (
+    DispatchMode,
     DynamicOutputShapeException,
     FakeTensorMode,
+    OpOverload,
     asks_for_values,
     is_of_fake_tensors,
 )
@@ -122,7 +126,7 @@ def explain_failure(
     class of the model.
     """
     if failed := _failure_of(program, values, train):
-        return explain_plain_failure(failed, program, values, name, train=train)
+        return explain_plain_failure(failed, name)
     where = place(first.frames).partition(" in ")[0]
     if isinstance(second, RecipeError) and where not in second.problem:
         return second
@@ -148,29 +152,31 @@ def _explain_capture(
     return RecipeError("model", problem, [*instead, _ELSE][0])
 
 
-def explain_plain_failure(
-    error: Exception, program: nn.Module, values: Sequence[Tensor], name: str, *, train: bool = True
-) -> RecipeError:
+def explain_plain_failure(error: Exception, name: str) -> RecipeError:
     """Return the error to raise for what plain torch cannot do either.
 
-    error: of a call of `program`.  The rest: as explain_failure takes it.
+    error: of a call of model and loss.  name: class of the model.
     """
     if isinstance(error, RecipeError):
         return error
-    where, key, made_in = place_of(error), _key_of(error), _dtypes_as_made(program)
-    failed = _failure_of(program, values, train, made_in) if made_in else error
-    what = describe_error(failed or error) + (f" ({where})" if where else "")
-    if failed is None:
-        return RecipeError(
-            "precision.param_dtype",
-            f"{name} makes its weights in bf16 or fp16 and computes in that dtype; they are kept in"
-            f" fp32, with which forward fails: {what}",
-            "Write precision.param_dtype: model, which keeps the weights as the model makes them,"
-            " or precision.dtype: bf16, which computes in bf16 with weights in fp32.",
-        )
+    key = _key_of(error)
     subject = _SUBJECTS.get(key, name)
     more = "" if key == "model" else _output_in(error)
-    return RecipeError(key, f"{subject} fails in plain torch, too: {what}{more}", _SHOW)
+    return RecipeError(key, f"{subject} fails in plain torch, too: {_where(error)}{more}", _SHOW)
+
+
+def _where(error: Exception) -> str:
+    """Return class, message and the user's line of an error."""
+    return describe_error(error) + (f" ({where})" if (where := place_of(error)) else "")
+
+
+def explain_widened(program: nn.Module, values: Sequence[Tensor], train: bool) -> str:
+    """Return why a call of `program` fails whose weights are wider than it made them, or "" if it
+    does not, or fails with weights as they were made, too.
+    """
+    made_in = _dtypes_as_made(program)
+    failed = _failure_of(program, values, train) if made_in else None
+    return "" if not failed or _failure_of(program, values, train, made_in) else _where(failed)
 
 
 def _output_in(error: Exception) -> str:
@@ -222,21 +228,39 @@ def _failure_of(
 
     Weights may have no memory yet, so small random numbers stand for them; a large model is called
     with fake tensors, whose own errors do not count: they have no values.  made_in: dtypes of
-    weights that have another now.
+    weights that have another now.  What forward caches in modules is forgotten.
     """
     held = dict((*program.named_parameters(), *program.named_buffers()))
+    is_large = sum(tensor.numel() for tensor in held.values()) > MAX_REAL_NUMBERS
     rng, quiet = torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore")
+    shapes = FakeTensorMode(allow_non_fake_inputs=True) if is_large else nullcontext()
+    products = _OneDtype() if is_large else nullcontext()
+    attributes = [(vars(module), dict(vars(module))) for module in program.modules()]
     try:
-        with torch.set_grad_enabled(train), rng, quiet:
-            if sum(tensor.numel() for tensor in held.values()) <= MAX_REAL_NUMBERS:
-                numbers = {n: _numbers_like(t, made_in.get(n, t.dtype)) for n, t in held.items()}
-                torch.func.functional_call(program, numbers, tuple(x.clone() for x in values))
-            else:
-                with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-                    program(*map(fake.from_tensor, values))
+        with torch.set_grad_enabled(train), rng, quiet, shapes, products, silence_logs():
+            like = torch.empty_like if is_large else _numbers_like
+            numbers = {n: like(t, dtype=made_in.get(n, t.dtype)) for n, t in held.items()}
+            torch.func.functional_call(program, numbers, tuple(x.clone() for x in values))
     except Exception as error:
         return None if is_of_fake_tensors(error) else error
+    finally:
+        for now, before in attributes:
+            now.clear()
+            now.update(before)
     return None
+
+
+class _OneDtype(DispatchMode):
+    """Raises what a kernel raises, and no fake one does, for a product of tensors of two dtypes."""
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Sequence[object] = (), kwargs: object = None
+    ) -> object:
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
+            dtypes = {str(arg.dtype) for arg in args if isinstance(arg, Tensor)}
+            if len(dtypes) > 1:
+                raise RuntimeError(f"a product of tensors of {' and '.join(sorted(dtypes))}")
+        return func(*args, **kwargs or {})  # type: ignore[call-overload, dict-item]
 
 
 def _dtypes_as_made(module: nn.Module) -> dict[str, torch.dtype]:

@@ -44,6 +44,7 @@ def plain_loop(
     no update.
     """
     job = Job(recipe, values=False)
+    recipe = job.recipe
     model = instantiate_model(recipe).train()
     task = make_task(recipe, model, job.materials.example)
     models = [model, *(_replica(model) for _ in range(replicas - 1))]

@@ -97,13 +97,14 @@ class Job:
         shared: Materials | None = None,
     ) -> None:
         own, *others = updates_of(recipe)
-        self.recipe = recipe = own.recipe
+        recipe = own.recipe
         self.since = count_seconds()  # of the cores, at the beginning
         self.start: Start | None = start
         self.inductor_options = inductor_options(recipe)
         self.device_type = device_type(recipe.launch, recipe.num_ranks, here=values)
         doing.doing("making the model and the data")
         self.materials = make_materials(recipe, values, shared)
+        self.recipe = recipe = self.materials.recipe
         workers = data_workers(recipe)
         self.strategy = add_materials(strategy_of(recipe), self.materials, workers)
         if start and (begun := find_begun(start, self.materials.task, self.strategy.optimizer)):
@@ -126,9 +127,10 @@ class Job:
 
     def _make_other(self, number: int, update: StepUpdate, values: bool) -> tuple[StepUpdate, Job]:
         """Make the job of another update of each step; what it draws at random is its own."""
+        recipe = replace(update.recipe, precision=self.recipe.precision)
         own = f"updates.{number}.optim" if "optim" in update.given else "optim"
         with name_key("optim", own):
-            job = Job(update.recipe, values=values, probed=lambda: None, shared=self.materials)
+            job = Job(recipe, values=values, probed=lambda: None, shared=self.materials)
         made = job.materials
         task = replace(made.task, seed=made.task.seed + number * _SEEDS_APART)
         sampler = replace(made.sampler, every=update.every or 1)

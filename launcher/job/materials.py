@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 
-from flowrun.engine.capture.capture import Batch, Task
+from flowrun.engine.capture.capture import Batch, CapturedModule, Task
+from flowrun.engine.capture.capture_errors import explain_widened
 from flowrun.engine.hardware.hardware import CPU
 from flowrun.engine.strategy import Pin, Preparation, Strategy
 from flowrun.launcher.data.corpus.documents import DIGESTS
@@ -34,7 +36,7 @@ from flowrun.launcher.recipe.checks import check_batch
 from flowrun.launcher.recipe.hardware_keys import choose_profile
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import require
-from flowrun.launcher.recipe.schema import AUTO, FP32, NARROW, PRODUCTS
+from flowrun.launcher.recipe.schema import AUTO, FP32, KEEP_DTYPE, NARROW, PRODUCTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +50,10 @@ class Materials:
     example: the first micro-batch, or one of its shapes where there is only to be planned.
     notes: what a user should know of the model and of the data.
     plan: pins of the model's own plan (sbp.from_model).
+    recipe: that they were made by: the model may need another `precision.param_dtype`.
     """
 
+    recipe: Recipe
     model: nn.Module
     initial: Initial
     data: Any
@@ -87,12 +91,17 @@ def make_materials(recipe: Recipe, values: bool, shared: Materials | None = None
     if not recipe.bucket:
         check_lengths(data, recipe.buckets, example)
     task = make_task(recipe, described.model, example)
+    recipe, kept_dtypes = _keep_dtypes(recipe, task, example)
+    if kept_dtypes:
+        described = build.describe_model(recipe, draws=values)
+        task = make_task(recipe, described.model, example)
     if not recipe.collate:
         check_labels(described.model, task.inputs, recipe.task.loss, data)
     plan = read_plan(described.model, recipe.plan_axis) if recipe.plan_axis else ()
     others = find_others(described.model) if recipe.plan_axis else []
     left = "what else the model's plan says has no pins, and is inferred: "
     return Materials(
+        recipe=recipe,
         model=described.model,
         initial=with_values(described.initial, task.tensors) if values else Initial({}),
         data=data,
@@ -103,6 +112,7 @@ def make_materials(recipe: Recipe, values: bool, shared: Materials | None = None
         task=task,
         notes=(
             *described.notes,
+            *([kept_dtypes] if kept_dtypes else []),
             *note_moved(recipe.data, "data"),
             *note_moved(recipe.callbacks, "callbacks"),
             *note_hidden(),
@@ -111,6 +121,27 @@ def make_materials(recipe: Recipe, values: bool, shared: Materials | None = None
         ),
         plan=plan,
     )
+
+
+def _keep_dtypes(recipe: Recipe, task: Task, example: Batch) -> tuple[Recipe, str]:
+    """Return the recipe, and a note if it keeps weights as the model makes them since forward fails
+    with fp32 ones.  Raises RecipeError where it asks for weights that are rounded at random.
+    """
+    program = CapturedModule(task, tuple(example), {})
+    modes = (False, True) if recipe.eval.batches else (True,)
+    found = (explain_widened(program.train(mode), tuple(example.values()), mode) for mode in modes)
+    why = next(filter(None, found), "")
+    if not why:
+        return recipe, ""
+    problem = f"with weights in fp32 forward of {type(task.model).__name__} fails: {why}"
+    instead = "precision.dtype=bf16 computes in bf16 with weights in fp32"
+    key, or_keep = "precision.param_dtype", f"Write precision.param_dtype: {KEEP_DTYPE}. {instead}."
+    require(recipe.precision.param_dtype == FP32, key, problem, or_keep)
+    text = OmegaConf.create(recipe.to_yaml())
+    OmegaConf.update(text, key, KEEP_DTYPE)
+    precision = replace(recipe.precision, param_dtype=KEEP_DTYPE)
+    kept = replace(recipe, precision=precision, text=OmegaConf.to_yaml(text))
+    return kept, f"{key}={KEEP_DTYPE}: {problem}; {instead}"
 
 
 def _repeat(one: torch.Tensor, rows: int) -> torch.Tensor:

@@ -319,9 +319,7 @@ class _CaptureComparison:
                 "What forward keeps from a call must be detached (x.detach()).",
             )
         if self.on_cpu and type(error) in _ERRORS_OF_ANY_BATCH and "alloc" not in what:
-            values = tuple(self.batches[call].values())
-            name = type(self.task.model).__name__
-            raise explain_plain_failure(error, self.program, values, name)
+            raise explain_plain_failure(error, type(self.task.model).__name__)
         return f"plain torch fails in a call of the model: {what}"
 
 

@@ -66,3 +66,38 @@ def test_what_cannot_be_is_refused(changes: list[str], where: str, said: str) ->
         Job(load(["recipe=small.yaml", *changes]), values=False).training  # noqa: B018
     assert refused.value.where == where
     assert said in str(refused.value)
+
+
+NAMES_ITS_DTYPE = """
+import torch
+
+class Net(torch.nn.Linear):
+    def __init__(self, width=64):
+        super().__init__(width, 10, dtype=torch.bfloat16)
+
+    def forward(self, images, labels):
+        wide = images.bfloat16().repeat(1, self.in_features // 64)
+        return torch.nn.functional.cross_entropy(super().forward(wide).float(), labels)
+"""
+
+
+def test_a_model_that_names_its_dtype_keeps_it(workplace: Path) -> None:  # noqa: F811
+    (workplace / "named.py").write_text(NAMES_ITS_DTYPE)
+    file = workplace / "small.yaml"
+    file.write_text(
+        RECIPE.replace("/model: mlp, ", "").replace("{hidden: 16}", "{_target_: named.Net}")
+    )
+    plain = ["recipe=small.yaml", "precision={param_dtype: fp32, state_dtype: fp32, keep_fp32: []}"]
+    run(load(plain), workplace / "run")
+    found = load_file(workplace / "run" / "weights.safetensors")
+    assert {value.dtype for value in found.values()} == {torch.bfloat16}
+    again = load([f"recipe={workplace / 'run' / 'recipe.yaml'}"])
+    assert again.precision.param_dtype == "model"
+    large = Job(load([*plain, "model.width=2560000"]), values=False)  # called without numbers
+    (said,) = (note for note in notes(large) if note.startswith("precision.param_dtype=model: "))
+    assert "with weights in fp32 forward of Net fails: RuntimeError: " in said
+    assert "(named.py:" in said
+    wide = Job(load([*plain, "precision.dtype=bf16"]), values=False)
+    assert wide.recipe.precision.param_dtype == "fp32"
+    with pytest.raises(RecipeError, match=r"Write precision\.param_dtype: model"):
+        Job(load(["recipe=small.yaml"]), values=False)
