@@ -19,6 +19,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from flowrun.engine.runtime.process import heap
+from flowrun.engine.runtime.process.call_stack import in_one_chunk
 from flowrun.launcher.command_line.app import INTERRUPTED, OK, PREEMPTED, app, show_errors
 from flowrun.launcher.terminal import doing
 
@@ -49,6 +50,7 @@ _STARTS_RANKS = ("run", "resume", "calibrate")  # from this process, whose heap 
 _TRAINS = ("run", "resume")
 
 
+@in_one_chunk
 def main(arguments: list[str] | None = None) -> NoReturn:
     """The console script.  Ends with SystemExit."""
     given = list(sys.argv[1:] if arguments is None else arguments)

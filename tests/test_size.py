@@ -38,23 +38,23 @@ BUDGETS = {
     "engine/ops": 6_305,
     "engine/passes": 8_203,
     "engine/rehearsal": 971,
-    "engine/runtime": 8_165,
+    "engine/runtime": 8_202,
     "engine/trace": 501,
     "engine/verify": 794,
-    "launcher": 362,
+    "launcher": 364,
     "launcher/bench": 2_179,
     "launcher/command_line": 1_135,
     "launcher/commands": 3_096,
     "launcher/data": 3_444,
     "launcher/job": 2_217,
-    "launcher/listeners": 673,
+    "launcher/listeners": 674,
     "launcher/model": 2_887,
     "launcher/place": 2_091,
     "launcher/recipe": 3_429,
     "launcher/ranks": 2_059,
     "launcher/report": 2_445,
     "launcher/store": 676,
-    "launcher/supervise": 4_403,
+    "launcher/supervise": 4_404,
     "launcher/terminal": 229,
     "launcher/text": 379,
     "models": 1_796,
@@ -62,7 +62,7 @@ BUDGETS = {
     "tests": 1_063,
     "tests/behaviour": 8_918,
     "tests/chaos": 927,
-    "tests/engine": 14_401,
+    "tests/engine": 14_437,
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 8_204,
     "tests/testing": 111,
 }
-SUMS = {"source": 72_997, "tests": 51_342, "docs": 50_000}
+SUMS = {"source": 73_038, "tests": 51_378, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

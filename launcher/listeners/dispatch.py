@@ -17,6 +17,7 @@ from pathlib import Path
 from queue import Full, Queue
 
 from flowrun.engine.errors import RunError
+from flowrun.engine.runtime.process.call_stack import in_one_chunk
 from flowrun.launcher.listeners.listener import FAILED, RESTARTED, STOP, RunInfo
 from flowrun.launcher.listeners.make import NamedListener
 
@@ -63,7 +64,7 @@ class _ListenerThread:
         self.longest_s, self.late, self.left_out = 0.0, False, False
         self.lost_from: int | None = None
         name = f"listener {named.name}"
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread = threading.Thread(target=in_one_chunk(self._serve), name=name, daemon=True)
         self._thread.start()
 
     def put(self, call: _Call) -> None:

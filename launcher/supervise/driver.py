@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
+from flowrun.engine.runtime.process.call_stack import in_one_chunk
 from flowrun.launcher.job.compiling import Compiled
 from flowrun.launcher.job.job import Job, Start
 from flowrun.launcher.listeners.dispatch import Listeners, Outlets
@@ -343,7 +344,7 @@ def supervise(driver: Driver, signals: Signals, desk: Desk) -> instructions.End:
         finally:
             desk.close()
 
-    thread = threading.Thread(target=drive, name="supervise", daemon=True)
+    thread = threading.Thread(target=in_one_chunk(drive), name="supervise", daemon=True)
     with signals.posting(driver.loop.post, desk):
         thread.start()
         desk.serve()

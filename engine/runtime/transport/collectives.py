@@ -34,6 +34,7 @@ from flowrun.engine.boxing.boxing import (
     REDUCE_SCATTER,
 )
 from flowrun.engine.ir.placement import Shape
+from flowrun.engine.runtime.process.call_stack import in_one_chunk
 from flowrun.engine.runtime.transport.pending import (
     Callback,
     Collective,
@@ -389,7 +390,9 @@ class _Watcher:
         )
         self.stream: torch.cuda.Stream | None = None
         self.thread = threading.Thread(
-            target=self._run, name=f"message {way} rank {other} tag {tag}", daemon=True
+            target=in_one_chunk(self._run),
+            name=f"message {way} rank {other} tag {tag}",
+            daemon=True,
         )
         self.thread.start()
 
