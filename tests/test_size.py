@@ -44,7 +44,7 @@ BUDGETS = {
     "launcher": 364,
     "launcher/bench": 2_179,
     "launcher/command_line": 1_135,
-    "launcher/commands": 3_096,
+    "launcher/commands": 3_114,
     "launcher/data": 3_444,
     "launcher/job": 2_217,
     "launcher/listeners": 674,
@@ -53,7 +53,7 @@ BUDGETS = {
     "launcher/recipe": 3_429,
     "launcher/ranks": 2_059,
     "launcher/report": 2_445,
-    "launcher/store": 676,
+    "launcher/store": 687,
     "launcher/supervise": 4_404,
     "launcher/terminal": 229,
     "launcher/text": 379,
@@ -66,12 +66,12 @@ BUDGETS = {
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 15_340,
+    "tests/launcher": 15_366,
     "tests/models": 734,
     "tests/support": 8_204,
     "tests/testing": 111,
 }
-SUMS = {"source": 73_038, "tests": 51_378, "docs": 50_000}
+SUMS = {"source": 73_067, "tests": 51_404, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

@@ -18,7 +18,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.files import replacing_files
 from flowrun.launcher.commands.export import describe_file, own_folder
 from flowrun.launcher.commands.export_adapters import adapters_among, write_merged
-from flowrun.launcher.commands.load_run import LoadedRun, Stored, fill_model, find_weights
+from flowrun.launcher.commands.load_run import LoadedRun, Stored, fill_model, find_weights, text_run
 from flowrun.launcher.model.hugging_face.convert_models import (
     CONFIG,
     import_transformers,
@@ -85,7 +85,7 @@ def export_folder(
         raise CommandLineError(f"--to {to}", "this is a file, no folder.")
     _check_own(to, run_folder)
     import_transformers()
-    run = _load_merged(run_folder, step, best)
+    run = text_run(_load_merged(run_folder, step, best))
     found = _tokenizer_of(run, tokenizer)
     theirs = make_theirs(run.model, {**_ids_of(found), **_positions_of(run)})
     if found is not None:

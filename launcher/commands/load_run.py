@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +19,10 @@ from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import ABOUT, AVERAGES, RECIPE, Checkpoint, find_all
-from flowrun.launcher.store.run_tokenizer import use_own_tokenizer
+from flowrun.launcher.store.run_tokenizer import text_of, use_own_tokenizer
 from flowrun.launcher.store.tensor_file import Contents
 from flowrun.models.lora import AdaptedWeights
+from flowrun.models.reference import WithReference
 
 
 @dataclass(frozen=True)
@@ -179,3 +181,16 @@ def fill_model(
             "Its class must be that of the run.",
         ) from error
     return model.eval()
+
+
+def text_run(run: LoadedRun) -> LoadedRun:
+    """Return a run as one of a model of text: without a reference beside the model, and with the
+    text of pairs.
+    """
+    recipe, model = replace(run.recipe, data=text_of(run.recipe.data)), run.model
+    if isinstance(model, WithReference):
+        model = model.model
+        argument = next(iter(inspect.signature(model.forward).parameters))
+        task = replace(recipe.task, inputs={argument: "tokens"})
+        recipe = replace(recipe, task=task, model=recipe.model.get("model", recipe.model))
+    return LoadedRun(recipe, model, run.step)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowrun.engine.errors import FlowrunError
-from flowrun.launcher.commands.load_run import LoadedRun, load_run
+from flowrun.launcher.commands.load_run import LoadedRun, load_run, text_run
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.model.build import instantiate_data
 from flowrun.launcher.model.hugging_face.convert_models import CONFIG
@@ -16,6 +16,7 @@ from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import RECIPE
+from flowrun.launcher.store.run_tokenizer import text_of
 from flowrun.launcher.text.codec import (
     BYTES,
     ByteCodec,
@@ -110,7 +111,7 @@ def open_writer(
     place of the one that the source names.  note: see TextWriter.  Raises RecipeError.
     """
     if (source / RECIPE).is_file():
-        run = load_run(source, step, best)
+        run = text_run(load_run(source, step, best))
         return TextWriter(_model_of(run), codec_of(run.recipe.data, tokenizer), note)
     if (source / CONFIG).is_file():
         model = load_text_model(source)
@@ -143,16 +144,18 @@ def write_after(job: Job, folder: Path) -> tuple[str, str] | None:
     folder: of the run, which is complete.  A model too large to be quick writes nothing: the second
     text then says how to have it.  Raises RecipeError for a model that writes no text.
     """
-    recipe, file = job.recipe, folder / weights.FILE
-    if not (recipe.data.get("tokenizer") or is_bytes(recipe.data)) or not file.is_file():
+    data, file = text_of(job.recipe.data), folder / weights.FILE
+    if not (data.get("tokenizer") or is_bytes(data)) or not file.is_file():
         return None
     if file.stat().st_size > _QUICK_BYTES:
         return "", f"flowrun sample {folder} shows it"
     writer = open_writer(folder)
-    fed = recipe.task.inputs.get(writer.model.argument, writer.model.argument)
+    fed = job.materials.task.inputs
+    field = fed.get(writer.model.argument) or next(iter(fed.values()))
     held_out = job.materials.evaluation_sampler
     sampler = held_out if held_out.held_out else job.materials.sampler
-    ids = sampler(0, 0, slice(0, 1))[fed][0].tolist()
+    ids = sampler(0, 0, slice(0, 1))[field][0]
+    ids = (ids[0] if ids.dim() > 1 else ids).tolist()  # of a pair the first
     decode = writer.codec.decoder([])
     prompt = "".join(decode(each) for each in ids[: max(1, min(_PROMPT, len(ids) // 2))])
     return prompt, "".join(writer.continue_text(prompt, _SHORT))
@@ -164,5 +167,5 @@ def _model_of(run: LoadedRun) -> TextModel:
     window = recipe.data.get("length")
     if not isinstance(window, int):  # the most tokens that training read at once
         sample = instantiate_data(recipe)[0]
-        window = max((len(value) for value in sample.values() if value.dim() == 1), default=0) or 1
+        window = max((value.shape[-1] for value in sample.values() if value.dim()), default=0) or 1
     return text_model(run.model, recipe.task.inputs, window, str(recipe.model["_target_"]))

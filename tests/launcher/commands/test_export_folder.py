@@ -33,6 +33,20 @@ model: {_target_: flowrun.models.llama.Llama, vocabulary: 256, depth: 1, heads: 
   width: 16, inner: 16}
 data: {length: 8, max_bytes: 20000}
 """
+PAIRS = """\
+defaults: [/optim: adamw, /launch: local]
+model:
+  _target_: flowrun.models.reference.WithReference
+  model:
+    _target_: transformers.LlamaForCausalLM
+    config: {_target_: transformers.LlamaConfig, vocab_size: 280, hidden_size: 16,
+      intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2}
+data:
+  _target_: flowrun.launcher.data.corpus.preferences.Preferences
+  chosen: {_target_: flowrun.launcher.data.corpus.text.Text, length: 8, max_bytes: 20000,
+    tokenizer: words}
+task: {loss: {_target_: flowrun.models.losses.preference}}
+"""
 
 
 @pytest.fixture
@@ -75,6 +89,18 @@ def test_a_run_and_its_folder_write_the_same(run: Path) -> None:
     short = Drawing(tokens=4, temperature=0)
     writers = [open_writer(folder) for folder in (run, run / "hf")]
     texts = ["".join(writer.continue_text("def ", short)) for writer in writers]
+    assert texts[0] == texts[1] != ""
+
+
+def test_a_model_beside_its_reference_is_written_alone(workplace: Path) -> None:
+    folder = llama_run(workplace, PAIRS)
+    (workplace / "words").rename(workplace / "gone")
+    export_folder(folder)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder / "hf")
+    trained = load_run(folder).model.get_submodule("model")
+    assert torch.equal(theirs(TOKENS).logits, trained(TOKENS).logits)
+    writers = [open_writer(each) for each in (folder, folder / "hf")]
+    texts = ["".join(each.continue_text("the cat", Drawing(tokens=6))) for each in writers]
     assert texts[0] == texts[1] != ""
 
 
