@@ -30,7 +30,7 @@ BUDGETS = {
     "engine": 1_474,
     "engine/actors": 1_853,
     "engine/boxing": 537,
-    "engine/capture": 5_637,
+    "engine/capture": 5_647,
     "engine/cost": 1_225,
     "engine/hardware": 571,
     "engine/ir": 1_791,
@@ -46,9 +46,9 @@ BUDGETS = {
     "launcher/command_line": 1_135,
     "launcher/commands": 3_114,
     "launcher/data": 3_444,
-    "launcher/job": 2_217,
+    "launcher/job": 2_220,
     "launcher/listeners": 674,
-    "launcher/model": 2_887,
+    "launcher/model": 2_930,
     "launcher/place": 2_091,
     "launcher/recipe": 3_429,
     "launcher/ranks": 2_059,
@@ -66,12 +66,12 @@ BUDGETS = {
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 15_366,
+    "tests/launcher": 15_397,
     "tests/models": 734,
     "tests/support": 8_204,
     "tests/testing": 111,
 }
-SUMS = {"source": 73_067, "tests": 51_404, "docs": 50_000}
+SUMS = {"source": 73_123, "tests": 51_435, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

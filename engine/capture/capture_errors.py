@@ -161,11 +161,13 @@ def explain_plain_failure(error: Exception, name: str) -> RecipeError:
         return error
     key = _key_of(error)
     subject = _SUBJECTS.get(key, name)
-    more = "" if key == "model" else _output_in(error)
-    return RecipeError(key, f"{subject} fails in plain torch, too: {_where(error)}{more}", _SHOW)
+    more = "" if key == "model" else _arguments_in(error)
+    return RecipeError(
+        key, f"{subject} fails in plain torch, too: {describe_failure(error)}{more}", _SHOW
+    )
 
 
-def _where(error: Exception) -> str:
+def describe_failure(error: Exception) -> str:
     """Return class, message and the user's line of an error."""
     return describe_error(error) + (f" ({where})" if (where := place_of(error)) else "")
 
@@ -176,14 +178,22 @@ def explain_widened(program: nn.Module, values: Sequence[Tensor], train: bool) -
     """
     made_in = _dtypes_as_made(program)
     failed = _failure_of(program, values, train) if made_in else None
-    return "" if not failed or _failure_of(program, values, train, made_in) else _where(failed)
+    return (
+        ""
+        if not failed or _failure_of(program, values, train, made_in)
+        else describe_failure(failed)
+    )
 
 
-def _output_in(error: Exception) -> str:
-    """Return as part of a message what the model returned to the loss that raised an error."""
+def _arguments_in(error: Exception) -> str:
+    """Return as part of a message what the loss that raised an error had of the model and the
+    batch.
+    """
     called = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
-    outputs = [describe_value(held["output"]) for held in called if "output" in held]
-    return f". The model returns {outputs[0]}." if outputs else ""
+    held = next((each for each in called if {"output", "batch"} <= {*each}), {})
+    output = f". The model returns {describe_value(held['output'])}." if held else ""
+    fields = ", ".join(held.get("batch", ()))
+    return f"{output} A batch has {fields}." if isinstance(error, KeyError) and fields else output
 
 
 def explain_evaluation(

@@ -28,6 +28,7 @@ from flowrun.launcher.job.optimizer import find_begun, is_own, trained_of
 from flowrun.launcher.job.recipe_strategy import data_workers, inductor_options, strategy_of
 from flowrun.launcher.job.segments import Segment, segments
 from flowrun.launcher.model.adapters import describe_adapters
+from flowrun.launcher.model.build import number_of
 from flowrun.launcher.model.dataset_checks import random_fields
 from flowrun.launcher.recipe.device import device_type, gpu_name
 from flowrun.launcher.recipe.hardware_keys import is_stand_in
@@ -250,11 +251,11 @@ class Job:
         for name in results[0] if results else ():
             metric = name.removesuffix(LIST_SUFFIX).removeprefix(ROWS)
             asked = dict(self.materials.task.metrics).get(metric)
-            of_mean = made_of(asked, "of_mean") or float
+            of_mean = partial(number_of, name, made_of(asked, "of_mean") or float)
             values = [result[name] for result in results]
             if of_rows := made_of(asked, "of_rows"):
                 rows = torch.tensor([row for batch in values for row in batch])
-                out[metric] = float(of_rows(rows))
+                out[metric] = number_of(metric, of_rows, rows)
             elif isinstance(values[0], list):
                 out[name] = [of_mean(sum(each) / len(values)) for each in zip(*values, strict=True)]
             else:

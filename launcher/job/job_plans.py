@@ -37,6 +37,7 @@ from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.job.materials import Materials
 from flowrun.launcher.job.plan_cache import PlanCache, inputs
 from flowrun.launcher.model.adapters import check_read
+from flowrun.launcher.model.build import try_metrics
 from flowrun.launcher.recipe.device import forks_autograd
 from flowrun.launcher.recipe.hardware_keys import load_shipped, may_scale, rank_hardware
 from flowrun.launcher.recipe.recipe import Recipe
@@ -199,6 +200,7 @@ class JobPlans:
             if not evaluates:
                 return training, None
             graph = captured()
+            try_metrics(dict(self.materials.task.metrics), graph)
             with pause_collection():
                 follows = training if self.others else self.planned
                 return training, self.story.evaluation(graph, follows)

@@ -17,11 +17,18 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from flowrun.engine.capture.capture import made_of
-from flowrun.engine.capture.capture_errors import MADE_IN
+from flowrun.engine.capture.capture_errors import (
+    MADE_IN,
+    describe_error,
+    describe_failure,
+    describe_value,
+)
 from flowrun.engine.capture.joint_graph import LOSS
 from flowrun.engine.capture.module_checks import place_of_function, refuse_scripted
-from flowrun.engine.errors import RecipeError, refuse_as
+from flowrun.engine.errors import RecipeError, RunError, refuse_as
+from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.ir.module_path import within
+from flowrun.engine.ir.names import ROWS
 from flowrun.engine.torch_internals import wrapped_module
 from flowrun.launcher.data.collate import Collate
 from flowrun.launcher.data.sampler import ORDER
@@ -41,6 +48,7 @@ from flowrun.models.fp8 import Fp8Linear
 from flowrun.models.sampling import Order
 
 _NARROW = (torch.bfloat16, torch.float16)  # where an update rounded to nearest is often lost
+_OF_ANY_ROWS = (AttributeError, ImportError, NameError, TypeError)
 LossFunction = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (output, batch) -> scalar mean
 
 
@@ -304,6 +312,41 @@ def instantiate_metrics(recipe: Recipe) -> dict[str, LossFunction]:
         problem = f"{name} is made of the rows of all samples, and view=mirrored has a mean a rank."
         require(not wrong, f"task.metrics.{name}", problem, "Leave it out, or the view.")
     return made
+
+
+def number_of(name: str, function: Callable[..., object], value: object) -> float:
+    """Return what `function` makes of the mean, or of the rows, of all batches.  name: of the
+    metric, for a RunError.
+    """
+
+    def refuse(error: Exception) -> RunError:
+        instead = "of_rows takes a tensor (n, D), of_mean a float, and each returns a number."
+        return RunError(f"task.metrics.{name}", f"{describe_error(error)}.", instead)
+
+    with refuse_as(refuse):
+        made = function(value)
+        if isinstance(made, Tensor) and made.numel() != 1:
+            raise TypeError(f"it returns {describe_value(made)}, not a number")
+        return float(made)  # type: ignore[arg-type]
+
+
+def try_metrics(metrics: Mapping[str, LossFunction], graph: LogicalGraph) -> None:
+    """Make a number of rows of 0 and 1, as many as an evaluation's micro-batch has.  Raises
+    RecipeError for an error that no other rows would mend; they would raise it after training.
+    """
+    for result, tensor in graph.results:
+        if not result.startswith(ROWS):
+            continue
+        name, (rows, columns) = result.removeprefix(ROWS), graph.tensors[tensor].shape
+        bits = [torch.arange(rows) >> column % 3 & 1 for column in range(columns)]
+        function = made_of(metrics[name], "of_rows")
+        assert function
+        try:
+            number_of(name, function, torch.stack(bits, 1).float())
+        except RunError as error:
+            if isinstance(cause := error.__cause__, _OF_ANY_ROWS):
+                problem = f"of_rows, tried on {rows} rows of 0 and 1: {describe_failure(cause)}."
+                raise RecipeError(error.where, problem, error.instead) from error
 
 
 def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) -> dict[str, str]:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher.commands.evaluate import evaluate
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
@@ -84,6 +84,20 @@ def flat(output, batch):
 
 
 flat.of_rows = spread
+
+
+def broken(output, batch):
+    return pairs(output, batch)
+
+
+broken.of_rows = lambda rows: rows.middle()
+
+
+def unlucky(output, batch):
+    return pairs(output, batch)
+
+
+unlucky.of_rows = lambda rows: int("two classes")
 """
 ROWS = ["task.metrics.f1._target_=flowrun.models.metrics.f1", "task.metrics.own._target_=own.pairs"]
 LAYOUTS = {
@@ -131,16 +145,33 @@ def test_a_metric_of_all_samples_is_that_of_plain_torch(workplace: Path, layout:
     [
         ([*MIRRORED, ROWS[0]], "f1 is made of the rows of all samples"),
         (["task.metrics.own._target_=own.flat"], r"instead of rows \(n, D\)"),
+        (
+            ["task.metrics.own._target_=own.broken"],
+            r"of_rows, tried on \d+ rows .*: AttributeError",
+        ),
+        ([ROWS[0], "task.metrics.f1.target=no"], r"KeyError: 'no' .* A batch has "),
     ],
 )
-def test_a_metric_that_gives_no_rows_is_refused(
+def test_a_metric_that_makes_no_number_is_refused(
     workplace: Path, changes: list[str], problem: str
 ) -> None:
     for name, text in {"talks.py": TALKS, "unlike.yaml": UNLIKE, "own.py": OWN}.items():
         (workplace / name).write_text(text)
     with pytest.raises(RecipeError, match=problem) as refused:
         run(load(["recipe=unlike.yaml", *changes]), workplace / "run")
-    assert refused.value.where.startswith("task.metrics.")
+    assert refused.value.where.startswith("task.metrics")
+
+
+def test_rows_that_no_number_is_made_of_end_a_run_by_the_name_of_the_metric(
+    workplace: Path,
+) -> None:
+    for name, text in {"talks.py": TALKS, "unlike.yaml": UNLIKE, "own.py": OWN}.items():
+        (workplace / name).write_text(text)
+    with pytest.raises(RunError, match="ValueError: invalid literal") as ended:
+        run(
+            load(["recipe=unlike.yaml", "task.metrics.own._target_=own.unlucky"]), workplace / "run"
+        )
+    assert ended.value.where == "task.metrics.own"
 
 
 def test_the_command_prints_a_line(workplace: Path, end: End) -> None:
