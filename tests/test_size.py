@@ -44,7 +44,7 @@ BUDGETS = {
     "launcher": 364,
     "launcher/bench": 2_179,
     "launcher/command_line": 1_135,
-    "launcher/commands": 3_114,
+    "launcher/commands": 3_112,
     "launcher/data": 3_444,
     "launcher/job": 2_220,
     "launcher/listeners": 674,
@@ -71,7 +71,7 @@ BUDGETS = {
     "tests/support": 8_204,
     "tests/testing": 111,
 }
-SUMS = {"source": 73_123, "tests": 51_435, "docs": 50_000}
+SUMS = {"source": 73_121, "tests": 51_435, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}
