@@ -184,7 +184,7 @@ def fill_model(
 
 
 def text_run(run: LoadedRun) -> LoadedRun:
-    """Return a run as that of a model of text: without its reference, and with the text of pairs."""
+    """Return a run as that of a model of text: with no reference, and with the text of pairs."""
     recipe, model = replace(run.recipe, data=text_of(run.recipe.data)), run.model
     if isinstance(model, WithReference):
         model = model.model
