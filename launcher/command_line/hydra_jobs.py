@@ -5,11 +5,12 @@ each.  Imports are late: a mistake in the arguments is shown at once.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +141,16 @@ def _job(cfg: DictConfig, words: list[str], config_dir: str | None) -> object:
         _let_ctrl_c_raise()
         return run_recipe(recipe, Path(HydraConfig.get().runtime.output_dir), Progress())
     except FlowrunError as error:
+        _leave_nothing(Path(HydraConfig.get().runtime.output_dir))
         return error
+
+
+def _leave_nothing(folder: Path) -> None:
+    """Remove the folder of a run that never began, where Hydra has left its own files alone."""
+    with suppress(OSError):
+        if [each.name for each in folder.iterdir()] == [(hydras := folder / ".hydra").name]:
+            shutil.rmtree(hydras)
+            folder.rmdir()
 
 
 def _submit(recipe: Recipe, folder: Path) -> object:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from flowrun.engine.errors import ArgumentError
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -62,6 +64,9 @@ class TwoViews(StepwiseDataset):
     ) -> None:
         if not 0 <= share < 1:
             raise ValueError(f"share is {share}: a view hides from 0 to less than 1 of a sample")
+        if field not in (item := data[0]):
+            problem = f"items have no field {field!r}."
+            raise ArgumentError("field", problem, f"There is: {', '.join(item)}.")
         self.data, self.field, self.share = data, field, share
 
     def __len__(self) -> int:

@@ -242,6 +242,11 @@ class Job:
         """Learning rate of a step, counted from 0; of parameters that no group gives another."""
         return self.strategy.optimizer.rate(self.recipe.optim.lr, step)
 
+    def other_rates(self, step: int) -> dict[str, float]:
+        """Return the learning rate of each other update that a step has: "lr/NAME"."""
+        due = ((u, job) for u, job in self.others if u.every and step % u.every == 0)
+        return {f"lr/{update.name}": job.rate(step // update.every) for update, job in due}
+
     def validation(self, results: Sequence[Results]) -> Results:
         """Mean of each number, and of each rank's, over batches of equal size; a metric with
         `of_mean` is that function of the mean (as perplexity is), and one with

@@ -91,6 +91,7 @@ def _refusing(where: str, what: str, instead: str = "") -> Iterator[None]:
 
 
 def _check_rate(rate: object, step: int) -> float:
+    rate = rate.item() if isinstance(rate, torch.Tensor) and rate.numel() == 1 else rate
     if not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
         problem = f"the rate of step {step} is {rate!r}."
         raise RecipeError("optim.schedule", problem, "A rate is a finite number of 0 or more.")

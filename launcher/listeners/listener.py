@@ -16,6 +16,7 @@ RESTARTED = "restarted"
 TAGS: Mapping[str, str] = {
     "loss": "mean over the samples of the step",
     "lr": "learning rate of parameters that no group gives another",
+    "loss/NAME": "of another update of the step, as are `lr/NAME` and `grad_norm/NAME`",
     "grad_norm": "norm of all gradients, before clipping",
     "tokens_per_s": "tokens a second; samples, where they are no sequences of tokens",
     "step_s": "seconds since the step before ended",

@@ -262,3 +262,7 @@ def check_lengths(
     problem = f"no field is {longest} long, as the longest bucket is; they are {shapes}."
     instead = f"Pad items to {longest}, as data.length={longest} does for text."
     require(any(shape[:1] == (longest,) for shape in shapes.values()), where, problem, instead)
+    for field, shape in shapes.items():
+        problem = f"field {field!r} is {shape}: a bucket cuts its first dim, and not the others."
+        instead = "Make it in forward of the lengths, or of fields with one such dim."
+        require(shape[:1] != (longest,) or longest not in shape[1:], where, problem, instead)

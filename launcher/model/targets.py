@@ -29,7 +29,7 @@ from flowrun.launcher.data.transforms import import_torchvision
 from flowrun.launcher.model.hugging_face.convert_models import import_transformers
 from flowrun.launcher.model.user_modules import FOLDERS, describe_file, make_importable
 from flowrun.launcher.recipe.recipe_errors import did_you_mean, find_near
-from flowrun.launcher.recipe.schema import Target
+from flowrun.launcher.recipe.schema import BUCKETS, OF_BATCHES, Target
 
 _WITH_TORCHVISION = ("torchvision", "timm", "transformers")  # these import it
 # names that recipes may still hold -> where they are; the first that fits
@@ -44,6 +44,7 @@ MOVED = {
     "flowrun.models.clicks.": "flowrun.launcher.data.clicks.",
     "flowrun.models.callbacks.": "flowrun.launcher.listeners.early_stopping.",
 }
+_BESIDE = {"model": ("weights",), "data": (*OF_BATCHES, BUCKETS)}  # keys that are no arguments
 _FULL_KEY = re.compile(r"^full_key: (.+)$", re.MULTILINE)  # in Hydra's error
 
 
@@ -144,10 +145,11 @@ def check_arguments(
         return
     known = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     name = getattr(made_by, "__name__", str(made_by))
+    names = [*known, *_BESIDE.get(where, ())]
     for key in arguments:
         if key not in known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
             raise RecipeError(
-                f"{where}.{key}", f"{name} takes no argument {key!r}.", did_you_mean(key, known)
+                f"{where}.{key}", f"{name} takes no argument {key!r}.", did_you_mean(key, names)
             )
     for key, parameter in known.items():
         if parameter.default is parameter.empty and key not in arguments:

@@ -134,7 +134,7 @@ def _bad_override(error: OverrideParseException) -> RecipeError:
     reason = str(error.message).splitlines()[0]
     if quoted := re.match(r"([+~]*[\w.]+)=\{\s*[\"']([^\"']+)[\"']", error.override):
         key = quoted[1].lstrip("+~")
-        instead = f"Keys in braces have no quotes; write {key}.{quoted[2]}.…=…, a key an argument."
+        instead = f"Keys in braces have no quotes: {key}={{{quoted[2]}: …}}."
     return CommandLineError(error.override, f"This argument cannot be read: {reason}.", instead)
 
 
@@ -213,12 +213,12 @@ def _bad_key(error: OmegaConfBaseException, schema: DictConfig) -> RecipeError:
     reason = str(error.msg or error).splitlines()[0].rstrip(".")
     if not key:
         return _no_mapping(reason, schema)
+    if reason == "list index out of range":
+        named, _, number = key.rstrip("]").rpartition("[")
+        instead = f"Write '{named}=[…]', or {named} in the recipe."
+        return RecipeError(f"{named}.{number}", f"{named} has no such entry.", instead)
     if isinstance(error, InterpolationResolutionError):
-        if name := re.search(r"Environment variable '(\w+)'", reason):
-            instead = f"export {name[1]}=…, or write ${{oc.env:{name[1]},default}}."
-            return RecipeError(key, f"the environment variable {name[1]} is not set.", instead)
-        instead = "${a.b} stands for the value of another key of the recipe."
-        return RecipeError(key, f"{reason}.", instead)
+        return _bad_reference(key, reason)
     if OmegaConf.is_dict(OmegaConf.select(schema, key)):
         return no_mapping(key, schema)
     if OmegaConf.is_list(OmegaConf.select(schema, key)):
@@ -228,6 +228,14 @@ def _bad_key(error: OmegaConfBaseException, schema: DictConfig) -> RecipeError:
     if "not Optional" in reason:
         return _null(key, schema)
     return RecipeError(key, f"{reason}.", describe_key(key, schema))
+
+
+def _bad_reference(key: str, reason: str) -> RecipeError:
+    if name := re.search(r"Environment variable '(\w+)'", reason):
+        instead = f"export {name[1]}=…, or write ${{oc.env:{name[1]},default}}."
+        return RecipeError(key, f"the environment variable {name[1]} is not set.", instead)
+    instead = "${a.b} stands for the value of another key of the recipe."
+    return RecipeError(key, f"{reason}.", instead)
 
 
 def _null(key: str, schema: DictConfig) -> RecipeError:

@@ -7,6 +7,7 @@ FACTS.
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,7 @@ from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import BF16, EAGER, MIRRORED, RecipeSchema
 from flowrun.launcher.report.group_equal import spans
 from flowrun.launcher.terminal.units import seconds, size
+from flowrun.models.reference import WithReference
 
 NOTED_COPY = 10**8  # bytes of a copy that are named
 READING_SHARE = 0.1  # of a step: readers that add more are named
@@ -153,13 +155,20 @@ def _note_wide_weights(job: Job) -> Iterator[str]:
 
 
 def _note_random_base(job: Job) -> Iterator[str]:
-    """Note adapters of weights that nobody has trained."""
+    """Note adapters, and a reference, of weights that nobody has trained."""
     recipe = job.recipe
     made_by = str(recipe.model["_target_"])
     if recipe.adapters.modules and not recipe.weights and not made_by.endswith("from_pretrained"):
         yield (
             "adapters train on a frozen base that begins as its constructor makes it, which is "
             "random unless that reads a file: model.weights is empty"
+        )
+    beside = recipe.model.get("reference") or recipe.model.get("model")
+    reads = recipe.weights or recipe.model.get("file") or "from_pretrained" in str(beside)
+    if isinstance(job.materials.model, WithReference) and not reads:
+        yield (
+            "the reference is as its constructor makes it, random unless that reads a file: "
+            "model.file is empty"
         )
 
 
@@ -196,6 +205,20 @@ def _note_updates(job: Job) -> Iterator[str]:
         yield f"a step of bucket {longest}: {seconds(foreseen.first_step_s)}, a rank {most}"
 
 
+def _note_groups(job: Job) -> Iterator[str]:
+    """Note groups of an update without a parameter of it, and those that are frozen to the end."""
+    jobs = (job, *(other for _, other in job.others))
+    for k, (given, each) in enumerate(zip(job.recipe.updates or ({},), jobs, strict=False)):
+        for pattern in OmegaConf.select(OmegaConf.create(given), "optim.groups") or {}:
+            if not fnmatch.filter(each.trained, str(pattern)):
+                nothing = f"{given['name']} trains no parameter of that name"
+                yield f"updates.{k}.optim.groups.{pattern} has no effect: {nothing}"
+        for group in each.strategy.optimizer.groups:
+            if (group.frozen_until or 0) >= (steps := each.recipe.train.steps):
+                until = f"frozen_until={group.frozen_until}"
+                yield f"optim.groups.{group.pattern}.{until}: the run ends before, after {steps}"
+
+
 FACTS: tuple[Callable[[Job], Iterator[str]], ...] = (
     _note_shared_cores,
     _note_idle_axes,
@@ -210,6 +233,7 @@ FACTS: tuple[Callable[[Job], Iterator[str]], ...] = (
     _note_random_base,
     _note_packed_attention,
     _note_updates,
+    _note_groups,
 )
 
 

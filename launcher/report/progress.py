@@ -71,8 +71,8 @@ class StepLines:
         parts = (
             time.strftime("%H:%M:%S", time.localtime(now)),
             f"step {record.step}/{self.steps}",
-            f"loss {record.loss:.4f}",
-            f"lr {rate:.3g}",
+            record.show("loss", record.loss, ".4f"),
+            record.show("lr", rate, ".3g"),
             f"{speed:,.0f} {self.unit}/s",
             f"{duration(left * self._speed.step_s)} left" if left else "",
         )
@@ -137,21 +137,21 @@ class Progress:
             if self.lines and (line := self.lines.line(record, rate)):
                 self.console.print(line, highlight=False, soft_wrap=True)
             return
-        speed = self.speed.add(record)
+        speed, loss = self.speed.add(record), record.show("loss", record.loss, ".4f")
         if self.bar is None:
             self.bar = Bar(
                 TextColumn("step"),
                 MofNCompleteColumn(),
                 BarColumn(),
-                TextColumn("loss {task.fields[loss]:.4f}"),
+                TextColumn("{task.fields[loss]}"),
                 TextColumn(f"{{task.fields[speed]:,.0f}} {self.unit}/s"),
                 TimeRemainingColumn(),
                 console=self.console,
                 refresh_per_second=4,  # ranks may need the core that draws
             )
-            self.task = self.bar.add_task("", total=self.steps, loss=record.loss, speed=speed)
+            self.task = self.bar.add_task("", total=self.steps, loss=loss, speed=speed)
             self.bar.start()
-        self.bar.update(self.task, completed=record.step + 1, loss=record.loss, speed=speed)
+        self.bar.update(self.task, completed=record.step + 1, loss=loss, speed=speed)
 
     def show_evaluation(self, step: int, validation: Results) -> None:
         """Show the results of an evaluation after a step; those of the last are in the report."""

@@ -148,8 +148,14 @@ class Record:
         if "grad_norm" in results and not math.isfinite(norm):
             self.skipped.add([step])
         skipped = int(results.get("skipped_updates", self.skipped.count))
+        others = self.job.other_rates(step)
         record = StepRecord(
-            step=step, loss=results["loss"], step_s=seconds, speed=speed, skipped_updates=skipped
+            step=step,
+            loss=results["loss"],
+            step_s=seconds,
+            speed=speed,
+            skipped_updates=skipped,
+            others={k: results[k] for k in results if k.startswith("loss/")} | others,
         )
         self.steps.add(record)
         if math.isnan(record.loss) and norm == 0 and not self.no_target:
@@ -161,13 +167,14 @@ class Record:
             **results,
             **({"skipped_updates": skipped} if skipped else {}),
             "lr": rate,
+            **others,
             "step_s": seconds,
             "tokens_per_s": speed,
         }
         self._line(line)
         if self.progress:
             self.progress.step(record, rate)
-        values = {name: line[name] for name in line if name in TAGS} | dict(gauges)
+        values = {name: line[name] for name in line if name.split("/")[0] in TAGS} | dict(gauges)
         if (share := self._share_in_a_second()) and seconds > 0:
             values["flop_utilisation"] = share / seconds
         return values

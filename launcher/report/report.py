@@ -49,7 +49,8 @@ def numbers(validation: Results) -> dict[str, float]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """The figures of a step: loss (mean over its samples), seconds since the step before ended,
-    units of work a second (Job.work), updates left out so far.
+    units of work a second (Job.work), updates left out so far; others: "loss/NAME" and "lr/NAME" of
+    each other update that it had.
     """
 
     step: int
@@ -57,6 +58,12 @@ class StepRecord:
     step_s: float
     speed: float
     skipped_updates: int = 0
+    others: Mapping[str, float] = field(default_factory=dict)
+
+    def show(self, tag: str, value: float, digits: str) -> str:
+        """Write a number of the first update, and that of each other by its name."""
+        own = {key.partition("/")[2]: x for key, x in self.others.items() if key.startswith(tag)}
+        return ", ".join(f"{k} {x:{digits}}" for k, x in {tag: value, **own}.items())
 
 
 @dataclass

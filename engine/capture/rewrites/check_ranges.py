@@ -11,9 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import FORWARD, LogicalGraph, Op, Ref
 from flowrun.engine.ops.flow.ranges import CHECK
 from flowrun.engine.ops.registry import arguments_of, info
+
+_ADD = "aten.add.Tensor"
+_RESHAPED = [
+    f"aten.{name}.default" for name in ("_to_copy", "alias", "expand", "unsqueeze", "view")
+]
 
 
 def check_ranges(graph: LogicalGraph) -> LogicalGraph:
@@ -46,13 +52,35 @@ def _needed_checks(
     ids, table = given[look_up.ids], given[look_up.table]
     at = list(given).index(look_up.ids)
     of = fields.get(ids.name)
-    if at >= len(op.args) or not (of or (look_up.by_mask and of is None)):
-        return  # constants are in range: capture would have failed
     shape, dim = graph.tensors[table.name].shape, look_up.dim
     at_dim = given[dim] if isinstance(dim, str) else min(dim, len(shape) - 1)
+    if shape and (last := _last_position(graph, ids.name)) >= shape[at_dim]:
+        raise RecipeError(
+            "model",
+            f"forward looks up position {last} in {table.name}, which has {shape[at_dim]}: samples "
+            "are longer than the model's positions.",
+            f"Let samples be {shape[at_dim]} long (data.length of text), or give the model more "
+            "positions (model.context of a GPT).",
+        )
+    if at >= len(op.args) or not (of or (look_up.by_mask and of is None)):
+        return  # other constants are in range: capture would have failed
     if shape:
         ignored = given[look_up.ignored] if look_up.ignored else None
         yield at, ids.name, (shape[at_dim], ignored, False, look_up.words, tuple(sorted(of or ())))
+
+
+def _last_position(graph: LogicalGraph, ids: str) -> int:
+    """Return the last of ids that count from a number; -1: they are others."""
+    offset = 0
+    while (op := graph.producer.get(ids)) and op.target in (*_RESHAPED, _ADD):
+        if op.target == _ADD:
+            if op.kwargs or not isinstance(op.args[1], int):
+                return -1
+            offset += op.args[1]
+        ids = op.inputs[0]
+    counts = op is not None and op.target.startswith("aten.arange.")
+    numbers = [arg for arg in op.args if isinstance(arg, int)] if op and counts else []
+    return max(range(*numbers), default=-1) + offset if numbers else -1
 
 
 def _fields(graph: LogicalGraph) -> dict[str, frozenset[str]]:

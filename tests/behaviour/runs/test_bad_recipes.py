@@ -32,6 +32,10 @@ OF_THE_LAST = {
     "bench": "peers           GPT, 2 ranks",
     "recipe=gpt_dp --foo": "Options are --cfg",
     "recipe=mlp_hybrid hydra.job.chdir=true": "",
+    "recipe=gan_images updates.0.nam=x": "Did you mean 'name'?",
+    "recipe=mlp_hybrid data.bukets=[4]": "Did you mean 'buckets'?",
+    "recipe=mlp_hybrid model.weight=x": "Did you mean 'weights'?",
+    "recipe=simclr data.field=image": "There is: images, labels",
     "hlep": "Did you mean '--help'?",
     "version": "Did you mean '--version'?",
     "train": "Did you mean 'run'?",
@@ -108,6 +112,7 @@ ELSEWHERE = {
         "placement.schedule",
         "auto.placement=false",
     ),
+    "recipe=mlp_hybrid updates.0.name=x": ("command line  updates.0", "has no such entry"),
     "train.steps=3": ("command line  recipe", "recipe=path/to/file.yaml"),
     "plan gpt_hybird": ("gpt_hybird", "recipe=gpt_hybrid?"),
     "trian recipe=gpt_dp": ("command line  trian", "Did you mean 'run'?"),
@@ -124,7 +129,7 @@ ELSEWHERE = {
     "recipe=gpt_dp train.steps=[1": ("command line  train.steps=[1", "cannot be read"),
     "recipe=gpt_dp 'sbp={\"head.weight\":{data:S0}}'": (
         "command line  ++sbp",
-        "write sbp.head.weight.",
+        "no quotes: sbp={head.weight: …}",
     ),
     "recipe=gpt_dp,gpt_tp": ("command line  recipe=gpt_dp,gpt_tp", "Add -m"),
     "recipe=gpt_tp 'sbp={head: S0}'": ('command line  sbp.head = "S0"', "does not name an axis"),
@@ -234,6 +239,7 @@ def refusal(end: End, *arguments: str) -> list[str]:
     """What the command line says of arguments that it must refuse, line by line."""
     status, out, err = end(*arguments)
     assert (status, out, "Traceback" in err) == (2, "", False), err
+    assert not [*Path("outputs").glob("*/*")]
     return err.splitlines()
 
 

@@ -127,6 +127,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "falling": ({"data": {**DATA, "buckets": [8, 4]}}, "data.buckets", "the smallest first"),
     "too short": ({"data": {**DATA, "buckets": [4, 8]}}, "data.buckets", "an item is 12 long"),
     "too long": ({"data": {**DATA, "buckets": [4, 32]}}, "data.buckets", "no field is 32 long"),
+    "squares": ({"data": {**DATA, "extra": 2}}, "data.buckets", "a bucket cuts its first dim"),
     "no lengths": (
         {"data": {"_target_": "flowrun.launcher.data.digits.Digits", "buckets": [64]}},
         "data.buckets",
@@ -148,6 +149,6 @@ def test_what_cannot_have_several_lengths_is_refused_at_its_key(
 
 
 def test_a_field_that_is_no_padding_behind_its_item_is_not_cut(place: Path) -> None:
-    write_recipe(place, data={**DATA, "extra": True})
+    write_recipe(place, data={**DATA, "extra": 1})
     with pytest.raises(RecipeError, match=r"field 'extra' of item \d+ differs behind its length"):
         Job(load(["recipe=own.yaml"]))

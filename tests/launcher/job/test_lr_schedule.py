@@ -88,6 +88,15 @@ def test_schedules_follow_one_another_as_in_torch() -> None:
     assert found[0.4] == pytest.approx(by_torch(make, 0.4), rel=1e-12)
 
 
+def halved(step: int) -> torch.Tensor:
+    return torch.tensor(0.5) ** step
+
+
+def test_a_factor_may_be_a_tensor() -> None:
+    optim = Optim(lr=0.4, schedule={"_target_": f"{__name__}.halved"})
+    assert dict(rates(optim, [0.4], 3))[0.4] == pytest.approx((0.4, 0.2, 0.1))
+
+
 def test_warm_up_rises_in_equal_steps_to_the_rate() -> None:
     found = dict(rates(Optim(lr=0.4, warmup_steps=4), [0.4], 6))
     assert found[0.4] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])

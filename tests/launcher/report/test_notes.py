@@ -212,6 +212,22 @@ def test_adapters_beside_weights_that_nobody_trained_are_noted() -> None:
     assert not about("begins as its constructor makes it", *lora[:2])
 
 
+def test_a_reference_that_nobody_trained_is_noted(tmp_path: Path) -> None:
+    (note,) = about("the reference is as its constructor makes it", "recipe=distil_gpt")
+    assert note.endswith("model.file is empty")
+    assert about("the reference is as", "recipe=dpo_gpt") == [note]
+
+
+def test_groups_that_an_update_has_no_parameter_for_are_noted() -> None:
+    groups = "updates.1.optim={groups: {critic.*: {lr: 1}, generator.*: {frozen_until: 300}}}"
+    (note,) = about("has no effect: generator trains no", "recipe=gan_images", groups)
+    assert note.startswith("updates.1.optim.groups.critic.*")
+    (note,) = about("frozen_until=300: the run ends before, after 300", "recipe=gan_images", groups)
+    assert note.startswith("optim.groups.generator.*")
+    groups = groups.replace("300", "299").replace("critic", "generator.0")
+    assert not about("optim.groups", "recipe=gan_images", groups)
+
+
 def packed_rows(folder: Path) -> tuple[str, ...]:
     save_tokenizer(folder)
     (folder / "rows.jsonl").write_text('{"text": "a few words of a text"}\n' * 40)

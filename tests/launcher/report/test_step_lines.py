@@ -19,6 +19,13 @@ def shown(steps: int, step_s: float, every: int = 0, last: int | None = None) ->
     return [line for line in found if line]
 
 
+def test_a_line_has_each_update_of_its_step() -> None:
+    others = {"loss/generator": 0.25, "lr/generator": 5e-4}
+    record = StepRecord(step=0, loss=2.5, step_s=1.0, speed=1.0, others=others)
+    line = StepLines(2, 0, "samples", lambda: 0.0).line(record, 2e-4)
+    assert line and "  loss 2.5000, generator 0.2500  lr 0.0002, generator 0.0005  " in line
+
+
 def numbers(lines: list[str]) -> list[int]:
     return [int(re.findall(r"step (\d+)/", line)[0]) for line in lines]
 

@@ -11,9 +11,9 @@ LONGEST = 16
 
 
 class Texts(Dataset[dict[str, Tensor]]):
-    """extra: with a field as long as the longest item that is no padding anywhere."""
+    """extra: dims of a field as long as the longest item that is no padding anywhere."""
 
-    def __init__(self, samples: int = 60, extra: bool = False) -> None:
+    def __init__(self, samples: int = 60, extra: int = 0) -> None:
         some = {0: LONGEST - 4, 1: 5}  # of each twelve items one is long, and one not short
         self.lengths = [some.get(k % 12, 1) + k % 4 + k % 2 for k in range(samples)]
         self.extra = extra
@@ -25,7 +25,9 @@ class Texts(Dataset[dict[str, Tensor]]):
         length = self.lengths[index]
         tokens = torch.arange(1, length + 1) * (index + 1) % 23 + 1
         item = {"tokens": F.pad(tokens, (0, LONGEST - length)), "label": torch.tensor(index % 5)}
-        more = {"extra": torch.arange(LONGEST)} if self.extra else {}
+        more = (
+            {"extra": torch.arange(LONGEST).expand((LONGEST,) * self.extra)} if self.extra else {}
+        )
         return {**item, **more}
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flowrun.engine.errors import RunError
+from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.ops.flow.ranges import CHECK, OutOfRange, check_range
 from support.layouts.grids import FIVE, Layout, compiled, virtual_run
 from support.layouts.plain_loop import MOMENTUM, Batch, Training, pins, seeded
@@ -107,6 +107,18 @@ def test_ids_that_the_model_makes_are_checked_where_a_split_table_would_hide_the
     given = replace(training(), model=partial(seeded, Offset))
     with pytest.raises(RunError, match="out of range for 12 rows"):
         virtual_run(given, Layout(tensor=2), 1)
+
+
+@pytest.mark.parametrize("first", [0, 9], ids=["", "shifted"])
+def test_samples_longer_than_the_positions_are_refused(first: int) -> None:
+    class Positions(Net):
+        def forward(self, tokens: Tensor) -> Tensor:
+            positions = torch.arange(tokens.shape[1] * (1 if first else 4))[None] + first
+            return super().forward(tokens) + self.head(self.embed(positions)).mean(1, True)
+
+    given = replace(training(), model=partial(seeded, Positions))
+    with pytest.raises(RecipeError, match=r"up position (12|15) in embed.weight, which has 12"):
+        compiled(given, Layout())
 
 
 def test_each_look_up_is_checked_once_and_takes_no_register() -> None:
