@@ -4,6 +4,7 @@ run.py is the story on a page: read it first.  Arguments enter in cli.py.  A fol
 folders above it in this list (tests/test_tree.py):
 
 terminal/         the console, units of quantities, the line that says what is being done
+platforms/        who started this process: Slurm, torchrun, MPI …
 recipe/           YAML and command line -> a Recipe, checked
 data/             data sets, text as ids; which samples a step reads, and who makes them
 model/ store/     model, data and loss as objects; checkpoints and weights on disk

@@ -21,6 +21,7 @@ import typer
 from flowrun.engine.runtime.process import heap
 from flowrun.engine.runtime.process.call_stack import in_one_chunk
 from flowrun.launcher.command_line.app import INTERRUPTED, OK, PREEMPTED, app, show_errors
+from flowrun.launcher.platforms import siblings
 from flowrun.launcher.terminal import doing
 
 # isort: off
@@ -82,6 +83,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         typer.echo("stopped", err=True)
         raise SystemExit(INTERRUPTED) from None
     finally:
+        siblings.dismiss(getattr(sys.exc_info()[1], "code", siblings.FAILED))
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler and arguments is None:
             signal.signal(signal.SIGINT, _end_at_once)  # Python shows a traceback as it shuts down
     raise SystemExit(OK)
@@ -116,7 +118,8 @@ def _end_at_once(number: int, frame: object) -> NoReturn:
         doing.clear()
     ctrl_c = number == signal.SIGINT
     os.write(2, b"stopped\n" if ctrl_c else b"stopped by SIGTERM\n")
-    os._exit(INTERRUPTED if ctrl_c else PREEMPTED)
+    siblings.dismiss(status := INTERRUPTED if ctrl_c else PREEMPTED, within_s=0)
+    os._exit(status)
 
 
 def _check_words(given: Sequence[str]) -> None:

@@ -35,7 +35,7 @@ ENGINE = (
     ("runtime/calibration",),
 )
 LAUNCHER = (
-    ("terminal",),
+    ("terminal", "platforms"),
     ("data",),
     ("data/corpus", "recipe"),
     ("model/hugging_face",),

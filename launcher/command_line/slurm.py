@@ -16,6 +16,7 @@ from typing import Any
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
 from flowrun.launcher.job.job import Job
+from flowrun.launcher.platforms.platform import Platform
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import AUTO
 from flowrun.launcher.report.report import REPORT, Report
@@ -27,7 +28,6 @@ from flowrun.launcher.supervise.life.verdicts import TIME_LIMIT, WARNING
 
 _NO_GPU = "no GPU was asked for: launch.device=cuda asks for one a rank"
 _WARNINGS = (WARNING, TIME_LIMIT)  # after these it is put back; a cancelled one is not
-_PORTS = range(20_000, 30_000)  # where hosts meet; the job's number chooses
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,11 @@ class Agent:
         first: name of host 0.  job_id: of Slurm.
         """
         launch = self.recipe.launch
-        number = int("".join(filter(str.isdigit, job_id)) or 0)
-        endpoint = f"{first}:{_PORTS[number % len(_PORTS)]}" if launch.num_hosts > 1 else ""
+        here = Platform("Slurm", launch.num_hosts, host, address=first, job=job_id)
         return replace(
             self.recipe,
             train=replace(self.recipe.train, resume=AUTO),
-            launch=replace(launch, name="local", node_rank=host, rdzv_endpoint=endpoint),
+            launch=replace(launch, name="local", node_rank=host, rdzv_endpoint=here.endpoint),
         )
 
     def checkpoint(self) -> Any:

@@ -69,7 +69,8 @@ def run(
 
     [bold]--cfg job[/] shows all keys and their values.  A run's folder is
     outputs/DATE/TIME_NAME (change it: hydra.run.dir=…). On several hosts, the
-    same command on each, with launch.nnodes=2 launch.rdzv_endpoint=HOST:PORT.
+    same command on each: srun, mpirun and torchrun say the rest, else
+    launch.nnodes=2 launch.rdzv_endpoint=HOST:PORT.
 
     Ctrl-C or SIGTERM finishes the step, saves a checkpoint and ends; a second one
     ends at once.  With train.resume=auto and hydra.run.dir=FOLDER the same
@@ -87,8 +88,9 @@ def run(
         flags += [flag, value] if value is not None else []
     with show_errors(given, config_dir):
         from flowrun.launcher.command_line.hydra_jobs import hydra_jobs
+        from flowrun.launcher.command_line.seats import take_seat
 
-        outcomes = hydra_jobs(given, flags, config_dir)
+        outcomes = hydra_jobs([*take_seat(given, config_dir), *given], flags, config_dir)
         failed = [outcome for outcome in outcomes if isinstance(outcome, FlowrunError)]
         if failed and not multirun:
             raise failed[0]
@@ -192,7 +194,11 @@ def resume(
       flowrun resume RUN_DIR --best
     """
     file = run_folder / "recipe.yaml"
-    with show_errors([f"recipe={file}", *(overrides or [])], config_dir):
+    given = [f"recipe={file}", *(overrides or [])]
+    with show_errors(given, config_dir):
+        from flowrun.launcher.command_line.seats import take_seat
+
+        take_seat(given, config_dir)
         from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed
 
         start = checkpoint_of(run_folder, step, best)

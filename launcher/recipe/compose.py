@@ -7,6 +7,7 @@ build.py.
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ import hydra
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.platforms.platform import decide, read_platform
 from flowrun.launcher.recipe import hydra_source
 from flowrun.launcher.recipe.checks import check, zero_of
 from flowrun.launcher.recipe.hydra_source import COMPOSING_ERRORS
@@ -165,7 +167,12 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
     metrics = {name: metric for name, metric in recipe.task.metrics.items() if metric is not None}
     first = recipe.updates[0] if recipe.updates else None  # evaluation computes its loss
     loss = recipe.task.loss or (first.get("loss") if isinstance(first, dict) else None)
-    recipe = replace(recipe, task=replace(recipe.task, metrics=metrics, loss=loss))
+    launch = recipe.launch  # `text` keeps what was given by hand: another job has other hosts
+    platform = read_platform(os.environ) if launch.name == "local" else None
+    seat = decide(platform, launch.nnodes, launch.node_rank, launch.rdzv_endpoint)
+    launch = replace(launch, nnodes=seat.nnodes, node_rank=seat.node_rank)
+    launch = replace(launch, rdzv_endpoint=seat.endpoint)
+    recipe = replace(recipe, task=replace(recipe.task, metrics=metrics, loss=loss), launch=launch)
     check(recipe)
     axes, stages = parse_stages(recipe.placement)
     plan_axis = recipe.sbp.get(FROM_MODEL) or ""
@@ -183,6 +190,7 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
             "pins": parse_pins(recipe.sbp, tuple(recipe.placement.axes)),
             "plan_axis": plan_axis if plan_axis in axes else "",
             "zero": zero_of(recipe),
+            "seat": seat,
             "text": text,
         }
     )

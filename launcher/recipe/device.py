@@ -28,6 +28,12 @@ def check_runs(recipe: Recipe) -> None:
             "slurm is for `flowrun recipe=…`, which submits a job; here it would run on this host.",
             "Write launch.name=local.",
         )
+    if recipe.seat.waits:  # of the command, those leave with the first's status
+        raise RecipeError(
+            "launch.nnodes",
+            f"{recipe.seat.notes[0]}.",
+            "Start one process on each host, or call flowrun.run in the first of them alone.",
+        )
     device_type(recipe.launch, recipe.num_ranks)  # raises where GPUs are asked for and not here
     if recipe.engine.compiler == HANDWRITTEN:
         raise RecipeError(

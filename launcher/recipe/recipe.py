@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.strategy import Pin
+from flowrun.launcher.platforms.platform import Seat
 from flowrun.launcher.recipe.schema import RecipeSchema, Target
 
 
@@ -33,7 +34,7 @@ class Recipe(RecipeSchema):
     exactly these.  in_flight: auto where the key is null.
     pins: the lines of `sbp`; those of other axes are left out.  plan_axis: of `sbp.from_model`, if
     it has ranks.  trained: patterns of the parameters that it trains; none: all.
-    loss_key: where the loss is written.
+    loss_key: where the loss is written.  seat: of this process among those of its platform.
     text: the resolved recipe as YAML; empty of a candidate that is only planned.
     """
 
@@ -50,6 +51,7 @@ class Recipe(RecipeSchema):
     plan_axis: str
     trained: tuple[str, ...] = ()
     loss_key: str = "task.loss"
+    seat: Seat = field(default=Seat(), compare=False)
     text: str = field(repr=False, compare=False)
 
     @property

@@ -348,9 +348,10 @@ class Launch:
 
     name: local (processes), virtual (all ranks in this process) or slurm (a batch job).
     nnodes: number of hosts, each of which runs the same command; "MIN:MAX": hosts may join and
-        leave while the run goes on; "2:2": a host that is lost may come again.
-    node_rank: number of this host; null: the rendezvous decides.
-    rdzv_endpoint: host:port of one of the hosts, where all of them meet.
+        leave while the run goes on; "2:2": a host that is lost may come again; null: as many as
+        Slurm, torchrun, MPI … started (docs/how_to/platforms.md), else 1.
+    node_rank: number of this host; null: the platform, or the rendezvous decides.
+    rdzv_endpoint: host:port of one of the hosts, where all of them meet; empty: the platform's.
     join_s: seconds that a host waits for the others.
     device: cpu, cuda, or auto (cuda if the host has a GPU for each of its ranks).
     threads: compute threads of one rank.
@@ -372,7 +373,7 @@ class Launch:
     """
 
     name: str = "local"
-    nnodes: int | str = 1
+    nnodes: int | str | None = None
     node_rank: int | None = None
     rdzv_endpoint: str = ""
     join_s: float = 600.0
@@ -412,7 +413,7 @@ class Nodes:
 
 def nodes_of(launch: Launch) -> Nodes:
     """Return `launch.nnodes`.  Raises ValueError for a text that is not MIN:MAX."""
-    fewest, colon, most = str(launch.nnodes).partition(":")
+    fewest, colon, most = str(1 if launch.nnodes is None else launch.nnodes).partition(":")
     found = Nodes(int(fewest), int(most if colon else fewest), bool(colon))
     if not 0 < found.fewest <= found.most:
         raise ValueError(launch.nnodes)

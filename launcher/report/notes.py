@@ -42,7 +42,7 @@ READING_SHARE = 0.1  # of a step: readers that add more are named
 def notes(job: Job) -> tuple[str, ...]:
     """All notes of a compiled job, in the order of its parts."""
     found = [note for fact in FACTS for note in fact(job)]
-    return (*job.notes, *found, *_without_effect(job))
+    return (*job.recipe.seat.notes, *job.notes, *found, *_without_effect(job))
 
 
 # ---- facts of the plan ---------------------------------------------------------------------------

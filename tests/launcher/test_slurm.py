@@ -116,7 +116,7 @@ def test_hosts_meet_at_the_first_on_a_port_of_the_job(batch_file: Path, tmp_path
     agent = Agent(load(["recipe=small", "launch=slurm", "launch.nnodes=2"]), tmp_path)
     hosts = [agent.on_host(host, "node7", "4711").launch for host in range(2)]
     assert [host.node_rank for host in hosts] == [0, 1]
-    assert {host.rdzv_endpoint for host in hosts} == {"node7:24711"}
+    assert {host.rdzv_endpoint for host in hosts} == {"node7:22759"}
     assert {host.name for host in hosts} == {"local"}
 
 

@@ -98,10 +98,10 @@ def follow_run(
 
     sleep: waits between two looks.
     """
-    keys, metrics = read_keys(folder), folder / METRICS
+    _, metrics = read_keys(folder), folder / METRICS  # it is a run's
     at = max(0, metrics.stat().st_size - _SHOWN) if metrics.exists() else 0
     while True:
-        status = find_status(folder, keys)
+        status = find_status(folder)
         text, at = _read_lines(metrics, at)
         lines = [*filter(None, map(parse_metric_line, text.splitlines()))]
         for line in lines:

@@ -19,6 +19,7 @@ from flowrun.launcher.report.metric_lines import parse_metric_line
 from flowrun.launcher.report.record import ENDED, METRICS
 from flowrun.launcher.report.report import REPORT
 from flowrun.launcher.store.checkpoint import RECIPE
+from flowrun.launcher.supervise.hands.lease import FILE as LEASE
 
 RUNNING, DIED = "running", "died"
 _TAIL = 1 << 16  # bytes of metrics.jsonl that are read
@@ -73,7 +74,7 @@ def summarize(folder: Path) -> RunSummary:
         done=done,
         loss=loss,
         validation=validation,
-        status=find_status(folder, keys),
+        status=find_status(folder),
         time=(metrics if metrics.exists() else folder / RECIPE).stat().st_mtime,
     )
 
@@ -83,7 +84,7 @@ def read_keys(folder: Path) -> Mapping[str, Any]:
     try:
         keys = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
         int(keys["train"]["steps"] if not keys["train"].get("epochs") else 0)
-        keys.get("launch", {}).get("nnodes")
+        dict(keys.get("launch", {}))
     except (OSError, *DAMAGED, yaml.YAMLError):
         raise CommandLineError(
             str(folder),
@@ -93,8 +94,8 @@ def read_keys(folder: Path) -> Mapping[str, Any]:
     return keys  # type: ignore[no-any-return]
 
 
-def find_status(folder: Path, keys: Mapping[str, Any]) -> str:
-    """Say in a word whether a run goes on, or how it has ended.  keys: of its recipe."""
+def find_status(folder: Path) -> str:
+    """Say in a word whether a run goes on, or how it has ended."""
     with suppress(OSError, *DAMAGED):
         by = json.loads((folder / REPORT).read_text()).get("ended_by")
         return f"ended by {by}" if by else "complete"
@@ -102,10 +103,10 @@ def find_status(folder: Path, keys: Mapping[str, Any]) -> str:
         return str(json.loads((folder / ENDED).read_text())["status"])
     if is_locked(folder):
         return RUNNING
-    if str(keys.get("launch", {}).get("nnodes", 1)) != "1":  # hosts that share a folder lock none
-        with suppress(OSError):
-            if time.time() - (folder / METRICS).stat().st_mtime < _SILENT_S:
-                return RUNNING
+    with suppress(OSError, *DAMAGED):
+        several = json.loads((folder / LEASE).read_text())["run"]  # hosts, which lock no folder
+        if several and time.time() - (folder / METRICS).stat().st_mtime < _SILENT_S:
+            return RUNNING
     return DIED
 
 

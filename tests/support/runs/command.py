@@ -9,8 +9,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -102,13 +104,20 @@ class Command:
     """A running `flowrun`, in a session of its own.
 
     fresh: started by Python, as a user does it, and not as a fork (warm_start.py).
-    namespace: of a fork's network (linked_hosts.py).
+    namespace: of a fork's network (linked_hosts.py).  by: the command that starts it, such as srun.
+    variables: of its environment.
     """
 
     def __init__(
-        self, folder: Path, *arguments: str, fresh: bool = False, namespace: str = ""
+        self,
+        folder: Path,
+        *arguments: str,
+        fresh: bool = False,
+        namespace: str = "",
+        by: Sequence[str] = (),
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        environment = {**os.environ, "COLUMNS": "160", "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, "COLUMNS": "160", "PYTHONUNBUFFERED": "1", **variables}
         environment.setdefault("FLOWRUN_TOKEN", "of the tests")  # hosts may have no common folder
         environment.pop("OMP_NUM_THREADS", None)
         (self._out, out), (self._err, err) = os.pipe(), os.pipe()
@@ -118,9 +127,9 @@ class Command:
         for file in self._printed:
             self._open.register(file, selectors.EVENT_READ)
         self.process: subprocess.Popen[bytes] | Fork
-        if fresh:
+        if fresh or by:
             self.process = subprocess.Popen(
-                [*FLOWRUN, *arguments],
+                [*by, *FLOWRUN, *arguments],
                 cwd=folder,
                 env=environment,
                 stdout=out,

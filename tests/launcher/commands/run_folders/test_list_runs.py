@@ -59,8 +59,17 @@ def test_runs_are_listed_with_how_they_ended(tmp_path: Path, shown: Callable[...
 def test_a_folder_that_a_process_holds_is_of_a_run_that_goes_on(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
     with lock_run_folder(folder, hosts=1):
-        assert find_status(folder, read_keys(folder)) == "running"
-    assert find_status(folder, read_keys(folder)) == "died"
+        assert find_status(folder) == "running"
+    assert find_status(folder) == "died"
+
+
+def test_a_folder_that_several_hosts_write_to_is_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    """They lock none; the lease names them, and metrics.jsonl is new."""
+    folder = make_run(tmp_path / "a")
+    owner = {"machine": "node0", "process": 1, "run": ""}
+    for hosts, status in (("4f1d", "running"), ("", "died")):
+        (folder / ".lease").write_text(json.dumps(owner | {"run": hosts}))
+        assert find_status(folder) == status
 
 
 def test_two_runs_are_compared(tmp_path: Path, shown: Callable[..., str]) -> None:
