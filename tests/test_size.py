@@ -48,7 +48,7 @@ BUDGETS = {
     "launcher/data": 3_449,
     "launcher/job": 2_226,
     "launcher/listeners": 675,
-    "launcher/model": 2_936,
+    "launcher/model": 2_935,
     "launcher/platforms": 288,
     "launcher/place": 2_091,
     "launcher/recipe": 3_454,
@@ -67,12 +67,12 @@ BUDGETS = {
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 15_742,
+    "tests/launcher": 15_755,
     "tests/models": 734,
     "tests/support": 8_311,
     "tests/testing": 111,
 }
-SUMS = {"source": 73_603, "tests": 52_172, "docs": 50_000}
+SUMS = {"source": 73_602, "tests": 52_185, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

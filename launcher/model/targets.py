@@ -21,7 +21,6 @@ from typing import Any
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf.errors import OmegaConfBaseException
-from torch import nn
 
 from flowrun.engine.errors import ArgumentError, RecipeError, refuse_as
 from flowrun.engine.ir.user_code import place_of
@@ -99,10 +98,10 @@ def make_function(
     more: Mapping[str, object] = MappingProxyType({}),
 ) -> Callable[..., Any]:
     """The callable that `_target_` names; the recipe's arguments, and `more`, follow (output,
-    batch), or as many that are `positional`.
+    batch), or as many that are `positional`.  Of a class with __call__ it is an object.
     """
     function = find(str(target["_target_"]), f"{where}._target_")
-    if inspect.isclass(function) and issubclass(function, nn.Module):
+    if inspect.isclass(function) and any("__call__" in vars(kind) for kind in function.__mro__):
         return make_object(target, where)  # type: ignore[no-any-return]
     arguments = _arguments_of(target)
     check_arguments(function, {**arguments, **more}, where, positional)

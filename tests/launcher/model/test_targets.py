@@ -9,7 +9,7 @@ from flowrun.launcher.data.corpus.text import Text
 from flowrun.launcher.data.digits import Digits
 from flowrun.launcher.data.images import Photographs
 from flowrun.launcher.listeners.early_stopping import EarlyStopping
-from flowrun.launcher.model.targets import find, make_object, note_moved
+from flowrun.launcher.model.targets import find, make_function, make_object, note_moved
 from flowrun.launcher.text.codec import is_bytes
 
 OLD_TEXT = "flowrun.models.data.text.Text"
@@ -27,6 +27,19 @@ OLD_TEXT = "flowrun.models.data.text.Text"
 )
 def test_a_name_that_has_moved_is_found(old: str, kind: type) -> None:
     assert find(old, "data._target_") is kind
+
+
+class Above:
+    def __init__(self, least: int) -> None:
+        self.least = least
+
+    def __call__(self, output: int, batch: object) -> bool:
+        return output > self.least
+
+
+def test_a_class_whose_objects_are_called_is_made_with_the_arguments_of_the_recipe() -> None:
+    made = make_function({"_target_": f"{__name__}.Above", "least": 2}, "task.metrics.above")
+    assert (made(3, {}), made(2, {})) == (True, False)
 
 
 def test_a_data_set_within_another_is_found_by_its_old_name() -> None:
