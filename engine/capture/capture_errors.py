@@ -264,13 +264,17 @@ class _OneDtype(DispatchMode):
     """Raises what a kernel raises, and no fake one does, for a product of tensors of two dtypes."""
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: object, args: Sequence[object] = (), kwargs: object = None
+        self,
+        func: OpOverload,
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> object:
         if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
             dtypes = {str(arg.dtype) for arg in args if isinstance(arg, Tensor)}
             if len(dtypes) > 1:
                 raise RuntimeError(f"a product of tensors of {' and '.join(sorted(dtypes))}")
-        return func(*args, **kwargs or {})  # type: ignore[call-overload, dict-item]
+        return func(*args, **(kwargs or {}))
 
 
 def _dtypes_as_made(module: nn.Module) -> dict[str, torch.dtype]:

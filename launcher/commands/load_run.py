@@ -185,7 +185,7 @@ def fill_model(
 
 def text_run(run: LoadedRun) -> LoadedRun:
     """Return a run as that of a model of text: with no reference, and with the text of pairs."""
-    recipe, model = replace(run.recipe, data=text_of(run.recipe.data)), run.model
+    recipe, model = replace(run.recipe, data=dict(text_of(run.recipe.data))), run.model
     if isinstance(model, WithReference):
         model = model.model
         argument = next(iter(inspect.signature(model.forward).parameters))

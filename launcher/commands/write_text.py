@@ -154,8 +154,8 @@ def write_after(job: Job, folder: Path) -> tuple[str, str] | None:
     field = fed.get(writer.model.argument) or next(iter(fed.values()))
     held_out = job.materials.evaluation_sampler
     sampler = held_out if held_out.held_out else job.materials.sampler
-    ids = sampler(0, 0, slice(0, 1))[field][0]
-    ids = (ids[0] if ids.dim() > 1 else ids).tolist()  # of a pair the first
+    rows = sampler(0, 0, slice(0, 1))[field].flatten(0, -2)  # of a pair the first
+    ids = rows[0].tolist()
     decode = writer.codec.decoder([])
     prompt = "".join(decode(each) for each in ids[: max(1, min(_PROMPT, len(ids) // 2))])
     return prompt, "".join(writer.continue_text(prompt, _SHORT))

@@ -148,14 +148,14 @@ class Record:
         if "grad_norm" in results and not math.isfinite(norm):
             self.skipped.add([step])
         skipped = int(results.get("skipped_updates", self.skipped.count))
-        others = self.job.other_rates(step)
+        results = {**results, **self.job.other_rates(step)}
         record = StepRecord(
             step=step,
             loss=results["loss"],
             step_s=seconds,
             speed=speed,
             skipped_updates=skipped,
-            others={k: results[k] for k in results if k.startswith("loss/")} | others,
+            others={k: x for k, x in results.items() if k.startswith(("loss/", "lr/"))},
         )
         self.steps.add(record)
         if math.isnan(record.loss) and norm == 0 and not self.no_target:
@@ -167,7 +167,6 @@ class Record:
             **results,
             **({"skipped_updates": skipped} if skipped else {}),
             "lr": rate,
-            **others,
             "step_s": seconds,
             "tokens_per_s": speed,
         }
