@@ -33,19 +33,14 @@ MADE_IN = (
     "_flowrun_made_in"  # attribute of a module: name of a tensor -> its dtype before it was widened
 )
 MAX_REAL_NUMBERS = 20_000_000  # elements of a model that is called with numbers, not with shapes
-_DRAW = "Draw with torch (torch.rand, nn.Dropout), not with `random` or numpy."
-_REGISTER = "Register the tensor as a buffer (self.register_buffer), and write into that."
-_COUNT = "Count in a buffer (self.steps += 1), and choose with torch.where."
-_SEED = "Leave it out: train.seed seeds what every step draws."
-# words of torch's message, of the line or of file names -> what to write, whosever the line is
+# pattern of torch's message, of the line or of file names -> what to write, whosever the line is
 _SWITCHES = {
     "modules/adaptive.py": "Use cross_entropy over all classes; this loss selects rows by targets.",
     "pack_padded_sequence": "Pass padded sequences to the RNN; mask its output past each length.",
     "layerdrop": "Set layerdrop to 0: capture cannot leave layers out by chance.",
     "one_hot": "Give one_hot its num_classes.",
-    "Parameter()` constructor": "Make layers and parameters in __init__, and call them here.",
-    "manual_seed": _SEED,
-    "fork_rng": _SEED,
+    r"Parameter\(\)` constructor": "Make layers and parameters in __init__, and call them here.",
+    "manual_seed|fork_rng": "Leave it out: train.seed seeds what every step draws.",
     "modified by an inplace": "Write into a copy (x.clone()): backward needs what was there.",
     "consumed returned": "Leave backward() out of forward: training calls it.",
 }
@@ -53,20 +48,18 @@ _SWITCHES = {
 _INSTEAD = {
     "result depends on values": "Keep the shape: torch.where(mask, a, b) for x[mask] = …, a product"
     " with the mask for sums over x[mask].",
-    "random.": _DRAW,
-    "randint": _DRAW,
+    r"random\.|randint": "Draw with torch (torch.rand, nn.Dropout), not with `random` or numpy.",
     "asks for the value": "Compute with tensors, and choose with torch.where: an `if`, .item(), "
     "int(), float() or tolist() on a tensor would be decided once, for all steps.",
-    "with every call": _COUNT,
-    "in its second call": _COUNT,
-    "an earlier call": _REGISTER,
+    "with every call|in its second call": "Count in a buffer (self.steps += 1), and choose with "
+    "torch.where.",
+    "an earlier call|entirely functional graph|allow_non_fake_inputs": "Register the tensor as a "
+    "buffer (self.register_buffer), and write into that.",
     "from a list": "Read it as an attribute of the module that has registered it.",
-    "calls next()": "Count in a buffer (self.steps += 1), not with an iterator or a generator.",
+    r"calls next\(\)": "Count in a buffer (self.steps += 1), not with an iterator or a generator.",
     "it calls": "Call it before training, in __init__ or in the data set, and keep what it makes: "
     "forward is captured once, for all steps.",
     "replaces the .data": "Write into a buffer (self.x.copy_(…)), not into its .data.",
-    "entirely functional graph": _REGISTER,
-    "allow_non_fake_inputs": _REGISTER,  # torch 2.12
 }
 # patterns of torch's message -> in words for who did not write torch
 _REASONS = {
@@ -143,12 +136,12 @@ def _explain_capture(
     where, reason = place(frames), _summarize(error)
     problem = f"torch could not capture {name}{f' at {where}' if where else ''}: {reason}"
     known = f"{reason} {where} {str(error)[:2000]} {[frame.filename for frame in frames]}"
-    instead = [words for key, words in _SWITCHES.items() if key in known]
+    instead = [words for key, words in _SWITCHES.items() if re.search(key, known)]
     if frames and is_installed(frames[-1].filename) and not instead:
         own = place(frame for frame in frames if not is_installed(frame.filename))
         problem += f" (called at {own})" if own not in problem else ""
         instead = [_OF_LIBRARY.format(frames[-1].name)]
-    instead += [words for key, words in _INSTEAD.items() if key in known]
+    instead += [words for key, words in _INSTEAD.items() if re.search(key, known)]
     return RecipeError("model", problem, [*instead, _ELSE][0])
 
 
