@@ -30,7 +30,7 @@ BUDGETS = {
     "engine": 1_474,
     "engine/actors": 1_853,
     "engine/boxing": 537,
-    "engine/capture": 5_675,
+    "engine/capture": 5_672,
     "engine/cost": 1_225,
     "engine/hardware": 571,
     "engine/ir": 1_791,
@@ -52,8 +52,8 @@ BUDGETS = {
     "launcher/platforms": 288,
     "launcher/place": 2_091,
     "launcher/recipe": 3_454,
-    "launcher/ranks": 2_059,
-    "launcher/report": 2_483,
+    "launcher/ranks": 2_036,
+    "launcher/report": 2_482,
     "launcher/store": 687,
     "launcher/supervise": 4_404,
     "launcher/terminal": 229,
@@ -72,7 +72,7 @@ BUDGETS = {
     "tests/support": 8_311,
     "tests/testing": 111,
 }
-SUMS = {"source": 73_602, "tests": 52_185, "docs": 50_000}
+SUMS = {"source": 73_575, "tests": 52_185, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

@@ -6,42 +6,48 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from flowrun.engine.runtime.rank.rank import Results
-from flowrun.launcher.recipe.updates import StepUpdate
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.ranks.segment_loop import Gate
+
+_Asked = TypeVar("_Asked", contravariant=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherRun:
-    """An update, and what runs one of them: by its number, from 0; gives its results, if this
-    process has them.
-    """
+class Runner(Protocol[_Asked]):
+    """A rank of a plan, or all of its ranks."""
 
-    update: StepUpdate
-    run: Callable[[int], Sequence[Results]]
+    def run(
+        self, steps: int, on_step: None = None, first: int = 0, may_begin: _Asked | None = None
+    ) -> Sequence[Results]:
+        """Run steps `first` to `steps` - 1; return their results, if this process has them."""
 
 
 def run_updates(
     steps: range,
-    first: Callable[[int], Sequence[Results] | None],
-    others: Sequence[OtherRun],
+    runners: Sequence[Runner[_Asked]],
+    job: Job,
+    gate: Gate,
+    may_begin: _Asked,
     on_step: Callable[[int, Results, float], None],
 ) -> None:
     """Run steps one by one, each with the other updates that are due, until a halt.
 
-    first: runs a step of the first plan, or of its bucket's; None: a halt refused it.  on_step:
-    called with a step, all its results and seconds, where this process has them; those of another
-    update are called "loss/NAME".
+    runners: of the plans of the job, and of its others.  gate: is past a step that began; may_begin
+    asks it.  on_step: called with a step, all its results and seconds, where this process has them;
+    those of another update are called "loss/NAME".
     """
     for step in steps:
         begin = time.perf_counter()
-        if (found := first(step)) is None:
+        found = runners[job.materials.sampler.turn(step)].run(step + 1, None, step, may_begin)
+        if gate.begun <= step:  # a halt refused it
             return
         together = {key: value for results in found for key, value in results.items()}
-        for each in others:
-            if each.update.every and step % each.update.every == 0:
-                for results in each.run(step // each.update.every):
-                    together |= {f"{key}/{each.update.name}": x for key, x in results.items()}
+        for (update, _), runner in zip(job.others, runners[1:], strict=True):
+            if update.every and step % update.every == 0:
+                number = step // update.every
+                for results in runner.run(number + 1, None, number):
+                    together |= {f"{key}/{update.name}": x for key, x in results.items()}
         if together:
             on_step(step, together, time.perf_counter() - begin)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -27,7 +26,7 @@ from flowrun.launcher.ranks.finite import (
 )
 from flowrun.launcher.ranks.rank_events import Evaluated, FileWritten, RankEnded, StepDone
 from flowrun.launcher.ranks.rank_saves import list_shards
-from flowrun.launcher.ranks.run_updates import OtherRun, run_updates
+from flowrun.launcher.ranks.run_updates import run_updates
 from flowrun.launcher.ranks.segment_loop import train_segments
 from flowrun.launcher.ranks.step_gate import StepGate
 from flowrun.launcher.ranks.wire import Notice
@@ -70,7 +69,8 @@ class _VirtualRun:
             def on_step(step: int, results: Results, seconds: float) -> None:
                 report(step, results)
 
-            run_updates(range(first, last), self._run_step, self._other_runs, on_step)
+            steps, all_plans = range(first, last), (self.cluster, *self._other_clusters)
+            run_updates(steps, all_plans, self._job, self._gate, self._may_begin, on_step)
         else:
             self.cluster.run(last, self._report, first, self._may_begin)
         for body in self.cluster.ranks.values():
@@ -78,14 +78,6 @@ class _VirtualRun:
 
     def _may_begin(self, rank: int, steps: int) -> bool:
         return self._gates[rank].may_begin(steps)
-
-    def _run_step(self, step: int) -> Sequence[Results] | None:
-        """Run one step of its bucket's plan, or the first; None if a halt refused it."""
-        turn = self._job.materials.sampler.turn(step)
-        results = (self.cluster, *self._other_clusters)[turn].run(
-            step + 1, None, step, self._may_begin
-        )
-        return results if self._gate.begun > step else None
 
     def _make_others(self) -> list[VirtualCluster]:
         """The clusters of the other updates; they write the variables that the first one holds."""
@@ -96,14 +88,6 @@ class _VirtualRun:
             batches = other.job.materials.sampler
             made.append(VirtualCluster(plan, batches, None, kernels=other.kernels, lent=lent))
         return made
-
-    @property
-    def _other_runs(self) -> list[OtherRun]:
-        def run(cluster: VirtualCluster, number: int) -> Sequence[Results]:
-            return cluster.run(number + 1, None, number)
-
-        pairs = zip(self._compiled.others, self._other_clusters, strict=True)
-        return [OtherRun(update=each.update, run=partial(run, cluster)) for each, cluster in pairs]
 
     def _report(self, step: int, results: Results) -> None:
         now = time.perf_counter()

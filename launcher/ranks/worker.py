@@ -11,10 +11,10 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, NoReturn
@@ -43,7 +43,7 @@ from flowrun.launcher.job.segments import RankRows, ReadingOrder
 from flowrun.launcher.ranks import finite, rank_events, rank_memory
 from flowrun.launcher.ranks.failure import describe, with_peers
 from flowrun.launcher.ranks.rank_saves import RankSaves
-from flowrun.launcher.ranks.run_updates import OtherRun, run_updates
+from flowrun.launcher.ranks.run_updates import run_updates
 from flowrun.launcher.ranks.segment_loop import train_segments
 from flowrun.launcher.ranks.snapshot_memory import MemorySnapshot, SnapshotMemory
 from flowrun.launcher.ranks.snapshots import SnapshotWriter
@@ -249,17 +249,12 @@ class RankProcess:
         trained, others = self._trained, self._other_ranks
         with self._memory.of_training(trained, *others):
             if others:
-                run_updates(range(first, last), self._run_step, self._other_runs, self._report)
+                steps, asks = range(first, last), self._may_begin
+                run_updates(steps, (trained, *others), self._job, self._gate, asks, self._report)
             else:
                 trained.run(last, self._report, first, self._may_begin)
         step = self._gate.begun
         finite.check_numbers(self._job, self._trained, step, self._problems, self._saves.finish)
-
-    def _run_step(self, step: int) -> Sequence[Results] | None:
-        """Run one step of its bucket's plan, or the first; None if a halt refused it."""
-        rank = (self._trained, *self._other_ranks)[self._job.materials.sampler.turn(step)]
-        results = rank.run(step + 1, None, step, self._may_begin)
-        return results if self._gate.begun > step else None
 
     @cached_property
     def _other_ranks(self) -> list[DistributedRank]:
@@ -280,14 +275,6 @@ class RankProcess:
             )
             for other in self._worker.compiled.others
         ]
-
-    @property
-    def _other_runs(self) -> list[OtherRun]:
-        def run(rank: DistributedRank, number: int) -> Sequence[Results]:
-            return rank.run(number + 1, None, number)
-
-        pairs = zip(self._worker.compiled.others, self._other_ranks, strict=True)
-        return [OtherRun(update=each.update, run=partial(run, rank)) for each, rank in pairs]
 
     def _may_begin(self, steps: int) -> bool:
         device = self._trained.device
