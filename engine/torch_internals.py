@@ -289,8 +289,11 @@ def is_traced(value: object) -> bool:
     return isinstance(value, FakeTensor | FunctionalTensor)
 
 
-# (module, name) steps before and after the function that is checkpointed without reentrance
-CHECKPOINT_STEPS = (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator")
+# (module, name) steps before and after the function that is checkpointed without reentrance; torch
+# 2.14 keeps the older name for those who call it by position
+_STEPS = "_checkpoint_without_reentrant_generator"
+_IS_2_14 = hasattr(torch.utils.checkpoint, f"{_STEPS}_impl")
+CHECKPOINT_STEPS = (torch.utils.checkpoint, f"{_STEPS}_impl" if _IS_2_14 else _STEPS)
 MODULE_CALL = nn.Module._call_impl.__code__  # a frame of it has the module as `self`
 
 
