@@ -27,7 +27,7 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_474,
+    "engine": 1_477,
     "engine/actors": 1_853,
     "engine/boxing": 537,
     "engine/capture": 5_672,
@@ -72,7 +72,7 @@ BUDGETS = {
     "tests/support": 8_311,
     "tests/testing": 111,
 }
-SUMS = {"source": 73_575, "tests": 52_185, "docs": 50_000}
+SUMS = {"source": 73_578, "tests": 52_185, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}
