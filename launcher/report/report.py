@@ -1,5 +1,5 @@
 """Report: what was foreseen next to what was measured.  It is `report.json` in the run's folder,
-and a table for a person.
+and for a person a table (progress.py).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The lease of a run's folder: whose launcher writes there, renewed every few seconds.
 
-A lock of the system (`alone` of store/checkpoint.py) keeps other runs of this machine away.  The
-lease does so for those of other machines, which see the folder but no lock: the first host of a run
-holds it.  A launcher that was killed leaves its lease behind; it counts as long as its process
-lives, or, of another machine, until it was not renewed for some beats.
+A lock of the system (`lock_run_folder` of store/checkpoint.py) keeps other runs of this machine
+away.  The lease does so for those of other machines, which see the folder but no lock: the first
+host of a run holds it.  A launcher that was killed leaves its lease behind; it counts as long as
+its process lives, or, of another machine, until it was not renewed for some beats.
 """
 
 from __future__ import annotations
