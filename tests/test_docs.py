@@ -43,6 +43,8 @@ OPTIONS = {
     "--level",
     "--step",
     "--config-dir",
+    "--hosts",
+    "--volume",
 }  # with values
 NO_RECIPE = ("recipes", "export", "tokenizer", "sample", "calibrate", "runs", "init", "schema")
 REFUSED = "exit status 2"  # said behind a command that is to fail
@@ -116,6 +118,8 @@ def composed(line: str) -> None:
     """Compose what a command would; a sweep, every combination."""
     _, *given = shlex.split(line, comments=True)
     command = given.pop(0) if given[0] in COMMANDS else "run"
+    if command == "manifest":
+        given.pop(0)  # a platform
     for option in OPTIONS & {*given}:
         at = given.index(option)
         del given[at : at + 2]

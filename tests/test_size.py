@@ -43,8 +43,8 @@ BUDGETS = {
     "engine/verify": 794,
     "launcher": 368,
     "launcher/bench": 2_179,
-    "launcher/command_line": 1_215,
-    "launcher/commands": 3_113,
+    "launcher/command_line": 1_242,
+    "launcher/commands": 3_321,
     "launcher/data": 3_449,
     "launcher/job": 2_226,
     "launcher/listeners": 675,
@@ -60,19 +60,19 @@ BUDGETS = {
     "launcher/text": 379,
     "models": 1_796,
     "testing": 115,
-    "tests": 1_064,
-    "tests/behaviour": 9_190,
+    "tests": 1_068,
+    "tests/behaviour": 9_211,
     "tests/chaos": 927,
     "tests/engine": 14_449,
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 15_755,
+    "tests/launcher": 15_824,
     "tests/models": 734,
-    "tests/support": 8_311,
+    "tests/support": 8_322,
     "tests/testing": 111,
 }
-SUMS = {"source": 73_578, "tests": 52_185, "docs": 50_000}
+SUMS = {"source": 73_813, "tests": 52_290, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flowrun.launcher.command_line.app import app, show_errors
+from flowrun.launcher.command_line.app import Overrides, app, show_errors
 
 
 @app.command()
@@ -88,6 +88,33 @@ def schema(
 
         line = write_schema(to)
         typer.echo(f"{to} is written; as the first line of a recipe editors read:\n{line}")
+
+
+@app.command()
+def manifest(
+    platform: Annotated[str, typer.Argument(metavar="kubernetes|kubeflow|skypilot|slurm")],
+    overrides: Overrides = None,
+    hosts: Annotated[int, typer.Option("--hosts", help="How many.")] = 1,
+    image: Annotated[str, typer.Option("--image", help="Of the container.")] = "flowrun:latest",
+    volume: Annotated[
+        str, typer.Option("--volume", metavar="NAME:/PATH", help="Disk that all hosts see.")
+    ] = "",
+    gpu: Annotated[str, typer.Option("--gpu", help="SkyPilot's name of it.")] = "H100",
+    to: Annotated[Path | None, typer.Option("--to", help="The file; else it is printed.")] = None,
+) -> None:
+    """Write the file that starts a recipe on the hosts of a platform.
+
+    A JobSet, a TrainJob, a task of SkyPilot or a script of sbatch: it asks for a GPU a
+    rank with launch.device=cuda, else for cores, and starts again what ended with 75.
+
+      flowrun manifest slurm recipe=gpt_hybrid --hosts 2 --to job.sh
+      flowrun manifest kubernetes recipe=gpt_hybrid --hosts 2 --volume runs:/runs
+    """
+    with show_errors(overrides or [], None):
+        from flowrun.launcher.commands.start.manifest import write_manifest
+
+        text = write_manifest(platform, overrides or (), hosts, image, volume, gpu)
+        typer.echo(text, nl=False) if to is None else to.write_text(text)
 
 
 @app.command()

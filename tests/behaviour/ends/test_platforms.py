@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from support.runs.command import Command, Ended, free_port, losses, run_folder, workplace
+from flowrun.launcher.commands.start.manifest import write_manifest
+from support.runs.command import FLOWRUN, Command, Ended, free_port, losses, run_folder, workplace
 from support.runs.slurm import Slurm, find_lack
 
 pytestmark = pytest.mark.processes
@@ -216,6 +217,26 @@ def test_scancel_saves_and_ends_all_with_75(slurm: Slurm, place: Path) -> None:
     slurm.call("scancel", "--signal=TERM", job)
     assert command.end().status == 75
     assert any((the_run(place) / "checkpoints").iterdir())
+
+
+@pytest.mark.thorough
+def test_a_script_for_sbatch_is_put_back_and_continues(
+    slurm: Slurm, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job ends with 75, and begins again in the same folder."""
+    commands = place / "bin"
+    commands.mkdir()
+    (commands / "flowrun").write_text(f'#!/bin/sh\nexec {" ".join(FLOWRUN)} "$@"\n')
+    (commands / "flowrun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
+    once = "+data.fail='preempt once'"
+    words = ["recipe=small", "train.steps=20", once, "launch.transport=gloo"]
+    (place / "job").write_text(write_manifest("slurm", words, 2, "", "", ""))
+    assert slurm.submit(place, "job") == 0
+    (log,) = place.glob("slurm-*.out")
+    assert "note: goes on from step" in log.read_text()
+    (folder,) = place.glob("outputs/slurm/*_small")
+    assert len(losses(folder)) == 20
 
 
 # ---- variables alone -----------------------------------------------------------------------------

@@ -94,3 +94,14 @@ class Slurm:
     def srun(self, *flags: str) -> tuple[str, ...]:
         """The beginning of a command on this cluster."""
         return ("env", f"SLURM_CONF={self.file}", "srun", *flags)
+
+    def submit(self, folder: Path, script: str) -> int:
+        """Submit a script, and return its status at its end."""
+        command = ("sbatch", "--wait", f"--chdir={folder}", str(folder / script))
+        job = subprocess.Popen(command, env=self._variables, stdout=subprocess.DEVNULL)
+        while True:
+            try:
+                return job.wait(timeout=1)
+            except subprocess.TimeoutExpired:  # what is put back into the queue waits for minutes
+                number = self.call("squeue", "-h", "-o", "%i").strip()
+                self.call("scontrol", "update", f"JobId={number}", "StartTime=now")

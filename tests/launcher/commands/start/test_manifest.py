@@ -1,0 +1,69 @@
+"""Files for platforms, reviewed like code: manifests/*; FLOWRUN_REGENERATE=1 writes them.
+
+Their shape is checked by the models of kubeflow-trainer-api, where that is installed: it has those
+of JobSet and Kubernetes, too.  SkyPilot's task was checked by sky/utils/schemas.py of 0.14.1.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.commands.start.manifest import MANIFESTS, write_manifest
+
+GOLDEN = Path(__file__).resolve().parent / "manifests"
+WORDS = ("recipe=gpt_hybrid", "launch.device=cuda", "launch.grace_s=300", "model.depth=2")
+
+
+def written(platform: str, *words: str, volume: str = "claim:/runs", hosts: int = 2) -> str:
+    return write_manifest(platform, [*WORDS, *words], hosts, "registry/flowrun:1", volume, "H100")
+
+
+@pytest.mark.parametrize("platform", MANIFESTS)
+def test_the_file_is_the_golden_one(platform: str) -> None:
+    file, found = GOLDEN / f"{platform}.txt", written(platform)
+    if os.environ.get("FLOWRUN_REGENERATE"):
+        file.write_text(found)
+    assert found.splitlines() == file.read_text().splitlines()
+
+
+@pytest.mark.parametrize("platform", ["kubernetes", "kubeflow"])
+def test_the_types_of_the_platform_take_it_and_lose_no_key(platform: str) -> None:
+    models: Any = pytest.importorskip("kubeflow_trainer_api.models")
+    kinds = {"JobSet": "JobsetV1alpha2JobSet", "TrainJob": "TrainerV1alpha1TrainJob"}
+    kinds["TrainingRuntime"] = "TrainerV1alpha1TrainingRuntime"
+    for document in yaml.safe_load_all(written(platform)):
+        read = getattr(models, kinds[document["kind"]]).from_dict(document)
+        assert json.loads(json.dumps(read.to_dict(), default=str)) == document
+
+
+def pod_of(platform: str, *words: str) -> Any:
+    first = next(yaml.safe_load_all(written(platform, *words)))["spec"]
+    jobs = first if platform == "kubernetes" else first["template"]["spec"]
+    return jobs["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("platform", ["kubernetes", "kubeflow"])
+def test_a_pod_has_what_the_ranks_of_a_host_need(platform: str) -> None:
+    pod = pod_of(platform)
+    assert pod["terminationGracePeriodSeconds"] > 300  # launch.grace_s
+    (container,) = pod["containers"]
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": 2}}
+    assert container["command"][-1] == "hydra.run.dir=/runs/gpt-hybrid"
+    cores = pod_of(platform, "launch.device=cpu", "launch.threads=3")["containers"][0]
+    assert cores["resources"] == {"limits": {"cpu": 6}}
+    own = pod_of(platform, "hydra.run.dir=/runs/mine")["containers"][0]["command"]
+    assert [word for word in own if "run.dir" in word] == ["hydra.run.dir=/runs/mine"]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(RecipeError, match="a disk that all of them see"):
+        written("kubernetes", volume="")
+    with pytest.raises(RecipeError, match="kubernetes, kubeflow, skypilot or slurm"):
+        written("k8s")
+    with pytest.raises(RecipeError, match="4 ranks cannot be divided over 3 hosts"):
+        written("slurm", hosts=3)
