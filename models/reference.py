@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Self
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from flowrun.engine.errors import ArgumentError
 from flowrun.models.losses import part_of
 
 
@@ -28,6 +30,8 @@ class WithReference(nn.Module):
     ) -> None:
         super().__init__()
         if file is not None:
+            if not Path(file).is_file():
+                raise ArgumentError("file", f"there is no file {file}.")
             (reference or model).load_state_dict(load_file(file))
         self.model, self.reference = model, reference or copy.deepcopy(model)
         self.reference.requires_grad_(False)

@@ -44,7 +44,7 @@ BUDGETS = {
     "launcher": 368,
     "launcher/bench": 2_179,
     "launcher/command_line": 1_242,
-    "launcher/commands": 3_321,
+    "launcher/commands": 3_336,
     "launcher/data": 3_449,
     "launcher/job": 2_226,
     "launcher/listeners": 675,
@@ -58,21 +58,21 @@ BUDGETS = {
     "launcher/supervise": 4_404,
     "launcher/terminal": 229,
     "launcher/text": 379,
-    "models": 1_796,
+    "models": 1_800,
     "testing": 115,
     "tests": 1_068,
-    "tests/behaviour": 9_211,
+    "tests/behaviour": 9_212,
     "tests/chaos": 927,
     "tests/engine": 14_449,
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 15_824,
+    "tests/launcher": 15_827,
     "tests/models": 734,
     "tests/support": 8_322,
     "tests/testing": 111,
 }
-SUMS = {"source": 73_813, "tests": 52_290, "docs": 50_000}
+SUMS = {"source": 73_832, "tests": 52_294, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

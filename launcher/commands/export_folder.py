@@ -18,7 +18,14 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.files import replacing_files
 from flowrun.launcher.commands.export import describe_file, own_folder
 from flowrun.launcher.commands.export_adapters import adapters_among, write_merged
-from flowrun.launcher.commands.load_run import LoadedRun, Stored, fill_model, find_weights, text_run
+from flowrun.launcher.commands.load_run import (
+    LoadedRun,
+    Stored,
+    fill_model,
+    find_weights,
+    text_run,
+    without_files,
+)
 from flowrun.launcher.model.hugging_face.convert_models import (
     CONFIG,
     import_transformers,
@@ -123,7 +130,7 @@ def _load_merged(run_folder: Path, step: int | None, best: bool) -> LoadedRun:
     Raises RecipeError for others.
     """
     stored = find_weights(run_folder, step, best)
-    recipe = replace(load([f"recipe={run_folder / RECIPE}"]), weights="")
+    recipe = without_files(load([f"recipe={run_folder / RECIPE}"]))
     recipe = use_own_tokenizer(recipe, run_folder)
     adapters = adapters_among(stored)
     if adapters:

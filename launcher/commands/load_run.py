@@ -154,12 +154,20 @@ def load_run(
     (optim.ema_eval).  Raises RecipeError.
     """
     stored = find_weights(run_folder, step, best)
-    recipe = load([f"recipe={run_folder / RECIPE}", *overrides], config_dir)
-    recipe = replace(recipe, weights="")
+    recipe = without_files(load([f"recipe={run_folder / RECIPE}", *overrides], config_dir))
     if not any(override.lstrip("+~").startswith("data") for override in overrides):
         recipe = use_own_tokenizer(recipe, run_folder)
     state = stored.read(bool(averages and recipe.optim.ema and recipe.optim.ema_eval))
     return LoadedRun(recipe, fill_model(recipe, state, run_folder, stored.step), stored.step)
+
+
+def without_files(recipe: Recipe) -> Recipe:
+    """Return a run's recipe without the files that its model began with: the run has all weights,
+    and may have been moved.
+    """
+    beside = recipe.model.get("_target_") == f"{WithReference.__module__}.{WithReference.__name__}"
+    model = {**recipe.model, "file": None} if beside else recipe.model
+    return replace(recipe, weights="", model=model)
 
 
 def fill_model(

@@ -35,6 +35,7 @@ OF_THE_LAST = {
     "recipe=gan_images updates.0.nam=x": "Did you mean 'name'?",
     "recipe=mlp_hybrid data.bukets=[4]": "Did you mean 'buckets'?",
     "recipe=mlp_hybrid model.weight=x": "Did you mean 'weights'?",
+    "recipe=distil_gpt model.file=no.safetensors": "there is no file no.safetensors",
     "recipe=simclr data.field=image": "There is: images, labels",
     "hlep": "Did you mean '--help'?",
     "version": "Did you mean '--version'?",

@@ -95,6 +95,9 @@ def test_a_run_and_its_folder_write_the_same(run: Path) -> None:
 def test_a_model_beside_its_reference_is_written_alone(workplace: Path) -> None:
     folder = llama_run(workplace, PAIRS)
     (workplace / "words").rename(workplace / "gone")
+    recipe = (folder / "recipe.yaml").read_text()
+    moved = recipe.replace("WithReference\n", "WithReference\n  file: gone.safetensors\n")
+    (folder / "recipe.yaml").write_text(moved)
     export_folder(folder)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder / "hf")
     trained = load_run(folder).model.get_submodule("model")
