@@ -49,13 +49,13 @@ BUDGETS = {
     "launcher/job": 2_226,
     "launcher/listeners": 675,
     "launcher/model": 2_935,
-    "launcher/platforms": 288,
+    "launcher/platforms": 287,
     "launcher/place": 2_091,
     "launcher/recipe": 3_454,
     "launcher/ranks": 2_036,
     "launcher/report": 2_482,
     "launcher/store": 687,
-    "launcher/supervise": 4_404,
+    "launcher/supervise": 4_406,
     "launcher/terminal": 229,
     "launcher/text": 379,
     "models": 1_800,
@@ -67,12 +67,12 @@ BUDGETS = {
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 15_827,
+    "tests/launcher": 15_841,
     "tests/models": 734,
     "tests/support": 8_322,
     "tests/testing": 111,
 }
-SUMS = {"source": 73_832, "tests": 52_294, "docs": 50_000}
+SUMS = {"source": 73_833, "tests": 52_308, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 Variables = Mapping[str, str]
@@ -110,20 +111,18 @@ def _seat_of_host(platform: Platform, given: Seat) -> Seat:
 
 def read_platform(variables: Variables) -> Platform | None:
     """Return the platform that started a process with these variables; None: nothing did."""
-    found = (_read_row(name, variables) for name in ROWS)
-    return next(filter(None, found), None)
+    for name, cells in ROWS.items():
+        with suppress(
+            KeyError, ValueError, IndexError, ZeroDivisionError
+        ):  # its row does not count
+            found = {field: _read(field, cell, variables) for field, cell in cells.items()}
+            return Platform(name, **found)  # type: ignore[arg-type]
+    return None
 
 
-def _read_row(name: str, variables: Variables) -> Platform | None:
-    found: dict[str, object] = {"name": name}
-    try:
-        for field, cell in ROWS[name].items():
-            value = variables[cell] if isinstance(cell, str) else cell(variables)
-            is_text = value is None or field in ("address", "job", "secret")
-            found[field] = value if is_text else int(str(value))
-    except (KeyError, ValueError, IndexError, ZeroDivisionError):
-        return None  # another starter's, or nobody's
-    return Platform(**found)  # type: ignore[arg-type]
+def _read(field: str, cell: Cell, variables: Variables) -> object:
+    value = variables[cell] if isinstance(cell, str) else cell(variables)
+    return value if value is None or field in ("address", "job", "secret") else int(str(value))
 
 
 def _first_node(variables: Variables) -> str:

@@ -53,7 +53,7 @@ def device_type(launch: Launch, num_ranks: int, here: bool = True) -> str:
         return "cpu"
     if launch.device == "cuda" and not here:
         return "cuda"
-    wanted, there = num_ranks // launch.num_hosts, _num_gpus()
+    wanted, there = max(1, num_ranks // launch.num_hosts), _num_gpus()
     if there >= wanted or (there and os.environ.get(SHARES_GPUS) == "1"):
         return "cuda"
     if launch.device == "cuda":

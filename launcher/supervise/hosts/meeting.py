@@ -95,6 +95,8 @@ def ranks_of_a_host(num_ranks: int, launch: Launch) -> int:
     """
     if num_ranks % launch.num_hosts:
         raise RecipeError(
-            "launch.nnodes", f"{num_ranks} ranks cannot be divided over {launch.num_hosts} hosts."
+            "launch.nnodes",
+            f"{num_ranks} ranks cannot be divided over {launch.num_hosts} hosts.",
+            f"Place a multiple of {launch.num_hosts} ranks, or write launch.nnodes=1.",
         )
     return num_ranks // launch.num_hosts

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrun.launcher.platforms.platform import ROWS, Platform, Seat, decide, read_platform
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.device import device_type
 
 URI = "1255342080.0;tcp://192.0.2.2,10.0.0.2:40819;tcp6://[fd00::2]:36845"
 
@@ -244,3 +246,15 @@ def test_keys_given_by_hand_win_and_a_contradiction_is_a_note() -> None:
 def test_one_process_of_one_host_is_as_if_started_by_hand() -> None:
     for name in DEALS:
         assert seats(name, 1, 1, None) == [[Seat(None, None, "")]]
+
+
+def test_a_recipe_has_the_hosts_of_its_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text has what was given by hand, so that it can be resumed on other hosts."""
+    for key, value in of_slurm(2, 1, 1, 0).items():
+        monkeypatch.setenv(key, str(value))
+    recipe = load(["recipe=gpt_hybrid"])
+    assert (recipe.launch.nnodes, recipe.launch.node_rank) == (2, 1)
+    assert recipe.launch.rdzv_endpoint.startswith("node0:")
+    assert "nnodes: null" in recipe.to_yaml() and "node0" not in recipe.to_yaml()
+    assert load(["recipe=gpt_hybrid", "launch=virtual"]).launch.num_hosts == 1
+    assert device_type(recipe.launch, 1) == "cpu"  # fewer ranks than hosts
