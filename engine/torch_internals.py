@@ -327,6 +327,15 @@ def random_support() -> tuple[object, str]:
     return UserDefinedObjectVariable, "_supported_random_functions"
 
 
+def random_generators() -> tuple[object, str]:
+    """Return (class, static method) that says of which generators of `random` Dynamo takes numbers;
+    from torch 2.14 on `random`'s own is one.
+    """
+    from torch._dynamo.variables.misc import RandomVariable
+
+    return RandomVariable, "is_supported_random_obj"
+
+
 def side_effects() -> type[SideEffects]:
     """Return Dynamo's class of what forward changes in Python: `codegen_update_mutated` is called
     once; `keepalive` has the objects, `id_to_variable` their variables, `store_attr_mutations` the

@@ -27,10 +27,10 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_477,
+    "engine": 1_486,
     "engine/actors": 1_853,
     "engine/boxing": 537,
-    "engine/capture": 5_672,
+    "engine/capture": 5_679,
     "engine/cost": 1_225,
     "engine/hardware": 571,
     "engine/ir": 1_791,
@@ -63,16 +63,16 @@ BUDGETS = {
     "tests": 1_068,
     "tests/behaviour": 9_212,
     "tests/chaos": 927,
-    "tests/engine": 14_449,
+    "tests/engine": 14_457,
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
     "tests/launcher": 15_841,
     "tests/models": 734,
-    "tests/support": 8_322,
+    "tests/support": 8_333,
     "tests/testing": 111,
 }
-SUMS = {"source": 73_833, "tests": 52_308, "docs": 50_000}
+SUMS = {"source": 73_849, "tests": 52_327, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

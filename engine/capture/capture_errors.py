@@ -48,7 +48,7 @@ _SWITCHES = {
 _INSTEAD = {
     "result depends on values": "Keep the shape: torch.where(mask, a, b) for x[mask] = …, a product"
     " with the mask for sums over x[mask].",
-    r"random\.|randint": "Draw with torch (torch.rand, nn.Dropout), not with `random` or numpy.",
+    r"random\.|randint|`Random`": "Draw with torch (torch.rand, nn.Dropout), not with these.",
     "asks for the value": "Compute with tensors, and choose with torch.where: an `if`, .item(), "
     "int(), float() or tolist() on a tensor would be decided once, for all steps.",
     "with every call|in its second call": "Count in a buffer (self.steps += 1), and choose with "

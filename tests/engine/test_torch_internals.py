@@ -479,6 +479,11 @@ def test_numbers_of_pythons_random_are_a_set_of_functions() -> None:
     assert random.random in getattr(owner, name)()
 
 
+def test_generators_of_pythons_random_are_asked_for() -> None:
+    owner, name = internals.random_generators()
+    assert getattr(owner, name)(random.Random(0))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
 @pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile])
 def test_the_module_that_torch_wraps_is_found(wrap: Any) -> None:

@@ -26,6 +26,7 @@ from flowrun.engine.torch_internals import (
     forget_triton,
     leaf_check,
     parameters_of,
+    random_generators,
     random_support,
     recurrent_decompositions,
 )
@@ -64,10 +65,16 @@ def prepare_tracing(
         stack.enter_context(_allow_leaves_within_forward())
         stack.enter_context(_decompose_recurrent_layers())
         stack.enter_context(replace_attribute(*random_support(), staticmethod(set)))  # constants
+        stack.enter_context(replace_attribute(*random_generators(), staticmethod(_refuse)))
         stack.enter_context(replace_functions())
         stack.enter_context(narrow_residual(narrow))
         stack.enter_context(replace_experts(modules))
         yield
+
+
+def _refuse(_generator: object) -> bool:
+    """Numbers of a generator would be constants, as those of `random` itself."""
+    return False
 
 
 @contextlib.contextmanager

@@ -55,7 +55,8 @@ KINDS = {
     VALUE: "branches tries loops counts item floats lists makes_tensor hashes equal allclose"
     " contains boolean steps_range arange checkpoints custom math_call",
     SHAPE: "repeats picks nonzero unique wheres masked bincount",
-    DRAW: "numpy_random python_random python_randint python_shuffle python_choice uuids",
+    DRAW: "numpy_random python_random python_randint python_shuffle python_choice"
+    " python_generator python_sample uuids",
     OUTSIDE: "clock reads_file opens runs frames saves scripts",
     LAYER: "makes_layer adds_module assigns_weight moves",
     SEED: "seeds forks",

@@ -181,6 +181,17 @@ def python_shuffle(part: Any, h: Tensor) -> Any:
     return h[order]
 
 
+GENERATOR = random.Random(0)
+
+
+def python_generator(part: Any, h: Tensor) -> Any:
+    return h * GENERATOR.random()
+
+
+def python_sample(part: Any, h: Tensor) -> Any:
+    return h[random.sample([0, 1, 2], 3)]
+
+
 def python_choice(part: Any, h: Tensor) -> Any:
     return h * random.choice([1, 2])
 

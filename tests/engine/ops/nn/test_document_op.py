@@ -40,6 +40,7 @@ def test_it_is_attention_by_a_mask(lengths: list[list[int]], scale: float | None
     torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.library.opcheck, from 2.14 on
 @pytest.mark.parametrize("lengths", DOCUMENTS.values(), ids=DOCUMENTS)
 def test_shapes_and_strides_are_foreseen(lengths: list[list[int]]) -> None:
     heads = [x.transpose(1, 2) for x in draw_heads(torch.float32).detach().unbind(3)]
