@@ -240,9 +240,9 @@ class Precision:
     accumulate_dtype: fp32: gradients of micro-batches are summed in fp32; null: in the dtype that
         they were computed in, as Megatron-LM does in fp16, and they are reduced in it too.
     param_dtype: fp32: weights that train are kept in fp32, also where the model makes them in bf16
-        or fp16; bf16: those of fp32 are kept in bf16, also frozen ones, and updates are computed in
-        fp32 and rounded at random; model: each in the dtype that the model makes it in, and updates
-        of narrow ones are rounded to nearest.
+        or fp16, unless forward fails so; bf16: those of fp32 are kept in bf16, also frozen ones,
+        and updates are computed in fp32 and rounded at random; model: each in the dtype that the
+        model makes it in, and updates of narrow ones are rounded to nearest.
     state_dtype: bf16: states of the optimizer are kept in bf16 and rounded so, too.
     attention: of attention in bf16 or fp16 that is not one op (it has dropout, or engine.attention
         is products): fp32: its products are, as on torch's CPU; narrow: in the dtype of its inputs,
