@@ -49,7 +49,7 @@ BUDGETS = {
     "launcher/job": 2_226,
     "launcher/listeners": 675,
     "launcher/model": 2_935,
-    "launcher/platforms": 287,
+    "launcher/platforms": 289,
     "launcher/place": 2_091,
     "launcher/recipe": 3_454,
     "launcher/ranks": 2_036,
@@ -67,12 +67,12 @@ BUDGETS = {
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 15_841,
+    "tests/launcher": 15_842,
     "tests/models": 734,
     "tests/support": 8_333,
     "tests/testing": 111,
 }
-SUMS = {"source": 73_849, "tests": 52_327, "docs": 50_000}
+SUMS = {"source": 73_851, "tests": 52_328, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

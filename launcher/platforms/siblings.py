@@ -6,6 +6,7 @@ when that process ends, however it does: those that wait never outlive it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import socket
@@ -62,4 +63,5 @@ def wait_for_end(platform: Platform) -> int:
 def _place(platform: Platform) -> str:
     """Return the address of the socket: on Linux a name alone, which leaves no file behind."""
     job = f"{platform.name} {platform.job or os.getppid()} {platform.host}"
-    return f"{'/tmp/' if sys.platform == 'darwin' else chr(0)}flowrun {os.getuid()} {job}"
+    digest = hashlib.sha256(job.encode()).hexdigest()[:32]  # an address has 107 bytes
+    return f"{'/tmp/' if sys.platform == 'darwin' else chr(0)}flowrun-{os.getuid()}-{digest}"

@@ -16,7 +16,8 @@ from flowrun.launcher.platforms.platform import Platform
 from flowrun.launcher.platforms.siblings import dismiss, launch_for, wait_for_end
 
 FORK = multiprocessing.get_context("fork")
-PLATFORM = Platform("test", 1, 0, 3, job=f"siblings {os.getpid()}")
+ADDRESS = "-node-0-0.".join(["train"] * 9)  # longer than the name of a socket may be
+PLATFORM = Platform("test", 1, 0, 3, job=f"{ADDRESS} {os.getpid()}")
 
 
 def begin(what: Callable[[], int]) -> BaseProcess:
