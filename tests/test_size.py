@@ -30,7 +30,7 @@ BUDGETS = {
     "engine": 1_486,
     "engine/actors": 1_853,
     "engine/boxing": 537,
-    "engine/capture": 5_679,
+    "engine/capture": 5_699,
     "engine/cost": 1_225,
     "engine/hardware": 571,
     "engine/ir": 1_791,
@@ -63,16 +63,16 @@ BUDGETS = {
     "tests": 1_068,
     "tests/behaviour": 9_212,
     "tests/chaos": 927,
-    "tests/engine": 14_457,
+    "tests/engine": 14_456,
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
     "tests/launcher": 15_842,
     "tests/models": 734,
-    "tests/support": 8_333,
+    "tests/support": 8_339,
     "tests/testing": 111,
 }
-SUMS = {"source": 73_851, "tests": 52_328, "docs": 50_000}
+SUMS = {"source": 73_871, "tests": 52_333, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

@@ -73,9 +73,8 @@ _REASONS = {
     r"modified by an inplace": "forward writes into values that backward needs",
     r"consumed returned": "forward takes the gradient of what it returns",
     r"raised exception (.+)": r"torch meets \1 there, which a call of the model does not",
-    r"function `([\w.]+)` in file|builtin (?:operator )?`(?:<\S+ \w+>\.)?([\w.]+?)\.?`": (
-        r"it calls \1\2, which does not compute with tensors"
-    ),
+    r"function `([\w.]+)` in file|(?:builtin (?:operator )?|breaks on )`(?:<\S+ \w+>\.)?([\w.]+?)"
+    r"(?:\(\))?\.?`": (r"it calls \1\2, which does not compute with tensors"),
     r"next\(\) on (\w+)|__next__": r"it calls next() on \1",
     r"got (\w+\('.+'\))": r"\1",
 }

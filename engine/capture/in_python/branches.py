@@ -20,8 +20,10 @@ def value_that_goes_on(frame: FrameType) -> bool | None:
     """Return the truth of a condition with which a frame does not raise; None if neither
     value raises, or if an `except` further out may catch what it raises.
     """
+    called = frame.f_back if _returns_truth(frame) else None
+    frame = called or frame
     code = _Bytecode.of(frame.f_code)
-    jump = code.at[frame.f_lasti]
+    jump = code.number_at(frame.f_lasti) + (called is not None)
     jump += code.steps[jump].opname == "TO_BOOL"
     step = code.steps[jump]
     if "POP_JUMP" not in step.opname or not step.opname.endswith(("_TRUE", "_FALSE")):
@@ -39,10 +41,25 @@ def is_caught(frame: FrameType) -> bool:
     return _Bytecode.of(frame.f_code).is_caught(frame.f_lasti)
 
 
+def _returns_truth(frame: FrameType) -> bool:
+    """Return whether `return bool(…)` is all of its line, as in a check of torch.distributions."""
+    match _line_of(frame):
+        case ast.Module(body=[ast.Return(value=ast.Call(func=ast.Name(id="bool")))]):
+            return True
+    return False
+
+
+def _line_of(frame: FrameType) -> ast.Module:
+    """Return the line that a frame runs, parsed; empty where it is a part of a statement."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        return ast.parse(linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip())
+    return ast.Module(body=[], type_ignores=[])
+
+
 def is_printed(frame: FrameType) -> bool:
     """Return whether a frame formats text for print alone: `print(f"{x}")` is all of its line."""
-    with contextlib.suppress(SyntaxError, ValueError):
-        line = ast.parse(linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip())
+    line = _line_of(frame)
+    with contextlib.suppress(ValueError):  # it calls nothing
         whole, *inner = [node for node in ast.walk(line) if isinstance(node, ast.Call)]
         alone = len(line.body) == 1 and isinstance(line.body[0], ast.Expr)
         prints = alone and isinstance(whole.func, ast.Name) and whole.func.id == "print"
@@ -63,6 +80,10 @@ class _Bytecode:
     @lru_cache(maxsize=256)
     def of(code: CodeType) -> _Bytecode:
         return _Bytecode(code)
+
+    def number_at(self, offset: int) -> int:
+        """Return the number of the instruction at an offset; calls end at that of their caches."""
+        return self.at[max(each for each in self.at if each <= offset)]
 
     def only_raises(self, k: int) -> bool:
         """Return whether all ways from instruction k raise, and change nothing but local names."""

@@ -68,7 +68,7 @@ ANYWHERE = {
     "one_hot": ("depends on values", "num_classes"),
     "iterates": ("it calls next()", "Count in a buffer"),
     "asserts_shape": plain("AssertionError: 17 features"),
-    "shapes": plain("RuntimeError: mat1 and mat2 shapes"),
+    "shapes": plain("RuntimeError: m"),
     "indexes": plain("RuntimeError: Expected tensor for argument #1 'indices'"),
     "out_of_range": plain("IndexError: index 7"),
     "missing_attribute": plain("AttributeError: 'Part' object has no attribute 'lyer'"),

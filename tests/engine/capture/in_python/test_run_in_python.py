@@ -86,7 +86,7 @@ def test_a_check_is_left_out_with_a_note_or_run() -> None:
     assert any("aten._assert_async.msg in the model returns nothing" in n for n in noted.notes)
     run = traced(task_of(watched.checks_values, run_checks=True)).graph
     checks = [op for op in run.ops if op.target == ASSERT]
-    assert len(checks) == 3
+    assert len(checks) == 4
     values = {
         name: tensor.detach() for name, tensor in Net(watched.checks_values).named_parameters()
     }
