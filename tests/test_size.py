@@ -30,7 +30,7 @@ BUDGETS = {
     "engine": 1_486,
     "engine/actors": 1_853,
     "engine/boxing": 537,
-    "engine/capture": 5_699,
+    "engine/capture": 5_702,
     "engine/cost": 1_225,
     "engine/hardware": 571,
     "engine/ir": 1_791,
@@ -69,10 +69,10 @@ BUDGETS = {
     "tests/hangs": 365,
     "tests/launcher": 15_842,
     "tests/models": 734,
-    "tests/support": 8_339,
+    "tests/support": 8_354,
     "tests/testing": 111,
 }
-SUMS = {"source": 73_871, "tests": 52_333, "docs": 50_000}
+SUMS = {"source": 73_874, "tests": 52_348, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

@@ -58,10 +58,13 @@ class _ObjectWalk:
             if dataclasses.is_dataclass(x):
                 fields |= {f.name: getattr(x, f.name, None) for f in dataclasses.fields(x)}
             return (type(x).__qualname__, self.freeze(fields))
+        shown = (type(x).__qualname__, _ADDRESS.sub("", repr(x)))
+        if type(x).__reduce__ is object.__reduce__:  # which makes an object of a base in C, and
+            return shown  # ends the process where that base is torch's and makes none
         try:
             return (type(x).__qualname__, self.freeze(x.__reduce__()[1:]))
         except Exception:  # of any type: an object may refuse to be reduced
-            return (type(x).__qualname__, _ADDRESS.sub("", repr(x)))
+            return shown
 
 
 def _read_cell(cell: types.CellType) -> object:

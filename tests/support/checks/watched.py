@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 Body = Callable[[Any, Tensor], Tensor]
 LOCK = threading.Lock()
+LIBRARY = torch.library.Library("flowrun_watched", "FRAGMENT")
 COUNTS = {"calls": 0}
 
 
@@ -113,6 +114,11 @@ def a_function(net: Any, h: Tensor) -> Any:
     return Cube.apply(h)  # type: ignore[no-untyped-call]
 
 
+def reads_a_library(net: Any, h: Tensor) -> Tensor:
+    """An object of C whose type makes no other."""
+    return h + bool(LIBRARY)
+
+
 def all_true(mask: Tensor) -> bool:
     return bool(mask.all())
 
@@ -190,7 +196,16 @@ def collects(net: Any, h: Tensor) -> Tensor:
 TRAIN = (
     *(plain, keeps_what_nobody_reads, writes_a_buffer, assigns_a_buffer, prints_and_warns, hooks),
     *(a_function, checks_values, a_distribution, recurrent, norm_and_dropout, force),
-    *(maps_gradients, sums_parameters, narrow, looks_up, caches, collects, saves_memory),
+    *(
+        maps_gradients,
+        sums_parameters,
+        narrow,
+        looks_up,
+        caches,
+        collects,
+        saves_memory,
+        reads_a_library,
+    ),
 )
 
 
