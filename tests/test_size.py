@@ -43,8 +43,8 @@ BUDGETS = {
     "engine/verify": 794,
     "launcher": 368,
     "launcher/bench": 2_179,
-    "launcher/command_line": 1_242,
-    "launcher/commands": 3_336,
+    "launcher/command_line": 1_243,
+    "launcher/commands": 3_337,
     "launcher/data": 3_449,
     "launcher/job": 2_226,
     "launcher/listeners": 675,
@@ -72,7 +72,7 @@ BUDGETS = {
     "tests/support": 8_354,
     "tests/testing": 111,
 }
-SUMS = {"source": 73_874, "tests": 52_348, "docs": 50_000}
+SUMS = {"source": 73_876, "tests": 52_348, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

@@ -147,8 +147,9 @@ def _job(cfg: DictConfig, words: list[str], config_dir: str | None) -> object:
 
 def _leave_nothing(folder: Path) -> None:
     """Remove the folder of a run that never began, where Hydra has left its own files alone."""
+    hydras = folder / ".hydra"
     with suppress(OSError):
-        if [each.name for each in folder.iterdir()] == [(hydras := folder / ".hydra").name]:
+        if [*folder.iterdir()] == [hydras]:
             shutil.rmtree(hydras)
             folder.rmdir()
 

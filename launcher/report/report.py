@@ -62,8 +62,8 @@ class StepRecord:
 
     def show(self, tag: str, value: float, digits: str) -> str:
         """Write a number of the first update, and that of each other by its name."""
-        own = {key.partition("/")[2]: x for key, x in self.others.items() if key.startswith(tag)}
-        return ", ".join(f"{k} {x:{digits}}" for k, x in {tag: value, **own}.items())
+        own = [(k.partition("/")[2], x) for k, x in self.others.items() if k.startswith(f"{tag}/")]
+        return ", ".join(f"{name} {x:{digits}}" for name, x in [(tag, value), *own])
 
 
 @dataclass

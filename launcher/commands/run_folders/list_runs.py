@@ -98,7 +98,8 @@ def follow_run(
 
     sleep: waits between two looks.
     """
-    _, metrics = read_keys(folder), folder / METRICS  # it is a run's
+    read_keys(folder)  # raises where it is no run's
+    metrics = folder / METRICS
     at = max(0, metrics.stat().st_size - _SHOWN) if metrics.exists() else 0
     while True:
         status = find_status(folder)
