@@ -74,8 +74,8 @@ class Replan:
         assert start is None or isinstance(start, Checkpoint)
         if job is None:
             ranks = asked.num_ranks // asked.launch.num_hosts * num_hosts
-            here = ("launch.rdzv_endpoint=''",) if num_hosts == 1 else ()
-            fixed = (f"launch.nnodes={num_hosts}", *here)
+            endpoint = "" if num_hosts == 1 else asked.launch.rdzv_endpoint  # maybe a platform's
+            fixed = (f"launch.nnodes={num_hosts}", f"launch.rdzv_endpoint='{endpoint}'")
             layouts = ((*fixed, *keys) for keys in layouts_on(asked, ranks))
             record.say(f"planning for {num_hosts} of {asked.launch.num_hosts} hosts, {ranks} ranks")
             unplanned = RunError(
@@ -102,7 +102,7 @@ def _plan_first(
     refused: list[str] = []
     for overrides in layouts:
         try:
-            changed = change(asked, overrides)
+            changed = replace(change(asked, overrides), seat=asked.seat)  # and its notes
             recipe, placed = settle(replace(changed, weights="") if start else changed)
             job = Job(recipe, start, planned=placed.training if placed else None)
             job.plans.compiled  # noqa: B018 - it raises where there is no plan
