@@ -44,7 +44,7 @@ BUDGETS = {
     "launcher": 368,
     "launcher/bench": 2_179,
     "launcher/command_line": 1_243,
-    "launcher/commands": 3_337,
+    "launcher/commands": 3_375,
     "launcher/data": 3_449,
     "launcher/job": 2_226,
     "launcher/listeners": 675,
@@ -67,12 +67,12 @@ BUDGETS = {
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 15_878,
+    "tests/launcher": 15_910,
     "tests/models": 734,
     "tests/support": 8_354,
     "tests/testing": 111,
 }
-SUMS = {"source": 73_876, "tests": 52_384, "docs": 50_000}
+SUMS = {"source": 73_914, "tests": 52_416, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

@@ -94,7 +94,7 @@ def schema(
 def manifest(
     platform: Annotated[str, typer.Argument(metavar="kubernetes|kubeflow|skypilot|slurm")],
     overrides: Overrides = None,
-    hosts: Annotated[int, typer.Option("--hosts", help="How many.")] = 1,
+    hosts: Annotated[int, typer.Option("--hosts", min=1, help="How many.")] = 1,
     image: Annotated[str, typer.Option("--image", help="Of the container.")] = "flowrun:latest",
     volume: Annotated[
         str, typer.Option("--volume", metavar="NAME:/PATH", help="Disk that all hosts see.")

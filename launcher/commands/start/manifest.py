@@ -12,14 +12,15 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import yaml  # type: ignore[import-untyped]
 
-from flowrun.launcher.recipe.compose import load
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.recipe.compose import compose, to_recipe
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import CommandLineError, one_of
 from flowrun.launcher.recipe.schema import Slurm
-from flowrun.launcher.supervise.hosts.meeting import ranks_of_a_host
 
 _AGAIN = 75
 _MARGIN_S = 10
@@ -63,10 +64,14 @@ def write_manifest(
             "hosts save on a disk that all of them see, and that outlives them.",
             "Write --volume NAME:/PATH, a volume and where it is mounted.",
         )
-    recipe = load([*words])
-    launch = replace(recipe.launch, nnodes=hosts)
-    ranks = ranks_of_a_host(recipe.num_ranks, launch)
-    name = re.sub(r"[^a-z0-9]+", "-", recipe.name.lower()).strip("-")[:40]
+    if platform == "slurm" and volume:
+        raise CommandLineError(
+            f"--volume {volume}",
+            "a job of Slurm mounts no volume.",
+            "Leave it out; hydra.run.dir is a folder that all nodes see.",
+        )
+    recipe = _recipe_of(words, hosts)
+    launch, ranks, name = recipe.launch, recipe.num_ranks // hosts, _short_name(recipe.name)
     chosen = platform == "slurm" or any(text.startswith("hydra.run.dir=") for text in words)
     folder = () if chosen else (f"hydra.run.dir={path}/{name}",)
     wanted = Wanted(
@@ -83,6 +88,32 @@ def write_manifest(
         slurm=launch.slurm,
     )
     return MANIFESTS[platform](wanted)
+
+
+def _recipe_of(words: Sequence[str], hosts: int) -> Recipe:
+    """Return the recipe, whose hosts the file starts.  Raises RecipeError."""
+    keys = compose([*words])
+    if keys.launch.name == "slurm":
+        raise CommandLineError(
+            "launch=slurm", "the file starts the run itself.", "Leave launch=slurm out."
+        )
+    for key in ("nnodes", "node_rank", "rdzv_endpoint"):
+        if keys.launch[key] not in (None, ""):
+            raise RecipeError(f"launch.{key}", "--hosts says how many.", "Leave it out.")
+    recipe = to_recipe(keys)
+    if recipe.num_ranks % hosts:
+        raise CommandLineError(
+            f"--hosts {hosts}",
+            f"{recipe.num_ranks} ranks cannot be divided over {hosts} hosts.",
+            f"Place a multiple of {hosts} ranks, or write --hosts 1.",
+        )
+    return recipe
+
+
+def _short_name(name: str) -> str:
+    """Return a name as DNS allows it; a label of a JobSet holds it twice, in 63 characters."""
+    short = re.sub(r"[^a-z0-9]+", "-", name.lower())[:26].strip("-")
+    return short if short[:1].isalpha() else f"run-{short}"[:26].strip("-")
 
 
 def _jobset(wanted: Wanted) -> str:
@@ -163,27 +194,34 @@ def _task(wanted: Wanted) -> str:
 
 def _script(wanted: Wanted) -> str:
     """A job that is put back into the queue keeps its number, and with it the folder."""
+    slurm, memory = wanted.slurm, wanted.slurm.mem_gb
     flags = {
         "job-name": wanted.name,
         "nodes": wanted.hosts,
         "ntasks-per-node": 1,
-        "cpus-per-task": wanted.cpus,
-        "gpus-per-node": wanted.gpus,
-        "partition": wanted.slurm.partition,
-        "account": wanted.slurm.account,
-        "qos": wanted.slurm.qos,
-        "time": wanted.slurm.minutes,
+        "cpus-per-task": slurm.cpus_per_node or wanted.cpus,
+        "gpus-per-node": slurm.gpus_per_node or wanted.gpus,
+        "mem": memory and f"{math.ceil(memory * 1024)}M",
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "time": slurm.minutes,
         "signal": f"TERM@{wanted.grace_s}",
         "open-mode": "append",
+        **{
+            key.replace("_", "-"): value if isinstance(value, bool) else shlex.quote(str(value))
+            for key, value in slurm.extra.items()
+        },
     }
     command = shlex.join(wanted.command)
     if "hydra.run.dir=" not in command:
         command += f' "hydra.run.dir=outputs/slurm/${{SLURM_JOB_ID}}_{wanted.name}"'
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH --{key}={value}" for key, value in flags.items() if value),
+        *(f"#SBATCH --{key}{'' if v is True else f'={v}'}" for key, v in flags.items() if v),
         "#SBATCH --requeue",
-        f"srun {command}",
+        *slurm.setup,
+        f"srun --cpus-per-task={flags['cpus-per-task']} {command}",  # it inherits no such flag
         "status=$?",
         f"[ $status -ne {_AGAIN} ] || scontrol requeue $SLURM_JOB_ID",
         "exit $status",

@@ -19,7 +19,9 @@ GOLDEN = Path(__file__).resolve().parent / "manifests"
 WORDS = ("recipe=gpt_hybrid", "launch.device=cuda", "launch.grace_s=300", "model.depth=2")
 
 
-def written(platform: str, *words: str, volume: str = "claim:/runs", hosts: int = 2) -> str:
+def written(platform: str, *words: str, volume: str | None = None, hosts: int = 2) -> str:
+    if volume is None:
+        volume = "" if platform == "slurm" else "claim:/runs"
     return write_manifest(platform, [*WORDS, *words], hosts, "registry/flowrun:1", volume, "H100")
 
 
@@ -65,5 +67,35 @@ def test_what_cannot_be_is_refused() -> None:
         written("kubernetes", volume="")
     with pytest.raises(RecipeError, match="kubernetes, kubeflow, skypilot or slurm"):
         written("k8s")
-    with pytest.raises(RecipeError, match="4 ranks cannot be divided over 3 hosts"):
+    with pytest.raises(RecipeError, match="mounts no volume"):
+        written("slurm", volume="claim:/runs")
+    with pytest.raises(RecipeError, match="4 ranks cannot be divided over 3 hosts") as hosts:
         written("slurm", hosts=3)
+    assert hosts.value.where == "--hosts 3"
+    with pytest.raises(RecipeError, match="the file starts the run itself"):
+        written("slurm", "launch=slurm")
+    for word in ("launch.nnodes=2", "launch.node_rank=0", "launch.rdzv_endpoint=a:1"):
+        with pytest.raises(RecipeError, match="hosts says how many"):
+            written("kubernetes", word)
+
+
+NAMES = {"A" * 80: "a" * 26, "7_b": "run-7-b", "層": "run", "x" * 25 + "_y": "x" * 25}
+
+
+@pytest.mark.parametrize(("name", "short"), NAMES.items())
+def test_a_name_is_one_that_a_cluster_takes(name: str, short: str) -> None:
+    """It begins with a letter, and twice in a label of a JobSet it has at most 63 characters."""
+    found = yaml.safe_load(written("kubernetes", f"name='{name}'"))["metadata"]["name"]
+    assert found == short and len(f"{found}-node-0-0.{found}") <= 63
+
+
+def test_keys_of_slurm_are_flags_and_lines_of_the_script() -> None:
+    keys = ("mem_gb=1.5", "cpus_per_node=7", "gpus_per_node=3", "setup=[module load cuda]")
+    extra = ("extra.exclusive=true", "extra.mail_type=END", "extra.x=false", "extra.comment='a b'")
+    lines = written("slurm", *(f"launch.slurm.{key}" for key in (*keys, *extra))).splitlines()
+    flags = ("mem=1536M", "cpus-per-task=7", "gpus-per-node=3", "exclusive", "mail-type=END")
+    assert not any("--x" in line for line in lines)
+    assert {f"#SBATCH --{flag}" for flag in (*flags, "comment='a b'")} < {*lines}
+    setup = lines.index("module load cuda")
+    assert lines[setup - 1] == "#SBATCH --requeue"
+    assert lines[setup + 1].startswith("srun --cpus-per-task=7 flowrun ")
