@@ -1,6 +1,7 @@
 """README, ARCHITECTURE and CONTRIBUTING name files that exist, and stay short."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,9 @@ def test_every_decision_is_in_the_index() -> None:
     folder = ROOT / "docs" / "decisions"
     index = (folder / "index.md").read_text()
     assert [p.name for p in folder.glob("[0-9]*.md") if f"({p.name})" not in index] == []
+
+
+def test_the_image_takes_extras_that_exist() -> None:
+    asked = re.findall(r"^ARG EXTRAS=(.+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {*asked[0].split(",")} <= project["optional-dependencies"].keys()
