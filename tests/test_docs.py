@@ -46,7 +46,9 @@ OPTIONS = {
     "--hosts",
     "--volume",
 }  # with values
-NO_RECIPE = ("recipes", "export", "tokenizer", "sample", "calibrate", "runs", "init", "schema")
+NO_RECIPE = {
+    *("recipes", "export", "tokenizer", "sample", "calibrate", "runs", "status", "init", "schema")
+}
 REFUSED = "exit status 2"  # said behind a command that is to fail
 
 

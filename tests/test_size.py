@@ -43,8 +43,8 @@ BUDGETS = {
     "engine/verify": 794,
     "launcher": 368,
     "launcher/bench": 2_179,
-    "launcher/command_line": 1_243,
-    "launcher/commands": 3_375,
+    "launcher/command_line": 1_263,
+    "launcher/commands": 3_399,
     "launcher/data": 3_449,
     "launcher/job": 2_226,
     "launcher/listeners": 675,
@@ -60,19 +60,19 @@ BUDGETS = {
     "launcher/text": 379,
     "models": 1_800,
     "testing": 115,
-    "tests": 1_075,
+    "tests": 1_077,
     "tests/behaviour": 9_212,
     "tests/chaos": 927,
     "tests/engine": 14_456,
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 15_910,
+    "tests/launcher": 15_934,
     "tests/models": 734,
     "tests/support": 8_354,
     "tests/testing": 111,
 }
-SUMS = {"source": 73_914, "tests": 52_423, "docs": 50_000}
+SUMS = {"source": 73_958, "tests": 52_449, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

@@ -39,6 +39,26 @@ def runs(
 
 
 @app.command()
+def status(
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One object, for scripts.")] = False,
+) -> None:
+    """Say how far a run is.
+
+    Exit status 0 while it runs and when it has ended as it should, else 1.  It reads the
+    run's folder alone, on any machine that sees it.
+
+      flowrun status outputs/2026-01-31/13-00-00_gpt_tiny --json
+    """
+    with show_errors([], None):
+        from flowrun.launcher.commands.run_folders.run_summary import summarize
+
+        summary = summarize(run)
+        typer.echo(summary.to_json() if as_json else summary)
+        raise typer.Exit(not summary.is_well)
+
+
+@app.command()
 def init(
     model: Annotated[str, typer.Argument(metavar="my_models.Net | FOLDER", show_default=False)],
     words: Annotated[

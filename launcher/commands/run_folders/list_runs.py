@@ -72,7 +72,7 @@ def list_runs(folders: Sequence[Path], console: Console) -> None:
             f"{run.done:,}/{run.asked:,}" if run.asked else f"{run.done:,}",
             show_loss(run.loss),
             show_loss(run.validation),
-            duration(max(0.0, time.time() - run.time)),
+            duration(run.age_s),
             run.status,
         )
         for run in runs

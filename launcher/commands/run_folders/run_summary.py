@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from flowrun.launcher.report.report import REPORT
 from flowrun.launcher.store.checkpoint import RECIPE
 from flowrun.launcher.supervise.hands.lease import FILE as LEASE
 
-RUNNING, DIED = "running", "died"
+RUNNING, COMPLETE, DIED = "running", "complete", "died"
+_ENDED_BY = "ended by "  # a callback
 _TAIL = 1 << 16  # bytes of metrics.jsonl that are read
 _SILENT_S = 120.0  # a run of several hosts that writes nothing for so long has died
 
@@ -43,6 +45,28 @@ class RunSummary:
     validation: float | None
     status: str
     time: float
+
+    def __str__(self) -> str:
+        steps = f"{self.done:,} of {self.asked:,} steps" if self.asked else f"{self.done:,} steps"
+        losses = {"loss": self.loss, "validation loss": self.validation}
+        shown = [f"{name} {value:.4f}" for name, value in losses.items() if value is not None]
+        return ", ".join([f"{self.status}: {steps}", *shown, f"written {self.age_s:.0f} s ago"])
+
+    @property
+    def is_well(self) -> bool:
+        """Return whether it runs, or has ended as it should."""
+        return self.status in (RUNNING, COMPLETE) or self.status.startswith(_ENDED_BY)
+
+    @property
+    def age_s(self) -> float:
+        """Return the seconds since the run was last written to."""
+        return max(0.0, time.time() - self.time)
+
+    def to_json(self) -> str:
+        """Return the fields as an object of JSON: numbers that are not finite are null."""
+        fields = {**asdict(self), "folder": str(self.folder), "age_s": round(self.age_s, 1)}
+        plain = {k: v for k, v in fields.items() if not isinstance(v, float) or math.isfinite(v)}
+        return json.dumps({"version": 1, **dict.fromkeys(fields), **plain})
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
@@ -98,7 +122,7 @@ def find_status(folder: Path) -> str:
     """Say in a word whether a run goes on, or how it has ended."""
     with suppress(OSError, *DAMAGED):
         by = json.loads((folder / REPORT).read_text()).get("ended_by")
-        return f"ended by {by}" if by else "complete"
+        return f"{_ENDED_BY}{by}" if by else COMPLETE
     with suppress(OSError, *DAMAGED):
         return str(json.loads((folder / ENDED).read_text())["status"])
     if is_locked(folder):

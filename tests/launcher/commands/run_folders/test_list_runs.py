@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.cli import app
 from flowrun.launcher.commands.run_folders.list_runs import follow_run, show_runs
 from flowrun.launcher.commands.run_folders.run_summary import find_runs, find_status, read_keys
 from flowrun.launcher.store.checkpoint import lock_run_folder
@@ -129,3 +131,25 @@ def test_a_damaged_recipe_is_no_run(text: str, tmp_path: Path) -> None:
     (folder / "recipe.yaml").write_text(text)
     with pytest.raises(RecipeError, match="not a folder of a run"):
         read_keys(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "status", "code"),
+    [
+        ("report.json", {"ended_by": ""}, "complete", 0),
+        ("report.json", {"ended_by": "EarlyStopping"}, "ended by EarlyStopping", 0),
+        ("ended.json", {"status": "preempted"}, "preempted", 1),
+        ("other.json", {}, "died", 1),
+    ],
+)
+def test_scripts_read_the_status_of_a_run(
+    tmp_path: Path, file: str, content: Any, status: str, code: int
+) -> None:
+    run = make_run(tmp_path / "a")
+    (run / file).write_text(json.dumps(content))
+    with (run / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 3, "loss": NaN}\n')
+    ended = CliRunner().invoke(app, ["status", str(run), "--json"])
+    said = json.loads(ended.stdout, parse_constant=pytest.fail)
+    assert (ended.exit_code, said["status"], said["done"], said["asked"]) == (code, status, 4, 5)
+    assert said["loss"] is None and said["version"] == 1
