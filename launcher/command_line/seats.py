@@ -40,7 +40,9 @@ def take_seat(words: Sequence[str], config_dir: str | None) -> list[str]:
 
 
 def _name_folders(platform: Platform, asked: Mapping[str, str]) -> list[str]:
-    """Return words for folders of a job that is the platform's; let its secret be the hosts'."""
+    """Return words that name one folder for all hosts of the platform's job; set FLOWRUN_TOKEN to
+    the platform's secret.
+    """
     several = asked.get("launch.nnodes", str(platform.hosts)) != "1"
     if not several or {"launch", "launch.name"} & asked.keys():
         return []

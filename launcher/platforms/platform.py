@@ -46,7 +46,7 @@ class Platform:
     @property
     def endpoint(self) -> str:
         """Where launchers meet; empty if the address of host 0 is not known."""
-        port = self.port or _PORTS[zlib.crc32(self.job.encode()) % len(_PORTS)]
+        port = self.port or _port_of(self.job)
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"{host}:{port}" if self.address else ""
 
@@ -125,6 +125,10 @@ def _read(field: str, cell: Cell, variables: Variables) -> object:
     return value if value is None or field in ("address", "job", "secret") else int(str(value))
 
 
+def _port_of(job: str) -> int:
+    return _PORTS[zlib.crc32(job.encode()) % len(_PORTS)]
+
+
 def _first_node(variables: Variables) -> str:
     """Return the first name of Slurm's list, such as "n[003-005,7],login"."""
     names = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
@@ -152,13 +156,13 @@ def _host_of_mpirun(variables: Variables) -> str:
 
 def _mpi(prefix: str, local: str) -> dict[str, Cell]:
     """Return the cells of an MPI, which numbers processes and no hosts: as many on each host."""
-    size, rank = f"{prefix}SIZE", f"{prefix}RANK"
+    size = f"{prefix}SIZE"
     return {
         "hosts": lambda v: -(-int(v[size]) // int(v[local])),
-        "host": lambda v: v[rank] if v[local] == "1" else None,  # hosts may take turns
+        "host": lambda v: None,  # the meeting numbers them: host 0 is that of the endpoint
         "processes": local,
         "ranks": size,
-        "rank": rank,
+        "rank": f"{prefix}RANK",
     }
 
 
@@ -185,6 +189,7 @@ ROWS: Mapping[str, Mapping[str, Cell]] = {
         **_mpi("PMI_", "MPI_LOCALNRANKS"),
         "process": "MPI_LOCALRANKID",
         "address": _first_node,
+        "port": lambda v: _port_of(v.get("SLURM_JOB_ID", "")),
     },
     "Slurm": {
         "hosts": "SLURM_STEP_NUM_NODES",

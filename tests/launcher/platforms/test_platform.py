@@ -100,20 +100,20 @@ def read(variables: dict[str, object]) -> Platform | None:
 FOUND = {
     "torchrun": (of_torchrun(2, 1, 1, 0), "node0:", 1),
     "torchrun, processes": (of_torchrun(2, 2, 1, 1), "node0:", 1),
-    "Open MPI": (of_open_mpi(2, 1, 1, 0), "192.0.2.2:", 1),
+    "Open MPI": (of_open_mpi(2, 1, 1, 0), "192.0.2.2:", None),
     "Open MPI, processes": (of_open_mpi(2, 2, 1, 1), "192.0.2.2:", None),
     "Open MPI, IPv6": (
         of_open_mpi(2, 1, 1, 0) | {"OMPI_MCA_orte_hnp_uri": "1.0;tcp6://[fd00::2]:36845"},
         "[fd00::2]:",
-        1,
+        None,
     ),
     "Open MPI in a job of Slurm": (
         of_open_mpi(2, 1, 1, 0) | {"SLURM_JOB_NODELIST": "n[08-09,11],z"},
         "n08:",
-        1,
+        None,
     ),
-    "Open MPI 5": (of_open_mpi(2, 1, 1, 0) | {"OMPI_MCA_orte_hnp_uri": ""}, "", 1),
-    "MPICH": (of_mpich(2, 1, 1, 0), "node0:", 1),
+    "Open MPI 5": (of_open_mpi(2, 1, 1, 0) | {"OMPI_MCA_orte_hnp_uri": ""}, "", None),
+    "MPICH": (of_mpich(2, 1, 1, 0), "node0:", None),
     "Slurm": (of_slurm(2, 1, 1, 0), "node0:", 1),
     "Slurm, processes": (of_slurm(2, 2, 1, 1), "node0:", 1),
     "Kubeflow": (of_kubeflow(2, 1), "job-node-0-0.job:29400", 1),
@@ -132,6 +132,11 @@ def test_a_row_is_read(
     )[0].removesuffix(" 5")
     assert (found.hosts, found.host) == (2, host)
     assert found.endpoint.startswith(endpoint) and bool(found.endpoint) == bool(endpoint)
+
+
+def test_jobs_of_an_mpi_in_slurm_have_ports_of_their_own() -> None:
+    found = [read(of_mpich(2, 1, 1, 0) | {"SLURM_JOB_ID": job}) for job in (17, 18)]
+    assert found[0] and found[1] and found[0].port != found[1].port
 
 
 def test_each_row_has_a_sample() -> None:
@@ -216,7 +221,7 @@ def test_processes_of_a_host_never_start_runs_of_their_own(
     numbers = [seat.node_rank for seat in launchers]
     if most != hosts * each or most == 1 or ":" in str(nnodes):
         assert set(numbers) == {None}
-    elif name in ("Open MPI", "MPICH") and each < here:
+    elif name in ("Open MPI", "MPICH") and each == 1:
         assert set(numbers) == {None}  # the meeting numbers them
     else:
         assert sorted(numbers) == list(range(most))  # type: ignore[type-var]

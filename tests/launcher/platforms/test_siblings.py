@@ -6,11 +6,13 @@ import multiprocessing
 import os
 import select
 import signal
+import socket
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 
 import pytest
 
+from flowrun.engine.errors import RunError
 from flowrun.launcher.platforms import siblings
 from flowrun.launcher.platforms.platform import Platform
 from flowrun.launcher.platforms.siblings import dismiss, launch_for, wait_for_end
@@ -56,3 +58,46 @@ def test_they_leave_when_it_is_killed() -> None:
 def test_it_ends_without_those_that_were_killed() -> None:
     launch_for(PLATFORM, 1)
     dismiss(0, within_s=0)
+
+
+def test_one_that_nobody_launches_for_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(siblings, "_COME_S", 0.01)
+    with pytest.raises(RunError, match="that launches did not come in 0 s: see its output"):
+        wait_for_end(PLATFORM)
+
+
+def test_a_second_one_that_launches_is_refused() -> None:
+    launch_for(PLATFORM, 0)
+    with pytest.raises(RunError, match="another process of this host already launches for test"):
+        launch_for(PLATFORM, 0)
+    dismiss(0)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may be another user")
+def test_another_user_neither_leaves_with_a_status_nor_gives_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(siblings, "_COME_S", 0.2)
+    stranger = 65_534
+
+    def connect() -> int:
+        os.setresuid(stranger, stranger, 0)
+        with socket.socket(socket.AF_UNIX) as end:
+            end.connect(siblings._place(PLATFORM))
+            return len(end.recv(1))
+
+    place = siblings._place(PLATFORM)
+    monkeypatch.setattr(siblings, "_place", lambda platform: place)
+    launch_for(PLATFORM, 1)
+    other = begin(connect)
+    select.select([siblings._waited_for[0][0]], [], [])
+    own = begin(lambda: wait_for_end(PLATFORM))
+    dismiss(7)
+    assert [status_of(other), status_of(own)] == [0, 7]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(place)
+        os.seteuid(stranger)
+        listener.listen()  # whose user others see
+        os.seteuid(0)
+        with pytest.raises(RunError, match="did not come"):
+            wait_for_end(PLATFORM)
