@@ -43,7 +43,7 @@ BUDGETS = {
     "engine/verify": 794,
     "launcher": 368,
     "launcher/bench": 2_179,
-    "launcher/command_line": 1_265,
+    "launcher/command_line": 1_270,
     "launcher/commands": 3_399,
     "launcher/data": 3_449,
     "launcher/job": 2_226,
@@ -67,12 +67,12 @@ BUDGETS = {
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 15_984,
+    "tests/launcher": 16_035,
     "tests/models": 734,
     "tests/support": 8_354,
     "tests/testing": 111,
 }
-SUMS = {"source": 73_990, "tests": 52_499, "docs": 50_000}
+SUMS = {"source": 73_995, "tests": 52_550, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}
