@@ -49,7 +49,7 @@ BUDGETS = {
     "launcher/job": 2_226,
     "launcher/listeners": 675,
     "launcher/model": 2_935,
-    "launcher/platforms": 319,
+    "launcher/platforms": 331,
     "launcher/place": 2_091,
     "launcher/recipe": 3_454,
     "launcher/ranks": 2_036,
@@ -67,12 +67,12 @@ BUDGETS = {
     "tests/gpu": 286,
     "tests/fuzz": 993,
     "tests/hangs": 365,
-    "tests/launcher": 16_035,
+    "tests/launcher": 16_048,
     "tests/models": 734,
     "tests/support": 8_354,
     "tests/testing": 111,
 }
-SUMS = {"source": 73_995, "tests": 52_550, "docs": 50_000}
+SUMS = {"source": 74_007, "tests": 52_563, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 326, "except Exception": 30, "functions above complexity 15": 0}

@@ -33,7 +33,7 @@ class Platform:
 
     name: str
     hosts: int
-    host: int | None
+    host: int | None = None
     processes: int = 1
     process: int = 0
     ranks: int = 1
@@ -42,6 +42,12 @@ class Platform:
     port: int = 0
     job: str = ""
     secret: str = ""
+    fewest: int = 0  # hosts that there may be
+
+    @property
+    def nnodes(self) -> int | str:
+        """Return how many hosts there are, as launch.nnodes has it."""
+        return f"{self.fewest}:{self.hosts}" if self.fewest else self.hosts
 
     @property
     def endpoint(self) -> str:
@@ -93,7 +99,7 @@ def decide(
 def _seat_of_host(platform: Platform, given: Seat) -> Seat:
     """Return the keys of one host: those given by hand, and what they leave open."""
     name, hosts, host, rank = platform.name, platform.hosts, platform.host, given.node_rank
-    fewest, may_change, most = str(given.nnodes or hosts).partition(":")
+    fewest, may_change, most = str(given.nnodes or platform.nnodes).partition(":")
     if (most or fewest) != str(hosts):
         note = f"launch.nnodes={given.nnodes} counts, though {name} started {hosts} hosts"
         return replace(given, notes=(note,))
@@ -106,7 +112,7 @@ def _seat_of_host(platform: Platform, given: Seat) -> Seat:
         notes.append(f"launch.node_rank={rank} counts, though {name} numbered it {host}")
     number = "" if rank is None else f"; this is host {rank}"
     notes.append(f"{name} started {hosts} hosts, which meet at {endpoint}{number}")
-    return Seat(given.nnodes or hosts, rank, endpoint, notes=tuple(notes))
+    return Seat(given.nnodes or platform.nnodes, rank, endpoint, notes=tuple(notes))
 
 
 def read_platform(variables: Variables) -> Platform | None:
@@ -206,6 +212,12 @@ ROWS: Mapping[str, Mapping[str, Cell]] = {
         "host": "PET_NODE_RANK",
         "address": "PET_MASTER_ADDR",
         "port": "PET_MASTER_PORT",
+    },
+    "elastic PyTorchJob": {  # of Kubeflow: MIN:MAX hosts without numbers
+        "fewest": lambda v: v["PET_NNODES"].split(":")[0],
+        "hosts": lambda v: v["PET_NNODES"].split(":")[1],
+        "address": lambda v: v["PET_RDZV_ENDPOINT"].rpartition(":")[0],
+        "port": lambda v: v["PET_RDZV_ENDPOINT"].rpartition(":")[2],
     },
     "JobSet": {  # whose manifest sets NNODES and MASTER_ADDR
         "hosts": "NNODES",
