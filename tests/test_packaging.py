@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # what models may import of the engine, and what these may of each other: they know no engine either
 OF_MODELS = ("ops/nn/document_op.py", "ops/nn/expert_op.py", "torch_internals.py")
-NAMES = r"flowrun\.engine\.(ops\.nn\.(document_op|expert_op)|torch_internals)\b"
+NAMES = r"flowrun\.engine\.(errors|ops\.nn\.(document_op|expert_op)|torch_internals)\b"
 
 
 def test_models_know_nothing_of_the_engine() -> None:
