@@ -98,7 +98,7 @@ def follow_run(
 
     sleep: waits between two looks.
     """
-    read_keys(folder)  # raises where it is no run's
+    read_keys(folder)  # raises if it is of another kind
     metrics = folder / METRICS
     at = max(0, metrics.stat().st_size - _SHOWN) if metrics.exists() else 0
     while True:

@@ -119,7 +119,7 @@ def read_keys(folder: Path) -> Mapping[str, Any]:
 
 
 def find_status(folder: Path) -> str:
-    """Say in a word whether a run goes on, or how it has ended."""
+    """Say in a word whether a run is under way, or how it has ended."""
     with suppress(OSError, *DAMAGED):
         by = json.loads((folder / REPORT).read_text()).get("ended_by")
         return f"{_ENDED_BY}{by}" if by else COMPLETE

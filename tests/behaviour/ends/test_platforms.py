@@ -113,7 +113,7 @@ def test_a_host_of_torchrun_that_is_killed_ends_the_other(place: Path) -> None:
 
 
 no_mpi = not (shutil.which("mpirun") and os.getuid() == 0)
-needs_mpi = pytest.mark.skipif(no_mpi, reason="there is no mpirun, or nobody may name a host")
+needs_mpi = pytest.mark.skipif(no_mpi, reason="mpirun is missing, or nobody may name a host")
 
 
 def mpirun(place: Path, *words: str, by: tuple[str, ...] = ()) -> Command:

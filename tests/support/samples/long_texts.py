@@ -11,7 +11,7 @@ LONGEST = 16
 
 
 class Texts(Dataset[dict[str, Tensor]]):
-    """extra: dims of a field as long as the longest item that is no padding anywhere."""
+    """extra: dims of a field as long as the longest item that is not padding."""
 
     def __init__(self, samples: int = 60, extra: int = 0) -> None:
         some = {0: LONGEST - 4, 1: 5}  # of each twelve items one is long, and one not short
