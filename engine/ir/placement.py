@@ -13,12 +13,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.sbp import NdSbp, Owned, Split
 
 Shape = tuple[int, ...]
 Slices = tuple[tuple[int, int], ...]  # (start, length) along every dim of a tensor
 BATCH_AXES = ("data", "dp", "batch")  # names of axes whose ranks divide the batch
 LENGTH_AXES = ("context", "cp")  # of those whose ranks divide the length of each sample
+
+
+def divide_samples(axis: str, samples: int, parts: int) -> int:
+    """Return what each of `parts` ranks of an axis has of a micro-batch.  Raises RecipeError where
+    its samples do not divide.
+    """
+    if samples % parts:
+        raise RecipeError(
+            f"placement.axes.{axis}",
+            f"a micro-batch of {samples} samples cannot be divided over {parts} ranks.",
+            "Choose train.batch_size and train.micro_batches so that "
+            f"batch_size / micro_batches is a multiple of {parts}.",
+        )
+    return samples // parts
 
 
 @dataclass(frozen=True)

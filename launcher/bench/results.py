@@ -6,7 +6,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from flowrun.launcher.bench.foreseen.score import ScoredFigure
 from flowrun.launcher.bench.process import Sample
 from flowrun.launcher.bench.suite import FLOWRUN, Run, Suite, round_of
 
@@ -69,6 +71,25 @@ class ResultLine:
         if self.efficiency is not None and self.at_least is not None:
             return self.efficiency >= self.at_least
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """The results of a suite, and the folder that has them in full.
+
+    measured: a line a side of an experiment.  foreseen: a figure of a published table each.
+    """
+
+    folder: Path
+    measured: tuple[ResultLine, ...] = ()
+    foreseen: tuple[ScoredFigure, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Return whether every row could be run or planned, with the losses of its peers."""
+        problems = [each.problem for each in self.measured]
+        problems += [each.problem for each in self.foreseen]
+        return not any(problems) and all(each.agree is not False for each in self.measured)
 
 
 def lines(suite: Suite, records: Sequence[FinishedRun]) -> tuple[ResultLine, ...]:

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
     from flowrun.launcher.recipe.recipe import Recipe
 
 OK, RUN_FAILED, RECIPE_WRONG, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
+
+
+class Format(StrEnum):
+    """A command prints what it found in one of these."""
+
+    text = "text"
+    json = "json"
+
 
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run.", show_default=False)
@@ -37,6 +46,9 @@ ConfigDir = Annotated[
     typer.Option(
         "--config-dir", help="A folder of your own groups (model/, data/ …), searched first."
     ),
+]
+AsFormat = Annotated[
+    Format, typer.Option("--format", help="Text, or one object of JSON for programs.")
 ]
 Best = Annotated[
     bool, typer.Option("--best", help="Of the checkpoint that is best by train.keep_best.")
@@ -60,6 +72,14 @@ def show_error(text: str) -> None:
         first, end, rest = text.partition("\n")
         text = f"{typer.style(first, fg='red')}{end}{rest}"  # echo drops it for NO_COLOR
     typer.echo(text, err=True, color=False if os.environ.get("NO_COLOR") else None)
+
+
+def print_found(found: object, form: Format) -> None:
+    """Print what a command found, as it prints itself or as JSON."""
+    from flowrun.launcher.terminal.as_json import to_json
+
+    doing.clear()
+    typer.echo(to_json(found) if form is Format.json else found)
 
 
 def load_recipe(overrides: list[str], config_dir: str | None) -> Recipe:

@@ -9,10 +9,13 @@ import typer
 
 from flowrun.launcher.command_line.app import (
     RUN_FAILED,
+    AsFormat,
     ConfigDir,
+    Format,
     Overrides,
     app,
     load_recipe,
+    print_found,
     show_errors,
 )
 
@@ -24,6 +27,7 @@ def bench(
         typer.Argument(metavar="[suite=NAME] [suite.key=value] [key=value]…", show_default=False),
     ] = None,
     config_dir: ConfigDir = None,
+    form: AsFormat = Format.text,
 ) -> None:
     r"""Train by flowrun and by torch's own layouts, in turn, and compare.
 
@@ -38,9 +42,12 @@ def bench(
     """
     given = overrides or []
     with show_errors(given, config_dir):
+        from rich.console import Console
+
         from flowrun.launcher.bench.bench import bench as run_suite
         from flowrun.launcher.bench.foreseen.foresee import foresee
         from flowrun.launcher.bench.load_suite import list_suites, load_suite
+        from flowrun.launcher.bench.results import BenchResult
         from flowrun.launcher.bench.suite import Suite
         from flowrun.launcher.terminal.console import wide_console
 
@@ -50,12 +57,15 @@ def bench(
             there = f"Write suite=NAME; a suite takes minutes to an hour.\n{list_suites()}"
             raise CommandLineError("bench", "no suite is named.", there)
         suite, folder = load_suite(given, config_dir)
-        if not isinstance(suite, Suite):
-            if any(line.problem for line in foresee(suite, folder, wide_console(), config_dir)):
-                raise typer.Exit(RUN_FAILED)
-            return
-        found = run_suite(suite, folder, wide_console(), config_dir)
-        if any(line.problem or line.agree is False for line in found):
+        as_json = form is Format.json
+        console = Console(stderr=True) if as_json else wide_console()
+        if isinstance(suite, Suite):
+            found = BenchResult(folder, measured=run_suite(suite, folder, console, config_dir))
+        else:
+            found = BenchResult(folder, foreseen=foresee(suite, folder, console, config_dir))
+        if as_json:
+            print_found(found, form)
+        if not found.holds:
             raise typer.Exit(RUN_FAILED)
 
 

@@ -10,12 +10,15 @@ from typing import Annotated
 import typer
 
 from flowrun.launcher.command_line.app import (
+    AsFormat,
     Best,
     ConfigDir,
+    Format,
     KeyChanges,
     OfStep,
     RunFolder,
     app,
+    print_found,
     show_errors,
 )
 from flowrun.launcher.terminal import doing
@@ -186,6 +189,7 @@ def evaluate(
     step: OfStep = None,
     best: Best = False,
     config_dir: ConfigDir = None,
+    form: AsFormat = Format.text,
 ) -> None:
     """Evaluate a run on its held-out samples, without training.
 
@@ -203,8 +207,7 @@ def evaluate(
         from flowrun.launcher.commands.evaluate import evaluate as evaluate_run
 
         found = evaluate_run(run_folder, given, step=step, best=best, config_dir=config_dir)
-        doing.clear()
-        typer.echo(found)
+        print_found(found, form)
         for note in found.notes:
             typer.echo(f"note: {note}", err=True)
 

@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from flowrun.launcher.command_line.app import Overrides, app, show_errors
+from flowrun.launcher.command_line.app import (
+    RECIPE_WRONG,
+    AsFormat,
+    ConfigDir,
+    Format,
+    Overrides,
+    app,
+    print_found,
+    show_errors,
+)
 
 
 @app.command()
@@ -19,6 +28,7 @@ def runs(
         Path | None,
         typer.Option("--follow", metavar="RUN_DIR", help="Show its steps as they come."),
     ] = None,
+    form: AsFormat = Format.text,
 ) -> None:
     """List the runs of a folder; without one those of outputs, multirun and runs.
 
@@ -32,16 +42,21 @@ def runs(
       flowrun runs --follow outputs/2026-01-31/13-00-00_gpt_tiny
     """
     with show_errors([], None):
-        from flowrun.launcher.commands.run_folders.list_runs import show_runs
+        from flowrun.launcher.commands.run_folders.list_runs import default_folders, show_runs
+        from flowrun.launcher.commands.run_folders.run_summary import summarize_all
         from flowrun.launcher.terminal.console import wide_console
 
+        if form is Format.json:
+            print_found(summarize_all(folders or default_folders()), form)
+            return
         show_runs(folders or [], follow, wide_console())
 
 
 @app.command()
 def status(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One object, for scripts.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
+    form: AsFormat = Format.text,
 ) -> None:
     """Say how far a run is.
 
@@ -54,7 +69,7 @@ def status(
         from flowrun.launcher.commands.run_folders.run_summary import summarize
 
         summary = summarize(run)
-        typer.echo(summary.to_json() if as_json else summary)
+        print_found(summary, Format.json if as_json else form)
         raise typer.Exit(not summary.is_well)
 
 
@@ -93,8 +108,35 @@ def init(
 
 
 @app.command()
+def check(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[RECIPE]… [key=value]…", show_default=False)
+    ] = None,
+    config_dir: ConfigDir = None,
+    form: AsFormat = Format.text,
+) -> None:
+    """Check the keys of recipes, without torch, models or data: in a second, for CI.
+
+    Without a recipe all that `flowrun recipes` lists.  Exit status 2 if one is wrong.
+    What depends on the model, such as its shapes, `flowrun plan` checks.
+
+      flowrun check
+      flowrun check recipes/mine.yaml gpt_dp train.batch_size=8
+    """
+    with show_errors([], config_dir):
+        from flowrun.launcher.commands.start.check_recipes import check_recipes
+
+        found = check_recipes(words or [], config_dir)
+        print_found(found, form)
+        raise typer.Exit(0 if found.right else RECIPE_WRONG)
+
+
+@app.command()
 def schema(
     to: Annotated[Path, typer.Option("--to", help="The file.")] = Path("recipe.schema.json"),
+    of: Annotated[
+        str, typer.Option("--of", help="A command: the schema of its --format json is printed.")
+    ] = "",
 ) -> None:
     """Write the keys of a recipe as JSON Schema, for editors.
 
@@ -102,8 +144,14 @@ def schema(
     mean and marks what is wrong.
 
       flowrun schema --to recipe.schema.json
+      flowrun schema --of runs
     """
     with show_errors([], None):
+        if of:
+            from flowrun.launcher.commands.start.output_schemas import schema_of
+
+            typer.echo(schema_of(of))
+            return
         from flowrun.launcher.commands.start.json_schema import write_schema
 
         line = write_schema(to)
@@ -138,21 +186,12 @@ def manifest(
 
 
 @app.command()
-def recipes() -> None:
+def recipes(form: AsFormat = Format.text) -> None:
     """List the recipes, one line each."""
-    from rich.console import Console
-    from rich.table import Table
+    from flowrun.launcher.commands.start.list_recipes import list_recipes, show_recipes
 
-    from flowrun.launcher.recipe.hydra_source import FOLDERS, describe, recipe_names
-
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, file in recipe_names().items():
-        table.add_row(name, describe(file))
-    console = Console()
-    console.print(table)
-    console.print(
-        f"Run one with flowrun recipe=NAME; ./recipes and the folders in ${FOLDERS} add more.",
-        style="dim",
-    )
+    found = list_recipes()
+    if form is Format.json:
+        print_found(found, form)
+    else:
+        show_recipes(found)

@@ -13,14 +13,17 @@ from flowrun.engine.errors import FlowrunError, RecipeError, RunError
 from flowrun.launcher.command_line.app import (
     RECIPE_WRONG,
     RUN_FAILED,
+    AsFormat,
     Best,
     ConfigDir,
+    Format,
     KeyChanges,
     OfStep,
     Overrides,
     RunFolder,
     app,
     load_recipe,
+    print_found,
     show_errors,
 )
 from flowrun.launcher.terminal import doing
@@ -152,7 +155,9 @@ def plan(
 
 
 @app.command()
-def verify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+def verify(
+    overrides: Overrides = None, config_dir: ConfigDir = None, form: AsFormat = Format.text
+) -> None:
     """Check that a recipe trains alike under every layout.
 
     A few steps under single, data, tensor, stages, hybrid and ZeRO layouts, then
@@ -168,9 +173,12 @@ def verify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
         from flowrun.launcher.run import verify as verify_layouts
 
         found = verify_layouts(recipe)
-        doing.clear()
-        _print_rows(found.rows)
-        typer.echo(found.caption)
+        if form is Format.json:
+            print_found(found, form)
+        else:
+            doing.clear()
+            _print_rows(found.rows)
+            typer.echo(found.caption)
         if not all(row.ok for row in found.rows):
             raise typer.Exit(RUN_FAILED)
 

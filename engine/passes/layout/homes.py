@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import Feed, Op, Variable
-from flowrun.engine.ir.placement import BATCH_AXES, LENGTH_AXES, Shape
+from flowrun.engine.ir.placement import BATCH_AXES, LENGTH_AXES, Shape, divide_samples
 from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ir.signature import Signature, owned_rows
 from flowrun.engine.ops import registry
@@ -35,13 +34,7 @@ def feed_home(strategy: Strategy, axis: int, feed: Feed, shape: Shape) -> Sbp:
     batched = name in BATCH_AXES or name == strategy.zero.axis
     if not batched or parts == 1 or not shape:
         return B
-    if shape[0] % parts:
-        raise RecipeError(
-            f"placement.axes.{name}",
-            f"a micro-batch of {shape[0]} samples cannot be divided over {parts} ranks.",
-            "Choose train.batch_size and train.micro_batches so that "
-            f"batch_size / micro_batches is a multiple of {parts}.",
-        )
+    divide_samples(name, shape[0], parts)
     return S(0)
 
 

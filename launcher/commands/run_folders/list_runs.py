@@ -13,15 +13,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.files import DAMAGED
 from flowrun.launcher.commands.run_folders.run_summary import (
     RUNNING,
-    RunSummary,
-    find_runs,
     find_status,
     read_keys,
     summarize,
+    summarize_all,
 )
 from flowrun.launcher.recipe.key_schema import flatten_keys
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
@@ -32,7 +30,7 @@ from flowrun.launcher.store.checkpoint import RECIPE
 from flowrun.launcher.terminal.console import plain_table
 from flowrun.launcher.terminal.units import duration, seconds
 
-FOLDERS = ("outputs", "multirun", "runs")  # where runs lie if no folder is named
+FOLDERS = ("outputs", "multirun", "runs")
 _SHOWN = 1000  # bytes of what is there that the first look of --follow shows
 _LOOK_S = 1.0
 _WIDE = 100  # columns from which a list has the recipe, too
@@ -53,15 +51,17 @@ def show_runs(folders: Sequence[Path], followed: Path | None, console: Console) 
         wrong = next(folder for folder in folders if not (folder / RECIPE).exists())
         read_keys(wrong)
     else:
-        list_runs(folders or [Path(name) for name in FOLDERS if Path(name).is_dir()], console)
+        list_runs(folders or default_folders(), console)
+
+
+def default_folders() -> list[Path]:
+    """Return the folders where runs lie if none is named."""
+    return [Path(name) for name in FOLDERS if Path(name).is_dir()]
 
 
 def list_runs(folders: Sequence[Path], console: Console) -> None:
     """Print a line for each run, the newest last."""
-    runs: list[RunSummary] = []
-    for folder in find_runs(folders):
-        with suppress(RecipeError):
-            runs.append(summarize(folder))
+    runs = summarize_all(folders).runs
     wide = ["recipe"] if console.width >= _WIDE else []  # it is part of the folder's name
     numbers = ("steps", "loss", "valid.", "age")
     headings = ("run", *wide, *numbers, "status")

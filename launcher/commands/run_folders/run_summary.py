@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.files import DAMAGED
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.report.metric_lines import parse_metric_line
@@ -34,7 +34,7 @@ class RunSummary:
 
     name: of the recipe.  asked: its steps; 0: by epochs.  done: steps that are recorded.  loss: of
     the last of them.  status: running, complete, ended by a callback, preempted, stopped, failed,
-    or died.  time: when it was last written to.
+    or died.  time: when it was last written to, in seconds since 1970; age_s: seconds since then.
     """
 
     folder: Path
@@ -45,6 +45,7 @@ class RunSummary:
     validation: float | None
     status: str
     time: float
+    age_s: float
 
     def __str__(self) -> str:
         steps = f"{self.done:,} of {self.asked:,} steps" if self.asked else f"{self.done:,} steps"
@@ -57,16 +58,21 @@ class RunSummary:
         """Return whether it runs, or has ended as it should."""
         return self.status in (RUNNING, COMPLETE) or self.status.startswith(_ENDED_BY)
 
-    @property
-    def age_s(self) -> float:
-        """Return the seconds since the run was last written to."""
-        return max(0.0, time.time() - self.time)
 
-    def to_json(self) -> str:
-        """Return the fields as an object of JSON: numbers that are not finite are null."""
-        fields = {**asdict(self), "folder": str(self.folder), "age_s": round(self.age_s, 1)}
-        plain = {k: v for k, v in fields.items() if not isinstance(v, float) or math.isfinite(v)}
-        return json.dumps({"version": 1, **dict.fromkeys(fields), **plain})
+@dataclass(frozen=True, kw_only=True)
+class RunList:
+    """The runs that lie in some folders, the newest last."""
+
+    runs: tuple[RunSummary, ...]
+
+
+def summarize_all(folders: Sequence[Path]) -> RunList:
+    """Read the runs of folders; those that cannot be read are left out."""
+    runs: list[RunSummary] = []
+    for folder in find_runs(folders):
+        with suppress(RecipeError):
+            runs.append(summarize(folder))
+    return RunList(runs=tuple(runs))
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
@@ -91,6 +97,7 @@ def summarize(folder: Path) -> RunSummary:
             loss = line.loss
         else:
             validation = line.validation.get("loss")
+    written = (metrics if metrics.exists() else folder / RECIPE).stat().st_mtime
     return RunSummary(
         folder=folder,
         name=str(keys.get("name") or ""),
@@ -99,7 +106,8 @@ def summarize(folder: Path) -> RunSummary:
         loss=loss,
         validation=validation,
         status=find_status(folder),
-        time=(metrics if metrics.exists() else folder / RECIPE).stat().st_mtime,
+        time=written,
+        age_s=max(0.0, time.time() - written),
     )
 
 
