@@ -33,6 +33,7 @@ from flowrun.launcher.store.checkpoint import Checkpoint, find_all, lock_run_fol
 from flowrun.launcher.supervise.driver import Driver, error_of, supervise
 from flowrun.launcher.supervise.hands.desk import Desk
 from flowrun.launcher.supervise.hands.lease import Lease, Owner
+from flowrun.launcher.supervise.hands.monitor import monitoring
 from flowrun.launcher.supervise.hands.signals import Signals
 from flowrun.launcher.supervise.hosts.meeting import ranks_of_a_host
 from flowrun.launcher.supervise.life.instructions import COMPLETE, THERE, End
@@ -54,7 +55,7 @@ def run(
     """
     recipe = with_steps(recipe)
     signals = Signals(time_limit_s(recipe.launch))
-    with signals.handling():
+    with signals.handling(), monitoring(recipe.launch, folder, progress):
         if (recipe.train.resume == AUTO or nodes_of(recipe.launch).may_change) and start is None:
             if report := read_complete(folder, recipe.train.steps):
                 return _say_complete(report, folder, progress)

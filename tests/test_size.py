@@ -41,10 +41,10 @@ BUDGETS = {
     "engine/runtime": 8_202,
     "engine/trace": 501,
     "engine/verify": 794,
-    "launcher": 368,
+    "launcher": 369,
     "launcher/bench": 2_200,
-    "launcher/command_line": 1_350,
-    "launcher/commands": 3_574,
+    "launcher/command_line": 1_351,
+    "launcher/commands": 3_748,
     "launcher/data": 3_449,
     "launcher/job": 2_226,
     "launcher/listeners": 675,
@@ -52,10 +52,10 @@ BUDGETS = {
     "launcher/place": 2_091,
     "launcher/platforms": 331,
     "launcher/ranks": 2_036,
-    "launcher/recipe": 3_454,
-    "launcher/report": 2_482,
-    "launcher/store": 687,
-    "launcher/supervise": 4_406,
+    "launcher/recipe": 3_487,
+    "launcher/report": 2_479,
+    "launcher/store": 694,
+    "launcher/supervise": 4_493,
     "launcher/terminal": 294,
     "launcher/text": 379,
     "models": 1_800,
@@ -67,15 +67,15 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 16_166,
+    "tests/launcher": 16_323,
     "tests/models": 734,
     "tests/support": 8_354,
     "tests/testing": 111,
 }
-SUMS = {"source": 74_356, "tests": 52_692, "docs": 50_000}
+SUMS = {"source": 74_656, "tests": 52_849, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
-OPEN = {"Any": 332, "except Exception": 30, "functions above complexity 15": 0}
+OPEN = {"Any": 336, "except Exception": 30, "functions above complexity 15": 0}
 
 
 @cache

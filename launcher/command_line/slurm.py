@@ -19,9 +19,10 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.platforms.platform import Platform
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import AUTO
-from flowrun.launcher.report.report import REPORT, Report
+from flowrun.launcher.report.report import Report
 from flowrun.launcher.run import run
 from flowrun.launcher.store.checkpoint import prepare
+from flowrun.launcher.store.run_files import REPORT
 from flowrun.launcher.supervise.hands.signals import Preempted
 from flowrun.launcher.supervise.hosts.meeting import ranks_of_a_host
 from flowrun.launcher.supervise.life.verdicts import TIME_LIMIT, WARNING

@@ -24,7 +24,7 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.materials import make_task, with_steps
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.store.checkpoint import RECIPE
+from flowrun.launcher.store.run_files import RECIPE
 
 
 @dataclass(frozen=True)

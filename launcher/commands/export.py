@@ -12,7 +12,7 @@ from flowrun.launcher.commands.export_adapters import adapters_among, write_adap
 from flowrun.launcher.commands.load_run import find_weights
 from flowrun.launcher.recipe.recipe_errors import CommandLineError, one_of
 from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.checkpoint import RECIPE
+from flowrun.launcher.store.run_files import RECIPE
 from flowrun.launcher.terminal.units import size
 
 FORMATS = ("safetensors", "hf")

@@ -35,7 +35,7 @@ from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe_errors import CommandLineError, one_of
 from flowrun.launcher.recipe.schema import BF16
 from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.checkpoint import RECIPE
+from flowrun.launcher.store.run_files import RECIPE
 from flowrun.launcher.store.run_tokenizer import use_own_tokenizer
 from flowrun.launcher.text.codec import is_bytes, make_byte_tokenizer, read_tokenizer
 from flowrun.models.llama import Llama

@@ -18,7 +18,8 @@ from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.checkpoint import ABOUT, AVERAGES, RECIPE, Checkpoint, find_all
+from flowrun.launcher.store.checkpoint import ABOUT, AVERAGES, Checkpoint, find_all
+from flowrun.launcher.store.run_files import RECIPE
 from flowrun.launcher.store.run_tokenizer import text_of, use_own_tokenizer
 from flowrun.launcher.store.tensor_file import Contents
 from flowrun.models.lora import AdaptedWeights

@@ -18,7 +18,8 @@ from flowrun.launcher.recipe.key_schema import flatten_keys, schema
 from flowrun.launcher.recipe.locate import show_path
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import CommandLineError, PlacedError
-from flowrun.launcher.store.checkpoint import FOLDER, RECIPE, Checkpoint, find_all, find_best
+from flowrun.launcher.store.checkpoint import FOLDER, Checkpoint, find_all, find_best
+from flowrun.launcher.store.run_files import RECIPE
 
 # Keys that make it the same training, each with all inside of it.  The rest may change.
 FIXED = (

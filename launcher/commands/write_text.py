@@ -15,7 +15,7 @@ from flowrun.launcher.model.hugging_face.load_folder import load_text_model
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.checkpoint import RECIPE
+from flowrun.launcher.store.run_files import RECIPE
 from flowrun.launcher.store.run_tokenizer import text_of
 from flowrun.launcher.text.codec import (
     BYTES,

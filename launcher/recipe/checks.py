@@ -29,6 +29,7 @@ from flowrun.launcher.recipe.schema import (
     WEIGHTS,
     Nodes,
     RecipeSchema,
+    monitor_address,
     nodes_of,
     time_limit_s,
 )
@@ -63,6 +64,14 @@ def _has_bad_time(r: RecipeSchema) -> bool:
     except ValueError:
         return True
     return limit is not None and limit <= 0
+
+
+def _has_bad_monitor(r: RecipeSchema) -> bool:
+    try:
+        monitor_address(r.launch)
+    except ValueError:
+        return True
+    return False
 
 
 def _holds_out(r: RecipeSchema) -> bool:
@@ -379,6 +388,12 @@ CONTRADICTIONS = (
         _has_bad_time,
         "{launch.time_limit!r} is not a time.",
         'Write minutes, such as 90, or "01:30:00".',
+    ),
+    Contradiction(
+        "launch.monitor",
+        _has_bad_monitor,
+        "{launch.monitor!r} is not an address.",
+        "Write a port, such as 9400, 0.0.0.0:9400 or unix:run.sock.",
     ),
 )
 

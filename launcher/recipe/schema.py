@@ -369,6 +369,8 @@ class Launch:
     time_limit: minutes, or "HH:MM:SS", after which the run finishes its step, saves and ends with
         status 75; null: none.
     grace_s: seconds that a run which was asked to end may take to finish its step and save.
+    monitor: where a process of its own answers /metrics (for Prometheus) and /healthz: a port
+        of this host alone, "0.0.0.0:9400" for other hosts, too, or "unix:PATH"; null: nowhere.
     slurm: the batch job.
     """
 
@@ -387,6 +389,7 @@ class Launch:
     hang_s: float | None = None
     time_limit: int | float | str | None = None
     grace_s: float = 120.0
+    monitor: int | str | None = None
     slurm: Slurm = field(default_factory=Slurm)
 
     @property
@@ -429,6 +432,21 @@ def time_limit_s(launch: Launch) -> float | None:
     if not (hours >= 0 and 0 <= minutes < 60 and 0 <= seconds < 60):
         raise ValueError(limit)
     return 3600.0 * hours + 60 * minutes + seconds
+
+
+def monitor_address(launch: Launch) -> tuple[str, int] | str | None:
+    """Return `launch.monitor` as host and port, or as the path of a socket; None: there is none.
+
+    Raises ValueError for another text.
+    """
+    text = "" if launch.monitor is None else str(launch.monitor)
+    scheme, colon, path = text.partition("unix:")
+    if not text or (colon and not scheme and path):
+        return path or None
+    host, _, port = text.rpartition(":")
+    if not 0 <= int(port) < 1 << 16:
+        raise ValueError(text)
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,6 @@ from flowrun.launcher.recipe.schema import ROLLBACK
 from flowrun.launcher.report.metric_lines import list_lines_before, open_metrics
 from flowrun.launcher.report.progress import Progress, list_steps
 from flowrun.launcher.report.report import (
-    REPORT,
     Report,
     SkippedSteps,
     StepLog,
@@ -38,7 +37,8 @@ from flowrun.launcher.report.report import (
     numbers,
     strict,
 )
-from flowrun.launcher.store.checkpoint import RECIPE, Checkpoint, complete, find_all, find_best
+from flowrun.launcher.store.checkpoint import Checkpoint, complete, find_all, find_best
+from flowrun.launcher.store.run_files import ENDED, LOGS, METRICS, RECIPE, REPORT, RESTARTS
 from flowrun.launcher.store.run_tokenizer import keep_tokenizer
 from flowrun.launcher.terminal.console import STDERR, STDOUT, say
 
@@ -46,9 +46,6 @@ _NO_TARGET = (
     "step {step} has no target: its loss is not a number (null in metrics.jsonl) and its gradients"
     " are 0, as in plain torch"
 )
-
-METRICS, RESTARTS, ENDED = "metrics.jsonl", "restarts.jsonl", "ended.json"
-LOGS = "logs"  # the folder with what each rank prints
 
 
 class Record:
@@ -170,7 +167,7 @@ class Record:
             "step_s": seconds,
             "tokens_per_s": speed,
         }
-        self._line(line)
+        self._line({**line, **gauges})
         if self.progress:
             self.progress.step(record, rate)
         values = {name: line[name] for name in line if name.split("/")[0] in TAGS} | dict(gauges)

@@ -23,8 +23,8 @@ from flowrun.engine.trace.step_time import StepTime, measure_steps
 from flowrun.engine.trace.stragglers import find_straggler
 from flowrun.engine.trace.trace import TraceEvent
 from flowrun.launcher.job.job import Job
+from flowrun.launcher.store.run_files import REPORT
 
-REPORT = "report.json"
 _STEPS_KEPT = 10_000  # the median of seconds is of these
 _SKIPPED_KEPT = 1000
 FAR = 4 / 3  # what is foreseen and what is measured, of a step: the profile does not fit

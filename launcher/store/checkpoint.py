@@ -27,9 +27,10 @@ import yaml  # type: ignore[import-untyped]
 
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.ir.files import PARTIAL, drop_partial, replace_text, sync
+from flowrun.launcher.store.run_files import RECIPE
 from flowrun.models.lora import AdaptedWeights
 
-FOLDER, ABOUT, RECIPE = "checkpoints", "checkpoint.json", "recipe.yaml"
+FOLDER, ABOUT = "checkpoints", "checkpoint.json"
 WEIGHTS, AVERAGES = "weights.safetensors", "ema.safetensors"  # of a run's end (weight_files.py)
 _SUM = "crc32"  # of checkpoint.json itself
 _STEP = re.compile(r"step_(\d{8,})")  # a user may keep copies: step_00000200_copy

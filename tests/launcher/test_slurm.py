@@ -14,7 +14,8 @@ from flowrun.launcher.commands import resume
 from flowrun.launcher.commands.resume import find_continuation
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
-from flowrun.launcher.store.checkpoint import FOLDER, RECIPE, Checkpoint
+from flowrun.launcher.store.checkpoint import FOLDER, Checkpoint
+from flowrun.launcher.store.run_files import RECIPE
 from support.runs.command import Command, losses, run_folder
 
 # Stands where Slurm would: keeps the batch file and answers as sbatch does.

@@ -24,9 +24,7 @@ from flowrun.launcher.commands.run_folders.run_summary import (
 from flowrun.launcher.recipe.key_schema import flatten_keys
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.report.metric_lines import MetricLine, parse_metric_line, read_losses
-from flowrun.launcher.report.record import LOGS, METRICS
-from flowrun.launcher.report.report import REPORT
-from flowrun.launcher.store.checkpoint import RECIPE
+from flowrun.launcher.store.run_files import LOGS, METRICS, RECIPE, REPORT
 from flowrun.launcher.terminal.console import plain_table
 from flowrun.launcher.terminal.units import duration, seconds
 

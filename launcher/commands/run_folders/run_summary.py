@@ -17,9 +17,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.files import DAMAGED
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.report.metric_lines import parse_metric_line
-from flowrun.launcher.report.record import ENDED, METRICS
-from flowrun.launcher.report.report import REPORT
-from flowrun.launcher.store.checkpoint import RECIPE
+from flowrun.launcher.store.run_files import ENDED, METRICS, RECIPE, REPORT
 from flowrun.launcher.supervise.hands.lease import FILE as LEASE
 
 RUNNING, COMPLETE, DIED = "running", "complete", "died"
@@ -109,6 +107,24 @@ def summarize(folder: Path) -> RunSummary:
         time=written,
         age_s=max(0.0, time.time() - written),
     )
+
+
+def read_newest(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return what metrics.jsonl says of the last step, by tag, and of the last evaluation.
+
+    A tag that the last step lacks, such as the memory, which is read once a second, is of the last
+    that has it.
+    """
+    step: dict[str, Any] = {}
+    validation: dict[str, Any] = {}
+    for text in _tail(folder / METRICS):
+        with suppress(*DAMAGED):
+            line = json.loads(text)
+            if "validation" in line:
+                validation = dict(line["validation"])
+            else:
+                step |= line
+    return step, validation
 
 
 def read_keys(folder: Path) -> Mapping[str, Any]:

@@ -9,4 +9,5 @@ newest_state.py      where ranks begin
 folder.py            the run's folder, as rounds begin and end
 watch.py             detects hangs; the text is in engine/actors/standstill.py
 lease.py             one run a folder
+monitor.py           launch.monitor: a process that answers questions about the run
 """

@@ -28,7 +28,7 @@ from flowrun.launcher.ranks.snapshot_memory import map_snapshots
 from flowrun.launcher.ranks.step_gate import StepGate
 from flowrun.launcher.ranks.wire import EventReader, Notice
 from flowrun.launcher.ranks.worker import Worker
-from flowrun.launcher.report.record import LOGS
+from flowrun.launcher.store.run_files import LOGS
 from flowrun.launcher.supervise.hands.newest_state import place_of
 from flowrun.launcher.supervise.hands.ranks_hand import RanksHand, Wires
 from flowrun.launcher.supervise.hands.watch import Watch, find_limit, find_silence

@@ -17,10 +17,10 @@ from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed, fin
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.report.metric_lines import list_lines_before
-from flowrun.launcher.report.record import METRICS
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import FOLDER, find_all, prepare
+from flowrun.launcher.store.run_files import METRICS
 from support.runs.workplace import working_in
 
 

@@ -8,7 +8,8 @@ import pytest
 from flowrun.engine.errors import RunError
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.report.record import METRICS, Record
+from flowrun.launcher.report.record import Record
+from flowrun.launcher.store.run_files import METRICS
 
 
 @cache

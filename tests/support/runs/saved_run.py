@@ -10,7 +10,7 @@ from flowrun.launcher.model.adapters import describe_adapters
 from flowrun.launcher.model.build import instantiate_model
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.checkpoint import RECIPE
+from flowrun.launcher.store.run_files import RECIPE
 from flowrun.launcher.store.run_tokenizer import keep_tokenizer
 
 TINY = (
