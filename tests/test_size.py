@@ -60,7 +60,7 @@ BUDGETS = {
     "launcher/text": 379,
     "models": 1_800,
     "testing": 115,
-    "tests": 1_088,
+    "tests": 1_166,
     "tests/behaviour": 9_212,
     "tests/chaos": 927,
     "tests/engine": 14_456,
@@ -72,7 +72,7 @@ BUDGETS = {
     "tests/support": 8_354,
     "tests/testing": 111,
 }
-SUMS = {"source": 74_656, "tests": 52_849, "docs": 50_000}
+SUMS = {"source": 74_656, "tests": 52_927, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 336, "except Exception": 30, "functions above complexity 15": 0}
