@@ -58,6 +58,7 @@ NO_RECIPE = {
         "init",
         "schema",
         "check",
+        "top",
     )
 }
 REFUSED = "exit status 2"  # said behind a command that is to fail

@@ -43,8 +43,8 @@ BUDGETS = {
     "engine/verify": 794,
     "launcher": 369,
     "launcher/bench": 2_200,
-    "launcher/command_line": 1_351,
-    "launcher/commands": 3_748,
+    "launcher/command_line": 1_373,
+    "launcher/commands": 3_926,
     "launcher/data": 3_449,
     "launcher/job": 2_226,
     "launcher/listeners": 675,
@@ -60,19 +60,19 @@ BUDGETS = {
     "launcher/text": 379,
     "models": 1_800,
     "testing": 115,
-    "tests": 1_166,
+    "tests": 1_167,
     "tests/behaviour": 9_212,
     "tests/chaos": 927,
     "tests/engine": 14_456,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 16_323,
+    "tests/launcher": 16_427,
     "tests/models": 734,
     "tests/support": 8_354,
     "tests/testing": 111,
 }
-SUMS = {"source": 74_656, "tests": 52_927, "docs": 50_000}
+SUMS = {"source": 74_856, "tests": 53_032, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 336, "except Exception": 30, "functions above complexity 15": 0}

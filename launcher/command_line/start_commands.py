@@ -74,6 +74,28 @@ def status(
 
 
 @app.command()
+def top(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="[RUN_DIR]", help="Without it the newest run.")
+    ] = None,
+) -> None:
+    """Show a run live: its figures and their curves, until it ends or Ctrl-C.
+
+    It reads the run's folder alone, on any machine that sees it.  Off a terminal it
+    prints once.
+
+      flowrun top
+      flowrun top outputs/2026-01-31/13-00-00_gpt_tiny
+    """
+    with show_errors([], None):
+        from rich.console import Console
+
+        from flowrun.launcher.commands.run_folders.top import choose_run, show_top
+
+        show_top(choose_run(run), Console())
+
+
+@app.command()
 def init(
     model: Annotated[str, typer.Argument(metavar="my_models.Net | FOLDER", show_default=False)],
     words: Annotated[
