@@ -46,7 +46,7 @@ _FIRST_STEPS = """flowrun trains any PyTorch model in any mix of parallelism, fr
 """
 _OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 _COMPLETES = "_FLOWRUN_COMPLETE"  # typer's name for it
-_READ_RECIPES = ("run", "plan", "verify", "resume")
+_READ_RECIPES = ("run", "plan", "verify", "resume", "report")
 _STARTS_RANKS = ("run", "resume", "calibrate")  # from this process, whose heap they inherit
 _TRAINS = ("run", "resume")
 

@@ -45,6 +45,8 @@ OPTIONS = {
     "--config-dir",
     "--hosts",
     "--volume",
+    "--html",
+    "--format",
 }  # with values
 NO_RECIPE = {
     *(

@@ -48,6 +48,7 @@ LAUNCHER = (
     ("supervise/hands",),
     ("supervise", "place"),
     ("commands",),
+    ("page",),
     ("run",),
     ("bench",),
     ("command_line",),

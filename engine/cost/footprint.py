@@ -31,6 +31,8 @@ from flowrun.engine.ops.flow.update import ACCUMULATE
 from flowrun.engine.ops.registry import info
 from flowrun.engine.ops.traits import has, is_view
 
+REGISTER_KINDS = ("gradient", "stash", "other")  # a storage of several is of the first
+
 
 @dataclass(frozen=True, slots=True)
 class ActBytes:
@@ -236,6 +238,14 @@ class Footprint:
         return self.tensor_bytes(op.inputs[1]) if scales else 0
 
 
+def kind_of(plan: Plan, register: Register) -> str:
+    """Return which of REGISTER_KINDS a register is."""
+    maker = register.producer
+    if register.per_step and maker is not None and not plan.actors[maker].per_step:
+        return "gradient"
+    return "stash" if register.stash else "other"
+
+
 def memory_of(plan: Plan, stage: int) -> Mapping[str, int]:
     """Return the bytes of a stage that registers may hold, by kind: parameter, buffer, state,
     gradient, stash, other.
@@ -243,11 +253,10 @@ def memory_of(plan: Plan, stage: int) -> Mapping[str, int]:
     footprint = Footprint(plan, stage)
     held = {"parameter": 0, "buffer": 0, "state": 0, **footprint.kind_bytes}
     counted: set[str] = set()
-    for kind in ("gradient", "stash", "other"):
+    for kind in REGISTER_KINDS:
         held[kind] = 0
         for r in (r for r in plan.registers if r.stage == stage and not r.initial):
-            sums = r.per_step and r.producer is not None and not plan.actors[r.producer].per_step
-            if kind == ("gradient" if sums else "stash" if r.stash else "other"):
+            if kind == kind_of(plan, r):
                 new = footprint.slot(r) - counted
                 counted |= new
                 held[kind] += r.slots * sum(map(footprint.storage_bytes, new))

@@ -4,7 +4,7 @@ app.py                the program that they register with, shared arguments, how
 train_commands.py     run, plan, verify, resume
 model_commands.py     export, sample, eval, tokenizer
 measure_commands.py   bench, calibrate
-start_commands.py     runs, init, schema, manifest, recipes
+start_commands.py     runs, status, top, report, init, schema, manifest, recipes
 hydra_jobs.py         composes one job or those of a sweep; slurm.py: queues a job; seats.py:
                       who of a host's processes launches
 

@@ -1,7 +1,8 @@
-"""Commands around recipes and runs: runs, init, schema, recipes."""
+"""Commands around recipes and runs: runs, status, top, report, init, schema, manifest, recipes."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,14 @@ from flowrun.launcher.command_line.app import (
     print_found,
     show_errors,
 )
+from flowrun.launcher.terminal import doing
+
+
+class PageFormat(StrEnum):
+    """A page is written in one of these."""
+
+    html = "html"
+    json = "json"
 
 
 @app.command()
@@ -93,6 +102,37 @@ def top(
         from flowrun.launcher.commands.run_folders.top import choose_run, show_top
 
         show_top(choose_run(run), Console())
+
+
+@app.command()
+def report(
+    overrides: Overrides = None,
+    to: Annotated[Path | None, typer.Option("--to", help="Else report.html.")] = None,
+    form: Annotated[
+        PageFormat, typer.Option("--format", help="JSON is printed without --to.")
+    ] = PageFormat.html,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Write a page of a plan: one HTML file, which needs no network.
+
+    Layout, timeline, memory, communication, and what bounds the step.  JSON is the
+    same data.
+
+      flowrun report recipe=gpt_hybrid --to plan.html
+      flowrun report recipe=gpt_hybrid placement.stages=4 --format json --to plan.json
+    """
+    given = overrides or []
+    with show_errors(given, config_dir):
+        from flowrun.launcher.page.make_page import make_page, write_page
+
+        page = make_page(given, config_dir)
+        as_json = form is PageFormat.json
+        if as_json and to is None:
+            print_found(page, Format.json)
+            return
+        said = write_page(page, to or Path("report.html"), as_json=as_json)
+        doing.clear()
+        typer.echo(said)
 
 
 @app.command()

@@ -115,6 +115,9 @@ def plan(
         str | None,
         typer.Option("--level", metavar="NAME", help="Print this level of the compiler instead."),
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page of it, too.")
+    ] = None,
 ) -> None:
     """Show the plan of a recipe, without starting anything.
 
@@ -132,6 +135,10 @@ def plan(
     laid_out, signed, boxed, regions, actors, registers, buffers or order.
 
       flowrun plan recipe=mlp_hybrid --level boxed
+
+    --html writes the page of `flowrun report`.
+
+      flowrun plan recipe=gpt_hybrid --html plan.html
     """
     given = overrides or []
     with show_errors(given, config_dir):
@@ -149,7 +156,12 @@ def plan(
         else:
             from flowrun.launcher.run import plan as plan_recipe
 
-            text = str(plan_recipe(recipe, given, save_recipe))
+            planned = plan_recipe(recipe, given, save_recipe)
+            text = str(planned)
+            if html:
+                from flowrun.launcher.page.make_page import plan_page, write_page
+
+                text += f"\n{write_page(plan_page(planned.job), html)}"
         doing.clear()
         typer.echo(text)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
 from flowrun.engine.compile import Rehearsed
+from flowrun.launcher.job.job import Job
 from flowrun.launcher.listeners.make import make_listeners
 from flowrun.launcher.place.settle import job_to_plan
 from flowrun.launcher.recipe.recipe import Recipe
@@ -26,11 +27,13 @@ class Planned:
         recipe: the recipe as it will run, with the placement that a search chose.
         training: the plan, and the rehearsal of a step (seconds, bytes).
         text: what `flowrun plan` prints.
+        job: what was planned.
     """
 
     recipe: Recipe
     training: Rehearsed
     text: str
+    job: Job = field(repr=False)
 
     def __str__(self) -> str:
         return self.text
@@ -58,7 +61,8 @@ def plan(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None = None
         console.print(plan_report(job, width))
         if placed and save:
             console.print(f"the recipe is saved: flowrun recipe={save}", soft_wrap=True)
-    return Planned(recipe=job.recipe, training=job.training, text=text.get().rstrip())
+    found = text.get().rstrip()
+    return Planned(recipe=job.recipe, training=job.training, text=found, job=job)
 
 
 def plan_level(recipe: Recipe, level: str) -> str:

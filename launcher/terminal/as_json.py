@@ -20,7 +20,7 @@ def to_json(found: object) -> str:
     """Return a frozen type as one line of JSON: a path is a string, a number that is not finite
     null.
     """
-    return json.dumps({"version": VERSION, **_plain(found)})
+    return json.dumps({"version": VERSION, **_plain(found)}, separators=(",", ":"))
 
 
 def _plain(value: Any) -> Any:
@@ -62,4 +62,6 @@ def _of_type(kind: Any) -> dict[str, Any]:
         return {"type": ["number", "null"]}
     if kind in _PLAIN:
         return {"type": _PLAIN[kind]}
+    if origin is tuple and inner[-1] is not Ellipsis:
+        return {"type": "array", "prefixItems": [*map(_of_type, inner)], "minItems": len(inner)}
     return {"type": "array", "items": _of_type(inner[0])}

@@ -16,6 +16,7 @@ OUTPUTS: Mapping[str, tuple[str, str]] = {
     "check": (f"{_COMMANDS}.start.check_recipes", "CheckedRecipes"),
     "eval": (f"{_COMMANDS}.evaluate", "Evaluation"),
     "recipes": (f"{_COMMANDS}.start.list_recipes", "RecipeList"),
+    "report": ("flowrun.launcher.page.page_data", "Page"),
     "runs": (f"{_COMMANDS}.run_folders.run_summary", "RunList"),
     "status": (f"{_COMMANDS}.run_folders.run_summary", "RunSummary"),
     "verify": (f"{_COMMANDS}.verify", "LayoutComparison"),

@@ -17,6 +17,9 @@ from flowrun.launcher.commands.start.check_recipes import check_recipes
 from flowrun.launcher.commands.start.list_recipes import list_recipes
 from flowrun.launcher.commands.start.output_schemas import OUTPUTS, schema_of, type_of
 from flowrun.launcher.commands.verify import Difference, LayoutComparison
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.page.make_page import plan_page
+from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.terminal.as_json import to_json
 
 RUN = RunSummary(
@@ -38,6 +41,7 @@ SAMPLES: dict[str, Callable[[], object]] = {
     "check": lambda: check_recipes(["gpt_dp", "nowhere"]),
     "eval": lambda: Evaluation(3, 8, {"loss": 1.25}, ("a note",)),
     "recipes": list_recipes,
+    "report": lambda: plan_page(Job(load(["recipe=mlp_hybrid", "hardware=cpu"]), values=False)),
     "runs": lambda: RunList(runs=(RUN,)),
     "status": lambda: RUN,
     "verify": lambda: LayoutComparison((Difference("data 2", 2, 1e-7, math.inf, 8, "same"),), "x"),

@@ -1,0 +1,8 @@
+"""A plan as one HTML file that is sent to a colleague, and the same data as JSON.
+
+make_page.py         read this first
+page_data.py         all that a page shows; page.schema.json says what each field means
+plan_view.py         what a page shows of a plan; layout_view.py its modules, step_view.py acts
+
+page.html, page.js and runs.js draw the data; vendor/ has uPlot, which draws curves.
+"""

@@ -1,0 +1,151 @@
+"""plan_view: a job and its rehearsed plan -> what a page shows of it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from flowrun.engine.actors.plan import BOX, COMMUNICATION, SEND, Actor, Plan
+from flowrun.engine.cost.footprint import memory_of
+from flowrun.engine.rehearsal.clock_state import Event
+from flowrun.engine.rehearsal.draw_step import DrawnStep, draw_step
+from flowrun.engine.trace.causes import find_causes, longest_chain
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.page.layout_view import layout_view
+from flowrun.launcher.page.page_data import Figure, PlanView, StageView, TrafficView
+from flowrun.launcher.page.step_view import axis_of, draw, what_of
+from flowrun.launcher.report.group_equal import alike, extent, one_of_each, spans
+from flowrun.launcher.report.notes import notes
+from flowrun.launcher.report.progress import units
+from flowrun.launcher.terminal.doing import doing
+from flowrun.launcher.terminal.units import seconds, size
+
+_PARTS = 240  # of a step, for memory
+
+
+def plan_view(job: Job) -> PlanView:
+    """Play the first step once more, and list what a page shows of the plan."""
+    doing("drawing a step")
+    training, plan = job.training, job.training.plan
+    drawn = draw_step(plan, _PARTS)
+    events = sorted(drawn.events, key=lambda event: (event.start, event.end))
+    exposed = _find_exposed(plan, events)
+    modules, edges = layout_view(plan)
+    causes = find_causes(plan, events)
+    chain = list(longest_chain(events, causes))
+    step_s = training.rehearsal.step_s
+    foreseen = (
+        ("a step", seconds(step_s)),
+        ("the first step", seconds(training.rehearsal.first_step_s)),
+        ("speed", f"{job.work.speed(step_s):,.0f} {job.work.unit}/s"),
+        ("ranks", f"{plan.num_ranks:,}"),
+        ("memory of a rank", extent(training.rehearsal.peak_bytes, size)),
+        ("ranks compute", extent((1 - x for x in training.rehearsal.bubble), "{:.0%}".format)),
+        ("sent in a step", size(training.rehearsal.sent_bytes)),
+        ("hardware", job.strategy.hardware.name),
+    )
+    return PlanView(
+        figures=tuple(Figure(*each) for each in foreseen),
+        stages=tuple(_stages(job, drawn, events, exposed)),
+        modules=modules,
+        edges=edges,
+        drawing=draw(plan, events, causes, [k for k, _ in reversed(chain)]),
+        traffic=tuple(_traffic(plan, events, exposed)),
+        bounds=_bounds(plan, events, chain),
+        notes=tuple(one_of_each((*plan.notes, *notes(job)), len(plan.placements))),
+        recipe=job.recipe.to_yaml(),
+    )
+
+
+def _find_exposed(plan: Plan, events: Sequence[Event]) -> list[float]:
+    """Return the seconds of each message in which its stage computes nothing."""
+    computed: dict[int, list[tuple[float, float, float]]] = {}  # start, end, sum until the end
+    for event in (e for e in events if plan.actors[e.actor].computes):
+        own = computed.setdefault(event.stage, [(0.0, 0.0, 0.0)])
+        own.append((event.start, event.end, own[-1][2] + event.end - event.start))
+
+    def until(stage: int, time: float) -> float:
+        own = computed.get(stage, [(0.0, 0.0, 0.0)])
+        _, end, total = own[bisect_right(own, (time, time, 0.0)) - 1]
+        return total - max(0.0, end - time)
+
+    return [
+        e.end - e.start - until(e.stage, e.end) + until(e.stage, e.start)
+        if plan.actors[e.actor].kind in COMMUNICATION
+        else 0.0
+        for e in events
+    ]
+
+
+def _stages(
+    job: Job, drawn: DrawnStep, events: Sequence[Event], exposed: Sequence[float]
+) -> Iterable[StageView]:
+    training, plan, step = job.training, job.training.plan, job.training.rehearsal
+    spent = [defaultdict[str, float](float) for _ in plan.placements]
+    bare, until = [0.0] * len(spent), [0.0] * len(spent)
+    for event, alone in zip(events, exposed, strict=True):
+        actor = plan.actors[event.actor]
+        if actor.computes:
+            spent[event.stage][actor.phase] += event.end - event.start
+        elif actor.kind in COMMUNICATION:  # several at once count once
+            fresh = max(0.0, event.end - max(event.start, until[event.stage]))
+            bare[event.stage] += min(alone, fresh)
+            until[event.stage] = max(until[event.stage], event.end)
+    end_s = max((event.end for event in events), default=0.0)
+
+    def kind(stage: int) -> tuple[object, ...]:
+        held = memory_of(plan, stage)
+        return plan.placements[stage].axes, held["parameter"], held["state"]
+
+    for stages in alike(range(len(plan.placements)), kind):
+        k = max(stages, key=lambda stage: step.peak_bytes[stage])
+        idle = end_s - sum(spent[k].values()) - bare[k]
+        yield StageView(
+            stages=spans(stages) + (f" (shown: {k})" if len(stages) > 1 else ""),
+            ranks=str(plan.placements[k]),
+            modules=units(training, k),
+            seconds=dict(spent[k]),
+            exposed_s=bare[k],
+            idle_s=max(0.0, idle),
+            peak_bytes=step.peak_bytes[k],
+            bound_bytes=step.bound_bytes[k],
+            memory={kind: each for kind, each in drawn.memory[k].items() if any(each)},
+        )
+
+
+def _traffic(
+    plan: Plan, events: Sequence[Event], exposed: Sequence[float]
+) -> Iterable[TrafficView]:
+    """Yield messages that are alike; one between stages counts where it is sent."""
+    alike: dict[tuple[str, str, str], list[int]] = {}
+    for k, event in enumerate(events):
+        actor = plan.actors[event.actor]
+        if actor.kind in (BOX, SEND):
+            alike.setdefault((axis_of(plan, actor), actor.phase, what_of(actor)), []).append(k)
+    for (axis, phase, what), of in alike.items():
+        yield TrafficView(
+            axis=axis,
+            phase=phase,
+            what=what,
+            times=len(of),
+            bytes=sum(plan.actors[events[k].actor].sent_bytes for k in of),
+            seconds=sum(events[k].end - events[k].start for k in of),
+            exposed_s=sum(exposed[k] for k in of),
+        )
+
+
+def _bounds(
+    plan: Plan, events: Sequence[Event], chain: Iterable[tuple[int, float]]
+) -> tuple[tuple[str, float], ...]:
+    """Sum the longest chain up by what its acts do, the longest first."""
+    parts = defaultdict[str, float](float)
+    for k, spent in chain:
+        actor = plan.actors[events[k].actor]
+        what = f"{what_of(actor)} over {axis_of(plan, actor)}" if what_of(actor) else _kind(actor)
+        parts[f"{what}, {actor.phase}"] += spent
+    return tuple(sorted(parts.items(), key=lambda part: -part[1]))
+
+
+def _kind(actor: Actor) -> str:
+    return "compute" if actor.computes else "samples" if actor.makes_batches else actor.kind

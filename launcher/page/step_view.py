@@ -1,0 +1,114 @@
+"""step_view: a step act by act, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from flowrun.engine.actors.plan import Actor, BoxWork, Plan, RegionWork, TransferWork
+from flowrun.engine.ir.module_path import unit_of
+from flowrun.engine.rehearsal.clock_state import Event
+from flowrun.engine.trace.causes import Cause
+from flowrun.launcher.page.page_data import ActorView, StepDrawing
+from flowrun.launcher.report.group_equal import some, spans
+from flowrun.launcher.report.progress import layout
+from flowrun.launcher.terminal.units import size
+
+MOST_ACTS = 60_000  # of a drawing: about 3 MB of JSON
+_TICKS = 1_000_000  # of a step
+_BETWEEN = "stages"
+
+
+class _Row(NamedTuple):
+    """An act: its entry in each column of StepDrawing."""
+
+    lane: int
+    actor: int
+    act: int
+    start: int
+    length: int
+    cause: int
+    why: int
+    register: int
+
+
+def draw(
+    plan: Plan, events: Sequence[Event], causes: Sequence[Cause | None], chain: Sequence[int]
+) -> StepDrawing:
+    """Draw a rehearsed step; of many stages some.
+
+    events: in the order of their beginnings.  causes: of each.  chain: the longest, by places.
+    """
+    stages = _choose_stages(plan, events)
+    shown = [k for k, event in enumerate(events) if event.stage in stages][:MOST_ACTS]
+    place = {k: at for at, k in enumerate(shown)}
+    actors = list(dict.fromkeys(events[k].actor for k in shown))
+    named = {actor: at for at, actor in enumerate(actors)}
+    reasons = list(dict.fromkeys(cause.why for k in shown if (cause := causes[k])))
+    tick_s = max(event.end for event in events) / _TICKS or 1.0
+
+    def row(k: int) -> _Row:
+        event, cause = events[k], causes[k]
+        lane, actor = stages.index(event.stage), named[event.actor]
+        start, length = event.start / tick_s, (event.end - event.start) / tick_s
+        waited = (-1, -1, -1)
+        if cause:
+            waited = (place.get(cause.of, -1), reasons.index(cause.why), cause.register)
+        return _Row(lane, actor, event.act, round(start), round(length), *waited)
+
+    columns = dict(zip(_Row._fields, zip(*map(row, shown), strict=True), strict=True))
+    views = tuple(_actor(plan, plan.actors[a]) for a in actors)
+    left = f" of {len(plan.placements)} stages" if len(stages) < len(plan.placements) else ""
+    return StepDrawing(
+        about=f"The first step, as foreseen, of stages {spans(stages)}{left}.",
+        tick_s=tick_s,
+        lanes=tuple((f"stage {stage}", True) for stage in stages),
+        actors=views,
+        reasons=tuple(reasons),
+        slots=_slots(plan, views),
+        chain=tuple(place[k] for k in chain if k in place),
+        **columns,
+    )
+
+
+def _choose_stages(plan: Plan, events: Sequence[Event]) -> list[int]:
+    """Return the stages of a drawing, as many as a page can hold."""
+    stages = some(len(plan.placements))
+    while sum(event.stage in stages for event in events) > MOST_ACTS and len(stages) > 1:
+        stages = stages[::2]
+    return stages
+
+
+def _slots(plan: Plan, actors: Sequence[ActorView]) -> dict[int, int]:
+    """Return the slots of the actors' registers; as a negative number, of a stash."""
+    known = {r for actor in actors for r in (*actor.reads, *actor.fills)}
+    return {r: plan.registers[r].slots * (-1 if plan.registers[r].stash else 1) for r in known}
+
+
+def _actor(plan: Plan, actor: Actor) -> ActorView:
+    about = what_of(actor)
+    if isinstance(actor.work, RegionWork):
+        blocks = dict.fromkeys(unit_of(op.module) for op in actor.work.ops if op.module)
+        about = f"{len(actor.work.ops)} ops of {', '.join(list(blocks)[:3])}"
+        about += " …" * (len(blocks) > 3)
+    if actor.sent_bytes:
+        about = f"{about} over {axis_of(plan, actor)}, {size(actor.sent_bytes)}"
+    return ActorView(actor.name, actor.kind, actor.phase, about, actor.inputs, actor.outputs)
+
+
+def axis_of(plan: Plan, actor: Actor) -> str:
+    return plan.axes[actor.work.step.axis] if isinstance(actor.work, BoxWork) else _BETWEEN
+
+
+def what_of(actor: Actor) -> str:
+    """Return the collective of an actor and the changes of layout."""
+    match actor.work:
+        case BoxWork(steps, _, _) as work:
+            kind = work.step.kind.replace("_", "-")
+            changes = (f"{step.source} -> {step.target}" for step in steps)
+        case TransferWork(moves=moves):
+            kind = "send"
+            changes = (f"{layout(m.source.nd_sbp)} -> {layout(m.target.nd_sbp)}" for m in moves)
+        case _:
+            return ""
+    return f"{kind} {', '.join(dict.fromkeys(changes))}"
