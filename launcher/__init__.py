@@ -5,6 +5,7 @@ folders above it in this list (tests/test_tree.py):
 
 terminal/         the console, units of quantities, the line that says what is being done
 platforms/        who started this process: Slurm, torchrun, MPI …
+urls/             what lies at a URL, by fsspec
 recipe/           YAML and command line -> a Recipe, checked
 data/             data sets, text as ids; which samples a step reads, and who makes them
 model/ store/     model, data and loss as objects; checkpoints and weights on disk

@@ -28,8 +28,10 @@ from flowrun.launcher.report.notes import notes
 from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Report, read_complete
+from flowrun.launcher.store import fetched_run
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import Checkpoint, find_all, lock_run_folder, prepare
+from flowrun.launcher.store.kept_run import KeptRun
 from flowrun.launcher.supervise.driver import Driver, error_of, supervise
 from flowrun.launcher.supervise.hands.desk import Desk
 from flowrun.launcher.supervise.hands.lease import Lease, Owner
@@ -57,7 +59,13 @@ def run(
     signals = Signals(time_limit_s(recipe.launch))
     with signals.handling(), monitoring(recipe.launch, folder, progress):
         if (recipe.train.resume == AUTO or nodes_of(recipe.launch).may_change) and start is None:
+            if recipe.train.store:
+                fetched_run.continue_at(recipe.train.store, folder)
             if report := read_complete(folder, recipe.train.steps):
+                if recipe.train.store and recipe.launch.num_hosts == 1:
+                    kept = KeptRun.open(recipe.train.store, folder, resumed=True)
+                    kept.claim()
+                    kept.put_all()
                 return _say_complete(report, folder, progress)
             recipe, start = _find_start(recipe, folder)
         return _run(recipe, folder, progress, start, signals)
@@ -71,6 +79,9 @@ def _run(
     signals: Signals,
 ) -> Report:
     check_runs(recipe)
+    resumed, kept = start is not None or recipe.train.resume == AUTO, None
+    if recipe.train.store:
+        kept = KeptRun.open(recipe.train.store, folder, resumed)
     listeners = make_listeners(recipe)
 
     with probing(recipe) as probed:  # this machine, in other processes
@@ -92,13 +103,13 @@ def _run(
     with lock_run_folder(folder, recipe.launch.num_hosts):
         if not several:
             lease.take(Owner.of_this("", ""))
-        resumed = put_at(job, start, restores=not joins) if start else ()
-        record = Record(folder, job, progress)
+        changes = put_at(job, start, restores=not joins) if start else ()
+        record = Record(folder, job, progress, kept)
         if not joins:
-            prepare(folder, resumed=start is not None or recipe.train.resume == AUTO)
+            prepare(folder, resumed)
         if not several:  # of several hosts the first does, which is not known yet
             record.begin()
-        record.write_plan(training, (*notes(job), *resumed))
+        record.write_plan(training, (*notes(job), *changes))
         desk, replan = Desk(), Replan(record)
         driver = Driver(record, compile_job(job, record.say), listeners, replan, desk, lease)
         return _report(driver, record, supervise(driver, signals, desk))
@@ -115,6 +126,8 @@ def _report(driver: Driver, record: Record, end: End) -> Report:
         error = driver.ranks.exception or error_of(end)
         record.write_end(end.status, str(error) if end.fault else end.by)
         record.advise_resume()
+        if record.kept:
+            record.kept.end(record.note, error)
         raise error
     driver.ledger.join_weights(record, driver.state.terms.num_ranks)
     log, job = driver.ledger.log(record), record.job
@@ -125,6 +138,8 @@ def _report(driver: Driver, record: Record, end: End) -> Report:
         from flowrun.launcher.commands.write_text import show_text  # imports what few runs need
 
         show_text(record)
+    if record.kept:
+        record.kept.end(record.say)
     return report
 
 

@@ -36,6 +36,7 @@ ENGINE = (
 )
 LAUNCHER = (
     ("terminal", "platforms"),
+    ("urls",),
     ("data",),
     ("data/corpus", "recipe"),
     ("model/hugging_face",),

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from flowrun.engine.ir.files import replacing
@@ -53,3 +55,23 @@ def write_own(file: Path, content: bytes) -> None:
     """All of it or nothing."""
     with replacing(file, 0o600) as opened:
         opened.write(hashlib.sha256(content).digest() + content)
+
+
+def drop_unused(folder: Path, pattern: str, most_bytes: int) -> None:
+    """Remove the longest unused of the folders in a folder until the rest has `most_bytes`, or is
+    one.
+    """
+    total = 0
+    for k, each in enumerate(sorted(folder.glob(pattern), key=_last_use, reverse=True)):
+        with suppress(OSError):  # another process is at it
+            total += sum(file.stat().st_size for file in each.rglob("*"))
+        if k and total > most_bytes:
+            shutil.rmtree(each, ignore_errors=True)
+
+
+def _last_use(folder: Path) -> float:
+    """Return when a folder was used last; 0 if another process has removed it."""
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0

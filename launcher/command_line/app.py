@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,7 +33,7 @@ class Format(StrEnum):
 
 
 RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run.", show_default=False)
+    str, typer.Argument(metavar="RUN_DIR", help="Folder of a run, or its URL.", show_default=False)
 ]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="recipe=NAME [key=value]…", show_default=False)
@@ -88,6 +89,33 @@ def load_recipe(overrides: list[str], config_dir: str | None) -> Recipe:
         from flowrun.launcher.recipe.compose import load
 
     return load(overrides, config_dir)
+
+
+@contextmanager
+def open_run(
+    source: str,
+    changes: Sequence[str] = (),
+    config_dir: str | None = None,
+    step: int | None = None,
+    best: bool = False,
+    continues: bool = False,
+) -> Iterator[Path]:
+    """Yield the folder of a run, or of a copy of one that is kept at a URL; within, as show_errors.
+
+    step, best: the checkpoint that is read.  continues: in a new folder of outputs, not the cache.
+    """
+    with show_errors([], None):
+        from flowrun.launcher.urls.object_store import is_url
+
+        folder = Path(source)
+        if is_url(source):
+            from flowrun.launcher.store.fetched_run import fetch_run
+
+            name = f"{datetime.now():%Y-%m-%d/%H-%M-%S}_{source.rstrip('/').rpartition('/')[2]}"
+            to = Path("outputs", name) if continues else None
+            folder = fetch_run(source, step, best, to)
+    with show_errors([f"recipe={folder / 'recipe.yaml'}", *changes], config_dir):
+        yield folder
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from flowrun.launcher.command_line.app import (
     OfStep,
     RunFolder,
     app,
+    open_run,
     print_found,
     show_errors,
 )
@@ -74,7 +75,7 @@ def export(
 
       flowrun export RUN_DIR --format hf --to my_model/ --dtype bf16
     """
-    with show_errors([f"recipe={run_folder / 'recipe.yaml'}"], None):
+    with open_run(run_folder, step=step, best=best) as folder:
         from flowrun.launcher.commands.export import check_format, describe_file
         from flowrun.launcher.commands.export import export as export_weights
 
@@ -84,20 +85,20 @@ def export(
 
             target = Path(to) if to else None
             written = export_folder(
-                run_folder, target, step=step, best=best, dtype=dtype, tokenizer=tokenizer
+                folder, target, step=step, best=best, dtype=dtype, tokenizer=tokenizer
             )
             typer.echo("\n".join(written.lines()))
         else:
-            typer.echo(describe_file(export_weights(run_folder, step, to, best, adapters)))
+            typer.echo(describe_file(export_weights(folder, step, to, best, adapters)))
 
 
 @app.command()
 def sample(
     source: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="FOLDER",
-            help="Folder of a run, of a checkpoint, or of Hugging Face's.",
+            help="Folder of a run, of a checkpoint, or of Hugging Face's; or a run's URL.",
             show_default=False,
         ),
     ],
@@ -141,12 +142,12 @@ def sample(
       flowrun sample path/to/llama --chat
     """
     doing.doing("reading the model")
-    with show_errors([f"recipe={source / 'recipe.yaml'}"], None):
+    with open_run(source, step=step, best=best) as folder:
         from flowrun.launcher.commands.write_text import open_writer
         from flowrun.launcher.text.generate import Drawing
 
         drawing = Drawing(tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
-        writer = open_writer(source, step, best, tokenizer, _print_note)
+        writer = open_writer(folder, step, best, tokenizer, _print_note)
         doing.clear()
         if chat:
             for answer in writer.answer([prompt] if prompt else _read_questions(), drawing):
@@ -203,10 +204,10 @@ def evaluate(
     """
     given = overrides or []
     doing.doing("reading the model")
-    with show_errors([f"recipe={run_folder / 'recipe.yaml'}", *given], config_dir):
+    with open_run(run_folder, given, config_dir, step, best) as folder:
         from flowrun.launcher.commands.evaluate import evaluate as evaluate_run
 
-        found = evaluate_run(run_folder, given, step=step, best=best, config_dir=config_dir)
+        found = evaluate_run(folder, given, step=step, best=best, config_dir=config_dir)
         print_found(found, form)
         for note in found.notes:
             typer.echo(f"note: {note}", err=True)

@@ -19,6 +19,7 @@ from flowrun.launcher.command_line.app import (
     show_errors,
 )
 from flowrun.launcher.terminal import doing
+from flowrun.launcher.urls.object_store import is_url
 
 
 class PageFormat(StrEnum):
@@ -31,7 +32,7 @@ class PageFormat(StrEnum):
 @app.command()
 def runs(
     folders: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FOLDER | RUN_DIR | A B]", show_default=False)
+        list[str] | None, typer.Argument(metavar="[FOLDER | RUN_DIR | A B]", show_default=False)
     ] = None,
     follow: Annotated[
         Path | None,
@@ -55,10 +56,20 @@ def runs(
         from flowrun.launcher.commands.run_folders.run_summary import summarize_all
         from flowrun.launcher.terminal.console import wide_console
 
+        here = [_local(folder) for folder in folders or []]
         if form is Format.json:
-            print_found(summarize_all(folders or default_folders()), form)
+            print_found(summarize_all(here or default_folders()), form)
             return
-        show_runs(folders or [], follow, wide_console())
+        show_runs(here, follow, wide_console())
+
+
+def _local(source: str) -> Path:
+    """Return a folder, or where what is said of the runs at a URL was fetched to."""
+    if not is_url(source):
+        return Path(source)
+    from flowrun.launcher.store.fetched_run import fetch_figures
+
+    return fetch_figures(source)
 
 
 @app.command()

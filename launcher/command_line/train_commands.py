@@ -23,10 +23,12 @@ from flowrun.launcher.command_line.app import (
     RunFolder,
     app,
     load_recipe,
+    open_run,
     print_found,
     show_errors,
 )
 from flowrun.launcher.terminal import doing
+from flowrun.launcher.urls.object_store import is_url
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from flowrun.launcher.commands.verify import Difference
@@ -213,20 +215,20 @@ def resume(
       flowrun resume RUN_DIR train.steps=400 placement.axes.tensor=1 zero.stage=0
       flowrun resume RUN_DIR --best
     """
-    file = run_folder / "recipe.yaml"
-    given = [f"recipe={file}", *(overrides or [])]
-    with show_errors(given, config_dir):
+    given = overrides or []
+    with open_run(run_folder, given, config_dir, step, best, continues=True) as folder:
         from flowrun.launcher.command_line.seats import take_seat
 
-        take_seat(given, config_dir)
+        take_seat([f"recipe={folder / 'recipe.yaml'}", *given], config_dir)
         from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed
 
-        start = checkpoint_of(run_folder, step, best)
-        recipe = compose_resumed(start, overrides or [], config_dir)
+        start = checkpoint_of(folder, step, best)
+        store = [f"train.store={run_folder}"] if is_url(run_folder) else []
+        recipe = compose_resumed(start, [*store, *given], config_dir)
         from flowrun.launcher.report.progress import Progress
         from flowrun.launcher.run import run as run_recipe
 
-        run_recipe(recipe, run_folder, Progress(), start)
+        run_recipe(recipe, folder, Progress(), start)
 
 
 def _print_rows(rows: Sequence[Difference]) -> None:

@@ -24,6 +24,7 @@ from flowrun.launcher.recipe.schema import (
     OBJECTIVES,
     OF_BATCHES,
     ROLLBACK,
+    STORE,
     TARGET,
     VALIDATION,
     WEIGHTS,
@@ -34,6 +35,7 @@ from flowrun.launcher.recipe.schema import (
     time_limit_s,
 )
 from flowrun.launcher.recipe.value_ranges import MOST_RANKS, check_values
+from flowrun.launcher.urls.object_store import is_url
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,12 @@ CONTRADICTIONS = (
         lambda r: r.train.keep_best and not _holds_out(r),
         "checkpoints are compared by evaluations, and no samples are held out.",
         "Set eval.batches and eval.fraction over 0, or leave train.keep_best out.",
+    ),
+    Contradiction(
+        STORE,
+        lambda r: r.train.store and not is_url(r.train.store),
+        "{train.store} is not a URL.",
+        "Write s3://BUCKET/FOLDER; hydra.run.dir names the folder on the disk.",
     ),
     Contradiction(
         "sweep.objective",

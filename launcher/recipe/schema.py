@@ -17,6 +17,7 @@ from flowrun.engine.strategy import GATHER, HEADS, RING, Auto, Recompute, Zero
 TARGET = "_target_"
 Target = dict[str, Any]  # `_target_`: dotted path of a class or function, and its arguments
 
+STORE = "train.store"
 WEIGHTS = "weights"  # the one key of `model` that is no argument of it
 OF_BATCHES = ("order", "collate")  # keys of `data` that are none: which samples, and how stacked
 BUCKETS = "buckets"  # another: lengths of batches
@@ -280,6 +281,8 @@ class Train:
     log_every: steps from one line of the output to the next where it is no terminal; 0: a line for
         each tenth of the run, and every 10 s to 60 s.
     keep: number of newest checkpoints that stay; 0: all.
+    store: URL under which the run's folder is kept, too, such as s3://bucket/runs/gpt, by the
+        driver of fsspec that is installed; empty: nowhere (docs/how_to/checkpoints.md).
     keep_best: name of a validation result; the checkpoint where it is lowest stays, too; -NAME:
         where it is highest.  Each checkpoint is then evaluated first.
     snapshot_every: steps from one copy of the ranks' variables in the launcher's memory to the
@@ -305,6 +308,7 @@ class Train:
     save_aside: bool = True
     log_every: int = 0
     keep: int = 2
+    store: str = ""
     keep_best: str = ""
     snapshot_every: int | None = None
     loss_mean: str = "step"

@@ -38,6 +38,7 @@ from flowrun.launcher.report.report import (
     strict,
 )
 from flowrun.launcher.store.checkpoint import Checkpoint, complete, find_all, find_best
+from flowrun.launcher.store.kept_run import KeptRun
 from flowrun.launcher.store.run_files import ENDED, LOGS, METRICS, RECIPE, REPORT, RESTARTS
 from flowrun.launcher.store.run_tokenizer import keep_tokenizer
 from flowrun.launcher.terminal.console import STDERR, STDOUT, say
@@ -51,11 +52,14 @@ _NO_TARGET = (
 class Record:
     """The record writes what happens to the run's folder, and shows it by `progress`."""
 
-    def __init__(self, folder: Path, job: Job, progress: Progress | None) -> None:
-        """folder: of the run.  progress: shows it."""
+    def __init__(
+        self, folder: Path, job: Job, progress: Progress | None, kept: KeptRun | None = None
+    ) -> None:
+        """folder: of the run.  progress: shows it.  kept: its copy in a store."""
         self.since = count_seconds()  # of the cores, at the beginning
         self.run_folder = folder  # that the hosts of a run may share
         self.folder = folder
+        self.kept = kept
         self.job = job
         self.asked = job.recipe  # for all hosts that there may be
         self._plan = ""
@@ -214,7 +218,10 @@ class Record:
             train.keep,
             train.keep_best,
             due=train.save_every if train.on_nonfinite == ROLLBACK else 0,
+            busy=self.kept.putting if self.kept else -1,
         )
+        if self.kept:
+            self.kept.look()
         self._newest = max(self._newest, step)
         return done
 

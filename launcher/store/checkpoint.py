@@ -97,6 +97,21 @@ class Checkpoint:
         """The content of checkpoint.json."""
         return About.from_json((self.folder / ABOUT).read_text(encoding="utf-8"))
 
+    def text(self) -> str:
+        """The text of checkpoint.json; "" if it has been removed."""
+        with suppress(FileNotFoundError):
+            return (self.folder / ABOUT).read_text(encoding="utf-8")
+        return ""
+
+    def has_files(self) -> bool:
+        """True if it has all files that checkpoint.json names, which not all that is fetched has.
+
+        Their content is not looked at.
+        """
+        with suppress(OSError, ValueError, TypeError):
+            return all((self.folder / name).exists() for name in self.about().files)
+        return False
+
     def recipe(self) -> Mapping[str, Any]:
         """Keys of the recipe that trained it.  Raises ValueError if the file has none."""
         found = yaml.safe_load((self.folder / RECIPE).read_text(encoding="utf-8"))
@@ -220,13 +235,14 @@ def partial_folder(run_folder: Path, step: int) -> Path:
 
 
 def complete(
-    folder: Path, about: About, recipe: str, keep: int, best: str, due: int = 0
+    folder: Path, about: About, recipe: str, keep: int, best: str, due: int = 0, busy: int = -1
 ) -> Checkpoint:
     """Make a checkpoint count: all ranks have filled its `folder`, and metrics.jsonl has its steps.
 
     keep: the number of newest checkpoints that stay; 0: all.  best: the one that is best by this
     stays, too (train.keep_best).  due: so does the newest whose steps are a multiple of it; 0: none
-    does.  Later ones, of a run that was resumed from an earlier step, are removed.
+    does.  busy: step of one that is being read, and stays, too.  Later ones, of a run that was
+    resumed from an earlier step, are removed.
     """
     for left in folder.iterdir():  # of ranks that were killed, and are others now
         if left.name not in about.files:
@@ -246,6 +262,7 @@ def complete(
     there = found[:newest]
     kept = {*(there[-keep:] if keep else there), find_best(there, best)}
     kept |= set([each for each in there if due and each.step % due == 0][-1:])
+    kept |= {each for each in there if each.step == busy}
     for old in found:
         if old not in kept:
             _remove(old.folder)

@@ -57,6 +57,8 @@ THREADS: Mapping[str, str] = {
     "supervise/hosts/endpoint.py": "asks for the addresses of a name, which nothing interrupts",
     "ranks/rank_saves.py": "in a rank: writes a checkpoint while steps go; the rank looks at it",
     "data/data_workers.py": "in a rank: looks at the processes that make its batches",
+    "store/kept_run.py": "puts a run's files into its store; the run waits for it at its end",
+    "urls/object_store.py": "some for files that move at once, for their caller, who waits",
     "listeners/dispatch.py": "one for each logger and callback: the loop looks at them",
 }
 _TICK_S = 0.5
@@ -88,6 +90,8 @@ class Driver:
         limit_s = find_limit(launch.hang_s, compiled.training.rehearsal.step_s)
         self.failed: Reason | None = None  # of a callback
         lose = partial(self.loop.call, record.lose)
+        if record.kept:
+            record.kept.lose = lose
         outlets = Outlets(lose=lose, fail=self._fail, stop=self._stop)
         self.listeners = Listeners(listeners, record.describe, outlets, limit_s)
         asked, post = record.asked.launch, self.loop.post
@@ -231,14 +235,19 @@ class Driver:
         self.ledger = folder.Ledger()
         self.listeners.off = company.number > 0
         prepare = partial(folder.prepare, self.record, company, self.lease)
+        kept = None if company.number else self.record.kept
         try:
             end = partial(self.listeners.end, RESTARTED)
             if hung := await self.desk.do("ending listeners", end):
                 raise hung
             await self.desk.do("preparing the folder", prepare)
+            if kept:
+                await self.desk.do(f"waiting for {kept.store.url}", kept.rest)
         except (FlowrunError, OSError) as error:
             self.loop.post(events.LauncherFailed(reason_of(error)))
         self.ranks.fork(place)
+        if kept:
+            kept.go_on()
 
     def _publish(self, event: StepDone | Evaluated) -> None:
         results: Any = event.results

@@ -15,12 +15,14 @@ import yaml  # type: ignore[import-untyped]
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.files import DAMAGED
+from flowrun.engine.ir.own_files import cache_folder
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.report.metric_lines import parse_metric_line
 from flowrun.launcher.store.run_files import ENDED, METRICS, RECIPE, REPORT
 from flowrun.launcher.supervise.hands.lease import FILE as LEASE
 
 RUNNING, COMPLETE, DIED = "running", "complete", "died"
+NOT_ENDED = "not ended"  # of a run at a URL
 _ENDED_BY = "ended by "  # a callback
 _TAIL = 1 << 16  # bytes of metrics.jsonl that are read
 _SILENT_S = 120.0  # a run of several hosts that writes nothing for so long has died
@@ -155,7 +157,7 @@ def find_status(folder: Path) -> str:
         several = json.loads((folder / LEASE).read_text())["run"]  # hosts, which lock no folder
         if several and time.time() - (folder / METRICS).stat().st_mtime < _SILENT_S:
             return RUNNING
-    return DIED
+    return NOT_ENDED if cache_folder() in folder.parents else DIED
 
 
 def is_locked(folder: Path) -> bool:

@@ -13,7 +13,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,14 @@ import numpy as np
 
 from flowrun.engine.errors import ArgumentError
 from flowrun.engine.ir.files import drop_partial, make, making_folder
-from flowrun.engine.ir.own_files import Unusable, cache_folder, own_folder, read_own, write_own
+from flowrun.engine.ir.own_files import (
+    Unusable,
+    cache_folder,
+    drop_unused,
+    own_folder,
+    read_own,
+    write_own,
+)
 from flowrun.engine.runtime.process.own_process import run_in_child
 from flowrun.launcher.data.corpus.tokenizer import (
     digest_ids,
@@ -98,7 +104,8 @@ def keep_documents(name: str, made_of: str, tokenizer: str, make_pieces: PieceMa
         if not isinstance(error, FileNotFoundError) or where.exists():
             notes = (f"{name} is tokenised again: what was kept is damaged ({error})",)
             _remove(where)
-        _tidy(folder)
+        drop_partial(folder)
+        drop_unused(folder, f"{_PREFIX}*", MOST_BYTES)
         notes += _make(where, name, tokenizer, make_pieces)
         about = _read_about(where)
     return Documents(
@@ -188,22 +195,3 @@ def _remove(where: Path) -> None:
         shutil.rmtree(where)
     else:
         where.unlink()
-
-
-def _tidy(folder: Path) -> None:
-    """Remove what killed processes left, and the longest unused, until MOST_BYTES are left."""
-    drop_partial(folder)
-    total = 0
-    for each in sorted(folder.glob(f"{_PREFIX}*"), key=_last_use, reverse=True):
-        with suppress(OSError):  # another process is at it
-            total += sum(file.stat().st_size for file in each.rglob("*"))
-        if total > MOST_BYTES:
-            shutil.rmtree(each, ignore_errors=True)
-
-
-def _last_use(folder: Path) -> float:
-    """Return when a folder was used last; 0 if another process has removed it."""
-    try:
-        return folder.stat().st_mtime
-    except OSError:
-        return 0.0

@@ -113,6 +113,8 @@ def prepare(record: Record, company: Company, lease: Lease) -> None:
     if company.number == 0:
         endpoint = record.asked.launch.rdzv_endpoint if names else ""
         lease.take(Owner.of_this(endpoint, find_token(record.run_folder) if names else ""))
+        if record.kept:
+            record.kept.claim()
     if company.shared or company.may_change:
         record.share(company.number)
     if company.may_change:

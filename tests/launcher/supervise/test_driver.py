@@ -16,7 +16,7 @@ from support.runs.unit_watch import unit_watch
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted((ROOT / "launcher").rglob("*.py"))
-STARTS = re.compile(r"\b(Thread|Timer|ThreadPoolExecutor|to_thread|run_in_executor)\(")
+STARTS = re.compile(r"\b(Thread|Timer|ThreadPool|ThreadPoolExecutor|to_thread|run_in_executor)\(")
 
 
 def starts_threads(text: str) -> bool:

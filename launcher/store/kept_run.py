@@ -1,0 +1,209 @@
+"""A run's folder, kept at a URL (train.store): the folder on the disk is the working copy.
+
+A thread puts what is new there, the newest checkpoint first; ranks never wait for it.  A
+checkpoint's files come first, then metrics.jsonl and the rest of the folder, and last its
+checkpoint.json: without it nothing of the checkpoint counts.  What the run removes is removed there
+too.  What fails is tried again, without what has arrived.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from uuid import uuid4
+
+from flowrun.engine.errors import FlowrunError, RecipeError, RunError, refuse_as
+from flowrun.engine.ir.files import PARTIAL
+from flowrun.engine.runtime.process.call_stack import in_one_chunk
+from flowrun.launcher.recipe.schema import STORE
+from flowrun.launcher.store.checkpoint import ABOUT, FOLDER, Checkpoint, find_all
+from flowrun.launcher.store.run_files import ENDED, REPORT
+from flowrun.launcher.urls.object_store import AT_ONCE, ObjectStore, StoreError, each
+
+_WRITER = ".writer"  # names the launcher that writes there
+_FILE = re.compile(rf"{FOLDER}/step_(\d{{8,}})/(.+)")
+_AGAIN_S = 30.0  # after a failure
+_NOTE_S = 0.3
+
+
+class KeptRun:
+    """The copy of a run's folder in a store.
+
+    putting: step of the checkpoint that is under way, which stays on the disk until it is there;
+    -1: none.  lose: takes a line about what fails, in any thread.
+    """
+
+    def __init__(self, store: ObjectStore, folder: Path) -> None:
+        self.store, self.folder, self.putting = store, folder, -1
+        self.lose: Callable[[str], object] = str
+        self._failure = ""
+        self._put: dict[str, tuple[int, int]] = {}  # file -> size and time when it was put
+        self._begun: tuple[int, str] | None = None  # the checkpoint that is half there
+        self._writer = ""
+        self._wanted, self._ends = threading.Event(), False
+        self._slots = threading.Semaphore(AT_ONCE)  # of files that move
+        self._thread: threading.Thread | None = None
+
+    @staticmethod
+    def open(url: str, folder: Path, resumed: bool) -> KeptRun:
+        """Look at the store of a run.  Raises RecipeError, also where a new run would mix its
+        checkpoints with those of another.
+        """
+        store = ObjectStore.open(url, STORE)
+        there = whole_checkpoints(store.find())
+        if there and not resumed:
+            raise RecipeError(
+                STORE,
+                f"{url} has checkpoints of another run, the last of step {max(there)}.",
+                f"flowrun resume {url} continues it; a new run needs another URL.",
+            )
+        return KeptRun(store, folder)
+
+    def claim(self) -> None:
+        """Write to the store, for this launcher alone; its run has the lease of the folder.  Raises
+        RecipeError.
+        """
+        store, self._writer, self._put = self.store, str(uuid4()), {}
+        with store.refusing(STORE):
+            store.write(_WRITER, self._writer.encode())
+            there = whole_checkpoints(store.find())
+            for here in filter(Checkpoint.has_files, find_all(self.folder)):
+                if here.step in there and store.read(name_in(here.step, ABOUT)) == here.text():
+                    files = [ABOUT, *here.about().files]
+                    self._put |= self._stamps(name_in(here.step, file) for file in files)
+
+    def look(self) -> None:
+        """Let the thread put what is new."""
+        if self._thread is None:
+            run = in_one_chunk(self._serve)
+            self._thread = threading.Thread(target=run, name=STORE, daemon=True)
+            self._thread.start()
+        self._wanted.set()
+
+    def rest(self) -> None:
+        """Wait until no file moves, and let none begin until go_on: this process forks."""
+        for _ in range(AT_ONCE):
+            self._slots.acquire()
+
+    def go_on(self) -> None:
+        """End a rest, and put what is new."""
+        self._slots.release(AT_ONCE)
+        self.look()
+
+    def end(self, say: Callable[[str], None], error: BaseException | None = None) -> None:
+        """Wait until all is there, and say so.  Raises RunError if it fails, unless the run ends
+        with an `error`.
+        """
+        if self._thread is None:
+            return
+        self._ends = True
+        self._wanted.set()
+        self._thread.join(_NOTE_S)
+        if self._thread.is_alive():
+            say(f"waiting until {self.store.url} has the files of the run")
+            self._thread.join()
+        if not self._failure:
+            say(f"{self.store.url} has all files of the run")
+        elif not error:
+            what = f"{self.folder} has files that {self.store.url} lacks: {self._failure}"
+            again = f"train.resume=auto hydra.run.dir={self.folder}"
+            raise RunError(STORE, what, f"The same command with {again} puts them there.")
+
+    # ---- the thread -----------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        ends = False
+        while not ends:
+            self._wanted.wait(_AGAIN_S if self._failure else None)
+            self._wanted.clear()
+            ends = self._ends
+            try:
+                with refuse_as(lambda error: StoreError(self.store.url, f"{error!r}.")):
+                    self.put_all()
+                self._failure = ""
+            except FlowrunError as error:
+                if not self._failure:
+                    self.lose(f"{STORE}: {self.store.url}: {error.problem} It is tried again.")
+                self._failure = error.problem
+            self.putting = -1
+
+    def put_all(self) -> None:
+        """Make the store what the folder is.  Raises StoreError, OSError."""
+        if self.store.read(_WRITER) != self._writer:
+            raise StoreError(self.store.url, "another run writes there now.")
+        files = self._files()
+        self.store.remove({REPORT, ENDED} - files)  # of an end before
+        for kept in reversed(find_all(self.folder)):
+            self._put_checkpoint(kept)
+        files = self._files()
+        self._send(files - {REPORT})
+        self._send(files & {REPORT})  # it says that all is there
+        here = {kept.step for kept in find_all(self.folder)}
+        self._remove(lambda step: step not in here)
+
+    def _put_checkpoint(self, new: Checkpoint) -> None:
+        about = name_in(new.step, ABOUT)
+        try:
+            if not new.has_files() or self._stamps([about])[about] == self._put.get(about):
+                return  # it is there, and of one that was fetched tensors may be there alone
+            self.putting = new.step
+            if self._begun != (new.step, new.text()):
+                self._remove(lambda step: step == new.step)  # of a run that was gone back on
+                self._begun = new.step, new.text()
+            self._send(name_in(new.step, file) for file in new.about().files)
+            self._send(self._files() - {REPORT})
+            self._send([about])
+        except (StoreError, FileNotFoundError):
+            if new.folder.is_dir():  # else the run has just removed it
+                raise
+
+    def _files(self) -> set[str]:
+        """Return the names of all visible files outside of checkpoints."""
+        found = (file.relative_to(self.folder) for file in self.folder.rglob("*") if file.is_file())
+        return {
+            name.as_posix()
+            for name in found
+            if name.parts[0] != FOLDER
+            and not any(part.startswith(".") or part.endswith(PARTIAL) for part in name.parts)
+        }
+
+    def _send(self, names: Iterable[str]) -> None:
+        """Put the files that have changed since they were put."""
+        stamps = self._stamps(names)
+
+        def put(name: str) -> None:
+            with self._slots:
+                self.store.put(name, self.folder / name)
+            self._put[name] = stamps[name]
+
+        each(put, [name for name, stamp in stamps.items() if self._put.get(name) != stamp])
+
+    def _stamps(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
+        about = {name: (self.folder / name).stat() for name in names}
+        return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in about.items()}
+
+    def _remove(self, goes: Callable[[int], bool]) -> None:
+        """Remove checkpoints of some steps, and halves of them; checkpoint.json first."""
+        found = ((name, _FILE.fullmatch(name)) for name in self.store.find())
+        names = [name for name, match in found if match and goes(int(match[1]))]
+        self.store.remove(name for name in names if name.endswith(ABOUT))
+        self.store.remove(names)
+
+
+def name_in(step: int, file: str) -> str:
+    """Return the name of a checkpoint's file."""
+    return f"{FOLDER}/step_{step:08d}/{file}"
+
+
+def whole_checkpoints(names: Iterable[str]) -> dict[int, list[str]]:
+    """Return the names of each checkpoint's files, by step, of those that have checkpoint.json.
+
+    names: of the store's objects.
+    """
+    found: dict[int, list[str]] = {}
+    for name in sorted(names):
+        if match := _FILE.fullmatch(name):
+            found.setdefault(int(match[1]), []).append(name)
+    return {step: files for step, files in found.items() if name_in(step, ABOUT) in files}

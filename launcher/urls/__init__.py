@@ -1,0 +1,5 @@
+"""What lies at a URL, such as s3://bucket/runs/gpt, by fsspec.
+
+object_store.py  a folder of objects: put, get, list and remove, tried again; read this first
+url_cache.py     files of URLs on the local disk, bounded
+"""

@@ -1,0 +1,170 @@
+"""A folder of objects at a URL.  fsspec opens it, by the driver of its scheme (s3fs for s3://).
+
+An object is there whole or not at all.  Drivers move the parts of a large file at once, with
+checksums where the store has them, and try some requests again; what still fails is tried again
+here, and the size of what has arrived is compared.  Drivers share no class of errors: any error
+but a refusal may pass.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from flowrun.engine.errors import FlowrunError, RecipeError, RunError, refuse_as
+from flowrun.engine.ir.files import PARTIAL
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+T = TypeVar("T")
+AT_ONCE = 4  # files
+_WAITS_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)  # between two tries, by half more or less
+_REFUSALS = ("FileNotFoundError", "PermissionError", "NoCredentialsError")  # the last: botocore's
+_URL = re.compile(r"[A-Za-z][\w+.-]*://.+")
+
+
+def is_url(text: str) -> bool:
+    """Return True for SCHEME://…, which no path of a file begins with."""
+    return bool(_URL.fullmatch(text))
+
+
+class StoreError(RunError):
+    """A store does not do what it is asked."""
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """A folder of objects; names are relative to it.  Methods raise StoreError.
+
+    url: of the folder.  driver: of its scheme.  root: the folder, as the driver names it.
+    """
+
+    url: str
+    driver: AbstractFileSystem
+    root: str
+
+    @staticmethod
+    def open(url: str, where: str) -> ObjectStore:
+        """Find the driver, and list the folder.  where: the key or argument that has the URL.
+        Raises RecipeError.
+        """
+        try:
+            from fsspec.core import url_to_fs
+
+            driver, root = url_to_fs(url, use_listings_cache=False)
+        except (ImportError, ValueError) as error:  # ValueError: an unknown scheme
+            raise RecipeError(
+                where,
+                f"{url} cannot be opened: {error}.",
+                "Write s3://BUCKET/FOLDER, gs://… or az://…, and install flowrun[stores] and the"
+                " driver: s3fs, gcsfs or adlfs.",
+            ) from None
+        store = ObjectStore(url.rstrip("/"), driver, root.rstrip("/"))
+        with store.refusing(where):
+            store.find()
+        return store
+
+    @contextmanager
+    def refusing(self, where: str) -> Iterator[None]:
+        """Within, what the store refuses is a RecipeError at a key."""
+        try:
+            yield
+        except StoreError as error:
+            driver = type(self.driver).__module__.partition(".")[0]
+            raise RecipeError(
+                where,
+                f"{self.url} cannot be used: {error.problem}",
+                "Write the URL of a bucket that exists, and give the driver credentials for it:"
+                f" {driver} says how.",
+            ) from error
+
+    @property
+    def name(self) -> str:
+        """The last word of the URL."""
+        return self.root.rpartition("/")[2]
+
+    def find(self) -> dict[str, Mapping[str, object]]:
+        """Return what the store says of each object, such as its `size` in bytes, by name; ""
+        names the root, where it is an object.
+        """
+        found = self._try(lambda: self.driver.find(self.root, detail=True))
+        return {name[len(self.root) + 1 :]: about for name, about in found.items()}
+
+    def put(self, name: str, file: Path) -> None:
+        """Put a file; one that grows is put as it is by then."""
+
+        def act() -> None:
+            size = file.stat().st_size
+            self.driver.put_file(str(file), self._path(name))
+            if self.driver.info(self._path(name))["size"] < size:
+                raise OSError(f"not all of the {size:,} bytes of {name} have arrived")
+
+        self._try(act)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Make an object of bytes."""
+        self._try(lambda: self.driver.pipe_file(self._path(name), content))
+
+    def read(self, name: str) -> str:
+        """Return an object's text."""
+        return bytes(self._try(lambda: self.driver.cat_file(self._path(name)))).decode()
+
+    def get(self, name: str, file: Path) -> None:
+        """Make or replace a file, whole."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_name(f"{file.name}.{os.getpid()}{PARTIAL}")
+
+        def act() -> None:
+            self.driver.get_file(self._path(name), str(partial))
+            size = self.driver.info(self._path(name))["size"]
+            if partial.stat().st_size != size:
+                raise OSError(f"not all of the {size:,} bytes of {name} have arrived")
+            partial.replace(file)
+
+        try:
+            self._try(act)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove the objects that are there."""
+
+        def act(name: str) -> None:
+            with suppress(FileNotFoundError):
+                self.driver.rm_file(self._path(name))
+
+        each(lambda name: self._try(lambda: act(name)), names)
+
+    def _path(self, name: str) -> str:
+        return f"{self.root}/{name}" if name else self.root
+
+    def _try(self, act: Callable[[], T]) -> T:
+        waits = iter(_WAITS_S)
+        while True:
+            try:
+                with refuse_as(self._describe):
+                    return act()
+            except StoreError as error:
+                wait_s = next(waits, None)
+                if wait_s is None or type(error.__cause__).__name__ in _REFUSALS:
+                    raise
+            time.sleep(wait_s * random.uniform(0.5, 1.5))
+
+    def _describe(self, error: Exception) -> FlowrunError:
+        lines = str(error).splitlines() or [""]
+        return StoreError(self.url, f"{type(error).__name__}: {lines[0].rstrip('.')}.")
+
+
+def each(act: Callable[[str], object], names: Iterable[str]) -> None:
+    """Do the same with several files, some at once.  Raises what one raises, after the others."""
+    with ThreadPool(AT_ONCE) as pool:  # of daemons: a process that is to end does not wait
+        pool.map(act, names, chunksize=1)

@@ -1,0 +1,73 @@
+"""Objects of a URL, copied to a folder of the disk: one of the user's cache, or another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.ir.files import DAMAGED, replace_text
+from flowrun.engine.ir.own_files import cache_folder, drop_unused, own_folder
+from flowrun.launcher.terminal.doing import doing
+from flowrun.launcher.terminal.units import size
+from flowrun.launcher.urls.object_store import ObjectStore, each, is_url
+
+MOST_BYTES = 1 << 36  # what the cache may hold of URLs; the longest unused goes first
+_PREFIX, _STAMPS = "url-", ".fetched"  # names of a folder of the cache, and of a file in it
+
+
+class UrlCopy:
+    """A folder with objects of a store.
+
+    One of the cache keeps what the store has said of each object, its size and version included:
+    what has changed there is got again.
+
+    found: name -> what the store says of it.  caches: the folder is one of the cache.
+    """
+
+    def __init__(self, store: ObjectStore, folder: Path | None = None) -> None:
+        """folder: None: one of the cache."""
+        self.store, self.found, self.caches = store, store.find(), folder is None
+        self._had: dict[str, str] = {}
+        if folder is None:
+            digest = hashlib.sha256(store.url.encode()).hexdigest()
+            folder = own_folder(cache_folder()) / f"{_PREFIX}{digest[:16]}-{store.name}"
+            with suppress(OSError, *DAMAGED):
+                self._had = json.loads((folder / _STAMPS).read_text(encoding="utf-8"))
+                os.utime(folder)
+        self.folder = folder
+
+    def get(self, names: Collection[str]) -> None:
+        """Get what is not there.  Raises StoreError."""
+        stamps, had = {name: str(self.found[name]) for name in names}, self._had
+        new = [n for n in names if had.get(n) != stamps[n] or not self.path(n).exists()]
+        total = sum(int(str(self.found[name]["size"])) for name in new)
+        if self.caches:
+            drop_unused(self.folder.parent, f"{_PREFIX}*", MOST_BYTES - total)
+        doing(f"fetching {len(new)} files of {self.store.url}, {size(total)}")
+        each(lambda name: self.store.get(name, self.path(name)), new)
+        self._had |= stamps
+        if self.caches:
+            replace_text(self.folder / _STAMPS, json.dumps(self._had))
+
+    def path(self, name: str) -> Path:
+        """Return the file of an object; the root has the URL's last word as its name."""
+        return self.folder / (name or self.store.name)
+
+
+def on_disk(path: str, where: str) -> Path:
+    """Return a path as it is, and a URL as the path of a copy of its file or folder.
+
+    where: key of the recipe that has it.  Raises RecipeError, RunError.
+    """
+    if not is_url(path):
+        return Path(path).expanduser()
+    copy = UrlCopy(ObjectStore.open(path, where))
+    if not copy.found:
+        raise RecipeError(where, f"there is no object at {path}.", "Write the URL of what is read.")
+    copy.get(copy.found)
+    return copy.path("") if "" in copy.found else copy.folder

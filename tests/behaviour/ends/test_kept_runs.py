@@ -1,0 +1,108 @@
+"""Runs whose folder is kept in a real S3 server."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowrun.launcher.store import weight_files as weights
+from flowrun.launcher.store.checkpoint import find_all
+from flowrun.launcher.store.kept_run import whole_checkpoints
+from flowrun.launcher.urls.object_store import ObjectStore
+from support.runs.command import Command, losses, run_folder
+from support.runs.store_server import FaultyProxy, access, faulty_proxy, s3_server
+
+pytestmark = pytest.mark.processes
+
+RUN = ("recipe=small", "train.save_every=2", "eval.batches=0", "optim=adamw")
+STEPS = "train.steps=8"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[int]:
+    with s3_server() as port:
+        yield port
+
+
+@pytest.fixture
+def proxy(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    with faulty_proxy(server, every=0) as proxy:
+        for name, value in access(proxy.server_address[1]).items():
+            monkeypatch.setenv(name, value)
+        yield proxy
+
+
+def test_a_run_that_is_killed_while_it_is_put_continues_from_the_store(
+    place: Path, proxy: FaultyProxy
+) -> None:
+    whole, store = place / "whole", "train.store=s3://bucket/killed"
+    assert Command(place, *RUN, STEPS, run_folder(whole)).end().status == 0
+    again = (*RUN, store, "train.resume=auto")
+    begun = (*again, run_folder(place / "killed"))
+    assert Command(place, *begun, "train.steps=4").end().status == 0
+    proxy.holds = "step_00000008/rank00001.safetensors"
+    run = Command(place, *begun, STEPS)
+    assert proxy.held.wait(60)
+    run.send(signal.SIGKILL, group=True)
+    run.end()
+    proxy.holds = ""
+    proxy.every = 10
+    there = max(whole_checkpoints(ObjectStore.open("s3://bucket/killed", "x").find()))
+    assert there in (4, 6)
+    ended = Command(place, *again, STEPS, run_folder(place / "new")).end()
+    assert (ended.status, ended.err) == (0, "")
+    assert f"goes on from step {there}" in ended.out
+    assert losses(place / "new") == losses(whole)
+
+    # Another machine reads it, in another layout too.
+    other = (*again, "train.steps=12", "placement.axes={data: 2}", run_folder(place / "other"))
+    ended = Command(place, *other).end()
+    assert (ended.status, ended.err) == (0, "") and "goes on from step 8" in ended.out
+    assert losses(place / "other")[:8] == losses(whole) and len(losses(place / "other")) == 12
+    ended = Command(place, "export", "s3://bucket/killed", "--to", "w.safetensors").end()
+    assert (ended.status, ended.err) == (0, "")
+    expected = weights.load(place / "other")
+    (place / "exported").mkdir()
+    (place / "w.safetensors").rename(place / "exported" / weights.FILE)
+    exported = weights.load(place / "exported")
+    assert all(torch.equal(exported[name], expected[name]) for name in expected)
+
+
+def test_a_restart_forks_beside_what_is_put(place: Path, proxy: FaultyProxy) -> None:
+    proxy.every = 10
+    ended = Command(
+        place,
+        *RUN,
+        STEPS,
+        "data.fail=kill once",
+        "launch.restarts=1",
+        "train.store=s3://bucket/restarted",
+        run_folder(place / "run"),
+    ).end()
+    assert ended.status == 0, ended.err
+    assert "s3://bucket/restarted has all files of the run" in ended.out
+    ended = Command(place, "runs", "s3://bucket/restarted").end()
+    assert "complete" in ended.out
+    ended = Command(place, "resume", "s3://bucket/restarted", "train.steps=10").end()
+    (folder,) = (place / "outputs").glob("*/*_restarted")
+    assert ended.status == 0 and [kept.step for kept in find_all(folder)] == [8, 10]
+
+
+def test_ctrl_c_ends_the_wait_for_the_store(place: Path, proxy: FaultyProxy) -> None:
+    proxy.holds = "weights.safetensors"
+    run = Command(place, *RUN, STEPS, "train.store=s3://bucket/stopped", run_folder(place / "run"))
+    run.until("waiting until s3://bucket/stopped has the files of the run")
+    assert run.signal(signal.SIGINT).status == 130
+
+
+def test_a_store_that_cannot_be_used_is_refused_before_the_run(
+    place: Path, proxy: FaultyProxy
+) -> None:
+    ended = Command(place, *RUN, STEPS, "train.store=s3://none/x", run_folder(place / "run")).end()
+    assert ended.status == 2 and not (place / "run").exists()
+    first, problem, instead = ended.err.splitlines()
+    assert first.endswith("train.store = s3://none/x")
+    assert problem.endswith("The specified bucket does not exist.")
+    assert instead.startswith("  Write the URL of a bucket that exists")
