@@ -18,7 +18,7 @@ supervise/ place/ the life of a run; auto.placement: the fastest placement that 
 commands/         what the other commands do: verify, resume, export, sample, eval, calibrate
 page/             a plan as one HTML file
 bench/            flowrun compared with torch's own layouts, and with published tables
-command_line/     the commands' arguments, for cli.py; a job or a sweep; Slurm
+command_line/     the commands' arguments, for cli.py; a job or a sweep; Slurm, Ray
 
 multirun.py and weights.py keep names that users' own files refer to.
 """

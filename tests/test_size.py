@@ -43,7 +43,7 @@ BUDGETS = {
     "engine/verify": 794,
     "launcher": 386,
     "launcher/bench": 2_200,
-    "launcher/command_line": 1_467,
+    "launcher/command_line": 1_904,
     "launcher/commands": 3_933,
     "launcher/data": 3_437,
     "launcher/job": 2_226,
@@ -53,8 +53,8 @@ BUDGETS = {
     "launcher/place": 2_091,
     "launcher/platforms": 331,
     "launcher/ranks": 2_036,
-    "launcher/recipe": 3_499,
-    "launcher/report": 2_486,
+    "launcher/recipe": 3_520,
+    "launcher/report": 2_485,
     "launcher/store": 1_018,
     "launcher/supervise": 4_504,
     "launcher/terminal": 296,
@@ -69,15 +69,15 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 17_066,
+    "tests/launcher": 17_225,
     "tests/models": 734,
-    "tests/support": 8_528,
+    "tests/support": 8_562,
     "tests/testing": 111,
 }
-SUMS = {"source": 76_374, "tests": 54_014, "docs": 50_000}
+SUMS = {"source": 76_831, "tests": 54_207, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
-OPEN = {"Any": 336, "except Exception": 30, "functions above complexity 15": 0}
+OPEN = {"Any": 345, "except Exception": 30, "functions above complexity 15": 0}
 
 
 @cache

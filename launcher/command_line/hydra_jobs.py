@@ -101,7 +101,7 @@ def _show_jobs(jobs: list[JobOutcome]) -> None:
 
     doing.clear()
     console = wide_console()
-    rows = [JobRow(readable(words), outcome) for words, outcome in jobs]
+    rows = [JobRow(readable(words), outcome).wait() for words, outcome in jobs]
     console.print(comparison(rows, console.width))
 
 
@@ -129,7 +129,7 @@ def _job(cfg: DictConfig, words: list[str], config_dir: str | None) -> object:
                 "Leave it out: what a run writes is in its folder all the same (hydra.run.dir).",
             )
         recipe = to_recipe(regroup(cfg, words, config_dir))
-        if recipe.launch.name == "slurm":
+        if recipe.launch.name in ("slurm", "ray"):
             from flowrun.launcher.run import settle
 
             recipe, _ = settle(recipe)
@@ -155,17 +155,25 @@ def _leave_nothing(folder: Path) -> None:
 
 
 def _submit(recipe: Recipe, folder: Path) -> object:
-    """Submit a job to the queue; return its report, if it is to be waited for and no sweep has more
-    to submit.
+    """Submit a job to the queue, or to Ray; return its report, if it is to be waited for and no
+    sweep has more to submit.
     """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
+    several = HydraConfig.get().mode == RunMode.MULTIRUN
+    if recipe.launch.name == "ray":
+        from flowrun.launcher.command_line.ray_jobs import submit as begin
+
+        job = begin(recipe, folder, HydraConfig.get().job.num if several else None)
+        if not several:
+            return job.report()
+        return job.outcome() if recipe.sweep.objective else job
     from flowrun.launcher.command_line.slurm import submit
 
     submitted = submit(recipe, folder)
     typer.echo(f"submitted: {submitted}")
-    if not recipe.launch.slurm.wait or HydraConfig.get().mode == RunMode.MULTIRUN:
+    if not recipe.launch.slurm.wait or several:
         return submitted
     from flowrun.launcher.report.progress import Progress
 

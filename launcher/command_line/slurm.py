@@ -117,15 +117,22 @@ def submit(recipe: Recipe, folder: Path) -> Submitted:
     Raises RunError for what Slurm refuses.
     """
     executor = _executor(recipe, folder / "slurm")
-    prepare(folder, resumed=False)
-    here = replace(recipe.launch, name="local")
-    _ = Job(replace(recipe, launch=here), values=False).training
+    plan_here(recipe, folder, resumed=False)
     try:
         job = executor.submit(Agent(recipe, folder.absolute()))
     except (OSError, RuntimeError) as error:  # submitit's own are of the latter kind
         raise RunError("launch=slurm", f"Slurm refused the job: {error}") from error
     blind = recipe.launch.device == "auto" and not recipe.launch.slurm.gpus_per_node
     return Submitted(job, folder, recipe.launch.slurm.wait, _NO_GPU if blind else "")
+
+
+def plan_here(recipe: Recipe, folder: Path, resumed: bool) -> None:
+    """Plan a recipe that runs elsewhere.  resumed: it may continue a run in the folder.  Raises
+    FlowrunError for what cannot run.
+    """
+    prepare(folder, resumed)
+    here = replace(recipe.launch, name="local")
+    _ = Job(replace(recipe, launch=here), values=False).training
 
 
 def _executor(recipe: Recipe, folder: Path) -> Any:

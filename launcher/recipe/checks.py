@@ -250,8 +250,8 @@ CONTRADICTIONS = (
     ),
     Contradiction(
         "launch.nnodes",
-        lambda r: _hosts(r).may_change and r.launch.name != "local",
-        "hosts join and leave a run only with launch=local, not {launch.name}.",
+        lambda r: _hosts(r).may_change and r.launch.name not in ("local", "ray"),
+        "hosts join and leave a run only with launch=local or ray, not {launch.name}.",
         "Write launch.nnodes=2, a number of hosts that stay.",
     ),
     Contradiction(
@@ -283,7 +283,11 @@ CONTRADICTIONS = (
     ),
     Contradiction(
         "launch.rdzv_endpoint",
-        lambda r: _hosts(r).most > 1 and not r.launch.rdzv_endpoint and r.launch.name != "slurm",
+        lambda r: (
+            _hosts(r).most > 1
+            and not r.launch.rdzv_endpoint
+            and r.launch.name not in ("slurm", "ray")
+        ),
         "{launch.nnodes} hosts need an endpoint for their rendezvous.",
         "Write launch.rdzv_endpoint=host:port, the same on every host.",
     ),

@@ -54,7 +54,7 @@ GROUPS = ("model", "data", "optim", "launch", "hardware")
 _SECTIONS = {"parallel": "auto"}  # of groups that are not called as what they set
 _OPEN = re.compile(
     r"(model|data|sbp|signatures|task\.(loss|inputs|metrics)|optim\.(update|schedule|groups)|placement\.(axes|schedule)"
-    r"|launch\.slurm\.extra|engine\.inductor|updates)(\..+)?"
+    r"|launch\.(slurm\.extra|ray\.resources)|engine\.inductor|updates)(\..+)?"
 )
 _MEANT_AXIS = re.compile(r"\+placement\.axes\.(\w+)=")  # Hydra's own sign for a new key
 _CHOICE = "_dummy_"  # so Hydra calls a group whose choice it cannot find out

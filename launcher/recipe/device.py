@@ -19,13 +19,14 @@ SHARES_GPUS = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 
 def check_runs(recipe: Recipe) -> None:
-    """Raises RecipeError for kernels that are there to plan with alone, for a batch job that would
-    run here (slurm.py submits one), and for GPUs that this host lacks.
+    """Raises RecipeError for kernels that are there to plan with alone, for jobs of a cluster that
+    would run here (slurm.py and ray_jobs.py submit them), and for GPUs that this host lacks.
     """
-    if recipe.launch.name == "slurm":
+    if (name := recipe.launch.name) in ("slurm", "ray"):
         raise RecipeError(
             "launch.name",
-            "slurm is for `flowrun recipe=…`, which submits a job; here it would run on this host.",
+            f"{name} is for `flowrun recipe=…`, which submits a job; here it would run on this"
+            " host.",
             "Write launch.name=local.",
         )
     if recipe.seat.waits:  # of the command, those leave with the first's status

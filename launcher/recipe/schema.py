@@ -77,7 +77,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "precision.attention": (AUTO, FP32, NARROW),
     "precision.fp8.recipe": (ROWWISE, TENSORWISE),
     "hardware.device": ("cpu", "cuda"),
-    "launch.name": ("local", "virtual", "slurm"),
+    "launch.name": ("local", "virtual", "slurm", "ray"),
     "launch.device": ("auto", "cpu", "cuda"),
     "launch.transport": ("auto", "shared", "gloo"),
     "launch.slurm.cluster": ("slurm", "local"),
@@ -346,11 +346,25 @@ class Slurm:
     wait: bool = False
 
 
+@dataclass(frozen=True)
+class RayKeys:
+    """Hosts on the nodes of a Ray cluster (launch=ray).
+
+    address: of the cluster: HOST:PORT, ray://HOST:10001, auto (RAY_ADDRESS, or the cluster that
+        this machine is in), or local (one of this machine alone, for this command).
+    resources: more of what a host needs, or in place of it: {CPU: 8, GPU: 4, memory: 64e9}.
+    """
+
+    address: str = AUTO
+    resources: dict[str, float] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """The launcher that runs the ranks.
 
-    name: local (processes), virtual (all ranks in this process) or slurm (a batch job).
+    name: local (processes), virtual (all ranks in this process), slurm (a batch job) or ray
+        (actors of a cluster).
     nnodes: number of hosts, each of which runs the same command; "MIN:MAX": hosts may join and
         leave while the run goes on; "2:2": a host that is lost may come again; null: as many as
         Slurm, torchrun, MPI … started (docs/how_to/platforms.md), else 1.
@@ -376,6 +390,7 @@ class Launch:
     monitor: where a process of its own answers /metrics (for Prometheus) and /healthz: a port
         of this host alone, "0.0.0.0:9400" for other hosts, too, or "unix:PATH"; null: nowhere.
     slurm: the batch job.
+    ray: the cluster.
     """
 
     name: str = "local"
@@ -395,6 +410,7 @@ class Launch:
     grace_s: float = 120.0
     monitor: int | str | None = None
     slurm: Slurm = field(default_factory=Slurm)
+    ray: RayKeys = field(default_factory=RayKeys)
 
     @property
     def num_hosts(self) -> int:

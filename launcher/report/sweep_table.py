@@ -78,8 +78,8 @@ class JobRow:
         return str(self.outcome) if self.status == SUBMITTED else ""
 
     def wait(self) -> JobRow:
-        """Wait until the job in the queue has ended; return its row."""
-        if self.status != SUBMITTED:
+        """Wait until a job in the queue that is waited for has ended; return its row."""
+        if self.status != SUBMITTED or not self.outcome.waits:
             return self
         return JobRow(self.overrides, self.outcome.outcome())
 
@@ -162,9 +162,8 @@ class Comparison(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
         """The table, and where to find it again."""
-        if config.launch.slurm.wait:
-            self.rows = [row.wait() for row in self.rows]
-            write_csv(self.rows, Path(config.hydra.sweep.dir) / TABLE)
+        self.rows = [row.wait() for row in self.rows]
+        write_csv(self.rows, Path(config.hydra.sweep.dir) / TABLE)
         self.console.print(comparison(self.rows, self.console.width))
         folder = Path(config.hydra.sweep.dir)
         plotted = draw(self.rows, folder / PLOT)

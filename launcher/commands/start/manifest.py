@@ -93,9 +93,9 @@ def write_manifest(
 def _recipe_of(words: Sequence[str], hosts: int) -> Recipe:
     """Return the recipe, whose hosts the file starts.  Raises RecipeError."""
     keys = compose([*words])
-    if keys.launch.name == "slurm":
+    if (name := keys.launch.name) in ("slurm", "ray"):
         raise CommandLineError(
-            "launch=slurm", "the file starts the run itself.", "Leave launch=slurm out."
+            f"launch={name}", "the file starts the run itself.", f"Leave launch={name} out."
         )
     for key in ("nnodes", "node_rank", "rdzv_endpoint"):
         if keys.launch[key] not in (None, ""):

@@ -1,0 +1,159 @@
+"""launch=ray: what a host needs of its node, and runs on a cluster of this machine."""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.command_line import ray_jobs
+from flowrun.launcher.command_line.ray_jobs import submit
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.run import run
+from support.runs.command import Command, Ended, free_port, losses, run_folder
+from support.runs.ray_cluster import another_node, ray_cluster
+
+RUN = ("recipe=small", "launch.transport=gloo")
+SENT = ("recipe=small", "launch=ray")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    pytest.importorskip("ray", reason="ray is not installed", exc_type=ImportError)
+    with ray_cluster() as found:
+        yield found
+
+
+def on(cluster: Any, place: Path, *words: str) -> Command:
+    """A command that finds the cluster as on one of its nodes."""
+    return Command(place, *words, variables={"RAY_ADDRESS": cluster.address, "FLOWRUN_TOKEN": ""})
+
+
+@pytest.mark.parametrize(
+    ("keys", "need"),
+    [
+        (["placement.axes.tensor=4", "launch.threads=3"], {"CPU": 6}),
+        (["launch.data_workers=2"], {"CPU": 3}),
+        (["launch.device=cuda"], {"CPU": 1, "GPU": 1}),
+        (["launch.ray.resources.CPU=8", "launch.ray.resources.A100=1"], {"CPU": 8, "A100": 1}),
+    ],
+    ids=["threads", "data workers", "GPUs", "by hand"],
+)
+def test_a_host_needs_what_its_ranks_need(
+    place: Path, keys: list[str], need: dict[str, float]
+) -> None:
+    assert ray_jobs._need(load([*SENT, "launch.nnodes=2", *keys])) == need
+
+
+def test_nothing_but_a_run_is_submitted(place: Path) -> None:
+    with pytest.raises(RecipeError, match="which submits a job"):
+        run(load([*SENT]), place / "out")
+
+
+def test_ray_that_is_not_installed_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(RecipeError, match=r"flowrun\[ray\]"):
+        submit(load([*SENT]), place / "out", None)
+
+
+def test_an_address_without_a_cluster_is_refused_at_once(place: Path) -> None:
+    pytest.importorskip("ray", exc_type=ImportError)
+    address = f"launch.ray.address=127.0.0.1:{free_port()}"
+    with pytest.raises(RecipeError, match=r"no Ray cluster at 127[.]0[.]0[.]1:.*refused"):
+        submit(load([*SENT, address]), place / "out", None)
+
+
+@pytest.mark.processes
+def test_two_hosts_have_the_losses_of_one(cluster: Any, place: Path) -> None:
+    one = Command(place, *RUN, run_folder(place / "one"))
+    with another_node(cluster):
+        two = on(cluster, place, *RUN, "launch=ray", "launch.nnodes=2", run_folder(place / "two"))
+        ended = two.end(120)
+    assert (ended.status, one.end().status) == (0, 0), ended.err
+    assert losses(place / "two") == losses(place / "two" / "host1") == losses(place / "one")
+    assert "Ray placed 2 hosts, which meet at" in ended.out
+    assert ended.out.count("step 0/4") == 1
+    assert "step 0/4" in (place / "two" / "ray" / "host_1.log").read_text()
+
+
+@pytest.mark.processes
+def test_hosts_that_never_fit_are_waited_for_by_name(cluster: Any, place: Path) -> None:
+    keys = ("launch.nnodes=2", "launch.ray.resources.CPU=99", "launch.join_s=2.5")
+    ended = on(cluster, place, *SENT, *keys).end(60)
+    assert ended.status == 1
+    hosts = "2 hosts, each on a free node with CPU 99"
+    assert f"waiting for {hosts}; the cluster has 0 nodes of this size" in ended.out
+    assert f"Ray has not placed {hosts}, in launch.join_s=2.5 s" in ended.err
+
+
+def sweep(cluster: Any, place: Path, lrs: str) -> Ended:
+    """One job for each learning rate, each of one rank."""
+    words = (*SENT, "placement.axes.tensor=1", f"optim.lr={lrs}", "hydra.sweep.dir=sweep")
+    return on(cluster, place, "-m", *words).end(240)
+
+
+@pytest.mark.processes
+def test_jobs_of_a_sweep_run_on_the_cluster_and_the_one_that_fails_is_named(
+    cluster: Any, place: Path
+) -> None:
+    ended = sweep(cluster, place, "0.1,1e30,-1")
+    assert ended.status == 1, ended.err
+    assert "failed: step 1, rank 0: its gradients are not finite" in " ".join(ended.out.split())
+    table = (place / "sweep" / "comparison.csv").read_text().splitlines()[1:]
+    assert [line.split(",")[5] for line in table] == ["ran", "failed", "skipped"]
+
+
+@pytest.mark.thorough
+@pytest.mark.processes
+def test_twelve_jobs_on_four_cores(cluster: Any, place: Path) -> None:
+    with another_node(cluster):
+        lrs = ",".join(["1e30", *(f"0.{k:02}" for k in range(1, 12))])
+        ended = sweep(cluster, place, lrs)
+    assert ended.status == 1, ended.err
+    table = (place / "sweep" / "comparison.csv").read_text()
+    assert (table.count(",ran,"), table.count(",failed,")) == (11, 1)
+    most = running = 0
+    for line in ended.out.splitlines():
+        running += ("Ray placed" in line) - (": complete" in line or ": ended" in line)
+        most = max(most, running)
+    assert most == 4
+
+
+@pytest.mark.processes
+def test_a_node_that_comes_joins_and_one_that_is_lost_leaves(cluster: Any, place: Path) -> None:
+    keys = ("launch.nnodes=1:2", "train.steps=1000000")
+    command = on(cluster, place, *SENT, *keys, run_folder(place / "out"))
+    command.until("step 0/")
+    with another_node(cluster) as node:
+        command.until("2 hosts from step")
+        cluster.remove_node(node, allow_graceful=False)
+        command.until("host 1 (")
+        command.until("1 host from step")
+    command.send(signal.SIGINT)
+    ended = command.end()
+    assert ended.status == 130, ended.err
+    assert json.loads((place / "out" / "ended.json").read_text())["why"] == "Ctrl-C"
+    assert any((place / "out" / "checkpoints").iterdir())
+
+
+@pytest.mark.thorough
+@pytest.mark.processes
+def test_hosts_meet_again_where_the_first_is_lost(cluster: Any, place: Path) -> None:
+    keys = ("launch.nnodes=1:2", "launch.ray.resources.slot=1")
+    slot = {"slot": 1}  # the head has none: the command is there
+    with another_node(cluster, slot) as node:
+        words = (*SENT, *keys, "train.steps=1000000", run_folder(place / "out"))
+        command = on(cluster, place, *words)
+        command.until("step 0/")
+        with another_node(cluster, slot):
+            command.until("2 hosts from step")
+            cluster.remove_node(node, allow_graceful=False)
+            command.until("note: host 0 is lost:")
+            command.until("1 host from step")
+            command.send(signal.SIGINT)
+            ended = command.end()
+    assert ended.status == 130, ended.err
