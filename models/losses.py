@@ -36,6 +36,19 @@ def model_loss(output: object, batch: Mapping[str, Tensor], part: OutputPart = "
     return part_of(output, part)
 
 
+def align(target: Tensor, output: Tensor) -> Tensor:
+    """Return the target in the shape of the output, where they differ in dims of size 1 alone.
+
+    Raise ValueError for other shapes: broadcast, each output would meet targets of others.
+    """
+    if target.shape == output.shape:
+        return target
+    if [n for n in target.shape if n > 1] != [n for n in output.shape if n > 1]:
+        shapes = f"{tuple(target.shape)} and the output {tuple(output.shape)}"
+        raise ValueError(f"the target has the shape {shapes}: they must be equal")
+    return target.reshape(output.shape)
+
+
 def cross_entropy(
     output: object,
     batch: Mapping[str, Tensor],
@@ -43,16 +56,19 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     narrow: bool = False,
     part: OutputPart = None,
+    class_dim: int = -1,
 ) -> Tensor:
     """Return the mean cross entropy of logits against class ids.
 
-    output, part: hold the logits (..., V), see part_of.
+    output, part: hold the logits, see part_of: (..., V), or V in the dim class_dim.
     batch: has the class ids (...) in the field `target`; positions of -100 do not count.
     label_smoothing: share of the target that is spread over all classes, 0 to 1.  narrow: keep
     log-probabilities and gradients of logits in the logits' dtype, which under autocast takes half
     of the bytes; else in fp32.
     """
-    logits, classes = part_of(output, part).flatten(0, -2), batch[target].flatten()
+    logits = part_of(output, part)
+    logits = logits if class_dim == -1 else logits.movedim(class_dim, -1)
+    logits, classes = logits.flatten(0, -2), batch[target].flatten().long()
     with torch.autocast("cpu", enabled=False):  # autocast would cast them to fp32
         logits = logits if narrow else logits.float()
         return F.cross_entropy(logits, classes, label_smoothing=label_smoothing).float()
@@ -67,7 +83,7 @@ def binary_cross_entropy(
     in the field `target`.
     """
     logits = part_of(output, part).float()
-    return (F.softplus(logits) - logits * batch[target]).mean()
+    return (F.softplus(logits) - logits * align(batch[target], logits)).mean()
 
 
 def squared_error(
@@ -78,7 +94,8 @@ def squared_error(
     output, part: hold the predictions (...), see part_of.  batch: has the values (...) in the field
     `target`.
     """
-    return F.mse_loss(part_of(output, part).float(), batch[target].float())
+    predicted = part_of(output, part).float()
+    return F.mse_loss(predicted, align(batch[target], predicted).float())
 
 
 def margin_softmax(output: Scores, batch: Mapping[str, Tensor]) -> Tensor:

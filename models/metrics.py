@@ -14,20 +14,26 @@ import torch
 from torch import Tensor
 
 from flowrun.models.insightface import Scores
-from flowrun.models.losses import IGNORED, OutputPart, cross_entropy, part_of
+from flowrun.models.losses import IGNORED, OutputPart, align, cross_entropy, part_of
 
 
 def accuracy(
-    output: object, batch: Mapping[str, Tensor], target: str = "targets", part: OutputPart = None
+    output: object,
+    batch: Mapping[str, Tensor],
+    target: str = "targets",
+    part: OutputPart = None,
+    class_dim: int = -1,
 ) -> Tensor:
     """Return the share of positions whose largest logit is that of the target class.
 
-    output, part: hold the logits (..., V), see losses.part_of.  batch: has the class ids (...) in
-    the field `target`; positions of -100, which cross entropy ignores, do not count.
+    output, part: hold the logits, see losses.part_of: (..., V), or V in the dim class_dim.
+    batch: has the class ids (...) in the field `target`; positions of -100, which cross entropy
+    ignores, do not count.
     """
-    logits = part_of(output, part)
-    known = batch[target] != IGNORED
-    hits = (logits.argmax(dim=-1) == batch[target]) & known
+    chosen = part_of(output, part).argmax(class_dim)
+    classes = align(batch[target], chosen)
+    known = classes != IGNORED
+    hits = (chosen == classes) & known
     return hits.float().sum() / known.float().sum().clamp(min=1)
 
 
@@ -39,7 +45,8 @@ def binary_accuracy(
     output, part: hold the logits (...), see losses.part_of.  batch: has the targets (...), 0 or 1,
     in the field `target`.
     """
-    return ((part_of(output, part) > 0) == (batch[target] > 0.5)).float().mean()
+    logits = part_of(output, part)
+    return ((logits > 0) == (align(batch[target], logits) > 0.5)).float().mean()
 
 
 def hit_rate(output: Scores, batch: Mapping[str, Tensor]) -> Tensor:

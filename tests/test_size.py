@@ -43,12 +43,12 @@ BUDGETS = {
     "engine/verify": 794,
     "launcher": 386,
     "launcher/bench": 2_200,
-    "launcher/command_line": 1_904,
-    "launcher/commands": 3_933,
-    "launcher/data": 3_437,
+    "launcher/command_line": 1_917,
+    "launcher/commands": 4_264,
+    "launcher/data": 3_486,
     "launcher/job": 2_226,
     "launcher/listeners": 675,
-    "launcher/model": 2_935,
+    "launcher/model": 2_941,
     "launcher/page": 604,
     "launcher/place": 2_091,
     "launcher/platforms": 331,
@@ -60,7 +60,7 @@ BUDGETS = {
     "launcher/terminal": 296,
     "launcher/text": 379,
     "launcher/urls": 248,
-    "models": 1_800,
+    "models": 1_824,
     "testing": 115,
     "tests": 1_173,
     "tests/behaviour": 9_320,
@@ -69,15 +69,15 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 17_225,
-    "tests/models": 734,
-    "tests/support": 8_562,
+    "tests/launcher": 17_443,
+    "tests/models": 769,
+    "tests/support": 9_397,
     "tests/testing": 111,
 }
-SUMS = {"source": 76_831, "tests": 54_207, "docs": 50_000}
+SUMS = {"source": 77_254, "tests": 55_295, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
-OPEN = {"Any": 345, "except Exception": 30, "functions above complexity 15": 0}
+OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}
 
 
 @cache

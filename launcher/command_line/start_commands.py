@@ -160,24 +160,37 @@ def init(
         Path | None, typer.Option("--to", help="The recipe; without it recipes/NAME.yaml.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a recipe.")] = False,
+    no_try: Annotated[
+        bool, typer.Option("--no-try", help="Neither plan it nor train a step of it.")
+    ] = False,
 ) -> None:
     """Write a commented recipe for a model, by what its forward and its data show.
 
     The model is a class, a function, or a module or file that defines one; or a
-    folder of Hugging Face's.  Fields of the data become arguments of forward, by
-    their names, and the loss is one for what the field after them holds.  What
-    cannot be known stands as ??? in the recipe.
+    folder of Hugging Face's.  Values of items become arguments of forward, by
+    their names or in their order, and the loss is one for what is left and what
+    forward returns.  What cannot be known stands as ??? in the recipe; one without
+    is planned, and a step of it trained.  Exit status 2 if that fails.
 
       flowrun init my_models.Net
       flowrun init my_models.Net data.folder=images/ model.width=64
       flowrun init my_models.py --data my_data.Images --to recipes/mine.yaml --force
       flowrun init path/to/llama
     """
-    with show_errors([], None):
+    doing.doing("importing torch")
+    with show_errors(named := [], None):
         from flowrun.launcher.commands.start.init_recipe import show_written, write_recipe
         from flowrun.launcher.terminal.console import wide_console
 
-        show_written(write_recipe(model, data, to, words or (), force), wide_console())
+        written = write_recipe(model, data, to, words or (), force)
+        doing.clear()
+        show_written(written, wide_console())
+        if not no_try and not written.missing:
+            from flowrun.launcher.commands.try_recipe import try_recipe
+            from flowrun.launcher.run import run
+
+            named.append(f"recipe={written.file}")
+            print_found(try_recipe(written.file, run), Format.text)
 
 
 @app.command()

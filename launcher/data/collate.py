@@ -89,7 +89,8 @@ def _find_fault(items: Sequence[Any], numbers: Sequence[int]) -> str:
             one, other = (tuple(getattr(x[field], "shape", ())) for x in (first, item))
             if one != other:
                 which = f"items {numbers[0]} and {number} is of shape {one} and {other}"
-                return f"field {field!r} of {which}: pad it to one shape"
+                instead = "pad it to one shape, or resize it, in __getitem__ or in data.collate"
+                return f"field {field!r} of {which}: {instead}"
     return ""
 
 

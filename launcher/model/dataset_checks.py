@@ -56,6 +56,12 @@ def check_kind(data: object) -> None:
             f"{name} makes batches; flowrun makes its own, of items.",
             "Name the Dataset that it reads.",
         )
+    parts = [*data.values()] if isinstance(data, dict) else data
+    several = isinstance(parts, tuple | list) and all(
+        isinstance(part, Dataset) or type(part).__module__.startswith("datasets.") for part in parts
+    )
+    problem = f"this makes a {name} of data sets."
+    require(not several, "data._target_", problem, "Name what makes one of them.")
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise RecipeError(
             "data._target_",

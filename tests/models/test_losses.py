@@ -91,3 +91,38 @@ def test_contrast_refuses_what_are_not_two_views_of_several_samples(shape: Any) 
 
 def seeded_logits(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+COLUMN, ROW = torch.tensor([[0.0], [3.0]]), torch.tensor([1.0, 0.0])
+
+
+def test_a_column_meets_each_target_once() -> None:
+    """Broadcast, (2, 1) against (2,) would be (2, 2)."""
+    batch = {"targets": ROW}
+    for loss in (losses.squared_error, losses.binary_cross_entropy, metrics.binary_accuracy):
+        assert loss(COLUMN, batch) == loss(COLUMN[:, 0], batch)
+    assert losses.squared_error(COLUMN, batch) == 5
+    classes = {"targets": torch.tensor([[0], [0]])}
+    assert metrics.accuracy(LOGITS, classes) == 0.5
+
+
+def test_targets_of_another_shape_are_refused() -> None:
+    for loss in (losses.squared_error, losses.binary_cross_entropy, metrics.binary_accuracy):
+        with pytest.raises(
+            ValueError, match=r"target has the shape \(2,\) and the output \(2, 3\)"
+        ):
+            loss(torch.zeros(2, 3), {"targets": ROW})
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool, torch.float32])
+def test_class_ids_have_any_dtype(dtype: torch.dtype) -> None:
+    batch = {"targets": BATCH["targets"].to(dtype)}
+    assert losses.cross_entropy(LOGITS, batch) == losses.cross_entropy(LOGITS, BATCH)
+
+
+def test_classes_may_be_another_dim_than_the_last() -> None:
+    logits, classes = torch.rand(2, 5, 3, 4), torch.arange(24).view(2, 3, 4) % 5
+    loss = losses.cross_entropy(logits, {"targets": classes}, class_dim=1)
+    assert loss == pytest.approx(torch.nn.functional.cross_entropy(logits, classes).item())
+    exact = torch.nn.functional.one_hot(classes).movedim(-1, 1).float()
+    assert metrics.accuracy(exact, {"targets": classes}, class_dim=1) == 1

@@ -1,7 +1,9 @@
 """Commands for somebody who begins.
 
 init_recipe.py     flowrun init: a recipe for a model, by what its forward and its data show
-inspect_model.py   what their names stand for; what forward and an item show
+inspect_model.py   what their names stand for
+sample_items.py    what items of the data show, and names for their values
+guess_task.py      inputs and loss, by what forward returns
 json_schema.py     flowrun schema: the keys of a recipe for editors
 output_schemas.py  flowrun schema --of COMMAND: what it prints for programs
 list_recipes.py    flowrun recipes

@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,24 +16,27 @@ from string import Template
 import torch
 import yaml  # type: ignore[import-untyped]
 from rich.console import Console
-from torch import Tensor
 
+from flowrun.launcher.commands.start.guess_task import DryModel, guess_task, make_dry
 from flowrun.launcher.commands.start.inspect_model import (
-    TARGETS,
     MakerFunction,
-    arguments_of_forward,
     find_data,
     find_model,
     find_named,
-    read_first_item,
+    list_arguments,
+    of_word,
 )
+from flowrun.launcher.commands.start.sample_items import SampleItems, read_items
+from flowrun.launcher.model.dataset_checks import NAMED
 from flowrun.launcher.recipe.key_schema import flatten_keys
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.recipe.schema import Target
+from flowrun.launcher.terminal import doing
 from flowrun.launcher.terminal.console import say
 
 _MISSING = "???"  # Hydra's own sign for a value that must be given
-_TEXT = "flowrun.launcher.data.corpus.text.Text"
+_CORPUS = "flowrun.launcher.data.corpus."  # fields of these are known
+_TEXT = f"{_CORPUS}text.Text"
 _BATCH = 32
 _LENGTH = 256  # tokens of a sample, or what the model's config allows
 _CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx")  # how configs call the most of them
@@ -126,26 +129,29 @@ def _read_words(words: Sequence[str]) -> Given:
 
 def _of_class(path: str, module: str, data: str | None, given: Given) -> tuple[str, list[str]]:
     """Return the recipe of a class or function of a module that makes a model, and notes."""
-    maker = find_named(path)
-    data = data.replace(".py:", ".") if data else find_data(module)
-    arguments = arguments_of_forward(maker)
-    fields: Mapping[str, Tensor] = {}
-    lines, batch, notes = [f"_target_: '{_MISSING}'"], _BATCH, []
-    if data is None:
-        notes.append("a data set has __len__ and __getitem__, and its items are dicts of tensors")
+    of_model = {"_target_": path, **given["model"]}
+    model_lines, model = _target_lines(of_model, find_named(path)), None
+    arguments = list_arguments(getattr(find_named(path), "forward", None))
+    if not _has_gaps(model_lines):
+        doing.doing("making the model")
+        with of_word(path):
+            model = make_dry(of_model)
+        arguments = list_arguments(model.module.forward)
+    found = [{"_target_": data.replace(".py:", ".")}] if data else find_data(module, given["data"])
+    names = [str(target.get("path", target["_target_"])) for target in found]
+    lines, items, notes = [f"_target_: '{_MISSING}'"], None, []
+    if len(found) == 1:
+        lines, items = _read_data(names[0], {**found[0], **given["data"]}, arguments)
     else:
-        lines = _target_lines(data, find_named(data), given["data"])
-        if not _has_gaps(lines):
-            first = read_first_item(data, given["data"], arguments)
-            lines, fields = first.lines(lines), first.fields
-            batch = max(1, min(_BATCH, first.number * 9 // 10))
-    task, of_task = _task_lines(arguments, fields)
+        which = ", ".join(names) or "none, which has __len__ and __getitem__"
+        notes.append(f"--data NAME takes a data set; this module has {which}")
+    task, of_task = _task_lines(arguments, items, model)
     text = _RECIPE.substitute(
-        title=f"{path}{f' on {data}' if data else ''}",
-        model=_indent(_target_lines(path, maker, given["model"])),
+        title=f"{path}{f' on {names[0]}' if len(names) == 1 else ''}",
+        model=_indent(model_lines),
         data=_indent(lines),
         task=_indent(task),
-        batch=batch,
+        batch=max(1, min(_BATCH, items.number * 9 // 10)) if items else _BATCH,
         rate="0.001",
     )
     return text, [*notes, *of_task]
@@ -177,13 +183,12 @@ def _of_folder(folder: Path, data: str, given: Given) -> tuple[str, list[str]]:
         notes.append("the folder has no tokenizer: flowrun tokenizer trains one on text")
     if not architecture.endswith(("ForCausalLM", "LMHeadModel")):
         notes.append(f"{architecture} is not a causal language model: check the task")
-    maker, arguments = find_named(data), {"input_ids": True, "labels": False}
-    lines, fields = _target_lines(data, maker, given["data"], known), {}
-    if maker.__module__.startswith("flowrun.launcher.data.corpus."):
+    arguments = {"input_ids": True, "labels": False}
+    lines, items = _read_data(data, {"_target_": data, **given["data"]}, arguments, known)
+    if data.startswith(_CORPUS):
         fields = dict.fromkeys(("tokens", "targets"), torch.zeros(1, dtype=torch.int64))
-    elif not _has_gaps(lines):
-        fields = dict(read_first_item(data, given["data"], arguments).fields)
-    task, of_task = _task_lines(arguments, fields)
+        items = SampleItems(fields=fields, number=0)
+    task, of_task = _task_lines(arguments, items, None)
     text = _RECIPE.substitute(
         title=f"{architecture} of {folder}",
         model=_indent(
@@ -203,6 +208,23 @@ def _of_folder(folder: Path, data: str, given: Given) -> tuple[str, list[str]]:
     return text + _OF_TRANSFORMERS, [*notes, *of_task]
 
 
+def _read_data(
+    word: str, target: Target, arguments: Mapping[str, bool], known: Target | None = None
+) -> tuple[list[str], SampleItems | None]:
+    """Return the YAML of a data set, and some of its items; None if it lacks arguments.
+
+    word: its name on the command line.  arguments: of forward.  known: see _target_lines.
+    """
+    lines = _target_lines(target, find_named(str(target["_target_"])), known)
+    if _has_gaps(lines) or target["_target_"].startswith(_CORPUS):
+        return lines, None
+    items = read_items(word, target, arguments)
+    if items.names:
+        named = [f"_target_: {NAMED}", f"names: {_as_yaml(items.names)}"]
+        lines = [*named, "data:", *(f"  {line}" for line in lines)]
+    return [items.comment, *lines], items
+
+
 def _indent(lines: Sequence[str]) -> str:
     return "\n".join(f"  {line}" for line in lines)
 
@@ -211,15 +233,14 @@ def _has_gaps(lines: Sequence[str]) -> bool:
     return any(_MISSING in line for line in lines)
 
 
-def _target_lines(
-    path: str, maker: MakerFunction, given: Target, known: Target | None = None
-) -> list[str]:
+def _target_lines(target: Target, maker: MakerFunction, known: Target | None = None) -> list[str]:
     """Return the YAML of a target with its arguments.
 
-    path, maker: of the target, and what it names.  given: by the user.  known: values for those of
-    its arguments that the user does not give.
+    target: with the arguments that the user gives.  maker: what it names.  known: values for those
+    that the user does not give.
     """
-    lines, values = [f"_target_: {path}"], dict(given)
+    values = {name: value for name, value in target.items() if name != "_target_"}
+    lines = [f"_target_: {target['_target_']}"]
     with suppress(TypeError, ValueError):  # what is written in C may have no signature
         for p in inspect.signature(maker).parameters.values():
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
@@ -228,69 +249,41 @@ def _target_lines(
                 value = values.pop(p.name, (known or {}).get(p.name, _MISSING))
                 lines.append(f"{p.name}: {_as_yaml(value)}")
             elif isinstance(p.default, str | int | float | bool | type(None)):
-                lines.append(f"# {p.name}: {json.dumps(p.default):<20}  # the default")
+                lines.append(f"{f'# {p.name}: {json.dumps(p.default)}':<38}  # the default")
     return [*lines, *(f"{name}: {_as_yaml(value)}" for name, value in values.items())]
 
 
 def _as_yaml(value: object) -> str:
     """Return a value in a line of YAML."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=10_000)
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False)
     return str(text).removesuffix("\n").removesuffix("\n...")
 
 
 def _task_lines(
-    arguments: Mapping[str, bool], fields: Mapping[str, Tensor]
+    arguments: Mapping[str, bool], items: SampleItems | None, model: DryModel | None
 ) -> tuple[list[str], list[str]]:
-    """Return the YAML of the task, and notes: a loss for the first field that is left, unless
-    forward has taken the target.
+    """Return the YAML of the task, and notes.
 
-    arguments: of forward, and whether each must be given.  fields: of an item; none if unknown.
+    arguments: of forward, and whether each must be given.  items: None: unknown.  model: None: it
+    lacks arguments.
     """
-    needed = [name for name, must in arguments.items() if must]
-    if not fields or not arguments:
+    if not items or not arguments:
+        needed = [name for name, must in arguments.items() if must]
         gap = {"inputs": dict.fromkeys(needed or ["x"], _MISSING), "loss": {"_target_": _MISSING}}
         return [f"{key}: {_as_yaml(value)}" for key, value in gap.items()], []
-    inputs, left = _match(arguments, needed, fields)
-    notes = [
-        f"task.inputs.{argument} is the field {field}, the first left"
-        for argument, field in inputs.items()
-        if argument != field
-    ]
-    lines = [f"inputs: {_as_yaml(inputs)}  # argument of forward: field of an item"]
-    if {*TARGETS} & {*inputs}:
+    task = guess_task(model, arguments, items.fields)
+    if items.left_out and task.loss == {}:
+        raise items.left_out[0]
+    notes = [f"left out: {error.problem}" for error in items.left_out]
+    for argument, field in task.inputs.items():
+        notes += [f"task.inputs.{argument} is the field {field}"] if argument != field else []
+    lines = [f"inputs: {_as_yaml(dict(task.inputs))}  # argument of forward: field of an item"]
+    if task.loss is None:
         return [*lines, "# loss: the model returns it, or see losses.model_loss"], notes
-    if not left:
-        return [*lines, f"loss: {{_target_: '{_MISSING}'}}  # called loss(output, batch)"], notes
-    of_loss, why = _loss_lines(left[0], fields[left[0]])
-    return [*lines, *of_loss], [*notes, why]
-
-
-def _match(
-    arguments: Iterable[str], needed: Iterable[str], fields: Iterable[str]
-) -> tuple[dict[str, str], list[str]]:
-    """Return argument -> field, by equal names, then in their order; and the fields left."""
-    inputs = {name: name for name in arguments if name in fields}
-    left = [name for name in fields if name not in inputs]
-    free = [name for name in needed if name not in inputs]
-    return inputs | dict(zip(free, left, strict=False)), left[len(free) :]
-
-
-def _loss_lines(name: str, target: Tensor) -> tuple[list[str], str]:
-    """Return the YAML of the loss and metrics for a target, the field `name` of an item; a note."""
-    metric = ""
-    if not target.dtype.is_floating_point:
-        loss, why = "cross_entropy", "numbers of classes"
-        metric = "accuracy" if target.dim() == 0 else ""
-    elif {*target.unique().tolist()} <= {0.0, 1.0}:
-        loss, metric, why = "binary_cross_entropy", "binary_accuracy", "0 or 1"
-    else:
-        loss, why = "squared_error", "numbers"
-    given = {} if name == "targets" else {"target": name}
-    lines = [f"loss: {_as_yaml({'_target_': f'flowrun.models.losses.{loss}', **given})}"]
-    if metric:
-        named = {metric: {"_target_": f"flowrun.models.metrics.{metric}", **given}}
-        lines.append(f"metrics: {_as_yaml(named)}")
-    return lines, f"task.loss is {loss}, as the field {name} holds {why}"
+    lines.append(f"loss: {_as_yaml({**(task.loss or {'_target_': _MISSING})})}")
+    lines += [f"metrics: {_as_yaml({**task.metrics})}"] if task.metrics else []
+    name = str(task.loss.get("_target_", "unknown")).rpartition(".")[2]
+    return lines, [*notes, f"task.loss is {name}: {task.why}"]
 
 
 def show_written(written: WrittenRecipe, console: Console) -> None:

@@ -1,28 +1,28 @@
-"""What the names of a model and of a data set stand for, and what forward and an item show."""
+"""What the names of a model and of a data set stand for, and what forward takes."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from types import ModuleType
 
-import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.utils.data import Dataset
 
 from flowrun.engine.errors import FlowrunError
-from flowrun.launcher.data.named import NamedFields
-from flowrun.launcher.model.dataset_checks import NAMED, check_items, check_kind, data_errors
-from flowrun.launcher.model.targets import find, import_named, make_object
+from flowrun.launcher.model.targets import find, import_named
 from flowrun.launcher.recipe.locate import COMMAND_LINE
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.recipe.schema import Target
 
 MakerFunction = Callable[..., object]  # a class, or a function that makes a model or a data set
 TARGETS = ("targets", "target", "labels", "label", "y")  # arguments of models with a loss
+_OF_DATA = re.compile("data|train_set", re.IGNORECASE)  # names of functions that make a data set
+GET_OBJECT = "hydra.utils.get_object"  # makes what is in a module already
+_CLASS, _OBJECT, _FUNCTION = range(3)  # what stands for a data set, the likeliest first
 
 
 def find_model(target: str) -> tuple[str, str]:
@@ -64,7 +64,8 @@ def _list_models(module: ModuleType, dotted: str) -> list[str]:
         if inspect.isclass(value) and issubclass(value, nn.Module)
     }
     whole = [name for name in models if not _is_part(name, models)]
-    return whole or [name for name, value in defined.items() if inspect.isfunction(value)]
+    functions = [name for name, value in defined.items() if inspect.isfunction(value)]
+    return whole or [name for name in functions if not _OF_DATA.search(name)]
 
 
 def _is_part(name: str, models: Mapping[str, type]) -> bool:
@@ -76,33 +77,52 @@ def _is_part(name: str, models: Mapping[str, type]) -> bool:
     return False
 
 
-def find_data(module: str) -> str | None:
-    """Return the data set that the module of the model defines, if it is the only one."""
-    sets = [
-        name
-        for name, value in vars(importlib.import_module(module)).items()
-        if inspect.isclass(value)
-        and value.__module__ == module
-        and all(hasattr(value, method) for method in ("__getitem__", "__len__"))
-        and not hasattr(value, "forward")
-    ]
-    return f"{module}.{sets[0]}" if len(sets) == 1 else None
+def find_data(module: str, given: Target) -> list[Target]:
+    """Return the targets of the data sets that the module of the model defines: the likeliest.
+
+    given: arguments of the data set.  What lacks none goes before what does, then a class before an
+    object, that before a function named after data, and then a name with "train" before others.
+    """
+    found: dict[tuple[bool, int, bool], list[Target]] = {}
+    for name, value in vars(importlib.import_module(module)).items():
+        if (kind := _kind_of_data(name, value, module)) is not None:
+            target, arguments = {"_target_": f"{module}.{name}"}, {}
+            if kind == _OBJECT:
+                target = {"_target_": GET_OBJECT, "path": target["_target_"]}
+            else:
+                arguments = list_arguments(value)
+            lacks = any(must and key not in given for key, must in arguments.items())
+            found.setdefault((lacks, kind, "train" not in name.lower()), []).append(target)
+    return found[min(found)] if found else []
+
+
+def _kind_of_data(name: str, value: object, module: str) -> int | None:
+    """Return how a name of a module stands for a data set; None: it does not."""
+    kind = value if inspect.isclass(value) else type(value)
+    is_data = issubclass(kind, Dataset) or kind.__module__.startswith("datasets.")
+    if kind.__module__ == module and not issubclass(kind, nn.Module | tuple):
+        is_data |= all(hasattr(kind, method) for method in ("__getitem__", "__len__"))
+    if inspect.isclass(value):
+        return _CLASS if is_data and kind.__module__ == module else None
+    if inspect.isfunction(value):
+        return _FUNCTION if value.__module__ == module and _OF_DATA.search(name) else None
+    return _OBJECT if is_data else None
 
 
 def _import(dotted: str) -> ModuleType | None:
     """Return the module of this name; None if it is no module, but maybe something in one."""
-    with _of_word(dotted):
+    with of_word(dotted):
         return import_named(dotted, COMMAND_LINE)
 
 
 def find_named(path: str) -> MakerFunction:
     """Return the class or function of a dotted path.  Raises RecipeError."""
-    with _of_word(path):
+    with of_word(path):
         return find(path, COMMAND_LINE)
 
 
 @contextmanager
-def _of_word(word: str) -> Iterator[None]:
+def of_word(word: str) -> Iterator[None]:
     """Within the block, an error is one of this word of the command line."""
     try:
         yield
@@ -110,72 +130,8 @@ def _of_word(word: str) -> Iterator[None]:
         raise CommandLineError(word, error.problem, error.instead) from error
 
 
-def arguments_of_forward(maker: MakerFunction) -> dict[str, bool]:
-    """Return the arguments of forward, and whether each must be given; none of a function that
-    makes a model.
-    """
-    forward = getattr(maker, "forward", None)
-    parameters = inspect.signature(forward).parameters.values() if forward else ()
+def list_arguments(function: Callable[..., object] | None) -> dict[str, bool]:
+    """Return the arguments of a function, and whether each must be given; of None, none."""
+    parameters = inspect.signature(function).parameters.values() if function else ()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     return {p.name: p.default is p.empty for p in named if p.name != "self"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstItem:
-    """The first item of a data set, by field.
-
-    number: of all items.  names: that its values were given; (): it has its own.
-    """
-
-    fields: Mapping[str, Tensor]
-    number: int
-    names: Sequence[str] = ()
-
-    def lines(self, made_by: Sequence[str]) -> list[str]:
-        """Return the YAML of the data set: what its items are, and names of values without any.
-
-        made_by: the YAML of what makes it.
-        """
-        shown = [f"{name} {_describe(value)}" for name, value in self.fields.items()]
-        comment = f"# {self.number:,} items: {', '.join(shown)}"
-        if not self.names:
-            return [comment, *made_by]
-        named = [f"_target_: {NAMED}", f"names: [{', '.join(self.names)}]", "data:"]
-        return [comment, *named, *(f"  {line}" for line in made_by)]
-
-
-def _describe(value: Tensor) -> str:
-    """Return dtype and shape: "float32 3 x 32 x 32"."""
-    shape = " x ".join(map(str, value.shape)) or "scalar"
-    return f"{str(value.dtype).removeprefix('torch.')} {shape}"
-
-
-def read_first_item(path: str, given: Target, arguments: Mapping[str, bool]) -> FirstItem:
-    """Return the first item of the data set at a dotted path.  Raises RecipeError.
-
-    given: arguments of the data set.  arguments: of forward, which name the values of a tuple; what
-    is left of it is the target.
-    """
-    names: tuple[str, ...] = ()
-    try:
-        data = make_object({"_target_": path, **given}, "data")
-        check_kind(data)
-        with data_errors():
-            item = data[0]
-        if isinstance(item, tuple | list):
-            names = _name_values(len(item), arguments)
-            data = NamedFields(data, names)
-        check_items(data)
-    except FlowrunError as error:
-        raise CommandLineError(path, error.problem, error.instead) from error
-    fields = {name: torch.as_tensor(value) for name, value in data[0].items()}
-    return FirstItem(fields=fields, number=len(data), names=names)
-
-
-def _name_values(count: int, arguments: Mapping[str, bool]) -> tuple[str, ...]:
-    """Return names for the values of a tuple: arguments of forward, then targets."""
-    needed = [name for name, must in arguments.items() if must][:count]
-    optional = [name for name in arguments if name in TARGETS and name not in needed]
-    target = optional[0] if optional else "targets"
-    more = [target, *(f"{target}_{k}" for k in range(2, count))]
-    return (*needed, *more[: count - len(needed)])

@@ -48,7 +48,7 @@ AT_ONCE: dict[str, tuple[Callable[[int], Any], str]] = {
     "unlike shapes": (lambda i: {"x": torch.arange(3 + i)}, "is of shape (3,) and (4,): pad it to"),
     "arrays of unlike shapes": (
         lambda i: {"seq": np.zeros((2, 3 + i))},
-        "field 'seq' of items 0 and 1 is of shape (2, 3) and (2, 4): pad it to one shape.",
+        "field 'seq' of items 0 and 1 is of shape (2, 3) and (2, 4): pad it to one shape, or",
     ),
     "a str": (lambda i: {"x": X[i], "y": "a"}, f"field 'y' of item 0 is a str: {OUT}."),
     "bytes": (lambda i: {"x": b"abc"}, "field 'x' of item 0 is a bytes: leave it out"),

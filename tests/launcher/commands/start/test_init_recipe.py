@@ -66,8 +66,9 @@ def test_a_recipe_of_a_module_compiles_with_nothing_to_fill_in(place: Path) -> N
     written = write_recipe("points_a.py", None, None)
     assert (written.file, written.missing) == (Path("recipes/net.yaml"), [])
     assert written.notes == [
-        "task.inputs.features is the field x, the first left",
-        "task.loss is cross_entropy, as the field y holds numbers of classes",
+        "task.inputs.features is the field x",
+        "task.loss is cross_entropy: y holds whole numbers 0 to 2, and forward returns "
+        "3 logits for each",
     ]
     text = written.file.read_text()
     assert "# 64 items: x float32 8, y int64 scalar" in text and "# width: 3" in text
