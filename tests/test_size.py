@@ -43,7 +43,7 @@ BUDGETS = {
     "engine/verify": 794,
     "launcher": 386,
     "launcher/bench": 2_200,
-    "launcher/command_line": 1_917,
+    "launcher/command_line": 1_919,
     "launcher/commands": 4_264,
     "launcher/data": 3_486,
     "launcher/job": 2_226,
@@ -54,10 +54,10 @@ BUDGETS = {
     "launcher/platforms": 331,
     "launcher/ranks": 2_036,
     "launcher/recipe": 3_520,
-    "launcher/report": 2_485,
+    "launcher/report": 2_509,
     "launcher/store": 1_018,
     "launcher/supervise": 4_504,
-    "launcher/terminal": 296,
+    "launcher/terminal": 337,
     "launcher/text": 379,
     "launcher/urls": 248,
     "models": 1_824,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 17_443,
+    "tests/launcher": 17_463,
     "tests/models": 769,
     "tests/support": 9_397,
     "tests/testing": 111,
 }
-SUMS = {"source": 77_254, "tests": 55_295, "docs": 50_000}
+SUMS = {"source": 77_321, "tests": 55_315, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

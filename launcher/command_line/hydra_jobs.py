@@ -138,8 +138,10 @@ def _job(cfg: DictConfig, words: list[str], config_dir: str | None) -> object:
         with pause_collection():
             from flowrun.launcher.report.progress import Progress
             from flowrun.launcher.run import run as run_recipe
+            from flowrun.launcher.terminal.console import STDOUT
         _let_ctrl_c_raise()
-        return run_recipe(recipe, Path(HydraConfig.get().runtime.output_dir), Progress())
+        with doing.keep_lines(STDOUT):
+            return run_recipe(recipe, Path(HydraConfig.get().runtime.output_dir), Progress())
     except FlowrunError as error:
         _leave_nothing(Path(HydraConfig.get().runtime.output_dir))
         return error

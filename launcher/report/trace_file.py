@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 from flowrun.engine.actors.plan import Actor, Plan, TransferWork
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.ir.files import replace_text
+from flowrun.engine.ir.graph import PHASES, WEIGHT_GRAD
 from flowrun.engine.rehearsal.rehearsal import Rehearsal
 from flowrun.engine.trace import trace
 from flowrun.engine.trace.step_time import first_whole_step
@@ -24,6 +26,9 @@ from flowrun.engine.trace.trace import Need, Slice, TraceEvent, What, build_slic
 ChromeEvent = dict[str, object]
 NAME = "trace.json"
 _FORESEEN = 1 << 16  # process of a stage: above that of any rank
+_PHASE = rf"(?P<phase>{'|'.join(PHASES)})"
+_OF_REGION = re.compile(rf"(?P<module>.+)\.{_PHASE}\.\d+\.\d+")
+_OF_BOXING = re.compile(rf"(?P<kind>[a-z_]+)\.(?P<axis>\w+)\.(?P<module>.+)\.{_PHASE}")
 _WITHIN_NS = 2  # an arrow ends within a slice, whose own end is rounded
 
 
@@ -73,7 +78,7 @@ class _Timeline:
             about["waited_for"] = in_words(self.plan, s.waited_for)
             about["then_us"] = max(0, s.begin - s.ready) / 1e3  # for the rank's thread
         times = self.us(s.begin), self.us(s.end)
-        return _slice(s.rank, s.actor + 1, actor.name, actor.kind, times, about)
+        return _slice(s.rank, s.actor + 1, title(actor.name), actor.kind, times, about)
 
     def _draw_thread(self, rank: int, notes: Iterable[TraceEvent]) -> Iterator[ChromeEvent]:
         """The first row of a rank: what its thread did, one after the other."""
@@ -81,7 +86,7 @@ class _Timeline:
         for what, actor, act, begin, end in notes:
             if what not in (What.FLIGHT, What.RUN):
                 of = self.plan.actors[actor]
-                name = of.name if what == What.COMPUTE else f"{what} {of.name}"
+                name = title(of.name) if what == What.COMPUTE else f"{what} {title(of.name)}"
                 times = self.us(begin), self.us(end)
                 yield _slice(rank, 0, name, what, times, _when(self.plan, of, act))
 
@@ -96,7 +101,8 @@ class _Timeline:
                 if len(ends) == len(readers):
                     changes += [(filled.begin, 1), (max(ends), -1)]
             used = 0
-            name = f"stash register {register.id} of {register.slots}"
+            kept = register.tensors[0].split(":")[0] if register.tensors else "nothing"
+            name = f"kept for backward: {kept} (register {register.id}, {register.slots} slots)"
             for time, change in sorted(changes):
                 used += change
                 about = {"in use": used}
@@ -153,7 +159,7 @@ class _Timeline:
             times = begin + event.start * 1e6, begin + event.end * 1e6
             when = _when(plan, actor, event.act) | {"step": step}
             process = _FORESEEN + event.stage
-            yield _slice(process, actor.id + 1, actor.name, actor.kind, times, when)
+            yield _slice(process, actor.id + 1, title(actor.name), actor.kind, times, when)
 
 
 def _name_rows(process: int, name: str, actors: Iterable[Actor]) -> Iterator[ChromeEvent]:
@@ -161,8 +167,26 @@ def _name_rows(process: int, name: str, actors: Iterable[Actor]) -> Iterator[Chr
     yield _meta(process, 0, "process_name", name=name)
     yield _meta(process, 0, "process_sort_index", sort_index=process)
     for actor in actors:
-        yield _meta(process, actor.id + 1, "thread_name", name=f"{actor.id} {actor.name}")
+        yield _meta(
+            process, actor.id + 1, "thread_name", name=f"{title(actor.name)} (actor {actor.id})"
+        )
         yield _meta(process, actor.id + 1, "thread_sort_index", sort_index=actor.id + 1)
+
+
+def title(name: str) -> str:
+    """Say in words what an actor does, by its name: "blocks.0, forward", "all-reduce over tensor:
+    head, update".  A name of another form stays as it is.
+    """
+    if found := _OF_REGION.fullmatch(name):
+        return f"{found['module']}, {_words(found['phase'])}"
+    if found := _OF_BOXING.fullmatch(name):
+        what = f"{found['kind'].replace('_', '-')} over {found['axis']}"
+        return f"{what}: {found['module']}, {_words(found['phase'])}"
+    return name
+
+
+def _words(phase: str) -> str:
+    return "weight gradient" if phase == WEIGHT_GRAD else phase
 
 
 def _meta(process: int, row: int, what: str, **args: object) -> ChromeEvent:

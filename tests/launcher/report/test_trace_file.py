@@ -9,7 +9,7 @@ import pytest
 from flowrun.engine.trace.trace import TURN, Need
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.report.trace_file import in_words
+from flowrun.launcher.report.trace_file import in_words, title
 from flowrun.launcher.run import run
 from support.runs.command import Command, run_folder
 
@@ -25,7 +25,7 @@ def check(folder: Path, ranks: int) -> None:
     events = traced(folder)
     plan = (folder / "plan.txt").read_text().splitlines()
     named = {
-        f"{words[1]} {words[3]}"
+        f"{title(words[3])} (actor {words[1]})"
         for words in (line.split() for line in plan)
         if words and words[0] == "actor"
     }
@@ -41,8 +41,15 @@ def check(folder: Path, ranks: int) -> None:
     acts = [e for e in events if e["ph"] == "X" and e["tid"] and e["pid"] < ranks]
     assert {e["args"]["step"] for e in acts} == {2, 3}
     first = [e for e in acts if e["args"]["step"] == 3 and e["pid"] == 0]
-    assert {f"{e['tid'] - 1} {e['name']}" for e in first} == named
+    assert {f"{e['name']} (actor {e['tid'] - 1})" for e in first} == named
     assert any("waited_for" in e["args"] for e in acts)
+
+
+def test_what_an_actor_does_is_said_in_words() -> None:
+    assert title("blocks.0.mlp.forward.2.11") == "blocks.0.mlp, forward"
+    assert title("blocks.2-3.weight_grad.0.1") == "blocks.2-3, weight gradient"
+    assert title("all_reduce.tensor.head.backward") == "all-reduce over tensor: head, backward"
+    assert title("batch") == "batch"
 
 
 def test_an_act_may_wait_for_its_turn_in_each_queue(place: Path) -> None:

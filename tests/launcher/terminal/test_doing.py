@@ -1,6 +1,7 @@
 import io
 import logging
 import sys
+import time
 
 import pytest
 
@@ -27,12 +28,24 @@ def test_each_line_takes_the_place_of_the_one_before_and_the_last_goes(
     assert written.split(erase) == ["", "reading the recipe …", "capturing the model …", ""]
 
 
-def test_a_file_gets_no_such_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", file)
-    doing.doing("reading the recipe")
-    doing.clear()
-    assert file.getvalue() == ""
+def test_a_file_gets_a_line_for_each_kind_and_another_after_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file, now = io.StringIO(), [1000.0]
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(doing, "_written", {})
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    doing.doing("reading the recipe")  # nowhere
+    with doing.keep_lines(file):
+        doing.doing("reading 3 files")  # of a run that is refused soon
+        now[0] += 45
+        for what in ("reading 1 file", "reading 22 file", "planning", "planning: boxings"):
+            doing.doing(what)
+        now[0] += 10
+        doing.doing("planning: registers")
+        doing.clear()
+    lines = [line.partition("  ")[2] for line in file.getvalue().splitlines()]
+    assert lines == ["reading 1 file …", "planning …", "planning: registers …"]
 
 
 def test_what_a_logger_is_told_is_shown_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
