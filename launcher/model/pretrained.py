@@ -19,6 +19,7 @@ from flowrun.engine.errors import RecipeError, refuse_as
 from flowrun.launcher.model.adapters import base_names
 from flowrun.launcher.model.hugging_face.convert_models import KEY, drop_needless, rename_to_ours
 from flowrun.launcher.model.initial import named_tensors
+from flowrun.launcher.urls.url_cache import on_disk
 
 _IN_FOLDER = ("model.safetensors", "pytorch_model.bin", "weights.safetensors")
 _SHOWN = 4  # names in an error
@@ -30,7 +31,7 @@ def weights_of(model: nn.Module, path: str) -> dict[str, Tensor]:
 
     Raises RecipeError if a name is missing or unexpected, or a shape is another.
     """
-    where = Path(path).expanduser()
+    where = on_disk(path, KEY)
     found = rename_to_ours(model, where, read(where))
     state = model.state_dict(keep_vars=True)
     names_of_base = base_names(model)

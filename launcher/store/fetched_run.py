@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml  # type: ignore[import-untyped]
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.recipe.schema import STORE
 from flowrun.launcher.store.checkpoint import ABOUT, FOLDER, Checkpoint, find_all, find_best
 from flowrun.launcher.store.kept_run import name_in, whole_checkpoints
@@ -40,10 +41,10 @@ def fetch_run(url: str, step: int | None, best: bool, to: Path | None = None) ->
     continued; None: one of the cache, and the weights of the run's end do for a checkpoint.  Raises
     RecipeError, RunError.
     """
-    copy = UrlCopy(ObjectStore.open(url, url), to)
+    copy = _open(url, to)
     if RECIPE not in copy.found:
         what = f"no run is kept there: it has no {RECIPE}."
-        raise RecipeError(url, what, f"Write the URL that a run had as {STORE}.")
+        raise CommandLineError(url, what, f"Write the URL that a run had as {STORE}.")
     if copy.caches:
         _drop_others(copy)
     _fetch(copy, step, best)
@@ -54,11 +55,18 @@ def fetch_figures(url: str) -> Path:
     """Fetch what says how the runs at a URL, or below it, are going; return their folder.  Raises
     RecipeError, RunError.
     """
-    copy = UrlCopy(ObjectStore.open(url, url))
+    copy = _open(url)
     paths = {name: name.split("/") for name in copy.found if f"{FOLDER}/" not in name}
     read = (RECIPE, METRICS, REPORT, ENDED)
     copy.get([name for name, path in paths.items() if path[-1] in read])
     return copy.folder
+
+
+def _open(url: str, folder: Path | None = None) -> UrlCopy:
+    try:
+        return UrlCopy(ObjectStore.open(url, url), folder)
+    except RecipeError as error:
+        raise CommandLineError(url, error.problem, error.instead) from error
 
 
 def _fetch(copy: UrlCopy, step: int | None = None, best: bool = False) -> None:

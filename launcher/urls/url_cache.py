@@ -9,7 +9,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import ArgumentError, RecipeError
 from flowrun.engine.ir.files import DAMAGED, replace_text
 from flowrun.engine.ir.own_files import cache_folder, drop_unused, own_folder
 from flowrun.launcher.terminal.doing import doing
@@ -71,3 +71,11 @@ def on_disk(path: str, where: str) -> Path:
         raise RecipeError(where, f"there is no object at {path}.", "Write the URL of what is read.")
     copy.get(copy.found)
     return copy.path("") if "" in copy.found else copy.folder
+
+
+def data_on_disk(path: str) -> Path:
+    """Return what on_disk does, for a data set's argument `path`.  Raises ArgumentError."""
+    try:
+        return on_disk(path, "path")
+    except RecipeError as error:
+        raise ArgumentError("path", error.problem, error.instead) from error

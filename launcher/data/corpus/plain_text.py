@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.corpus.documents import LOG, DocumentPart, Documents, keep_documents
 from flowrun.launcher.data.corpus.tokenizer import find_beginning, put_beginning
+from flowrun.launcher.urls.url_cache import data_on_disk
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -104,7 +105,7 @@ def find_text_files(path: str | None) -> list[Path]:
     """Return a file, or the visible files of a folder, sorted; None: Python's standard library."""
     if path is None:
         return sorted(_find_standard_library())
-    root = Path(path).expanduser()
+    root = data_on_disk(path)
     if root.is_dir():
         return sorted(find_visible_files(root))
     if not root.exists():

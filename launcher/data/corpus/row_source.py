@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.corpus.documents import digest_file
 from flowrun.launcher.data.corpus.plain_text import find_visible_files
 from flowrun.launcher.data.huggingface import load_saved
+from flowrun.launcher.urls.url_cache import data_on_disk
 
 _CACHE_VERSION = 3  # version of the row format; a change makes caches stale
 _SAVED = ("dataset_info.json", "dataset_dict.json")  # what save_to_disk leaves
@@ -50,13 +52,18 @@ class RowSource:
     """Rows on a disk.
 
     path: a file, a folder of files of one kind, or a folder that `datasets` wrote by save_to_disk
-    (pip install flowrun[huggingface]).
+    (pip install flowrun[huggingface]); or a URL of one of these.
     split: of a saved data set that holds several; of files whose names say their split; or `all`
     of files.
     """
 
     path: str
     split: str | None = None
+
+    @cached_property
+    def where(self) -> Path:
+        """The path; of a URL that of its copy."""
+        return data_on_disk(self.path)
 
     def digest(self) -> str:
         """Return a digest of the bytes of all files that are read, and of the split.  Raise
@@ -87,18 +94,18 @@ class RowSource:
                 raise ArgumentError("path", f"{file} holds no row.")
 
     def _saved_rows(self) -> Iterator[PlacedRow]:
-        saved = load_saved(self.path, self.split)
+        saved = load_saved(str(self.where), self.split)
         if not len(saved):
             raise ArgumentError("path", f"{self.path} holds no row.")
         for number, fields in enumerate(saved, 1):
             yield PlacedRow(f"{self.path}, row {number}", fields)
 
     def _is_saved(self) -> bool:
-        return any(Path(self.path).expanduser().joinpath(name).exists() for name in _SAVED)
+        return any(self.where.joinpath(name).exists() for name in _SAVED)
 
     def _files(self) -> list[Path]:
         """Return the files that are read; of a saved data set, all."""
-        where = Path(self.path).expanduser()
+        where = self.where
         inside = (file for file in find_visible_files(where) if file.name != "README.md")
         files = [where] if where.is_file() else sorted(inside)
         if not files:

@@ -9,6 +9,7 @@ import numpy as np
 
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.corpus.windows import Windows
+from flowrun.launcher.urls.url_cache import data_on_disk
 
 DTYPES = ("uint16", "uint32")
 
@@ -16,14 +17,14 @@ DTYPES = ("uint16", "uint32")
 class Tokens(Windows):
     """Windows of a token file: {tokens (T,), targets (T,)}, int64, targets one token ahead.
 
-    path: little-endian ids without a header.  length: T; windows do not overlap.
+    path: little-endian ids without a header, a file or a URL.  length: T; windows do not overlap.
     dtype: uint16, or uint32 for vocabularies above 65536.
     """
 
     def __init__(self, path: str, length: int = 1024, dtype: str = "uint16") -> None:
         if dtype not in DTYPES:
             raise ArgumentError("dtype", f"it must be one of {', '.join(DTYPES)}, not {dtype!r}.")
-        file = Path(path).expanduser()
+        file = data_on_disk(path)
         if not file.is_file():
             raise ArgumentError("path", f"there is no file {path}.")
         kind, num_bytes = np.dtype(dtype).newbyteorder("<"), file.stat().st_size

@@ -4,15 +4,19 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 
+from flowrun.launcher.data.corpus.tokens import write_tokens
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import find_all
 from flowrun.launcher.store.kept_run import whole_checkpoints
 from flowrun.launcher.urls.object_store import ObjectStore
 from support.runs.command import Command, losses, run_folder
 from support.runs.store_server import FaultyProxy, access, faulty_proxy, s3_server
+from support.samples.small_tokenizer import save_tokenizer
 
 pytestmark = pytest.mark.processes
 
@@ -88,6 +92,38 @@ def test_a_restart_forks_beside_what_is_put(place: Path, proxy: FaultyProxy) -> 
     ended = Command(place, "resume", "s3://bucket/restarted", "train.steps=10").end()
     (folder,) = (place / "outputs").glob("*/*_restarted")
     assert ended.status == 0 and [kept.step for kept in find_all(folder)] == [8, 10]
+
+
+@pytest.mark.parametrize("kind", ["tokens", "text_rows"])
+def test_training_reads_data_and_weights_of_a_url(
+    place: Path, proxy: FaultyProxy, kind: str
+) -> None:
+    """And continues in another layout, from the store, with the samples of a disk."""
+    save_tokenizer(place / "bpe")
+    write_tokens(place / "tokens.bin", [[7 * k % 280 for k in range(2000)]])
+    rows = [{"text": f"the cat sat on the mat {k} times"} for k in range(300)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), place / "text_rows.parquet")
+    (file,) = place.glob(f"{kind}.*")
+    ObjectStore.open("s3://bucket/data", "x").put(file.name, file)
+    proxy.every = 10
+    data = [f"data={kind}", *(["data.tokenizer=bpe"] if kind == "text_rows" else [])]
+    net = ("model.depth=1", "model.width=16", "model.heads=2", "model.vocabulary=288")
+    more = ("data.length=8", "train.save_every=4", "eval.batches=0")
+    run = ("recipe=gpt_dp", *data, *net, *more)
+    disk, url = f"data.path={file}", f"data.path=s3://bucket/data/{file.name}"
+    ends = []
+    for name, where in (("disk", disk), ("url", url)):
+        store = f"train.store=s3://bucket/{kind}/{name}"
+        first = Command(place, *run, where, store, "train.steps=4", run_folder(place / name)).end()
+        other = ("train.steps=8", "placement.axes={tensor: 2}")
+        second = Command(place, "resume", f"s3://bucket/{kind}/{name}", *other).end()
+        assert (first.status, second.status) == (0, 0), first.err + second.err
+        (folder,) = (place / "outputs").glob(f"*/*_{name}")
+        ends.append(losses(folder))
+    assert len(ends[0]) == 8 and ends[0] == ends[1]
+    begun = (disk, f"model.weights=s3://bucket/{kind}/url/weights.safetensors", "train.steps=1")
+    ended = Command(place, *run, *begun, run_folder(place / "w")).end()
+    assert ended.status == 0 and losses(place / "w")[0] < ends[0][0], ended.err
 
 
 def test_ctrl_c_ends_the_wait_for_the_store(place: Path, proxy: FaultyProxy) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.ir.files import replace_text
+from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.store.checkpoint import About, Checkpoint, complete, find_all, partial_folder
 from flowrun.launcher.store.fetched_run import continue_at, fetch_figures, fetch_run
 from flowrun.launcher.store.kept_run import KeptRun
@@ -239,6 +240,13 @@ def test_nothing_moves_while_a_launcher_forks(tmp_path: Path, url: str) -> None:
     kept.go_on()
     kept.end(str)
     assert "metrics.jsonl" in names(url)
+
+
+def test_a_url_without_a_run_is_an_error_of_the_command_line(url: str) -> None:
+    with pytest.raises(CommandLineError, match=r"no run is kept there: it has no recipe\.yaml"):
+        fetch_run(url, None, best=False)
+    with pytest.raises(CommandLineError, match="cannot be opened: Protocol not known: foo"):
+        fetch_figures("foo://x")
 
 
 def test_runs_at_a_url_are_listed_without_tensors(tmp_path: Path, url: str) -> None:
