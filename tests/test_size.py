@@ -43,8 +43,8 @@ BUDGETS = {
     "engine/verify": 794,
     "launcher": 386,
     "launcher/bench": 2_200,
-    "launcher/command_line": 1_919,
-    "launcher/commands": 4_264,
+    "launcher/command_line": 1_968,
+    "launcher/commands": 4_308,
     "launcher/data": 3_495,
     "launcher/job": 2_226,
     "launcher/listeners": 675,
@@ -58,7 +58,7 @@ BUDGETS = {
     "launcher/store": 1_026,
     "launcher/supervise": 4_504,
     "launcher/terminal": 337,
-    "launcher/text": 379,
+    "launcher/text": 603,
     "launcher/urls": 256,
     "models": 1_824,
     "testing": 115,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 17_534,
+    "tests/launcher": 17_765,
     "tests/models": 769,
     "tests/support": 9_397,
     "tests/testing": 111,
 }
-SUMS = {"source": 77_347, "tests": 55_422, "docs": 50_000}
+SUMS = {"source": 77_664, "tests": 55_653, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +25,9 @@ from flowrun.launcher.command_line.app import (
     show_errors,
 )
 from flowrun.launcher.terminal import doing
+
+if TYPE_CHECKING:
+    from flowrun.launcher.text.prompts import Prompt, WrittenText
 
 
 @app.command()
@@ -102,12 +107,17 @@ def sample(
             show_default=False,
         ),
     ],
-    prompt: Annotated[str, typer.Option("--prompt", help="The text to go on from.")] = "",
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", help="A text to continue.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option("--prompts", help="A file: lines, or jsonl with `prompt`.")
+    ] = None,
     chat: Annotated[
         bool,
         typer.Option(
             "--chat",
-            help="The prompt is a question, by the chat template; without one, each line typed is.",
+            help="A prompt is a question, by the chat template; without one, each line typed is.",
         ),
     ] = False,
     tokens: Annotated[int, typer.Option("--tokens", help="The most tokens to write.", min=1)] = 128,
@@ -120,7 +130,11 @@ def sample(
     top_k: Annotated[
         int, typer.Option("--top-k", help="Draw from the likeliest K tokens; 0: from all.", min=0)
     ] = 0,
-    seed: Annotated[int, typer.Option("--seed", help="Of the random numbers.")] = 0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", help="Draw from the likeliest that have P together.")
+    ] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the random numbers of each text.")] = 0,
     tokenizer: Annotated[
         str | None,
         typer.Option(
@@ -129,6 +143,10 @@ def sample(
     ] = None,
     step: OfStep = None,
     best: Best = False,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="A file for the texts: a line of JSON each.")
+    ] = None,
+    form: AsFormat = Format.text,
 ) -> None:
     """Write text with a model that was trained on it.
 
@@ -138,40 +156,52 @@ def sample(
 
       flowrun sample outputs/2026-01-31/12-00-00_gpt_tiny --prompt "def "
       flowrun sample RUN_DIR --step 200 --temperature 0 --tokens 40
-      flowrun sample path/to/llama --prompt "Once upon a time" --top-k 50
+      flowrun sample path/to/llama --prompt "Once upon a time" --top-p 0.9
       flowrun sample path/to/llama --chat
+      flowrun sample RUN_DIR --prompts prompts.jsonl --stop "def " --to out.jsonl
     """
     doing.doing("reading the model")
     with open_run(source, step=step, best=best) as folder:
         from flowrun.launcher.commands.write_text import open_writer
         from flowrun.launcher.text.generate import Drawing
+        from flowrun.launcher.text.prompts import collect_prompts
 
-        drawing = Drawing(tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
+        stops = tuple(stop or ())
+        drawing = Drawing(
+            tokens=tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stops=stops
+        )
+        as_json = to is not None or form is Format.json
+        wanted = collect_prompts(prompt or (), prompts, chat, as_json)
         writer = open_writer(folder, step, best, tokenizer, _print_note)
         doing.clear()
-        if chat:
-            for answer in writer.answer([prompt] if prompt else _read_questions(), drawing):
+        if as_json or prompts or len(wanted) > 1:
+            _print_texts(writer.continue_all(wanted, drawing, chat), as_json, to, chat)
+        elif chat:
+            for answer in writer.answer(_read_questions(wanted), drawing):
                 _print_pieces(answer)
         else:
-            pieces = writer.continue_text(prompt, drawing)
-            typer.echo(prompt, nl=False)
-            _print_pieces(pieces)
+            pieces = writer.continue_text(wanted[0].text, drawing)
+            _print_pieces(chain([wanted[0].text], pieces))
 
 
 def _print_note(text: str) -> None:
     typer.echo(f"note: {text}", err=True)
 
 
-def _read_questions() -> Iterator[str]:
-    """Yield lines of the standard input, until its end."""
-    while True:
-        if sys.stdin.isatty():
+def _read_questions(given: Sequence[Prompt]) -> Iterator[str]:
+    """Yield given questions, or else lines of the standard input, until its end, and show those
+    that nobody types.
+    """
+    typed = not given and sys.stdin.isatty()
+    if typed:
+        typer.echo("> ", nl=False)
+    for line in [prompt.text for prompt in given] or iter(sys.stdin.readline, ""):
+        if question := line.strip():
+            if not typed:
+                _print_pieces([f"> {question}"])
+            yield question
+        if typed:
             typer.echo("> ", nl=False)
-        line = sys.stdin.readline()
-        if not line:
-            return
-        if line.strip():
-            yield line.strip()
 
 
 def _print_pieces(pieces: Iterable[str]) -> None:
@@ -181,6 +211,25 @@ def _print_pieces(pieces: Iterable[str]) -> None:
     for piece in pieces:
         typer.echo(printable(piece), nl=False)
     typer.echo()
+
+
+def _print_texts(texts: Iterable[WrittenText], as_json: bool, to: Path | None, chat: bool) -> None:
+    """Print texts, or write them to a file.  as_json: as lines of JSON.  chat: are answers."""
+    from flowrun.launcher.recipe.recipe_errors import CommandLineError
+    from flowrun.launcher.terminal.as_json import to_json
+    from flowrun.launcher.terminal.console import printable
+
+    if to and (to.is_dir() or not to.parent.is_dir()):
+        raise CommandLineError(f"--to {to}", "no file can be written there.")
+    number = 0
+    with to.open("w", encoding="utf-8") if to else nullcontext(sys.stdout) as file:
+        for each in texts:
+            number += 1
+            opening = f"> {each.prompt}\n" if chat else each.prompt
+            line = to_json(each) if as_json else printable(f"{opening}{each.text}\n")
+            print(line, file=file, flush=True)
+    if to:
+        typer.echo(f"{to}: {number:,} texts")
 
 
 @app.command("eval")

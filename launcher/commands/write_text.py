@@ -12,25 +12,32 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.model.build import instantiate_data
 from flowrun.launcher.model.hugging_face.convert_models import CONFIG
 from flowrun.launcher.model.hugging_face.load_folder import load_text_model
-from flowrun.launcher.recipe.recipe_errors import CommandLineError
+from flowrun.launcher.recipe.recipe_errors import CommandLineError, PlacedError
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.run_files import RECIPE
 from flowrun.launcher.store.run_tokenizer import text_of
+from flowrun.launcher.terminal import doing
 from flowrun.launcher.text.codec import (
     BYTES,
     ByteCodec,
     Codec,
     Message,
+    TokenizerCodec,
     codec_of,
     is_bytes,
     read_tokenizer,
 )
-from flowrun.launcher.text.generate import Drawing, generate
+from flowrun.launcher.text.generate import Continuation, Drawing, generate, write_all
+from flowrun.launcher.text.prompts import Prompt, WrittenText
 from flowrun.launcher.text.text_model import TextModel, text_model
+from flowrun.models.losses import IGNORED
 
+_TARGETS = "targets"
 _QUICK_BYTES = 200e6  # of weights: about ten seconds of a core
 _PROMPT = 24  # tokens
+_LONGEST = 400  # characters of a question
+_IN_ORDER = 64  # texts that are written in any order
 _SHORT = Drawing(tokens=160)
 
 
@@ -50,9 +57,38 @@ class TextWriter:
 
     def continue_text(self, prompt: str, drawing: Drawing) -> Iterator[str]:
         """Return pieces of text that follow the prompt, as they are made."""
-        ids = self.codec.encode(prompt) or self.codec.encode("\n")
+        ids = self._encode(prompt)
         self._note_cut("prompt", ids)
         return generate(self.model, self.codec, ids, drawing)
+
+    def continue_all(
+        self, prompts: Sequence[Prompt], drawing: Drawing, chat: bool = False
+    ) -> Iterator[WrittenText]:
+        """Yield what follows each prompt, in their order; many are written at once.
+
+        chat: each prompt is a question of its own.  Raises RecipeError for a prompt of more tokens
+        than the model reads.
+        """
+        encoded = [self._encode_whole(prompt, chat) for prompt in prompts]
+        for start in range(0, len(prompts), _IN_ORDER):
+            some = slice(start, start + _IN_ORDER)
+            texts = [Continuation(self.codec, ids, drawing) for ids in encoded[some]]
+            for ended in write_all(self.model, texts):
+                doing.doing(f"{start + ended:,} of {len(prompts):,} texts are written")
+            doing.clear()
+            for prompt, text in zip(prompts[some], texts, strict=True):
+                yield WrittenText(prompt.text, text.text, text.stopped_by)
+
+    def _encode(self, prompt: str) -> list[int]:
+        return self.codec.encode(prompt) or self.codec.encode("\n")
+
+    def _encode_whole(self, prompt: Prompt, chat: bool) -> list[int]:
+        asked: Message = {"role": "user", "content": prompt.text}
+        ids = self.codec.encode_chat([asked]) if chat else self._encode(prompt.text)
+        if len(ids) > (window := self.model.window):
+            problem = f"it is {len(ids):,} tokens, and the model reads {window:,} at once."
+            raise PlacedError(prompt.place, "", problem, "Shorten it.")
+        return ids
 
     def answer(self, questions: Iterable[str], drawing: Drawing) -> Iterator[Iterator[str]]:
         """Yield the pieces of an answer to each question, which knows the questions before.
@@ -138,8 +174,8 @@ def show_text(record: Record) -> None:
 
 
 def write_after(job: Job, folder: Path) -> tuple[str, str] | None:
-    """Return the beginning of a held-out text and what the trained model writes after it; None
-    where the run has no text, or no weights on this host.
+    """Return the beginning of a held-out text, or the question of a conversation, and what the
+    trained model writes after it; None where the run has no text, or no weights on this host.
 
     folder: of the run, which is complete.  A model too large to be quick writes nothing: the second
     text then says how to have it.  Raises RecipeError for a model that writes no text.
@@ -154,9 +190,16 @@ def write_after(job: Job, folder: Path) -> tuple[str, str] | None:
     field = fed.get(writer.model.argument) or next(iter(fed.values()))
     held_out = job.materials.evaluation_sampler
     sampler = held_out if held_out.held_out else job.materials.sampler
-    rows = sampler(0, 0, slice(0, 1))[field].flatten(0, -2)  # of a pair the first
-    ids = rows[0].tolist()
+    batch = sampler(0, 0, slice(0, 1))
+    rows = (batch[name].flatten(0, -2)[0].tolist() for name in (field, _TARGETS) if name in batch)
+    ids, targets = [*rows, []][:2]  # of a pair the first
+    asked = next((k for k, target in enumerate(targets, 1) if target != IGNORED), 0)
     decode = writer.codec.decoder([])
+    if asked > 1:  # what comes before an answer is not trained on
+        text, codec = "".join(map(decode, ids[:asked])), writer.codec
+        asks = codec.last_question(ids[:asked]) if isinstance(codec, TokenizerCodec) else ""
+        shown = f"> {(asks or text).strip()[:_LONGEST]}\n"
+        return shown, "".join(generate(writer.model, writer.codec, ids[:asked], _SHORT))
     prompt = "".join(decode(each) for each in ids[: max(1, min(_PROMPT, len(ids) // 2))])
     return prompt, "".join(writer.continue_text(prompt, _SHORT))
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 KEY = "data.tokenizer"
 BYTES = "bytes"  # in place of a tokenizer's path
+_MARK = "a question"  # stands for one in a chat template
 Message = Mapping[str, str]  # {role: user or assistant, content: …}
 
 
@@ -88,6 +89,23 @@ class TokenizerCodec:
             raise RecipeError(KEY, f"{error}.") from error
         text, letters = special.unquote(str(written))
         return special.encode([text], [letters])[0].ids
+
+    def last_question(self, ids: list[int]) -> str:
+        """Return the last question of a conversation, which ends where the assistant answers; ""
+        where the chat template does not show it.
+        """
+        if not self.tokenizer.chat_template:
+            return ""
+        asked = [{"role": "user", "content": _MARK}]
+        written = self.tokenizer.apply_chat_template(
+            asked, tokenize=False, add_generation_prompt=True
+        )
+        before, _, after = str(written).rpartition(_MARK)
+        special = (token.content for token in SpecialTokens(self.tokenizer).tokens.values())
+        opening = before[max((0, *map(before.rfind, special))) :]
+        text, after = self.backend.decode(ids, skip_special_tokens=False).rstrip(), after.rstrip()
+        _, opened, question = text.removesuffix(after).rpartition(opening)
+        return question if opened and text.endswith(after) else ""
 
     def decoder(self, before: list[int]) -> Callable[[int], str]:
         """See ByteCodec.decoder."""

@@ -10,17 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.text.kept_keys import KeptKeys
+from flowrun.models.gpt import GPT
+from flowrun.models.llama import Llama
 
+_OWN = "positions"  # argument of flowrun's models that places tokens after those that were read
 _KEYS = ("cache", "past_key_values")  # what transformers has called keys and values
 
 
 @dataclass(kw_only=True)
 class TextModel:
-    """A module that gives, for tokens (1, T), logits (1, T, V) of the token after each.
+    """A module that gives, for tokens (B, T), logits (B, T, V) of the token after each.
 
     argument: of forward, that takes the tokens.  window: the most tokens that it reads at once.
     name: of the model, for errors.  cache: argument of forward, and part of its output, that holds
-    keys and values of the ids that it has `read`; "": each token is a forward over all before it.
+    keys and values of the rows of ids that it has `read`; _OWN: KeptKeys holds them; "": each token
+    is a forward over all before it.
     """
 
     module: nn.Module
@@ -28,35 +33,46 @@ class TextModel:
     window: int
     name: str
     cache: str = ""
-    read: list[int] = field(default_factory=list)
+    read: list[list[int]] = field(default_factory=list)
     keys: object = None
 
     @torch.no_grad()
-    def next_logits(self, ids: Sequence[int]) -> Tensor:
-        """Return logits (V,) of the token after `ids`, of which the last `window` count.
+    def next_logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Return logits (B, V) of the token after each row of ids, of which the last `window`
+        count; rows are of one length.
 
         Raises RecipeError where the model has no such logits.
         """
-        window = [*ids[-self.window :]]
-        if (
-            self.keys is None
-            or len(self.read) >= len(window)
-            or window[: len(self.read)] != self.read
-        ):
-            self.read, self.keys = [], None  # another text
-        kept = {self.cache: self.keys, "use_cache": True} if self.cache else {}
+        windows = [[*row[-self.window :]] for row in rows]
+        start, end = len(self.read[0]) if self.read else 0, len(windows[0])
+        if start >= end or [window[:start] for window in windows] != self.read:
+            start, self.read, self.keys = 0, [], None  # other texts
         device = next((each.device for each in self.module.parameters()), None)
-        tokens = torch.tensor([window[len(self.read) :]], device=device)
-        output = self.module(**{self.argument: tokens}, **kept)
-        if self.cache:
-            self.read, self.keys = window, getattr(output, self.cache, None)
+        tokens = torch.tensor([window[start:] for window in windows], device=device)
+        output = self._forward(tokens, start)
+        if self.keys is not None:
+            self.read = windows
         logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
         if not isinstance(logits, Tensor) or logits.shape[:-1] != tokens.shape:
             shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(output).__name__
             raise _no_text(
                 self.name, f"for tokens of shape {tuple(tokens.shape)} it gives {shape}, no logits"
             )
-        return logits[0, -1].float().cpu()
+        return logits[:, -1].float().cpu()
+
+    def _forward(self, tokens: Tensor, start: int) -> object:
+        """Return the output for tokens (B, T), of which the first has the position `start`."""
+        given = {self.argument: tokens}
+        if self.cache == _OWN:
+            places = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+            self.keys = KeptKeys(self.keys)
+            with self.keys:
+                return self.module(**given, **{_OWN: places.expand_as(tokens)})
+        if not self.cache:
+            return self.module(**given)
+        output = self.module(**given, **{self.cache: self.keys}, use_cache=True)
+        self.keys = getattr(output, self.cache, None)
+        return output
 
 
 def text_model(
@@ -70,7 +86,8 @@ def text_model(
     """
     parameters = inspect.signature(module.forward).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    argument, cache = _argument_of_tokens(named, inputs, name), ""
+    argument = _argument_of_tokens(named, inputs, name)
+    cache = _OWN if type(module) in (GPT, Llama) else ""
     if hasattr(module, "can_generate"):  # a model of transformers
         config = getattr(module, "config", None)
         if not module.can_generate() or getattr(config, "is_encoder_decoder", False):  # type: ignore[operator]

@@ -18,6 +18,7 @@ OUTPUTS: Mapping[str, tuple[str, str]] = {
     "recipes": (f"{_COMMANDS}.start.list_recipes", "RecipeList"),
     "report": ("flowrun.launcher.page.page_data", "Page"),
     "runs": (f"{_COMMANDS}.run_folders.run_summary", "RunList"),
+    "sample": ("flowrun.launcher.text.prompts", "WrittenText"),
     "status": (f"{_COMMANDS}.run_folders.run_summary", "RunSummary"),
     "verify": (f"{_COMMANDS}.verify", "LayoutComparison"),
 }

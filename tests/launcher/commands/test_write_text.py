@@ -1,4 +1,5 @@
 import io
+import json
 import shutil
 import sys
 from dataclasses import replace
@@ -108,9 +109,50 @@ def test_an_answer_knows_the_questions_before(
     )
     assert answers[1] == "".join(generate(writer.model, writer.codec, ids, SHORT))
     monkeypatch.setattr("sys.stdin", io.StringIO("the cat\n\nthe dog\n"))
-    shown = "".join(printable(answer) + "\n" for answer in answers)
+    asked = zip(("the cat", "the dog"), answers, strict=True)
+    shown = "".join(f"> {question}\n{printable(answer)}\n" for question, answer in asked)
     words = ("--chat", "--tokens", "12", "--temperature", "0")
     assert end("sample", str(folder), *words)[:2] == (0, shown)
+    alone = end("sample", str(folder), *words, "--prompt", "the cat")[1]
+    assert shown.startswith(alone) and alone.startswith("> the cat\n")
+
+
+def test_the_command_answers_a_file(workplace: Path, end: End) -> None:
+    folder = str(llama(workplace / "llama"))
+    asked = ["the cat", "the dog sat", "the"]
+    (workplace / "asked.txt").write_text("\n".join(asked))
+    words = ("--chat", "--tokens", "6", "--temperature", "0")
+    end("sample", folder, *words, "--prompts", "asked.txt", "--to", "out.jsonl")
+    lines = (workplace / "out.jsonl").read_text().splitlines()
+    for question, line in zip(asked, lines, strict=True):
+        alone = end("sample", folder, *words, "--prompt", question, "--format", "json")
+        assert alone == (0, f"{line}\n", "")
+        assert json.loads(line)["prompt"] == question
+    written = [
+        f"> {each}\n{printable(json.loads(line)['text'])}\n\n"
+        for each, line in zip(asked, lines, strict=True)
+    ]
+    assert end("sample", folder, *words, "--prompts", "asked.txt") == (0, "".join(written), "")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--chat", "--to", "out.jsonl"), "what is typed has no JSON"),
+        (("--to", "nowhere/out.jsonl"), "no file can be written there"),
+        (
+            ("--prompt", "x" * 9, "--format", "json"),
+            "it is 9 tokens, and the model reads 8 at once",
+        ),
+        (("--stop", ""), "an empty text would end every text"),
+        (("--top-p", "1.5"), "a sum of probabilities is above 0 and at most 1"),
+    ],
+)
+def test_options_that_give_no_text_are_refused(
+    workplace: Path, end: End, words: tuple[str, ...], problem: str
+) -> None:
+    status, _, error = end("sample", str(save_run(workplace / "run")), *words)
+    assert (status, problem in error) == (2, True)
 
 
 def test_a_chat_longer_than_the_window_leaves_out_whole_messages(workplace: Path) -> None:
@@ -145,6 +187,21 @@ def test_the_end_of_a_run_shows_a_held_out_text_and_what_follows(workplace: Path
     first = job.materials.evaluation_sampler(0, 0, slice(0, 1))["tokens"][0, :4].tolist()
     assert found[0] == bytes(first).decode(errors="replace")
     assert len(found[1]) > 20
+
+
+def test_the_end_of_a_chat_run_shows_a_question_and_its_answer(workplace: Path) -> None:
+    save_tokenizer(workplace / "words")
+    said = [{"role": "system", "content": "the mat"}, {"role": "user", "content": "the cat sat"}]
+    said.append({"role": "assistant", "content": "on the log"})
+    (workplace / "chat.jsonl").write_text(f"{json.dumps({'messages': said})}\n" * 99)
+    data = ("data.length=64", "data.path=chat.jsonl", "data.tokenizer=words")
+    model = ("model.vocabulary=280", "model.depth=1", "model.width=16", "model.heads=2")
+    folder = save_run(workplace / "run", "recipe=gpt_dp", "data=chat", *data, *model)
+    job = Job(load([f"recipe={folder / 'recipe.yaml'}"]))
+    writer = open_writer(folder)
+    ids = writer.codec.encode_chat(said[:2])[:-1]  # the space begins the answer's first token
+    answer = "".join(generate(writer.model, writer.codec, ids, Drawing(tokens=160)))
+    assert write_after(job, folder) == ("> the cat sat\n", answer)
 
 
 @pytest.mark.parametrize("kept", ["recipe.yaml", "weights.safetensors"])

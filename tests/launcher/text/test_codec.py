@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,28 @@ def test_what_is_no_tokenizer_is_refused(
     (workplace / "broken.json").write_text("{}")
     with pytest.raises(RecipeError, match=problem):
         codec_of({"_target_": "a.Tokens"}, tokenizer)
+
+
+FORMS = {  # how a template writes a message, and what comes before an answer
+    "ChatML": ("<|is|>{{ m.role }}\n{{ m.content }}<|ie|>\n", "<|is|>assistant\n"),
+    "headers": ("<|s|>{{ m.role }}<|e|>\n\n{{ m.content }}<|eot|>", "<|s|>assistant<|e|>\n\n"),
+    "words": ("{{ m.role }}: {{ m.content }}<end>", "assistant: "),
+    "brackets": ("{{ '[INST] %s [/INST]' % m.content if m.role == 'user' else m.content }}", ""),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_last_question_is_found_in_the_ids(tmp_path: Path, form: str) -> None:
+    save_tokenizer(tmp_path)
+    codec = read_tokenizer(tmp_path)
+    message, before = FORMS[form]
+    special = re.findall(r"<[|\w]+>", message + before)
+    codec.tokenizer.add_special_tokens({"additional_special_tokens": sorted({*special})})
+    codec.tokenizer.chat_template = f"{{% for m in messages %}}{message}{{% endfor %}}{before}"
+    said = [{"role": "system", "content": "You add."}] * (form != "brackets")
+    said += [{"role": "user", "content": "the\n\ncat"}, {"role": "assistant", "content": "sat"}]
+    said.append({"role": "user", "content": "What <end> is\n3 + 4?"})
+    assert codec.last_question(codec.encode_chat(said)) == "What <end> is\n3 + 4?"
+    assert codec.last_question(codec.encode("the cat")) == ""
+    codec.tokenizer.chat_template = None
+    assert codec.last_question(codec.encode("the cat")) == ""

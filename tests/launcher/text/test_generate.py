@@ -7,8 +7,10 @@ from torch import Tensor, nn
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.text.codec import ByteCodec
-from flowrun.launcher.text.generate import Drawing, draw, generate
+from flowrun.launcher.text.generate import Continuation, Drawing, draw, generate, write_all
 from flowrun.launcher.text.text_model import TextModel, text_model
+from flowrun.models.gpt import GPT
+from flowrun.models.moe import MixtureGPT
 
 LIKELIEST = Drawing(tokens=5, temperature=0)
 
@@ -68,12 +70,14 @@ def test_the_smallest_temperature_takes_the_likeliest(temperature: float) -> Non
     assert draw(logits, Drawing(temperature=temperature), torch.Generator()) == 2
 
 
-@pytest.mark.parametrize("given", [{"seed": 10**20}, {"temperature": math.nan}])
+@pytest.mark.parametrize(
+    "given", [{"seed": 10**20}, {"temperature": math.nan}, {"top_p": 0.0}, {"top_p": 1.01}]
+)
 def test_numbers_that_draw_nothing_are_refused(given: dict[str, Any]) -> None:
     [(key, value)] = given.items()
     with pytest.raises(RecipeError) as caught:
         Drawing(**given)
-    assert caught.value.where == f"--{key} {value}"
+    assert caught.value.where == f"--{key.replace('_', '-')} {value}"
 
 
 def test_more_ids_than_logits_are_refused() -> None:
@@ -106,3 +110,62 @@ def test_a_temperature_flattens() -> None:
         for heat in (0.2, 1.0, 50.0)
     ]
     assert counts[0] > counts[1] > counts[2]
+
+
+@pytest.mark.parametrize(("top_p", "expected"), [(0.4, {1}), (0.6, {1, 2}), (0.91, {1, 2, 3})])
+def test_the_likeliest_that_have_a_sum_are_drawn_from(top_p: float, expected: set[int]) -> None:
+    logits, generator = torch.tensor([0.01, 0.5, 0.4, 0.09]).log(), torch.Generator().manual_seed(0)
+    drawing = Drawing(temperature=1, top_p=top_p)
+    assert {draw(logits, drawing, generator) for _ in range(200)} == expected
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "why"),
+    [
+        (("de",), "bc", "stop"),
+        (("zz", "ef", "cdx", "de"), "bc", "stop"),
+        (("fgh",), "bcdef", "tokens"),  # it has begun, and is given as it is
+        (("a",), "bcdef", "tokens"),  # of the prompt
+        ((), "bcdef", "tokens"),
+    ],
+)
+def test_a_text_ends_before_a_stop_text(stops: tuple[str, ...], text: str, why: str) -> None:
+    drawing = Drawing(tokens=5, temperature=0, stops=stops)
+    written = Continuation(ByteCodec(), b"a", drawing)
+    for _ in write_all(made(NextLetter()), [written]):
+        assert text.startswith(written.text)
+    assert (written.text, written.stopped_by) == (text, why)
+    pieces = [*generate(made(NextLetter()), ByteCodec(), b"a", drawing)]
+    assert "".join(pieces) == text
+
+
+MODELS = {
+    "keys kept": lambda: GPT(256, 24, 2, 2, 16),
+    "whole forwards": lambda: MixtureGPT(256, 24, 2, 2, 16, experts=4),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("drawing", [{"temperature": 0}, {"seed": 3, "top_p": 0.9}, {"top_k": 9}])
+def test_a_text_is_that_of_its_prompt_alone(
+    model: str, drawing: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowrun.launcher.text.generate._MOST_TEXTS", 4)
+    torch.manual_seed(0)
+    module, how = MODELS[model](), Drawing(tokens=12, stops=("\x7f",), **drawing)
+    prompts = [b"import os", b"a", b"def", b"class Fox is a very long", b"x = ", b"b", b"c", b"d"]
+    texts = [Continuation(ByteCodec(), prompt, how) for prompt in prompts]
+    ended = [*write_all(made(module, 24), texts)]
+    assert ended == sorted(ended) and ended[-1] == len(prompts)
+    for prompt, text in zip(prompts, texts, strict=True):
+        assert text.text == "".join(generate(made(module, 24), ByteCodec(), prompt, how))
+
+
+def test_texts_whose_logits_would_fill_the_memory_are_written_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, drawing = NextLetter(), Drawing(tokens=2, temperature=0)
+    monkeypatch.setattr("flowrun.launcher.text.generate._MOST_LOGITS", 256)
+    texts = [Continuation(ByteCodec(), b"ab", drawing) for _ in range(3)]
+    list(write_all(made(module), texts))
+    assert module.read == [2, 3] * 3

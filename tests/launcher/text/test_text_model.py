@@ -28,7 +28,7 @@ def test_the_argument_is_that_of_the_tokens() -> None:
 
 def test_logits_are_those_of_the_last_token() -> None:
     llama = small_llama(**SMALL).eval()
-    found = text_model(llama, {}, None, "Llama").next_logits([1, 2, 3])
+    found = text_model(llama, {}, None, "Llama").next_logits([[1, 2, 3]])[0]
     with torch.no_grad():
         assert torch.equal(found, llama(torch.tensor([[1, 2, 3]])).logits[0, -1])
 
@@ -51,7 +51,7 @@ def test_what_writes_no_text_is_refused_by_name(
     module: nn.Module, inputs: dict[str, str], problem: str
 ) -> None:
     with pytest.raises(RecipeError, match=f"A model writes no text: {problem}"):
-        text_model(module, inputs, 8, "A model").next_logits([1, 2, 3])
+        text_model(module, inputs, 8, "A model").next_logits([[1, 2, 3]])
 
 
 def test_a_window_is_needed() -> None:
@@ -83,11 +83,11 @@ def test_kept_keys_and_values_give_the_logits_of_a_whole_forward(kind: str) -> N
     ids = [1, 2, 3]
     for _ in range(6):
         logits = module(torch.tensor([ids])).logits[0, -1]
-        assert torch.allclose(found.next_logits(ids), logits, atol=1e-5)
+        assert torch.allclose(found.next_logits([ids])[0], logits, atol=1e-5)
         ids.append(int(logits.argmax()))
     other = [7, 2, 3, 4]  # another text
     logits = module(torch.tensor([other])).logits[0, -1]
-    assert torch.allclose(found.next_logits(other), logits, atol=1e-5)
+    assert torch.allclose(found.next_logits([other])[0], logits, atol=1e-5)
 
 
 def test_what_was_read_is_not_read_again() -> None:
@@ -98,5 +98,5 @@ def test_what_was_read_is_not_read_again() -> None:
     )
     found = text_model(llama, {}, None, "Llama")
     for length in (3, 4, 6, 12, 13, 14):  # of 12 that it has positions for
-        found.next_logits([1] * length)
+        found.next_logits([[1] * length])
     assert lengths == [3, 1, 2, 6, 12, 12]

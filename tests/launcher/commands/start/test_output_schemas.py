@@ -21,6 +21,7 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.page.make_page import plan_page
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.terminal.as_json import to_json
+from flowrun.launcher.text.prompts import WrittenText
 
 RUN = RunSummary(
     folder=Path("runs/a"),
@@ -43,6 +44,7 @@ SAMPLES: dict[str, Callable[[], object]] = {
     "recipes": list_recipes,
     "report": lambda: plan_page(Job(load(["recipe=mlp_hybrid", "hardware=cpu"]), values=False)),
     "runs": lambda: RunList(runs=(RUN,)),
+    "sample": lambda: WrittenText("def ", "f():", "stop"),
     "status": lambda: RUN,
     "verify": lambda: LayoutComparison((Difference("data 2", 2, 1e-7, math.inf, 8, "same"),), "x"),
 }
