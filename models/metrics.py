@@ -30,10 +30,9 @@ def accuracy(
     batch: has the class ids (...) in the field `target`; positions of -100, which cross entropy
     ignores, do not count.
     """
+    known = batch[target] != IGNORED
     chosen = part_of(output, part).argmax(class_dim)
-    classes = align(batch[target], chosen)
-    known = classes != IGNORED
-    hits = (chosen == classes) & known
+    hits = (chosen == align(batch[target], chosen)) & align(known, chosen)
     return hits.float().sum() / known.float().sum().clamp(min=1)
 
 
