@@ -55,12 +55,12 @@ BUDGETS = {
     "launcher/ranks": 2_036,
     "launcher/recipe": 3_520,
     "launcher/report": 2_509,
-    "launcher/store": 1_026,
+    "launcher/store": 1_032,
     "launcher/supervise": 4_504,
     "launcher/terminal": 337,
     "launcher/text": 603,
     "launcher/urls": 256,
-    "models": 1_824,
+    "models": 1_823,
     "testing": 115,
     "tests": 1_173,
     "tests/behaviour": 9_356,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 17_765,
+    "tests/launcher": 17_785,
     "tests/models": 769,
     "tests/support": 9_397,
     "tests/testing": 111,
 }
-SUMS = {"source": 77_664, "tests": 55_653, "docs": 50_000}
+SUMS = {"source": 77_669, "tests": 55_673, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

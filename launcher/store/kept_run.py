@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -48,23 +48,19 @@ class KeptRun:
 
     @staticmethod
     def open(url: str, folder: Path, resumed: bool) -> KeptRun:
-        """Look at the store of a run.  Raises RecipeError, also where a new run would mix its
-        checkpoints with those of another.
+        """Look at the store of a run.  Raises RecipeError, also where checkpoints would be lost
+        there: those of another run, or of this one after it has continued elsewhere.
         """
-        store = ObjectStore.open(url, STORE)
-        there = whole_checkpoints(store.find())
-        if there and not resumed:
-            raise RecipeError(
-                STORE,
-                f"{url} has checkpoints of another run, the last of step {max(there)}.",
-                f"flowrun resume {url} continues it; a new run needs another URL.",
-            )
-        return KeptRun(store, folder)
+        kept = KeptRun(ObjectStore.open(url, STORE), folder)
+        kept._check_newest(find_all(folder) if resumed else ())
+        return kept
 
     def claim(self) -> None:
         """Write to the store, for this launcher alone; its run has the lease of the folder.  Raises
         RecipeError.
         """
+        if not self._writer:
+            self._check_newest(find_all(self.folder))
         store, self._writer, self._put = self.store, str(uuid4()), {}
         with store.refusing(STORE):
             store.write(_WRITER, self._writer.encode())
@@ -73,6 +69,16 @@ class KeptRun:
                 if here.step in there and store.read(name_in(here.step, ABOUT)) == here.text():
                     files = [ABOUT, *here.about().files]
                     self._put |= self._stamps(name_in(here.step, file) for file in files)
+
+    def _check_newest(self, here: Sequence[Checkpoint]) -> None:
+        there = max(whole_checkpoints(self.store.find()), default=-1)
+        if there > max((kept.step for kept in here), default=-1):
+            url = self.store.url
+            raise RecipeError(
+                STORE,
+                f"{url} has a checkpoint of step {there}, and this run has none as new.",
+                f"flowrun resume {url} continues from there; a new run needs another URL.",
+            )
 
     def look(self) -> None:
         """Let the thread put what is new."""

@@ -192,8 +192,28 @@ def test_a_new_run_is_not_mixed_with_another(tmp_path: Path, url: str) -> None:
     kept = keep(url, tmp_path / "run", False)
     save(tmp_path / "run", 1)
     kept.put_all()
-    with pytest.raises(RecipeError, match=r"checkpoints of another run, the last of step 1\."):
+    with pytest.raises(RecipeError, match=r"has a checkpoint of step 1, and this run has none as"):
         keep(url, tmp_path / "other", False)
+
+
+def test_a_folder_that_the_store_is_ahead_of_takes_nothing_from_it(
+    tmp_path: Path, url: str
+) -> None:
+    kept = keep(url, tmp_path / "run", False)
+    save(tmp_path / "run", 1)
+    kept.put_all()
+    continue_at(url, tmp_path / "new")
+    other = keep(url, tmp_path / "new", True)
+    save(tmp_path / "new", 2)
+    other.put_all()
+    there = names(url)
+    for look in (KeptRun.open, keep):
+        with pytest.raises(RecipeError, match=f"flowrun resume {url} continues from there"):
+            look(url, tmp_path / "run", True)
+    first_here = KeptRun(ObjectStore.open(url, "x"), tmp_path / "run")  # of a host that was second
+    with pytest.raises(RecipeError):
+        first_here.claim()
+    assert names(url) == there
 
 
 def test_the_end_waits_and_says_what_the_store_lacks(
