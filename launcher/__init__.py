@@ -16,7 +16,7 @@ report/           the plan for a person, the files of a run's folder, the report
 ranks/            what runs inside a rank
 supervise/ place/ the life of a run; auto.placement: the fastest placement that fits
 commands/         what the other commands do: verify, resume, export, sample, eval, calibrate
-page/             a plan as one HTML file
+page/             a plan, runs or a sweep as one HTML file
 bench/            flowrun compared with torch's own layouts, and with published tables
 command_line/     the commands' arguments, for cli.py; a job or a sweep; Slurm, Ray
 

@@ -142,11 +142,16 @@ def composed(line: str) -> None:
         if option == "--config-dir":  # a profile of the reader's own
             given.remove("hardware=mine")
     overrides = [text for text in given if "=" in text.removeprefix("--")]
-    assert set(given) - set(overrides) <= {"-m"} or command in ("resume", "eval", *NO_RECIPE), line
+    assert set(given) - set(overrides) <= {"-m"} or command in (
+        "resume",
+        "eval",
+        "report",
+        *NO_RECIPE,
+    ), line
     if command == "calibrate" and overrides:
         load(overrides)
         return
-    if command in NO_RECIPE:
+    if command in NO_RECIPE or (command == "report" and not overrides):
         assert not overrides or command in ("init", "check")
         return
     if command == "bench":

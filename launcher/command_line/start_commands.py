@@ -117,22 +117,23 @@ def top(
 
 @app.command()
 def report(
-    overrides: Overrides = None,
+    given: Annotated[list[str], typer.Argument(metavar="RUN_DIR… | recipe=NAME [key=value]…")],
     to: Annotated[Path | None, typer.Option("--to", help="Else report.html.")] = None,
     form: Annotated[
         PageFormat, typer.Option("--format", help="JSON is printed without --to.")
     ] = PageFormat.html,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Write a page of a plan: one HTML file, which needs no network.
+    """Write a page of a plan, runs or a sweep: one HTML file, which needs no network.
 
-    Layout, timeline, memory, communication, and what bounds the step.  JSON is the
-    same data.
+    Of a recipe it has layout, timeline, memory, communication, and what bounds the
+    step; of runs their curves, figures, differences, the traced step, texts.  It
+    reads their folders alone.  JSON is the same data.
 
       flowrun report recipe=gpt_hybrid --to plan.html
-      flowrun report recipe=gpt_hybrid placement.stages=4 --format json --to plan.json
+      flowrun report outputs/2026-01-31/12-00-00_gpt_tiny outputs/2026-01-31/13-00-00_gpt_tiny
+      flowrun report multirun/2026-01-31/12-00-00 --format json --to sweep.json
     """
-    given = overrides or []
     with show_errors(given, config_dir):
         from flowrun.launcher.page.make_page import make_page, write_page
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from flowrun.engine.errors import FlowrunError
+from flowrun.engine.ir.files import open_more
 from flowrun.launcher.commands.load_run import LoadedRun, load_run, text_run
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.model.build import instantiate_data
@@ -15,7 +17,7 @@ from flowrun.launcher.model.hugging_face.load_folder import load_text_model
 from flowrun.launcher.recipe.recipe_errors import CommandLineError, PlacedError
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.run_files import RECIPE
+from flowrun.launcher.store.run_files import RECIPE, SAMPLES
 from flowrun.launcher.store.run_tokenizer import text_of
 from flowrun.launcher.terminal import doing
 from flowrun.launcher.text.codec import (
@@ -165,6 +167,10 @@ def show_text(record: Record) -> None:
     """Show what a model that was trained on text writes; the run is complete even if it cannot."""
     try:
         found = write_after(record.job, record.folder)
+        if found:
+            line = {"step": record.reached, "prompt": found[0], "text": found[1]}
+            with open(open_more(record.folder / SAMPLES), "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
     except Exception as error:  # of the user's model, maybe
         why = error.problem if isinstance(error, FlowrunError) else repr(error)
         record.note(f"no sample of text (eval.sample=false leaves it out): {why}")

@@ -1,8 +1,9 @@
-"""A plan as one HTML file that is sent to a colleague, and the same data as JSON.
+"""A plan, runs or a sweep as one HTML file, and the same data as JSON.
 
 make_page.py         read this first
 page_data.py         all that a page shows; page.schema.json says what each field means
 plan_view.py         what a page shows of a plan; layout_view.py its modules, step_view.py acts
+run_view.py          of a run's folder; trace_view.py its traced step; sweep_view.py of a sweep
 
 page.html, page.js and runs.js draw the data; vendor/ has uPlot, which draws curves.
 """

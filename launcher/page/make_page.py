@@ -1,7 +1,8 @@
-"""make_page: a recipe -> a page, as one file that loads nothing from a network."""
+"""make_page: a recipe, or folders -> a page, as one file that loads nothing from a network."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -9,9 +10,14 @@ from flowrun.engine.ir.files import replace_text
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.page.page_data import Page
 from flowrun.launcher.page.plan_view import plan_view
+from flowrun.launcher.page.run_view import run_view
+from flowrun.launcher.page.sweep_view import job_folders, sweep_view
 from flowrun.launcher.place.settle import job_to_plan
 from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.recipe_errors import CommandLineError
+from flowrun.launcher.report.sweep_table import TABLE
 from flowrun.launcher.terminal.as_json import to_json
+from flowrun.launcher.terminal.doing import doing
 from flowrun.launcher.terminal.units import size
 
 _HERE = Path(__file__).parent
@@ -22,12 +28,39 @@ _FILES = {  # mark in page.html -> the files that take its place
 }
 
 
-def make_page(given: list[str], config_dir: str | None) -> Page:
+def make_page(given: Sequence[str], config_dir: str | None) -> Page:
     """Make the page of what the command is given.  Raises RecipeError.
 
-    given: "key=value" of a recipe.  config_dir: the user's own groups.
+    given: folders of runs, one of a sweep, or "key=value" of a recipe.  config_dir: the user's own
+    groups.
     """
-    return plan_page(job_to_plan(load(given, config_dir))[0])
+    folders = [Path(word) for word in given if "=" not in word or Path(word).is_dir()]
+    if not folders:
+        return plan_page(job_to_plan(load(list(given), config_dir))[0])
+    for word in given:
+        if Path(word) not in folders:
+            problem = "keys of a recipe do not go with folders."
+            raise CommandLineError(word, problem, "Write keys or folders alone.")
+    return folders_page(folders)
+
+
+def folders_page(folders: Sequence[Path]) -> Page:
+    """Make the page of some runs, or of one sweep and the runs of its jobs.  Raises RecipeError."""
+    sweep = None
+    for folder in folders:
+        if (folder / TABLE).exists():
+            if len(folders) > 1:
+                raise CommandLineError(str(folder), "a page has one sweep alone.", "Write one.")
+            sweep = sweep_view(folder)
+            folders = job_folders(folder, sweep)
+    runs = []
+    for number, folder in enumerate(folders, 1):
+        doing(f"reading run {number} of {len(folders)}")
+        runs.append(run_view(folder))
+    names = ", ".join(dict.fromkeys(run.name for run in runs)) or "nothing ran"
+    of = f"a sweep of {len(sweep.rows)} jobs" if sweep else f"{len(runs)} run"
+    title = f"{names}: {of}{'s' if len(runs) > 1 and not sweep else ''}"
+    return Page(title=title, made_by=version("flowrun"), runs=tuple(runs), sweep=sweep)
 
 
 def plan_page(job: Job) -> Page:

@@ -23,7 +23,7 @@ function short(value, unit = "") {
   return (size && size < 1 ? value.toPrecision(3) : shown.toFixed(digits)) + (prefix || unit ? " " : "") + prefix + unit;
 }
 const bytes = value => value >= 1e12 ? (value / 1e12).toFixed(1) + " TB" : short(value, "B");
-const seconds = s => s === 0 ? "0" : Math.abs(s) >= 1 ? s.toFixed(2) + " s"
+const seconds = s => s == null ? "–" : s === 0 ? "0" : Math.abs(s) >= 1 ? s.toFixed(2) + " s"
   : Math.abs(s) >= 1e-3 ? (s * 1e3).toFixed(1) + " ms" : (s * 1e6).toFixed(0) + " us";
 const arrow = text => text.replaceAll(" -> ", "\u00a0→ ");
 const percent = share => (share * 100).toFixed(share && share < .1 ? 1 : 0) + "%";
@@ -150,7 +150,7 @@ function drawTimeline(made, drawing) {
       g.beginPath(); g.moveTo(x(t / tick), 16); g.lineTo(x(t / tick), height); g.stroke();
       if (x(t / tick) < width - 40) g.fillText(seconds(Math.abs(t) < gap / 2 ? 0 : t), x(t / tick) + 2, 12);
     }
-    drawing.lanes.forEach(([name], k) => { g.fillStyle = ink; g.fillText(left() < 100 ? name.replace("stage ", "s ").replace("foreseen", "plan").slice(0, 9) : name.slice(0, 18), 0, 34 + k * row); });
+    drawing.lanes.forEach(([name], k) => { g.fillStyle = ink; g.fillText(left() < 100 ? name.split(",")[0].replace("stage ", "s ").replace("foreseen", "plan").slice(0, 9) : name.slice(0, 18), 0, 34 + k * row); });
     g.save(); g.beginPath(); g.rect(left(), 0, width, height); g.clip();
     let within = 0;
     const edge = new Float64Array(drawing.lanes.length * 2).fill(-1);  // what is under a pixel is drawn once
@@ -243,8 +243,8 @@ const axis = more => ({stroke: () => colour("dim"), grid: {stroke: () => colour(
 function chart(made, title, data, series, more = {}) {
   const home = el("div", {}), heading = el("h3", {}, title); made.append(el("div", {}, heading, home));
   const drawn = new uPlot({width: Math.max(260, home.clientWidth), height: 230, series, scales: {x: {time: false}}, cursor: {y: false},
-    axes: [axis({values: (_, at) => at.map(more.x || (v => short(v)))}), axis({size: 66, values: (_, at) => at.map(v => v == null ? "" : (more.y || short)(v))})], ...more.options}, data, home);
-  redraws.push(() => { if (drawn.status) { drawn.setSize({width: Math.max(260, home.parentNode.clientWidth), height: 230}); drawn.redraw(); } });
+    axes: [axis({space: 66, values: (_, at) => at.map(more.x || (v => short(v)))}), axis({size: 74, values: (_, at) => at.map(v => v == null ? "" : (more.y || short)(v))})], ...more.options}, data, home);
+  redraws.push(() => { if (drawn.status) { drawn.setSize({width: Math.max(260, home.parentNode.clientWidth), height: 230}); drawn.redraw(true, true); } });
   return drawn;
 }
 function drawMemory(made, stage, end) {
@@ -290,6 +290,8 @@ function main() {
   document.title = document.querySelector("h1").textContent = page.title;
   document.getElementById("made").textContent = `Made by flowrun ${page.made_by}. The data of this page is JSON inside of it.`;
   if (page.plan) drawPlan(page.plan);
+  if (page.sweep) drawSweep(page.sweep);
+  if (page.runs.length) drawRuns(page.runs);
   const again = () => redraws.forEach(each => each());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
   let wide = innerWidth;

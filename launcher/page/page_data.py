@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 Ints = tuple[int, ...]
 Texts = tuple[str, ...]
+SweepCell = str | float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +133,50 @@ class PlanView:
     recipe: str
 
 
+@dataclass(frozen=True, slots=True)
+class CurveView:
+    """A number of a run by steps; of a long run, at some of them."""
+
+    tag: str
+    steps: Ints
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """A run, by its folder."""
+
+    folder: str
+    name: str
+    status: str
+    figures: tuple[Figure, ...]
+    curves: tuple[CurveView, ...]
+    restarts: tuple[tuple[int, str], ...]
+    notes: Texts
+    keys: Mapping[str, str]
+    drawing: StepDrawing | None
+    samples: tuple[tuple[int, str, str], ...]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepView:
+    """The table of a sweep."""
+
+    keys: Texts
+    numbers: Texts
+    rows: tuple[Mapping[str, SweepCell], ...]
+    objective: str
+    highest: bool
+    best: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A page: of a plan."""
+    """A page of a plan, of runs, or of a sweep and its runs."""
 
     title: str
     made_by: str
-    plan: PlanView
+    plan: PlanView | None = None
+    runs: tuple[RunView, ...] = ()
+    sweep: SweepView | None = None

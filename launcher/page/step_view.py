@@ -12,6 +12,7 @@ from flowrun.engine.trace.causes import Cause
 from flowrun.launcher.page.page_data import ActorView, StepDrawing
 from flowrun.launcher.report.group_equal import some, spans
 from flowrun.launcher.report.progress import layout
+from flowrun.launcher.report.trace_file import title
 from flowrun.launcher.terminal.units import size
 
 MOST_ACTS = 60_000  # of a drawing: about 3 MB of JSON
@@ -93,7 +94,9 @@ def _actor(plan: Plan, actor: Actor) -> ActorView:
         about += " …" * (len(blocks) > 3)
     if actor.sent_bytes:
         about = f"{about} over {axis_of(plan, actor)}, {size(actor.sent_bytes)}"
-    return ActorView(actor.name, actor.kind, actor.phase, about, actor.inputs, actor.outputs)
+    about = f"actor {actor.id}{about and ': '}{about}"
+    name = title(actor.name)
+    return ActorView(name, actor.kind, actor.phase, about, actor.inputs, actor.outputs)
 
 
 def axis_of(plan: Plan, actor: Actor) -> str:

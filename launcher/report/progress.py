@@ -172,7 +172,7 @@ class Progress:
             text = f"{report.ended_by} ended the run after {done} of {self.steps} steps"
             self.console.print(text, highlight=False, markup=False)
         headings = ("", "foreseen", "measured")
-        self.console.print(plain_table("", headings, _compare(report), right=headings[1:]))
+        self.console.print(plain_table("", headings, compare_figures(report), right=headings[1:]))
         if report.best_step is not None:
             self.console.print(f"best checkpoint: step {report.best_step}", highlight=False)
         if report.step_times:
@@ -194,7 +194,8 @@ class Progress:
             self.bar = None
 
 
-def _compare(report: Report) -> Iterator[tuple[str, str, str]]:
+def compare_figures(report: Report) -> Iterator[tuple[str, str, str]]:
+    """Yield a name, what was foreseen, and what was measured."""
     foreseen, measured = sides = report.foreseen, report.measured
     yield "step time", seconds(foreseen["step_s"]), seconds(measured["step_s"])
     if "others" in measured:

@@ -1,7 +1,7 @@
 """Record: writes the run's files, and passes each step to the progress display.
 
-The files: recipe.yaml, plan.txt, metrics.jsonl, restarts.jsonl, ended.json, report.json.  It
-follows the run as a listener does.
+The files: recipe.yaml, environment.json, plan.txt, metrics.jsonl, restarts.jsonl, ended.json,
+report.json.  It follows the run as a listener does.
 """
 
 from __future__ import annotations
@@ -37,9 +37,18 @@ from flowrun.launcher.report.report import (
     numbers,
     strict,
 )
+from flowrun.launcher.report.run_environment import describe_environment
 from flowrun.launcher.store.checkpoint import Checkpoint, complete, find_all, find_best
 from flowrun.launcher.store.kept_run import KeptRun
-from flowrun.launcher.store.run_files import ENDED, LOGS, METRICS, RECIPE, REPORT, RESTARTS
+from flowrun.launcher.store.run_files import (
+    ENDED,
+    ENVIRONMENT,
+    LOGS,
+    METRICS,
+    RECIPE,
+    REPORT,
+    RESTARTS,
+)
 from flowrun.launcher.store.run_tokenizer import keep_tokenizer
 from flowrun.launcher.terminal.console import STDERR, STDOUT, say
 
@@ -96,6 +105,7 @@ class Record:
         if not self.first:
             (folder / RESTARTS).unlink(missing_ok=True)
         list_lines_before(folder / METRICS, self.first)  # an error comes before the start
+        replace_text(folder / ENVIRONMENT, json.dumps(describe_environment(self.job)) + "\n")
         self._write_job()
 
     def _write_job(self) -> None:

@@ -25,7 +25,7 @@ from flowrun.engine.trace.trace import Need, Slice, TraceEvent, What, build_slic
 
 ChromeEvent = dict[str, object]
 NAME = "trace.json"
-_FORESEEN = 1 << 16  # process of a stage: above that of any rank
+FORESEEN = 1 << 16  # process of a stage: above that of any rank
 _PHASE = rf"(?P<phase>{'|'.join(PHASES)})"
 _OF_REGION = re.compile(rf"(?P<module>.+)\.{_PHASE}\.\d+\.\d+")
 _OF_BOXING = re.compile(rf"(?P<kind>[a-z_]+)\.(?P<axis>\w+)\.(?P<module>.+)\.{_PHASE}")
@@ -153,12 +153,12 @@ class _Timeline:
         plan, (step, begin) = self.plan, self._last_step()
         for stage, placement in enumerate(plan.placements):
             name = f"foreseen of stage {stage} ({placement}), drawn at step {step}"
-            yield from _name_rows(_FORESEEN + stage, name, plan.stage_actors(stage))
+            yield from _name_rows(FORESEEN + stage, name, plan.stage_actors(stage))
         for event in rehearsal.first_step:
             actor = plan.actors[event.actor]
             times = begin + event.start * 1e6, begin + event.end * 1e6
             when = _when(plan, actor, event.act) | {"step": step}
-            process = _FORESEEN + event.stage
+            process = FORESEEN + event.stage
             yield _slice(process, actor.id + 1, title(actor.name), actor.kind, times, when)
 
 

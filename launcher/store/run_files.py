@@ -2,4 +2,5 @@
 
 RECIPE, METRICS, REPORT = "recipe.yaml", "metrics.jsonl", "report.json"
 RESTARTS, ENDED = "restarts.jsonl", "ended.json"
+ENVIRONMENT, SAMPLES = "environment.json", "samples.jsonl"
 LOGS = "logs"  # the folder with what each rank prints

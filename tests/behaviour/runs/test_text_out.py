@@ -50,7 +50,10 @@ def evaluations(place: Path) -> dict[int, dict[str, float]]:
 def test_it_ends_with_text(place: Path) -> None:
     before = (place / "shown").read_text().partition("it now writes:\n")[0]
     assert "everything of this run" in before
-    assert len((place / "shown").read_text().partition("it now writes:\n")[2]) > 100
+    shown = (place / "shown").read_text().partition("it now writes:\n")[2]
+    kept = json.loads((place / "out" / "samples.jsonl").read_text())
+    assert len(shown) > 100 and kept["step"] == max(evaluations(place))
+    assert kept["prompt"].splitlines()[0] in shown and len(kept["text"]) > 50
 
 
 def test_text_is_of_the_step_that_is_asked_for(place: Path) -> None:

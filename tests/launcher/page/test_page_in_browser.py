@@ -1,5 +1,6 @@
 """The page in Chromium, where it and playwright are installed: it answers to a person."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any
 import pytest
 
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.page.make_page import plan_page, write_page
+from flowrun.launcher.page.make_page import make_page, plan_page, write_page
 from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.report.sweep_table import TABLE
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -29,6 +31,24 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.fixture(scope="module")
+def sweep_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep of three jobs, one of whose runs had a restart."""
+    folder = tmp_path_factory.mktemp("sweep")
+    rows = [f"{job},{lr},ran,,{loss}" for job, lr, loss in ((0, 0.1, 3), (1, 0.3, 1), (2, 0.9, 2))]
+    (folder / TABLE).write_text("\n".join(("job,optim.lr,status,reason,loss", *rows)) + "\n")
+    for job in range(3):
+        (folder / str(job)).mkdir()
+        (folder / str(job) / "recipe.yaml").write_text("name: mine\ntrain: {steps: 9}\n")
+        lines = (
+            json.dumps({"step": k, "loss": 3 / (k + job + 1), "step_s": 0.1}) for k in range(9)
+        )
+        (folder / str(job) / "metrics.jsonl").write_text("\n".join(lines))
+    (folder / "1" / "restarts.jsonl").write_text('{"reached": 4, "where": "rank 0"}\n')
+    write_page(make_page([str(folder)], None), folder / "sweep.html")
+    return folder / "sweep.html"
+
+
 def opened(browser: Any, file: Path, width: int = 1280) -> tuple[Any, list[str]]:
     """A page that has drawn itself, and what it wrote to the console or asked a network for."""
     page, said = browser.new_page(viewport={"width": width, "height": 900}), []
@@ -38,6 +58,39 @@ def opened(browser: Any, file: Path, width: int = 1280) -> tuple[Any, list[str]]
     page.goto(file.as_uri())
     page.wait_for_selector("body[data-drawn]")
     return page, [each for each in said if each != file.as_uri()]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_sweep_draws_itself_without_errors_and_fits(
+    browser: Any, sweep_file: Path, width: int
+) -> None:
+    page, said = opened(browser, sweep_file, width)
+    assert said == [] and page.locator("#curves canvas").count() == 2
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert "rank 0" in page.inner_text("#runs")
+
+
+def test_a_job_of_a_sweep_is_found_by_its_line_and_by_a_filter(
+    browser: Any, sweep_file: Path
+) -> None:
+    page, said = opened(browser, sweep_file)
+    assert "best: job 1" in page.inner_text("#sweep")
+    page.locator("#sweep circle").nth(0).hover()
+    assert "optim.lr = 0.1" in page.inner_text(".hint")
+    page.fill("#sweep input", "0.9")
+    assert page.locator("#sweep circle").count() == 1
+    assert "best: job 2" in page.inner_text("#sweep") and said == []
+
+
+def test_curves_go_over_time_and_name_what_is_under_the_pointer(
+    browser: Any, sweep_file: Path
+) -> None:
+    page, said = opened(browser, sweep_file)
+    page.select_option("#curves select", "time")
+    over = page.locator("#curves .u-over").nth(0)
+    over.hover(position={"x": 1, "y": 12})
+    assert page.locator("#curves h3").nth(0).inner_text().startswith("loss: job 0 loss 3")
+    assert said == []
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -87,7 +140,7 @@ def test_a_drag_zooms_and_a_filter_leaves_what_it_names(browser: Any, plan_file:
     page.mouse.up()
     assert 0 < int(canvas.get_attribute("data-acts")) < whole
     canvas.dblclick()
-    page.fill("#timeline input", "head.")
+    page.fill("#timeline input", "head,")
     named = int(canvas.get_attribute("data-acts"))
     page.click("#timeline button:has-text('backward')")
     assert 0 < int(canvas.get_attribute("data-acts")) < named < whole

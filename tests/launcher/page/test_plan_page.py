@@ -72,6 +72,12 @@ def test_each_stage_computes_waits_or_idles_through_the_step() -> None:
         assert sum(parts) == pytest.approx(whole) and min(parts) >= 0
 
 
+def test_memory_comes_to_the_peak_of_the_rehearsal_with_the_pages_of_messages() -> None:
+    for stage in made(*HYBRID)["plan"]["stages"]:
+        assert stage["memory"]["messages"][-1] > 0
+        assert max(map(sum, zip(*stage["memory"].values(), strict=True))) == stage["peak_bytes"]
+
+
 def test_columns_of_a_drawing_have_an_entry_for_each_act() -> None:
     drawing = made(*HYBRID)["plan"]["drawing"]
     columns = ("lane", "actor", "act", "start", "length", "cause", "why", "register")
