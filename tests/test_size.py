@@ -44,7 +44,7 @@ BUDGETS = {
     "launcher": 386,
     "launcher/bench": 2_200,
     "launcher/command_line": 1_969,
-    "launcher/commands": 4_314,
+    "launcher/commands": 4_315,
     "launcher/data": 3_495,
     "launcher/job": 2_226,
     "launcher/listeners": 675,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 17_995,
+    "tests/launcher": 18_000,
     "tests/models": 769,
     "tests/support": 9_397,
     "tests/testing": 111,
 }
-SUMS = {"source": 78_092, "tests": 55_891, "docs": 50_000}
+SUMS = {"source": 78_093, "tests": 55_896, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

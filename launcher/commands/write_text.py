@@ -71,6 +71,7 @@ class TextWriter:
         chat: each prompt is a question of its own.  Raises RecipeError for a prompt of more tokens
         than the model reads.
         """
+        doing.doing(f"reading {len(prompts):,} prompts")
         encoded = [self._encode_whole(prompt, chat) for prompt in prompts]
         for start in range(0, len(prompts), _IN_ORDER):
             some = slice(start, start + _IN_ORDER)

@@ -117,10 +117,10 @@ def write_all(model: TextModel, texts: Sequence[Continuation]) -> Iterator[int]:
     waiting, ended = sorted(texts, key=lambda text: len(text.ids)), 0
     while waiting:
         shortest, tokens = len(waiting[0].ids), texts[0].drawing.tokens
-        most = _MOST_LOGITS // (texts[0].codec.size * (shortest + 2 * tokens))
-        group = [each for each in waiting if len(each.ids) <= shortest + tokens][
-            : min(max(most, 1), _MOST_TEXTS)
-        ]
+        read = min(model.window, shortest + 2 * tokens)  # the most tokens of a text at once
+        read = shortest if model.cache and read < model.window else read
+        most = min(max(_MOST_LOGITS // (texts[0].codec.size * read), 1), _MOST_TEXTS)
+        group = [each for each in waiting if len(each.ids) <= shortest + tokens][:most]
         waiting = waiting[len(group) :]
         for _ in write_together(model, group):
             yield ended + sum(bool(text.stopped_by) for text in group)

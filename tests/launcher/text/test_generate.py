@@ -161,11 +161,16 @@ def test_a_text_is_that_of_its_prompt_alone(
         assert text.text == "".join(generate(made(module, 24), ByteCodec(), prompt, how))
 
 
+@pytest.mark.parametrize(("kept", "read"), [(False, [2, 3, 4] * 3), (True, [2, 1, 1])])
 def test_texts_whose_logits_would_fill_the_memory_are_written_apart(
-    monkeypatch: pytest.MonkeyPatch,
+    kept: bool, read: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, drawing = NextLetter(), Drawing(tokens=2, temperature=0)
-    monkeypatch.setattr("flowrun.launcher.text.generate._MOST_LOGITS", 256)
-    texts = [Continuation(ByteCodec(), b"ab", drawing) for _ in range(3)]
-    list(write_all(made(module), texts))
-    assert module.read == [2, 3] * 3
+    model, lengths = made(GPT(256, 24, 1, 2, 16), 24), list[int]()
+    model.cache = model.cache if kept else ""
+    model.module.register_forward_pre_hook(
+        lambda module, args, kwargs: lengths.append(kwargs["tokens_BT"].shape[1]), with_kwargs=True
+    )
+    monkeypatch.setattr("flowrun.launcher.text.generate._MOST_LOGITS", 256 * 3 * 2)
+    drawing = Drawing(tokens=3, temperature=0)
+    list(write_all(model, [Continuation(ByteCodec(), b"ab", drawing) for _ in range(3)]))
+    assert lengths == read
