@@ -70,11 +70,11 @@ BUDGETS = {
     "tests/gpu": 286,
     "tests/hangs": 365,
     "tests/launcher": 18_000,
-    "tests/models": 769,
+    "tests/models": 770,
     "tests/support": 9_397,
     "tests/testing": 111,
 }
-SUMS = {"source": 78_093, "tests": 55_896, "docs": 50_000}
+SUMS = {"source": 78_093, "tests": 55_897, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

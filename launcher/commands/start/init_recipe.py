@@ -60,7 +60,7 @@ placement:
 
 eval: {fraction: 0.05, batches: 4}        # share that is held out
 optim: {lr: $rate}                        # others: [/optim: sgd] above
-train: {batch_size: $batch, steps: 100}   # or epochs: 2 in place of steps
+train: {batch_size: $batch, steps: 100}       # or epochs: 2 in place of steps
 # precision: {dtype: bf16}                # compute; weights stay fp32
 # zero: {stage: 1}                        # split optimizer states over data
 """)
@@ -143,8 +143,7 @@ def _of_class(path: str, module: str, data: str | None, given: Given) -> tuple[s
     if len(found) == 1:
         lines, items = _read_data(names[0], {**found[0], **given["data"]}, arguments)
     else:
-        which = ", ".join(names) or "none, which has __len__ and __getitem__"
-        notes.append(f"--data NAME takes a data set; this module has {which}")
+        notes.append(f"--data NAME takes a data set; this module has {', '.join(names) or 'none'}")
     task, of_task = _task_lines(arguments, items, model)
     text = _RECIPE.substitute(
         title=f"{path}{f' on {names[0]}' if len(names) == 1 else ''}",
@@ -279,6 +278,7 @@ def _task_lines(
         notes += [f"task.inputs.{argument} is the field {field}"] if argument != field else []
     lines = [f"inputs: {_as_yaml(dict(task.inputs))}  # argument of forward: field of an item"]
     if task.loss is None:
+        notes.append(f"task.loss is left out: {task.why}")
         return [*lines, "# loss: the model returns it, or see losses.model_loss"], notes
     lines.append(f"loss: {_as_yaml({**(task.loss or {'_target_': _MISSING})})}")
     lines += [f"metrics: {_as_yaml({**task.metrics})}"] if task.metrics else []

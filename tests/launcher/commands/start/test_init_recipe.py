@@ -224,6 +224,7 @@ def test_values_of_tuples_get_the_names_of_arguments(
     written = write_recipe(f"pairs.py:{model}", None, None)
     text = written.file.read_text()
     assert not written.missing and loss in text and f"names: {names}" in text
+    assert ("task.loss is left out: the model returns it" in written.notes) == ("# loss" in loss)
     assert "  data:\n    _target_: pairs.Pairs\n" in text
     job = Job(load([f"recipe={written.file}"]), values=False)
     assert job.training.plan.num_ranks == 1
