@@ -360,20 +360,6 @@ def forget_triton() -> None:
             cached.cache_clear()
 
 
-# All decompositions of recurrent layers call this function of recurrent_decompositions(); up to
-# torch 2.13 it asks `num_layers < i - 1` before layer i, so that nothing is ever dropped.
-RNN_HELPER = "_rnn_helper"
-
-
-def recurrent_decompositions() -> ModuleType:
-    """Return the module whose `select_one_layer_lstm_function` returns oneDNN's function or
-    `one_layer_lstm`.
-    """
-    from torch._decomp import decompositions
-
-    return decompositions
-
-
 # ---- Inductor ------------------------------------------------------------------------------------
 
 

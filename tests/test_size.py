@@ -27,15 +27,15 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_486,
+    "engine": 1_472,
     "engine/actors": 1_853,
     "engine/boxing": 537,
-    "engine/capture": 5_702,
+    "engine/capture": 5_729,
     "engine/cost": 1_234,
     "engine/hardware": 571,
     "engine/ir": 1_828,
     "engine/lowering": 1_355,
-    "engine/ops": 6_305,
+    "engine/ops": 6_564,
     "engine/passes": 8_196,
     "engine/rehearsal": 1_062,
     "engine/runtime": 8_202,
@@ -65,16 +65,16 @@ BUDGETS = {
     "tests": 1_178,
     "tests/behaviour": 9_359,
     "tests/chaos": 927,
-    "tests/engine": 14_511,
+    "tests/engine": 14_642,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
     "tests/launcher": 18_000,
     "tests/models": 770,
-    "tests/support": 9_397,
+    "tests/support": 9_427,
     "tests/testing": 111,
 }
-SUMS = {"source": 78_093, "tests": 55_897, "docs": 50_000}
+SUMS = {"source": 78_365, "tests": 56_058, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

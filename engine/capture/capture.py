@@ -33,7 +33,7 @@ from flowrun.engine.capture.joint_graph import LOSS, JointGraph
 from flowrun.engine.capture.module_checks import check_modules
 from flowrun.engine.capture.parts import UnlikeError
 from flowrun.engine.capture.patches.alike_blocks import AbsentBlocks, find_runs, leave_out
-from flowrun.engine.capture.patches.forward_graph import make_gradients_dense, sort_inputs
+from flowrun.engine.capture.patches.forward_graph import replace_calls, sort_inputs
 from flowrun.engine.capture.patches.substitutes import narrow_residual
 from flowrun.engine.capture.patches.tracing import prepare_tracing, silence_logs
 from flowrun.engine.capture.random_ops import seed_random_ops
@@ -383,7 +383,7 @@ def _trace_blocks(
         stack.enter_context(leave_out(task.model, runs))
         traced, effects, written = _trace_forward(task, batch, metrics, return_writes=train)
         graphs.append(traced.graph)
-        make_gradients_dense(traced)
+        replace_calls(traced)
         entering, outside = sort_inputs(traced.graph, values, tensors)
         if folded:
             absent = {f"{run.blocks}.{number}" for run in runs for number in run.absent}

@@ -36,7 +36,8 @@ MAX_REAL_NUMBERS = 20_000_000  # elements of a model that is called with numbers
 # pattern of torch's message, of the line or of file names -> what to write, whosever the line is
 _SWITCHES = {
     "modules/adaptive.py": "Use cross_entropy over all classes; this loss selects rows by targets.",
-    "pack_padded_sequence": "Pass padded sequences to the RNN; mask its output past each length.",
+    "pack_padded_sequence|PackedSequence|modules/rnn.py": "Pass padded sequences to the RNN, not a "
+    "PackedSequence; mask its output past each length.",
     "layerdrop": "Set layerdrop to 0: capture cannot leave layers out by chance.",
     "one_hot": "Give one_hot its num_classes.",
     r"Parameter\(\)` constructor": "Make layers and parameters in __init__, and call them here.",

@@ -30,6 +30,7 @@ from flowrun.engine.ops.flow import (
     check,
     random,
     ranges,
+    recurrent,
     rounding,
     scaling,
     sparse,
@@ -56,7 +57,7 @@ _FAMILIES = (
     *(shape, slice_cat, index, strided, create),
     *(norm, batch_norm, attention, embedding, conv),
     *(softmax, loss, cross_entropy, chunked_head, dropless),
-    *(random, ranges, check, update, rounding, scaling, sparse, structure),
+    *(random, ranges, check, update, rounding, scaling, sparse, structure, recurrent),
 )
 OPS: Mapping[str, OpInfo] = {
     target: known for family in _FAMILIES for target, known in family.OPS.items()

@@ -501,13 +501,6 @@ def test_what_torch_knows_of_triton_is_forgotten() -> None:
     assert not triton.has_triton.cache_info().currsize
 
 
-def test_recurrent_layers_are_decomposed_by_one_helper() -> None:
-    module = internals.recurrent_decompositions()
-    parameters = list(inspect.signature(vars(module)[internals.RNN_HELPER]).parameters)
-    assert parameters[:5] == ["input", "hidden", "params", "has_biases", "num_layers"]
-    assert callable(module.one_layer_lstm) and callable(module.select_one_layer_lstm_function)
-
-
 # ---- Inductor ------------------------------------------------------------------------------------
 
 

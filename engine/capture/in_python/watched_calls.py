@@ -32,7 +32,7 @@ from torch.overrides import TorchFunctionMode
 
 from flowrun.engine.capture.in_python.branches import is_caught, is_printed, value_that_goes_on
 from flowrun.engine.capture.in_python.frozen import freeze
-from flowrun.engine.capture.patches.forward_graph import with_dense_gradient
+from flowrun.engine.capture.patches.forward_graph import as_captured
 from flowrun.engine.capture.patches.substitutes import COUNTED, Picked, replace_attribute
 from flowrun.engine.ir.user_code import is_installed, is_users, place
 from flowrun.engine.torch_internals import (
@@ -270,7 +270,7 @@ class CallWatch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: object, args: Any = (), kwargs: Any = None
     ) -> object:
-        args, kwargs = with_dense_gradient(func, args, dict(kwargs or {}))
+        func, args, kwargs = as_captured(func, args, dict(kwargs or {}))
         frame = _outer_frame()
         line = self._note_place(frame)
         name = getattr(func, "__name__", str(func))

@@ -1,15 +1,19 @@
-"""forward_graph: what Dynamo's graph of forward reads, and its look-ups.
+"""forward_graph: what Dynamo's graph of forward reads, and what it calls.
 
-A look-up gets a dense gradient, with which passes/update/sparse_ops.py begins.
+A look-up gets a dense gradient, with which passes/update/sparse_ops.py begins.  A recurrent layer
+is one op (recurrent_layers.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+
+from flowrun.engine.capture.patches.recurrent_layers import OVER_SEQUENCES, run_layers
+from flowrun.engine.ir.signature import Function
 
 # a function of torch that looks rows up -> the position of its argument `sparse`
 _LOOKUPS: Mapping[object, int] = {
@@ -20,22 +24,25 @@ _LOOKUPS: Mapping[object, int] = {
 }
 
 
-def with_dense_gradient(
+def as_captured(
     function: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call, with a dense gradient if it is a look-up."""
+) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
+    """Return the call that is captured in the place of one: function, args, kwargs."""
+    function = cast(Function, function)
+    if kind := OVER_SEQUENCES.get(function):
+        return run_layers, (kind, *args), dict(kwargs)
     place = _LOOKUPS.get(function)
     if place is not None and len(args) > place:
         args = (*args[:place], False, *args[place + 1 :])
     dense = {"sparse": False} if place is not None and "sparse" in kwargs else {}
-    return args, {**kwargs, **dense}
+    return function, args, {**kwargs, **dense}
 
 
-def make_gradients_dense(module: torch.fx.GraphModule) -> None:
-    """Let every look-up of a graph request a dense gradient."""
+def replace_calls(module: torch.fx.GraphModule) -> None:
+    """Let a graph call what is captured."""
     for node in module.graph.nodes:
         if node.op == "call_function":
-            node.args, node.kwargs = with_dense_gradient(node.target, node.args, node.kwargs)
+            node.target, node.args, node.kwargs = as_captured(node.target, node.args, node.kwargs)
     module.recompile()
 
 

@@ -20,7 +20,6 @@ from flowrun.engine.capture.patches.substitutes import (
 )
 from flowrun.engine.torch_internals import (
     BUFFER_MARK,
-    RNN_HELPER,
     buffers_of,
     dynamo_settings,
     forget_triton,
@@ -28,7 +27,6 @@ from flowrun.engine.torch_internals import (
     parameters_of,
     random_generators,
     random_support,
-    recurrent_decompositions,
 )
 
 
@@ -63,7 +61,6 @@ def prepare_tracing(
         stack.enter_context(_restore_tensors(modules))
         stack.enter_context(_unmark_buffers(modules))
         stack.enter_context(_allow_leaves_within_forward())
-        stack.enter_context(_decompose_recurrent_layers())
         stack.enter_context(replace_attribute(*random_support(), staticmethod(set)))  # constants
         stack.enter_context(replace_attribute(*random_generators(), staticmethod(_refuse)))
         stack.enter_context(replace_functions())
@@ -159,36 +156,6 @@ def _allow_leaves_within_forward() -> Iterator[None]:
     """
     check = leaf_check()
     with replace_attribute(*check, lambda *_: None) if check else contextlib.nullcontext():
-        yield
-
-
-class _LayerCount(int):
-    """A number of layers that compares as less than any number."""
-
-    def __lt__(self, other: object) -> bool:
-        return True
-
-
-@contextlib.contextmanager
-def _decompose_recurrent_layers() -> Iterator[None]:
-    """Within the block, torch decomposes LSTM, GRU and RNN into what they compute in training.
-
-    Else it leaves out dropout between layers, and takes oneDNN's LSTM, as for inference, if the
-    input needs no gradient.
-    """
-    torchs = recurrent_decompositions()
-    helper = vars(torchs)[RNN_HELPER]
-
-    def with_dropout(*given: object) -> object:
-        x, hidden, params, has_biases, layers, *rest = given
-        assert isinstance(layers, int)
-        return helper(x, hidden, params, has_biases, _LayerCount(layers), *rest)
-
-    select = "select_one_layer_lstm_function"
-    with (
-        replace_attribute(torchs, RNN_HELPER, with_dropout),
-        replace_attribute(torchs, select, lambda *_: torchs.one_layer_lstm),
-    ):
         yield
 
 

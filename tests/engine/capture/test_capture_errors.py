@@ -23,6 +23,7 @@ class Net(nn.Module):
         self.a, self.made = nn.Linear(4, 3), forward
         self.count, self.plain = itertools.cycle([1, 2]), torch.zeros(4)
         self.register_buffer("running", torch.zeros(4))
+        self.rnn = nn.GRU(3, 3)
         self.adaptive = nn.AdaptiveLogSoftmaxWithLoss(3, 3, [1], div_value=1.0)
 
     def forward(self, x: Tensor) -> Any:
@@ -95,6 +96,11 @@ def packs(net: Any, x: Tensor) -> Any:
     return packed.data
 
 
+def packs_itself(net: Any, x: Tensor) -> Any:
+    packed = nn.utils.rnn.PackedSequence(net.a(x), torch.ones(3, dtype=torch.long))
+    return net.rnn(packed)[0].data
+
+
 def adapts(net: Any, x: Tensor) -> Any:
     y = torch.zeros(3, dtype=torch.long)
     return net.adaptive(net.a(x), y).loss
@@ -113,7 +119,8 @@ def test_shapes_that_depend_on_values_are_refused_with_the_users_line(forward: F
     [
         (picks, "Keep the shape"),
         (assigns, "torch.where(mask, a, b)"),
-        (packs, "padded sequence"),
+        (packs, "not a PackedSequence"),
+        (packs_itself, "not a PackedSequence"),
         (adapts, "cross_entropy over all classes"),
         (lambda net, x: net.a(x) if x.sum() > 0 else net.a(-x), "torch.where"),
         (lambda net, x: net.a(x) * net.a.weight.sum().item(), ".item()"),

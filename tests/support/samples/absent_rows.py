@@ -109,6 +109,11 @@ ABSENT = (
         "it is linear, but a weight that is a partial sum has no home",
     ),
     Absent(
+        "flowrun.recurrent_layer_backward.default",
+        lambda given, row: row.inputs[-1] != row.inputs[1],
+        "what forward kept is laid out as it was there; elements of it are not read",
+    ),
+    Absent(
         "flow.collect",
         lambda given, row: row.inputs[0] != row.inputs[1] or row.inputs[1] == P,
         "rows and ids apart would come in two orders, with several micro-batches; ids are not sums",

@@ -11,6 +11,8 @@ import torch
 
 from flowrun.engine.capture.patches import substitutes  # noqa: F401  (it defines flowrun::ctc_loss)
 from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ops.flow.recurrent import BACKWARD as RECURRENT_BACKWARD
+from flowrun.engine.ops.flow.recurrent import FORWARD as RECURRENT
 from flowrun.engine.ops.nn.ring_attention import BLOCK, BLOCK_BACKWARD, KeyTurns
 from flowrun.engine.ops.proof.simulated_ranks import OpSample, sample
 from support.samples.sample_values import T, below, positive
@@ -212,6 +214,28 @@ def _experts() -> list[OpSample]:
     ]
 
 
+def _layer(shapes: Sequence[Shape]) -> bool:
+    """Pieces of 4 steps and 5 samples, or of some, and of all else: torch looks at few sizes."""
+    over = [shape for shape in shapes if len(shape) == 3]
+    steps = {shape[0] for shape in over} - {1}
+    inside = {shape[2] for shape in over} <= {2, 3, 24, 51}
+    weights = {shape for shape in shapes if len(shape) == 2} <= {(9, 2), (9, 3), (12, 2), (12, 3)}
+    return len(steps) == 1 == len({shape[1] for shape in over}) and inside and weights
+
+
+def _recurrent() -> list[OpSample]:
+    """Samples of layers of one state, and of two."""
+    x, h, grads = T(4, 5, 2), T(1, 5, 3), (T(4, 5, 3), None)
+    gru = x, (h,), (T(9, 2), T(9, 3))
+    lstm = x, (h, T(1, 5, 3)), (T(12, 2), T(12, 3))
+    made = []
+    for kind, given in (("gru", gru), ("lstm", lstm)):
+        made.append(sample(RECURRENT, *given, kind, False, True, None, sound=_layer))
+        read = (grads + (None,) * (kind == "lstm"), *given, made[-1].made[-1], kind, False, None)
+        made.append(sample(RECURRENT_BACKWARD, *read, sound=_layer))
+    return made
+
+
 def _embedding() -> list[OpSample]:
     backward = partial(sample, "aten.embedding_dense_backward.default", sound=_embedding_backward)
     return [
@@ -346,6 +370,7 @@ def kernel_samples() -> list[OpSample]:
         ring_attention,
         _document_attention,
         _experts,
+        _recurrent,
         _embedding,
         _conv,
         _loss,

@@ -1,0 +1,257 @@
+"""Recurrent layers: one layer of nn.LSTM, GRU or RNN over whole sequences is one op of torch.
+
+    flowrun.recurrent_layer(x (T, samples, in), states, weights, kind, both_ways, train, autocast)
+        -> [out (T, samples, ways x h), a last state for each state, kept]
+    flowrun.recurrent_layer_backward(gradients of these but kept, x, states, weights, kept, …)
+        -> gradients of x, states and weights
+
+states: h (ways, samples, h), of an LSTM also c.  weights: in torch's order, of each way in turn.
+Dropout between layers is an op of its own.
+
+torch's functions run it, so that the kernel is the one that plain torch has: oneDNN's or a loop
+over the steps on a CPU, cuDNN's on CUDA.  Forward and backward are two acts: between them the graph
+that autograd made is held by `kept`, whose shape says how much memory that takes and whose elements
+are those of `out`.  Where `kept` arrives as a copy, without the graph, forward runs once more.  The
+graph also holds the weights: those that ZeRO 3 gathers for forward are free after backward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from flowrun.engine.ir.graph import Op, refs
+from flowrun.engine.ir.op_info import OpCost, OpInfo, ProductKind, Trait
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ir.sbp import B, P, S, Sbp
+from flowrun.engine.ir.signature import LocalCall, LocalView, OpRows, OpView, Signature
+
+FORWARD = "flowrun.recurrent_layer.default"
+BACKWARD = "flowrun.recurrent_layer_backward.default"
+LSTM, GRU = "lstm", "gru"
+# torch's function of a kind of layers -> (m, n): torch 2.13 keeps on a CPU, for each step of a
+# sample and each way, m numbers for one of h and n for one of h or x, whichever is wider
+KINDS = {LSTM: (10, 7), GRU: (7, 1), "rnn_tanh": (1, 1), "rnn_relu": (1, 1)}
+_GRAPH = "_flowrun_graph"  # an attribute of `kept`
+
+
+class _LayerGraph(NamedTuple):
+    """The graph that autograd has recorded leads from `given` (x, states, weights) to `made`."""
+
+    given: list[Tensor]
+    made: list[Tensor]
+
+
+def run(
+    x: Tensor,
+    states: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    kind: str,
+    both_ways: bool,
+    train: bool,
+    autocast: torch.dtype | None,
+) -> list[Tensor]:
+    """Return the output, the last states, and what backward needs.
+
+    kind: of KINDS.  train: backward will follow.  autocast: dtype of products; None: of x.
+    """
+    graph = _record((x, *states, *weights), len(states), kind, both_ways, train, autocast)
+    out, *last = (each.detach() for each in graph.made)
+    kept = out[..., :1].expand(*out.shape[:2], _count_kept(x, states, kind))
+    if train:
+        setattr(kept, _GRAPH, graph)
+    return [out, *last, kept]
+
+
+def run_backward(
+    grads: Sequence[Tensor | None],
+    x: Tensor,
+    states: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    kept: Tensor,
+    kind: str,
+    both_ways: bool,
+    autocast: torch.dtype | None,
+    wanted: Sequence[bool] = (),
+) -> list[Tensor | None]:
+    """Return the gradients of x, states and weights.
+
+    grads: of the output and the last states; None: nothing depends on it.  kept: of `run`.  wanted:
+    for each gradient, whether it is; none: all are.
+    """
+    graph = vars(kept).pop(_GRAPH, None)  # a graph runs backward once
+    if graph is None:
+        graph = _record((x, *states, *weights), len(states), kind, both_ways, True, autocast)
+    pairs = [(made, g) for made, g in zip(graph.made, grads, strict=True) if g is not None]
+    read = [k for k in range(len(graph.given)) if not wanted or wanted[k]]
+    found = torch.autograd.grad(
+        [made for made, _ in pairs], [graph.given[k] for k in read], [g for _, g in pairs]
+    )
+    of = dict(zip(read, found, strict=True))
+    return [of.get(k) for k in range(len(graph.given))]
+
+
+def _record(
+    read: Sequence[Tensor],
+    num_states: int,
+    kind: str,
+    both_ways: bool,
+    train: bool,
+    autocast: torch.dtype | None,
+) -> _LayerGraph:
+    given = [each.detach().requires_grad_(train) for each in read]
+    weights = given[1 + num_states :]
+    biases = len(weights) // (1 + both_ways) > 3
+    with torch.set_grad_enabled(train), _autocast(read[0].device.type, autocast):
+        # no leaves: autocast would cast them once for both ways, and round the sum of gradients
+        x, *states = (each.view_as(each) for each in given[: 1 + num_states])
+        state = states if kind == LSTM else states[0]
+        made = getattr(torch, kind)(x, state, weights, biases, 1, 0.0, train, both_ways, False)
+    with torch.set_grad_enabled(train):
+        dtypes = _dtypes(x, states, kind, autocast)
+        return _LayerGraph(given, [y.to(dtype) for y, dtype in zip(made, dtypes, strict=True)])
+
+
+def _count_kept(x: Tensor, states: Sequence[Tensor], kind: str) -> int:
+    """Count the numbers that are kept for a step of a sample."""
+    (ways, _, hidden), (of_hidden, of_larger) = states[-1].shape, KINDS[kind]
+    return ways * (of_hidden * hidden + of_larger * max(hidden, x.shape[2]))
+
+
+def _autocast(device: str, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:
+    return torch.autocast(device, dtype) if dtype else contextlib.nullcontext()
+
+
+def _dtypes(
+    x: Tensor, states: Sequence[Tensor], kind: str, autocast: torch.dtype | None
+) -> list[torch.dtype]:
+    """Return those of the output and the last states, as a CPU makes them: where steps are a loop,
+    autocast leaves what is added to a state as wide as that.
+    """
+    narrow = autocast or x.dtype
+    wide = torch.promote_types(narrow, states[-1].dtype)
+    if kind == GRU:
+        return [wide, wide]
+    is_loop = kind == LSTM and states[0].shape != states[1].shape  # a projection
+    return [narrow, narrow, wide if is_loop else narrow][: 1 + len(states)]
+
+
+# ---- for torch -----------------------------------------------------------------------------------
+
+_HOW = "str kind, bool both_ways"
+_GIVEN = "Tensor x, Tensor[] states, Tensor[] weights"
+torch.library.define(
+    "flowrun::recurrent_layer", f"({_GIVEN}, {_HOW}, bool train, ScalarType? autocast) -> Tensor[]"
+)
+torch.library.define(
+    "flowrun::recurrent_layer_backward",
+    f"(Tensor?[] grads, {_GIVEN}, Tensor kept, {_HOW}, ScalarType? autocast) -> Tensor[]",
+)
+
+
+def _fake(
+    x: Tensor,
+    states: Sequence[Tensor],
+    _weights: Sequence[Tensor],
+    kind: str,
+    both_ways: bool,
+    _train: bool,
+    autocast: torch.dtype | None,
+) -> list[Tensor]:
+    steps, samples, _ = x.shape
+    width = (1 + both_ways) * states[0].shape[2]
+    dtypes = _dtypes(x, states, kind, autocast)
+    shapes = [(steps, samples, width), *(h.shape for h in states)]
+    made = [x.new_empty(shape, dtype=d) for shape, d in zip(shapes, dtypes, strict=True)]
+    return [*made, x.new_empty((steps, samples, _count_kept(x, states, kind)), dtype=dtypes[0])]
+
+
+def _fake_backward(
+    _grads: object, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], *_: object
+) -> list[Tensor]:
+    return [each.new_empty(each.shape) for each in (x, *states, *weights)]
+
+
+class _LayerContext(FunctionCtx):
+    """The context holds what autograd keeps of a call."""
+
+    saved_tensors: tuple[Tensor, ...]
+    how: tuple[int, str, bool, torch.dtype | None]
+
+
+def _save(
+    ctx: _LayerContext,
+    inputs: tuple[Tensor, list[Tensor], list[Tensor], str, bool, bool, torch.dtype | None],
+    output: list[Tensor],
+) -> None:
+    x, states, weights, kind, both_ways, _, autocast = inputs
+    ctx.how = len(states), kind, both_ways, autocast
+    ctx.save_for_backward(x, *states, *weights, output[-1])
+    ctx.mark_non_differentiable(output[-1])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: _LayerContext, grads: Sequence[Tensor | None]) -> tuple[object, ...]:
+    (x, *rest, kept), (states, *how) = ctx.saved_tensors, ctx.how
+    given = x, rest[:states], rest[states:], kept
+    run_op = torch.ops.flowrun.recurrent_layer_backward
+    of_x, *of_rest = run_op(list(grads[:-1]), *given, *how)
+    return of_x, of_rest[:states], of_rest[states:], None, None, None, None
+
+
+torch.library.register_fake("flowrun::recurrent_layer", _fake)
+torch.library.register_fake("flowrun::recurrent_layer_backward", _fake_backward)
+torch.library.register_autograd("flowrun::recurrent_layer", _backward, setup_context=_save)
+
+
+# ---- signatures ----------------------------------------------------------------------------------
+#
+# Samples are independent.  Not a split h: every gate of a step reads all of h, so that ranks would
+# meet at each of T steps; nor split gates of x: torch's kernels multiply x and h in one call.
+
+
+def forward(view: OpView) -> OpRows:
+    """Split samples."""
+    return (Signature(_by_sample(view), (S(1),) * len(view.op.outputs)),)
+
+
+def backward(view: OpView) -> OpRows:
+    """Split samples: ranks add up gradients of weights.  Linear in gradients, the first inputs."""
+    read, made = _by_sample(view), len(view.op.outputs)
+    weights, grads = read.count(B), len(list(refs(view.op.args[0])))
+    outputs: tuple[Sbp, ...] = (*(S(1),) * (made - weights), *(P,) * weights)
+    linear: tuple[Sbp, ...] = (*(P,) * grads, *(B,) * (len(read) - grads))
+    return Signature(read, outputs), Signature(linear, (P,) * made)
+
+
+def _by_sample(view: OpView) -> tuple[Sbp, ...]:
+    """Return the SBPs of inputs: all but weights have samples."""
+    return tuple(S(1) if len(shape) == 3 else B for shape in view.in_shapes)
+
+
+def local_backward(view: LocalView) -> LocalCall:
+    """Leave out the gradients that nobody reads."""
+    wanted = tuple(name is not None for name in view.op.outputs)
+    return LocalCall(run_backward, view.op.args, (("wanted", wanted),))
+
+
+def _flops(op: Op, in_shapes: Sequence[Shape], _: Sequence[Shape | None]) -> float:
+    """Count a product with each matrix of weights at each step, or two in backward."""
+    positions = math.prod(in_shapes[-1 if op.target == BACKWARD else 0][:2])
+    matrices = sum(math.prod(shape) for shape in in_shapes if len(shape) == 2)
+    return (4.0 if op.target == BACKWARD else 2.0) * positions * matrices
+
+
+_COST = OpCost(product=ProductKind.MATRIX, flops=_flops)
+OPS: Mapping[str, OpInfo] = {
+    FORWARD: OpInfo(forward, function=run, traits=(Trait.PRODUCT, Trait.PLAIN), cost=_COST),
+    BACKWARD: OpInfo(
+        backward, local=local_backward, function=run_backward, traits=(Trait.PLAIN,), cost=_COST
+    ),
+}

@@ -1,0 +1,71 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flowrun.engine.ops.flow.recurrent import run, run_backward
+
+KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn_tanh": nn.RNN}
+
+
+def both_sides(
+    kind: str, both_ways: bool, autocast: torch.dtype | None = None
+) -> tuple[list[Tensor], list[Tensor], list[Any], Any]:
+    """Return output and gradients of torch's module, outputs of the op, arguments of its backward,
+    and the gradient of the output.
+    """
+    module = KINDS[kind](4, 6, bidirectional=both_ways)
+    x, ways = torch.randn(9, 3, 4), 1 + both_ways
+    with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+        out = module(x.requires_grad_().view_as(x))[0]
+    grad = torch.randn_like(out)
+    weights = list(module.parameters())
+    expected = [out.detach(), *torch.autograd.grad(out, [x, *weights], grad)]
+    states = [torch.zeros(ways, 3, 6)] * (2 if kind == "lstm" else 1)
+    given = [x.detach(), states, [weight.detach() for weight in weights]]
+    made = run(*given, kind, both_ways, True, autocast)
+    return expected, made, [*given, made[-1], kind, both_ways, autocast], grad
+
+
+def gradients(given: list[Any], grad: Tensor) -> list[Any]:
+    grads = [grad, *[None] * len(given[1])]
+    of_x, *rest = run_backward(grads, *given)
+    return [of_x, *rest[len(given[1]) :]]
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_are_those_of_torch(
+    kind: str, both_ways: bool, autocast: torch.dtype | None
+) -> None:
+    expected, made, given, grad = both_sides(kind, both_ways, autocast)
+    actual = [made[0], *gradients(given, grad)]
+    assert all(map(torch.equal, actual, expected))
+    assert not any(each.requires_grad for each in made)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_of_what_is_kept_does_as_well(kind: str) -> None:
+    expected, _, given, grad = both_sides(kind, True)
+    given[3] = given[3].clone()
+    assert all(map(torch.equal, gradients(given, grad), expected[1:]))
+
+
+def test_backward_may_run_again() -> None:
+    _, _, given, grad = both_sides("gru", False)
+    assert all(map(torch.equal, gradients(given, grad), gradients(given, grad)))
+
+
+def test_what_is_kept_takes_no_memory_of_its_own_and_has_its_size_as_a_shape() -> None:
+    _, made, *_ = both_sides("lstm", True)
+    assert made[-1].data_ptr() == made[0].data_ptr()
+    assert made[-1].shape == (9, 3, 2 * 17 * 6)
+
+
+def test_gradients_that_nobody_wants_are_not_computed() -> None:
+    _, _, given, grad = both_sides("gru", False)
+    wanted = (False, True, False, True, False, True)
+    found = run_backward([grad, None], *given, wanted=wanted)
+    assert [each is not None for each in found] == [*wanted]
