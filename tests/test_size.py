@@ -43,10 +43,10 @@ BUDGETS = {
     "engine/verify": 794,
     "launcher": 386,
     "launcher/bench": 2_200,
-    "launcher/command_line": 1_969,
+    "launcher/command_line": 1_976,
     "launcher/commands": 4_315,
     "launcher/data": 3_495,
-    "launcher/job": 2_226,
+    "launcher/job": 2_229,
     "launcher/listeners": 675,
     "launcher/model": 2_942,
     "launcher/page": 968,
@@ -63,7 +63,7 @@ BUDGETS = {
     "models": 1_823,
     "testing": 115,
     "tests": 1_178,
-    "tests/behaviour": 9_359,
+    "tests/behaviour": 9_363,
     "tests/chaos": 927,
     "tests/engine": 14_642,
     "tests/fuzz": 993,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_427,
     "tests/testing": 111,
 }
-SUMS = {"source": 78_365, "tests": 56_058, "docs": 50_000}
+SUMS = {"source": 78_375, "tests": 56_062, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

@@ -19,6 +19,7 @@ import typer
 from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.terminal import doing
+from flowrun.launcher.urls.object_store import is_url
 
 if TYPE_CHECKING:  # imports are late
     from omegaconf import DictConfig
@@ -127,6 +128,12 @@ def _job(cfg: DictConfig, words: list[str], config_dir: str | None) -> object:
                 "files and modules of a recipe are looked for where the command is typed, and not"
                 " in the run's folder.",
                 "Leave it out: what a run writes is in its folder all the same (hydra.run.dir).",
+            )
+        if is_url(HydraConfig.get().run.dir):
+            raise RecipeError(
+                "hydra.run.dir",
+                "it is a URL, and a run writes to a folder of the disk.",
+                "Write train.store, under which the folder is kept, too.",
             )
         recipe = to_recipe(regroup(cfg, words, config_dir))
         if recipe.launch.name in ("slurm", "ray"):

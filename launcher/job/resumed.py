@@ -14,7 +14,7 @@ from flowrun.engine.runtime.rank.shards import name_shard
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.optimizer import newly_trained, trained_of
 from flowrun.launcher.recipe.key_schema import flatten_keys
-from flowrun.launcher.store.checkpoint import Checkpoint, find_all
+from flowrun.launcher.store.checkpoint import ABOUT, Checkpoint, find_all
 
 
 def put_at(job: Job, start: Checkpoint, restores: bool = True) -> tuple[str, ...]:
@@ -89,7 +89,10 @@ def _notes(job: Job, start: Checkpoint) -> Iterator[str]:
     yield f"goes on from step {start.step}" + "".join(f"; {text}" for text in changed)
     for later in find_all(start.folder.parents[1]):
         if later.step > start.step:
-            damage = later.damage()
+            unfetched = [file.name for file in later.folder.iterdir()] == [
+                ABOUT
+            ]  # of one in a store
+            damage = "" if unfetched else later.damage()
             why = f"it is not whole: {damage}" if damage else "the next checkpoint replaces it"
             yield f"{later.folder.name} is left out: {why}"
     plan, there = job.training.plan, read_contents(start.folder)

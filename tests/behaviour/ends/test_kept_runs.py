@@ -89,9 +89,11 @@ def test_a_restart_forks_beside_what_is_put(place: Path, proxy: FaultyProxy) -> 
     assert "s3://bucket/restarted has all files of the run" in ended.out
     ended = Command(place, "runs", "s3://bucket/restarted").end()
     assert "complete" in ended.out
-    ended = Command(place, "resume", "s3://bucket/restarted", "train.steps=10").end()
+    ended = Command(place, "resume", "s3://bucket/restarted", "train.steps=10", "--step=6").end()
+    assert "note: step_00000008 is left out: the next checkpoint replaces it" in ended.out
     (folder,) = (place / "outputs").glob("*/*_restarted")
     assert ended.status == 0 and [kept.step for kept in find_all(folder)] == [8, 10]
+    assert losses(folder)[:8] == losses(place / "run")
 
 
 @pytest.mark.parametrize("kind", ["tokens", "text_rows"])
@@ -136,6 +138,8 @@ def test_ctrl_c_ends_the_wait_for_the_store(place: Path, proxy: FaultyProxy) -> 
 def test_a_store_that_cannot_be_used_is_refused_before_the_run(
     place: Path, proxy: FaultyProxy
 ) -> None:
+    ended = Command(place, *RUN, STEPS, "hydra.run.dir=s3://bucket/x").end()
+    assert ended.status == 2 and "Write train.store, under which the folder is kept" in ended.err
     ended = Command(place, *RUN, STEPS, "train.store=s3://none/x", run_folder(place / "run")).end()
     assert ended.status == 2 and not (place / "run").exists()
     first, problem, instead = ended.err.splitlines()
