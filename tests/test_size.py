@@ -43,13 +43,13 @@ BUDGETS = {
     "engine/verify": 794,
     "launcher": 386,
     "launcher/bench": 2_200,
-    "launcher/command_line": 1_976,
+    "launcher/command_line": 1_980,
     "launcher/commands": 4_315,
     "launcher/data": 3_495,
     "launcher/job": 2_229,
     "launcher/listeners": 675,
     "launcher/model": 2_942,
-    "launcher/page": 968,
+    "launcher/page": 975,
     "launcher/place": 2_091,
     "launcher/platforms": 331,
     "launcher/ranks": 2_036,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 18_000,
+    "tests/launcher": 18_006,
     "tests/models": 770,
     "tests/support": 9_427,
     "tests/testing": 111,
 }
-SUMS = {"source": 78_375, "tests": 56_062, "docs": 50_000}
+SUMS = {"source": 78_386, "tests": 56_068, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

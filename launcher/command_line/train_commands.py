@@ -151,6 +151,10 @@ def plan(
                 "--save-recipe writes the recipe that a search has found, and none is asked for.",
                 "Add auto.placement=true.",
             )
+        if level and html:
+            from flowrun.launcher.recipe.recipe_errors import CommandLineError
+
+            raise CommandLineError("--html", "a level has no page.", "Leave out --level.")
         if level:
             from flowrun.launcher.run import plan_level
 

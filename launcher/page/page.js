@@ -241,7 +241,7 @@ const KINDS = {parameter: ["weights", "S0"], buffer: ["buffers", "B"], state: ["
 const axis = more => ({stroke: () => colour("dim"), grid: {stroke: () => colour("line"), width: 1}, ticks: {stroke: () => colour("line")}, ...more});
 
 function chart(made, title, data, series, more = {}) {
-  const home = el("div", {}), heading = el("h3", {}, title); made.append(el("div", {}, heading, home));
+  const home = el("div", {role: "group", "aria-label": `curves of ${title}`}), heading = el("h3", {}, title); made.append(el("div", {}, heading, home));
   const drawn = new uPlot({width: Math.max(260, home.clientWidth), height: 230, series, scales: {x: {time: false}}, cursor: {y: false},
     axes: [axis({space: 66, values: (_, at) => at.map(more.x || (v => short(v)))}), axis({size: 74, values: (_, at) => at.map(v => v == null ? "" : (more.y || short)(v))})], ...more.options}, data, home);
   redraws.push(() => { if (drawn.status) { drawn.setSize({width: Math.max(260, home.parentNode.clientWidth), height: 230}); drawn.redraw(true, true); } });

@@ -53,9 +53,15 @@ def plan_view(job: Job) -> PlanView:
         drawing=draw(plan, events, causes, [k for k, _ in reversed(chain)]),
         traffic=tuple(_traffic(plan, events, exposed)),
         bounds=_bounds(plan, events, chain),
-        notes=tuple(one_of_each((*plan.notes, *notes(job)), len(plan.placements))),
+        notes=(*one_of_each((*plan.notes, *notes(job)), len(plan.placements)), *_of_one(job)),
         recipe=job.recipe.to_yaml(),
     )
+
+
+def _of_one(job: Job) -> tuple[str, ...]:
+    """Note that a page draws the first of several updates alone."""
+    note = "the figures are of all updates; what is drawn is of the first alone"
+    return (note,) if job.others else ()
 
 
 def _find_exposed(plan: Plan, events: Sequence[Event]) -> list[float]:

@@ -60,8 +60,9 @@ def draw(
     columns = dict(zip(_Row._fields, zip(*map(row, shown), strict=True), strict=True))
     views = tuple(_actor(plan, plan.actors[a]) for a in actors)
     left = f" of {len(plan.placements)} stages" if len(stages) < len(plan.placements) else ""
+    of = f"stage{'s' * (len(stages) > 1)} {spans(stages)}{left}"
     return StepDrawing(
-        about=f"The first step, as foreseen, of stages {spans(stages)}{left}.",
+        about=f"The first step, as foreseen, of {of}.",
         tick_s=tick_s,
         lanes=tuple((f"stage {stage}", True) for stage in stages),
         actors=views,

@@ -98,6 +98,12 @@ def test_of_more_acts_than_a_page_holds_some_stages_are_drawn(
     assert max(drawing.cause) < len(drawing.lane) and {*drawing.lane} == {0}
 
 
+def test_of_several_updates_a_page_says_that_it_draws_the_first() -> None:
+    notes = made("recipe=gan_images")["plan"]["notes"]
+    assert "what is drawn is of the first alone" in notes[-1]
+    assert not any("is drawn" in note for note in made(*HYBRID)["plan"]["notes"])
+
+
 def test_a_page_is_one_file_that_asks_no_network_for_anything(tmp_path: Path) -> None:
     said = write_page(plan_page(planned(*HYBRID)), tmp_path / "new" / "page.html")
     text = (tmp_path / "new" / "page.html").read_text()
