@@ -55,11 +55,11 @@ BUDGETS = {
     "launcher/ranks": 2_036,
     "launcher/recipe": 3_520,
     "launcher/report": 2_560,
-    "launcher/store": 1_033,
+    "launcher/store": 1_035,
     "launcher/supervise": 4_504,
     "launcher/terminal": 337,
     "launcher/text": 603,
-    "launcher/urls": 256,
+    "launcher/urls": 257,
     "models": 1_823,
     "testing": 115,
     "tests": 1_178,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 18_006,
+    "tests/launcher": 18_023,
     "tests/models": 770,
     "tests/support": 9_427,
     "tests/testing": 111,
 }
-SUMS = {"source": 78_386, "tests": 56_068, "docs": 50_000}
+SUMS = {"source": 78_389, "tests": 56_085, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

@@ -140,7 +140,9 @@ class KeptRun:
         if self.store.read(_WRITER) != self._writer:
             raise StoreError(self.store.url, "another run writes there now.")
         files = self._files()
-        self.store.remove({REPORT, ENDED} - files)  # of an end before
+        gone = {name for name in self._put if not _FILE.fullmatch(name)} - files
+        self.store.remove(gone | {REPORT, ENDED} - files)  # they may be of an end before
+        self._put = {name: self._put[name] for name in self._put.keys() - gone}
         for kept in reversed(find_all(self.folder)):
             self._put_checkpoint(kept)
         files = self._files()

@@ -9,6 +9,7 @@ but a refusal may pass.
 from __future__ import annotations
 
 import os
+import platform
 import random
 import re
 import time
@@ -121,7 +122,7 @@ class ObjectStore:
     def get(self, name: str, file: Path) -> None:
         """Make or replace a file, whole."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_name(f"{file.name}.{os.getpid()}{PARTIAL}")
+        partial = file.with_name(f"{file.name}.{platform.node()}-{os.getpid()}{PARTIAL}")
 
         def act() -> None:
             self.driver.get_file(self._path(name), str(partial))

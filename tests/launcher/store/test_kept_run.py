@@ -72,6 +72,23 @@ def test_the_store_has_what_the_folder_has(tmp_path: Path, url: str) -> None:
     assert names(url) == expected | {"recipe.yaml", "metrics.jsonl", "report.json"}
 
 
+def test_files_that_the_run_has_removed_go(tmp_path: Path, url: str) -> None:
+    run = tmp_path / "run"
+    kept = keep(url, run, False)
+    save(run, 1)
+    for name in ("report.json", "weights.rank00000.safetensors"):
+        (run / name).write_text("{}")
+    kept.put_all()
+    ObjectStore.open(url, "x").write("notes.txt", b"a user's")
+    before = names(url)
+    (run / "weights.rank00000.safetensors").unlink()
+    kept.put_all()
+    assert before - names(url) == {"weights.rank00000.safetensors"}
+    (run / "report.json").unlink()
+    keep(url, run, True).put_all()  # a launcher that has put nothing yet
+    assert names(url) & {"report.json", "notes.txt"} == {"notes.txt"}
+
+
 def test_a_checkpoint_counts_once_its_last_file_is_there(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
