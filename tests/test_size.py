@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 18_023,
+    "tests/launcher": 18_043,
     "tests/models": 770,
     "tests/support": 9_427,
     "tests/testing": 111,
 }
-SUMS = {"source": 78_389, "tests": 56_085, "docs": 50_000}
+SUMS = {"source": 78_389, "tests": 56_105, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from flowrun.engine.errors import FlowrunError, RecipeError
+from flowrun.launcher.command_line.app import INTERRUPTED, OK, PREEMPTED
 from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.terminal import doing
 from flowrun.launcher.urls.object_store import is_url
@@ -77,7 +78,10 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
             raise from_hydra(error, schema()) from error
     # what came of jobs in the queue that are waited for; of others what there is
     outcomes: list[Any] = [outcome for _, outcome in jobs]
-    return [each.outcome() if getattr(each, "waits", False) else each for each in outcomes]
+    found = [each.outcome() if getattr(each, "waits", False) else each for each in outcomes]
+    if stopped := {getattr(each, "status", OK) for each in outcomes} & {PREEMPTED, INTERRUPTED}:
+        raise SystemExit(max(stopped))
+    return found
 
 
 @contextmanager
@@ -175,9 +179,12 @@ def _submit(recipe: Recipe, folder: Path) -> object:
         from flowrun.launcher.command_line.ray_jobs import submit as begin
 
         job = begin(recipe, folder, HydraConfig.get().job.num if several else None)
-        if not several:
-            return job.report()
-        return job.outcome() if recipe.sweep.objective else job
+        if several and not recipe.sweep.objective:
+            return job
+        outcome = job.outcome()
+        if job.status and not several:
+            raise SystemExit(job.status)  # its first host has said why
+        return outcome
     from flowrun.launcher.command_line.slurm import submit
 
     submitted = submit(recipe, folder)

@@ -10,26 +10,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 STDOUT, STDERR = 1, 2
 # of the command that a person typed; all others are those of the node, where it has them.  Ray sets
 # OMP_NUM_THREADS, and launch.threads counts.
 _OF_THE_COMMAND = ("COLUMNS", "FLOWRUN_TOKEN", "OMP_NUM_THREADS", "PWD")
-
-
-@dataclass(frozen=True)
-class RayPlace:
-    """An actor has a place.
-
-    endpoint: an address of its node, with a free port.  node: as Ray calls it.  sees: the run's
-    folder is there.
-    """
-
-    endpoint: str
-    node: str
-    sees: bool
 
 
 class RayHost:
@@ -39,21 +25,27 @@ class RayHost:
         # a cluster that a shell began behind itself ignores it, and so would the launcher
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def place(self, file: Path) -> RayPlace:
-        """Return where this host is.  file: of the run's folder."""
+    def place(self) -> tuple[str, str]:
+        """Return an address of this node with a free port, and Ray's name of the node."""
         import ray
 
         with socket.create_server(("", 0)) as probe:
-            endpoint = f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
-        return RayPlace(endpoint, ray.get_runtime_context().get_node_id(), file.exists())
+            port = probe.getsockname()[1]
+        node = ray.get_runtime_context().get_node_id()
+        return f"{ray.util.get_node_ip_address()}:{port}", node
 
-    def start(self, words: Sequence[str], variables: Mapping[str, str]) -> None:
-        """Start flowrun with these words.  variables: of the command, in whose folder it starts."""
+    def start(self, recipe: Path, words: Sequence[str], variables: Mapping[str, str]) -> None:
+        """Start flowrun.  recipe: in the run's folder.  variables: of the command, in whose folder
+        it starts.  Raises FileNotFoundError where this node does not see the recipe.
+        """
+        if not recipe.exists():
+            shared = "start the command in a folder on a disk that all nodes share"
+            raise FileNotFoundError(f"{socket.gethostname()} does not see {recipe}: {shared}.")
         # Ray blocks it in what it starts, and a process inherits what its thread blocks
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         here = {key: value for key, value in os.environ.items() if key not in _OF_THE_COMMAND}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "flowrun.launcher.cli", *words],
+            [sys.executable, "-m", "flowrun.launcher.cli", f"recipe={recipe}", *words],
             cwd=variables["PWD"],
             env={**variables, **here},
             stdin=subprocess.DEVNULL,

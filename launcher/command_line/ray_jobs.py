@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import threading
-from asyncio import AbstractEventLoop
+from asyncio import FIRST_COMPLETED, AbstractEventLoop
 from concurrent.futures import CancelledError
 from functools import cache
 from pathlib import Path
@@ -45,7 +45,7 @@ class RayJob:
     """A run on the cluster, from now on.
 
     job: its number in a sweep; None: the only one, which shows what its first host prints.
-    status: at its end.  waits: its end is waited for, as that of a job in a queue.
+    status: of that host, at the end.  waits: its end is waited for, as that of a job in a queue.
     """
 
     waits = True
@@ -53,11 +53,8 @@ class RayJob:
     def __init__(self, recipe: Recipe, folder: Path, job: int | None) -> None:
         """folder: absolute; all nodes have to see it."""
         self.job, self.status = job, OK
-        self._launch, self._nodes, self._need = (
-            recipe.launch,
-            nodes_of(recipe.launch),
-            _need(recipe),
-        )
+        self._join_s, self._nodes = recipe.launch.join_s, nodes_of(recipe.launch)
+        self._need = _need(recipe)
         self._folder, self._logs = folder, folder / "ray"
         self._logs.mkdir(parents=True, exist_ok=True)
         self._recipe = self._logs / "recipe.yaml"
@@ -85,7 +82,7 @@ class RayJob:
             except KeyboardInterrupt:  # the hosts have it, too: they save, and end
                 continue
             except CancelledError:
-                self.status = INTERRUPTED if self._asked == signal.SIGINT else PREEMPTED
+                self.status = self._stopped
                 return RunError("launch=ray", "stopped before a host began.")
             except FlowrunError as error:
                 return error
@@ -98,16 +95,9 @@ class RayJob:
         ended = f"ended with status {self.status}: see {self._logs}"
         return kind(where, "\n".join(problem) or ended)
 
-    def report(self) -> Report:
-        """Wait for its end.  Raises SystemExit with the status of the first host, which has said
-        why; RunError if there was none, or it was lost.
-        """
-        outcome = self.outcome()
-        if self.status != OK:
-            raise SystemExit(self.status)
-        if isinstance(outcome, FlowrunError):
-            raise outcome
-        return outcome
+    @property
+    def _stopped(self) -> int:
+        return INTERRUPTED if self._asked == signal.SIGINT else PREEMPTED
 
     def ask(self, number: int) -> None:
         """Pass a signal on to the hosts; where none has begun, the job ends at once."""
@@ -115,8 +105,8 @@ class RayJob:
             actor.signal.remote(number)
         if SIGNALS[number].ends:
             self._asked = self._asked or number
-            if not self._began:
-                self._end.cancel()
+            if not self._began and self._end.cancel():
+                self._say("stopped")
 
     async def _run(self) -> int:
         """Return the status of the first host.  Where hosts join and leave, and the first is lost,
@@ -131,14 +121,16 @@ class RayJob:
             try:
                 status = await self._round()
             except RayError as error:
-                why = str(error).strip().splitlines()[-1]
+                why = _reason(error)
             finally:
                 for group in self._groups:  # with its actors, and what they have started
                     remove_placement_group(group)
+            if status is not None and status < 0:  # killed, or asked before it could listen
+                status = self._stopped if self._asked else RUN_FAILED
             if status is not None:
                 if self.job is not None:
                     self._say("complete" if status == OK else f"ended with status {status}")
-                return status if status >= 0 else RUN_FAILED
+                return status
             lost = 0 if self._began else lost + 1
             if not self._nodes.may_change or self._asked or lost >= _MOST_LOST:
                 raise RunError("host 0", why, f"Logs: {self._logs}")
@@ -152,8 +144,6 @@ class RayJob:
         self._groups, self._began, self._waiting = [], [], set()
         gang = self._ask_hosts(0, self._nodes.fewest)
         endpoint = await self._meeting_place(gang)
-        several = f"{len(gang)} hosts, which meet at {endpoint}" if len(gang) > 1 else "1 host"
-        self._say(f"Ray placed {several}; logs in {self._logs}")
         hosts = [asyncio.create_task(self._host(k, each, endpoint)) for k, each in enumerate(gang)]
         try:
             while not hosts[0].done():
@@ -162,7 +152,9 @@ class RayJob:
                 if may_grow and len(running) < self._nodes.most:
                     (actor,) = self._ask_hosts(number, 1)
                     hosts.append(asyncio.create_task(self._host(number, actor, endpoint)))
-                await asyncio.wait(running, timeout=_LOOK_S, return_when="FIRST_COMPLETED")
+                done, _ = await asyncio.wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+                for host in done:
+                    host.result()  # raises where it could not start
             for number in self._waiting:
                 hosts[number].cancel()
             if hosts[0].result() is not None:
@@ -202,41 +194,46 @@ class RayJob:
         """
         import ray
 
-        need, launch = self._need, self._launch
-        asked = asyncio.gather(*(actor.place.remote(self._recipe) for actor in gang))
-        patience = Patience(launch.join_s, self._say)
-        each = ", ".join(f"{key} {amount:g}" for key, amount in need.items())
-        hosts = f"{len(gang)} hosts, each on a free node with {each}"
+        need, join_s = self._need, self._join_s
+        asked = asyncio.gather(*(actor.place.remote() for actor in gang))
+        patience = Patience(join_s, self._say)
+        free = "free nodes of Ray with " + ", ".join(f"{key} {need[key]:g}" for key in need)
         while not (await asyncio.wait([asked], timeout=_LOOK_S))[0]:
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             large = sum(all(node.get(key, 0) >= need[key] for key in need) for node in nodes)
             if self.job is not None and large >= len(gang):
                 continue  # it is the turn of other jobs
-            there = f"the cluster has {large} nodes of this size"
-            patience.say(f"waiting for {hosts}; {there}")
+            count = f"{len(gang)} needed, {large} of {len(nodes)} large enough"
+            patience.say(f"waiting for {free}: {count}")
             if patience.is_over:
-                over = f"Ray has not placed {hosts}, in launch.join_s={launch.join_s:g} s; {there}."
+                over = f"no {free} in launch.join_s={join_s:g} s: {count}."
                 raise RunError("launch.ray", over, "Add nodes, or ask for less.")
-        if blind := [place.endpoint for place in asked.result() if not place.sees]:
-            problem = f"the node of {blind[0].partition(':')[0]} does not see {self._recipe}."
-            instead = "Start the command in a folder on a disk that all nodes share."
-            raise RunError("hydra.run.dir", problem, instead)
-        return str(asked.result()[0].endpoint)
+        return str(asked.result()[0][0])
 
     async def _host(self, number: int, actor: Any, endpoint: str) -> int | None:
         """Run the launcher of one host; return its status, or None if it is lost."""
-        from ray.exceptions import RayActorError
+        from ray.exceptions import RayActorError, RayTaskError
 
         node = ""
         try:
-            node = (await actor.place.remote(self._recipe)).node
+            _, node = await actor.place.remote()
             self._used.add(node)
             self._waiting.discard(number)
-            await actor.start.remote(self._words(number, endpoint), self._variables)
+            words = self._words(number, endpoint)
+            await actor.start.remote(self._recipe, words, self._variables)
             self._began.append(actor)
+            if number == 0:
+                self._say(f"host 0 begins at {endpoint}; logs in {self._logs}")
             await asyncio.gather(*(self._copy(actor, number, k) for k in (STDOUT, STDERR)))
-            return int(await _call(actor.end))
+            if (status := int(await _call(actor.end))) and number and not self._asked:
+                self._say(f"note: host {number} ended with status {status}: see its log")
+            return status
         except RayActorError:
+            return None
+        except RayTaskError as error:
+            if number < self._nodes.fewest:
+                raise
+            self._say(f"note: host {number}: {_reason(error)}")
             return None
         except asyncio.CancelledError:
             self._used.discard(node)  # the next round may have it
@@ -246,7 +243,7 @@ class RayJob:
 
     def _words(self, number: int, endpoint: str) -> list[str]:
         """Return the command of a host."""
-        words = [f"recipe={self._recipe}", "launch.name=local", f"hydra.run.dir='{self._folder}'"]
+        words = ["launch.name=local", f"hydra.run.dir='{self._folder}'"]
         if self._nodes.most > 1:
             words.append(f"launch.rdzv_endpoint='{endpoint}'")
         if not self._nodes.may_change:
@@ -293,7 +290,7 @@ def _connect(address: str) -> None:
         return
     doing.doing("connecting to Ray")
     known = os.environ.get("RAY_ADDRESS", "") if address == AUTO else address
-    host, _, port = known.removeprefix("ray://").rpartition(":")
+    host, _, port = known.rpartition(":")
     own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
         if port.isdigit():  # Ray itself tries for a minute
@@ -302,7 +299,7 @@ def _connect(address: str) -> None:
     except (OSError, ValueError, RuntimeError) as error:
         raise RecipeError(
             "launch.ray.address",
-            f"no Ray cluster at {known or address}: {str(error).splitlines()[0]}",
+            f"no Ray cluster at {known or 'this machine'}: {str(error).partition('. ')[0]}.",
             "`ray start --head` starts one, launch.ray.address=HOST:PORT names another, and"
             " launch.ray.address=local makes one of this machine for this command.",
         ) from error
@@ -326,6 +323,10 @@ def _need(recipe: Recipe) -> dict[str, float]:
     launch, ranks = recipe.launch, ranks_of_a_host(recipe.num_ranks, recipe.launch)
     gpus = {"GPU": ranks} if launch.device == "cuda" else {}
     return {"CPU": ranks * (launch.threads + launch.data_workers), **gpus, **launch.ray.resources}
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1]
 
 
 async def _call(method: Any, *arguments: object) -> Any:

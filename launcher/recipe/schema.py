@@ -350,8 +350,8 @@ class Slurm:
 class RayKeys:
     """Hosts on the nodes of a Ray cluster (launch=ray).
 
-    address: of the cluster: HOST:PORT, ray://HOST:10001, auto (RAY_ADDRESS, or the cluster that
-        this machine is in), or local (one of this machine alone, for this command).
+    address: of the cluster: HOST:PORT, auto (RAY_ADDRESS, or the cluster that this machine is in),
+        or local (one of this machine alone, for this command).
     resources: more of what a host needs, or in place of it: {CPU: 8, GPU: 4, memory: 64e9}.
     """
 

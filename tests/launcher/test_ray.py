@@ -11,10 +11,11 @@ import pytest
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.command_line import ray_jobs
+from flowrun.launcher.command_line.ray_host import RayHost
 from flowrun.launcher.command_line.ray_jobs import submit
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
-from support.runs.command import Command, Ended, free_port, losses, run_folder
+from support.runs.command import Command, free_port, losses, run_folder
 from support.runs.ray_cluster import another_node, ray_cluster
 
 RUN = ("recipe=small", "launch.transport=gloo")
@@ -60,6 +61,11 @@ def test_ray_that_is_not_installed_is_told(place: Path, monkeypatch: pytest.Monk
         submit(load([*SENT]), place / "out", None)
 
 
+def test_a_node_that_does_not_see_the_folder_is_named(place: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"does not see .*nowhere.yaml: start the command"):
+        RayHost().start(place / "nowhere.yaml", [], {})
+
+
 def test_an_address_without_a_cluster_is_refused_at_once(place: Path) -> None:
     pytest.importorskip("ray", exc_type=ImportError)
     address = f"launch.ray.address=127.0.0.1:{free_port()}"
@@ -75,32 +81,32 @@ def test_two_hosts_have_the_losses_of_one(cluster: Any, place: Path) -> None:
         ended = two.end(120)
     assert (ended.status, one.end().status) == (0, 0), ended.err
     assert losses(place / "two") == losses(place / "two" / "host1") == losses(place / "one")
-    assert "Ray placed 2 hosts, which meet at" in ended.out
+    assert "host 0 begins at" in ended.out
     assert ended.out.count("step 0/4") == 1
     assert "step 0/4" in (place / "two" / "ray" / "host_1.log").read_text()
 
 
 @pytest.mark.processes
 def test_hosts_that_never_fit_are_waited_for_by_name(cluster: Any, place: Path) -> None:
-    keys = ("launch.nnodes=2", "launch.ray.resources.CPU=99", "launch.join_s=2.5")
-    ended = on(cluster, place, *SENT, *keys).end(60)
+    """The only node has cores for both."""
+    ended = on(cluster, place, *SENT, "launch.nnodes=2", "launch.join_s=4").end(60)
     assert ended.status == 1
-    hosts = "2 hosts, each on a free node with CPU 99"
-    assert f"waiting for {hosts}; the cluster has 0 nodes of this size" in ended.out
-    assert f"Ray has not placed {hosts}, in launch.join_s=2.5 s" in ended.err
+    free = "free nodes of Ray with CPU 1"
+    assert f"waiting for {free}: 2 needed, 1 of 1 large enough" in ended.out
+    assert f"no {free} in launch.join_s=4 s: 2 needed, 1 of 1 large enough." in ended.err
 
 
-def sweep(cluster: Any, place: Path, lrs: str) -> Ended:
+def sweep(cluster: Any, place: Path, lrs: str, *keys: str) -> Command:
     """One job for each learning rate, each of one rank."""
-    words = (*SENT, "placement.axes.tensor=1", f"optim.lr={lrs}", "hydra.sweep.dir=sweep")
-    return on(cluster, place, "-m", *words).end(240)
+    words = (*SENT, "placement.axes.tensor=1", f"optim.lr={lrs}", "hydra.sweep.dir=sweep", *keys)
+    return on(cluster, place, "-m", *words)
 
 
 @pytest.mark.processes
 def test_jobs_of_a_sweep_run_on_the_cluster_and_the_one_that_fails_is_named(
     cluster: Any, place: Path
 ) -> None:
-    ended = sweep(cluster, place, "0.1,1e30,-1")
+    ended = sweep(cluster, place, "0.1,1e30,-1").end(240)
     assert ended.status == 1, ended.err
     assert "failed: step 1, rank 0: its gradients are not finite" in " ".join(ended.out.split())
     table = (place / "sweep" / "comparison.csv").read_text().splitlines()[1:]
@@ -112,15 +118,29 @@ def test_jobs_of_a_sweep_run_on_the_cluster_and_the_one_that_fails_is_named(
 def test_twelve_jobs_on_four_cores(cluster: Any, place: Path) -> None:
     with another_node(cluster):
         lrs = ",".join(["1e30", *(f"0.{k:02}" for k in range(1, 12))])
-        ended = sweep(cluster, place, lrs)
+        ended = sweep(cluster, place, lrs).end(240)
     assert ended.status == 1, ended.err
     table = (place / "sweep" / "comparison.csv").read_text()
     assert (table.count(",ran,"), table.count(",failed,")) == (11, 1)
     most = running = 0
     for line in ended.out.splitlines():
-        running += ("Ray placed" in line) - (": complete" in line or ": ended" in line)
+        running += ("host 0 begins" in line) - (": complete" in line or ": ended" in line)
         most = max(most, running)
     assert most == 4
+
+
+@pytest.mark.thorough
+@pytest.mark.processes
+def test_ctrl_c_ends_the_jobs_of_a_sweep_and_shows_them(cluster: Any, place: Path) -> None:
+    command = sweep(cluster, place, "0.1,0.2,0.3", "train.steps=1000000")
+    for _ in range(2):
+        command.until("host 0 begins")
+    command.send(signal.SIGINT)
+    ended = command.end()
+    assert ended.status == 130, ended.err
+    for job, said in enumerate(("ended with status", "ended with status", "stopped")):
+        assert f"job {job}: {said}" in ended.out
+    assert "recipe and changes" in ended.out
 
 
 @pytest.mark.processes
