@@ -43,17 +43,17 @@ BUDGETS = {
     "engine/verify": 794,
     "launcher": 386,
     "launcher/bench": 2_200,
-    "launcher/command_line": 1_980,
+    "launcher/command_line": 1_988,
     "launcher/commands": 4_315,
     "launcher/data": 3_495,
     "launcher/job": 2_229,
     "launcher/listeners": 675,
     "launcher/model": 2_942,
-    "launcher/page": 975,
+    "launcher/page": 1_075,
     "launcher/place": 2_091,
     "launcher/platforms": 331,
     "launcher/ranks": 2_036,
-    "launcher/recipe": 3_520,
+    "launcher/recipe": 3_526,
     "launcher/report": 2_560,
     "launcher/store": 1_035,
     "launcher/supervise": 4_504,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 18_043,
+    "tests/launcher": 18_104,
     "tests/models": 770,
     "tests/support": 9_427,
     "tests/testing": 111,
 }
-SUMS = {"source": 78_389, "tests": 56_105, "docs": 50_000}
+SUMS = {"source": 78_503, "tests": 56_166, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

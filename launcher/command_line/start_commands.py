@@ -98,6 +98,9 @@ def top(
     run: Annotated[
         Path | None, typer.Argument(metavar="[RUN_DIR]", help="Without it the newest run.")
     ] = None,
+    serve: Annotated[
+        str, typer.Option("--serve", metavar="PORT", help="As a page for a browser of this host.")
+    ] = "",
 ) -> None:
     """Show a run live: its figures and their curves, until it ends or Ctrl-C.
 
@@ -106,12 +109,17 @@ def top(
 
       flowrun top
       flowrun top outputs/2026-01-31/13-00-00_gpt_tiny
+      flowrun top --serve 8080
     """
     with show_errors([], None):
         from rich.console import Console
 
         from flowrun.launcher.commands.run_folders.top import choose_run, show_top
 
+        if serve:
+            from flowrun.launcher.page.serve_page import serve_page
+
+            serve_page(choose_run(run), serve, typer.echo)
         show_top(choose_run(run), Console())
 
 

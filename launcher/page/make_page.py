@@ -69,10 +69,14 @@ def plan_page(job: Job) -> Page:
     return Page(title=title, made_by=version("flowrun"), plan=plan_view(job))
 
 
-def to_html(page: Page) -> str:
-    """Return a page as HTML; in the JSON of its data no tag can end."""
+def to_html(page: Page, *, live: bool = False) -> str:
+    """Return a page as HTML; in the JSON of its data no tag can end.  live: it is served
+    (serve_page.py), and asks its server for what is new.
+    """
     text = (_HERE / "page.html").read_text(encoding="utf-8")
-    for mark, files in _FILES.items():
+    if live:
+        text = text.replace("default-src 'none';", "default-src 'none'; connect-src 'self';")
+    for mark, files in {**_FILES, "live": ("live.js",) if live else ()}.items():
         parts = ((_HERE / file).read_text(encoding="utf-8") for file in files)
         text = text.replace(f"/*{mark}*/", "\n".join(parts))
     return text.replace("/*data*/", to_json(page).replace("<", "\\u003c"))

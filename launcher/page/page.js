@@ -286,12 +286,19 @@ function drawPlan(plan) {
   section("Recipe").append(el("details", {}, el("summary", {}, "all keys"), el("pre", {tabindex: 0}, plan.recipe)));
 }
 
-function main() {
+function draw() {
+  document.querySelector("main").replaceChildren();
+  document.querySelector("nav").replaceChildren();
+  redraws.splice(0);
   document.title = document.querySelector("h1").textContent = page.title;
   document.getElementById("made").textContent = `Made by flowrun ${page.made_by}. The data of this page is JSON inside of it.`;
   if (page.plan) drawPlan(page.plan);
   if (page.sweep) drawSweep(page.sweep);
   if (page.runs.length) drawRuns(page.runs);
+}
+
+function main() {
+  draw();
   const again = () => redraws.forEach(each => each());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
   let wide = innerWidth;

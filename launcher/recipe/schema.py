@@ -459,10 +459,16 @@ def monitor_address(launch: Launch) -> tuple[str, int] | str | None:
 
     Raises ValueError for another text.
     """
-    text = "" if launch.monitor is None else str(launch.monitor)
+    return None if launch.monitor is None else read_address(str(launch.monitor))
+
+
+def read_address(text: str) -> tuple[str, int] | str:
+    """Return what PORT, HOST:PORT or unix:PATH names; a port alone is one of this host for itself.
+    Raises ValueError.
+    """
     scheme, colon, path = text.partition("unix:")
-    if not text or (colon and not scheme and path):
-        return path or None
+    if colon and not scheme and path:
+        return path
     host, _, port = text.rpartition(":")
     if not 0 <= int(port) < 1 << 16:
         raise ValueError(text)

@@ -1,0 +1,95 @@
+"""flowrun top --serve: the page of a run that follows it, from the run's folder alone.
+
+The page asks for /events (Server-Sent Events, WHATWG HTML 9.2): its data, whenever a file of the
+run has changed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from flowrun.engine.errors import FlowrunError
+from flowrun.launcher.page.make_page import folders_page, to_html
+from flowrun.launcher.recipe.recipe_errors import CommandLineError
+from flowrun.launcher.recipe.schema import read_address
+from flowrun.launcher.terminal.as_json import to_json
+
+_LOOK_S, _BEAT_S = 1.0, 15.0
+_SHARE = 0.1  # of a core for the data of a page; that of a long run takes seconds
+
+
+def serve_page(folder: Path, address: str, say: Callable[[str], object]) -> None:
+    """Serve the page of a run until Ctrl-C; any thread may ask.
+
+    address: a port of this host alone, or HOST:PORT.  say: is given the page's address.  Raises
+    RecipeError for an address that cannot be had.
+    """
+    where = f"--serve {address}"
+    try:
+        found = read_address(address)
+        if not isinstance(found, tuple):
+            raise ValueError(address)
+        server = ThreadingHTTPServer(found, _LivePage)
+    except (ValueError, OSError) as error:
+        raise CommandLineError(
+            where, f"no page can be there: {error}.", "Write a port: 8080."
+        ) from None
+    _LivePage.folder = folder
+    with server:
+        say(f"http://{found[0]}:{server.server_port}/ follows {folder}; Ctrl-C ends it")
+        server.serve_forever()
+
+
+class _LivePage(BaseHTTPRequestHandler):
+    """It answers a browser.  folder: of the run."""
+
+    folder = Path()
+    timeout = 30.0
+
+    def do_GET(self) -> None:
+        with suppress(ConnectionError, TimeoutError):  # the browser has left
+            if self.path == "/":
+                self._send(200, "text/html", to_html(folders_page([self.folder]), live=True))
+            elif self.path == "/events":
+                self._send_events()
+            else:
+                self._send(404, "text/plain", "The page is at /.\n")
+
+    def _send(self, status: int, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _send_events(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        seen: frozenset[tuple[str, int]] = frozenset()  # the page may be older than its data now
+        while True:
+            pause_s, sent = _LOOK_S, b": nothing new\n\n"
+            until = time.monotonic() + _BEAT_S
+            while seen == self._list_times() and time.monotonic() < until:
+                time.sleep(_LOOK_S)
+            if seen != self._list_times():
+                began, seen = time.monotonic(), self._list_times()
+                with suppress(FlowrunError):  # a run that begins again has no recipe for a moment
+                    sent = f"data: {to_json(folders_page([self.folder]))}\n\n".encode()
+                pause_s = max(_LOOK_S, (time.monotonic() - began) / _SHARE)
+            self.wfile.write(sent)
+            time.sleep(pause_s)
+
+    def _list_times(self) -> frozenset[tuple[str, int]]:
+        """Return the files of the run, and when each was written."""
+        files = (each for each in self.folder.iterdir() if each.is_file())
+        return frozenset((each.name, each.stat().st_mtime_ns) for each in files)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write nothing."""
