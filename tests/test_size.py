@@ -49,7 +49,7 @@ BUDGETS = {
     "launcher/job": 2_229,
     "launcher/listeners": 675,
     "launcher/model": 2_942,
-    "launcher/page": 1_075,
+    "launcher/page": 1_076,
     "launcher/place": 2_091,
     "launcher/platforms": 331,
     "launcher/ranks": 2_036,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_427,
     "tests/testing": 111,
 }
-SUMS = {"source": 78_503, "tests": 56_166, "docs": 50_000}
+SUMS = {"source": 78_504, "tests": 56_166, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

@@ -174,7 +174,7 @@ function drawTimeline(made, drawing) {
   }
   const register = r => drawing.slots[r] == null ? r : `${r} (${drawing.slots[r] < 0 ? "stash, " : ""}${Math.abs(drawing.slots[r])} slot${Math.abs(drawing.slots[r]) > 1 ? "s" : ""})`;
   function about(k) {
-    const who = drawing.actors[actor[k]], lines = [`${who.name}, ${drawing.lanes[lane[k]][0]}, micro-batch ${act[k]}: ${who.phase} ${who.kind}`, who.about,
+    const who = drawing.actors[actor[k]], lines = [`${who.name} (${who.kind}) on ${drawing.lanes[lane[k]][0]}, micro-batch ${act[k]}`, who.about,
       `${seconds(start[k] * tick)} to ${seconds((start[k] + length[k]) * tick)}: ${seconds(length[k] * tick)}`];
     if (who.reads.length) lines.push("reads register " + who.reads.slice(0, 6).map(register).join(", ") + (who.reads.length > 6 ? " …" : ""));
     if (who.fills.length) lines.push("fills register " + who.fills.slice(0, 6).map(register).join(", ") + (who.fills.length > 6 ? " …" : ""));

@@ -91,7 +91,8 @@ def _actor(plan: Plan, actor: Actor) -> ActorView:
     about = what_of(actor)
     if isinstance(actor.work, RegionWork):
         blocks = dict.fromkeys(unit_of(op.module) for op in actor.work.ops if op.module)
-        about = f"{len(actor.work.ops)} ops of {', '.join(list(blocks)[:3])}"
+        ops = len(actor.work.ops)
+        about = f"{ops} op{'s' * (ops > 1)} of {', '.join(list(blocks)[:3])}"
         about += " …" * (len(blocks) > 3)
     if actor.sent_bytes:
         about = f"{about} over {axis_of(plan, actor)}, {size(actor.sent_bytes)}"

@@ -122,7 +122,7 @@ def test_keys_go_from_act_to_act_and_zoom(browser: Any, plan_file: Path) -> None
     page.keyboard.press("ArrowRight")
     first = told.inner_text()
     page.keyboard.press("ArrowRight")
-    assert "update reader" in first and told.inner_text() not in ("", first)
+    assert "(reader)" in first and told.inner_text() not in ("", first)
     whole = int(canvas.get_attribute("data-acts"))
     page.keyboard.press("+")
     assert int(canvas.get_attribute("data-acts")) < whole
