@@ -63,7 +63,7 @@ BUDGETS = {
     "models": 1_823,
     "testing": 115,
     "tests": 1_178,
-    "tests/behaviour": 9_363,
+    "tests/behaviour": 9_364,
     "tests/chaos": 927,
     "tests/engine": 14_642,
     "tests/fuzz": 993,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_427,
     "tests/testing": 111,
 }
-SUMS = {"source": 78_504, "tests": 56_166, "docs": 50_000}
+SUMS = {"source": 78_504, "tests": 56_167, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

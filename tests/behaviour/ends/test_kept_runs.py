@@ -14,6 +14,7 @@ from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import find_all
 from flowrun.launcher.store.kept_run import whole_checkpoints
 from flowrun.launcher.urls.object_store import ObjectStore
+from support.checks.thorough import few
 from support.runs.command import Command, losses, run_folder
 from support.runs.store_server import FaultyProxy, access, faulty_proxy, s3_server
 from support.samples.small_tokenizer import save_tokenizer
@@ -96,7 +97,7 @@ def test_a_restart_forks_beside_what_is_put(place: Path, proxy: FaultyProxy) -> 
     assert losses(folder)[:8] == losses(place / "run")
 
 
-@pytest.mark.parametrize("kind", ["tokens", "text_rows"])
+@pytest.mark.parametrize("kind", few(["tokens", "text_rows"], often=["tokens"]))
 def test_training_reads_data_and_weights_of_a_url(
     place: Path, proxy: FaultyProxy, kind: str
 ) -> None:
