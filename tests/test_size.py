@@ -33,7 +33,7 @@ BUDGETS = {
     "engine/capture": 5_729,
     "engine/cost": 1_234,
     "engine/hardware": 571,
-    "engine/ir": 1_828,
+    "engine/ir": 1_829,
     "engine/lowering": 1_355,
     "engine/ops": 6_564,
     "engine/passes": 8_196,
@@ -44,7 +44,7 @@ BUDGETS = {
     "launcher": 386,
     "launcher/bench": 2_200,
     "launcher/command_line": 1_988,
-    "launcher/commands": 4_315,
+    "launcher/commands": 4_317,
     "launcher/data": 3_495,
     "launcher/job": 2_229,
     "launcher/listeners": 675,
@@ -56,7 +56,7 @@ BUDGETS = {
     "launcher/recipe": 3_526,
     "launcher/report": 2_560,
     "launcher/store": 1_035,
-    "launcher/supervise": 4_504,
+    "launcher/supervise": 4_505,
     "launcher/terminal": 337,
     "launcher/text": 603,
     "launcher/urls": 257,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 18_104,
+    "tests/launcher": 18_108,
     "tests/models": 770,
     "tests/support": 9_427,
     "tests/testing": 111,
 }
-SUMS = {"source": 78_504, "tests": 56_167, "docs": 50_000}
+SUMS = {"source": 78_508, "tests": 56_171, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

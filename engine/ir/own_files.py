@@ -57,15 +57,16 @@ def write_own(file: Path, content: bytes) -> None:
         opened.write(hashlib.sha256(content).digest() + content)
 
 
-def drop_unused(folder: Path, pattern: str, most_bytes: int) -> None:
-    """Remove the longest unused of the folders in a folder until the rest has `most_bytes`, or is
-    one.
+def drop_unused(folder: Path, pattern: str, most_bytes: int, kept: int = 0) -> None:
+    """Remove the longest unused of the folders in a folder until the rest has `most_bytes`.
+
+    kept: this number of the newest stay, whatever they have.
     """
     total = 0
     for k, each in enumerate(sorted(folder.glob(pattern), key=_last_use, reverse=True)):
         with suppress(OSError):  # another process is at it
             total += sum(file.stat().st_size for file in each.rglob("*"))
-        if k and total > most_bytes:
+        if k >= kept and total > most_bytes:
             shutil.rmtree(each, ignore_errors=True)
 
 

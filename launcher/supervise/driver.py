@@ -59,6 +59,7 @@ THREADS: Mapping[str, str] = {
     "data/data_workers.py": "in a rank: looks at the processes that make its batches",
     "store/kept_run.py": "puts a run's files into its store; the run waits for it at its end",
     "urls/object_store.py": "some for files that move at once, for their caller, who waits",
+    "command_line/ray_jobs.py": "of a command that waits for runs on a Ray cluster",
     "listeners/dispatch.py": "one for each logger and callback: the loop looks at them",
 }
 _TICK_S = 0.5

@@ -47,7 +47,7 @@ class UrlCopy:
         new = [n for n in names if had.get(n) != stamps[n] or not self.path(n).exists()]
         total = sum(int(str(self.found[name]["size"])) for name in new)
         if self.caches:
-            drop_unused(self.folder.parent, f"{_PREFIX}*", MOST_BYTES - total)
+            drop_unused(self.folder.parent, f"{_PREFIX}*", MOST_BYTES - total, kept=1)
         doing(f"fetching {len(new)} files of {self.store.url}, {size(total)}")
         each(lambda name: self.store.get(name, self.path(name)), new)
         self._had |= stamps

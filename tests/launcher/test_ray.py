@@ -86,6 +86,7 @@ def test_two_hosts_have_the_losses_of_one(cluster: Any, place: Path) -> None:
     assert "step 0/4" in (place / "two" / "ray" / "host_1.log").read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_hosts_that_never_fit_are_waited_for_by_name(cluster: Any, place: Path) -> None:
     """The only node has cores for both."""
@@ -102,6 +103,7 @@ def sweep(cluster: Any, place: Path, lrs: str, *keys: str) -> Command:
     return on(cluster, place, "-m", *words)
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_jobs_of_a_sweep_run_on_the_cluster_and_the_one_that_fails_is_named(
     cluster: Any, place: Path
@@ -143,6 +145,7 @@ def test_ctrl_c_ends_the_jobs_of_a_sweep_and_shows_them(cluster: Any, place: Pat
     assert "recipe and changes" in ended.out
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_node_that_comes_joins_and_one_that_is_lost_leaves(cluster: Any, place: Path) -> None:
     keys = ("launch.nnodes=1:2", "train.steps=1000000")

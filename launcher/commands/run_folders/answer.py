@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+import select
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -149,8 +149,10 @@ def main(folder: Path, descriptor: int) -> None:
     server = ThreadingHTTPServer(("", 0), _Questions, bind_and_activate=False)
     server.socket.close()
     server.socket = socket.socket(fileno=descriptor)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    sys.stdin.buffer.read()
+    with server:
+        while sys.stdin not in (ready := select.select([server, sys.stdin], [], [])[0]):
+            if server in ready:
+                server.handle_request()
 
 
 if __name__ == "__main__":
