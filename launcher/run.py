@@ -28,10 +28,9 @@ from flowrun.launcher.report.notes import notes
 from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Report, read_complete
-from flowrun.launcher.store import fetched_run
+from flowrun.launcher.store import fetched_run, kept_run
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import Checkpoint, find_all, lock_run_folder, prepare
-from flowrun.launcher.store.kept_run import KeptRun
 from flowrun.launcher.supervise.driver import Driver, error_of, supervise
 from flowrun.launcher.supervise.hands.desk import Desk
 from flowrun.launcher.supervise.hands.lease import Lease, Owner
@@ -59,15 +58,14 @@ def run(
     signals = Signals(time_limit_s(recipe.launch))
     with signals.handling(), monitoring(recipe.launch, folder, progress):
         if (recipe.train.resume == AUTO or nodes_of(recipe.launch).may_change) and start is None:
-            if recipe.train.store:
-                fetched_run.continue_at(recipe.train.store, folder)
+            fetched_run.continue_at(recipe.train.store, folder)
             if report := read_complete(folder, recipe.train.steps):
-                if recipe.train.store and recipe.launch.num_hosts == 1:
-                    kept = KeptRun.open(recipe.train.store, folder, resumed=True)
-                    kept.claim()
-                    kept.put_all()
+                kept_run.keep_complete(recipe, folder)
                 return _say_complete(report, folder, progress)
-            recipe, start = _find_start(recipe, folder)
+            if find_all(folder):
+                from flowrun.launcher.commands import resume  # imports what few runs need: 0.8 s
+
+                recipe, start = resume.find_continuation(recipe, folder)
         return _run(recipe, folder, progress, start, signals)
 
 
@@ -79,19 +77,16 @@ def _run(
     signals: Signals,
 ) -> Report:
     check_runs(recipe)
-    resumed, kept = start is not None or recipe.train.resume == AUTO, None
-    if recipe.train.store:
-        kept = KeptRun.open(recipe.train.store, folder, resumed)
+    resumed = start is not None or recipe.train.resume == AUTO
+    kept = kept_run.open_store(recipe.train.store, folder, resumed)
     listeners = make_listeners(recipe)
-
     with probing(recipe) as probed:  # this machine, in other processes
         recipe, placed = settle(recipe)  # auto.placement: the fastest placement that fits
         if placed and progress:
             progress.console.print(str(placed.found), highlight=False, markup=False)
         with compiling():
-            job = Job(
-                recipe, start, planned=placed.training if placed else None, probed=probed
-            )  # what the compiler is asked
+            planned = placed.training if placed else None
+            job = Job(recipe, start, planned=planned, probed=probed)  # what the compiler is asked
             training, _ = job.plans.compiled  # capture … rehearsal (engine/compile.py)
     if recipe.train.save:
         weights.check(job.saved, job.names)
@@ -126,8 +121,7 @@ def _report(driver: Driver, record: Record, end: End) -> Report:
         error = driver.ranks.exception or error_of(end)
         record.write_end(end.status, str(error) if end.fault else end.by)
         record.advise_resume()
-        if record.kept:
-            record.kept.end(record.note, error)
+        record.end_store(error)
         raise error
     driver.ledger.join_weights(record, driver.state.terms.num_ranks)
     log, job = driver.ledger.log(record), record.job
@@ -138,8 +132,7 @@ def _report(driver: Driver, record: Record, end: End) -> Report:
         from flowrun.launcher.commands.write_text import show_text  # imports what few runs need
 
         show_text(record)
-    if record.kept:
-        record.kept.end(record.say)
+    record.end_store()
     return report
 
 
@@ -147,15 +140,6 @@ def _say_complete(report: Report, folder: Path, progress: Progress | None) -> Re
     text = f"the run in {folder} is complete: {report.first_step + report.steps} steps are done"
     (progress or Progress()).console.print(text, highlight=False, markup=False)
     return report
-
-
-def _find_start(recipe: Recipe, folder: Path) -> tuple[Recipe, Checkpoint | None]:
-    """Return the recipe and the checkpoint that train.resume=auto begins at."""
-    if not find_all(folder):
-        return recipe, None
-    from flowrun.launcher.commands import resume  # imports what few runs need: 0.8 s
-
-    return resume.find_continuation(recipe, folder)
 
 
 def verify(recipe: Recipe) -> LayoutComparison:

@@ -41,7 +41,7 @@ BUDGETS = {
     "engine/runtime": 8_202,
     "engine/trace": 583,
     "engine/verify": 794,
-    "launcher": 386,
+    "launcher": 370,
     "launcher/bench": 2_200,
     "launcher/command_line": 1_988,
     "launcher/commands": 4_317,
@@ -54,8 +54,8 @@ BUDGETS = {
     "launcher/platforms": 331,
     "launcher/ranks": 2_036,
     "launcher/recipe": 3_526,
-    "launcher/report": 2_560,
-    "launcher/store": 1_035,
+    "launcher/report": 2_567,
+    "launcher/store": 1_048,
     "launcher/supervise": 4_505,
     "launcher/terminal": 337,
     "launcher/text": 603,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 18_108,
+    "tests/launcher": 18_109,
     "tests/models": 770,
     "tests/support": 9_427,
     "tests/testing": 111,
 }
-SUMS = {"source": 78_508, "tests": 56_171, "docs": 50_000}
+SUMS = {"source": 78_512, "tests": 56_172, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

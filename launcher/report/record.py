@@ -288,6 +288,13 @@ class Record:
         self.steps.cut(self.first)
         self._write_job()
 
+    def end_store(self, error: BaseException | None = None) -> None:
+        """Wait until the run's store, if it has one, has all files.  error: the run ends with it.
+        Raises RunError where files are missing there, and there is no other error.
+        """
+        if self.kept:
+            self.kept.end(self.note if error else self.say, error)
+
     def say(self, text: str) -> None:
         """Show a line about what takes time before the first step."""
         if self.progress:

@@ -25,9 +25,11 @@ _TENSORS = ".safetensors"
 
 
 def continue_at(url: str, folder: Path) -> None:
-    """Fetch the newest checkpoint of a run to its folder, if the store is ahead of it.  Raises
-    RecipeError, RunError.
+    """Fetch the newest checkpoint of a run to its folder, if the store is ahead of it.  url: empty,
+    if it has none.  Raises RecipeError, RunError.
     """
+    if not url:
+        return
     copy = UrlCopy(ObjectStore.open(url, STORE), folder)
     here = max((kept.step for kept in find_all(folder) if kept.has_files()), default=-1)
     if not (folder / RECIPE).exists() or here < max(whole_checkpoints(copy.found), default=-1):

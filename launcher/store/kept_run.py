@@ -17,6 +17,7 @@ from uuid import uuid4
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError, refuse_as
 from flowrun.engine.ir.files import PARTIAL
 from flowrun.engine.runtime.process.call_stack import in_one_chunk
+from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import STORE
 from flowrun.launcher.store.checkpoint import ABOUT, FOLDER, Checkpoint, find_all
 from flowrun.launcher.store.run_files import ENDED, REPORT
@@ -46,21 +47,12 @@ class KeptRun:
         self._slots = threading.Semaphore(AT_ONCE)  # of files that move
         self._thread: threading.Thread | None = None
 
-    @staticmethod
-    def open(url: str, folder: Path, resumed: bool) -> KeptRun:
-        """Look at the store of a run.  Raises RecipeError, also where checkpoints would be lost
-        there: those of another run, or of this one after it has continued elsewhere.
-        """
-        kept = KeptRun(ObjectStore.open(url, STORE), folder)
-        kept._check_newest(find_all(folder) if resumed else ())
-        return kept
-
     def claim(self) -> None:
         """Write to the store, for this launcher alone; its run has the lease of the folder.  Raises
         RecipeError.
         """
         if not self._writer:
-            self._check_newest(find_all(self.folder))
+            self.check_newest(find_all(self.folder))
         store, self._writer, self._put = self.store, str(uuid4()), {}
         with store.refusing(STORE):
             store.write(_WRITER, self._writer.encode())
@@ -70,7 +62,10 @@ class KeptRun:
                     files = [ABOUT, *here.about().files]
                     self._put |= self._stamps(name_in(here.step, file) for file in files)
 
-    def _check_newest(self, here: Sequence[Checkpoint]) -> None:
+    def check_newest(self, here: Sequence[Checkpoint]) -> None:
+        """Raise RecipeError if the store has a newer checkpoint than `here`, which would be lost:
+        of another run, or of this one after it has continued elsewhere.
+        """
         there = max(whole_checkpoints(self.store.find()), default=-1)
         if there > max((kept.step for kept in here), default=-1):
             url = self.store.url
@@ -198,6 +193,22 @@ class KeptRun:
         names = [name for name, match in found if match and goes(int(match[1]))]
         self.store.remove(name for name in names if name.endswith(ABOUT))
         self.store.remove(names)
+
+
+def open_store(url: str, folder: Path, resumed: bool) -> KeptRun | None:
+    """Look at the store of a run.  url: empty, if it has none.  Raises RecipeError."""
+    if not url:
+        return None
+    kept = KeptRun(ObjectStore.open(url, STORE), folder)
+    kept.check_newest(find_all(folder) if resumed else ())
+    return kept
+
+
+def keep_complete(recipe: Recipe, folder: Path) -> None:
+    """Put what the store of a complete run of one host lacks there.  Raises FlowrunError."""
+    if recipe.launch.num_hosts == 1 and (kept := open_store(recipe.train.store, folder, True)):
+        kept.claim()
+        kept.put_all()
 
 
 def name_in(step: int, file: str) -> str:

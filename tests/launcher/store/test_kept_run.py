@@ -9,7 +9,7 @@ from flowrun.engine.ir.files import replace_text
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.store.checkpoint import About, Checkpoint, complete, find_all, partial_folder
 from flowrun.launcher.store.fetched_run import continue_at, fetch_figures, fetch_run
-from flowrun.launcher.store.kept_run import KeptRun
+from flowrun.launcher.store.kept_run import KeptRun, open_store
 from flowrun.launcher.urls import object_store
 from flowrun.launcher.urls.object_store import ObjectStore, StoreError
 from support.checks.thorough import few
@@ -39,7 +39,8 @@ def save(run: Path, step: int, keep: int = 2, loss: float = 1.0, ranks: int = 2)
 
 
 def keep(url: str, run: Path, resumed: bool) -> KeptRun:
-    kept = KeptRun.open(url, run, resumed)
+    kept = open_store(url, run, resumed)
+    assert kept
     kept.claim()
     return kept
 
@@ -224,7 +225,7 @@ def test_a_folder_that_the_store_is_ahead_of_takes_nothing_from_it(
     save(tmp_path / "new", 2)
     other.put_all()
     there = names(url)
-    for look in (KeptRun.open, keep):
+    for look in (open_store, keep):
         with pytest.raises(RecipeError, match=f"flowrun resume {url} continues from there"):
             look(url, tmp_path / "run", True)
     first_here = KeptRun(ObjectStore.open(url, "x"), tmp_path / "run")  # of a host that was second
