@@ -68,6 +68,9 @@ def cross_entropy(
     """
     logits = part_of(output, part)
     logits = logits if class_dim == -1 else logits.movedim(class_dim, -1)
+    if logits.dim() == batch[target].dim() + 1 and logits.shape[:-1] != batch[target].shape:
+        shapes = f"{tuple(batch[target].shape)} and the logits {tuple(logits.shape)}"
+        raise ValueError(f"the class ids have the shape {shapes}: each needs logits of its own")
     logits, classes = logits.flatten(0, -2), batch[target].flatten().long()
     with torch.autocast("cpu", enabled=False):  # autocast would cast them to fp32
         logits = logits if narrow else logits.float()

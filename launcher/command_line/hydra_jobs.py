@@ -182,7 +182,7 @@ def _submit(recipe: Recipe, folder: Path) -> object:
         if several and not recipe.sweep.objective:
             return job
         outcome = job.outcome()
-        if job.status and not several:
+        if job.status and (not several or job.status in (PREEMPTED, INTERRUPTED)):
             raise SystemExit(job.status)  # its first host has said why
         return outcome
     from flowrun.launcher.command_line.slurm import submit

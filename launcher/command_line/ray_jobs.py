@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from flowrun.engine.errors import FlowrunError, RecipeError, RunError
+from flowrun.engine.errors import FlowrunError, RecipeError, RunError, refuse_as
 from flowrun.launcher.command_line.app import INTERRUPTED, OK, PREEMPTED, RECIPE_WRONG, RUN_FAILED
 from flowrun.launcher.command_line.ray_host import STDERR, STDOUT, RayHost
 from flowrun.launcher.command_line.slurm import plan_here
@@ -37,6 +37,7 @@ from flowrun.launcher.terminal import doing
 from flowrun.launcher.terminal.console import output_width, say, wide_console
 
 _CONNECT_S, _LOOK_S, _PART_S = 5.0, 1.0, 30.0
+_MOST_ERRORS = 1 << 16  # bytes of what a job writes to stderr, the last
 _MOST_LOST = 3  # first hosts in a row that ended before they began
 _jobs: list[RayJob] = []
 
@@ -118,14 +119,18 @@ class RayJob:
         lost = 0
         while True:
             status, why = None, "its node, or the process of Ray on it, has ended."
-            try:
-                status = await self._round()
-            except RayError as error:
-                why = _reason(error)
-            finally:
-                for group in self._groups:  # with its actors, and what they have started
-                    remove_placement_group(group)
+            with refuse_as(self._refuse):
+                try:
+                    status = await self._round()
+                except RayError as error:
+                    why = _reason(error)
+                finally:
+                    for group in self._groups:  # with its actors, and what they have started
+                        remove_placement_group(group)
             if status is not None and status < 0:  # killed, or asked before it could listen
+                if not self._asked:
+                    by = signal.Signals(-status).name
+                    self._say(f"host 0 was killed by {by}; logs in {self._logs}")
                 status = self._stopped if self._asked else RUN_FAILED
             if status is not None:
                 if self.job is not None:
@@ -136,6 +141,11 @@ class RayJob:
                 raise RunError("host 0", why, f"Logs: {self._logs}")
             self._say(f"note: host 0 is lost: {why} The hosts meet again at another one.")
             await asyncio.sleep(_LOOK_S)
+
+    def _refuse(self, error: Exception) -> RunError:
+        """Return the error of a job for what Ray or a disk raises."""
+        why = f"{type(error).__name__}: {_reason(error)}"
+        return RunError("launch=ray", why, f"Logs: {self._logs}")
 
     async def _round(self) -> int | None:
         """Run launchers on the fewest hosts, and on more as nodes come.  Return the status of the
@@ -261,7 +271,7 @@ class RayJob:
                 file.buffer.write(printed)
                 file.flush()
             elif number == 0 and stream == STDERR:
-                self._errors += printed
+                self._errors = (self._errors + printed)[-_MOST_ERRORS:]
 
     def _say(self, text: str) -> None:
         doing.clear()
@@ -326,7 +336,7 @@ def _need(recipe: Recipe) -> dict[str, float]:
 
 
 def _reason(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1]
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 async def _call(method: Any, *arguments: object) -> Any:

@@ -21,7 +21,7 @@ from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import AUTO
 from flowrun.launcher.report.report import Report
 from flowrun.launcher.run import run
-from flowrun.launcher.store.checkpoint import prepare
+from flowrun.launcher.store.checkpoint import check_new
 from flowrun.launcher.store.run_files import REPORT
 from flowrun.launcher.supervise.hands.signals import Preempted
 from flowrun.launcher.supervise.hosts.meeting import ranks_of_a_host
@@ -130,7 +130,7 @@ def plan_here(recipe: Recipe, folder: Path, resumed: bool) -> None:
     """Plan a recipe that runs elsewhere.  resumed: it may continue a run in the folder.  Raises
     FlowrunError for what cannot run.
     """
-    prepare(folder, resumed)
+    check_new(folder, resumed)  # its hosts remove what is half written, under the lock
     here = replace(recipe.launch, name="local")
     _ = Job(replace(recipe, launch=here), values=False).training
 

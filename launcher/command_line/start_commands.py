@@ -1,4 +1,6 @@
-"""Commands around recipes and runs: runs, status, top, report, init, schema, manifest, recipes."""
+"""Commands around recipes and runs: runs, status, top, report, init, check, schema, manifest,
+recipes.
+"""
 
 from __future__ import annotations
 
@@ -228,9 +230,11 @@ def check(
 
 @app.command()
 def schema(
-    to: Annotated[Path, typer.Option("--to", help="The file.")] = Path("recipe.schema.json"),
+    to: Annotated[
+        Path | None, typer.Option("--to", help="The file; else recipe.schema.json.")
+    ] = None,
     of: Annotated[
-        str, typer.Option("--of", help="A command: the schema of its --format json is printed.")
+        str, typer.Option("--of", help="Of the --format json of a command; printed without --to.")
     ] = "",
 ) -> None:
     """Write the keys of a recipe as JSON Schema, for editors.
@@ -245,10 +249,12 @@ def schema(
         if of:
             from flowrun.launcher.commands.start.output_schemas import schema_of
 
-            typer.echo(schema_of(of))
+            text = schema_of(of)
+            typer.echo(text) if to is None else to.write_text(f"{text}\n")
             return
         from flowrun.launcher.commands.start.json_schema import write_schema
 
+        to = to or Path("recipe.schema.json")
         line = write_schema(to)
         typer.echo(f"{to} is written; as the first line of a recipe editors read:\n{line}")
 

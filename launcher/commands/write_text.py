@@ -66,13 +66,18 @@ class TextWriter:
     def continue_all(
         self, prompts: Sequence[Prompt], drawing: Drawing, chat: bool = False
     ) -> Iterator[WrittenText]:
-        """Yield what follows each prompt, in their order; many are written at once.
+        """Return what follows each prompt, in their order, as it is written; many are at once.
 
         chat: each prompt is a question of its own.  Raises RecipeError for a prompt of more tokens
         than the model reads.
         """
         doing.doing(f"reading {len(prompts):,} prompts")
         encoded = [self._encode_whole(prompt, chat) for prompt in prompts]
+        return self._write_in_order(prompts, encoded, drawing)
+
+    def _write_in_order(
+        self, prompts: Sequence[Prompt], encoded: Sequence[list[int]], drawing: Drawing
+    ) -> Iterator[WrittenText]:
         for start in range(0, len(prompts), _IN_ORDER):
             some = slice(start, start + _IN_ORDER)
             texts = [Continuation(self.codec, ids, drawing) for ids in encoded[some]]

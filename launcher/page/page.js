@@ -179,7 +179,7 @@ function drawTimeline(made, drawing) {
     if (who.reads.length) lines.push("reads register " + who.reads.slice(0, 6).map(register).join(", ") + (who.reads.length > 6 ? " …" : ""));
     if (who.fills.length) lines.push("fills register " + who.fills.slice(0, 6).map(register).join(", ") + (who.fills.length > 6 ? " …" : ""));
     const reason = why[k] < 0 ? "" : drawing.reasons[why[k]], of = cause[k];
-    lines.push(!reason ? "begins with the step" : `waited ${WHY[reason] || reason}` + (drawing.register[k] < 0 ? "" : ` ${register(drawing.register[k])}`)
+    lines.push(!reason ? (start[k] > 0 ? "" : "begins with the step") : `waited ${WHY[reason] || reason}` + (drawing.register[k] < 0 ? "" : ` ${register(drawing.register[k])}`)
       + (of < 0 ? "" : `: ${drawing.actors[actor[of]].name}, ${drawing.lanes[lane[of]][0]}, micro-batch ${act[of]}`));
     return lines.filter(Boolean).join("\n");
   }

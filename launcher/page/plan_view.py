@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from flowrun.engine.actors.plan import BOX, COMMUNICATION, SEND, Actor, Plan
 from flowrun.engine.cost.footprint import memory_of
@@ -47,7 +47,7 @@ def plan_view(job: Job) -> PlanView:
     )
     return PlanView(
         figures=tuple(Figure(*each) for each in foreseen),
-        stages=tuple(_stages(job, drawn, events, exposed)),
+        stages=tuple(_stages(job, drawn, events)),
         modules=modules,
         edges=edges,
         drawing=draw(plan, events, causes, [k for k, _ in reversed(chain)]),
@@ -64,8 +64,8 @@ def _of_one(job: Job) -> tuple[str, ...]:
     return (note,) if job.others else ()
 
 
-def _find_exposed(plan: Plan, events: Sequence[Event]) -> list[float]:
-    """Return the seconds of each message in which its stage computes nothing."""
+def _count_computed(plan: Plan, events: Sequence[Event]) -> Callable[[int, float], float]:
+    """Return a function: stage, time -> seconds that the stage has computed until then."""
     computed: dict[int, list[tuple[float, float, float]]] = {}  # start, end, sum until the end
     for event in (e for e in events if plan.actors[e.actor].computes):
         own = computed.setdefault(event.stage, [(0.0, 0.0, 0.0)])
@@ -76,6 +76,12 @@ def _find_exposed(plan: Plan, events: Sequence[Event]) -> list[float]:
         _, end, total = own[bisect_right(own, (time, time, 0.0)) - 1]
         return total - max(0.0, end - time)
 
+    return until
+
+
+def _find_exposed(plan: Plan, events: Sequence[Event]) -> list[float]:
+    """Return the seconds of each message in which its stage computes nothing."""
+    until = _count_computed(plan, events)
     return [
         e.end - e.start - until(e.stage, e.end) + until(e.stage, e.start)
         if plan.actors[e.actor].kind in COMMUNICATION
@@ -84,20 +90,21 @@ def _find_exposed(plan: Plan, events: Sequence[Event]) -> list[float]:
     ]
 
 
-def _stages(
-    job: Job, drawn: DrawnStep, events: Sequence[Event], exposed: Sequence[float]
-) -> Iterable[StageView]:
+def _stages(job: Job, drawn: DrawnStep, events: Sequence[Event]) -> Iterable[StageView]:
     training, plan, step = job.training, job.training.plan, job.training.rehearsal
     spent = [defaultdict[str, float](float) for _ in plan.placements]
     bare, until = [0.0] * len(spent), [0.0] * len(spent)
-    for event, alone in zip(events, exposed, strict=True):
+    computed = _count_computed(plan, events)
+    for event in events:
         actor = plan.actors[event.actor]
         if actor.computes:
             spent[event.stage][actor.phase] += event.end - event.start
         elif actor.kind in COMMUNICATION:  # several at once count once
-            fresh = max(0.0, event.end - max(event.start, until[event.stage]))
-            bare[event.stage] += min(alone, fresh)
-            until[event.stage] = max(until[event.stage], event.end)
+            start, end = max(event.start, until[event.stage]), event.end
+            if end > start:
+                computes_s = computed(event.stage, end) - computed(event.stage, start)
+                bare[event.stage] += end - start - computes_s
+                until[event.stage] = end
     end_s = max((event.end for event in events), default=0.0)
 
     def kind(stage: int) -> tuple[object, ...]:
@@ -113,7 +120,7 @@ def _stages(
             modules=units(training, k),
             seconds=dict(spent[k]),
             exposed_s=bare[k],
-            idle_s=max(0.0, idle),
+            idle_s=max(0.0, idle),  # a rounding below 0
             peak_bytes=step.peak_bytes[k],
             bound_bytes=step.bound_bytes[k],
             memory={kind: each for kind, each in drawn.memory[k].items() if any(each)},

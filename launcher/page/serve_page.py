@@ -18,21 +18,22 @@ from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.recipe.schema import read_address
 from flowrun.launcher.terminal.as_json import to_json
 
+_OF_THIS_HOST = ("127.0.0.1", "localhost", "::1")
 _LOOK_S, _BEAT_S = 1.0, 15.0
 _SHARE = 0.1  # of a core for the data of a page; that of a long run takes seconds
 
 
 def serve_page(folder: Path, address: str, say: Callable[[str], object]) -> None:
-    """Serve the page of a run until Ctrl-C; any thread may ask.
+    """Serve the page of a run until Ctrl-C.
 
-    address: a port of this host alone, or HOST:PORT.  say: is given the page's address.  Raises
-    RecipeError for an address that cannot be had.
+    address: a port of this host alone, as the page has no password.  say: is given the page's
+    address.  Raises RecipeError for an address that cannot be had.
     """
     where = f"--serve {address}"
     try:
         found = read_address(address)
-        if not isinstance(found, tuple):
-            raise ValueError(address)
+        if not isinstance(found, tuple) or found[0] not in _OF_THIS_HOST:
+            raise ValueError(f"{address} is not a port of this host")
         server = ThreadingHTTPServer(found, _LivePage)
     except (ValueError, OSError) as error:
         raise CommandLineError(
@@ -53,7 +54,12 @@ class _LivePage(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         with suppress(ConnectionError, TimeoutError):  # the browser has left
             if self.path == "/":
-                self._send(200, "text/html", to_html(folders_page([self.folder]), live=True))
+                try:
+                    page = to_html(folders_page([self.folder]), live=True)
+                except FlowrunError as error:  # a run that begins again has no recipe for a moment
+                    self._send(503, "text/plain", f"{error}\nLoad it again.\n")
+                    return
+                self._send(200, "text/html", page)
             elif self.path == "/events":
                 self._send_events()
             else:
@@ -80,7 +86,7 @@ class _LivePage(BaseHTTPRequestHandler):
                 time.sleep(_LOOK_S)
             if seen != self._list_times():
                 began, seen = time.monotonic(), self._list_times()
-                with suppress(FlowrunError):  # a run that begins again has no recipe for a moment
+                with suppress(FlowrunError):
                     sent = f"data: {to_json(folders_page([self.folder]))}\n\n".encode()
                 pause_s = max(_LOOK_S, (time.monotonic() - began) / _SHARE)
             self.wfile.write(sent)
@@ -88,8 +94,12 @@ class _LivePage(BaseHTTPRequestHandler):
 
     def _list_times(self) -> frozenset[tuple[str, int]]:
         """Return the files of the run, and when each was written."""
-        files = (each for each in self.folder.iterdir() if each.is_file())
-        return frozenset((each.name, each.stat().st_mtime_ns) for each in files)
+        found = set()
+        for each in self.folder.iterdir():
+            with suppress(FileNotFoundError):  # it takes its last name in this moment
+                if each.is_file():
+                    found.add((each.name, each.stat().st_mtime_ns))
+        return frozenset(found)
 
     def log_message(self, format: str, *args: object) -> None:
         """Write nothing."""

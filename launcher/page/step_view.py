@@ -41,7 +41,8 @@ def draw(
     events: in the order of their beginnings.  causes: of each.  chain: the longest, by places.
     """
     stages = _choose_stages(plan, events)
-    shown = [k for k, event in enumerate(events) if event.stage in stages][:MOST_ACTS]
+    found = [k for k, event in enumerate(events) if event.stage in stages]
+    shown = found[:MOST_ACTS]
     place = {k: at for at, k in enumerate(shown)}
     actors = list(dict.fromkeys(events[k].actor for k in shown))
     named = {actor: at for at, actor in enumerate(actors)}
@@ -61,8 +62,9 @@ def draw(
     views = tuple(_actor(plan, plan.actors[a]) for a in actors)
     left = f" of {len(plan.placements)} stages" if len(stages) < len(plan.placements) else ""
     of = f"stage{'s' * (len(stages) > 1)} {spans(stages)}{left}"
+    cut = describe_cut(len(shown), len(found), "acts")
     return StepDrawing(
-        about=f"The first step, as foreseen, of {of}.",
+        about=f"The first step, as foreseen, of {of}.{cut}",
         tick_s=tick_s,
         lanes=tuple((f"stage {stage}", True) for stage in stages),
         actors=views,
@@ -71,6 +73,11 @@ def draw(
         chain=tuple(place[k] for k in chain if k in place),
         **columns,
     )
+
+
+def describe_cut(shown: int, found: int, what: str) -> str:
+    """Say how many of what there is a drawing shows; empty if it shows all."""
+    return f" The first {shown:,} of {found:,} {what}." if shown < found else ""
 
 
 def _choose_stages(plan: Plan, events: Sequence[Event]) -> list[int]:

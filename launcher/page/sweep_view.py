@@ -16,7 +16,13 @@ from flowrun.launcher.recipe.schema import VALIDATION
 from flowrun.launcher.report.sweep_table import RAN, TABLE
 from flowrun.launcher.store.run_files import RECIPE
 
-_HIGHEST = ("tokens_per_s", "accuracy", "auc", "f1")  # a metric of such a name is best if high
+_HIGHEST = (
+    "tokens_per_s",
+    "accuracy",
+    "hit_rate",
+    "auc",
+    "f1",
+)  # a metric of such a name is best if high
 _LOSSES = ("validation_loss", "loss")
 
 
@@ -68,12 +74,13 @@ def _objective(
     """
     keys: Mapping[str, Mapping[str, object]] = {}
     with suppress(OSError, *DAMAGED, yaml.YAMLError):
-        keys = yaml.safe_load((folder / "multirun.yaml").read_text(encoding="utf-8"))
+        keys = yaml.safe_load((folder / "multirun.yaml").read_text(encoding="utf-8")) or {}
     asked = str((keys.get("sweep") or {}).get("objective") or "")
     objective = asked.replace(VALIDATION, "validation_")
     if objective not in numbers:
         given = {name for row in rows for name, value in row.items() if value is not None}
         objective = next((name for name in _LOSSES if name in given), "loss")
     sweeper = (keys.get("hydra") or {}).get("sweeper")
-    asked_highest = isinstance(sweeper, Mapping) and sweeper.get("direction") == "maximize"
-    return objective, asked_highest or any(name in objective for name in _HIGHEST)
+    direction = sweeper.get("direction") if isinstance(sweeper, Mapping) else None
+    guessed = any(name in objective for name in _HIGHEST)
+    return objective, direction == "maximize" if direction else guessed

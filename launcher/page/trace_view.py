@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from flowrun.engine.ir.files import DAMAGED
 from flowrun.launcher.page.page_data import ActorView, StepDrawing
-from flowrun.launcher.page.step_view import MOST_ACTS
+from flowrun.launcher.page.step_view import MOST_ACTS, describe_cut
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.report.trace_file import FORESEEN, NAME
 
@@ -59,14 +59,13 @@ def _draw(acts: Sequence[_TracedAct], names: Mapping[int, str]) -> StepDrawing:
     """Draw a step.  Raises ValueError where none is foreseen."""
     foreseen = [act for act in acts if act.process >= FORESEEN]
     step, zero = max(act.step for act in foreseen), min(act.start for act in foreseen)
-    lanes = sorted(names, key=lambda pid: (_stage_of(names[pid]), pid < FORESEEN, pid))
-    lanes = lanes[:_MOST_LANES]
-    shown = [act for act in acts if act.step == step and act.process in lanes][:MOST_ACTS]
+    lanes, shown, left = _choose(acts, names, step)
     actors, actor = _number(act.actor for act in shown)
-    reasons, why = _number(act.waited_for for act in shown)
+    reasons, places = _number(act.waited_for for act in shown)
+    why = tuple(-1 if not act.waited_for else at for act, at in zip(shown, places, strict=True))
     none = (-1,) * len(shown)
     return StepDrawing(
-        about=f"Step {step} as measured, and as foreseen.",
+        about=f"Step {step} as measured, and as foreseen.{left}",
         tick_s=1e-6,
         lanes=tuple((_name_lane(names[pid]), pid >= FORESEEN) for pid in lanes),
         actors=actors,
@@ -81,6 +80,18 @@ def _draw(acts: Sequence[_TracedAct], names: Mapping[int, str]) -> StepDrawing:
         reasons=reasons,
         slots={},
     )
+
+
+def _choose(
+    acts: Sequence[_TracedAct], names: Mapping[int, str], step: int
+) -> tuple[Sequence[int], Sequence[_TracedAct], str]:
+    """Return the processes and acts of a step that a page can hold, and what it leaves out."""
+    every = sorted(names, key=lambda pid: (_stage_of(names[pid]), pid < FORESEEN, pid))
+    lanes = every[:_MOST_LANES]
+    found = [act for act in acts if act.step == step and act.process in lanes]
+    shown = found[:MOST_ACTS]
+    rows = describe_cut(len(lanes), len(every), "rows")
+    return lanes, shown, rows + describe_cut(len(shown), len(found), "acts")
 
 
 def _number(found: Iterable[Kind]) -> tuple[tuple[Kind, ...], tuple[int, ...]]:

@@ -29,6 +29,7 @@ FORESEEN = 1 << 16  # process of a stage: above that of any rank
 _PHASE = rf"(?P<phase>{'|'.join(PHASES)})"
 _OF_REGION = re.compile(rf"(?P<module>.+)\.{_PHASE}\.\d+\.\d+")
 _OF_BOXING = re.compile(rf"(?P<kind>[a-z_]+)\.(?P<axis>\w+)\.(?P<module>.+)\.{_PHASE}")
+_OF_MESSAGE = re.compile(rf"(?P<kind>send|receive)\.(?P<module>.+)\.(\d+)to(\d+)\.{_PHASE}")
 _WITHIN_NS = 2  # an arrow ends within a slice, whose own end is rounded
 
 
@@ -179,6 +180,9 @@ def title(name: str) -> str:
     """
     if found := _OF_REGION.fullmatch(name):
         return f"{found['module']}, {_words(found['phase'])}"
+    if found := _OF_MESSAGE.fullmatch(name):
+        what = f"{found['kind']}, stage {found[3]} to {found[4]}"
+        return f"{what}: {found['module']}, {_words(found['phase'])}"
     if found := _OF_BOXING.fullmatch(name):
         what = f"{found['kind'].replace('_', '-')} over {found['axis']}"
         return f"{what}: {found['module']}, {_words(found['phase'])}"

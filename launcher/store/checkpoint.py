@@ -204,15 +204,20 @@ def lock_run_folder(run_folder: Path, hosts: int) -> Iterator[None]:
 def prepare(run_folder: Path, resumed: bool) -> None:
     """Remove what a killed run left half written, and nothing else, before any rank starts.
 
-    Raises RecipeError where a new run would mix its checkpoints with those of another.
+    Raises RecipeError as `check_new`.
     """
+    check_new(run_folder, resumed)
+    remove_partial(run_folder)
+
+
+def check_new(run_folder: Path, resumed: bool) -> None:
+    """Raise RecipeError where a new run would mix its checkpoints with those of another."""
     if find_all(run_folder) and not resumed:
         raise RecipeError(
             "hydra.run.dir",
             f"{run_folder} has checkpoints of another run.",
             f"flowrun resume {run_folder} goes on with it; a new run needs another folder.",
         )
-    remove_partial(run_folder)
 
 
 def remove_partial(run_folder: Path) -> None:

@@ -6,7 +6,6 @@ checkpoint.json alone: it counts them when it keeps the newest and the best, as 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -47,8 +46,6 @@ def fetch_run(url: str, step: int | None, best: bool, to: Path | None = None) ->
     if RECIPE not in copy.found:
         what = f"no run is kept there: it has no {RECIPE}."
         raise CommandLineError(url, what, f"Write the URL that a run had as {STORE}.")
-    if copy.caches:
-        _drop_others(copy)
     _fetch(copy, step, best)
     return copy.folder
 
@@ -96,11 +93,3 @@ def _best_step(folder: Path) -> int | None:
     train = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))["train"]
     chosen = find_best(find_all(folder), train["keep_best"])
     return chosen.step if chosen else None
-
-
-def _drop_others(copy: UrlCopy) -> None:
-    """Remove checkpoints that the store has no more, or with other files."""
-    for kept in find_all(copy.folder):
-        here = {name_in(kept.step, file.name) for file in kept.folder.iterdir()}
-        if here - copy.found.keys():
-            shutil.rmtree(kept.folder)

@@ -33,12 +33,12 @@ class KeptRun:
     """The copy of a run's folder in a store.
 
     putting: step of the checkpoint that is under way, which stays on the disk until it is there;
-    -1: none.  lose: takes a line about what fails, in any thread.
+    -1: none.  note: takes a line about what fails, in any thread.
     """
 
     def __init__(self, store: ObjectStore, folder: Path) -> None:
         self.store, self.folder, self.putting = store, folder, -1
-        self.lose: Callable[[str], object] = str
+        self.note: Callable[[str], object] = str
         self._failure = ""
         self._put: dict[str, tuple[int, int]] = {}  # file -> size and time when it was put
         self._begun: tuple[int, str] | None = None  # the checkpoint that is half there
@@ -107,8 +107,11 @@ class KeptRun:
             self._thread.join()
         if not self._failure:
             say(f"{self.store.url} has all files of the run")
-        elif not error:
-            what = f"{self.folder} has files that {self.store.url} lacks: {self._failure}"
+            return
+        what = f"{self.folder} has files that {self.store.url} lacks: {self._failure}"
+        if error:
+            say(what)
+        else:
             again = f"train.resume=auto hydra.run.dir={self.folder}"
             raise RunError(STORE, what, f"The same command with {again} puts them there.")
 
@@ -126,7 +129,7 @@ class KeptRun:
                 self._failure = ""
             except FlowrunError as error:
                 if not self._failure:
-                    self.lose(f"{STORE}: {self.store.url}: {error.problem} It is tried again.")
+                    self.note(f"{STORE}: {self.store.url}: {error.problem} It is tried again.")
                 self._failure = error.problem
             self.putting = -1
 

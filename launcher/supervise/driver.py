@@ -92,7 +92,7 @@ class Driver:
         self.failed: Reason | None = None  # of a callback
         lose = partial(self.loop.call, record.lose)
         if record.kept:
-            record.kept.lose = lose
+            record.kept.note = lose
         outlets = Outlets(lose=lose, fail=self._fail, stop=self._stop)
         self.listeners = Listeners(listeners, record.describe, outlets, limit_s)
         asked, post = record.asked.launch, self.loop.post
@@ -246,6 +246,7 @@ class Driver:
                 await self.desk.do(f"waiting for {kept.store.url}", kept.rest)
         except (FlowrunError, OSError) as error:
             self.loop.post(events.LauncherFailed(reason_of(error)))
+            kept = None  # it does not rest
         self.ranks.fork(place)
         if kept:
             kept.go_on()

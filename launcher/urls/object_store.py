@@ -98,7 +98,11 @@ class ObjectStore:
         names the root, where it is an object.
         """
         found = self._try(lambda: self.driver.find(self.root, detail=True))
-        return {name[len(self.root) + 1 :]: about for name, about in found.items()}
+        names = {name[len(self.root) + 1 :]: about for name, about in found.items()}
+        for name in names:  # all who may write to a bucket choose them
+            if name.startswith("/") or ".." in name.split("/"):
+                raise StoreError(self.url, f"the object {name!r} has no place in a folder.")
+        return names
 
     def put(self, name: str, file: Path) -> None:
         """Put a file; one that grows is put as it is by then."""

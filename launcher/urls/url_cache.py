@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flowrun.engine.errors import ArgumentError, RecipeError
 from flowrun.engine.ir.files import DAMAGED, replace_text
-from flowrun.engine.ir.own_files import cache_folder, drop_unused, own_folder
+from flowrun.engine.ir.own_files import Unusable, cache_folder, drop_unused, own_folder
 from flowrun.launcher.terminal.doing import doing
 from flowrun.launcher.terminal.units import size
 from flowrun.launcher.urls.object_store import ObjectStore, each, is_url
@@ -35,7 +35,7 @@ class UrlCopy:
         self._had: dict[str, str] = {}
         if folder is None:
             digest = hashlib.sha256(store.url.encode()).hexdigest()
-            folder = own_folder(cache_folder()) / f"{_PREFIX}{digest[:16]}-{store.name}"
+            folder = _own_cache() / f"{_PREFIX}{digest[:16]}-{store.name}"
             with suppress(OSError, *DAMAGED):
                 self._had = json.loads((folder / _STAMPS).read_text(encoding="utf-8"))
                 os.utime(folder)
@@ -43,20 +43,34 @@ class UrlCopy:
 
     def get(self, names: Collection[str]) -> None:
         """Get what is not there.  Raises StoreError."""
-        stamps, had = {name: str(self.found[name]) for name in names}, self._had
+        for name in self._had.keys() - self.found.keys():  # removed there
+            self.path(name).unlink(missing_ok=True)
+        had = {name: stamp for name, stamp in self._had.items() if name in self.found}
+        stamps = {name: str(self.found[name]) for name in names}
         new = [n for n in names if had.get(n) != stamps[n] or not self.path(n).exists()]
         total = sum(int(str(self.found[name]["size"])) for name in new)
         if self.caches:
             drop_unused(self.folder.parent, f"{_PREFIX}*", MOST_BYTES - total, kept=1)
         doing(f"fetching {len(new)} files of {self.store.url}, {size(total)}")
         each(lambda name: self.store.get(name, self.path(name)), new)
-        self._had |= stamps
+        self._had = had | stamps
         if self.caches:
             replace_text(self.folder / _STAMPS, json.dumps(self._had))
 
     def path(self, name: str) -> Path:
         """Return the file of an object; the root has the URL's last word as its name."""
         return self.folder / (name or self.store.name)
+
+
+def _own_cache() -> Path:
+    try:
+        return own_folder(cache_folder())
+    except (Unusable, OSError) as error:
+        raise RecipeError(
+            str(cache_folder()),
+            f"it cannot hold what is fetched: {error}.",
+            "Set XDG_CACHE_HOME to a folder of your own.",
+        ) from None
 
 
 def on_disk(path: str, where: str) -> Path:

@@ -127,3 +127,11 @@ def test_classes_may_be_another_dim_than_the_last() -> None:
     assert loss == pytest.approx(torch.nn.functional.cross_entropy(logits, classes).item())
     exact = torch.nn.functional.one_hot(classes).movedim(-1, 1).float()
     assert metrics.accuracy(exact, {"targets": classes}, class_dim=1) == 1
+
+
+def test_class_ids_that_would_meet_the_logits_of_other_positions_are_refused() -> None:
+    """As those of nn.LSTM without batch_first: (T, B, V) for ids (B, T)."""
+    with pytest.raises(ValueError, match="each needs logits of its own"):
+        losses.cross_entropy(torch.zeros(3, 2, 5), {"targets": torch.zeros(2, 3).long()})
+    flat = losses.cross_entropy(torch.zeros(6, 5), {"targets": torch.zeros(2, 3).long()})
+    assert flat == pytest.approx(math.log(5))

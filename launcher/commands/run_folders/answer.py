@@ -99,10 +99,17 @@ def _number(value: object) -> str:
     return f"{number:.10g}" if math.isfinite(number) else "NaN"
 
 
+def has_begun(folder: Path, since: float) -> bool:
+    """Return whether the run that plans since then has taken its folder: what is there else is of
+    a run before.
+    """
+    with suppress(OSError):
+        return (folder / RECIPE).exists() and (folder / LEASE).stat().st_mtime >= since
+    return False
+
+
 def find_health(folder: Path) -> tuple[int, str]:
-    """Return the HTTP status and the text of /healthz."""
-    if not (folder / RECIPE).exists():
-        return 200, "planning"
+    """Return the HTTP status and the text of /healthz, of a run that has begun."""
     summary = summarize(folder)
     if summary.status == RUNNING:
         with suppress(OSError):
@@ -113,30 +120,33 @@ def find_health(folder: Path) -> tuple[int, str]:
 
 
 class _Questions(BaseHTTPRequestHandler):
-    """It answers a question, within 5 s.  folder: of the run."""
+    """It answers a question, within 5 s.  folder: of the run.  since: when its launcher began.
+    begun: it has taken the folder.
+    """
 
-    folder = Path()
+    folder, since, begun = Path(), 0.0, False
     timeout = 5.0
 
     def do_GET(self) -> None:
         try:
             status, text = self._answer(self.path.partition("?")[0])
-        except RecipeError as error:  # its folder is not written yet, or gone
+        except (RecipeError, OSError) as error:  # its folder is gone
             status, text = 503, str(error)
         body = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", _TYPE)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        with suppress(ConnectionError, TimeoutError):  # who asked has left
+            self.send_response(status)
+            self.send_header("Content-Type", _TYPE)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
     def _answer(self, path: str) -> tuple[int, str]:
+        _Questions.begun |= has_begun(self.folder, self.since)
         if path == "/healthz":
-            status, text = find_health(self.folder)
+            status, text = find_health(self.folder) if self.begun else (200, "planning")
             return status, f"{text}\n"
         if path == "/metrics":
-            known = (self.folder / RECIPE).exists()
-            return 200, show_metrics(read_figures(self.folder)) if known else ""
+            return 200, show_metrics(read_figures(self.folder)) if self.begun else ""
         return 404, "There are /metrics and /healthz.\n"
 
     def log_message(self, format: str, *args: object) -> None:
@@ -145,7 +155,7 @@ class _Questions(BaseHTTPRequestHandler):
 
 def main(folder: Path, descriptor: int) -> None:
     """Answer until standard input ends.  descriptor: of a socket that listens."""
-    _Questions.folder = folder
+    _Questions.folder, _Questions.since = folder, time.time()
     server = ThreadingHTTPServer(("", 0), _Questions, bind_and_activate=False)
     server.socket.close()
     server.socket = socket.socket(fileno=descriptor)

@@ -25,7 +25,7 @@ RUNNING, COMPLETE, DIED = "running", "complete", "died"
 NOT_ENDED = "not ended"  # of a run at a URL
 _ENDED_BY = "ended by "  # a callback
 _TAIL = 1 << 16  # bytes of metrics.jsonl that are read
-_SILENT_S = 120.0  # a run of several hosts that writes nothing for so long has died
+_SILENT_S = 120.0  # a run of several hosts that does not renew its lease for so long has died
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ def find_status(folder: Path) -> str:
         return RUNNING
     with suppress(OSError, *DAMAGED):
         several = json.loads((folder / LEASE).read_text())["run"]  # hosts, which lock no folder
-        if several and time.time() - (folder / METRICS).stat().st_mtime < _SILENT_S:
+        if several and time.time() - (folder / LEASE).stat().st_mtime < _SILENT_S:
             return RUNNING
     return NOT_ENDED if cache_folder() in folder.parents else DIED
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -94,7 +95,7 @@ class RunReader:
     def read(self) -> None:
         """Read more lines of metrics.jsonl; all where ranks went back, which replaces it."""
         with suppress(OSError), (self.folder / METRICS).open("rb") as stream:
-            about = (self.folder / METRICS).stat()
+            about = os.fstat(stream.fileno())
             if about.st_ino != self._file or about.st_size < self._at:
                 self.curves, self._at, self._file = {}, 0, about.st_ino
             stream.seek(self._at)

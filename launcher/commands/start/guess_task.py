@@ -169,17 +169,21 @@ def fit_loss(target: Tensor, output: Tensor) -> tuple[str, Target, str] | None:
     """
     if target.is_complex() or not output.is_floating_point() or len(output) != 2:
         return None
-    values = target.double().unique()
-    values = values[values != IGNORED]
+    every = target.double().unique()
+    values = every[every != IGNORED]
     whole = len(values) > 0 and torch.equal(values, values.round())
     holds = f"whole numbers {values.min():g} to {values.max():g}" if whole else "numbers"
     size = _without_ones(target.shape[1:])
     if _without_ones(output.shape[1:]) == size:
+        if len(values) < len(every):  # these losses would count -100 as a number
+            return None
         if whole and {*values.tolist()} <= {0.0, 1.0}:
             what = f"logit for each{_advise(output, 'Sigmoid')}"
             return "binary_cross_entropy", {}, f"0 and 1, and forward returns a {what}"
         return "squared_error", {}, f"{holds}, and forward returns one number for each"
     for dim in _class_dims(output, size) if whole and values.min() >= 0 else ():
+        if values.max() >= output.shape[dim]:
+            continue
         what = f"{output.shape[dim]} logits for each{_advise(output, 'Softmax')}"
         given = {"class_dim": 1} if dim == 1 else {}
         return "cross_entropy", given, f"{holds}, and forward returns {what}"

@@ -23,6 +23,7 @@ from flowrun.launcher.commands.start.inspect_model import (
     find_data,
     find_model,
     find_named,
+    find_path,
     list_arguments,
     of_word,
 )
@@ -137,7 +138,7 @@ def _of_class(path: str, module: str, data: str | None, given: Given) -> tuple[s
         with of_word(path):
             model = make_dry(of_model)
         arguments = list_arguments(model.module.forward)
-    found = [{"_target_": data.replace(".py:", ".")}] if data else find_data(module, given["data"])
+    found = [{"_target_": find_path(data)}] if data else find_data(module, given["data"])
     names = [str(target.get("path", target["_target_"])) for target in found]
     lines, items, notes = [f"_target_: '{_MISSING}'"], None, []
     if len(found) == 1:
@@ -167,7 +168,7 @@ def _of_folder(folder: Path, data: str, given: Given) -> tuple[str, list[str]]:
             "this folder has no config.json that names its architecture.",
             "Name a folder that a model of transformers has saved, or a class: my_models.Net.",
         ) from None
-    weights = any(folder.glob("*.safetensors"))
+    path, weights = _as_yaml(str(folder)), any(folder.glob("*.safetensors"))
     tokenizer = any(folder.glob("tokenizer*.json"))
     longest = [config[key] for key in _CONTEXT if isinstance(config.get(key), int)]
     known = {
@@ -195,8 +196,8 @@ def _of_folder(folder: Path, data: str, given: Given) -> tuple[str, list[str]]:
                 f"_target_: transformers.{architecture}",
                 "config:",
                 "  _target_: transformers.AutoConfig.from_pretrained",
-                f"  pretrained_model_name_or_path: {folder}",
-                f"weights: {folder}" if weights else "# weights: the folder has none",
+                f"  pretrained_model_name_or_path: {path}",
+                f"weights: {path}" if weights else "# weights: the folder has none",
             ]
         ),
         data=_indent(lines),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import ModuleType
 
 from torch import nn
@@ -31,9 +33,7 @@ def find_model(target: str) -> tuple[str, str]:
     target: a module or a file with one model, or the model: module.Name, file.py:Name.  A module
     without a class of a model may have one function, which makes it.
     """
-    file, _, name = target.partition(":")
-    dotted = file.removesuffix(".py").strip("./").replace("/", ".") if ".py" in file else file
-    dotted = f"{dotted}.{name}" if name else dotted
+    dotted = find_path(target)
     module = _import(dotted)
     if module is None:
         return dotted, dotted.rpartition(".")[0]
@@ -47,6 +47,20 @@ def find_model(target: str) -> tuple[str, str]:
             f"Name one: flowrun init {dotted}.{models[-1] if models else 'Net'}.",
         )
     return f"{dotted}.{models[0]}", dotted
+
+
+def find_path(target: str) -> str:
+    """Return the dotted path of module.Name, file.py or file.py:Name.  Raises RecipeError for a
+    file from which nothing can be imported here.
+    """
+    file, _, name = target.partition(":")
+    if file.endswith(".py"):
+        inside = os.path.relpath(file)
+        if inside.startswith(os.pardir):
+            problem = "this file is not below the folder in which the command is typed."
+            raise CommandLineError(target, problem, f"cd {Path(file).resolve().parent}")
+        file = inside.removesuffix(".py").replace(os.sep, ".")
+    return f"{file}.{name}" if name else file
 
 
 def _list_models(module: ModuleType, dotted: str) -> list[str]:

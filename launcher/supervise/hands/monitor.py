@@ -2,8 +2,8 @@
 
 The process (commands/run_folders/answer.py) reads the run's folder alone, so that the launcher has
 no thread for it, and a run that is stuck cannot hold up an answer.  It begins before the plan is
-made, outlives restarts of ranks, and ends when the launcher does, however that ends: it reads a
-pipe whose other end only the launcher has.
+made, outlives restarts of ranks, and ends when the launcher and its ranks do, however they end: it
+reads a pipe whose other end they have.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def monitoring(launch: Launch, folder: Path, progress: Progress | None) -> Itera
     with _listen(address, launch) as listening:
         place = f"unix:{address}"
         if not isinstance(address, str):
-            place = f"http://{address[0]}:{listening.getsockname()[1]}"
+            host = f"[{address[0]}]" if ":" in address[0] else address[0]
+            place = f"http://{host}:{listening.getsockname()[1]}"
         number = listening.fileno()
         command = [sys.executable, "-m", _ANSWERS, str(folder.absolute()), str(number)]
         answering = subprocess.Popen(
@@ -59,11 +60,12 @@ def _listen(address: tuple[str, int] | str, launch: Launch) -> socket.socket:
     try:
         if isinstance(address, str):
             return _listen_at(Path(address))
-        return socket.create_server(address)
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        return socket.create_server(address, family=family)
     except OSError as error:
         raise RecipeError(
             "launch.monitor",
-            f"nothing can listen at {launch.monitor}: {os.strerror(error.errno or 0)}.",
+            f"nothing can listen at {launch.monitor}: {error.strerror or error}.",
             "Write another address, or port 0, for any that is free.",
         ) from None
 
@@ -73,7 +75,7 @@ def _listen_at(path: Path) -> socket.socket:
     asking = socket.socket(socket.AF_UNIX)
     with asking, suppress(ConnectionRefusedError, FileNotFoundError):
         asking.connect(str(path))
-        raise FileExistsError(errno.EEXIST, str(path))
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     if path.is_socket():
         path.unlink()
     found = socket.socket(socket.AF_UNIX)

@@ -120,3 +120,17 @@ def test_no_text_of_a_recipe_ends_the_script() -> None:
 @pytest.mark.thorough
 def test_the_page_of_16384_ranks_is_small() -> None:
     assert len(to_html(plan_page(planned("recipe=llama3_405b", "hardware=h100")))) < MOST_BYTES
+
+
+@pytest.mark.parametrize("name", ["gpt_hybrid", "gpt_pp", "moe_ep"])
+def test_a_stage_computes_waits_for_messages_or_is_idle(name: str) -> None:
+    """Messages that overlap, or that compute hides, count once or not at all."""
+    plan = made(f"recipe={name}")["plan"]
+    drawing = plan["drawing"]
+    ends = (
+        start + length for start, length in zip(drawing["start"], drawing["length"], strict=True)
+    )
+    total = max(ends) * drawing["tick_s"]
+    for stage in plan["stages"]:
+        spent = sum(stage["seconds"].values()) + stage["exposed_s"] + stage["idle_s"]
+        assert spent == pytest.approx(total, rel=1e-4)

@@ -48,7 +48,7 @@ def test_a_browser_gets_the_page_and_then_what_is_new(tmp_path: Path) -> None:
     assert serving.returncode == 130
 
 
-@pytest.mark.parametrize("address", ["here", "unix:run.sock"])
+@pytest.mark.parametrize("address", ["here", "unix:run.sock", "0.0.0.0:8080"])
 def test_what_a_browser_cannot_open_is_refused(tmp_path: Path, address: str) -> None:
     with pytest.raises(RecipeError, match="Write a port: 8080"):
         serve_page(tmp_path, address, print)

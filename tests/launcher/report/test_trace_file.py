@@ -49,6 +49,7 @@ def test_what_an_actor_does_is_said_in_words() -> None:
     assert title("blocks.0.mlp.forward.2.11") == "blocks.0.mlp, forward"
     assert title("blocks.2-3.weight_grad.0.1") == "blocks.2-3, weight gradient"
     assert title("all_reduce.tensor.head.backward") == "all-reduce over tensor: head, backward"
+    assert title("send.blocks.1.0to1.forward") == "send, stage 0 to 1: blocks.1, forward"
     assert title("batch") == "batch"
 
 

@@ -260,7 +260,7 @@ def test_the_end_waits_and_says_what_the_store_lacks(
 
     monkeypatch.setattr(ObjectStore, "put", fail)
     again = keep(url, tmp_path / "run", True)
-    again.lose = said.append
+    again.note = said.append
     save(tmp_path / "run", 2)
     again.look()
     with pytest.raises(RunError, match="lacks: the disk of the store is full"):

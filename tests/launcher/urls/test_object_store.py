@@ -111,6 +111,10 @@ def test_a_copy_is_got_once_and_again_where_it_has_changed(
     assert on_disk(url, "data.path").read_bytes() == b"abd" and len(got) == 2
     folder = on_disk(f"{store.url}/corpus", "data.path")
     assert (folder / "a.txt").read_bytes() == b"abd"
+    store.write("corpus/b.txt", b"e")
+    store.remove(["corpus/a.txt"])
+    folder = on_disk(f"{store.url}/corpus", "data.path")
+    assert [file.name for file in folder.glob("*.txt")] == ["b.txt"]
     with pytest.raises(RecipeError, match="there is no object at"):
         on_disk(f"{store.url}/none", "data.path")
     assert on_disk("~/x", "data.path") == Path.home() / "x"
@@ -146,3 +150,11 @@ def test_a_run_without_a_url_imports_no_driver() -> None:
         "import flowrun.launcher.run; assert before or 'fsspec' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["../../out", "a/../../../out", "/etc/out"])
+def test_an_object_whose_name_leads_out_of_a_folder_is_refused(tmp_path: Path, name: str) -> None:
+    store = ObjectStore.open(f"memory://{tmp_path}/names", "where")
+    store.driver.store[f"{store.root}/{name}"] = store.driver.open(f"{store.root}/x", "wb")
+    with pytest.raises(StoreError, match="has no place in a folder"):
+        store.find()

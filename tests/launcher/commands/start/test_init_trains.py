@@ -107,6 +107,8 @@ CLASSES, REAL = torch.arange(N) % 3, torch.arange(N) / N
         (CLASSES.expand(5, 6, N).movedim(-1, 0), (4, 5, 6), ("cross_entropy", {"class_dim": 1})),
         (torch.tensor([0, 1, -100] * 4).view(N // 2, 3), (3, 2), ("cross_entropy", {})),
         (REAL, (3,), None),
+        (torch.tensor([0, 1, -100] * 4), (), None),
+        (torch.arange(12), (3,), None),
         (CLASSES - 1, (3,), None),
         (REAL[:, None] * torch.ones(4), (3,), None),
     ],

@@ -64,7 +64,9 @@ def test_a_run_is_answered_for_while_it_lives(tmp_path: Path) -> None:
     with answered(tmp_path) as address:
         assert ask(address, "/healthz") == (200, "planning\n")
         assert ask(address, "/metrics") == (200, "")
-        make_run(tmp_path)
+        make_run(tmp_path)  # as a run before has left it: this one plans still
+        assert ask(address, "/healthz") == (200, "planning\n")
+        (tmp_path / ".lease").write_text("{}")
         with lock_run_folder(tmp_path, 1):
             assert ask(address, "/healthz")[0] == 200
             text = ask(address, "/metrics")[1]
