@@ -55,7 +55,7 @@ BUDGETS = {
     "launcher/ranks": 2_036,
     "launcher/recipe": 3_526,
     "launcher/report": 2_571,
-    "launcher/store": 1_045,
+    "launcher/store": 1_049,
     "launcher/supervise": 4_508,
     "launcher/terminal": 337,
     "launcher/text": 603,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 18_140,
+    "tests/launcher": 18_165,
     "tests/models": 778,
     "tests/support": 9_427,
     "tests/testing": 111,
 }
-SUMS = {"source": 78_630, "tests": 56_211, "docs": 50_000}
+SUMS = {"source": 78_634, "tests": 56_236, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

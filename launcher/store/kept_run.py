@@ -145,9 +145,13 @@ class KeptRun:
             self._put_checkpoint(kept)
         files = self._files()
         self._send(files - {REPORT})
-        self._send(files & {REPORT})  # it says that all is there
-        here = {kept.step for kept in find_all(self.folder)}
-        self._remove(lambda step: step not in here)
+        here = find_all(self.folder)
+        steps = {kept.step for kept in here}
+        there = whole_checkpoints(self.store.find()).keys()
+        if {kept.step for kept in here if kept.has_files()} <= there:  # else one is new since
+            self._send(files & {REPORT})  # it says that all is there
+            if steps:
+                self._remove(lambda step: step not in steps)
 
     def _put_checkpoint(self, new: Checkpoint) -> None:
         about = name_in(new.step, ABOUT)

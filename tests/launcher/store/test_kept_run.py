@@ -9,7 +9,7 @@ from flowrun.engine.ir.files import replace_text
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.store.checkpoint import About, Checkpoint, complete, find_all, partial_folder
 from flowrun.launcher.store.fetched_run import continue_at, fetch_figures, fetch_run
-from flowrun.launcher.store.kept_run import KeptRun, open_store
+from flowrun.launcher.store.kept_run import KeptRun, open_store, whole_checkpoints
 from flowrun.launcher.urls import object_store
 from flowrun.launcher.urls.object_store import ObjectStore, StoreError
 from support.checks.thorough import few
@@ -299,7 +299,7 @@ def test_runs_at_a_url_are_listed_without_tensors(tmp_path: Path, url: str) -> N
     ]
 
 
-@pytest.mark.parametrize("part", few(range(10), often=[0]))
+@pytest.mark.parametrize("part", few(range(20), often=[0]))
 def test_saves_and_loads_survive_a_store_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
@@ -309,7 +309,7 @@ def test_saves_and_loads_survive_a_store_that_fails(
             monkeypatch.setenv(name, value)
         url = "s3://bucket/runs/x"
         kept = keep(url, tmp_path / "run", False)
-        for step in range(1, 21):
+        for step in range(1, 11):
             save(tmp_path / "run", step, loss=-step)
             kept.put_all()
             folder = tmp_path / f"new{step}"
@@ -318,4 +318,29 @@ def test_saves_and_loads_survive_a_store_that_fails(
             assert newest.step == step and newest.damage() == ""
             lines = (folder / "metrics.jsonl").read_text().splitlines()
             assert len(lines) == step
-        assert proxy.failed > 20
+        assert proxy.failed > 10
+
+
+def test_the_store_always_has_a_whole_checkpoint_and_a_report_comes_after_all(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint that the run removes while it is put was to replace the one before."""
+    run, put = tmp_path / "run", ObjectStore.put
+    kept = keep(url, run, False)
+    save(run, 1, keep=1)
+    kept.put_all()
+    save(run, 2, keep=1, loss=0.9)
+
+    def go_on(self: ObjectStore, name: str, file: Path) -> None:
+        if name.endswith("step_00000002/rank00000.safetensors"):
+            save(run, 3, keep=1, loss=0.8)
+            (run / "report.json").write_text("{}")
+        put(self, name, file)
+
+    monkeypatch.setattr(ObjectStore, "put", go_on)
+    kept.put_all()
+    assert whole_checkpoints(names(url)).keys() == {1}
+    assert "report.json" not in names(url)
+    kept.put_all()
+    assert whole_checkpoints(names(url)).keys() == {3}
+    assert "report.json" in names(url)
