@@ -43,8 +43,8 @@ BUDGETS = {
     "engine/verify": 794,
     "launcher": 370,
     "launcher/bench": 2_200,
-    "launcher/command_line": 2_004,
-    "launcher/commands": 4_352,
+    "launcher/command_line": 2_010,
+    "launcher/commands": 4_353,
     "launcher/data": 3_495,
     "launcher/job": 2_229,
     "launcher/listeners": 675,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 18_165,
+    "tests/launcher": 18_168,
     "tests/models": 778,
     "tests/support": 9_427,
     "tests/testing": 111,
 }
-SUMS = {"source": 78_634, "tests": 56_236, "docs": 50_000}
+SUMS = {"source": 78_641, "tests": 56_239, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

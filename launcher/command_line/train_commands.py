@@ -120,6 +120,7 @@ def plan(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page of it, too.")
     ] = None,
+    form: AsFormat = Format.text,
 ) -> None:
     """Show the plan of a recipe, without starting anything.
 
@@ -138,7 +139,7 @@ def plan(
 
       flowrun plan recipe=mlp_hybrid --level boxed
 
-    --html writes the page of `flowrun report`.
+    --html writes the page of `flowrun report`, --format json prints its data.
 
       flowrun plan recipe=gpt_hybrid --html plan.html
     """
@@ -151,10 +152,12 @@ def plan(
                 "--save-recipe writes the recipe that a search has found, and none is asked for.",
                 "Add auto.placement=true.",
             )
-        if level and html:
+        as_json = form is Format.json
+        if level and (html or as_json):
             from flowrun.launcher.recipe.recipe_errors import CommandLineError
 
-            raise CommandLineError("--html", "a level has no page.", "Leave out --level.")
+            asked = "--html" if html else "--format json"
+            raise CommandLineError(asked, "a level is text alone.", "Leave out --level.")
         if level:
             from flowrun.launcher.run import plan_level
 
@@ -164,10 +167,13 @@ def plan(
 
             planned = plan_recipe(recipe, given, save_recipe)
             text = str(planned)
-            if html:
+            if html or as_json:
                 from flowrun.launcher.page.make_page import plan_page, write_page
+                from flowrun.launcher.terminal.as_json import to_json
 
-                text += f"\n{write_page(plan_page(planned.job), html)}"
+                page = plan_page(planned.job)
+                said = write_page(page, html) if html else ""
+                text = to_json(page) if as_json else f"{text}\n{said}"
         doing.clear()
         typer.echo(text)
 

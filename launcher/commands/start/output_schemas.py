@@ -16,6 +16,7 @@ OUTPUTS: Mapping[str, tuple[str, str]] = {
     "check": (f"{_COMMANDS}.start.check_recipes", "CheckedRecipes"),
     "eval": (f"{_COMMANDS}.evaluate", "Evaluation"),
     "recipes": (f"{_COMMANDS}.start.list_recipes", "RecipeList"),
+    "plan": ("flowrun.launcher.page.page_data", "Page"),
     "report": ("flowrun.launcher.page.page_data", "Page"),
     "runs": (f"{_COMMANDS}.run_folders.run_summary", "RunList"),
     "sample": ("flowrun.launcher.text.prompts", "WrittenText"),

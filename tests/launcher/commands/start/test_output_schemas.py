@@ -42,7 +42,10 @@ SAMPLES: dict[str, Callable[[], object]] = {
     "check": lambda: check_recipes(["gpt_dp", "nowhere"]),
     "eval": lambda: Evaluation(3, 8, {"loss": 1.25}, ("a note",)),
     "recipes": list_recipes,
-    "report": lambda: plan_page(Job(load(["recipe=mlp_hybrid", "hardware=cpu"]), values=False)),
+    **dict.fromkeys(
+        ("plan", "report"),
+        lambda: plan_page(Job(load(["recipe=mlp_hybrid", "hardware=cpu"]), values=False)),
+    ),
     "runs": lambda: RunList(runs=(RUN,)),
     "sample": lambda: WrittenText("def ", "f():", "stop"),
     "status": lambda: RUN,
