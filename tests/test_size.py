@@ -44,7 +44,7 @@ BUDGETS = {
     "launcher": 370,
     "launcher/bench": 2_200,
     "launcher/command_line": 2_010,
-    "launcher/commands": 4_353,
+    "launcher/commands": 4_361,
     "launcher/data": 3_495,
     "launcher/job": 2_229,
     "launcher/listeners": 675,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_427,
     "tests/testing": 111,
 }
-SUMS = {"source": 78_641, "tests": 56_239, "docs": 50_000}
+SUMS = {"source": 78_649, "tests": 56_239, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

@@ -131,7 +131,7 @@ function drawTimeline(made, drawing) {
   const {lane, actor, act, start, length, cause, why, tick_s: tick} = drawing, count = lane.length;
   const groups = drawing.actors.map(groupOf), shown = new Set(groups), picks = el("span", {class: "tools"});
   const chain = new Set(drawing.chain), row = 26, canvas = el("canvas", {tabindex: 0, role: "application",
-    "aria-label": `${drawing.about}. Arrow keys go from act to act, plus and minus zoom, 0 shows all.`}), told = el("div", {class: "said", "aria-live": "polite"});
+    "aria-label": `${drawing.about}. Arrow keys go from act to act, plus and minus zoom, 0 shows all.`}), said = el("div", {class: "said", "aria-live": "polite"});
   const low = Math.min(0, ...drawing.lanes.map((_, k) => start[lane.indexOf(k)] || 0));
   const high = start.reduce((most, begin, k) => Math.max(most, begin + length[k]), 1);
   let from = low, to = high, chosen = -1, match = () => true, drag = null, chained = false;
@@ -197,7 +197,7 @@ function drawTimeline(made, drawing) {
   }
   const all = () => { from = low; to = high; draw(); };
   function choose(k) {
-    chosen = k; told.textContent = k < 0 ? "Point at an act, or go to it with the arrow keys: it says what it waited for." : about(k);
+    chosen = k; said.textContent = k < 0 ? "Point at an act, or go to it with the arrow keys: it says what it waited for." : about(k);
     if (k >= 0 && (start[k] > to || start[k] + length[k] < from)) { const wide = to - from; from = Math.max(low, Math.min(high - wide, start[k] - wide / 4)); to = from + wide; }
     draw();
   }
@@ -231,7 +231,7 @@ function drawTimeline(made, drawing) {
     shown.has(name) ? shown.delete(name) : shown.add(name); event.currentTarget.setAttribute("aria-pressed", shown.has(name)); draw(); }}, key(name, name.replace("_", " "))));
   const only = el("button", {type: "button", "aria-pressed": "false", onclick: () => { chained = !chained; only.setAttribute("aria-pressed", chained); draw(); }}, "longest chain");
   made.append(el("div", {class: "tools"}, button("+", () => zoom(.5), "zoom in"), button("−", () => zoom(2), "zoom out"), button("all", all, "show all"),
-    drawing.chain.length ? only : "", filter, picks), canvas, el("p", {class: "dim"}, "Drag across to zoom, double-click for all. Narrow bars are messages and readers."), told);
+    drawing.chain.length ? only : "", filter, picks), canvas, el("p", {class: "dim"}, "Drag across to zoom, double-click for all. Narrow bars are messages and readers."), said);
   choose(-1); redraws.push(draw);
 }
 

@@ -93,8 +93,8 @@ function drawSweep(sweep) {
     const rows = ran(), sign = side.value ? -1 : 1, order = [...rows].sort((a, b) => sign * (a[metric.value] - b[metric.value])), best = order[0];
     const place = new Map(order.map((row, k) => [row, order.length > 1 ? k / (order.length - 1) : 0])), tone = row => `color-mix(in srgb, ${colour("S0")} ${Math.round(100 - place.get(row) * 100)}%, ${colour("P")})`;
     const all = [], mark = row => all.forEach(([each, of]) => { each.classList.toggle("on", of === row); each.classList.toggle("off", row != null && of !== row); });
-    const told = row => [...sweep.keys, metric.value].map(name => `${name} = ${row[name] ?? "–"}`).join("\n");
-    const watched = (node, row) => { all.push([node, row]); node.addEventListener("pointermove", event => { mark(row); point(event, told(row)); }); node.addEventListener("pointerleave", () => { mark(null); unpoint(); }); return node; };
+    const textOfJob = row => [...sweep.keys, metric.value].map(name => `${name} = ${row[name] ?? "–"}`).join("\n");
+    const watched = (node, row) => { all.push([node, row]); node.addEventListener("pointermove", event => { mark(row); point(event, textOfJob(row)); }); node.addEventListener("pointerleave", () => { mark(null); unpoint(); }); return node; };
     const width = Math.max(300, made.clientWidth), names = [...sweep.keys.filter(key => new Set(sweep.rows.map(row => row[key])).size > 1), metric.value];
     const lines = el("svg", {viewBox: `0 0 ${width} 240`, width: "100%", height: 240, role: "img", "aria-label": "parallel coordinates of all jobs"});
     const at = names.map((_, k) => 46 + k * (width - 120) / Math.max(1, names.length - 1)), scales = names.map(name => scale(name, 205, 34));

@@ -23,10 +23,11 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.commands.run_folders.run_summary import (
     RUNNING,
     RunSummary,
+    count_restarts,
     read_newest,
     summarize,
 )
-from flowrun.launcher.store.run_files import RECIPE, RESTARTS
+from flowrun.launcher.store.run_files import RECIPE
 from flowrun.launcher.supervise.hands.lease import FILE as LEASE
 
 _QUIET_S = 60.0  # without a beat of the lease, which has one each 2 s, the launcher is stuck
@@ -66,11 +67,11 @@ METRICS: Mapping[str, tuple[str, str, Callable[[RunFigures], object]]] = {
 def read_figures(folder: Path) -> RunFigures:
     """Read a run's folder.  Raises RecipeError where it is none."""
     newest, validation = read_newest(folder)
-    restarts = 0
-    with suppress(OSError):
-        restarts = (folder / RESTARTS).read_bytes().count(b"\n")
     return RunFigures(
-        summary=summarize(folder), newest=newest, validation=validation, restarts=restarts
+        summary=summarize(folder),
+        newest=newest,
+        validation=validation,
+        restarts=count_restarts(folder),
     )
 
 

@@ -18,7 +18,7 @@ from flowrun.engine.ir.files import DAMAGED
 from flowrun.engine.ir.own_files import cache_folder
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.report.metric_lines import parse_metric_line
-from flowrun.launcher.store.run_files import ENDED, METRICS, RECIPE, REPORT
+from flowrun.launcher.store.run_files import ENDED, METRICS, RECIPE, REPORT, RESTARTS
 from flowrun.launcher.supervise.hands.lease import FILE as LEASE
 
 RUNNING, COMPLETE, DIED = "running", "complete", "died"
@@ -127,6 +127,13 @@ def read_newest(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
             else:
                 step |= line
     return step, validation
+
+
+def count_restarts(folder: Path) -> int:
+    """Return how often the ranks of a run started again."""
+    with suppress(OSError):
+        return (folder / RESTARTS).read_bytes().count(b"\n")
+    return 0
 
 
 def read_keys(folder: Path) -> Mapping[str, Any]:

@@ -21,11 +21,12 @@ from flowrun.launcher.commands.run_folders.list_runs import default_folders
 from flowrun.launcher.commands.run_folders.run_summary import (
     RUNNING,
     RunSummary,
+    count_restarts,
     find_runs,
     summarize,
 )
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
-from flowrun.launcher.store.run_files import METRICS, RESTARTS
+from flowrun.launcher.store.run_files import METRICS
 from flowrun.launcher.terminal.console import plain_table
 from flowrun.launcher.terminal.units import duration, seconds, size
 
@@ -129,7 +130,7 @@ def choose_run(folder: Path | None) -> Path:
 
 
 def show_top(folder: Path, console: Console, sleep: Callable[[float], object] = time.sleep) -> None:
-    """Show a run until it ends or Ctrl-C; once, where the console is no terminal.
+    """Show a run until it ends or Ctrl-C; off a terminal, once.
 
     sleep: waits between two looks.
     """
@@ -166,9 +167,8 @@ def _progress_of(summary: RunSummary, reader: RunReader) -> str:
         parts[1] = (
             f"step {summary.done:,} of {summary.asked:,} ({summary.done / summary.asked:.0%})"
         )
-    with suppress(OSError):
-        count = (reader.folder / RESTARTS).read_bytes().count(b"\n")
-        parts += [f"started again {count} x"] if count else []
+    if count := count_restarts(reader.folder):
+        parts.append(f"started again {count} x")
     step = reader.curves.get("step_s")
     if summary.status == RUNNING:
         parts.append(f"last line {duration(summary.age_s)} ago")

@@ -117,12 +117,12 @@ def test_a_pointer_on_an_act_shows_what_it_waited_for(browser: Any, plan_file: P
 
 def test_keys_go_from_act_to_act_and_zoom(browser: Any, plan_file: Path) -> None:
     page, _ = opened(browser, plan_file)
-    canvas, told = page.locator("#timeline canvas"), page.locator(".said")
+    canvas, text_of_act = page.locator("#timeline canvas"), page.locator(".said")
     canvas.focus()
     page.keyboard.press("ArrowRight")
-    first = told.inner_text()
+    first = text_of_act.inner_text()
     page.keyboard.press("ArrowRight")
-    assert "(reader)" in first and told.inner_text() not in ("", first)
+    assert "(reader)" in first and text_of_act.inner_text() not in ("", first)
     whole = int(canvas.get_attribute("data-acts"))
     page.keyboard.press("+")
     assert int(canvas.get_attribute("data-acts")) < whole
