@@ -38,19 +38,19 @@ BUDGETS = {
     "engine/ops": 6_564,
     "engine/passes": 8_196,
     "engine/rehearsal": 1_062,
-    "engine/runtime": 8_202,
+    "engine/runtime": 8_205,
     "engine/trace": 583,
     "engine/verify": 794,
     "launcher": 370,
     "launcher/bench": 2_200,
     "launcher/command_line": 2_010,
-    "launcher/commands": 4_361,
+    "launcher/commands": 4_353,
     "launcher/data": 3_495,
-    "launcher/job": 2_229,
+    "launcher/job": 2_235,
     "launcher/listeners": 675,
     "launcher/model": 2_942,
     "launcher/page": 1_118,
-    "launcher/place": 2_091,
+    "launcher/place": 2_090,
     "launcher/platforms": 331,
     "launcher/ranks": 2_036,
     "launcher/recipe": 3_526,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 18_168,
+    "tests/launcher": 18_188,
     "tests/models": 778,
     "tests/support": 9_427,
     "tests/testing": 111,
 }
-SUMS = {"source": 78_649, "tests": 56_239, "docs": 50_000}
+SUMS = {"source": 78_649, "tests": 56_259, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.launcher.commands.plan_recipe import plan
+from flowrun.launcher.job.forked import run_autograd
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.report.report import Report
@@ -24,7 +25,7 @@ def try_recipe(file: Path, run: Callable[[Recipe, Path], Report], words: Sequenc
     FlowrunError; no RunError, as the recipe is wrong, not a run.
     """
     recipe = load([f"recipe={file}", "train.steps=1", "eval.batches=1", *words])
-    foreseen_s = plan(recipe).training.rehearsal.step_s
+    foreseen_s = run_autograd(lambda: plan(recipe).training.rehearsal.step_s)
     foreseen = f"tried: a step is foreseen to take {seconds(foreseen_s)}"
     if foreseen_s > _MOST_S:
         return f"{foreseen}; none was trained, as that is more than {_MOST_S:g} s"

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 import yaml
@@ -24,11 +23,10 @@ import yaml
 from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.engine.passes.update.sparse_ops import sparse_tables
 from flowrun.launcher.commands.plain_loop import Trained, plain_loop
-from flowrun.launcher.job.forked import run_in_fork
+from flowrun.launcher.job.forked import run_autograd
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.recipe.device import forks_autograd
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import require
 from flowrun.launcher.recipe.schema import MIRRORED, STEP
@@ -46,7 +44,6 @@ FEW_STEPS = 5
 SINGLE = "single"
 
 RunRecipe = Callable[[Recipe, Path], Report]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +166,7 @@ class _RecipeLayouts:
         self.always += ["train.epochs=0", "log=[]", "callbacks=[]"]
         self.single = dict(layouts(recipe))[SINGLE]
         self.job = job = Job(self._load([]))
-        self.why_single, self.whole = self._run_in_fork(
-            lambda: (_why_single(job), _sees_whole(job))
-        )
+        self.why_single, self.whole = run_autograd(lambda: (_why_single(job), _sees_whole(job)))
         self.by_parts = False  # some layout trained as a loop over micro-batches does
         self.before = {name: job.materials.initial[name] for name in job.materials.task.parameters}
         if self.why_single and recipe.view == MIRRORED:
@@ -183,10 +178,6 @@ class _RecipeLayouts:
             )
         self.reference = cache(self._reference)
         self.allowed = cache(self._find_allowed)
-
-    def _run_in_fork(self, make: Callable[[], T]) -> T:
-        """Call what uses autograd, in a fork where no other fork could use it after that."""
-        return run_in_fork(make) if forks_autograd() else make()
 
     def compare(self) -> LayoutComparison:
         """Run them all."""
@@ -235,7 +226,7 @@ class _RecipeLayouts:
         if not self.why_single:
             skipped = self.reference(replicas).skipped if dtype else frozenset()
             seen = whole and self.whole
-            return self._run_in_fork(lambda: plain_loop(recipe, replicas, skipped, whole=seen))
+            return run_autograd(lambda: plain_loop(recipe, replicas, skipped, whole=seen))
         folder = self.scratch / f"reference_{dtype}_{nudged}"
         self.run(recipe, folder)
         return self._read_trained(folder)

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from flowrun.engine.errors import RunError
 from flowrun.launcher.data.open_files import reopen_files
+from flowrun.launcher.recipe.device import forks_autograd
 
 T = TypeVar("T")
 _UNPICKLED = (AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
@@ -44,6 +45,11 @@ def run_in_fork(make: Callable[[], T]) -> T:
     of device how many there are.  Raises RunError if the process ends without an answer.
     """
     return run_in_forks([make])[0]
+
+
+def run_autograd(make: Callable[[], T]) -> T:
+    """Call what runs autograd, in a fork where no fork of this process could run it after that."""
+    return run_in_fork(make) if forks_autograd() else make()
 
 
 def run_in_forks(makes: Iterable[Callable[[], T]]) -> list[T]:

@@ -14,12 +14,11 @@ import yaml  # type: ignore[import-untyped]
 from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.engine.ir.placement import BATCH_AXES
 from flowrun.launcher.job.compiling import Compiled, compile_job
-from flowrun.launcher.job.forked import run_in_fork
+from flowrun.launcher.job.forked import run_autograd
 from flowrun.launcher.job.job import Job, Start
 from flowrun.launcher.job.materials import with_steps
 from flowrun.launcher.job.resumed import put_at
 from flowrun.launcher.recipe.compose import change
-from flowrun.launcher.recipe.device import forks_autograd
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.report.notes import notes
 from flowrun.launcher.report.record import Record
@@ -37,7 +36,7 @@ def settle(recipe: Recipe) -> tuple[Recipe, Placed | None]:
         return recipe, None
     from flowrun.launcher.place.place import place  # takes 0.4 s
 
-    placed = run_in_fork(lambda: place(recipe)) if forks_autograd() else place(recipe)
+    placed = run_autograd(lambda: place(recipe))
     return placed.recipe, placed
 
 

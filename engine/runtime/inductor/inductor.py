@@ -7,6 +7,7 @@ copied back at the end.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -96,6 +97,8 @@ def build_program(
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    # A torch for GPUs on a host without one warns in each process that builds.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     run = emit(program)
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:

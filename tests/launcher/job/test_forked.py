@@ -12,6 +12,7 @@ import torch
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.launcher.job import forked as module
+from flowrun.launcher.job import job_plans
 from flowrun.launcher.job.forked import run_in_fork, start_fork
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.job_plans import JobPlans
@@ -20,8 +21,11 @@ from flowrun.launcher.recipe.compose import load
 
 @pytest.fixture(autouse=True)
 def forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on two cores and in a process of one thread, whatever the tests before left running."""
+    """As on two cores and in a process of one thread, whatever the tests before left running, with
+    a torch that is not built for GPUs.
+    """
     monkeypatch.setattr(module, "may_fork", lambda: True)
+    monkeypatch.setattr(job_plans, "forks_autograd", lambda: False)
 
 
 @pytest.mark.processes

@@ -21,7 +21,7 @@ from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor
 from flowrun.engine.ir.own_files import Unusable, read_own
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.strategy import ParameterGroup, Strategy
-from flowrun.launcher.job import plan_cache
+from flowrun.launcher.job import job_plans, plan_cache
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.plan_cache import PlanCache
 from flowrun.launcher.model import user_modules
@@ -33,7 +33,8 @@ from support.runs.command import losses
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was compiled, not taken from the cache."""
+    """What was compiled, not taken from the cache; here, also where torch is built for GPUs."""
+    monkeypatch.setattr(job_plans, "forks_autograd", lambda: False)
     made: list[str] = []
     for name in ("plan_training", "plan_evaluation"):
         whole = getattr(compiler, name)

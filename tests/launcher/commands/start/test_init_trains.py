@@ -13,9 +13,12 @@ import torch
 from rich.console import Console
 
 from flowrun.engine.errors import FlowrunError
+from flowrun.launcher.commands import try_recipe as module
+from flowrun.launcher.commands.plan_recipe import plan
 from flowrun.launcher.commands.start.guess_task import fit_loss
 from flowrun.launcher.commands.start.init_recipe import WrittenRecipe, show_written, write_recipe
 from flowrun.launcher.commands.try_recipe import try_recipe
+from flowrun.launcher.job import forked
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe_errors import explain
 from flowrun.launcher.run import run
@@ -126,6 +129,18 @@ def test_an_output_that_the_loss_would_squash_again_is_named() -> None:
     assert fit_loss(CLASSES, logits.softmax(-1))[2].endswith(advice.format("softmax"))
     assert fit_loss(CLASSES > 0, logits[:, :1].sigmoid())[2].endswith(advice.format("sigmoid"))
     assert not fit_loss(CLASSES, logits.log_softmax(-1))[2].endswith("out")
+
+
+def test_a_torch_for_gpus_plans_what_is_tried_in_a_fork(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No rank that is forked later could run autograd, as one process of an init showed."""
+    monkeypatch.setattr(forked, "forks_autograd", lambda: True)
+    here: list[object] = []
+    monkeypatch.setattr(module, "plan", lambda recipe: here.append(recipe) or plan(recipe))
+    written = write("planned_there", ITEMS["pairs"][0])
+    assert "the loss of the first" in try_recipe(written.file, run, [VIRTUAL])
+    assert here == []
 
 
 @pytest.mark.processes
