@@ -202,12 +202,14 @@ class RankProcess:
         trained, memory, pulse = self._trained, self._memory, self._pulse
         ranks = (trained, *self._other_ranks)
         first = self._job.start.step if self._job.start else 0
+        steps = max(1.0, pulse.trained_steps - first)
         recorded = trained.read_notes() if isinstance(trained, RecordedRank) else ()
         return {
             "peak": memory.peak + message_bytes,
             "process_peak": memory.process_peak + message_bytes + trained.shared_bytes,
             "sent": sum(sum(rank.sent_bytes.values()) for rank in ranks),
-            "waited_s": pulse.waited_s / max(1.0, pulse.trained_steps - first),
+            "waited_s": pulse.waited_s / steps,
+            "read_s": pulse.read_s / steps,
             "notes": [
                 (event.what, event.actor, event.act, event.begin - zero_ns, event.end - zero_ns)
                 for event in recorded

@@ -32,11 +32,11 @@ from flowrun.launcher.recipe.hydra_source import CONF
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import BF16, EAGER, MIRRORED, RecipeSchema
 from flowrun.launcher.report.group_equal import spans
+from flowrun.launcher.report.report import READING_SHARE
 from flowrun.launcher.terminal.units import seconds, size
 from flowrun.models.reference import WithReference
 
 NOTED_COPY = 10**8  # bytes of a copy that are named
-READING_SHARE = 0.1  # of a step: readers that add more are named
 
 
 def notes(job: Job) -> tuple[str, ...]:

@@ -24,9 +24,11 @@ from flowrun.engine.trace.stragglers import find_straggler
 from flowrun.engine.trace.trace import TraceEvent
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.store.run_files import REPORT
+from flowrun.launcher.terminal.units import seconds
 
 _STEPS_KEPT = 10_000  # the median of seconds is of these
 _SKIPPED_KEPT = 1000
+READING_SHARE = 0.1  # of a step: readers that add more are named
 FAR = 4 / 3  # what is foreseen and what is measured, of a step: the profile does not fit
 
 
@@ -133,7 +135,7 @@ class Log:
     peak_bytes, sent_bytes: by rank.
     peak_bytes: of live tensors.  process_bytes: of anonymous memory, by rank: with what allocator,
     transport and libraries keep.
-    waited_s: by rank, seconds of a step for which it waited for other ranks.
+    waited_s, read_s: by rank, seconds of a step for which it waited for other ranks, for samples.
     notes: what each rank did in its last steps (engine.trace), on the first rank's clock.
     restarts: how often ranks were started again.
     measured_steps: steps since the last start of ranks, which sent_bytes are of; None: all.
@@ -146,6 +148,7 @@ class Log:
     sent_bytes: dict[int, int]
     process_bytes: dict[int, int] = field(default_factory=dict)
     waited_s: dict[int, float] = field(default_factory=dict)
+    read_s: dict[int, float] = field(default_factory=dict)
     notes: Mapping[int, Sequence[TraceEvent]] = field(default_factory=dict)
     restarts: int = 0
     measured_steps: int | None = None
@@ -167,9 +170,9 @@ class Report:
         unit: "tokens", or "samples" if these are no sequences of tokens.
         foreseen: step_s (seconds), bubble (share of a step, by stage), peak_bytes and bound_bytes
             (by rank, see Rehearsal), sent_bytes (of all ranks, in a step).
-        measured: step_s, peak_bytes, process_bytes (by rank), sent_bytes, waited_s
-            (by rank: of a step, for other ranks; on CPUs), others (the share of this host's cores
-            that other programs had, if ranks lacked it); foreseen and measured
+        measured: step_s, peak_bytes, process_bytes (by rank), sent_bytes, waited_s,
+            read_s (by rank: of a step, for other ranks and for samples; on CPUs), others (the share
+            of this host's cores that other programs had, if ranks lacked it); foreseen and measured
             also have utilisation, the share of the machine's peak, if the profile is the machine's.
         notes: lines of the plan that a reader should know.
         first_step: 0 unless the run was resumed.
@@ -177,7 +180,7 @@ class Report:
             since the training began, else in this run.
         step_times: parts of a step's time, by rank (engine.trace, processes only).
         model_flops: floating point operations of the model in a step, all ranks together.
-        advice: what to do if the profile is far from this machine; else empty.
+        advice: what to do if the step is far from what was foreseen; else empty.
         capture_check_s: seconds of the comparison of the captured graph with the model
             (engine.check_capture).
         restarts: how often ranks were started again (launch.restarts).
@@ -217,15 +220,17 @@ class Report:
         ranks = sorted(rank for placement in plan.placements for rank in placement.ranks)
         foreseen, measured = _list_foreseen(training, ranks), _list_measured(log, ranks)
         slow = find_straggler(plan, log.waited_s, step_s) if job.device_type == "cpu" else None
-        shipped = job.is_foreseeable and job.strategy.hardware.name == CPU  # no other was named
-        loaded = job.lacks_cores(log.others)
-        advice = advice_on(CPU, rehearsal.step_s, step_s) if shipped and not loaded else ""
+        shipped = CPU if job.strategy.hardware.name == CPU else ""  # no other was named
+        loaded, advice = job.lacks_cores(log.others), ""
         if loaded:
             measured["others"] = log.others
+        elif job.is_foreseeable:
+            read_s = max(log.read_s.values(), default=0.0)
+            advice = advise(shipped, rehearsal.step_s, step_s, read_s)
         if job.is_profiled:
             hardware, dtype = job.strategy.hardware, job.recipe.precision.dtype
-            for found, seconds in ((foreseen, rehearsal.step_s), (measured, step_s)):
-                found["utilisation"] = utilisation(plan, hardware, dtype, seconds)
+            for found, step in ((foreseen, rehearsal.step_s), (measured, step_s)):
+                found["utilisation"] = utilisation(plan, hardware, dtype, step)
         return Report(
             name=job.recipe.name,
             ranks=plan.num_ranks,
@@ -269,17 +274,23 @@ def read_complete(folder: Path, steps: int) -> Report | None:
     return None
 
 
-def advice_on(profile: str, foreseen_s: float, measured_s: float) -> str:
-    """Say what to do where a profile that comes with flowrun is far off; empty where it is near.
+def advise(profile: str, foreseen_s: float, measured_s: float, read_s: float) -> str:
+    """Say what to do where a step is far from what was foreseen; empty where it is near.
 
-    profile: its name.  foreseen_s, measured_s: seconds of a step.
+    profile: the name of one that comes with flowrun; "" of one that is this machine's.
+    foreseen_s, measured_s: seconds of a step.  read_s: what of it a rank waited for samples.
     """
     ratio = measured_s / foreseen_s
     if 1 / FAR <= ratio <= FAR:
         return ""
-    return (
-        f"a step takes {ratio:.2g} x as long as hardware={profile} foresees; flowrun calibrate"
-        " measures this machine (3 minutes)"
+    found = f"a step takes {ratio:.2g} x as long as "
+    if ratio > FAR and read_s > READING_SHARE * measured_s:
+        return (
+            f"{found}foreseen; a rank waits {seconds(read_s)} of it for samples: prepare them"
+            " beforehand, or let processes make them (launch.data_workers)"
+        )
+    return profile and (
+        f"{found}hardware={profile} foresees; flowrun calibrate measures this machine (3 minutes)"
     )
 
 
@@ -302,4 +313,5 @@ def _list_measured(log: Log, ranks: Sequence[int]) -> dict[str, object]:
         "process_bytes": {str(r): log.process_bytes.get(r, 0) for r in ranks},
         "sent_bytes": sum(log.sent_bytes.values()) / max(1, log.measured_steps or log.steps.count),
         "waited_s": {str(r): log.waited_s[r] for r in ranks if r in log.waited_s},
+        "read_s": {str(r): log.read_s[r] for r in ranks if r in log.read_s},
     }

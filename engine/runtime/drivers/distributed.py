@@ -25,15 +25,7 @@ from typing import cast
 
 import torch
 
-from flowrun.engine.actors.plan import (
-    COMMUNICATION,
-    RECEIVE,
-    SEND,
-    Actor,
-    CopyWork,
-    Plan,
-    ReportWork,
-)
+from flowrun.engine.actors.plan import RECEIVE, SEND, Actor, CopyWork, Plan, ReportWork
 from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.actors.standstill import describe_owed, find_owed
 from flowrun.engine.errors import RunError
@@ -243,7 +235,7 @@ class DistributedRank:
         """Return what is done first, actor and act, of that which is under way."""
         self.pulse.sleep()
         done = self.inbox.get()
-        self.pulse.wake(for_others=self.plan.actors[done[0]].kind in COMMUNICATION)
+        self.pulse.wake(self.plan.actors[done[0]])
         return done
 
     def _announce(self, actor: int, act: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from time import monotonic_ns
 
-from flowrun.engine.actors.plan import Plan
+from flowrun.engine.actors.plan import COMMUNICATION, Actor, Plan
 from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.actors.standstill import RankState
 from flowrun.engine.ir.graph import UPDATE
@@ -46,8 +46,8 @@ class Activity(IntEnum):
 
 STEPS = (Activity.TRAINING, Activity.EVALUATING)
 # numbers at the head of a pulse: times are of the monotonic clock, in ns
-_AT, _ACTED, _ACTIVITY, _ENTERED, _FIRST, _STEPS, _PID, _RANK, _WAITED, _DEVICE = range(10)
-_PLAN, _HEAD = 10, 11
+_AT, _ACTED, _ACTIVITY, _ENTERED, _FIRST, _STEPS, _PID, _RANK, _WAITED, _READ = range(10)
+_DEVICE, _PLAN, _HEAD = 10, 11, 12
 _ASLEEP, _REPORTS = -1, -2
 _UNHEARD = "waits for its launcher, which does not take what it reports"
 
@@ -128,10 +128,14 @@ class Pulse:
         self._words[_AT] = _ASLEEP
         self._asleep_since = monotonic_ns()
 
-    def wake(self, for_others: bool) -> None:
-        """Note that the loop wakes.  for_others: what it has waited for is another rank's."""
-        if for_others and self._words[_ACTIVITY] == Activity.TRAINING:
+    def wake(self, ended: Actor) -> None:
+        """Note that the loop wakes.  ended: the actor whose act it has waited for."""
+        if self._words[_ACTIVITY] != Activity.TRAINING:
+            return
+        if ended.kind in COMMUNICATION:
             self._words[_WAITED] += monotonic_ns() - self._asleep_since
+        elif ended.makes_batches:
+            self._words[_READ] += monotonic_ns() - self._asleep_since
 
     def note_device(self, num_bytes: int) -> None:
         """Note the bytes that the allocator of this rank's device has taken."""
@@ -162,6 +166,11 @@ class Pulse:
     def waited_s(self) -> float:
         """Seconds of training for which the loop has slept until another rank sent something."""
         return self._words[_WAITED] / 1e9
+
+    @property
+    def read_s(self) -> float:
+        """Seconds of training for which the loop has slept until samples were ready."""
+        return self._words[_READ] / 1e9
 
     @property
     def device_bytes(self) -> int:

@@ -63,6 +63,7 @@ class Ledger:
             sent_bytes=by_rank("sent"),
             process_bytes=by_rank("process_peak"),
             waited_s=by_rank("waited_s"),
+            read_s=by_rank("read_s"),
             notes={rank: found for rank, found in notes.items() if found},
             restarts=record.restarts,
             others=share_of_others(record.since),

@@ -13,7 +13,7 @@ from flowrun.engine.runtime.rank.rank import Rank
 from flowrun.engine.runtime.rank.shards import choose_shards
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.report.report import advice_on
+from flowrun.launcher.report.report import advise
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import lock_run_folder
@@ -82,9 +82,13 @@ def test_nothing_is_said_of_the_time_of_ranks_in_one_process(report: dict[str, A
 @pytest.mark.parametrize(
     ("measured_s", "said"), [(0.1, "0.5 x as long"), (0.25, ""), (0.16, ""), (0.5, "2.5 x as long")]
 )
-def test_a_profile_that_does_not_fit_is_told(measured_s: float, said: str) -> None:
-    found = advice_on("cpu", 0.2, measured_s)
+def test_a_profile_that_does_not_fit_is_named(measured_s: float, said: str) -> None:
+    found = advise("cpu", 0.2, measured_s, read_s=0.01)
     assert bool(found) == bool(said) and said in found
+    assert not said or "flowrun calibrate" in found
+    assert advise("", 0.2, measured_s, read_s=0.01) == ""  # this machine's own
+    samples = advise("", 0.2, measured_s, read_s=0.09)
+    assert ("waits 90.0 ms of it for samples" in samples) == (measured_s == 0.5)
 
 
 def test_bytes_measured_are_the_bytes_foreseen(report: dict[str, Any]) -> None:

@@ -1,3 +1,5 @@
+import json
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,6 +14,7 @@ from flowrun.launcher.report.notes import notes
 from flowrun.launcher.report.show_plan import plan_report
 from flowrun.launcher.run import run
 from flowrun.launcher.terminal.console import wide_console
+from support.runs.command import Command, run_folder
 from support.samples.small_tokenizer import save_tokenizer
 
 MLP = "recipe=mlp_data_parallel"  # data 2, no pins
@@ -254,3 +257,31 @@ def test_the_kernel_of_packed_documents_is_named_where_a_gpu_trains(
     assert len(list(module._note_packed_attention(packed))) == 1
     packed.device_type = "cuda"
     assert list(module._note_packed_attention(packed))[1].startswith(f"{kernel} attends within")
+
+
+SLOW_IN_RANKS = """\
+import os
+import time
+
+import samples
+
+
+class Slow(samples.Samples):
+    def __getitem__(self, index):
+        if "RANK" in os.environ:  # what is foreseen was read by the launcher
+            time.sleep(0.02)
+        return super().__getitem__(index)
+"""
+
+
+@pytest.mark.processes
+def test_a_run_blames_samples_for_a_slow_step_by_what_ranks_waited(place: Path) -> None:
+    (place / "slow.py").write_text(SLOW_IN_RANKS)
+    words = ("recipe=small", "data._target_=slow.Slow", "eval.batches=0", run_folder(place / "run"))
+    ended = Command(place, *words).end()
+    assert ended.status == 0
+    measured = json.loads((place / "run" / "report.json").read_text())["measured"]
+    assert all(0.04 < read_s < measured["step_s"] for read_s in measured["read_s"].values())
+    said = re.search(r"note: a step takes .* x as long as foreseen; a rank waits (.*)", ended.out)
+    loaded = "others" in measured  # then nothing else is blamed
+    assert loaded or (said and "of it for samples" in said[1]), ended.out
