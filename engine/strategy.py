@@ -159,6 +159,10 @@ class Optimizer:
                 found = group.over(found, parameter)
         return found
 
+    def rate_field(self, lr: float) -> str:
+        """Return the name of the number that a plan is fed of a learning rate."""
+        return "@lr" if lr == dict(self.arguments).get("lr") else f"@lr={lr:g}"
+
     def rate(self, lr: float, step: int) -> float:
         """Learning rate at a step, counted from 0."""
         values = dict(self.rates).get(lr, (lr,))

@@ -25,6 +25,7 @@ from flowrun.engine.passes.update.sparse_ops import sparse_tables
 from flowrun.launcher.commands.plain_loop import Trained, plain_loop
 from flowrun.launcher.job.forked import run_autograd
 from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.lr_schedule import waits
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
@@ -164,6 +165,8 @@ class _RecipeLayouts:
         self.most = Allowed()  # looser where a row asks for it and there is a reason
         self.always = [f"train.steps={steps}", "eval.batches=0", "train.save=true"]
         self.always += ["train.epochs=0", "log=[]", "callbacks=[]"]
+        self.waits = waits(recipe.optim)
+        self.always += ["optim.schedule=null"] * self.waits
         self.single = dict(layouts(recipe))[SINGLE]
         self.job = job = Job(self._load([]))
         self.why_single, self.whole = run_autograd(lambda: (_why_single(job), _sees_whole(job)))
@@ -277,6 +280,8 @@ class _RecipeLayouts:
             )
         if self.recipe.view == MIRRORED:
             reference += " over as many replicas"
+        if self.waits:
+            reference += ", without a schedule: it would wait for evaluations"
         if self.why_single:
             reference = f"the layout {SINGLE}, not plain torch: {self.why_single}"
         return f"Compared with {reference}. Allowed: {self.most}."

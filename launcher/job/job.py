@@ -4,6 +4,7 @@ started here.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from flowrun.engine.runtime.process.cpu_share import count_seconds, share_of_oth
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.data.sampler import length
 from flowrun.launcher.job.job_plans import JobPlans, Probed, kept_probe
+from flowrun.launcher.job.lr_schedule import Plateau, plateau_of
 from flowrun.launcher.job.materials import Materials, add_materials, make_materials
 from flowrun.launcher.job.optimizer import find_begun, is_own, trained_of
 from flowrun.launcher.job.recipe_strategy import data_workers, inductor_options, strategy_of
@@ -79,7 +81,7 @@ class Job:
 
     materials: the model, the data and the task.  plans: what they are compiled to.
 
-    start: the checkpoint that it goes on from; None: it begins.  A restart replaces it.
+    start: the checkpoint that it goes on from; None: it begins.
     values: False: for a plan alone: neither weights nor samples have any.
     planned: its training plan, where it is known already.
     probed: gives what a probe of this machine has found; None: what one has before.
@@ -100,7 +102,7 @@ class Job:
         own, *others = updates_of(recipe)
         recipe = own.recipe
         self.since = count_seconds()  # of the cores, at the beginning
-        self.start: Start | None = start
+        self._start: Start | None = start
         self.inductor_options = inductor_options(recipe)
         self.device_type = device_type(recipe.launch, recipe.num_ranks, here=values)
         doing.doing("making the model and the data")
@@ -120,8 +122,11 @@ class Job:
             probed=probed or partial(kept_probe, recipe),
             checks=values and recipe.engine.check_capture,
         )
+        self.plateau = plateau_of(recipe, self.strategy.optimizer)
         self.others = tuple(self._make_other(k, each, values) for k, each in enumerate(others, 1))
         self.plans.others = tuple((each.every, job.plans) for each, job in self.others)
+        self._evaluations: dict[int, dict[str, float | None]] = {}
+        self.start = start
         if others and not recipe.buckets:
             trained = {update.name: job.trained for update, job in ((own, self), *self.others)}
             check_trained(trained)
@@ -132,11 +137,39 @@ class Job:
         own = f"updates.{number}.optim" if "optim" in update.given else "optim"
         with name_key("optim", own):
             job = Job(recipe, values=values, probed=lambda: None, shared=self.materials)
+            job.plateau = plateau_of(recipe, job.strategy.optimizer, update.every or 1)
         made = job.materials
         task = replace(made.task, seed=made.task.seed + number * _SEEDS_APART)
         sampler = replace(made.sampler, every=update.every or 1)
         job.materials = job.plans.materials = replace(made, task=task, sampler=sampler)
         return update, job
+
+    @property
+    def start(self) -> Start | None:
+        """The state that the run goes on from; None: it begins.  A restart replaces it."""
+        return self._start
+
+    @start.setter
+    def start(self, start: Start | None) -> None:
+        self._start = start
+        if self.plateaus and isinstance(start, Checkpoint):
+            for steps, results in start.about().evaluations:
+                self.take_evaluation(steps, dict(results))
+
+    @property
+    def plateaus(self) -> list[Plateau]:
+        """What changes rates as the run is evaluated, of all updates of a step."""
+        found = (job.plateau for job in (self, *(job for _, job in self.others)))
+        return [plateau for plateau in found if plateau]
+
+    def take_evaluation(self, steps: int, results: Results) -> None:
+        """Let rates follow the evaluation after `steps` steps."""
+        for plateau in self.plateaus:
+            value = results[plateau.metric]
+            is_number = value is not None and math.isfinite(value)
+            plateau.take(steps, value if is_number else math.nan)
+            found = {plateau.metric: value if is_number else None}
+            self._evaluations[steps] = self._evaluations.get(steps, {}) | found
 
     @property
     def trained(self) -> dict[str, bool]:
@@ -240,7 +273,10 @@ class Job:
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, counted from 0; of parameters that no group gives another."""
-        return self.strategy.optimizer.rate(self.recipe.optim.lr, step)
+        optimizer, lr = self.strategy.optimizer, self.recipe.optim.lr
+        planned = optimizer.rate(lr, step)
+        adjust = self.plateau and self.plateau.adjust
+        return adjust(optimizer.rate_field(lr), planned, step) if adjust else planned
 
     def other_rates(self, step: int) -> dict[str, float]:
         """Return the learning rate of each other update that a step has: "lr/NAME"."""
@@ -306,4 +342,5 @@ class Job:
         adapters = describe_adapters(made.model)
         trained = trained_of(made.task, self.strategy.optimizer)
         about = replace(about, digests=made.digests, adapters=adapters, trained=trained)
+        about = replace(about, evaluations=[e for e in self._evaluations.items() if e[0] <= step])
         return replace(about, samples=length(made.data))

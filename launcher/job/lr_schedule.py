@@ -5,25 +5,29 @@ class that is like those of torch.optim.lr_scheduler; {name: CosineAnnealingLR, 
 one of these; or a list of such, one after another, where each but the last says how many `steps` it
 lasts (torch's SequentialLR).  optim.warmup_steps puts a linear rise in front: step k of n has
 (k + 1) / n of the rate.  A T_max or total_steps that is left out is the number of steps that the
-schedule lasts.
+schedule lasts.  ReduceLROnPlateau waits for evaluations: these rates are what it is a share of.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import warnings
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch.optim import SGD, lr_scheduler
 
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.strategy import Optimizer
 from flowrun.launcher.model.targets import check_arguments, find, make_function
-from flowrun.launcher.recipe.recipe_errors import did_you_mean, require
+from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.recipe.recipe_errors import did_you_mean, one_of, require
 from flowrun.launcher.recipe.schema import TARGET, Optim
 
 SCHEDULES: Mapping[str, type[lr_scheduler.LRScheduler]] = {  # torch's, or classes of the same form
@@ -40,6 +44,7 @@ SCHEDULES: Mapping[str, type[lr_scheduler.LRScheduler]] = {  # torch's, or class
         lr_scheduler.MultiStepLR,
         lr_scheduler.OneCycleLR,
         lr_scheduler.PolynomialLR,
+        lr_scheduler.ReduceLROnPlateau,
         lr_scheduler.StepLR,
     )
 }
@@ -74,10 +79,6 @@ def rates(optim: Optim, lrs: Iterable[float], steps: int) -> Rates:
     return tuple((lr, tuple(column)) for lr, column in zip(distinct, columns, strict=True))
 
 
-_PLATEAU = (
-    "End the run by the callback flowrun.launcher.listeners.early_stopping.EarlyStopping, with "
-    "train.keep_best=loss, and go on from its best: flowrun resume FOLDER --best optim.lr=…"
-)
 _TOO_SHORT = "Let total_steps and T_max be train.steps, or leave them out."
 
 
@@ -111,6 +112,11 @@ class SchedulePart:
     def name(self) -> str:
         """Of the class."""
         return self.kind.__name__
+
+    @property
+    def waits(self) -> bool:
+        """True of one that waits for evaluations."""
+        return issubclass(self.kind, lr_scheduler.ReduceLROnPlateau)
 
 
 def _parts(optim: Optim, steps: int) -> list[SchedulePart]:
@@ -147,6 +153,12 @@ def _parts(optim: Optim, steps: int) -> list[SchedulePart]:
             "Leave out warmup_steps and the other schedules, or use LinearLR and "
             "CosineAnnealingLR.",
         )
+        require(
+            not part.waits or part is parts[-1],
+            f"{part.where}.name",
+            f"{part.name} follows evaluations until the run ends.",
+            "Write it as the last one.",
+        )
     return parts
 
 
@@ -157,9 +169,6 @@ def _read(entry: object, where: str) -> tuple[type[lr_scheduler.LRScheduler], di
         )
         raise RecipeError(where, "nothing names the schedule.", instead)
     name = str(entry.get("name") or entry[TARGET])
-    if name.rpartition(".")[2] == "ReduceLROnPlateau":
-        problem = "ReduceLROnPlateau waits for evaluations, and rates are known before the run."
-        raise RecipeError(where, problem, _PLATEAU)
     given = {key: value for key, value in entry.items() if key not in ("name", TARGET)}
     if "name" in entry:
         instead = did_you_mean(name, SCHEDULES)
@@ -173,7 +182,10 @@ def _read(entry: object, where: str) -> tuple[type[lr_scheduler.LRScheduler], di
 
 
 def _sequence(optimizer: SGD, parts: list[SchedulePart]) -> lr_scheduler.LRScheduler:
-    made = [_make_scheduler(optimizer, part) for part in parts]
+    made = [
+        lr_scheduler.ConstantLR(optimizer, 1.0) if part.waits else _make_scheduler(optimizer, part)
+        for part in parts
+    ]
     if len(made) == 1:
         return made[0]
     ends = itertools.accumulate(part.lasts for part in parts[:-1])
@@ -188,9 +200,92 @@ def _make_scheduler(optimizer: SGD, part: SchedulePart) -> lr_scheduler.LRSchedu
         given.setdefault("max_lr", [group["lr"] for group in optimizer.param_groups])
     if part.name in _ALONE and given.setdefault("cycle_momentum", False):
         raise RecipeError(f"{part.where}.cycle_momentum", "only the learning rate is scheduled.")
-    check_arguments(kind, given, part.where, positional=1)
     for key, value in given.items():
         if isinstance(value, Mapping) and TARGET in value:
             given[key] = make_function(dict(value), part.where, positional=1)
-    with _refusing(part.where, f"{part.name} refused its arguments"):
-        return kind(optimizer, **given)  # type: ignore[arg-type]
+        elif key == "schedulers" and isinstance(value, list):  # SequentialLR, ChainedScheduler
+            read = [(f"{part.where}.{key}.{k}", each) for k, each in enumerate(value)]
+            parts = [SchedulePart(at, *_read(each, at), part.lasts) for at, each in read]
+            given[key] = [_make_scheduler(optimizer, inner) for inner in parts]
+    return _make(kind, optimizer, given, part.where)
+
+
+def _make(
+    kind: type[lr_scheduler.LRScheduler], optimizer: SGD, given: dict[str, object], where: str
+) -> lr_scheduler.LRScheduler:
+    by_name = next(iter(inspect.signature(kind).parameters)) == "schedulers"  # as ChainedScheduler
+    check_arguments(kind, given, where, positional=not by_name)
+    with _refusing(where, f"{kind.__name__} refused its arguments"):
+        return kind(optimizer=optimizer, **given) if by_name else kind(optimizer, **given)  # type: ignore[arg-type]
+
+
+# ---- rates that wait for evaluations -------------------------------------------------------------
+
+
+class Plateau:
+    """ReduceLROnPlateau, or a class derived from it, whose `step` reads each evaluation of a run.
+
+    A rate is that of torch; after a warm-up or another schedule, as large a share of theirs.  It
+    depends on the evaluations before a step alone: a resumed run takes them again.
+
+    part: the class and its arguments.  optimizer: whose rates fall.  every: steps from one of its
+    updates to the next.  Raises RecipeError for arguments that the class does not take.
+    """
+
+    def __init__(self, part: SchedulePart, optimizer: Optimizer, every: int) -> None:
+        self._every, arguments = every, dict(part.arguments)
+        self.metric = str(arguments.pop("metric", "loss"))
+        self._part = replace(part, arguments=arguments)
+        self._lrs = {optimizer.rate_field(lr): lr for lr, _ in optimizer.rates}
+        self._begin()
+
+    def _begin(self) -> None:
+        groups = [{"params": [torch.zeros(1)], "lr": lr} for lr in self._lrs.values()]
+        made = _make(self._part.kind, SGD(groups), dict(self._part.arguments), self._part.where)
+        self._scheduler = cast("lr_scheduler.ReduceLROnPlateau", made)
+        self._taken: list[tuple[int, float]] = []  # steps done, and what was evaluated then
+        self._rates: list[dict[str, float]] = []  # from then on
+
+    def take(self, steps: int, value: float) -> None:
+        """Take the evaluation after `steps` steps; one that comes again replaces all from there."""
+        new = [(steps, value)]
+        if self._taken[-1:] != new and self._taken and self._taken[-1][0] >= steps:
+            new = [each for each in self._taken if each[0] < steps] + new
+            self._begin()
+        for each in new if self._taken[-1:] != new else ():
+            self._scheduler.step(each[1])
+            self._taken.append(each)
+            rates = (float(group["lr"]) for group in self._scheduler.optimizer.param_groups)
+            self._rates.append(dict(zip(self._lrs, rates, strict=True)))
+
+    def adjust(self, field: str, planned: float, number: int) -> float:
+        """Return the rate of an update.  field: its name in the plan.  planned: what other
+        schedules say.  number: of the update, from 0.
+        """
+        taken = bisect(self._taken, number * self._every, key=lambda each: each[0])
+        if field not in self._lrs or not taken:
+            return planned
+        now, lr = self._rates[taken - 1][field], self._lrs[field]
+        return now if planned == lr else planned * now / lr
+
+
+def waits(optim: Optim) -> bool:
+    """Return whether rates wait for evaluations."""
+    return any(part.waits for part in _parts(optim, 1))
+
+
+def plateau_of(recipe: Recipe, optimizer: Optimizer, every: int = 1) -> Plateau | None:
+    """Return what changes the rates of a recipe as it is evaluated; None: nothing does.  every:
+    steps from one update to the next.  Raises RecipeError where nothing is evaluated in time.
+    """
+    if not waits(recipe.optim):
+        return None
+    part, held, train = _parts(recipe.optim, 1)[-1], recipe.eval, recipe.train
+    found, known = Plateau(part, optimizer, every), ("loss", *recipe.task.metrics)
+    problem = f"{part.name} waits for evaluations, and there are none before the end of the run."
+    due = held.every or (train.keep_best and train.save_every)
+    instead = "Set eval.every over 0, with eval.batches and eval.fraction."
+    require(bool(held.batches and held.fraction and due), part.where, problem, instead)
+    what = f"{found.metric} is not a result of an evaluation."
+    require(found.metric in known, f"{part.where}.metric", what, f"Write {one_of(known)}.")
+    return found

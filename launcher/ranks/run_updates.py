@@ -5,10 +5,10 @@ has come to rest, over the variables that the first one holds.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from flowrun.engine.runtime.rank.rank import Results
+from flowrun.engine.runtime.rank.rank import Rank, Results
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.ranks.segment_loop import Gate
 
@@ -22,6 +22,13 @@ class Runner(Protocol[_Asked]):
         self, steps: int, on_step: None = None, first: int = 0, may_begin: _Asked | None = None
     ) -> Sequence[Results]:
         """Run steps `first` to `steps` - 1; return their results, if this process has them."""
+
+
+def follow_plateau(job: Job, bodies: Iterable[Rank]) -> None:
+    """Let the ranks of a job read the rates that its evaluations leave."""
+    if plateau := job.plateau:
+        for body in bodies:
+            body.adjust_numbers(plateau.adjust)
 
 
 def run_updates(

@@ -26,7 +26,7 @@ from flowrun.launcher.ranks.finite import (
 )
 from flowrun.launcher.ranks.rank_events import Evaluated, FileWritten, RankEnded, StepDone
 from flowrun.launcher.ranks.rank_saves import list_shards
-from flowrun.launcher.ranks.run_updates import run_updates
+from flowrun.launcher.ranks.run_updates import follow_plateau, run_updates
 from flowrun.launcher.ranks.segment_loop import train_segments
 from flowrun.launcher.ranks.step_gate import StepGate
 from flowrun.launcher.ranks.wire import Notice
@@ -87,6 +87,7 @@ class _VirtualRun:
             lent = {rank: body.lend_variables(plan, {}) for rank, body in bodies}
             batches = other.job.materials.sampler
             made.append(VirtualCluster(plan, batches, None, kernels=other.kernels, lent=lent))
+            follow_plateau(other.job, made[-1].ranks.values())
         return made
 
     def _report(self, step: int, results: Results) -> None:
@@ -116,7 +117,9 @@ class _VirtualRun:
     def evaluate(self, step: int) -> None:
         if self._evaluator:
             results = self._evaluator.run(self._job.eval_steps)
-            self._send(Evaluated(step - 1, self._job.validation(results)))
+            found = self._job.validation(results)
+            self._job.take_evaluation(step, found)
+            self._send(Evaluated(step - 1, found))
 
     def _make_evaluator(self) -> VirtualCluster | None:
         """The cluster of the evaluation plan; it reads the variables that training writes."""
@@ -173,4 +176,5 @@ def _make_cluster(compiled: Compiled) -> VirtualCluster:
     if job.start and job.start.folder:
         for rank, body in cluster.ranks.items():
             logical_checkpoint.restore(job.start.folder, plan, rank, body.variables)
+    follow_plateau(job, cluster.ranks.values())
     return cluster

@@ -43,7 +43,7 @@ from flowrun.launcher.job.segments import RankRows, ReadingOrder
 from flowrun.launcher.ranks import finite, rank_events, rank_memory
 from flowrun.launcher.ranks.failure import describe, with_peers
 from flowrun.launcher.ranks.rank_saves import RankSaves
-from flowrun.launcher.ranks.run_updates import run_updates
+from flowrun.launcher.ranks.run_updates import follow_plateau, run_updates
 from flowrun.launcher.ranks.segment_loop import train_segments
 from flowrun.launcher.ranks.snapshot_memory import MemorySnapshot, SnapshotMemory
 from flowrun.launcher.ranks.snapshots import SnapshotWriter
@@ -153,6 +153,7 @@ class RankProcess:
             zero_ns = _same_time() if launch.num_hosts > 1 else 0
         self._pulse.enter(Activity.MAKING_WEIGHTS)
         self._trained = self._body(device, links, sources.training)
+        follow_plateau(job, [self._trained.body])
         self._train(sources.evaluation)
         sources.close()
         self._events.send(
@@ -262,7 +263,7 @@ class RankProcess:
     def _other_ranks(self) -> list[DistributedRank]:
         """This rank of the plan of each other update; they write what training's rank holds."""
         trained = self._trained
-        return [
+        made = [
             DistributedRank(
                 other.training.plan,
                 self.rank,
@@ -277,6 +278,9 @@ class RankProcess:
             )
             for other in self._worker.compiled.others
         ]
+        for rank, other in zip(made, self._worker.compiled.others, strict=True):
+            follow_plateau(other.job, [rank.body])
+        return made
 
     def _may_begin(self, steps: int) -> bool:
         device = self._trained.device
@@ -296,8 +300,16 @@ class RankProcess:
             self._pulse.enter(Activity.PREPARING)
             self._evaluation = self._evaluation or self._make_evaluation(planned.plan)
             results = self._evaluation.run(self._job.eval_steps)
-            if self._evaluation.reports:
-                self._events.send(rank_events.Evaluated(step - 1, self._job.validation(results)))
+            found = self._job.validation(results) if self._evaluation.reports else {}
+            if found:
+                self._events.send(rank_events.Evaluated(step - 1, found))
+            if self._job.plateaus:
+                import torch.distributed as dist
+
+                box = [found]
+                with with_peers(self.rank, "after an evaluation"):
+                    dist.broadcast_object_list(box, self._evaluation.reporter)
+                self._job.take_evaluation(step, box[0])
 
     def _make_evaluation(self, plan: Plan) -> DistributedRank:
         """This rank of the evaluation plan; it reads the variables that training writes."""

@@ -202,6 +202,7 @@ class Record:
     def write_evaluation(self, step: int, validation: Results) -> None:
         """Record the results of the held-out samples with the weights after `step`."""
         self.validation, self.evaluated = validation, step + 1
+        self.job.take_evaluation(step + 1, validation)
         self._line({"step": step, "validation": validation})
         if self.progress:
             self.progress.show_evaluation(step, validation)

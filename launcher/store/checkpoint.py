@@ -46,7 +46,8 @@ class About:
     the evaluation after that step, if there was one.  files: size and CRC-32 of each other file.
     samples: of the data set, with those that are held out.  digests: of its documents and its
     tokenizers, by name.  adapters: of the model; None: it has none.  trained: parameter -> steps
-    before its first update; None: of an earlier flowrun, that did not say it.
+    before its first update; None: of an earlier flowrun, that did not say it.  evaluations: steps
+    and results of all that there were, where the learning rate follows them.
     """
 
     step: int
@@ -59,6 +60,7 @@ class About:
     digests: Mapping[str, str] = field(default_factory=dict)
     adapters: AdaptedWeights | None = None
     trained: Mapping[str, int] | None = None
+    evaluations: Sequence[tuple[int, Mapping[str, float | None]]] = ()
 
     def to_json(self) -> str:
         """Return the text of checkpoint.json, with a checksum of itself."""

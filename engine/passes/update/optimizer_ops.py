@@ -113,8 +113,7 @@ def _states_and_numbers(
 
 def _rate(builder: GraphBuilder, optimizer: Optimizer, lr: float, stage: int) -> str:
     """Return the learning rate as a scalar; parameters of one rate share it."""
-    field = "@lr" if lr == dict(optimizer.arguments).get("lr") else f"@lr={lr:g}"
-    return builder.number(field, stage, dict(optimizer.rates).get(lr, (lr,)))
+    return builder.number(optimizer.rate_field(lr), stage, dict(optimizer.rates).get(lr, (lr,)))
 
 
 def is_kept_narrow(builder: GraphBuilder, variable: Variable, kept: Kept) -> bool:

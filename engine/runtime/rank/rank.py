@@ -6,6 +6,7 @@ It runs acts, and knows no protocol, no clock and no other rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -158,6 +159,10 @@ class Rank:
     def most_live(self) -> dict[int, int]:
         """The most versions that were live at once, by register."""
         return {register: ring.most for register, ring in self.rings.items() if ring.most}
+
+    def adjust_numbers(self, adjust: Callable[[str, float, int], float]) -> None:
+        """Let numbers that the plan has be adjusted; see Readers."""
+        self.readers = replace(self.readers, adjust=adjust)
 
     # ------------------------------------------------------------------ acts
 

@@ -52,13 +52,15 @@ class StepwiseSamples(Protocol):
 class Readers:
     """The readers of a rank.
 
-    batches: gives the batches.  device: where their tensors go.
+    batches: gives the batches.  device: where their tensors go.  adjust(field, value, step): a
+    number that the plan has, as it is by now; None: all stay.
     """
 
     plan: Plan
     rank: int
     batches: BatchSource
     device: torch.device
+    adjust: Callable[[str, float, int], float] | None = None
 
     def supply(self, actor: Actor, act: int, inputs: Sequence[Supplied]) -> list[Supplied]:
         """Return what an act (from step 0) of a reader makes, in the order of its work.
@@ -131,6 +133,7 @@ class Readers:
                 value = step * self.plan.micro_batches + micro_batch
             case _ if feed.values:
                 value = feed.values[min(step, len(feed.values) - 1)]
+                value = self.adjust(feed.field, value, step) if self.adjust else value
             case other:
                 raise AssertionError(other)
         return make_scalar(value, self.plan.tensors[feed.tensor].dtype, self.device)

@@ -10,11 +10,12 @@ from torch.optim import SGD
 from torch.optim import lr_scheduler as of_torch
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.job import lr_schedule
-from flowrun.launcher.job.lr_schedule import rates
+from flowrun.engine.strategy import Optimizer
+from flowrun.launcher.job.lr_schedule import Plateau, plateau_of, rates
+from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.schema import Optim
 
-STEPS = 12
+STEPS, LR = 12, "torch.optim.lr_scheduler"
 
 
 def by_torch(make: Callable[[SGD], Any], lr: float) -> list[float]:
@@ -52,9 +53,32 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_every_schedule_is_compared_with_its_class() -> None:
-    own = {"OneCycleLR", "LambdaLR", "MultiplicativeLR"}
-    assert {*lr_schedule.SCHEDULES} == {*SCHEDULES, *own}
+def test_every_schedule_of_torch_is_compared_with_its_class() -> None:
+    own = {"OneCycleLR", "LambdaLR", "MultiplicativeLR", *NESTED, "ReduceLROnPlateau"}
+    kinds = {name for name, kind in vars(of_torch).items() if name[0] != "_" and is_schedule(kind)}
+    assert kinds - {"LRScheduler"} == {*SCHEDULES, *own}
+
+
+def is_schedule(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, of_torch.LRScheduler)
+
+
+PARTS = [
+    {"_target_": f"{LR}.ConstantLR", "factor": 0.1, "total_iters": 3},
+    {"_target_": f"{LR}.ExponentialLR", "gamma": 0.9},
+]
+NESTED: dict[str, dict[str, Any]] = {"SequentialLR": {"milestones": [4]}, "ChainedScheduler": {}}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_schedules_inside_a_schedule_are_made_with_it(name: str) -> None:
+    given = {"_target_": f"{LR}.{name}", "schedulers": PARTS, **NESTED[name]}
+
+    def make(o: SGD) -> Any:
+        parts = [of_torch.ConstantLR(o, 0.1, 3), of_torch.ExponentialLR(o, 0.9)]
+        return getattr(of_torch, name)(optimizer=o, schedulers=parts, **NESTED[name])
+
+    assert dict(rates(Optim(lr=0.4, schedule=given), [0.4], STEPS))[0.4] == (*by_torch(make, 0.4),)
 
 
 @pytest.mark.parametrize("name", list(SCHEDULES))
@@ -119,7 +143,21 @@ def test_without_a_schedule_there_is_nothing_to_foresee() -> None:
     [
         ({"T_max": 3}, "optim.schedule", "nothing names"),
         ({"name": "CosineLR"}, "optim.schedule.name", "no schedule 'CosineLR'"),
-        ({"name": "ReduceLROnPlateau"}, "optim.schedule", "waits for evaluations"),
+        (
+            [{"name": "ReduceLROnPlateau", "steps": 3}, {"name": "LinearLR"}],
+            "optim.schedule.0.name",
+            "follows evaluations",
+        ),
+        (
+            {**PARTS[0], "_target_": f"{LR}.ChainedScheduler", "schedulers": PARTS},
+            "optim.schedule.factor",
+            "takes no argument",
+        ),
+        (
+            {"_target_": f"{LR}.ChainedScheduler", "schedulers": [{"name": "ReduceLROnPlateau"}]},
+            "optim.schedule",
+            "does not support",
+        ),
         ({**SAW, "perod": 3}, "optim.schedule.perod", "takes no argument"),
         ({"_target_": f"{__name__}.swa"}, "optim.schedule._target_", "has no 'swa'"),
         ({**SAW, "name": "LinearLR"}, "optim.schedule", "nothing names"),
@@ -189,3 +227,81 @@ def test_a_class_by_its_path_is_the_class_of_its_name(name: str) -> None:
         for each in (path, {"name": name, **given})
     )
     assert one == other
+
+
+# ---- rates that wait for evaluations -------------------------------------------------------------
+
+LOSSES = [3.0, 2.0, 2.1, 2.2, 1.9, float("nan"), 2.5, 1.95]
+PLATEAU = {"factor": 0.3, "patience": 1, "cooldown": 1, "min_lr": 0.02}
+
+
+def plateau(every: int = 1, **given: Any) -> tuple[Plateau, Optimizer]:
+    schedule = {"_target_": f"{LR}.ReduceLROnPlateau", **PLATEAU, **given}
+    keys = ["recipe=mlp_hybrid", "eval.every=2", "optim.lr=0.4"]
+    recipe = load([*keys, f"optim.schedule={schedule}".replace("'", "")])
+    optimizer = Optimizer("sgd", (("lr", 0.4),), rates=rates(recipe.optim, [0.4, 0.1], STEPS))
+    found = plateau_of(recipe, optimizer, every)
+    assert found
+    return found, optimizer
+
+
+def of_class(lr: float) -> list[float]:
+    """torch's rate after each of LOSSES."""
+    optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=lr)
+    scheduler = of_torch.ReduceLROnPlateau(optimizer, **PLATEAU)
+    found = []
+    for loss in LOSSES:
+        scheduler.step(loss)
+        found.append(optimizer.param_groups[0]["lr"])
+    return found
+
+
+def test_rates_follow_evaluations_as_in_torch_for_every_group() -> None:
+    follows, optimizer = plateau()
+    for k, loss in enumerate(LOSSES):
+        follows.take(2 * (k + 1), loss)
+    for lr in (0.4, 0.1):
+        field = optimizer.rate_field(lr)
+        assert [follows.adjust(field, lr, step) for step in (0, 1)] == [lr, lr]
+        found = [follows.adjust(field, lr, step) for step in range(2, 18, 2)]
+        assert found == of_class(lr) == [follows.adjust(field, lr, s) for s in range(3, 19, 2)]
+        assert follows.adjust(field, lr / 2, 17) == pytest.approx(found[-1] / 2)  # in a warm-up
+    assert len({*of_class(0.4)}) > 2 and follows.adjust("@tangent", 5.0, 17) == 5.0
+
+
+def test_an_evaluation_that_comes_again_replaces_it_and_all_later_ones() -> None:
+    (follows, _), (again, _) = plateau(), plateau()
+    for losses in ([*LOSSES[:2], 9.0, 9.0, 9.0], LOSSES):
+        for k, loss in enumerate(losses):
+            again.take(2 * (k + 1), loss)
+    for k, loss in enumerate(LOSSES):
+        follows.take(2 * (k + 1), loss)
+    found = [[p.adjust("@lr", 0.4, step) for step in range(17)] for p in (follows, again)]
+    assert found[0] == found[1]
+
+
+def test_an_update_that_runs_more_seldom_counts_its_own() -> None:
+    (each, _), (third, _) = plateau(), plateau(every=3)
+    for follows in (each, third):
+        for k, loss in enumerate(LOSSES):
+            follows.take(2 * (k + 1), loss)
+    found = [third.adjust("@lr", 0.4, number) for number in range(5)]
+    assert found == [each.adjust("@lr", 0.4, 3 * number) for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "where", "problem"),
+    [
+        (["eval.every=0"], "optim.schedule", "there are none before the end"),
+        (["eval.batches=0"], "optim.schedule", "there are none before the end"),
+        (["+optim.schedule.metric=f2"], "optim.schedule.metric", "f2 is not a result"),
+        (["+optim.schedule.factr=2"], "optim.schedule.factr", "takes no argument"),
+        (["+optim.schedule.factor=2"], "optim.schedule", "Factor should be"),
+    ],
+)
+def test_a_wrong_plateau_is_a_located_error(keys: list[str], where: str, problem: str) -> None:
+    given = ["recipe=mlp_hybrid", "eval.every=2", "optim.schedule={name: ReduceLROnPlateau}"]
+    recipe = load([*given, *keys])
+    with pytest.raises(RecipeError, match=problem) as error:
+        plateau_of(recipe, Optimizer(rates=rates(recipe.optim, [0.4], STEPS)))
+    assert error.value.where == where
