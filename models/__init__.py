@@ -7,5 +7,5 @@ resnet.py convnet.py insightface.py mlp.py wide_deep.py gan.py   images, faces, 
 losses.py metrics.py   functions of (output, batch) -> the mean over the batch
 lora.py fp8.py   adapters for the linears of any model; linears of 8 bits
 optimizers.py    functions of tensors: (param, grad, states, …) -> (new param, new states)
-sampling.py      the permutation that decides which samples a step reads
+sampling.py      which samples a step reads: a permutation, or drawn by weight
 """

@@ -34,7 +34,7 @@ BUDGETS = {
     "engine/cost": 1_234,
     "engine/hardware": 571,
     "engine/ir": 1_829,
-    "engine/lowering": 1_355,
+    "engine/lowering": 1_356,
     "engine/ops": 6_564,
     "engine/passes": 8_195,
     "engine/rehearsal": 1_062,
@@ -43,20 +43,20 @@ BUDGETS = {
     "engine/verify": 794,
     "launcher": 370,
     "launcher/bench": 2_200,
-    "launcher/command_line": 2_010,
+    "launcher/command_line": 2_011,
     "launcher/commands": 4_358,
-    "launcher/data": 3_495,
+    "launcher/data": 3_496,
     "launcher/job": 2_367,
     "launcher/listeners": 675,
     "launcher/model": 2_942,
-    "launcher/page": 1_118,
+    "launcher/page": 1_119,
     "launcher/place": 2_090,
     "launcher/platforms": 331,
     "launcher/ranks": 2_061,
     "launcher/recipe": 3_526,
     "launcher/report": 2_584,
     "launcher/store": 1_051,
-    "launcher/supervise": 4_509,
+    "launcher/supervise": 4_510,
     "launcher/terminal": 337,
     "launcher/text": 603,
     "launcher/urls": 275,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_427,
     "tests/testing": 111,
 }
-SUMS = {"source": 78_839, "tests": 56_509, "docs": 50_000}
+SUMS = {"source": 78_844, "tests": 56_509, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

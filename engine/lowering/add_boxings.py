@@ -1,6 +1,7 @@
 """add_boxings: the actors that communicate.
 
-Boxings that start at the same actor, of one kind, rate and dtype, share one message (a bucket).
+Boxings that start at the same actor, of one kind, rate and dtype, share one message (a bucket), of
+any size.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ load_run.py      the weights of a run on the disk; its recipe and model with the
 export_folder.py      writes a run as a folder of Hugging Face's
 write_text.py    writes text with a model that was trained on it
 evaluate.py      computes the metrics of a run, without training
-run_folders/     lists runs, compares two, follows one
+run_folders/     lists runs, compares two, follows one, answers /metrics
 try_recipe.py    plans a recipe and trains a step of it
 start/           for somebody who begins
 calibrate.py     measures this machine, and the ops of recipes

@@ -3,7 +3,8 @@
 Data sets are map-style; items are dicts of tensors, the same each time.
 
 sampler.py       read this first: (step, micro-batch, rows) -> a batch;
-                 engine/runtime/rank/readers.py asks for the rank's rows
+                 engine/runtime/rank/readers.py asks for the rank's rows; models/sampling.py has
+                 the order of an epoch
 stacked.py       many items at once
 steps.py         items made in steps
 collate.py       items -> a batch

@@ -6,5 +6,6 @@ plan_view.py         what a page shows of a plan; layout_view.py its modules, st
 run_view.py          of a run's folder; trace_view.py its traced step; sweep_view.py of a sweep
 serve_page.py        flowrun top --serve: a page of a run that follows it (live.js)
 
-page.html, page.js and runs.js draw the data; vendor/ has uPlot, which draws curves.
+page.html has the colours of SBP; page.js and runs.js draw the data; vendor/ has uPlot, which draws
+curves.
 """

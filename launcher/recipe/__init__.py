@@ -10,6 +10,6 @@ updates.py         several updates of a step, each a Recipe
 value_ranges.py checks.py   the range of a single key; contradictions between keys
 hydra_source.py    recipe files as Hydra's group `recipe`
 placement_keys.py hardware_keys.py   grids of ranks and pins; hardware profiles
-locate.py recipe_errors.py   a key -> file:line:column; what an error says
+locate.py recipe_errors.py   a key -> file:line:column; what an error says, the nearest key
 device.py          whether ranks run here, and on the CPU or on CUDA
 """

@@ -51,7 +51,7 @@ class StepLines:
     """A line for a tenth of the run, and after 10 s to 60 s without one; the last step has one.
 
     steps: of the run.  every: steps from one line to the next, in place of that; 0: as said.
-    unit: of speed.  clock: seconds since 1970.
+    unit: of speed, "tokens" or "samples".  clock: seconds since 1970.
     """
 
     def __init__(

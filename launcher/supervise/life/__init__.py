@@ -3,5 +3,6 @@
 machine.py           read this first: (state, event) -> (state, instructions)
 run_state.py next_round.py   what it holds; what comes after a round
 events.py instructions.py   what happens to a run; what the machine asks for
-halts.py verdicts.py   its parts: all ranks rest after the same step; whom to blame, when to give up
+halts.py verdicts.py   its parts: all ranks rest after the same step; whom to blame, how many
+                     restarts there may be
 """
