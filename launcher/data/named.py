@@ -1,30 +1,107 @@
-"""A data set whose items are no dicts of tensors: their values get names, and become tensors."""
+"""Data sets around another: one whose items are no dicts of tensors, or that gives its items in
+turn.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
+from flowrun.launcher.data.collate import ItemError, differing_fields
 from flowrun.launcher.data.steps import sample_seconds
+
+D = TypeVar("D")
+
+
+class Streamed(Dataset[object]):
+    """Gives the items of an iterable data set by number, in its own order: the same in each epoch.
+
+    A rank reads past the items of others, and one that begins later past all before, by `skip`
+    where the data set has it.  data: gives the same items each time.  length: how many count; None:
+    as many as its len() says.  kept: newest items that stay in memory.
+    """
+
+    in_order = True  # the order of an epoch
+
+    def __init__(self, data: Iterable[object], length: int | None = None, kept: int = 256) -> None:
+        self.data, self._most, self._lock = data, max(1, kept), threading.Lock()
+        self._length = len(data) if length is None else length  # type: ignore[arg-type]
+        self._first: list[object] = []
+        self._kept: dict[int, object] = {}
+        self._left: Iterator[object] = iter(())
+        self._next = self._length
+
+    @staticmethod
+    def around(data: D) -> D:
+        """Return a data set, one that is iterable and has a length by number."""
+        is_stream = isinstance(data, IterableDataset) and hasattr(data, "__len__")
+        return cast("D", Streamed(cast("Iterable[object]", data))) if is_stream else data
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Say what a user may not expect."""
+        name = type(self.data).__name__
+        return (f"data: {name} gives its items in turn: they are not shuffled, in any epoch",)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> object:
+        with self._lock:
+            if index not in self._kept and not self._next <= index < self._next + self._most:
+                self._open(index)
+            while index not in self._kept:
+                try:
+                    self._kept[self._next] = next(self._left)
+                except StopIteration:
+                    problem = f"it ends after {self._next} items, and its length is {len(self)}"
+                    raise ItemError(problem) from None
+                self._kept.pop(self._next - self._most, None)
+                self._next += 1
+            return self._kept[index]
+
+    def _open(self, index: int) -> None:
+        """Read it again up to an item.  Raise ItemError if its first items are not the same."""
+        skip = getattr(self.data, "skip", None)
+        self._first = self._first or [*islice(iter(self.data), 2)]
+        pairs = zip(self._first, islice(iter(self.data), 2), strict=False)
+        if any(differing_fields(*map(_tensors, pair)) for pair in pairs):
+            problem = "its first items change with each iteration, or from process to process"
+            raise ItemError(
+                f"{problem}: give each the same, and leave it to flowrun to divide them"
+            )
+        self._left = iter(skip(index)) if skip else islice(iter(self.data), index, None)
+        self._kept, self._next = {}, index
+
+
+def _tensors(item: object) -> dict[str, Tensor]:
+    made = ((path, as_tensor(value)) for path, value in values_of(item))
+    return {path: value for path, value in made if value is not None}
 
 
 class NamedFields(Dataset[dict[str, object]]):
     """Items of another data set as dicts: tuples, lists, dataclasses, dicts, or one value each.
 
-    data: a map-style data set.  names: of the values of an item, in their order, null for one that
-    is left out; or of each field the path of its value: {x: image, age: patient.age}.  Values
-    become tensors (as_tensor).
+    data: a data set, map-style or iterable with a length.  names: of the values of an item, in
+    their order, null for one that is left out; or of each field the path of its value: {x: image,
+    age: patient.age}.  Values become tensors (as_tensor).
     """
 
     def __init__(self, data: Any, names: Sequence[str | None] | Mapping[str, str]) -> None:
-        self.data, self.names = data, names if isinstance(names, Mapping) else (*names,)
+        self.data, self.names = (
+            Streamed.around(data),
+            names if isinstance(names, Mapping) else (*names,),
+        )
         self.sample_seconds = sample_seconds(data)
+        self.in_order, self.notes = is_in_order(self.data), getattr(self.data, "notes", ())
 
     def __len__(self) -> int:
         return len(self.data)
@@ -40,6 +117,11 @@ class NamedFields(Dataset[dict[str, object]]):
             name: values[names[name]] if tensor is None else tensor
             for name, tensor in tensors.items()
         }
+
+
+def is_in_order(data: object) -> bool:
+    """Return whether a data set has an order of its own."""
+    return bool(getattr(data, "in_order", False))
 
 
 def values_of(value: object, path: str = "") -> Iterator[tuple[str, object]]:

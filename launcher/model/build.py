@@ -31,6 +31,7 @@ from flowrun.engine.ir.module_path import within
 from flowrun.engine.ir.names import ROWS
 from flowrun.engine.torch_internals import wrapped_module
 from flowrun.launcher.data.collate import Collate
+from flowrun.launcher.data.named import Streamed, is_in_order
 from flowrun.launcher.data.sampler import ORDER
 from flowrun.launcher.model.adapters import add_adapters
 from flowrun.launcher.model.dataset_checks import check_items, check_kind
@@ -45,7 +46,7 @@ from flowrun.launcher.recipe.schema import FP32, KEEP_DTYPE, MIRRORED, ROWWISE, 
 from flowrun.launcher.terminal import doing
 from flowrun.launcher.terminal.units import size
 from flowrun.models.fp8 import Fp8Linear
-from flowrun.models.sampling import Order
+from flowrun.models.sampling import Order, in_order
 
 _NARROW = (torch.bfloat16, torch.float16)  # where an update rounded to nearest is often lost
 _OF_ANY_ROWS = (AttributeError, ImportError, NameError, TypeError)
@@ -256,6 +257,7 @@ def instantiate_data(recipe: Recipe) -> Dataset[dict[str, Tensor]]:
     """The data set: map-style, items are dicts of tensors."""
     with doing.show_log("flowrun.launcher.data"):
         data = make_object(recipe.data, "data")
+    data = Streamed.around(data)
     check_kind(data)
     check_items(data, instantiate_collate(recipe))
     return data  # type: ignore[no-any-return]
@@ -273,7 +275,7 @@ def instantiate_order(recipe: Recipe, data: object, num_samples: int) -> Order |
     A function with an argument `data` or `num_samples` (that are trained on) is given it.
     """
     if not recipe.order:
-        return None
+        return in_order if is_in_order(data) else None
     function = find(str(recipe.order[TARGET]), f"data.order.{TARGET}")
     known = inspect.signature(function).parameters.keys() - recipe.order.keys()
     more = {"data": data, "num_samples": num_samples}

@@ -21,14 +21,14 @@ from flowrun.launcher.data.collate import (
     differing_fields,
     item_of,
 )
-from flowrun.launcher.data.named import NamedFields
+from flowrun.launcher.data.named import NamedFields, Streamed
 from flowrun.launcher.data.sampler import length
 from flowrun.launcher.data.steps import preparation, unprepared_fields
 from flowrun.launcher.recipe.recipe_errors import require
 from flowrun.launcher.recipe.schema import Target
 from flowrun.models.losses import IGNORED, model_loss
 
-NAMED = f"{NamedFields.__module__}.{NamedFields.__name__}"
+NAMED, STREAMED = (f"{kind.__module__}.{kind.__name__}" for kind in (NamedFields, Streamed))
 _VOCABULARY = ("vocabulary", "vocab_size")  # how flowrun's models and those of transformers call it
 _OWN_LOSS = (
     "Write task.inputs={input_ids: tokens} and "
@@ -44,12 +44,9 @@ def check_kind(data: object) -> None:
     """It has a length and items by number.  Raises RecipeError."""
     name = type(data).__name__
     if isinstance(data, IterableDataset):
-        raise RecipeError(
-            "data._target_",
-            f"{name} is an IterableDataset: it has no items by number, and each rank reads the "
-            "samples of its own numbers.",
-            "Write a map-style Dataset: __len__ and __getitem__.",
-        )
+        instead = f"Write data: {{_target_: {STREAMED}, data: {{_target_: this, …}}, length: …}}."
+        problem = f"{name} gives its items in turn, and does not say how many there are."
+        raise RecipeError("data._target_", problem, instead)
     if isinstance(data, DataLoader):
         raise RecipeError(
             "data._target_",

@@ -141,9 +141,6 @@ class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         yield {"x": X[0]}
 
-    def __len__(self) -> int:
-        return 20
-
 
 class Endless(Made):
     def __len__(self) -> int:
@@ -153,7 +150,7 @@ class Endless(Made):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (Stream(), "Stream is an IterableDataset"),
+        (Stream(), "Stream gives its items in turn"),
         (DataLoader(Made(lambda i: {"x": X[i]})), "DataLoader makes batches"),
         (iter([1]), "has no length or cannot be indexed"),
         (Endless(lambda i: {"x": X[i]}), "TypeError: it has no end"),
