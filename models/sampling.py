@@ -2,8 +2,8 @@
 
 So every layout sees the same batches, and so may a plain torch loop.  Sample number n of
 a run is entry n mod N of the n div N-th permutation of the N training samples; nothing is dropped.
-data.order puts a function of one's own, or `draw_by_weight`, in the place of the permutation:
-(seed, epoch, numbers in the epoch (B,)) -> indices (B,).
+data.order puts a function of one's own, `draw_in_blocks` or `draw_by_weight` in the place of the
+permutation: (seed, epoch, numbers in the epoch (B,)) -> indices (B,).
 """
 
 from __future__ import annotations
@@ -61,6 +61,17 @@ def draw_by_weight(
     return torch.from_numpy(_draws(seed, epoch, given, num_samples))[numbers]
 
 
+def draw_in_blocks(
+    seed: int, epoch: int, numbers: Tensor, *, block: int, mixed: int = 16, num_samples: int
+) -> Tensor:
+    """Draw each sample once: blocks of successive ones, and samples of some blocks at a time.
+
+    For data that is read in blocks and is larger than what is kept of it.  block: samples.  mixed:
+    blocks that samples are drawn from at a time.
+    """
+    return torch.from_numpy(_mixed_blocks(seed, epoch, block, mixed, num_samples))[numbers]
+
+
 def held_out_indices(numbers: range, held_out: int, num_samples: int) -> Tensor:
     """Return the data set indices (B,) int64 of evaluation samples with these `numbers`.
 
@@ -78,6 +89,17 @@ def _draws(
     if each.shape != (num_samples,):
         raise ValueError(f"{each.shape} are the weights, and {num_samples} the training samples")
     return default_rng((seed, epoch)).choice(num_samples, num_samples, p=each / each.sum())
+
+
+@lru_cache(maxsize=4)
+def _mixed_blocks(
+    seed: int, epoch: int, block: int, mixed: int, num_samples: int
+) -> NDArray[np.int64]:
+    blocks = _permutation(seed, epoch, -(-num_samples // block))
+    samples = (blocks[:, None] * block + np.arange(block)).ravel()
+    samples = samples[samples < num_samples]  # the last block may be shorter
+    parts = np.arange(num_samples) // (mixed * block)
+    return samples[np.argsort(parts + default_rng((seed, epoch, block)).random(num_samples))]
 
 
 @lru_cache(maxsize=4)

@@ -45,10 +45,10 @@ BUDGETS = {
     "launcher/bench": 2_200,
     "launcher/command_line": 2_011,
     "launcher/commands": 4_358,
-    "launcher/data": 3_578,
+    "launcher/data": 3_790,
     "launcher/job": 2_367,
     "launcher/listeners": 675,
-    "launcher/model": 2_941,
+    "launcher/model": 2_942,
     "launcher/page": 1_119,
     "launcher/place": 2_090,
     "launcher/platforms": 331,
@@ -59,22 +59,22 @@ BUDGETS = {
     "launcher/supervise": 4_510,
     "launcher/terminal": 337,
     "launcher/text": 603,
-    "launcher/urls": 275,
-    "models": 1_831,
+    "launcher/urls": 487,
+    "models": 1_853,
     "testing": 115,
     "tests": 1_178,
-    "tests/behaviour": 9_464,
+    "tests/behaviour": 9_524,
     "tests/chaos": 927,
     "tests/engine": 14_642,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 18_495,
-    "tests/models": 778,
+    "tests/launcher": 18_701,
+    "tests/models": 797,
     "tests/support": 9_427,
     "tests/testing": 111,
 }
-SUMS = {"source": 78_930, "tests": 56_666, "docs": 50_000}
+SUMS = {"source": 79_377, "tests": 56_951, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}

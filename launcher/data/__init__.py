@@ -18,5 +18,5 @@ clicks.py        click logs
 huggingface.py   saved Hugging Face data sets
 mixture.py       a weighted mixture of data sets
 named.py         names for items that are tuples
-corpus/          text as ids, in windows or as documents
+corpus/          text as ids, in windows or as documents; rows of files
 """

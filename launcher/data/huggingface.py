@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,12 +29,7 @@ class HuggingFace(StackedDataset):
         self, path: str, split: str | None = None, fields: Mapping[str, str] | None = None
     ) -> None:
         saved = load_saved(path, split)
-        known = saved.column_names
-        self.fields = dict(fields or {name: name for name in known})
-        missing = [column for column in self.fields.values() if column not in known]
-        if missing:
-            problem = f"{path} has no column {missing[0]!r}; it has {', '.join(known)}."
-            raise ArgumentError("fields", problem)
+        self.fields = choose_fields(fields, saved.column_names, path)
         self.rows = saved.select_columns(list(dict.fromkeys(self.fields.values())))
 
     def __len__(self) -> int:
@@ -44,6 +39,18 @@ class HuggingFace(StackedDataset):
         """Return the items, read in one call of `datasets`, as each call converts columns."""
         rows = self.rows[indices.tolist()]
         return {field: _tensor(rows[column]) for field, column in self.fields.items()}
+
+
+def choose_fields(
+    fields: Mapping[str, str] | None, known: Sequence[str], path: str
+) -> dict[str, str]:
+    """Return field -> column, of all columns if none are given.  Raises ArgumentError."""
+    chosen = dict(fields or {name: name for name in known})
+    missing = [column for column in chosen.values() if column not in known]
+    if missing:
+        problem = f"{path} has no column {missing[0]!r}; it has {', '.join(known)}."
+        raise ArgumentError("fields", problem)
+    return chosen
 
 
 def load_saved(path: str, split: str | None) -> Dataset:

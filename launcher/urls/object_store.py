@@ -58,6 +58,14 @@ class ObjectStore:
         """Find the driver, and list the folder.  where: the key or argument that has the URL.
         Raises RecipeError.
         """
+        store = ObjectStore.connect(url, where)
+        with store.refusing(where):
+            store.find()
+        return store
+
+    @staticmethod
+    def connect(url: str, where: str) -> ObjectStore:
+        """Find the driver, and ask nothing.  Raises RecipeError."""
         try:
             from fsspec.core import url_to_fs
 
@@ -69,10 +77,7 @@ class ObjectStore:
                 "Write s3://BUCKET/FOLDER, gs://… or az://…, and install flowrun[stores] and the"
                 " driver: s3fs, gcsfs or adlfs.",
             ) from None
-        store = ObjectStore(url.rstrip("/"), driver, root.rstrip("/"))
-        with store.refusing(where):
-            store.find()
-        return store
+        return ObjectStore(url.rstrip("/"), driver, root.rstrip("/"))
 
     @contextmanager
     def refusing(self, where: str) -> Iterator[None]:
@@ -123,6 +128,13 @@ class ObjectStore:
         """Return an object's text."""
         return bytes(self._try(lambda: self.driver.cat_file(self._path(name)))).decode()
 
+    def read_ranges(self, starts: list[int], stops: list[int]) -> list[bytes]:
+        """Return ranges of the root, an object; those that lie behind its end are shorter."""
+        roots = [self.root] * len(starts)
+        return self._try(
+            lambda: [*map(bytes, self.driver.cat_ranges(roots, starts, stops, on_error="raise"))]
+        )
+
     def get(self, name: str, file: Path) -> None:
         """Make or replace a file, whole."""
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -167,6 +179,11 @@ class ObjectStore:
     def _describe(self, error: Exception) -> FlowrunError:
         lines = str(error).splitlines() or [""]
         return StoreError(self.url, f"{type(error).__name__}: {lines[0].rstrip('.')}.")
+
+
+def nothing_at(url: str, where: str) -> RecipeError:
+    """Return the error of a key whose URL names no object."""
+    return RecipeError(where, f"there is no object at {url}.", "Write the URL of what is read.")
 
 
 def each(act: Callable[[str], object], names: Iterable[str]) -> None:

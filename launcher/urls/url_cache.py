@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flowrun.engine.errors import ArgumentError, RecipeError
@@ -14,7 +14,7 @@ from flowrun.engine.ir.files import DAMAGED, replace_text
 from flowrun.engine.ir.own_files import Unusable, cache_folder, drop_unused, own_folder
 from flowrun.launcher.terminal.doing import doing
 from flowrun.launcher.terminal.units import size
-from flowrun.launcher.urls.object_store import ObjectStore, each, is_url
+from flowrun.launcher.urls.object_store import ObjectStore, each, is_url, nothing_at
 
 MOST_BYTES = 1 << 36  # what the cache may hold of URLs; the longest unused goes first
 _PREFIX, _STAMPS = "url-", ".fetched"  # names of a folder of the cache, and of a file in it
@@ -35,7 +35,7 @@ class UrlCopy:
         self._had: dict[str, str] = {}
         if folder is None:
             digest = hashlib.sha256(store.url.encode()).hexdigest()
-            folder = _own_cache() / f"{_PREFIX}{digest[:16]}-{store.name}"
+            folder = own_cache() / f"{_PREFIX}{digest[:16]}-{store.name}"
             with suppress(OSError, *DAMAGED):
                 self._had = json.loads((folder / _STAMPS).read_text(encoding="utf-8"))
                 os.utime(folder)
@@ -62,7 +62,8 @@ class UrlCopy:
         return self.folder / (name or self.store.name)
 
 
-def _own_cache() -> Path:
+def own_cache() -> Path:
+    """Return the folder of flowrun's cache.  Raises RecipeError for one that others may change."""
     try:
         return own_folder(cache_folder())
     except (Unusable, OSError) as error:
@@ -82,14 +83,21 @@ def on_disk(path: str, where: str) -> Path:
         return Path(path).expanduser()
     copy = UrlCopy(ObjectStore.open(path, where))
     if not copy.found:
-        raise RecipeError(where, f"there is no object at {path}.", "Write the URL of what is read.")
+        raise nothing_at(path, where)
     copy.get(copy.found)
     return copy.path("") if "" in copy.found else copy.folder
 
 
 def data_on_disk(path: str) -> Path:
     """Return what on_disk does, for a data set's argument `path`.  Raises ArgumentError."""
-    try:
+    with refusing_path():
         return on_disk(path, "path")
+
+
+@contextmanager
+def refusing_path() -> Iterator[None]:
+    """Within, what is refused is an ArgumentError of a data set's `path`."""
+    try:
+        yield
     except RecipeError as error:
         raise ArgumentError("path", error.problem, error.instead) from error

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
+import torch
 
-from flowrun.models.sampling import held_out_indices, sample_indices
+from flowrun.models.sampling import draw_in_blocks, held_out_indices, sample_indices
 
 
 def step_of(seed: int, step: int, batch_size: int, num_samples: int) -> list[int]:
@@ -55,3 +56,21 @@ def test_what_is_chosen_is_memory_of_its_own() -> None:
 def test_evaluation_reads_the_last_samples_in_order_and_again() -> None:
     assert held_out_indices(range(4), 3, 20).tolist() == [17, 18, 19, 17]
     assert held_out_indices(range(4, 8), 3, 20).tolist() == [18, 19, 17, 18]
+
+
+@pytest.mark.parametrize(("samples", "block", "mixed"), [(100, 10, 2), (97, 10, 3), (7, 10, 2)])
+def test_samples_of_some_blocks_at_a_time_are_drawn_once(
+    samples: int, block: int, mixed: int
+) -> None:
+    def draw(epoch: int, numbers: range) -> list[int]:
+        found = draw_in_blocks(
+            0, epoch, torch.tensor(numbers), block=block, mixed=mixed, num_samples=samples
+        )
+        return [int(k) for k in found]
+
+    whole = draw(0, range(samples))
+    assert sorted(whole) == [*range(samples)] != whole and whole != draw(1, range(samples))
+    assert whole == [k for first in range(samples) for k in draw(0, range(first, first + 1))]
+    blocks = [k // block for k in whole]
+    spread = [samples - blocks[::-1].index(k) - blocks.index(k) for k in {*blocks}]
+    assert max(spread) <= block * (mixed + 1)

@@ -1,8 +1,7 @@
 """Text as token ids: made once by a tokenizer, kept by content, mapped into memory.
 
-windows.py   a stream of ids, cut into samples
+tokens.py   a stream of ids, cut into samples; such a stream from a file of ids, or from a URL
 text.py   such a stream, from text
-tokens.py   such a stream, from a file of ids
 masked.py   hidden ids, to be predicted from the rest
 tokenizer.py   a folder or a tokenizer.json -> a fast tokenizer, and the digest of its files
 special_tokens.py   special tokens of a template become ids; the same characters in a user's
@@ -15,4 +14,5 @@ packed.py   several documents in a sample; engine/ops/nn/document_op.py lets non
 chat.py   conversations and instructions as such documents
 preferences.py   two answers to a prompt
 text_rows.py   a field of rows as plain text
+parquet_rows.py   columns of numbers, by row groups
 """

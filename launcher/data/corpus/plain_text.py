@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from flowrun.engine.errors import ArgumentError
@@ -116,9 +116,13 @@ def find_text_files(path: str | None) -> list[Path]:
 def find_visible_files(folder: Path) -> Iterator[Path]:
     """Yield the files of a folder and of those in it, without hidden ones and `__pycache__`."""
     for file in folder.rglob("*"):
-        parts = file.relative_to(folder).parts
-        if file.is_file() and not any(p.startswith(".") or p == "__pycache__" for p in parts):
+        if file.is_file() and is_visible(file.relative_to(folder)):
             yield file
+
+
+def is_visible(name: PurePath) -> bool:
+    """Return False for a hidden file, one in a hidden folder, or in `__pycache__`."""
+    return not any(part.startswith(".") or part == "__pycache__" for part in name.parts)
 
 
 def _find_standard_library() -> Iterator[Path]:

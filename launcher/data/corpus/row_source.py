@@ -1,5 +1,7 @@
 """Rows of a file, of the files of a folder or of a split, and of saved Hugging Face data sets.
 
+Files of a URL are read by ranges, saved data sets from a copy.
+
 Rows are as they stand there: text stays text, and each row knows its place, counted from 1.
 """
 
@@ -13,15 +15,21 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from io import TextIOWrapper
 from itertools import islice
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
 
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.corpus.documents import digest_file
-from flowrun.launcher.data.corpus.plain_text import find_visible_files
+from flowrun.launcher.data.corpus.plain_text import find_visible_files, is_visible
 from flowrun.launcher.data.huggingface import load_saved
+from flowrun.launcher.urls.object_store import is_url
+from flowrun.launcher.urls.ranged_file import CACHE_BYTES, RangedFile, find_ranged
 from flowrun.launcher.urls.url_cache import data_on_disk
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
 
 _CACHE_VERSION = 3  # version of the row format; a change makes caches stale
 _SAVED = ("dataset_info.json", "dataset_dict.json")  # what save_to_disk leaves
@@ -36,6 +44,7 @@ _SPLITS = {
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
 
+DataFile = Path | RangedFile
 Fields = dict[str, object]  # of a row, as JSON has them
 
 
@@ -49,29 +58,44 @@ class PlacedRow:
 
 @dataclass(frozen=True)
 class RowSource:
-    """Rows on a disk.
+    """Rows on a disk or at a URL.
 
     path: a file, a folder of files of one kind, or a folder that `datasets` wrote by save_to_disk
     (pip install flowrun[huggingface]); or a URL of one of these.
     split: of a saved data set that holds several; of files whose names say their split; or `all`
     of files.
+    cache_bytes: of all that this host keeps of what was read by ranges.
     """
 
     path: str
     split: str | None = None
+    cache_bytes: int = CACHE_BYTES
 
     @cached_property
     def where(self) -> Path:
         """The path; of a URL that of its copy."""
         return data_on_disk(self.path)
 
+    @cached_property
+    def _there(self) -> dict[PurePath, DataFile]:
+        """All files, without hidden ones, by their names in the folder."""
+        if is_url(self.path):
+            found = find_ranged(self.path, self.cache_bytes)
+            named = {PurePath(name or Path(self.path).name): found[name] for name in found}
+            return {name: file for name, file in named.items() if is_visible(name)}
+        if self.where.is_file():
+            return {PurePath(self.where.name): self.where}
+        files = sorted(find_visible_files(self.where))
+        return {file.relative_to(self.where): file for file in files}
+
     def digest(self) -> str:
         """Return a digest of the bytes of all files that are read, and of the split.  Raise
         ValueError for an unknown split or an unknown file type.
         """
         hashed = hashlib.sha256(f"{_CACHE_VERSION} {self.split}\n".encode())
-        for file in self._files():
-            hashed.update(f"{file.suffix} {digest_file(file)}\n".encode())
+        for file in self.files():
+            digest = file.digest() if isinstance(file, RangedFile) else digest_file(file)
+            hashed.update(f"{file.suffix} {digest}\n".encode())
         return hashed.hexdigest()
 
     def batches(self, size: int) -> Iterator[list[PlacedRow]]:
@@ -83,7 +107,7 @@ class RowSource:
             yield some
 
     def _file_rows(self) -> Iterator[PlacedRow]:
-        for file in self._files():
+        for file in self.files():
             row = None
             try:
                 for row in PARSERS[file.suffix](file):
@@ -101,13 +125,11 @@ class RowSource:
             yield PlacedRow(f"{self.path}, row {number}", fields)
 
     def _is_saved(self) -> bool:
-        return any(self.where.joinpath(name).exists() for name in _SAVED)
+        return any(PurePath(name) in self._there for name in _SAVED)
 
-    def _files(self) -> list[Path]:
-        """Return the files that are read; of a saved data set, all."""
-        where = self.where
-        inside = (file for file in find_visible_files(where) if file.name != "README.md")
-        files = [where] if where.is_file() else sorted(inside)
+    def files(self) -> list[DataFile]:
+        """Return the files that are read; of a saved data set, all.  Raises ArgumentError."""
+        files = {name: file for name, file in self._there.items() if name.name != "README.md"}
         if not files:
             raise ArgumentError(
                 "path",
@@ -116,17 +138,16 @@ class RowSource:
                 "one.",
             )
         if self._is_saved():
-            return files
-        kinds = {file.suffix for file in files}
+            return [*files.values()]
+        kinds = {name.suffix for name in files}
         if len(kinds) > 1 or not kinds <= PARSERS.keys():
             known, other = ", ".join(PARSERS), ", ".join(sorted(kinds))
             raise ArgumentError(
                 "path", f"{self.path}: files must be of one kind, of {known}; these are {other}."
             )
-        root = where.parent if where.is_file() else where
-        return self._choose({file: _split_of(file.relative_to(root)) for file in files})
+        return self._choose({file: _split_of(name) for name, file in files.items()})
 
-    def _choose(self, splits: dict[Path, str | None]) -> list[Path]:
+    def _choose(self, splits: dict[DataFile, str | None]) -> list[DataFile]:
         """Return the files of the split.  splits: file -> what its name says."""
         if self.split == ALL:
             return [*splits]
@@ -134,7 +155,7 @@ class RowSource:
         if self.split is None:
             if known and len(set(splits.values())) > 1:
                 other = next((file for file, split in splits.items() if split is None), None)
-                beside = f" and that of {other.name} none" if other else ""
+                beside = f" and that of {Path(str(other)).name} none" if other else ""
                 one = "train" if "train" in known else known[0]
                 raise ArgumentError(
                     "split",
@@ -154,7 +175,7 @@ class RowSource:
         return chosen
 
 
-def _split_of(file: Path) -> str | None:
+def _split_of(file: PurePath) -> str | None:
     """Return the split that a name says, or else those of the folders around it."""
     if shard := _SHARD.fullmatch(file.stem):
         return shard["split"]
@@ -194,7 +215,7 @@ def _show(value: object) -> str:
 # ---- parsers: all raise ValueError that names the file and the line or row -----------------------
 
 
-def _read_lines(file: Path) -> Iterator[PlacedRow]:
+def _read_lines(file: DataFile) -> Iterator[PlacedRow]:
     """Yield the objects of a file that has one on each line; empty lines are skipped."""
     with file.open("rb") as stream:
         for number, line in enumerate(stream, 1):
@@ -204,14 +225,16 @@ def _read_lines(file: Path) -> Iterator[PlacedRow]:
                 yield PlacedRow(place, _check_object(row, place))
 
 
-def _read_json(file: Path) -> Iterator[PlacedRow]:
+def _read_json(file: DataFile) -> Iterator[PlacedRow]:
     """Yield the objects of a list, which is the whole file, or those of lines."""
     with file.open("rb") as stream:
         start = stream.read(1000).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
     if start != b"[":
         yield from _read_lines(file)
         return
-    for number, row in enumerate(_parse(_decode(file.read_bytes(), str(file)), str(file)), 1):
+    with file.open("rb") as stream:
+        text = _decode(stream.read(), str(file))
+    for number, row in enumerate(_parse(text, str(file)), 1):
         place = f"{file}, row {number}"
         yield PlacedRow(place, _check_object(row, place))
 
@@ -248,13 +271,13 @@ def _check_object(value: object, place: str) -> Fields:
     return value
 
 
-def _read_csv(file: Path) -> Iterator[PlacedRow]:
+def _read_csv(file: DataFile) -> Iterator[PlacedRow]:
     """Yield the rows of a CSV file with a header; all cells are text.
 
     A row's line is its last one, as a cell may hold several.
     """
     csv.field_size_limit(sys.maxsize)
-    with file.open(encoding="utf-8-sig", newline="") as stream:
+    with TextIOWrapper(file.open("rb"), encoding="utf-8-sig", newline="") as stream:
         rows = csv.DictReader(stream, strict=True)
         try:
             names = rows.fieldnames or []
@@ -274,14 +297,13 @@ def _read_csv(file: Path) -> Iterator[PlacedRow]:
             ) from None
 
 
-def _read_parquet(file: Path) -> Iterator[PlacedRow]:
+def _read_parquet(file: DataFile) -> Iterator[PlacedRow]:
     """Yield the rows of a Parquet file (pip install flowrun[parquet])."""
     import pyarrow
-    from pyarrow import parquet
 
     number = 0
     try:
-        with parquet.ParquetFile(file) as opened:
+        with open_parquet(file) as opened:
             for batch in opened.iter_batches(_AT_ONCE):
                 for fields in batch.to_pylist():
                     number += 1
@@ -290,7 +312,14 @@ def _read_parquet(file: Path) -> Iterator[PlacedRow]:
         raise ValueError(f"{file} cannot be read after row {number}: {error}") from error
 
 
-PARSERS: dict[str, Callable[[Path], Iterator[PlacedRow]]] = {  # by suffix
+def open_parquet(file: DataFile) -> ParquetFile:
+    """Open a Parquet file.  Raises pyarrow's errors."""
+    from pyarrow import parquet
+
+    return parquet.ParquetFile(file.open_unbuffered() if isinstance(file, RangedFile) else file)
+
+
+PARSERS: dict[str, Callable[[DataFile], Iterator[PlacedRow]]] = {  # by suffix
     ".jsonl": _read_lines,
     ".json": _read_json,
     ".parquet": _read_parquet,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowrun.launcher.data.corpus.plain_text import find_text_files, share_bytes, tokenise_files
-from flowrun.launcher.data.corpus.windows import Windows
+from flowrun.launcher.data.corpus.tokens import Windows
 from flowrun.launcher.data.stacked import BYTES
 
 

@@ -8,7 +8,7 @@ from flowrun.launcher.data.corpus.answers import AnsweredText, tokenise_rows
 from flowrun.launcher.data.corpus.packed import DocumentSamples, cut_documents
 from flowrun.launcher.data.corpus.row_source import Fields, RowSource, text_of
 from flowrun.launcher.data.corpus.special_tokens import SpecialTokens
-from flowrun.launcher.data.corpus.windows import Windows
+from flowrun.launcher.data.corpus.tokens import Windows
 from flowrun.launcher.data.stacked import StackedDataset
 
 

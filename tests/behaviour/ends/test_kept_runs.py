@@ -23,6 +23,30 @@ pytestmark = pytest.mark.processes
 
 RUN = ("recipe=small", "train.save_every=2", "eval.batches=0", "optim=adamw")
 STEPS = "train.steps=8"
+RECIPE = """\
+defaults: [/data: tokens, /optim: sgd, /launch: local]
+model: {_target_: bag.Bag}
+task: {inputs: {tokens: tokens}, loss: {_target_: bag.first}}
+placement: {axes: {data: 1}}
+engine: {check_capture: false}
+"""
+BAG = """\
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+
+class Bag(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(32, 4), nn.Linear(4, 32)
+
+    def forward(self, tokens):
+        return self.out(self.embed(tokens[:, :16]).mean(1))
+
+
+def first(output, batch):
+    return cross_entropy(output, batch["targets"][:, 0])
+"""
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +121,7 @@ def test_a_restart_forks_beside_what_is_put(place: Path, proxy: FaultyProxy) -> 
     assert losses(folder)[:8] == losses(place / "run")
 
 
-@pytest.mark.parametrize("kind", few(["tokens", "text_rows"], often=["tokens"]))
+@pytest.mark.parametrize("kind", few(["tokens", "text_rows", "parquet"], often=["tokens"]))
 def test_training_reads_data_and_weights_of_a_url(
     place: Path, proxy: FaultyProxy, kind: str
 ) -> None:
@@ -106,12 +130,18 @@ def test_training_reads_data_and_weights_of_a_url(
     write_tokens(place / "tokens.bin", [[7 * k % 280 for k in range(2000)]])
     rows = [{"text": f"the cat sat on the mat {k} times"} for k in range(300)]
     parquet.write_table(pyarrow.Table.from_pylist(rows), place / "text_rows.parquet")
+    ids = [{"tokens": [7 * k % 280] * 8, "targets": [k % 280] * 8} for k in range(200)]
+    parquet.write_table(pyarrow.Table.from_pylist(ids), place / "parquet.parquet", row_group_size=9)
     (file,) = place.glob(f"{kind}.*")
     ObjectStore.open("s3://bucket/data", "x").put(file.name, file)
     proxy.every = 10
     data = [f"data={kind}", *(["data.tokenizer=bpe"] if kind == "text_rows" else [])]
     net = ("model.depth=1", "model.width=16", "model.heads=2", "model.vocabulary=288")
-    more = ("data.length=8", "train.save_every=4", "eval.batches=0")
+    more = (
+        "train.save_every=4",
+        "eval.batches=0",
+        "model.context=8" if kind == "parquet" else "data.length=8",
+    )
     run = ("recipe=gpt_dp", *data, *net, *more)
     disk, url = f"data.path={file}", f"data.path=s3://bucket/data/{file.name}"
     ends = []
@@ -127,6 +157,36 @@ def test_training_reads_data_and_weights_of_a_url(
     begun = (disk, f"model.weights=s3://bucket/{kind}/url/weights.safetensors", "train.steps=1")
     ended = Command(place, *run, *begun, run_folder(place / "w")).end()
     assert ended.status == 0 and losses(place / "w")[0] < ends[0][0], ended.err
+
+
+@pytest.mark.thorough
+def test_data_that_is_larger_than_what_is_kept_of_it_trains_for_three_epochs(
+    place: Path, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And continues in another layout, with the samples of the disk."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    (place / "bag.py").write_text(BAG)
+    (place / "bag.yaml").write_text(RECIPE)
+    write_tokens(place / "ids.bin", [[7 * k % 31 for k in range(200_000)]] * 60)
+    ObjectStore.open("s3://bucket/larger", "x").put("ids.bin", place / "ids.bin")
+    most = [0]
+
+    def measure() -> str:
+        blocks = [*(place / "cache").rglob("blocks/*")]
+        most[0] = max(most[0], sum(file.stat().st_size for file in blocks if file.exists()))
+        return ""
+
+    monkeypatch.setattr(proxy, "fault", measure)
+    order = "{_target_: flowrun.models.sampling.draw_in_blocks, block: 100, mixed: 2}"
+    keys = ("data.length=8192", f"+data.order={order}", "data.cache_bytes=9000000")
+    run = ("recipe=bag.yaml", *keys, "eval.batches=0", "train.batch_size=61", "train.save_every=36")
+    for name, where in (("disk", place / "ids.bin"), ("url", "s3://bucket/larger/ids.bin")):
+        begun = (*run, f"data.path={where}", "train.steps=36", run_folder(place / name))
+        other = (str(place / name), "train.steps=72", "placement.axes={tensor: 2}")
+        first, second = Command(place, *begun).end(), Command(place, "resume", *other).end()
+        assert (first.status, second.status) == (0, 0), first.err + second.err
+    assert len(losses(place / "url")) == 72 and losses(place / "url") == losses(place / "disk")
+    assert 4_000_000 < most[0] <= 9_000_000 < (place / "ids.bin").stat().st_size / 2
 
 
 def test_ctrl_c_ends_the_wait_for_the_store(place: Path, proxy: FaultyProxy) -> None:
