@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.stacked import StackedDataset
+from flowrun.launcher.urls.url_cache import data_on_disk
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class HuggingFace(StackedDataset):
     """Columns of a saved data set as tensors (pip install flowrun[huggingface]).
 
-    path: the folder.  split: name of a split, if the folder holds a DatasetDict.
+    path: the folder, or a URL of one, which is copied.  split: name of a split, if the folder holds
+    a DatasetDict.
     fields: field of the batch -> column; None: every column under its own name.  Columns hold
     numbers, or nested lists of numbers with the same lengths in all rows.
     """
@@ -57,7 +58,7 @@ def load_saved(path: str, split: str | None) -> Dataset:
     """Return a saved data set, or the split of several.  Raise ArgumentError where it is not."""
     import datasets
 
-    folder = Path(path).expanduser()
+    folder = data_on_disk(path)
     if not folder.is_dir():
         raise ArgumentError("path", f"there is no folder {path}.")
     saved = datasets.load_from_disk(str(folder))

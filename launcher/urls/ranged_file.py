@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from flowrun.engine.errors import RunError
 from flowrun.engine.ir.files import replace_bytes
-from flowrun.launcher.urls.object_store import ObjectStore, nothing_at
-from flowrun.launcher.urls.url_cache import own_cache, refusing_path
+from flowrun.launcher.urls.object_store import ObjectStore, is_url, nothing_at
+from flowrun.launcher.urls.url_cache import HUB, own_cache, refusing_path
 
 BLOCK_BYTES = 1 << 22
 CACHE_BYTES = 64_000_000_000  # what blocks may have on a disk; the longest unused go first
@@ -134,6 +134,11 @@ class _Raw(io.RawIOBase):
         buffer[:count] = self.file.gather([self.at], count).tobytes() if count else b""
         self.at += count
         return count
+
+
+def is_ranged(path: str) -> bool:
+    """Return True for a URL that find_ranged reads; what the hub has is in a cache of its own."""
+    return is_url(path) and not path.startswith(HUB)
 
 
 def find_ranged(path: str, cache_bytes: int = CACHE_BYTES) -> dict[str, RangedFile]:

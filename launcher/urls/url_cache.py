@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,8 @@ from flowrun.launcher.terminal.units import size
 from flowrun.launcher.urls.object_store import ObjectStore, each, is_url, nothing_at
 
 MOST_BYTES = 1 << 36  # what the cache may hold of URLs; the longest unused goes first
+HUB = "hf://"
+_ON_HUB = re.compile(HUB + r"(datasets/)?([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.+))?")
 _PREFIX, _STAMPS = "url-", ".fetched"  # names of a folder of the cache, and of a file in it
 
 
@@ -81,11 +84,37 @@ def on_disk(path: str, where: str) -> Path:
     """
     if not is_url(path):
         return Path(path).expanduser()
+    if path.startswith(HUB):
+        return _of_hub(path, where)
     copy = UrlCopy(ObjectStore.open(path, where))
     if not copy.found:
         raise nothing_at(path, where)
     copy.get(copy.found)
     return copy.path("") if "" in copy.found else copy.folder
+
+
+def _of_hub(path: str, where: str) -> Path:
+    """Return a folder or a file of the hub in the cache of huggingface_hub, which fetches it; with
+    HF_HUB_OFFLINE=1 it has to be there.  Raises RecipeError.
+    """
+    named = _ON_HUB.fullmatch(path)
+    try:
+        from huggingface_hub import snapshot_download
+
+        data, name, revision, inside = named.groups() if named else ("", "", None, None)
+        kind, only = "dataset" if data else "model", [inside, f"{inside}/*"] if inside else None
+        folder = snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=only)
+        if (found := Path(folder, inside or "")).exists():
+            return found
+        problem = f"{folder} has no {inside}"
+    except (ImportError, OSError, ValueError) as error:
+        problem = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    raise RecipeError(
+        where,
+        f"{path} cannot be had of the hub: {problem}.",
+        "Write hf://ORG/NAME or hf://datasets/ORG/NAME, with @REVISION and /FILE where needed, and"
+        " install flowrun[text].",
+    )
 
 
 def data_on_disk(path: str) -> Path:

@@ -24,8 +24,7 @@ from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.corpus.documents import digest_file
 from flowrun.launcher.data.corpus.plain_text import find_visible_files, is_visible
 from flowrun.launcher.data.huggingface import load_saved
-from flowrun.launcher.urls.object_store import is_url
-from flowrun.launcher.urls.ranged_file import CACHE_BYTES, RangedFile, find_ranged
+from flowrun.launcher.urls.ranged_file import CACHE_BYTES, RangedFile, find_ranged, is_ranged
 from flowrun.launcher.urls.url_cache import data_on_disk
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class RowSource:
     @cached_property
     def _there(self) -> dict[PurePath, DataFile]:
         """All files, without hidden ones, by their names in the folder."""
-        if is_url(self.path):
+        if is_ranged(self.path):
             found = find_ranged(self.path, self.cache_bytes)
             named = {PurePath(name or Path(self.path).name): found[name] for name in found}
             return {name: file for name, file in named.items() if is_visible(name)}

@@ -7,8 +7,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrun.engine.errors import ArgumentError
+from flowrun.engine.errors import ArgumentError, RecipeError
 from flowrun.engine.ir.files import replace_bytes
+from flowrun.launcher.urls.url_cache import on_disk
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -120,7 +121,10 @@ def _lone_file(where: Path) -> Path | None:
 
 
 def _existing(path: str) -> Path:
-    where = Path(path).expanduser()
+    try:
+        where = on_disk(path, "tokenizer")
+    except RecipeError as error:
+        raise ArgumentError("tokenizer", error.problem, error.instead) from error
     if not where.exists() or (where.is_dir() and not any(where.glob("*token*.json"))):
         raise ArgumentError(
             "tokenizer",

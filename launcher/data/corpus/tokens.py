@@ -16,8 +16,8 @@ from torch import Tensor
 
 from flowrun.engine.errors import ArgumentError
 from flowrun.launcher.data.stacked import Numbers, StackedDataset
-from flowrun.launcher.urls.object_store import is_url
-from flowrun.launcher.urls.ranged_file import CACHE_BYTES, RangedFile, find_ranged
+from flowrun.launcher.urls.ranged_file import CACHE_BYTES, RangedFile, find_ranged, is_ranged
+from flowrun.launcher.urls.url_cache import data_on_disk
 
 DTYPES = ("uint16", "uint32")
 
@@ -81,9 +81,8 @@ class Tokens(Windows):
     ) -> None:
         if dtype not in DTYPES:
             raise ArgumentError("dtype", f"it must be one of {', '.join(DTYPES)}, not {dtype!r}.")
-        ranged, file = None, Path(path).expanduser()
-        if is_url(path):
-            ranged = find_ranged(path, cache_bytes).get("")
+        ranged = find_ranged(path, cache_bytes).get("") if is_ranged(path) else None
+        file = Path(path) if ranged else data_on_disk(path)
         if not (ranged or file.is_file()):
             raise ArgumentError("path", f"there is no file {path}.")
         kind = np.dtype(dtype).newbyteorder("<")
