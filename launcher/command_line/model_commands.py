@@ -37,7 +37,8 @@ def export(
     to: Annotated[
         str | None,
         typer.Option(
-            "--to", help="The file, or a folder (it ends with /); without it in the run's folder."
+            "--to",
+            help="The file, a folder (it ends with /) or a URL; without it in the run's folder.",
         ),
     ] = None,
     best: Best = False,
@@ -79,22 +80,25 @@ def export(
     config and tokenizer: of its own models, and of flowrun's GPT, Llama and BERT.
 
       flowrun export RUN_DIR --format hf --to my_model/ --dtype bf16
+      flowrun export RUN_DIR --format hf --to s3://bucket/my_model
     """
     with open_run(run_folder, step=step, best=best) as folder:
-        from flowrun.launcher.commands.export import check_format, describe_file
+        from flowrun.launcher.commands.export import check_format, describe_file, put_at
         from flowrun.launcher.commands.export import export as export_weights
 
         check_format(format, dtype, adapters, tokenizer)
-        if format == "hf":
-            from flowrun.launcher.commands.export_folder import export_folder
+        with put_at(to, adapters or format == "hf") as target:
+            if format == "hf":
+                from flowrun.launcher.commands.export_folder import export_folder
 
-            target = Path(to) if to else None
-            written = export_folder(
-                folder, target, step=step, best=best, dtype=dtype, tokenizer=tokenizer
-            )
-            typer.echo("\n".join(written.lines()))
-        else:
-            typer.echo(describe_file(export_weights(folder, step, to, best, adapters)))
+                place = Path(target) if target else None
+                written = export_folder(
+                    folder, place, step=step, best=best, dtype=dtype, tokenizer=tokenizer
+                )
+                said = "\n".join(written.lines())
+            else:
+                said = describe_file(export_weights(folder, step, target, best, adapters))
+        typer.echo(said.replace(str(target).rstrip("/"), str(to).rstrip("/")))
 
 
 @app.command()

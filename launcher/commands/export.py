@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import yaml
 from safetensors import safe_open
 
+from flowrun.engine.errors import RecipeError
 from flowrun.launcher.commands.export_adapters import adapters_among, write_adapters, write_merged
 from flowrun.launcher.commands.load_run import find_weights
 from flowrun.launcher.recipe.recipe_errors import CommandLineError, one_of
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.run_files import RECIPE
 from flowrun.launcher.terminal.units import size
+from flowrun.launcher.urls.object_store import ObjectStore, each, is_url
 
 FORMATS = ("safetensors", "hf")
+_INDEX, _CONFIGS = ".index.json", ("config.json", "adapter_config.json")  # ends; names
 
 
 def check_format(format: str, dtype: str, adapters: bool, tokenizer: str | None = None) -> None:
@@ -39,6 +44,34 @@ def check_format(format: str, dtype: str, adapters: bool, tokenizer: str | None 
             "one file of weights has the dtypes of the training.",
             "--format hf writes others.",
         )
+
+
+@contextmanager
+def put_at(to: str | None, is_folder: bool) -> Iterator[str | None]:
+    """Yield where to write.  For a URL that is a folder of this disk, whose files are put there
+    once they are written: an index and a config last, which name the others.
+
+    is_folder: what is written is no file.  Raises CommandLineError for a URL that cannot be used,
+    or whose folder has a model, and StoreError.
+    """
+    if to is None or not is_url(to):
+        yield to
+        return
+    url, _, name = (to, "", "") if is_folder or to.endswith("/") else to.rpartition("/")
+    try:
+        store = ObjectStore.open(url, to)
+    except RecipeError as error:
+        raise CommandLineError(f"--to {to}", error.problem, error.instead) from error
+    if is_folder and not store.find().keys().isdisjoint(_CONFIGS):
+        problem = "it holds a model that would be overwritten."
+        raise CommandLineError(f"--to {to}", problem, "Name a folder that is not there.")
+    with TemporaryDirectory() as made:
+        yield f"{made}/{name}"
+        written = {file.name: file for file in Path(made).iterdir()}
+        last = [one for one in written if one.endswith(_INDEX) or one in _CONFIGS]
+        each(lambda one: store.put(one, written[one]), written.keys() - {*last})
+        for one in sorted(last, key=_CONFIGS.__contains__):
+            store.put(one, written[one])
 
 
 def describe_file(file: Path, step: int = -1) -> str:

@@ -9,11 +9,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.commands.export import put_at
 from flowrun.launcher.commands.export_folder import export_folder
 from flowrun.launcher.commands.load_run import load_run
 from flowrun.launcher.commands.write_text import open_writer
 from flowrun.launcher.text.generate import Drawing
+from flowrun.launcher.urls.object_store import ObjectStore
+from flowrun.launcher.urls.url_cache import on_disk
 from support.runs.saved_run import TINY, save_run
+from support.runs.store_server import access, s3_server
 from support.runs.workplace import End
 from support.samples.small_tokenizer import save_tokenizer
 
@@ -258,3 +262,42 @@ def test_a_model_that_transformers_has_not_is_refused(workplace: Path) -> None:
     run = save_run(workplace / "run", "recipe=mlp_hybrid")
     with pytest.raises(RecipeError, match="no class that computes what MLP does"):
         export_folder(run)
+
+
+def test_a_folder_goes_to_a_url_with_its_config_last(
+    run: Path, end: End, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    put = ObjectStore.put
+
+    def note(store: ObjectStore, name: str, file: Path) -> None:
+        names.append(name)
+        put(store, name, file)
+
+    monkeypatch.setattr(ObjectStore, "put", note)
+    to, file = "s3://bucket/models/gpt", "s3://bucket/models/gpt.safetensors"
+    with s3_server() as port:
+        for name, value in access(port).items():
+            monkeypatch.setenv(name, value)
+        status, out, err = end("export", str(run), "--format", "hf", "--to", to)
+        assert (status, err) == (0, "") and f"{to}/model.safetensors: " in out
+        assert names[-1] == "config.json" and "tokenizer.json" in names
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(on_disk(to, "x"))
+        assert (theirs(TOKENS).logits - load_run(run).model(TOKENS)).abs().max() < 1e-5
+        status, _, err = end("export", str(run), "--format", "hf", "--to", f"{to}/")
+        assert status == 2 and "it holds a model that would be overwritten." in err
+        status, out, _ = end("export", str(run), "--to", file)
+        assert status == 0 and out.startswith(f"{file}: ") and names[-1] == "gpt.safetensors"
+        status, _, err = end("export", str(run), "--to", "s3://none/gpt.safetensors")
+        assert status == 2 and "The specified bucket does not exist" in err
+
+
+def test_an_index_goes_after_its_shards_and_before_the_config(tmp_path: Path) -> None:
+    store = ObjectStore.open(f"memory://{tmp_path}/there", "x")
+    made = ["model-1.safetensors", "config.json", "model.safetensors.index.json", "vocab.json"]
+    with put_at(store.url, True) as folder:
+        for name in made:
+            Path(str(folder), name).write_text(name)
+    kept = store.find()
+    order = sorted(kept, key=lambda name: str(kept[name]["created"]))
+    assert {*order[:2]} == {made[0], made[3]} and order[2:] == [made[2], made[1]]
