@@ -59,7 +59,7 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
         jobs.append((words, None))
         try:
             outcome = _job(cfg, words, config_dir)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # the latter of a job that was asked to end
             _show_jobs(jobs[:-1])
             raise
         jobs[-1] = words, outcome
@@ -98,7 +98,7 @@ def _no_mode() -> Iterator[None]:
 
 
 def _show_jobs(jobs: list[JobOutcome]) -> None:
-    """Print the jobs of a sweep that Ctrl-C ends; Hydra calls none of its callbacks then."""
+    """Print the jobs of a sweep that a signal ends; Hydra calls none of its callbacks then."""
     if not jobs:
         return
     from flowrun.launcher.report.sweep_table import JobRow, comparison, readable

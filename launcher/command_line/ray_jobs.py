@@ -29,7 +29,7 @@ from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import AUTO, nodes_of
 from flowrun.launcher.report.report import Report
 from flowrun.launcher.store.run_files import REPORT
-from flowrun.launcher.supervise.hands.signals import SIGNALS
+from flowrun.launcher.supervise.hands.signals import SIGNALS, Preempted
 from flowrun.launcher.supervise.hosts.hub_link import Patience
 from flowrun.launcher.supervise.hosts.meeting import ranks_of_a_host
 from flowrun.launcher.supervise.hosts.token import TOKEN
@@ -75,12 +75,20 @@ class RayJob:
         return f"logs in {self._logs}"
 
     def outcome(self) -> Report | FlowrunError:
-        """Wait for its end: its report, or why there is none."""
+        """Wait for its end: its report, or why there is none.  A job of a sweep that was asked to
+        end has a status that ends the sweep, however it ends itself.
+        """
+        outcome = self._wait()
+        if self._asked and self.job is not None:
+            self.status = self._stopped
+        return outcome
+
+    def _wait(self) -> Report | FlowrunError:
         while True:
             try:
                 self.status = self._end.result()
                 break
-            except KeyboardInterrupt:  # the hosts have it, too: they save, and end
+            except (KeyboardInterrupt, Preempted):  # the hosts have it, too: they save, and end
                 continue
             except CancelledError:
                 self.status = self._stopped
@@ -321,11 +329,11 @@ def _connect(address: str) -> None:
 
 
 def _pass_on(number: int, _: FrameType | None) -> None:
-    """Pass a signal on to all jobs."""
+    """Pass a signal on to all jobs, and leave what this command does: one may be planned."""
     for job in _jobs:
         _loop().call_soon_threadsafe(job.ask, number)
-    if SIGNALS[number].ends:
-        raise KeyboardInterrupt
+    if (asked := SIGNALS[number]).ends:
+        raise KeyboardInterrupt if number == signal.SIGINT else Preempted(asked.by)
 
 
 def _need(recipe: Recipe) -> dict[str, float]:

@@ -73,6 +73,30 @@ def test_an_address_without_a_cluster_is_refused_at_once(place: Path) -> None:
         submit(load([*SENT, address]), place / "out", None)
 
 
+def test_a_signal_while_a_job_is_planned_ends_the_command_with_its_status() -> None:
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        with pytest.raises(SystemExit) as ended:
+            ray_jobs._pass_on(number, None)
+        assert ended.value.code == 75
+    with pytest.raises(KeyboardInterrupt):
+        ray_jobs._pass_on(signal.SIGINT, None)
+    ray_jobs._pass_on(signal.SIGUSR1, None)
+
+
+@pytest.mark.parametrize(
+    ("number", "job", "status"),
+    [(signal.SIGINT, 1, 130), (signal.SIGTERM, 1, 75), (signal.SIGINT, None, 0), (0, 1, 0)],
+)
+def test_a_job_that_was_asked_to_end_ends_its_sweep_however_it_ends(
+    number: int, job: int | None, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = object.__new__(ray_jobs.RayJob)
+    asked.job, asked.status, asked._asked = job, 0, number
+    report = object()
+    monkeypatch.setattr(asked, "_wait", lambda: report)
+    assert asked.outcome() is report and asked.status == status
+
+
 @pytest.mark.processes
 def test_two_hosts_have_the_losses_of_one(cluster: Any, place: Path) -> None:
     one = Command(place, *RUN, run_folder(place / "one"))
@@ -143,6 +167,29 @@ def test_ctrl_c_ends_the_jobs_of_a_sweep_and_shows_them(cluster: Any, place: Pat
     for job, said in enumerate(("ended with status", "ended with status", "stopped")):
         assert f"job {job}: {said}" in ended.out
     assert "recipe and changes" in ended.out
+
+
+@pytest.mark.thorough
+@pytest.mark.processes
+def test_ctrl_c_ends_a_sweep_whose_jobs_wait_for_each_other(cluster: Any, place: Path) -> None:
+    keys = ("train.steps=4,1000000,8", "sweep.objective=loss")
+    command = sweep(cluster, place, "0.1", *keys)
+    command.until("job 1: host 0 begins")
+    command.send(signal.SIGINT)
+    ended = command.end()
+    assert ended.status == 130, ended.err
+    assert "job 2" not in ended.out and "recipe and changes" in ended.out
+
+
+@pytest.mark.thorough
+@pytest.mark.processes
+def test_sigterm_while_a_job_is_planned_ends_with_75(cluster: Any, place: Path) -> None:
+    (place / "ended.py").write_text(
+        "import os, signal\nfrom samples import Samples\n\n"
+        "def make():\n    os.kill(os.getpid(), signal.SIGTERM)\n    return Samples()\n"
+    )
+    ended = on(cluster, place, *SENT, "data._target_=ended.make").end()
+    assert (ended.status, ended.err) == (75, "stopped by SIGTERM\n")
 
 
 @pytest.mark.thorough
