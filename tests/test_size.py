@@ -43,9 +43,9 @@ BUDGETS = {
     "engine/verify": 794,
     "launcher": 370,
     "launcher/bench": 2_200,
-    "launcher/command_line": 2_011,
-    "launcher/commands": 4_358,
-    "launcher/data": 3_790,
+    "launcher/command_line": 2_023,
+    "launcher/commands": 4_391,
+    "launcher/data": 3_793,
     "launcher/job": 2_367,
     "launcher/listeners": 675,
     "launcher/model": 2_942,
@@ -59,7 +59,7 @@ BUDGETS = {
     "launcher/supervise": 4_510,
     "launcher/terminal": 337,
     "launcher/text": 603,
-    "launcher/urls": 487,
+    "launcher/urls": 521,
     "models": 1_853,
     "testing": 115,
     "tests": 1_178,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 18_701,
+    "tests/launcher": 18_890,
     "tests/models": 797,
     "tests/support": 9_427,
     "tests/testing": 111,
 }
-SUMS = {"source": 79_377, "tests": 56_951, "docs": 50_000}
+SUMS = {"source": 79_459, "tests": 57_140, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}
