@@ -20,7 +20,7 @@ page/             a plan, runs or a sweep as one HTML file
 bench/            flowrun compared with torch's own layouts, and with published tables
 command_line/     the commands' arguments, for cli.py; a job or a sweep; Slurm, Ray
 
-multirun.py and weights.py keep names that users' own files refer to.
+multirun.py keeps a name that users' own files refer to.
 """
 
 import os

@@ -31,7 +31,7 @@ from flowrun.launcher.report.report import Report, read_complete
 from flowrun.launcher.store import fetched_run, kept_run
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import Checkpoint, find_all, lock_run_folder, prepare
-from flowrun.launcher.supervise.driver import Driver, error_of, supervise
+from flowrun.launcher.supervise.driver import Driver, error_of, supervising
 from flowrun.launcher.supervise.hands.desk import Desk
 from flowrun.launcher.supervise.hands.lease import Lease, Owner
 from flowrun.launcher.supervise.hands.monitor import monitoring
@@ -78,7 +78,8 @@ def _run(
 ) -> Report:
     check_runs(recipe)
     resumed = start is not None or recipe.train.resume == AUTO
-    kept = kept_run.open_store(recipe.train.store, folder, resumed)
+    joins = nodes_of(recipe.launch).may_change  # a run that may be under way: see Record.begin
+    kept = kept_run.open_store(recipe.train.store, folder, resumed, joins)
     listeners = make_listeners(recipe)
     with probing(recipe) as probed:  # this machine, in other processes
         recipe, placed = settle(recipe)  # auto.placement: the fastest placement that fits
@@ -92,12 +93,11 @@ def _run(
         weights.check(job.saved, job.names)
     if recipe.launch.name != "virtual":
         check_limits(job, training, ranks_of_a_host(training.plan.num_ranks, recipe.launch))
-    joins = nodes_of(recipe.launch).may_change  # a run that may be under way: see Record.begin
     several = recipe.launch.num_hosts > 1 and recipe.launch.name != "virtual"
     lease = Lease(folder)
     with lock_run_folder(folder, recipe.launch.num_hosts):
         if not several:
-            lease.take(Owner.of_this("", ""))
+            lease.take(Owner.of_this())
         changes = put_at(job, start, restores=not joins) if start else ()
         record = Record(folder, job, progress, kept)
         if not joins:
@@ -107,7 +107,8 @@ def _run(
         record.write_plan(training, (*notes(job), *changes))
         desk, replan = Desk(), Replan(record)
         driver = Driver(record, compile_job(job, record.say), listeners, replan, desk, lease)
-        return _report(driver, record, supervise(driver, signals, desk))
+        with supervising(driver, signals, desk) as end:
+            return _report(driver, record, end)
 
 
 def _report(driver: Driver, record: Record, end: End) -> Report:
@@ -123,7 +124,8 @@ def _report(driver: Driver, record: Record, end: End) -> Report:
         record.advise_resume()
         record.end_store(error)
         raise error
-    driver.ledger.join_weights(record, driver.state.terms.num_ranks)
+    state = driver.state
+    driver.ledger.join_weights(record, state.company, state.terms.num_ranks)
     log, job = driver.ledger.log(record), record.job
     if log.notes:
         trace.write(record.folder / trace.NAME, job.training, log.notes)

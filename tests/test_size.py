@@ -41,10 +41,10 @@ BUDGETS = {
     "engine/runtime": 8_214,
     "engine/trace": 583,
     "engine/verify": 794,
-    "launcher": 370,
+    "launcher": 362,
     "launcher/bench": 2_200,
     "launcher/command_line": 2_023,
-    "launcher/commands": 4_391,
+    "launcher/commands": 4_389,
     "launcher/data": 3_793,
     "launcher/job": 2_367,
     "launcher/listeners": 675,
@@ -52,32 +52,32 @@ BUDGETS = {
     "launcher/page": 1_119,
     "launcher/place": 2_090,
     "launcher/platforms": 331,
-    "launcher/ranks": 2_061,
-    "launcher/recipe": 3_526,
-    "launcher/report": 2_584,
-    "launcher/store": 1_051,
-    "launcher/supervise": 4_510,
+    "launcher/ranks": 2_040,
+    "launcher/recipe": 3_527,
+    "launcher/report": 2_593,
+    "launcher/store": 1_117,
+    "launcher/supervise": 5_306,
     "launcher/terminal": 337,
     "launcher/text": 603,
     "launcher/urls": 521,
     "models": 1_853,
     "testing": 115,
     "tests": 1_178,
-    "tests/behaviour": 9_524,
-    "tests/chaos": 927,
+    "tests/behaviour": 9_597,
+    "tests/chaos": 1_057,
     "tests/engine": 14_642,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 18_890,
+    "tests/launcher": 19_282,
     "tests/models": 797,
-    "tests/support": 9_427,
+    "tests/support": 9_428,
     "tests/testing": 111,
 }
-SUMS = {"source": 79_459, "tests": 57_140, "docs": 50_000}
+SUMS = {"source": 80_300, "tests": 57_736, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
-OPEN = {"Any": 344, "except Exception": 30, "functions above complexity 15": 0}
+OPEN = {"Any": 342, "except Exception": 30, "functions above complexity 15": 0}
 
 
 @cache

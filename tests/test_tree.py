@@ -57,7 +57,7 @@ LAUNCHER = (
 )
 BENCH = "launcher/bench"
 # thin: names that users know
-PUBLIC_NAMES = {"launcher/weights.py", "launcher/multirun.py"}
+PUBLIC_NAMES = {"launcher/multirun.py"}
 # an op may carry rows of its own, which speak of ops: types alone
 TYPES_ALONE = set[tuple[str, str]]()
 MOST_FILES = 14

@@ -118,11 +118,6 @@ def _why_nothing(run_folder: Path) -> tuple[str, str]:
     """Say what is wrong with a folder that has no weights, and what to do."""
     if not run_folder.is_dir():
         return "there is no such folder.", "A run says at its end where everything of it is."
-    if weights.shards_in(run_folder):
-        return (
-            "the ranks of several hosts left their shards here, and nobody has joined them.",
-            f"python -m flowrun.launcher.weights {run_folder} OTHER_FOLDER does.",
-        )
     return (
         f"it has neither {weights.FILE} nor a complete checkpoint.",
         f"A run ends with {weights.FILE} unless train.save=false, and saves a checkpoint every N "

@@ -125,18 +125,21 @@ def find_continuation(recipe: Recipe, run_folder: Path) -> tuple[Recipe, Checkpo
 
     Raises RecipeError where all are damaged, or for a key that must not change.
     """
-    left = [c for c in reversed(find_all(run_folder)) if c.step < recipe.train.steps]
-    if not left:
-        return recipe, None
-    start = next((c for c in left if not c.damage()), None)
-    if start is None:
-        raise RecipeError(
-            "train.resume",
-            f"no checkpoint in {run_folder} is whole; the newest: {left[0].damage()}",
-            "To begin anew, give another folder: hydra.run.dir=…",
-        )
-    _check_same(start, recipe)
-    return replace(recipe, weights=""), start  # the checkpoint has them
+    before: list[Checkpoint] = []
+    while left := [c for c in reversed(find_all(run_folder)) if c.step < recipe.train.steps]:
+        with suppress(FileNotFoundError):  # other hosts train, and remove what they keep no longer
+            if start := next((c for c in left if not c.damage()), None):
+                start.about()  # it stays in memory
+                _check_same(start, recipe)
+                return replace(recipe, weights=""), start  # the checkpoint has them
+        if left == before:
+            raise RecipeError(
+                "train.resume",
+                f"no checkpoint in {run_folder} is whole; the newest: {left[0].damage()}",
+                "To begin anew, give another folder: hydra.run.dir=…",
+            )
+        before = left
+    return recipe, None
 
 
 def _check_same(start: Checkpoint, recipe: Recipe) -> None:

@@ -40,7 +40,6 @@ class Evaluated(Notice):
 class FileWritten(Notice):
     """A rank has written its file `name` of a checkpoint.  written: its bytes and checksum."""
 
-    folder: str
     step: int
     name: str
     written: tuple[int, int]
@@ -53,11 +52,10 @@ class Remarked(Notice):
 
 
 class WeightsWritten(Notice):
-    """A rank of one of several hosts has its shards on disk.  sees_all: its disk has all ranks'."""
+    """A rank of one of several hosts has written its part of the weights to a file `name`."""
 
     rank: int
-    sees_all: bool
-    host: int
+    name: str
 
 
 class RankEnded(Notice):

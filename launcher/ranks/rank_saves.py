@@ -110,7 +110,7 @@ class BackgroundSave:
         try:
             written = logical_checkpoint.write(folder, self._rank, shards)
             name = logical_checkpoint.file_of(folder, self._rank).name
-            self._send(FileWritten(str(folder), step, name, written))
+            self._send(FileWritten(step, name, written))
         except OSError as error:
             where = f"rank {self._rank}, checkpoint of step {step}"
             self._failed(RunError(where, f"{error.filename}: {error.strerror}."))
@@ -159,27 +159,13 @@ class RankSaves:
         self._background.look(self._late_s)
 
     def save_checkpoint(self, step: int) -> None:
-        """Save this rank's part of a checkpoint to the folder of the first rank's host.
+        """Save this rank's part of a checkpoint to its host's folder, from which the first host
+        fetches it if it does not see it.
 
         step: number of steps done.
         """
         self._pulse.enter(Activity.SAVING)
-        import torch.distributed as dist
-
         folder = checkpoints.partial_folder(self._folder, step)
-        if self._job.recipe.launch.num_hosts > 1:
-            box = [folder]
-            if self._rank == 0:
-                folder.mkdir(parents=True, exist_ok=True)
-            with with_peers(self._rank, "saving a checkpoint"):
-                dist.broadcast_object_list(box)
-            folder = box[0]
-            if not folder.exists():
-                raise RunError(
-                    f"rank {self._rank}",
-                    f"it does not see {folder}, where the first rank saves.\n"
-                    "train.save_every needs a disk that all hosts share: hydra.run.dir=…",
-                )
         for each in (folder.parent, folder):  # and not the run's folder, if it was removed
             each.mkdir(exist_ok=True)
         self._background.save(folder, step, self._shards())
@@ -211,23 +197,18 @@ class RankSaves:
                 file.complete()
 
     def _save_weights_apart(self, about: checkpoints.About) -> None:
-        """Several hosts: write a file of this rank's own, and say whether this disk has those of
+        """Several hosts: write a file of this rank's own, which the first host joins with those of
         all.
         """
         import torch.distributed as dist
 
-        num_ranks = self._trained.plan.num_ranks
         if not int(os.environ["LOCAL_RANK"]):
             weights.drop_shards(self._folder)
         with with_peers(self._rank, "saving weights"):
             dist.barrier()  # old ones are gone
         shards = [shard for shard in self._shards() if shard.name in self._job.saved]
-        weights.save_shards(self._folder, self._rank, num_ranks, shards, about)
-        with with_peers(self._rank, "saving weights"):
-            dist.barrier()  # every rank has written
-            seen = weights.has_all(self._folder, num_ranks)
-            dist.barrier()  # every rank has looked: the files may go
-        self._send(WeightsWritten(self._rank, seen, int(os.environ["GROUP_RANK"])))
+        file = weights.save_shards(self._folder, self._rank, shards, about)
+        self._send(WeightsWritten(self._rank, file.name))
 
     def _shards(self) -> list[Shard]:
         trained = self._trained

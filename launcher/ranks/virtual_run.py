@@ -141,7 +141,7 @@ class _VirtualRun:
         for rank in self.cluster.ranks:
             written = logical_checkpoint.write(folder, rank, self.list_shards(rank))
             name = logical_checkpoint.file_of(folder, rank).name
-            self._send(FileWritten(str(folder), step, name, written))
+            self._send(FileWritten(step, name, written))
 
     def list_shards(self, rank: int) -> list[Shard]:
         """Return what a rank saves."""

@@ -293,8 +293,8 @@ CONTRADICTIONS = (
     ),
     Contradiction(
         "launch.rdzv_endpoint",
-        lambda r: not re.fullmatch(r"(\S+:\d{1,5})?", r.launch.rdzv_endpoint),
-        "an endpoint is HOST:PORT, not {launch.rdzv_endpoint}.",
+        lambda r: not re.fullmatch(r"(\S+:\d{1,5}([ ,]+\S+:\d{1,5})*)?", r.launch.rdzv_endpoint),
+        "an endpoint is HOST:PORT, or several with spaces between, not {launch.rdzv_endpoint}.",
         "Write a host's name or address and a port that is free there: node0:29500.",
     ),
     Contradiction(

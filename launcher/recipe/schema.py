@@ -369,7 +369,8 @@ class Launch:
         leave while the run goes on; "2:2": a host that is lost may come again; null: as many as
         Slurm, torchrun, MPI … started (docs/how_to/platforms.md), else 1.
     node_rank: number of this host; null: the platform, or the rendezvous decides.
-    rdzv_endpoint: host:port of one of the hosts, where all of them meet; empty: the platform's.
+    rdzv_endpoint: host:port of one of the hosts, where all of them meet, or several with spaces
+        between, the next where the first does not come; empty: the platform's.
     join_s: seconds that a host waits for the others.
     device: cpu, cuda, or auto (cuda if the host has a GPU for each of its ranks).
     threads: compute threads of one rank.

@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -38,7 +38,14 @@ from flowrun.launcher.report.report import (
     strict,
 )
 from flowrun.launcher.report.run_environment import describe_environment
-from flowrun.launcher.store.checkpoint import Checkpoint, complete, find_all, find_best
+from flowrun.launcher.store.checkpoint import (
+    Checkpoint,
+    complete,
+    find_all,
+    find_best,
+    partial_folder,
+    prune,
+)
 from flowrun.launcher.store.kept_run import KeptRun
 from flowrun.launcher.store.run_files import (
     ENDED,
@@ -87,6 +94,7 @@ class Record:
         self._metrics: TextIO | None = None
         self._peak_share: tuple[Job, float] | None = None
         self.ended_by = ""  # the callback that has asked for the end
+        self.fence: Callable[[], None] = lambda: None  # raises where another has taken the folder
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
@@ -213,28 +221,28 @@ class Record:
         return self.steps.last.step + 1 if self.steps.last else self.first
 
     def complete_checkpoint(
-        self, folder: Path, step: int, files: Mapping[str, Sequence[int]]
+        self, step: int, files: Mapping[str, Sequence[int]], busy: Collection[int] = ()
     ) -> Checkpoint:
-        """Make a checkpoint count that all ranks have written; return it.
+        """Make the checkpoint of a step count that all ranks have written; return it.
 
-        folder, step: the checkpoint.  files: size and checksum of each of its files.
+        files: size and checksum of each.  busy: see prune.
         """
-        train = self.job.recipe.train
+        self.fence()
         validation = strict(numbers(self.validation)) if self.evaluated == step else {}
         about = replace(self.job.about(step), validation=validation, files=files)
-        done = complete(
-            folder,
-            about,
-            self.job.recipe.to_yaml(),
-            train.keep,
-            train.keep_best,
-            due=train.save_every if train.on_nonfinite == ROLLBACK else 0,
-            busy=self.kept.putting if self.kept else -1,
-        )
+        partial = partial_folder(self.run_folder, step)
+        done = complete(partial, about, self.job.recipe.to_yaml())
+        self.prune(done, busy)
         if self.kept:
             self.kept.look()
         self._newest = max(self._newest, step)
         return done
+
+    def prune(self, newest: Checkpoint, busy: Collection[int] = ()) -> None:
+        """Remove the checkpoints that are not to stay.  busy: steps of those that are read."""
+        train, putting = self.job.recipe.train, self.kept.putting if self.kept else -1
+        due = train.save_every if train.on_nonfinite == ROLLBACK else 0
+        prune(newest, train.keep, train.keep_best, due, {*busy, putting})
 
     def add_checkpoint(self, step: int) -> None:
         """Note a checkpoint that the first host has completed."""
@@ -371,6 +379,7 @@ class Record:
             self.progress.close()
 
     def _line(self, line: dict[str, object]) -> None:
+        self.fence()
         self._write_restarts()
         with name_file(self.folder / METRICS):
             if self._metrics is None:

@@ -16,10 +16,11 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,14 @@ class Checkpoint:
     fresh = False
 
     def about(self) -> About:
-        """The content of checkpoint.json."""
+        """The content of checkpoint.json, as it was when it was first asked for."""
+        return self._about
+
+    @cached_property
+    def _about(self) -> About:
+        return self._read_about()
+
+    def _read_about(self) -> About:
         return About.from_json((self.folder / ABOUT).read_text(encoding="utf-8"))
 
     def text(self) -> str:
@@ -104,6 +112,11 @@ class Checkpoint:
         with suppress(FileNotFoundError):
             return (self.folder / ABOUT).read_text(encoding="utf-8")
         return ""
+
+    @property
+    def checksum(self) -> str:
+        """Return the checksum of checkpoint.json, and so of all its files."""
+        return f"{zlib.crc32(self.text().encode()):08x}"
 
     def has_files(self) -> bool:
         """True if it has all files that checkpoint.json names, which not all that is fetched has.
@@ -124,7 +137,7 @@ class Checkpoint:
     def damage(self) -> str:
         """Say what is wrong with its files; "" if all are as they were written."""
         try:
-            about = self.about()
+            about = self._read_about()
         except FileNotFoundError:
             return f"{ABOUT}: it is missing."
         except (OSError, ValueError, TypeError) as error:
@@ -133,12 +146,12 @@ class Checkpoint:
             return f"{ABOUT}: it is of step {about.step}."
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # zlib releases the GIL
             found = pool.map(
-                lambda file: _damage_of(self.folder / file[0], *file[1]), about.files.items()
+                lambda file: damage_of(self.folder / file[0], *file[1]), about.files.items()
             )
             return next(filter(None, found), "")
 
 
-def _damage_of(file: Path, num_bytes: int, checksum: int) -> str:
+def damage_of(file: Path, num_bytes: int, checksum: int) -> str:
     try:
         size = file.stat().st_size
         if size != num_bytes:
@@ -174,9 +187,8 @@ def find_step(run_folder: Path, step: int) -> Checkpoint | None:
     if step and not found:
         raise RunError(
             "hydra.run.dir",
-            f"the first host goes on from step {step}, of which {run_folder} has no checkpoint"
-            " here.",
-            "Hosts need one folder that all of them see.",
+            f"hosts go on from step {step}, of which {run_folder} has no checkpoint here.",
+            "Start the hosts again: they agree on a checkpoint that one of them has.",
         )
     return found
 
@@ -241,15 +253,9 @@ def partial_folder(run_folder: Path, step: int) -> Path:
     return run_folder.absolute() / FOLDER / f"step_{step:08d}{PARTIAL}"
 
 
-def complete(
-    folder: Path, about: About, recipe: str, keep: int, best: str, due: int = 0, busy: int = -1
-) -> Checkpoint:
-    """Make a checkpoint count: all ranks have filled its `folder`, and metrics.jsonl has its steps.
-
-    keep: the number of newest checkpoints that stay; 0: all.  best: the one that is best by this
-    stays, too (train.keep_best).  due: so does the newest whose steps are a multiple of it; 0: none
-    does.  busy: step of one that is being read, and stays, too.  Later ones, of a run that was
-    resumed from an earlier step, are removed.
+def complete(folder: Path, about: About, recipe: str) -> Checkpoint:
+    """Make a checkpoint count: all ranks have filled its `folder`, and metrics.jsonl has its
+    steps.
     """
     for left in folder.iterdir():  # of ranks that were killed, and are others now
         if left.name not in about.files:
@@ -257,23 +263,40 @@ def complete(
     content = recipe.encode()
     sums = {RECIPE: (len(content), zlib.crc32(content))}
     replace_text(folder / RECIPE, recipe)
-    replace_text(folder / ABOUT, replace(about, files={**about.files, **sums}).to_json())
+    return publish(folder, about.step, replace(about, files={**about.files, **sums}).to_json())
+
+
+def publish(folder: Path, step: int, text: str) -> Checkpoint:
+    """Give a checkpoint its name, whose files are all in its partial folder but checkpoint.json.
+
+    text: of checkpoint.json.
+    """
+    replace_text(folder / ABOUT, text)
     done = folder.with_name(folder.name.removesuffix(PARTIAL))
     if done.exists():  # of a run that was gone back on
         _remove(done)
     sync(folder)
     folder.rename(done)
     sync(done.parent)
-    found = find_all(done.parents[1])
-    newest = next(k for k, checkpoint in enumerate(found, 1) if checkpoint.folder == done)
-    there = found[:newest]
+    return Checkpoint(done, step)
+
+
+def prune(newest: Checkpoint, keep: int, best: str, due: int, busy: Collection[int]) -> None:
+    """Remove the checkpoints of a run that do not stay.
+
+    keep: the number of newest checkpoints that stay; 0: all.  best: the one that is best by this
+    stays, too (train.keep_best).  due: so does the newest whose steps are a multiple of it; 0: none
+    does.  busy: steps of those that are being read, which stay, too.  Later ones than `newest`, of
+    a run that was resumed from an earlier step, are removed.
+    """
+    found = find_all(newest.folder.parents[1])
+    there = [each for each in found if each.step <= newest.step]
     kept = {*(there[-keep:] if keep else there), find_best(there, best)}
     kept |= set([each for each in there if due and each.step % due == 0][-1:])
-    kept |= {each for each in there if each.step == busy}
+    kept |= {each for each in there if each.step in busy}
     for old in found:
         if old not in kept:
             _remove(old.folder)
-    return found[newest - 1]
 
 
 def find_best(found: Sequence[Checkpoint], best: str) -> Checkpoint | None:

@@ -6,33 +6,69 @@ checkpoint.json alone: it counts them when it keeps the newest and the best, as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import fcntl
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.ir.files import open_more
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.recipe.schema import STORE
 from flowrun.launcher.store.checkpoint import ABOUT, FOLDER, Checkpoint, find_all, find_best
 from flowrun.launcher.store.kept_run import name_in, whole_checkpoints
 from flowrun.launcher.store.run_files import ENDED, METRICS, RECIPE, REPORT
-from flowrun.launcher.urls.object_store import ObjectStore
+from flowrun.launcher.terminal.doing import doing
+from flowrun.launcher.urls.object_store import ObjectStore, StoreError
 from flowrun.launcher.urls.url_cache import UrlCopy
 
-_TENSORS = ".safetensors"
+_TENSORS, _LOCK = ".safetensors", ".fetching"
+_LONGEST_S, _LOOK_S = 600.0, 0.2
+_TRIES = 5  # for a checkpoint that the run does not remove before it is here
 
 
 def continue_at(url: str, folder: Path) -> None:
-    """Fetch the newest checkpoint of a run to its folder, if the store is ahead of it.  url: empty,
-    if it has none.  Raises RecipeError, RunError.
+    """Fetch the newest checkpoint of a run to its folder, if the store is ahead of it; of several
+    hosts that see the folder one does.  url: empty, if it has none.  Raises RecipeError, RunError.
     """
     if not url:
         return
-    copy = UrlCopy(ObjectStore.open(url, STORE), folder)
-    here = max((kept.step for kept in find_all(folder) if kept.has_files()), default=-1)
-    if not (folder / RECIPE).exists() or here < max(whole_checkpoints(copy.found), default=-1):
-        _fetch(copy)
+    with _one_after_the_other(folder):
+        for left in reversed(range(_TRIES)):
+            copy = UrlCopy(ObjectStore.open(url, STORE), folder)
+            here = max((kept.step for kept in find_all(folder) if kept.has_files()), default=-1)
+            there = max(whole_checkpoints(copy.found), default=-1)
+            if (folder / RECIPE).exists() and here >= there:
+                return
+            try:
+                return _fetch(copy)
+            except StoreError as error:  # a run that is under way removes what it keeps no longer
+                if not left or not isinstance(error.__cause__, FileNotFoundError):
+                    raise
+
+
+@contextmanager
+def _one_after_the_other(folder: Path) -> Iterator[None]:
+    """Let one host after the other fetch to a folder.  One that is stopped is not waited for long,
+    and a file system may have no locks: what two fetch is whole, too.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    until_s = time.monotonic() + _LONGEST_S
+    with open(open_more(folder / _LOCK), "ab") as file:
+        while time.monotonic() < until_s:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                doing("waiting for another host, which fetches the run")
+                time.sleep(_LOOK_S)
+            except OSError:
+                break
+            else:
+                break
+        yield
 
 
 def fetch_run(url: str, step: int | None, best: bool, to: Path | None = None) -> Path:

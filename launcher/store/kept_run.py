@@ -23,22 +23,30 @@ from flowrun.launcher.store.checkpoint import ABOUT, FOLDER, Checkpoint, find_al
 from flowrun.launcher.store.run_files import ENDED, REPORT
 from flowrun.launcher.urls.object_store import AT_ONCE, ObjectStore, StoreError, each
 
-_WRITER = ".writer"  # names the launcher that writes there
+_WRITER = ".writer"  # names the launcher that writes there: its epoch, its door, a random name
 _FILE = re.compile(rf"{FOLDER}/step_(\d{{8,}})/(.+)")
 _AGAIN_S = 30.0  # after a failure
 _NOTE_S = 0.3
+
+
+class Taken(StoreError):
+    """Another launcher writes to the store now."""
 
 
 class KeptRun:
     """The copy of a run's folder in a store.
 
     putting: step of the checkpoint that is under way, which stays on the disk until it is there;
-    -1: none.  note: takes a line about what fails, in any thread.
+    -1: none.  note: takes a line about what fails, in any thread.  replaced: called where another
+    launcher writes there now.  before: epoch and door of who wrote there before.
     """
 
     def __init__(self, store: ObjectStore, folder: Path) -> None:
         self.store, self.folder, self.putting = store, folder, -1
         self.note: Callable[[str], object] = str
+        self.replaced: Callable[[RunError], object] = str
+        self.before = self._read_writer()[:2]
+        self._name = str(uuid4())
         self._failure = ""
         self._put: dict[str, tuple[int, int]] = {}  # file -> size and time when it was put
         self._begun: tuple[int, str] | None = None  # the checkpoint that is half there
@@ -47,13 +55,18 @@ class KeptRun:
         self._slots = threading.Semaphore(AT_ONCE)  # of files that move
         self._thread: threading.Thread | None = None
 
-    def claim(self) -> None:
-        """Write to the store, for this launcher alone; its run has the lease of the folder.  Raises
-        RecipeError.
+    def claim(self, epoch: int = 0, door: str = "", follows: bool = False) -> None:
+        """Write to the store, for this launcher alone; its run has the lease of the folder.
+
+        epoch, door: of its hub.  follows: it was a host of the run, and takes the place of the
+        first.  Raises RecipeError; RunError where another has.
         """
-        if not self._writer:
+        latest, _, name = self._read_writer()
+        if (follows or self._writer) and latest >= epoch and name not in ("", self._name):
+            raise self._lost()
+        if not self._writer and not follows:  # else hosts have agreed where they begin
             self.check_newest(find_all(self.folder))
-        store, self._writer, self._put = self.store, str(uuid4()), {}
+        store, self._writer, self._put = self.store, f"{epoch} {door} {self._name}", {}
         with store.refusing(STORE):
             store.write(_WRITER, self._writer.encode())
             there = whole_checkpoints(store.find())
@@ -74,6 +87,22 @@ class KeptRun:
                 f"{url} has a checkpoint of step {there}, and this run has none as new.",
                 f"flowrun resume {url} continues from there; a new run needs another URL.",
             )
+
+    def _read_writer(self) -> tuple[int, str, str]:
+        """Return the epoch, the door and the name of who writes there, as far as it is known."""
+        try:
+            epoch, door, name = self.store.read(_WRITER).split(" ")
+        except StoreError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+        except ValueError:
+            pass  # of an earlier flowrun
+        else:
+            return int(epoch), door, name
+        return 0, "", ""
+
+    def _lost(self) -> Taken:
+        return Taken(self.store.url, "another launcher has taken the store of this run.")
 
     def look(self) -> None:
         """Let the thread put what is new."""
@@ -128,6 +157,8 @@ class KeptRun:
                     self.put_all()
                 self._failure = ""
             except FlowrunError as error:
+                if isinstance(error, Taken):
+                    self.replaced(error)
                 if not self._failure:
                     self.note(f"{STORE}: {self.store.url}: {error.problem} It is tried again.")
                 self._failure = error.problem
@@ -135,8 +166,7 @@ class KeptRun:
 
     def put_all(self) -> None:
         """Make the store what the folder is.  Raises StoreError, OSError."""
-        if self.store.read(_WRITER) != self._writer:
-            raise StoreError(self.store.url, "another run writes there now.")
+        self._check_writer()
         files = self._files()
         gone = {name for name in self._put if not _FILE.fullmatch(name)} - files
         self.store.remove(gone | {REPORT, ENDED} - files)  # they may be of an end before
@@ -164,10 +194,15 @@ class KeptRun:
                 self._begun = new.step, new.text()
             self._send(name_in(new.step, file) for file in new.about().files)
             self._send(self._files() - {REPORT})
+            self._check_writer()
             self._send([about])
         except (StoreError, FileNotFoundError):
             if new.folder.is_dir():  # else the run has just removed it
                 raise
+
+    def _check_writer(self) -> None:
+        if self.store.read(_WRITER) != self._writer:
+            raise self._lost()
 
     def _files(self) -> set[str]:
         """Return the names of all visible files outside of checkpoints."""
@@ -202,12 +237,15 @@ class KeptRun:
         self.store.remove(names)
 
 
-def open_store(url: str, folder: Path, resumed: bool) -> KeptRun | None:
-    """Look at the store of a run.  url: empty, if it has none.  Raises RecipeError."""
+def open_store(url: str, folder: Path, resumed: bool, joins: bool = False) -> KeptRun | None:
+    """Look at the store of a run.  url: empty, if it has none.  joins: others may be writing there,
+    and this host begins where they are.  Raises RecipeError.
+    """
     if not url:
         return None
     kept = KeptRun(ObjectStore.open(url, STORE), folder)
-    kept.check_newest(find_all(folder) if resumed else ())
+    if not joins:
+        kept.check_newest(find_all(folder) if resumed else ())
     return kept
 
 

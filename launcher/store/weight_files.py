@@ -3,14 +3,14 @@ the trained model: every name of it, those that forward does not read and all na
 included.  Moving averages (optim.ema) make such a file too, `ema.safetensors`.
 
 Ranks of one host write their regions into the one file (tensor_file.py).  Where there are several
-hosts each rank writes a file of its shards, which says what slices of which tensors they are; those
-of all ranks make one.  Hosts that share no disk: python -m flowrun.launcher.weights FOLDER OTHER …
+hosts each rank writes a file of its shards, which says what slices of which tensors they are; the
+first host joins those of all.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -35,7 +35,7 @@ FILE = WEIGHTS
 LOSS_FILE = "loss.safetensors"  # of a loss that is a module with parameters or buffers
 _SHARDS = "weights.rank*.safetensors"  # * is five digits
 _EMA = "ema/"
-_STEPS, _RANKS, _ABOUT, _ADAPTERS = "steps", "num_ranks", "about", "adapters"  # of a file's header
+_STEPS, _ABOUT, _ADAPTERS = "steps", "about", "adapters"  # of a file's header
 
 
 def check(contents: Contents, names: Mapping[str, str]) -> None:
@@ -136,15 +136,16 @@ def load(folder: Path) -> dict[str, torch.Tensor]:
 # ---- several hosts -------------------------------------------------------------------------------
 
 
-def save_shards(
-    folder: Path, rank: int, num_ranks: int, shards: Iterable[Shard], about: About
-) -> None:
-    """Write a rank's part of the values, with the logical shape and the slices of each tensor."""
-    told = {_RANKS: str(num_ranks), _ABOUT: json.dumps(asdict(about))}
+def save_shards(folder: Path, rank: int, shards: Iterable[Shard], about: About) -> Path:
+    """Write a rank's part of the values, with the logical shape and the slices of each tensor;
+    return the file.
+    """
+    header = {_ABOUT: json.dumps(asdict(about))}
     file = _shard_file(folder, rank)
     partial = file.with_name(file.name + PARTIAL)
-    write_shards(partial, list(shards), told)
+    write_shards(partial, list(shards), header)
     partial.replace(file)
+    return file
 
 
 def shards_in(folder: Path) -> list[Path]:
@@ -153,32 +154,24 @@ def shards_in(folder: Path) -> list[Path]:
 
 
 def drop_shards(folder: Path) -> None:
-    """Remove the shards of an earlier run, which has_all would take for this one's."""
+    """Remove the shards of an earlier run, or of a host whose shards the first has joined."""
     for file in shards_in(folder):
         file.unlink(missing_ok=True)  # another host may see the same folder
 
 
-def has_all(folder: Path, num_ranks: int) -> bool:
-    """True if the shards of all ranks lie in a folder."""
-    return all(_shard_file(folder, rank).exists() for rank in range(num_ranks))
-
-
-def join_shards(folders: Sequence[Path], num_ranks: int) -> Path:
-    """Join the shards of all ranks, from any of the folders, to one file in the first of them; one
-    shard after another is in memory, and the shards go.
-
-    Raises FileNotFoundError for a rank that has none.
+def join_shards(folder: Path, num_ranks: int) -> None:
+    """Join the shards of all ranks to one file; one shard after another is in memory, and the
+    shards go.  Raises RunError for a rank that has none.
     """
-    found = [_find(folders, rank) for rank in range(num_ranks)]
+    found = [_shard_file(folder, rank) for rank in range(num_ranks)]
     contents: dict[str, tuple[Shape, torch.dtype]] = {}
     for file in found:
         with open_shards(file) as opened:
             about = About.of_mapping(json.loads(opened.metadata[_ABOUT]))
             contents |= {each.name: (each.shape, each.dtype) for each in opened.shards}
-    write_whole(plan_files(folders[0], contents, about), _shards_of(found))
+    write_whole(plan_files(folder, contents, about), _shards_of(found))
     for file in found:
         file.unlink()
-    return folders[0] / FILE
 
 
 def _shards_of(files: Iterable[Path]) -> Iterator[Shard]:
@@ -188,29 +181,5 @@ def _shards_of(files: Iterable[Path]) -> Iterator[Shard]:
                 yield Shard(each.name, each.shape, each.slices, opened.value(each))
 
 
-def _find(folders: Iterable[Path], rank: int) -> Path:
-    for folder in folders:
-        if _shard_file(folder, rank).exists():
-            return _shard_file(folder, rank)
-    raise FileNotFoundError(f"no folder has the shards of rank {rank}: {_shard_file(Path(), rank)}")
-
-
 def _shard_file(folder: Path, rank: int) -> Path:
     return folder / _SHARDS.replace("*", f"{rank:05d}")
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Join the shards that lie in several folders, one for each host."""
-    folders = [Path(text) for text in arguments]
-    here = [file for folder in folders for file in shards_in(folder)]
-    if not here:
-        print(f"python -m flowrun.launcher.weights FOLDER …: no {_SHARDS} there.")
-        return 2
-    with open_shards(here[0]) as opened:
-        num_ranks = int(opened.metadata[_RANKS])
-    try:
-        print(join_shards(folders, num_ranks))
-    except FileNotFoundError as error:
-        print(error)
-        return 2
-    return 0

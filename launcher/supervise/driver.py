@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
@@ -33,6 +33,7 @@ from flowrun.launcher.ranks.rank_events import Evaluated, Reason, StepDone
 from flowrun.launcher.recipe.schema import ROLLBACK, nodes_of
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import numbers, read_complete
+from flowrun.launcher.store import fetched_run
 from flowrun.launcher.store.checkpoint import find_step
 from flowrun.launcher.supervise.hands import folder, newest_state
 from flowrun.launcher.supervise.hands.desk import Desk
@@ -54,6 +55,8 @@ from flowrun.launcher.supervise.life.verdicts import TIME_LIMIT
 THREADS: Mapping[str, str] = {
     "supervise/driver.py": "the event loop of a run: the watch, while ranks run",
     "supervise/hands/watch.py": "looks at ranks, and at the launcher's loop and main thread",
+    "supervise/hosts/other_folder.py": "some read and write what moves between hosts",
+    "supervise/hosts/moves.py": "the same: they make a checkpoint count, or remove it",
     "supervise/hosts/endpoint.py": "asks for the addresses of a name, which nothing interrupts",
     "ranks/rank_saves.py": "in a rank: writes a checkpoint while steps go; the rank looks at it",
     "data/data_workers.py": "in a rank: looks at the processes that make its batches",
@@ -93,35 +96,51 @@ class Driver:
         lose = partial(self.loop.call, record.lose)
         if record.kept:
             record.kept.note = lose
+            if record.asked.launch.num_hosts > 1:
+                record.kept.replaced = self._fail_by
         outlets = Outlets(lose=lose, fail=self._fail, stop=self._stop)
         self.listeners = Listeners(listeners, record.describe, outlets, limit_s)
         asked, post = record.asked.launch, self.loop.post
         self.hosts: Hosts | Alone = Alone(post)
         if asked.num_hosts > 1 and asked.name == "local":
-            self.hosts = Hosts(asked, record.run_folder, limit_s, record.say, post)
+            self.hosts = Hosts(asked, record.run_folder, limit_s, record.say, post, self._doors)
         self.ranks = self._hand_for(compiled)
         terms = terms_of(compiled.job, may_change=nodes_of(record.asked.launch).may_change)
         self.state, self.first = begin(terms, place_of(compiled.job.start), record.reached)
 
-    def run(self, deadline_s: float | None) -> instructions.End:
-        """Drive until the run is over; in the loop's thread.  deadline_s: see Signals."""
+    def run(self, deadline_s: float | None, ended: Callable[[instructions.End], None]) -> None:
+        """Drive until the run is over; in the loop's thread.  deadline_s: see Signals.  ended:
+        takes how; the other hosts of a complete run wait until it is `Released`.
+        """
         asyncio.set_event_loop(self.loop.loop)
         try:
-            return self.loop.loop.run_until_complete(self._live(deadline_s))
+            self.loop.loop.run_until_complete(self._live(deadline_s, ended))
         finally:
             self.loop.loop.close()
 
-    async def _live(self, deadline_s: float | None) -> instructions.End:
+    async def _live(
+        self, deadline_s: float | None, ended: Callable[[instructions.End], None]
+    ) -> None:
         self.loop.begin(self._tick())
         if deadline_s is not None:
             left_s = max(0.0, deadline_s - time.monotonic())
             self.loop.loop.call_later(left_s, self.loop.post, events.Asked(TIME_LIMIT))
         try:
-            return await self._end_listeners(await self._drive())
+            end, company = await self._end_listeners(await self._drive()), self.state.company
+            ended(end)
+            if end.status == instructions.COMPLETE and company.others and not company.number:
+                await self._wait_for_files()
         finally:
             await self.hosts.close()
             await self.loop.close()
             self.lease.release()
+
+    async def _wait_for_files(self) -> None:
+        """Let the other hosts know once the main thread has written all files of the run."""
+        while not isinstance(event := await self.loop.events.get(), events.Released):
+            pass
+        if event.well:
+            self.hosts.broadcast(events.Finished())
 
     async def _drive(self) -> instructions.End:
         out = self.first
@@ -191,6 +210,8 @@ class Driver:
                 self._publish(event)
             case instructions.NoteCheckpoint(steps):
                 self.record.add_checkpoint(steps)
+                copies = self.state.terms.may_change and not self.record.kept
+                self.hosts.keep(steps, self.record.prune if copies else None)
             case instructions.Note(text, wait):
                 (self.record.say if wait else self.record.note)(text)
             case _:
@@ -216,18 +237,38 @@ class Driver:
             case instructions.ReplanFewer(fault):
                 lost = RunError(fault.where, fault.problem)
                 await self._plan(lambda: self.replan.for_fewer_ranks(lost))
-            case instructions.ReplanHosts(num_hosts, at):
-                run = self.record.run_folder
-                await self._plan(lambda: self.replan.for_hosts(num_hosts, find_step(run, at)))
+            case instructions.ReplanHosts():
+                self.loop.begin(self._plan_for_hosts(instruction))
+
+    async def _plan_for_hosts(self, wanted: instructions.ReplanHosts) -> None:
+        """Plan for the hosts that are here, from a checkpoint that is fetched before if it has to
+        be; where its host is lost, all meet again.
+        """
+        run, job = self.record.run_folder, self.ranks.compiled.job
+        if wanted.door:
+            self.record.say(f"fetching the checkpoint of step {wanted.step} from {wanted.door}")
+            if failed := await self.hosts.fetch(wanted.step, wanted.door):
+                self.record.note(f"{failed} The hosts meet again.")
+                self.loop.post(events.NewPlan(job.recipe.num_ranks, place_of(job.start)))
+                return
+        plan = partial(self.replan.for_hosts, wanted.num_hosts)
+        await self._plan(lambda: plan(find_step(run, wanted.step)))
+
+    def _doors(self) -> list[str]:
+        """Return where the hub may be of a run that is under way."""
+        there, kept = self.lease.read(), self.record.kept
+        doors = (there.door if there else "", kept.before[1] if kept else "")
+        return [door for door in dict.fromkeys(doors) if door]
 
     def _meet(self) -> None:
         record = self.record
-        joins = not record.begun and self.state.terms.may_change
-        if joins and read_complete(record.run_folder, self.state.terms.steps):
+        if self.state.terms.may_change and read_complete(record.run_folder, self.state.terms.steps):
             self.loop.post(events.AlreadyComplete())
         else:
             self.loop.begin(
-                self.hosts.meet(lambda: folder.describe_host(record, self.ranks.compiled))
+                self.hosts.meet(
+                    lambda: folder.describe_host(record, self.ranks.compiled, self.lease)
+                )
             )
 
     async def _fork(self) -> None:
@@ -235,7 +276,8 @@ class Driver:
         assert place is not None
         self.ledger = folder.Ledger()
         self.listeners.off = company.number > 0
-        prepare = partial(folder.prepare, self.record, company, self.lease)
+        door = self.hosts.met.doors[company.number] if self.hosts.met else ""
+        prepare = partial(folder.prepare, self.record, company, self.lease, door)
         kept = None if company.number else self.record.kept
         try:
             end = partial(self.listeners.end, RESTARTED)
@@ -261,14 +303,18 @@ class Driver:
             self.listeners.call("on_evaluation", event.step, numbers(results))
 
     async def _complete(self, done: instructions.CompleteCheckpoint) -> None:
-        complete = partial(
-            self.record.complete_checkpoint, Path(done.folder), done.step, done.files
-        )
+        reading = tuple(self.hosts.reading)
+        complete = partial(self.record.complete_checkpoint, done.step, done.files, reading)
         kept = await self.desk.do(f"completing the checkpoint of step {done.step}", complete)
         self.listeners.call("on_save", done.step, kept.folder)
 
     def _find_start(self, find: instructions.FindStart) -> events.StartFound:
         """Put the job where its ranks are to begin; in the main thread."""
+        if self.state.terms.may_change and (kept := self.record.kept):
+            try:  # the host that has put it there may be lost
+                fetched_run.continue_at(kept.store.url, kept.folder)
+            except FlowrunError as error:
+                self.record.note(f"{error.where}: {error.problem}")
         job, found = self.ranks.compiled.job, self.record.checkpoints
         if find.rolls_back:
             every = job.recipe.train.save_every
@@ -295,6 +341,10 @@ class Driver:
             return
         self.ranks, job = self._hand_for(compiled), compiled.job
         self.loop.post(events.NewPlan(job.recipe.num_ranks, place_of(job.start)))
+
+    def _fail_by(self, error: RunError) -> None:
+        """The run cannot continue here; any thread may call this."""
+        self.loop.post(events.LauncherFailed(reason_of(error)))
 
     def _fail(self, error: RunError) -> None:
         """A callback has failed, or hangs; any thread may call this."""
@@ -341,17 +391,23 @@ def error_of(end: instructions.End) -> BaseException:
     return error
 
 
-def supervise(driver: Driver, signals: Signals, desk: Desk) -> instructions.End:
+@contextmanager
+def supervising(driver: Driver, signals: Signals, desk: Desk) -> Iterator[instructions.End]:
     """Let a driver drive in a thread of its own, and serve it in this one, the main thread, until
-    the run is over; return how it ended.
+    the run is over; yield how it ended.  What is done within, other hosts wait for.
     """
     end: Future[instructions.End] = Future()
 
+    def take(how: instructions.End) -> None:
+        end.set_result(how)
+        desk.close()
+
     def drive() -> None:
         try:
-            end.set_result(driver.run(signals.deadline))
+            driver.run(signals.deadline, take)
         except BaseException as error:
-            end.set_exception(error)
+            if not end.done():
+                end.set_exception(error)
         finally:
             desk.close()
 
@@ -359,5 +415,10 @@ def supervise(driver: Driver, signals: Signals, desk: Desk) -> instructions.End:
     with signals.posting(driver.loop.post, desk):
         thread.start()
         desk.serve()
+    well = False
+    try:
+        yield end.result()
+        well = True
+    finally:
+        driver.loop.post(events.Released(well))
         thread.join()
-    return end.result()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,9 +23,9 @@ from flowrun.launcher.recipe.schema import nodes_of
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Log
 from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.checkpoint import find_step, remove_partial
+from flowrun.launcher.store.checkpoint import Checkpoint, find_step, remove_partial
 from flowrun.launcher.supervise.hands.lease import Lease, Owner
-from flowrun.launcher.supervise.hosts.token import find_token
+from flowrun.launcher.supervise.hosts.token import name_folder
 from flowrun.launcher.supervise.hosts.words import Host
 from flowrun.launcher.supervise.life.events import FromHost
 from flowrun.launcher.supervise.life.halts import Company
@@ -39,7 +37,7 @@ class Ledger:
     """What the ranks of a round have measured, and where their weights lie.  By rank."""
 
     ends: dict[int, Mapping[str, Any]] = field(default_factory=dict)
-    weights: dict[int, WeightsWritten] = field(default_factory=dict)
+    weights: set[int] = field(default_factory=set)
 
     def take(self, event: Notice) -> None:
         """Keep what is for the report."""
@@ -47,7 +45,7 @@ class Ledger:
         if isinstance(event, RankEnded):
             self.ends[event.rank] = event.measured
         elif isinstance(event, WeightsWritten):
-            self.weights[event.rank] = event
+            self.weights.add(event.rank)
 
     def log(self, record: Record) -> Log:
         """Return everything measured on all ranks."""
@@ -70,27 +68,22 @@ class Ledger:
             measured_steps=record.reached - record.first,
         )
 
-    def join_weights(self, record: Record, num_ranks: int) -> None:
-        """Several hosts: make one file of all shards, if this disk has them all; else they stay,
-        and it is said.
-        """
+    def join_weights(self, record: Record, company: Company, num_ranks: int) -> None:
+        """Several hosts: the first makes one file of all shards, which are here by now."""
         if not self.weights:
             return
-        seen = next(iter(self.weights.values()))
-        if not seen.sees_all:
-            ranks = ", ".join(map(str, sorted(self.weights)))
-            record.note(
-                f"the weights of ranks {ranks} are here, those of the others on their hosts' disks;"
-                f" join them: {os.path.basename(sys.executable)} -m flowrun.launcher.weights"
-                " FOLDER OTHER_FOLDER"
-            )
-        elif seen.host == 0:
-            weights.join_shards([record.folder], num_ranks)
+        if company.number == 0:
+            weights.join_shards(record.run_folder, num_ranks)
+        elif not company.shared:
+            weights.drop_shards(record.run_folder)
+            record.note(f"the weights are in the folder of {company.name(0)}")
 
 
-def describe_host(record: Record, compiled: Compiled) -> Host:
-    """Describe this host to the others, before its first round."""
+def describe_host(record: Record, compiled: Compiled, lease: Lease) -> Host:
+    """Describe this host to the others, before its first round.  lease: of its folder."""
     job, asked = compiled.job, record.asked
+    start, there = job.start, lease.read()
+    known = [record.kept.before[0]] if record.kept else []
     keys = {key: str(value) for key, value in flatten_keys(yaml.safe_load(asked.to_yaml()))}
     return Host(
         name=platform.node(),
@@ -99,31 +92,33 @@ def describe_host(record: Record, compiled: Compiled) -> Host:
         recipe={**keys, "launch.device": job.device_type},
         plan=hashlib.sha256(str(compiled.training.plan).encode()).hexdigest(),
         planned=job.recipe.launch.num_hosts if record.agreed else 0,
-        start=job.start.step if job.start else 0,
-        rounds=0,
+        start=(start.step, start.checksum) if isinstance(start, Checkpoint) else (0, ""),
+        quorum=0,
+        epoch=max(0, there.epoch if there else 0, *known),
         versions={package: version(package) for package in ("torch", "flowrun")},
-        folder=str(record.run_folder.absolute()),
+        folder=name_folder(record.run_folder),
     )
 
 
-def prepare(record: Record, company: Company, lease: Lease) -> None:
+def prepare(record: Record, company: Company, lease: Lease, door: str) -> None:
     """Make the folder ready for the ranks of a round: each host writes to one of its own, and the
-    first removes what ranks that have ended left half written.  Raises RecipeError, OSError.
+    first in a folder removes what ranks that have ended left half written.  door: of this host.
+    Raises RecipeError, RunError, OSError.
     """
-    names = company.names
+    names, follows = company.names, record.begun
     if company.number == 0:
-        endpoint = record.asked.launch.rdzv_endpoint if names else ""
-        lease.take(Owner.of_this(endpoint, find_token(record.run_folder) if names else ""))
+        lease.take(Owner.of_this(company.epoch, door), follows)
         if record.kept:
-            record.kept.claim()
+            record.kept.claim(company.epoch, door, follows)
+        record.fence = lease.check
     if company.shared or company.may_change:
-        record.share(company.number)
+        record.share(company.number if company.shared else 0)
     if company.may_change:
         count = f"{len(names)} hosts" if len(names) > 1 else "1 host"
         record.say(f"{count} from step {record.first}: {', '.join(names or ('this host',))}")
     if not record.begun:
         record.begin()
-    if company.number == 0:
+    if not company.shared:
         remove_partial(record.run_folder)
 
 

@@ -4,11 +4,15 @@ A lock of the system (`lock_run_folder` of store/checkpoint.py) keeps other runs
 away.  The lease does so for those of other machines, which see the folder but no lock: the first
 host of a run holds it.  A launcher that was killed leaves its lease behind; it counts as long as
 its process lives, or, of another machine, until it was not renewed for some beats.
+
+Where the first host is lost, or was only silent, another takes the lease at once, by a later epoch
+(hosts/hub.py).  Nobody writes a line of metrics.jsonl or a checkpoint.json before a look at the
+lease: the one that was silent ends there.  One that may live on another machine has some beats to
+notice, as what it sees of the folder may be old.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -28,19 +32,26 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class Owner:
-    """Who holds a folder.  machine, process: its launcher.  run: the hosts that train together: one
-    may take the lease of another.
+    """Who holds a folder.  machine, process: its launcher.  epoch: of its hub; a later one counts.
+    door: where other hosts come to it.
     """
 
     machine: str
     process: int
-    run: str
+    epoch: int
+    door: str
 
     @staticmethod
-    def of_this(endpoint: str, token: str) -> Owner:
-        """Return this launcher.  endpoint, token: of its hosts; empty: it is alone."""
-        run = hashlib.sha256(f"{endpoint} {token}".encode()).hexdigest()[:16] if endpoint else ""
-        return Owner(platform.node(), os.getpid(), run)
+    def of_this(epoch: int = 0, door: str = "") -> Owner:
+        """Return this launcher."""
+        return Owner(platform.node(), os.getpid(), epoch, door)
+
+    def is_launcher(self, other: Owner) -> bool:
+        """Return whether both are one process."""
+        return (self.machine, self.process) == (other.machine, other.process)
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.machine}"
 
 
 class Lease:
@@ -50,41 +61,58 @@ class Lease:
         self._file = folder / FILE
         self._owner: Owner | None = None
 
-    def take(self, owner: Owner) -> None:
-        """Take the lease for this launcher.  Raises RecipeError if another run's holds it."""
+    def take(self, owner: Owner, follows: bool = False) -> None:
+        """Take the lease for this launcher.  follows: it was a host of the run, and takes the place
+        of the first.  Raises RecipeError if another run's holds it, RunError as `check`.
+        """
         if self._owner == owner:
+            self.check()
             return
-        before = self._read()
-        if before and _may_live(before, owner) and self._is_renewed():
+        before = self.read()
+        lives = before is not None and _may_live(before, owner)
+        if before and follows and before.epoch >= owner.epoch and not before.is_launcher(owner):
+            raise self._lost_to(before)
+        if before and lives and not follows and self._is_renewed():
             raise RecipeError(
                 "hydra.run.dir",
-                f"another run is writing to {self._file.parent}: process {before.process} on"
-                f" {before.machine}.",
+                f"another run is writing to {self._file.parent}: {before}.",
                 "Give each run a folder of its own: hydra.run.dir=outputs/NAME.",
             )
         replace_text(self._file, json.dumps(asdict(owner)) + "\n")
         self._owner = owner
+        if before and lives and follows:
+            time.sleep(_BEATS * BEAT_S)
+            self.check()
+
+    def check(self) -> None:
+        """Raise RunError if another has taken the folder."""
+        if self._owner is None or (there := self.read()) == self._owner:
+            return
+        unreadable = there is None and self._file.exists()
+        if unreadable or not self._file.parent.exists():  # removed: the next step's line notices
+            return
+        self._owner = None
+        raise self._lost_to(there)
 
     def renew(self) -> None:
-        """Say that this launcher lives.  Raises RunError if another has taken the folder."""
-        if self._owner is None:
-            return
-        if (there := self._read()) != self._owner:
-            who = f"process {there.process} on {there.machine}" if there else "another run"
-            folder, self._owner = self._file.parent, None
-            if folder.exists() and there:
-                raise RunError(str(folder), f"{who} has taken the folder of this run.")
-            return  # the folder was removed, which the next step's line notices
-        os.utime(self._file)
+        """Say that this launcher lives.  Raises RunError as `check`."""
+        self.check()
+        if self._owner is not None:
+            os.utime(self._file)
 
     def release(self) -> None:
         """Leave the folder to others."""
-        if self._owner is not None and self._read() == self._owner:
+        if self._owner is not None and self.read() == self._owner:
             with suppress(OSError):
                 self._file.unlink()
         self._owner = None
 
-    def _read(self) -> Owner | None:
+    def _lost_to(self, there: Owner | None) -> RunError:
+        who = there or "another launcher, which has ended,"
+        return RunError(str(self._file.parent), f"{who} has taken the folder of this run.")
+
+    def read(self) -> Owner | None:
+        """Return who holds the folder, or has left the lease behind."""
         try:
             return Owner(**json.loads(self._file.read_text()))
         except (OSError, ValueError, TypeError):
@@ -104,7 +132,5 @@ class Lease:
 
 def _may_live(before: Owner, owner: Owner) -> bool:
     """Return whether the launcher of a lease may be another run's, and live."""
-    if before.run and before.run == owner.run:
-        return False  # the hosts agree on who is first
     elsewhere = before.machine != owner.machine
-    return elsewhere or (before.process != owner.process and is_running(before.process))
+    return elsewhere or (not before.is_launcher(owner) and is_running(before.process))

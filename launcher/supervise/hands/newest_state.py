@@ -117,4 +117,4 @@ def save_snapshot(record: Record, job: Job, snapshots: SnapshotMemory | None, be
         shards = list_shards(job, plan, rank, start.views(rank))
         name = logical_checkpoint.file_of(partial, rank).name
         files[name] = logical_checkpoint.write(partial, rank, shards)
-    record.complete_checkpoint(partial, start.step, files)
+    record.complete_checkpoint(start.step, files)

@@ -24,6 +24,7 @@ from flowrun.launcher.supervise.hosts.words import Alive
 GREETING_S = 10.0  # a launcher greets at once; another program may say nothing at all
 BEAT_S = 1.0  # a side with nothing to say says so
 ENDED = "its launcher has ended: it was killed, or its machine failed."
+QUIET = "nothing came from it"
 _NOTICE_S = 10.0  # of silence, after which a side is named
 _LENGTH = struct.Struct(">I")
 _MAX_GREETING = 1 << 10  # bytes
@@ -101,7 +102,7 @@ class JsonChannel:
             while True:
                 take(await self.receive())
         except TimeoutError:
-            return f"nothing came from it for {silence_s:.0f} s: it hangs, or the network is down."
+            return f"{QUIET} for {silence_s:.0f} s: it hangs, or the network is down."
         except (OSError, EOFError):
             return ENDED
         except ValueError as error:

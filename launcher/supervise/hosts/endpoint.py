@@ -1,4 +1,4 @@
-"""launch.rdzv_endpoint: where the launchers of several hosts meet.
+"""launch.rdzv_endpoint: where the launchers of several hosts meet, at one of them or of a list.
 
 Its launcher listens on the endpoint's own address and on no other interface; the ranks' store and
 gloo do so, too.
@@ -40,6 +40,11 @@ class Endpoint:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @staticmethod
+    def parse_all(text: str) -> list[Endpoint]:
+        """Parse endpoints with spaces or commas between them.  Raises ValueError."""
+        return [Endpoint.parse(each) for each in text.replace(",", " ").split()]
 
     async def resolve(self) -> list[str]:
         """Return the numeric addresses of its name, IPv4 first.  Raises OSError.

@@ -2,8 +2,12 @@
 
 The launchers meet at launch.rdzv_endpoint.  The one whose machine has that address holds the hub
 (hub.py), and connects to it like every other (hub_link.py).  Over this connection, which lasts as
-long as a run, they compare what they are about to run, number the hosts, send each other what
-happens, and learn at once when a launcher has gone.
+long as a run or the hub, they compare what they are about to run, number the hosts, send each other
+what happens, and learn at once when a launcher has gone.
+
+Where a host does not see the folder of the first, the first fetches what its ranks write, and it
+fetches the checkpoint that it is to begin at (other_folder.py): what a rank has written becomes
+known once it is here.
 
 Everything here runs in the loop's thread, and nothing blocks; what happens is posted as an event.
 """
@@ -11,7 +15,8 @@ Everything here runs in the loop's thread, and nothing blocks; what happens is p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,18 +25,28 @@ from typing import Any
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
 from flowrun.launcher.ranks.rank_events import Reason
 from flowrun.launcher.ranks.wire import Notice
-from flowrun.launcher.recipe.schema import Launch, Nodes, nodes_of
+from flowrun.launcher.recipe.schema import STORE, Launch, Nodes, nodes_of
+from flowrun.launcher.store.checkpoint import Checkpoint
 from flowrun.launcher.supervise.hosts import words
-from flowrun.launcher.supervise.hosts.channel import BEAT_S, ENDED, JsonChannel
+from flowrun.launcher.supervise.hosts.channel import BEAT_S, ENDED, QUIET, JsonChannel
 from flowrun.launcher.supervise.hosts.endpoint import (
     LOOPBACK,
     MeetingPlace,
     find_interface,
     open_store,
 )
-from flowrun.launcher.supervise.hosts.hub_link import ADVICE, KEY, HubLink, Patience
+from flowrun.launcher.supervise.hosts.hub_link import ADVICE, KEY, LONG_S, HubLink, Patience
+from flowrun.launcher.supervise.hosts.moves import Moves
 from flowrun.launcher.supervise.life import events
 
+_NOTHING = (
+    "hosts share neither a folder nor a store: host 0 collects checkpoints, and host 1 has a copy;"
+    " hydra.run.dir on a disk that all see, or train.store, keeps them where both are lost"
+)
+_MAY_TRAIN = (
+    "{} may train on, and nothing in common would end it: only the larger part of the hosts"
+    " continues; with one folder (hydra.run.dir) or train.store any part does"
+)
 _STOPPED_S = 3.0  # after which it is said that this process was stopped itself
 _ANSWERS = (words.HostsHere, words.Numbered, words.Refused, events.PlanWanted, events.Parted)
 
@@ -43,6 +58,9 @@ Describe = Callable[[], words.Host]
 class Alone:
     """The only host of a run: there is nobody else to meet.  See Hosts."""
 
+    met: words.Numbered | None = None
+    reading: Collection[int] = ()
+
     def __init__(self, post: Post) -> None:
         self._post = post
         self._store: Any = None
@@ -52,10 +70,16 @@ class Alone:
         """Open a new store on loopback, where the ranks meet."""
         self._store = open_store(LOOPBACK)
         self.place = MeetingPlace(0, 1, LOOPBACK, self._store.port, find_interface(LOOPBACK))
-        self._post(events.Met(0, (), False))
+        self._post(events.Met(0, (), shared=False))
 
     def broadcast(self, event: Notice) -> None:
         pass
+
+    def keep(self, *_: object) -> None:
+        pass
+
+    async def fetch(self, *_: object) -> str:
+        return ""
 
     async def part(self, within_s: float) -> None:
         self._post(events.Parted())
@@ -67,23 +91,28 @@ class Alone:
 class Hosts:
     """This launcher's connection to those of the other hosts.
 
-    names: of all, once they have met.  place: where the ranks meet.
+    met: the last round.  place: where its ranks meet.
     """
 
     def __init__(
-        self, launch: Launch, folder: Path, silence_s: float, say: Say, post: Post
+        self,
+        launch: Launch,
+        folder: Path,
+        silence_s: float,
+        say: Say,
+        post: Post,
+        known: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         """launch: the recipe's keys.  folder: of the run.  silence_s: seconds without a sign of
         life after which a host counts as gone; 0: never.  say: shows a line to a person.  post:
-        takes events.
+        takes events.  known: see HubLink.
         """
-        self.names: tuple[str, ...] = ()
+        self.met: words.Numbered | None = None
         self.place: MeetingPlace | None = None
-        self._link = HubLink(launch, folder, silence_s or float("inf"))
+        self._link = HubLink(launch, folder, silence_s or float("inf"), known)
+        self._moves = Moves(folder, self._link.files, silence_s or LONG_S, post)
         self._say, self._post = say, post
-        self._rounds = 0
-        self._folder = ""
-        self._parted = False
+        self._has_store = self._doubts = False
         self._answers: asyncio.Queue[Notice | None] = asyncio.Queue()
         self._listening: asyncio.Task[None] | None = None
 
@@ -99,8 +128,9 @@ class Hosts:
             self._post(events.MeetingFailed(fault, isinstance(error, RecipeError)))
 
     async def _meet(self, describe: Describe) -> events.Met | events.PlanWanted:
-        launch, endpoint = self._link.launch, self._link.endpoint
+        launch, endpoint = self._link.launch, self._link.place
         at = f"{KEY} {endpoint}"
+        self._moves.stop()
         nodes, patience = nodes_of(launch), Patience(launch.join_s, self._say)
         here: tuple[str, ...] = (await self._enter(describe, patience),)
         while True:
@@ -131,38 +161,79 @@ class Hosts:
             channel = await self._link.connect(patience)
             self._answers = asyncio.Queue()
             self._listening = asyncio.create_task(self._listen(channel, self._answers))
-        host = replace(describe(), rounds=self._rounds)
-        self._folder, self._parted = host.folder, False
+        host = replace(describe(), door=self._link.door)
+        self._has_store = bool(host.recipe.get(STORE))
+        if met := self.met:
+            number, count = met.number, len(met.names)
+            quorum = (count // 2 + 1 if number else (count + 1) // 2) if self._doubts else 1
+            host = replace(host, quorum=quorum, epoch=met.epoch)
         self._send(words.Ready(host))
         return host.name
 
     def _take_number(self, met: words.Numbered) -> events.Met:
-        self.names = met.names
-        self._rounds += 1
+        alone = not all(met.sees) and not self._has_store
+        if alone and not met.number and not self.met and nodes_of(self._link.launch).may_change:
+            self._say(_NOTHING)
+        self.met = self._moves.met = self._link.met = met
+        self._doubts = False
         interface = find_interface(self._link.own_address)
         self.place = MeetingPlace(
             met.number, len(met.names), self._link.address, met.port, interface
         )
-        return events.Met(met.number, met.names, met.folder == self._folder and met.number > 0)
+        shared = met.number > 0 and met.sees[met.number]
+        return events.Met(met.number, met.names, shared, met.epoch)
+
+    def _doubt(self, host: int) -> None:
+        """A host is silent, and may train on.  Where one of both would not find the folder or the
+        store taken, this one continues with more than half of the hosts, or with the half that has
+        the first.
+        """
+        if (met := self.met) and not met.sees[met.number or host] and not self._has_store:
+            self._doubts = True
+            self._say(_MAY_TRAIN.format(met.names[host]))
 
     def broadcast(self, event: Notice) -> None:
+        self._moves.owe(event)
         self._send(event)
+
+    def keep(self, step: int, kept: Callable[[Checkpoint], None] | None) -> None:
+        """The first host has a checkpoint: what this one has of it goes, if it does not see that.
+        kept: where it is given, the second host fetches the whole one, as it may become the first.
+        """
+        self._moves.keep(step, kept)
+
+    @property
+    def reading(self) -> Collection[int]:
+        """Steps of checkpoints that other hosts are reading here, which have to stay."""
+        return self._link.files.reading
+
+    async def fetch(self, step: int, door: str) -> str:
+        """Fetch the checkpoint of a step from another host; return why it is not here, as that host
+        may be lost.  Raises RunError after some failures in a row.
+        """
+        return await self._moves.fetch(step, door)
 
     async def part(self, within_s: float) -> None:
         """Say that this host has sent all, and wait until the others have, so long at most."""
-        if self._link.channel is not None and self.names:
+        if self._link.channel is not None and self.met:
+            ends_s = time.monotonic() + within_s
+            await self._link.files.settle(
+                lambda: self._link.channel is None or time.monotonic() > ends_s
+            )
             self._send(words.Leaving())
             patience = Patience(within_s, self._say)
             while not patience.is_over:
                 answer = await self._answer(patience, "waiting for the other hosts to end")
                 if answer is None or isinstance(answer, events.Parted):
                     break
+            await self._moves.settle(within_s)
         self._post(events.Parted())
 
     async def close(self) -> None:
         """Let the last messages leave; then close all connections."""
         if self._listening is not None:
             self._listening.cancel()
+        self._moves.stop()
         await self._link.close()
 
     def _send(self, sent: Notice) -> None:
@@ -186,28 +257,34 @@ class Hosts:
             why = await channel.listen(lambda came: self._take(came, answers), self._link.silence_s)
         finally:
             beating.cancel()
-        if not self._parted and self.names and not self._link.server:
-            self._post(events.HostGone(0, self.names[0], why))
+        if self.met and not self._link.holds_hub:
+            if why.startswith(QUIET):
+                self._doubt(0)
+            self._post(events.HostGone(0, self.met.names[0], why))
         self._link.channel = None
         answers.put_nowait(None)
 
     def _take(self, came: Notice, answers: asyncio.Queue[Notice | None]) -> None:
+        if isinstance(came, events.HostGone) and came.why.startswith(QUIET):
+            self._doubt(came.host)
         if isinstance(came, _ANSWERS):
-            self._parted = isinstance(came, events.Parted)
             answers.put_nowait(came)
-        else:
+        elif not self._moves.takes(came):
             self._post(came)
 
     async def _beat(self, channel: JsonChannel) -> None:
         """Let the hub know that this host is alive, and notice if the hub is not."""
         link = self._link
-        silence_s = float("inf") if link.server else link.silence_s
+        silence_s = float("inf") if link.holds_hub else link.silence_s
         while True:
             await asyncio.sleep(BEAT_S)
             if (stopped_s := channel.beat(silence_s)) > _STOPPED_S:
                 self._say(f"this host was stopped for {stopped_s:.0f} s")
-            if channel.falls_silent() and self.names and not link.server:
-                self._post(events.HostSilent(0, self.names[0], channel.silent_s))
+                if link.holds_hub and self.met and stopped_s >= link.silence_s:  # others went on
+                    for host in range(1, len(self.met.names)):
+                        self._doubt(host)
+            if channel.falls_silent() and self.met and not link.holds_hub:
+                self._post(events.HostSilent(0, self.met.names[0], channel.silent_s))
 
 
 def _missing(here: int, nodes: Nodes) -> str:

@@ -6,8 +6,10 @@ host reach every other one in the order sent, and all of them before `Parted`.
 **A round begins when nobody more is to come**: the hosts of the round before have met again or have
 gone, and either as many hosts wait as there may be, or enough do, and no other has come for a
 while.  **All of a round have one plan and one state**: where those that wait have planned for
-another number of hosts, or would begin at another step than the first, `PlanWanted` says which, and
-all meet again.  (Hosts that come and go see one folder, so there it is the newest step of any.)
+another number of hosts, or would begin at another state than the newest of any, `PlanWanted` says
+which, and all meet again.  **Of hosts that a broken link parts some continue**: those that may
+(`Host.quorum`).  **A later hub counts**: each has an epoch of its own, later than those
+that its hosts know; a hub that meets a host of a later one has been replaced, and its host ends.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class Hub:
     waiting: the hosts that are ready for the next round, by connection, in the order in which they
     came.  numbers, names: of the hosts of the round under way, or of the last.  parted: of those,
     who have.  planning: hosts that were asked to plan, and meet again.  first: describes a host of
-    the last round.  enough_since_s: when enough hosts were seen to wait.
+    the last round.  enough_since_s: when enough hosts were seen to wait.  epoch: 0 before the first
+    round.
     """
 
     nodes: Nodes
@@ -56,6 +59,7 @@ class Hub:
     first: Host | None = None
     enough_since_s: float | None = None
     refusal: Refused | None = None
+    epoch: int = 0
 
     def receive(self, sender: int, message: Notice) -> Outgoing:
         """Take a message of a host; return what to send."""
@@ -97,12 +101,14 @@ class Hub:
             self.enough_since_s = None
             return []
         self.enough_since_s = now_s if self.enough_since_s is None else self.enough_since_s
-        again = any(host.rounds for host in self.waiting.values())
+        again = any(host.quorum for host in self.waiting.values())
         last_call_s = _LAST_CALL_AGAIN_S if again else _LAST_CALL_S
         return self._begin() if now_s - self.enough_since_s >= last_call_s else []
 
     def _meet(self, sender: int, host: Host) -> Outgoing:
         known = self.numbers.keys() | self.planning
+        if 0 < self.epoch < host.epoch:
+            return [(to, events.Replaced(host.name)) for to, n in self.numbers.items() if n == 0]
         if self.first and sender not in known and (refused := self._refuse(self.first, host)):
             return [(sender, refused)]
         self.waiting[sender], self.enough_since_s = host, None
@@ -134,7 +140,9 @@ class Hub:
     @property
     def _is_enough(self) -> bool:
         """Enough hosts wait for a round, and those of the last round are among them."""
-        return not self._awaited and self.refusal is None and len(self.waiting) >= self.nodes.fewest
+        here = [host.quorum for host in self.waiting.values() if host.quorum]
+        enough = len(self.waiting) >= self.nodes.fewest and len(here) >= max(here, default=0)
+        return not self._awaited and self.refusal is None and enough
 
     def _begin_if_complete(self) -> Outgoing:
         """Begin a round if nobody more is to come: later ones wait for no others, once they are
@@ -151,19 +159,22 @@ class Hub:
             self.refusal = numbers
             return self._to_waiting(numbers)
         first = hosts[numbers.index(0)]
-        start = max(host.start for host in hosts) if first.may_change else first.start
-        wanted = (len(hosts), start)
+        newest = max((first, *hosts), key=lambda host: host.start[0])
         self.waiting, self.numbers, self.parted, self.first = {}, {}, set(), first
-        if any((host.planned, host.start) != wanted for host in hosts):
+        if any((h.planned, h.start) != (len(hosts), newest.start) for h in hosts):
             self.planning = set(here)
-            return [(to, events.PlanWanted(*wanted)) for to in here]
+            count, start, door = len(hosts), newest.start[0], newest.door
+            lacks = {to: start > 0 and host.folder != newest.folder for to, host in here.items()}
+            return [(to, events.PlanWanted(count, start, door * lacks[to])) for to in here]
         self.planning = set()
+        self.epoch = self.epoch or 1 + max(host.epoch for host in hosts)
         self.numbers = dict(zip(here, numbers, strict=True))
         self.names = {key: host.name for key, host in here.items()}
-        names = tuple(hosts[numbers.index(k)].name for k in range(len(hosts)))
-        port = self.open_store()
+        ordered = [hosts[numbers.index(k)] for k in range(len(hosts))]
+        names, doors = (tuple(getattr(h, of) for h in ordered) for of in ("name", "door"))
+        sees, port = tuple(host.folder == first.folder for host in ordered), self.open_store()
         return [
-            (key, Numbered(number, names, port, first.folder))
+            (key, Numbered(number, names, doors, sees, port, self.epoch))
             for key, number in self.numbers.items()
         ]
 

@@ -1,4 +1,9 @@
-"""The connection of a launcher to the hub, and the hub where it is here."""
+"""The connection of a launcher to the hub, and the hub where it is here.
+
+At first it is at launch.rdzv_endpoint.  Where the host that holds it is lost, the lowest number
+that is left holds a new one, behind its door: all hosts look through the doors of the last round in
+the order of numbers, and none is passed over that answers.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +20,13 @@ from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher.recipe.schema import Launch, nodes_of
 from flowrun.launcher.supervise.hosts import channel as channels
 from flowrun.launcher.supervise.hosts.channel import JsonChannel
+from flowrun.launcher.supervise.hosts.door import Door
 from flowrun.launcher.supervise.hosts.endpoint import Endpoint, listen, open_store
 from flowrun.launcher.supervise.hosts.hub import Hub
 from flowrun.launcher.supervise.hosts.hub_server import HubServer
+from flowrun.launcher.supervise.hosts.other_folder import FileServer
 from flowrun.launcher.supervise.hosts.token import TOKEN, find_token, make_token
+from flowrun.launcher.supervise.hosts.words import HubHere, HubWanted, Numbered
 
 _FIRST_LINE_S, _NEXT_LINE_S, _LAST_LINE_S = 2.0, 5.0, 60.0  # pauses, of which each is twice as long
 _RETRY_S = 0.5
@@ -58,9 +66,12 @@ class Patience:
 KEY = "launch.rdzv_endpoint"
 ADVICE = "Check that every host runs the same command and can reach this endpoint."
 _CONNECT_S = 5.0
+_TURN_S = 10.0  # for the host of an endpoint to come before that of the next holds the hub
 _GREETING_S = 1.0  # for host 0 to answer, at least; it is asked again
+LONG_S = 600.0  # for another host to send a piece of a file, where it is never taken for gone
 _FLUSH_S = 0.5  # for the last messages, if the network is down
 _TOKEN_S = 15.0  # for a file of another host's to be seen here
+_SILENT = "a program there says nothing: it is stopped, or no launcher of this run"
 _ONE_TOKEN = (
     f"Give every host the same value of the environment variable {TOKEN}, or one folder"
     " (hydra.run.dir) that all of them see."
@@ -70,118 +81,213 @@ _ONE_TOKEN = (
 class HubLink:
     """The connection to the hub, and the hub where it is here.
 
-    channel: None before it is connected, and once it is lost.  address, own_address: of the hub and
-    of this host.  stores: of the ranks of all rounds, if the hub is here.
+    channel: None before it is connected, and once it is lost.  own_address: of this host.  met: the
+    last round.  stores: of the ranks of all rounds, if the hub is here.
     """
 
-    def __init__(self, launch: Launch, folder: Path, silence_s: float) -> None:
+    def __init__(
+        self, launch: Launch, folder: Path, silence_s: float, known: Callable[[], Sequence[str]]
+    ) -> None:
+        """known: doors behind which the hub may be of a run that is under way."""
         self.launch, self.folder, self.silence_s = launch, folder, silence_s
-        self.endpoint = Endpoint.parse(launch.rdzv_endpoint)
+        self.endpoints = Endpoint.parse_all(launch.rdzv_endpoint)
         self.channel: JsonChannel | None = None
-        self.server: HubServer | None = None
-        self.address = self.own_address = ""
+        self.files = FileServer(folder, min(silence_s, LONG_S))
+        self.own_address = ""
+        self.met: Numbered | None = None
         self.stores: list[Any] = []
-        self._seen_s: float | None = None  # when host 0 was first seen, without its token
+        self._known = known
+        self._door: Door | None = None
+        self._seen_s: float | None = None  # when a hub was first seen, without its token
+
+    @property
+    def place(self) -> str:
+        """Return where hosts meet, for a person."""
+        return " or ".join(map(str, self.endpoints))
+
+    @property
+    def door(self) -> str:
+        """Return where others come to this host."""
+        return self._door.at if self._door else ""
+
+    @property
+    def holds_hub(self) -> bool:
+        """True if the hub is here."""
+        return self._door is not None and self._door.hub is not None
+
+    @property
+    def address(self) -> str:
+        """Return the address of the hub."""
+        if self.holds_hub or self.channel is None:
+            return self.own_address
+        return str(self.channel.writer.get_extra_info("peername")[0])
 
     async def connect(self, patience: Patience) -> JsonChannel:
-        """Hold the hub if the endpoint is this machine's; else connect to it.  Raises RecipeError,
+        """Connect to the hub; hold it here if it is this host's turn.  Raises RecipeError,
         RunError.
         """
-        addresses = await self._resolve(patience)
-        rank = self.launch.node_rank
-        for address in addresses if rank in (None, 0) else ():
-            if listener := self._try_to_listen(address, only_here=rank == 0):
-                self.address = self.own_address = address
-                self.channel = await self._hold_hub(listener)
-                return self.channel
+        if self.met:
+            places = [Endpoint.parse(door) for door in self.met.doors]
+            places += [place for place in self.endpoints if place not in places]
+            return await self._seek(places, self.met.number, None, patience)
+        listener, own = None, -1
+        for number, place in enumerate(self.endpoints):
+            if listener := await self._try_to_listen(place, patience):
+                own = number
+                break
+        here = listener and str(Endpoint(*listener.getsockname()[:2]))
+        others = [Endpoint.parse(door) for door in self._known() if door != here]
+        turn = len(others) + own if listener else -1
+        try:
+            return await self._seek([*others, *self.endpoints], turn, listener, patience)
+        finally:
+            if listener and not self.holds_hub:
+                listener.close()
+
+    async def _seek(
+        self, places: list[Endpoint], turn: int, listener: socket.socket | None, patience: Patience
+    ) -> JsonChannel:
+        """Look for the hub at all places, until it is there or it is this host's turn to hold it.
+
+        turn: of this host among the places; -1: never.  listener: at its own, where it has no door
+        yet: the hosts of endpoints before it have some time to come, and one that says nothing is
+        waited for.
+        """
+        is_new, began_s = not self.met, time.monotonic()
+        late_s = _TURN_S * (turn - (len(places) - len(self.endpoints))) if is_new else 0.0
         while True:
-            why = ""
-            for address in addresses:
-                self.address = address
-                why = await self._try_to_join(address, max(_GREETING_S, patience.pause_s))
+            why, waits = "nobody is there", False
+            for k, place in enumerate(places):
+                if k == turn:
+                    continue
+                why, answers = await self._try_to_join(place, patience)
                 if self.channel:
                     return self.channel
-            await patience.wait(f"waiting for host 0 at {self.endpoint}: {why}")
+                waits |= k < turn and (answers or (is_new and answers is None))
+            if turn >= 0 and not waits and time.monotonic() - began_s >= late_s:
+                return await self._hold_hub(listener)
+            await patience.wait(f"waiting for host 0 at {self.place}: {why}")
             if patience.is_over:
-                within = f"within launch.join_s={self.launch.join_s:g} s"
-                raise RunError(
-                    f"{KEY} {self.endpoint}", f"host 0 did not come {within}: {why}.", ADVICE
-                )
+                did_not = f"host 0 did not come within launch.join_s={self.launch.join_s:g} s"
+                raise RunError(f"{KEY} {self.place}", f"{did_not}: {why}.", ADVICE)
 
-    async def _try_to_join(self, address: str, within_s: float) -> str:
-        """Connect to the hub; return why that is not possible yet."""
-        try:
-            channel = await channels.connect(address, self.endpoint.port, _CONNECT_S)
-            if not (token := find_token(self.folder)):
-                channel.writer.close()
-                return self._miss_token()
-            await channel.greet(token, hub=False, within_s=within_s)
-        except (OSError, EOFError) as error:
-            return _reason(error)
-        except channels.Silent:
-            return "a program there says nothing: it is stopped, or no launcher of this run"
-        except channels.WrongToken:
-            problem = f"the launcher at {self.endpoint} has another {TOKEN}."
-            raise RecipeError(KEY, problem, _ONE_TOKEN) from None
-        except channels.Stranger as error:
-            raise RecipeError(
-                KEY,
-                f"the program that listens at {self.endpoint} {error}: "
-                "it is no launcher of this run.",
-                "Choose a port that is free on that host.",
-            ) from None
+    async def _try_to_join(self, place: Endpoint, patience: Patience) -> tuple[str, bool | None]:
+        """Connect to the hub; return why that is not possible yet, and whether a launcher answers
+        there; None: something does not answer.
+        """
+        why = f"the name {place.host} does not resolve"
+        for address in await self._resolve(place, patience):
+            try:
+                channel = await channels.connect(address, place.port, _CONNECT_S)
+                if not (token := find_token(self.folder)):
+                    channel.writer.close()
+                    return self._miss_token(place), True
+                within_s = max(_GREETING_S, patience.pause_s)
+                await channel.greet(token, hub=False, within_s=within_s)
+                channel.send(HubWanted())
+                async with asyncio.timeout(within_s):
+                    here = await channel.receive()
+            except (OSError, EOFError, ValueError) as error:
+                why = _reason(error)
+            except channels.Silent:
+                return _SILENT, None
+            except channels.WrongToken:
+                problem = f"the launcher at {place} has another {TOKEN}."
+                raise RecipeError(KEY, problem, _ONE_TOKEN) from None
+            except channels.Stranger as error:
+                if self.met or place not in self.endpoints:
+                    return "another program has its port", False
+                raise RecipeError(
+                    KEY,
+                    f"the program that listens at {place} {error}: it is no launcher of this run.",
+                    "Choose a port that is free on that host.",
+                ) from None
+            else:
+                if here != HubHere(True):
+                    channel.writer.close()
+                    return f"the launcher at {place} has not met the others yet", True
+                await self._take_seat(channel, token)
+                return "", True
+        return why, False
+
+    async def _take_seat(self, channel: JsonChannel, token: str) -> None:
         self.own_address = str(channel.writer.get_extra_info("sockname")[0])
         self.channel = channel
-        return ""
+        if self._door is None:
+            self._door = Door(token, self.files)
+            self._door.open(listen(self.own_address))
 
-    def _miss_token(self) -> str:
+    def _miss_token(self, place: Endpoint) -> str:
         self._seen_s = self._seen_s or time.monotonic()
         if time.monotonic() - self._seen_s > _TOKEN_S:
-            problem = f"host 0 answers at {self.endpoint}, and {self.folder} has no secret of its."
+            problem = f"host 0 answers at {place}, and {self.folder} has no secret of its."
             raise RecipeError(TOKEN, problem, _ONE_TOKEN)
         return f"it has made its secret, and {self.folder} does not show it yet"
 
-    async def _resolve(self, patience: Patience) -> list[str]:
+    async def _resolve(self, place: Endpoint, patience: Patience) -> list[str]:
+        """Return the addresses of a place; none where its name does not resolve, and there are
+        other places.
+        """
         while True:
             try:
-                return await self.endpoint.resolve()
+                return await place.resolve()
             except OSError as error:
-                why = f"the name {self.endpoint.host} does not resolve: {error.strerror or error}"
+                if self.met or [place] != self.endpoints:
+                    return []
+                why = f"the name {place.host} does not resolve: {error.strerror or error}"
                 final = isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN
                 if final or patience.is_over:
                     raise RecipeError(KEY, f"{why}.", "Give a name or an address.") from None
             await patience.wait(why)
 
-    def _try_to_listen(self, address: str, only_here: bool) -> socket.socket | None:
-        try:
-            return listen(address, self.endpoint.port)
-        except OSError as error:
-            elsewhere = error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
-            if elsewhere and not only_here:
-                return None
-            raise RecipeError(
-                KEY,
-                f"host 0 cannot listen at {self.endpoint}: {_reason(error)}.",
-                "Give an address of host 0, and a port that is free there.",
-            ) from None
+    async def _try_to_listen(self, place: Endpoint, patience: Patience) -> socket.socket | None:
+        """Listen at an endpoint, if it is this machine's, and this host may be the first."""
+        rank = self.launch.node_rank
+        for address in await self._resolve(place, patience) if rank in (None, 0) else ():
+            try:
+                return listen(address, place.port)
+            except OSError as error:
+                elsewhere = error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+                if elsewhere and rank is None:
+                    continue
+                raise RecipeError(
+                    KEY,
+                    f"host 0 cannot listen at {place}: {_reason(error)}.",
+                    "Give an address of host 0, and a port that is free there.",
+                ) from None
+        return None
 
-    async def _hold_hub(self, listener: socket.socket) -> JsonChannel:
-        hub, token = Hub(nodes_of(self.launch), self._open_store), make_token(self.folder)
-        self.server = HubServer(hub, token, self.silence_s, listener)
+    async def _hold_hub(self, listener: socket.socket | None) -> JsonChannel:
+        """Hold the hub behind this host's door.  listener: becomes its door; None: it has one, and
+        opens its own among the endpoints, too, for hosts that come later.
+        """
+        if listener is not None:
+            self._door = Door(make_token(self.folder), self.files)
+            self.own_address = str(listener.getsockname()[0])
+        for place in self.endpoints if listener is None else ():
+            if listener := await self._try_to_listen(place, Patience(0.0, print)):
+                break
+        assert self._door is not None
+        if listener is not None:
+            self._door.open(listener)
+        server = HubServer(Hub(nodes_of(self.launch), self._open_store), self.silence_s)
         ours, its = socket.socketpair()
-        await self.server.start(its)
-        return await channels.open_channel(ours)
+        self._door.begin(server.attend(await channels.open_channel(its)))
+        self._door.begin(server.beat())
+        self.channel = await channels.open_channel(ours)
+        self._door.hub = server  # and this host is its first
+        return self.channel
 
     def _open_store(self) -> int:
-        self.stores.append(open_store(self.address))
+        self.stores.append(open_store(self.own_address))
         return int(self.stores[-1].port)
 
     async def close(self) -> None:
         """Let the last messages leave; then close all connections, and the ranks' store."""
         if self.channel is not None:
             await self.channel.flush(_FLUSH_S)
-        if self.server is not None:
-            await self.server.close(_FLUSH_S)
+        if self._door is not None:
+            await self._door.close(_FLUSH_S)
         self.stores.clear()
 
 

@@ -4,80 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import socket
 import time
-from collections.abc import Coroutine
-from typing import Any
 
-from flowrun.launcher.supervise.hosts.channel import BEAT_S, JsonChannel, Stranger, open_channel
+from flowrun.launcher.supervise.hosts.channel import BEAT_S, JsonChannel
 from flowrun.launcher.supervise.hosts.hub import Hub, Outgoing
 
-_MOST_STRANGERS = 64  # unauthenticated connections at once
-_BACK_OFF_S = 1.0  # where this process can open no more files
+_OWN = 0  # the connection of the hub's own host
+_LOOK_S = 0.01
 
 
 class HubServer:
-    """Feeds the hub with what comes from the hosts, and sends what it answers.
+    """Feeds the hub with what comes from the hosts, and sends what it answers."""
 
-    It serves each program that connects, in a task of its own, as asyncio.Server does; but there
-    what connects while it closes stays open, and where no file can be opened any more it prints a
-    traceback for each program that connects.
-    """
-
-    def __init__(self, hub: Hub, token: str, silence_s: float, listener: socket.socket) -> None:
-        """hub: its state.  token: that hosts have to know.  silence_s: after which a host counts as
-        gone.  listener: to which hosts come.
-        """
-        self.hub, self._token, self._silence_s = hub, token, silence_s
-        self._listener = listener
+    def __init__(self, hub: Hub, silence_s: float) -> None:
+        """hub: its state.  silence_s: after which a host counts as gone."""
+        self.hub, self._silence_s = hub, silence_s
         self._channels: dict[int, JsonChannel] = {}
-        self._strangers = 0
         self._keys = itertools.count()
-        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self, own: socket.socket) -> None:
-        """Serve hosts, and this host at the other end of `own`, which is the first."""
-        self._begin(self._attend(await open_channel(own)))
-        self._begin(self._beat())
-        self._listener.setblocking(False)
-        self._listen()
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _listen(self) -> None:
-        if self._listener.fileno() >= 0:
-            asyncio.get_running_loop().add_reader(self._listener, self._accept)
-
-    def _accept(self) -> None:
-        try:
-            connected, _ = self._listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return  # it has gone again
-        except OSError:  # no more files: those that connect wait
-            loop = asyncio.get_running_loop()
-            loop.remove_reader(self._listener)
-            loop.call_later(_BACK_OFF_S, self._listen)
-            return
-        if self._strangers >= _MOST_STRANGERS:
-            connected.close()
-            return
-        self._strangers += 1
-        self._begin(self._admit(connected))
-
-    async def _admit(self, connected: socket.socket) -> None:
-        try:
-            channel = await open_channel(connected)
-            await channel.greet(self._token, hub=True)
-        except (Stranger, OSError, EOFError):
-            return
-        finally:
-            self._strangers -= 1
-        await self._attend(channel)
-
-    async def _attend(self, channel: JsonChannel) -> None:
+    async def attend(self, channel: JsonChannel) -> None:
+        """Serve a host; the first is that of the hub."""
         key = next(self._keys)
         self._channels[key] = channel
         why = await channel.listen(
@@ -91,7 +37,8 @@ class HubServer:
             if to in self._channels:
                 self._channels[to].send(message)
 
-    async def _beat(self) -> None:
+    async def beat(self) -> None:
+        """Let the hub see that time goes by."""
         while True:
             await asyncio.sleep(BEAT_S)
             self._send(self.hub.tick(time.monotonic()))
@@ -101,10 +48,8 @@ class HubServer:
                     self._send(self.hub.notice(key, channel.silent_s))
 
     async def close(self, within_s: float) -> None:
-        """Let what was sent leave, for so long at most; then close all connections."""
-        if self._listener.fileno() >= 0:
-            asyncio.get_running_loop().remove_reader(self._listener)
-            self._listener.close()
-        for task in list(self._tasks):
-            task.cancel()
+        """Take what this host has said last, and let all leave, for so long at most."""
+        until_s = time.monotonic() + within_s
+        while _OWN in self._channels and time.monotonic() < until_s:
+            await asyncio.sleep(_LOOK_S)
         await asyncio.gather(*(channel.flush(within_s) for channel in self._channels.values()))

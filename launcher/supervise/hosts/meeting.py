@@ -29,12 +29,6 @@ def _compare_launches(first: Host, other: Host) -> Refused | None:
     if first.nodes != other.nodes:
         nodes = _both(first, other, first.nodes, other.nodes)
         return Refused("launch.nnodes", f"launch.nnodes {nodes}", SAME_COMMAND)
-    if first.may_change and first.folder != other.folder:
-        return Refused(
-            "hydra.run.dir",
-            f"hydra.run.dir {_both(first, other, first.folder, other.folder)}",
-            "Hosts that join and leave need one folder that all of them see.",
-        )
     return None
 
 

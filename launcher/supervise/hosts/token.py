@@ -1,4 +1,5 @@
-"""The secret of a run's hosts: FLOWRUN_TOKEN, or a file of the run's folder that the first makes.
+"""The secret of a run's hosts: FLOWRUN_TOKEN, or a file of the run's folder that the first makes;
+and the name of a folder, by which hosts know that they see the same one.
 
 Who does not know it is not let in (channel.py).  Hosts of a batch system have the variable, or the
 folder; hosts without a common folder need the variable.
@@ -15,26 +16,39 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.files import make
 
 TOKEN = "FLOWRUN_TOKEN"  # in the environment of each host
-FILE = ".token"
+FILE, NAME = ".token", ".name"
 
 
 def make_token(folder: Path) -> str:
     """Return the token of the hub's host: the variable, or what the folder has, made if it has
     none.  Raises RecipeError, OSError.
     """
-    if known := find_token(folder):
-        return known
+    return find_token(folder) or _make(folder, FILE) or find_token(folder)
+
+
+def name_folder(folder: Path) -> str:
+    """Return the name of a run's folder, on all hosts that see it; make it if it has none.  Raises
+    OSError.
+    """
+    file = folder / NAME
+    if not file.exists():
+        _make(folder, NAME)
+    return file.read_text()
+
+
+def _make(folder: Path, name: str) -> str:
+    """Make a file with a random text; return that, or "" where another was faster."""
     folder.mkdir(parents=True, exist_ok=True)
     token = secrets.token_hex(16)
-    made = folder / f"{FILE}.{secrets.token_hex(4)}"
+    made = folder / f"{name}.{secrets.token_hex(4)}"
     with open(make(made, 0o600), "wb") as file:
         file.write(token.encode())
         file.flush()
         os.fsync(file.fileno())
     try:
-        os.link(made, folder / FILE)  # whole, or not there; another may have been faster
+        os.link(made, folder / name)  # whole, or not there
     except FileExistsError:
-        return find_token(folder)
+        return ""
     finally:
         made.unlink()
     return token

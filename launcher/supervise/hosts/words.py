@@ -1,11 +1,15 @@
-"""What a launcher and the hub say to each other, besides events (life/events.py).
+"""What launchers say to each other, besides events (life/events.py).
+
+who comes to a door                        the launcher that opens it
+HubWanted  is the hub here?                HubHere
+FileWanted a file of its run's folder      FileComing, and the bytes
 
 a host to the hub                          the hub to a host
 Ready      for a round                     HostsHere    those that have come so far
 an event, for all other hosts              Numbered     all are here
 Leaving    it has no more to send          Refused      they cannot train together
                                            PlanWanted, HostJoined, FromHost, HostSilent,
-                                           HostGone, Parted: events
+                                           HostGone, Replaced, Parted: events
 """
 
 from __future__ import annotations
@@ -23,8 +27,11 @@ class Host:
     name: of its machine.  nodes: hosts that there may be.  node_rank: as in the recipe.
     recipe: dotted key -> value as text.  plan: digest of the plan.  planned: hosts that it is for;
     0: none yet.
-    start: steps done of the state that it would begin at.  rounds: in which it has been.
-    versions: package -> version.  folder: of its run.
+    start: steps done of the state that it would begin at, and a checksum of it.  quorum: how
+    many hosts of its last round have to be here; 0: it has been in none.  epoch: of the hub of that
+    round, or as its folder or store has it.
+    versions: package -> version.  folder: of its run, by a name that all who see it know.  door:
+    where other launchers come to it.
     """
 
     name: str
@@ -33,10 +40,12 @@ class Host:
     recipe: Mapping[str, str]
     plan: str
     planned: int
-    start: int
-    rounds: int
+    start: tuple[int, str]
+    quorum: int
+    epoch: int
     versions: Mapping[str, str]
     folder: str
+    door: str = ""
 
     @property
     def may_change(self) -> bool:
@@ -63,14 +72,16 @@ class HostsHere(Notice):
 class Numbered(Notice):
     """A round begins.
 
-    number: of this host.  names: of all.  port: of the ranks' store, on the hub's host.  folder: of
-    the first host's run.
+    number: of this host.  names, doors: of all.  port: of the ranks' store, on the hub's host.
+    sees: which hosts see the folder of the first.  epoch: of the hub: later than those before.
     """
 
     number: int
     names: tuple[str, ...]
+    doors: tuple[str, ...]
+    sees: tuple[bool, ...]
     port: int
-    folder: str
+    epoch: int
 
 
 class Refused(Notice):
@@ -79,6 +90,28 @@ class Refused(Notice):
     where: str
     problem: str
     instead: str
+
+
+class HubWanted(Notice):
+    """A launcher looks for the hub."""
+
+
+class HubHere(Notice):
+    """A launcher answers whether the hub is here."""
+
+    here: bool
+
+
+class FileWanted(Notice):
+    """A host lacks a file of a run.  name: within its folder."""
+
+    name: str
+
+
+class FileComing(Notice):
+    """The bytes of a file follow.  num_bytes: -1: it is not there."""
+
+    num_bytes: int
 
 
 class Alive(Notice):

@@ -69,20 +69,42 @@ class Frozen(Notice):
 
 
 class Met(Notice):
-    """All hosts of a round are here.  number: of this one.  names: of all.  shared: this one writes
-    to the folder of the first.
+    """All hosts of a round are here.  number: of this one.  names: of all.  shared: this one sees
+    the folder of the first.  epoch: of the hub; a host that takes the place of the first has a
+    later one.
     """
 
     number: int
     names: tuple[str, ...]
     shared: bool
+    epoch: int = 0
 
 
 class PlanWanted(Notice):
-    """Another number of hosts is here, or another state, than this one has planned for."""
+    """Another number of hosts is here, or another state, than this one has planned for.
+
+    door: of a host that has the checkpoint of `step`, where this one does not see it.
+    """
 
     num_hosts: int
     step: int
+    door: str = ""
+
+
+class Finished(Notice):
+    """The first host has written all files of the complete run."""
+
+
+class Released(Notice):
+    """The main thread has done what follows the end of the run.  well: without an error."""
+
+    well: bool
+
+
+class Replaced(Notice):
+    """Another host has taken the place of this one, the first.  by: who says so."""
+
+    by: str
 
 
 class MeetingFailed(Notice):
@@ -137,14 +159,13 @@ class HaltOffered(Notice):
     """A host offers a step to halt after.
 
     round: of the agreement.  by: what asks for it.  begun: steps that one of its ranks has begun.
-    ends: how it is to end: 0: it does not, ENDS or COMPLETES.  sees: the folder of the first host.
+    ends: how it is to end: 0: it does not, ENDS or COMPLETES.
     """
 
     round: int
     by: str
     begun: int
     ends: int
-    sees: bool
 
 
 class CheckpointKept(Notice):

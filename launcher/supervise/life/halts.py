@@ -33,13 +33,14 @@ _OF_ONE_HOST = ("SIGTERM", WARNING, CTRL_C, TIME_LIMIT)
 class Company:
     """The hosts of a round.
 
-    number, names: of this one and of all; no names: it is alone.  shared: it writes to the folder
-    of the first.  may_change: hosts may join and leave.
+    number, names: of this one and of all; no names: it is alone.  shared: it sees the folder of the
+    first.  epoch: of the hub that numbered them.  may_change: hosts may join and leave.
     """
 
     number: int = 0
     names: tuple[str, ...] = ()
     shared: bool = False
+    epoch: int = 0
     may_change: bool = False
 
     @property
@@ -109,8 +110,7 @@ class Halts:
         if asked is None:
             return self, (instructions.HaltAfter(),)
         how = COMPLETES if asked.completes else ENDS if asked.ends else 0
-        sees = self.company.number == 0 or self.company.shared
-        mine = HaltOffered(self.round, asked.by, begun, how, sees)
+        mine = HaltOffered(self.round, asked.by, begun, how)
         timer = instructions.SetTimer(ANSWER, self.grace_s)
         out = (instructions.SendAll(mine), timer) if self.company.others else ()
         return _then(_decide(replace(self, mine=mine)), *out)
@@ -179,16 +179,7 @@ def _decide(halts: Halts) -> Answer:
     if asked.by == NUMBERS:
         halt = instructions.HaltAfter(max(offer.begun for offer in offers), ENDS)
         return _then(_take_next(done), *timer, halt)
-    if not all(offer.sees for offer in offers):
-        return _then(_save_nothing(done, asked), *timer)
     return _then(_halt(done, asked, offers), *timer)
-
-
-def _save_nothing(halts: Halts, asked: Asked) -> Answer:
-    said = f"{asked.by}: nothing is saved, as the hosts do not share the run's folder"
-    lost = asked.ends and asked.round < 0
-    after = _end_early(halts, early_end_of(asked)) if lost else _take_next(halts)
-    return _then(after, instructions.HaltAfter(), instructions.Note(said))
 
 
 def _halt(halts: Halts, asked: Asked, offers: Sequence[HaltOffered]) -> Answer:

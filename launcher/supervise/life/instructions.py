@@ -76,7 +76,6 @@ class Publish(Instruction):
 class CompleteCheckpoint(Instruction):
     """Make a checkpoint count.  files: of each its bytes and checksum."""
 
-    folder: str
     step: int
     files: Mapping[str, tuple[int, int]]
 
@@ -140,10 +139,14 @@ class ReplanFewer(Instruction):
 
 
 class ReplanHosts(Instruction):
-    """Plan for a number of hosts, from the checkpoint of a step: NewPlan or NoPlan follows."""
+    """Plan for a number of hosts, from the checkpoint of a step: NewPlan or NoPlan follows.
+
+    door: of a host that has it, where this one does not see it.
+    """
 
     num_hosts: int
     step: int
+    door: str = ""
 
 
 class End(Instruction):

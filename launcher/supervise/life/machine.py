@@ -8,7 +8,8 @@ gone; the hosts part; and a verdict says what comes next.
     MEETING    the hosts of a round                  Met: FORKING; PlanWanted: PLANNING
     FORKING    the processes of this host's ranks    RanksForked: TRAINING
     TRAINING   that all of them have gone            RanksGone: PARTING
-    PARTING    what other hosts have still to say    Parted: RESTING, SAVING or OVER, by the verdict
+    PARTING    what other hosts have still to say    Parted: the verdict says which of those below
+    FINISHING  files that the first host writes      Finished: OVER; HostGone: RESTING
     RESTING    the newest whole state, and a pause   StartFound, TimeIsUp: MEETING
     SAVING     what ranks left in memory, on a disk  StateSaved: PLANNING for fewer ranks, or OVER
     PLANNING   another plan                          NewPlan: MEETING; NoPlan: OVER
@@ -21,7 +22,10 @@ counts once its results are here.  What is asked while no ranks run waits for th
 where nothing can be lost.
 **Nobody waits for ever.**  A phase in which others are awaited has a timer, a limit of the hand, or
 the watch; a gate that is frozen belongs to a request.
-**There is one verdict.**  `End` comes once, and nothing follows it.
+**There is one verdict.**  `End` comes once, and nothing follows it; a run is complete on the other
+hosts once the first has written all of it.
+**There is one first host.**  Who takes its place has a later epoch (hosts/hub.py), and with it the
+lease of the run's folder and of its store.  One that was only silent finds them taken, and ends.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ from flowrun.launcher.ranks.rank_events import (
     Reason,
     Remarked,
     StepDone,
+    WeightsWritten,
 )
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.supervise.life import events, instructions, next_round, verdicts
@@ -54,7 +59,7 @@ from flowrun.launcher.supervise.life.verdicts import LAUNCHER, NUMBERS, Attempts
 
 _LINGER_S = 2.0  # after a rank failed, those that wait for it in vain are killed
 _RANKS_HERE = (Life.FORKING, Life.TRAINING, Life.PARTING)
-_FOR_ALL = (StepDone, Evaluated, FileWritten, RankEnded, BadStep)
+_FOR_ALL = (StepDone, Evaluated, FileWritten, WeightsWritten, RankEnded, BadStep)
 _UNHEARD = (*_FOR_ALL, Remarked, NumbersSeen)  # of ranks whose launcher is broken
 
 
@@ -90,8 +95,8 @@ def step(state: RunState, event: Notice) -> Move:
 
 
 def _concerns_all(event: Notice) -> bool:
-    """Return whether other hosts get an event of a rank of this host: all but remarks, a rank's own
-    weights, and an error that is another rank's fault.
+    """Return whether other hosts get an event of a rank of this host: all but remarks, and an error
+    that is another rank's fault.
     """
     failed = isinstance(event, RankFailed) and not event.lost_peer
     return failed or isinstance(event, _FOR_ALL)
@@ -153,6 +158,9 @@ def _take_of_process(state: RunState, event: Notice, host: int) -> Move:
             return _break(state, "struck", Reason(LAUNCHER, f"stopped by {event.by}."))
         case events.LauncherFailed():
             return _break(state, "broken", state.round.blame.broken or event.fault)
+        case events.Replaced():
+            fault = Reason("host 0", f"{event.by} has taken its place: it was silent for long.")
+            return _break(state, "broken", state.round.blame.broken or fault)
         case events.Asked():
             return _ask(state, event)
         case events.TimeIsUp():
@@ -170,7 +178,9 @@ def _take_of_host(state: RunState, event: Notice, host: int) -> Move:
             )
         case events.AlreadyComplete():
             return next_round.end(state, instructions.End(instructions.THERE))
-        case events.HostGone():
+        case events.Finished():
+            return next_round.finish(state)
+        case events.HostGone() if not state.round.finished:
             fault = Reason(f"host {event.host} ({event.name})", event.why)
             return _fail(state, Failure(fault, events.LEFT, host=event.host))
         case events.HostFailed():
@@ -214,7 +224,7 @@ def _take_file(state: RunState, event: FileWritten) -> Move:
     if len(there) < state.terms.num_ranks:
         files[event.step] = there
     else:
-        out = (instructions.CompleteCheckpoint(event.folder, event.step, there),)
+        out = (instructions.CompleteCheckpoint(event.step, there),)
         if state.company.others:
             out += (instructions.SendAll(events.CheckpointKept(event.step)),)
     return in_round(state, files=files), out
@@ -222,6 +232,8 @@ def _take_file(state: RunState, event: FileWritten) -> Move:
 
 def _fail(state: RunState, failure: Failure) -> Move:
     """Note a failure: ranks that wait in vain are killed, at once if another host's failed."""
+    if state.phase is Life.FINISHING and failure.host == 0 and failure.how == events.LEFT:
+        return next_round.go_on_without_first(state, failure)
     if state.phase not in _RANKS_HERE:
         return state, ()
     state = _blame(state, failures=(*state.round.blame.failures, failure))
@@ -251,7 +263,13 @@ def _take_forked(state: RunState, place: events.StartPoint) -> Move:
 
 
 def _take_met(state: RunState, event: events.Met) -> Move:
-    company = replace(state.company, number=event.number, names=event.names, shared=event.shared)
+    company = replace(
+        state.company,
+        number=event.number,
+        names=event.names,
+        shared=event.shared,
+        epoch=event.epoch,
+    )
     round_, out = new_round(state.terms, company, state.place), _begin_again(state, state.place)
     state = replace(state, phase=Life.FORKING, company=company, round=round_, lost=None)
     return state, (*out, instructions.ForkRanks())
@@ -259,7 +277,7 @@ def _take_met(state: RunState, event: events.Met) -> Move:
 
 def _take_plan_wanted(state: RunState, event: events.PlanWanted) -> Move:
     place = events.StartPoint(event.step, "checkpoint" if event.step else "beginning", event.step)
-    plan = instructions.ReplanHosts(event.num_hosts, event.step)
+    plan = instructions.ReplanHosts(event.num_hosts, event.step, event.door)
     return replace(state, phase=Life.PLANNING, lost=None), (*_begin_again(state, place), plan)
 
 
@@ -278,7 +296,7 @@ def _ask(state: RunState, asked: events.Asked) -> Move:
         state, out = _wait(state, asked)
         now = (instructions.SetTimer(events.BACK_OFF, 0.0),) if state.round.rests else ()
         return state, (*out, *now)
-    if phase in (Life.MEETING, Life.PLANNING) and asked.ends and not asked.regroups:
+    if phase in (Life.MEETING, Life.PLANNING, Life.FINISHING) and asked.ends and not asked.regroups:
         return next_round.end_by(state, verdicts.end_of(asked))
     return state, ()
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from flowrun.launcher.ranks.rank_events import Reason
 from flowrun.launcher.supervise.life import events, instructions
 from flowrun.launcher.supervise.life.run_state import Life, Move, RunState, in_round, new_round
-from flowrun.launcher.supervise.life.verdicts import LAUNCHER, Rollbacks, Verdict
+from flowrun.launcher.supervise.life.verdicts import LAUNCHER, Failure, Rollbacks, Verdict
 
 _PART_S = 1.0  # for other hosts to end after a failure, before the ranks' store closes
 NEVER_S = float("inf")
@@ -63,12 +63,32 @@ def conclude(state: RunState) -> Move:
         fault = Reason(LAUNCHER, "ranks ended before their last step.")
         verdict = Verdict(instructions.FAILED, "", fault, events.DIED)
     state = in_round(state, verdict=verdict)
+    if (
+        verdict.status == instructions.COMPLETE
+        and state.company.number
+        and not state.round.finished
+    ):
+        return replace(state, phase=Life.FINISHING), ()
     if verdict.status != instructions.FAILED or verdict.fault is None:
         return end_by(state, verdict)
     if state.terms.rolls_back and verdict.how == events.RAISED and state.round.bad:
         find = instructions.FindStart(state.round.bad, rolls_back=True)
         return replace(state, phase=Life.RESTING), (find,)
     return _try_again(state, verdict)
+
+
+def finish(state: RunState) -> Move:
+    """The first host has written all."""
+    state = in_round(state, finished=True)
+    verdict = state.round.verdict
+    return end_by(state, verdict) if state.phase is Life.FINISHING and verdict else (state, ())
+
+
+def go_on_without_first(state: RunState, failure: Failure) -> Move:
+    """The first host is lost before it has written all: others do its last steps again."""
+    verdict = Verdict(instructions.FAILED, "", failure.fault, failure.how)
+    blame = replace(state.round.blame, failures=(*state.round.blame.failures, failure))
+    return _try_again(in_round(state, verdict=verdict, blame=blame), verdict)
 
 
 def _try_again(state: RunState, verdict: Verdict) -> Move:

@@ -17,7 +17,7 @@ from flowrun.launcher.supervise.life.verdicts import Attempts, Blame, Rollbacks,
 class Life(Enum):
     """What a run awaits; see machine.py."""
 
-    MEETING, FORKING, TRAINING, PARTING, RESTING, SAVING, PLANNING, OVER = range(8)
+    MEETING, FORKING, TRAINING, PARTING, FINISHING, RESTING, SAVING, PLANNING, OVER = range(9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,8 @@ class Round:
     halts: what is asked of them.  blame: why they end.  ended: ranks that have ended well.  bad:
     steps begun by the end of one whose numbers are not finite; 0: no such.  files: of each
     checkpoint that is being written, those that are on the disk.  lingers: a timer is set, after
-    which they are killed.  verdict: how they have ended.  rests: only a pause is left before the
-    next round.
+    which they are killed.  verdict: how they have ended.  finished: the first host has written all.
+    rests: only a pause is left before the next round.
     """
 
     halts: Halts
@@ -55,6 +55,7 @@ class Round:
     files: Mapping[int, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
     lingers: bool = False
     verdict: Verdict | None = None
+    finished: bool = False
     rests: bool = False
 
 
@@ -106,6 +107,8 @@ def violations(state: RunState) -> tuple[str, ...]:
         (bool(files) and state.company.number > 0, "another host's files"),
         (verdict is not None and phase in (Life.FORKING, Life.TRAINING), "an early verdict"),
         (verdict is None and phase in (Life.RESTING, Life.SAVING), "it rests without a verdict"),
+        (phase is Life.FINISHING and not state.company.number, "the first waits for itself"),
+        (state.company.epoch < halts.company.epoch, "it follows a hub that was replaced"),
         (waits and phase is Life.TRAINING, "a request waits, though ranks run"),
         (phase is Life.OVER and waits, "a request waits for ever"),
         (not 0 <= state.place.saved <= state.place.step, "it begins before a checkpoint"),

@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.report.metric_lines import list_lines_before
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.checkpoint import FOLDER, find_all, prepare
+from flowrun.launcher.store.checkpoint import FOLDER, Checkpoint, find_all, prepare
 from flowrun.launcher.store.run_files import METRICS
 from support.runs.workplace import working_in
 
@@ -218,6 +219,29 @@ def test_what_flowrun_did_not_write_stays(folder: Path) -> None:
     assert all(each.exists() for each in (*own, *folders, folder / "ema.safetensors.partial"))
     assert not any(each.exists() for each in (*left, folder / "weights.safetensors.partial"))
     assert [checkpoint.step for checkpoint in find_all(folder)] == [2, 4]
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_read_gives_way_to_the_next(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts that train remove what they keep no longer while another one comes."""
+    damage = Checkpoint.damage
+
+    def look_slowly(self: Checkpoint) -> str:
+        found = damage(self)
+        if self.step == 4:
+            newer = folder / FOLDER / "step_00000005"
+            self.folder.rename(newer)
+            about = replace(Checkpoint(newer, 5).about(), step=5)
+            (newer / "checkpoint.json").write_text(about.to_json())
+        return found
+
+    monkeypatch.setattr(Checkpoint, "damage", look_slowly)
+    recipe = resumed_recipe(folder)
+    start = find_continuation(replace(recipe, train=replace(recipe.train, steps=9)), folder)[1]
+    assert start and start.step == 5
+    shutil.rmtree(start.folder)
+    assert start.about().step == 5
 
 
 def test_a_training_goes_on_beside_a_copied_checkpoint(folder: Path) -> None:

@@ -1,11 +1,18 @@
-"""A host that is lost costs what was done since the newest checkpoint, and changes no bit."""
+"""A host that is lost costs what was done since the newest checkpoint, and changes no bit; with a
+common folder, a store, or nothing in common.
+"""
 
 import json
+import os
+import random
 import signal
 from pathlib import Path
 
 import pytest
+from chaos.first_host import NOTHING, SHARED, STORE, WELL, kill_first, main, undisturbed
 
+from flowrun.launcher.store.checkpoint import find_all
+from support.checks.thorough import few
 from support.runs.command import Command, free_port, losses, run_folder, workplace
 
 pytestmark = pytest.mark.processes
@@ -74,3 +81,61 @@ def test_hosts_that_are_left_go_on_in_another_layout(place: Path, tmp_path: Path
     assert 0 < first <= reached < first + 60 and first % 10 == 0
     assert f"1 host from step {first}" in ended.out
     assert losses(tmp_path) == pytest.approx(losses(place / "whole"), rel=1e-4)
+
+
+@pytest.mark.parametrize("shares", few([SHARED, STORE, NOTHING], [STORE]))
+def test_the_first_host_is_killed_and_the_other_continues(tmp_path: Path, shares: str) -> None:
+    place, step = undisturbed(tmp_path), random.Random(shares).randrange(0, 100, 5)
+    kill = kill_first(place, "run", shares, 0.0, step)
+    assert kill.outcome == WELL, kill
+
+
+@pytest.mark.thorough
+def test_the_first_host_is_killed_thirty_times() -> None:
+    assert main(30) == 0
+
+
+APART = ("train.steps=60", "train.log_every=10", "train.save_every=4", "launch.nnodes=1:2")
+
+
+def come_and_go(place: Path, shares: str) -> Path:
+    """Two hosts train, the second is killed, the first continues, and it comes again; return the
+    folder of the first.
+    """
+    here, meet = place / shares, f"launch.rdzv_endpoint=127.0.0.1:{free_port()}"
+    store = [f"train.store='file://{here}/store'"] if shares == STORE else []
+
+    def host(name: str) -> Command:
+        home = here / f"home_{name}"
+        home.mkdir(parents=True, exist_ok=True)
+        own = {"HOME": str(home), "XDG_CACHE_HOME": str(home), "FSSPEC_FILE_AUTO_MKDIR": "true"}
+        folder = run_folder(here / ("run" if shares == SHARED else name))
+        return Command(place, *RUN, *APART, meet, *store, folder, variables=own)
+
+    first = host("a")
+    first.until("waiting for")
+    second = host("b")
+    for each in (first, second):
+        each.until("step 10/")
+    assert second.signal(signal.SIGKILL).status == -signal.SIGKILL
+    os.mkfifo(place / "hold")
+    first.until("1 host from step")
+    third = host("b")
+    third.until("waiting for hosts that finish their step")  # its ranks wait for samples
+    with open(place / "hold", "w"):
+        os.unlink(place / "hold")
+        for each in (first, third):
+            ended = each.end()
+            assert (ended.status, ended.err) == (0, "")
+    assert ("host 0 collects" in first.printed) == (shares == NOTHING)
+    return here / ("run" if shares == SHARED else "a")
+
+
+@pytest.mark.thorough
+def test_hosts_without_a_common_folder_have_the_losses_of_those_with_one(place: Path) -> None:
+    runs = {shares: come_and_go(place, shares) for shares in (SHARED, STORE, NOTHING)}
+    for run in runs.values():
+        assert losses(run) == pytest.approx(losses(runs[SHARED]), rel=1e-4)
+        assert (run / WEIGHTS).exists()
+    copies = find_all(place / NOTHING / "b")
+    assert copies and all(not copy.damage() for copy in copies)

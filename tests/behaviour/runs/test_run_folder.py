@@ -119,9 +119,8 @@ def shards(folder: Path, workplace: Path) -> Path:
     trained = weights.load(folder)
     for rank in (0, 1):
         body = Rank(plan, rank, job.materials.sampler, trained, torch.device("cpu"))
-        weights.save_shards(
-            workplace, rank, 2, choose_shards(plan, rank, body.variables), job.about(4)
-        )
+        shards = choose_shards(plan, rank, body.variables)
+        weights.save_shards(workplace, rank, shards, job.about(4))
     return workplace
 
 
@@ -140,32 +139,19 @@ def test_what_the_file_cannot_hold_is_refused_before_training(
 
 
 def test_joined_shards_are_the_weights(folder: Path, shards: Path) -> None:
-    weights.join_shards([shards], 2)
+    weights.join_shards(shards, 2)
     joined, trained = weights.load(shards), weights.load(folder)
     assert joined.keys() == trained.keys()
     assert all(torch.equal(joined[name], trained[name]) for name in trained)
 
 
 def test_joining_removes_the_shards(shards: Path) -> None:
-    weights.join_shards([shards], 2)
+    weights.join_shards(shards, 2)
     assert [file.name for file in shards.glob("weights*")] == [weights.FILE]
 
 
-def test_a_missing_shard_leaves_the_others_alone(
-    shards: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_shard_leaves_the_others_alone(shards: Path) -> None:
     (shards / "weights.rank00001.safetensors").unlink()
-    assert not weights.has_all(shards, 2)
-    assert weights.main([str(shards)]) == 2
-    assert "no folder has the shards of rank 1" in capsys.readouterr().out
+    with pytest.raises(RunError, match="rank00001"):
+        weights.join_shards(shards, 2)
     assert (shards / "weights.rank00000.safetensors").exists()
-
-
-def test_shards_of_two_folders_join_by_the_command(
-    shards: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (shards / "other").mkdir()
-    moved = shards / "weights.rank00001.safetensors"
-    moved.rename(shards / "other" / moved.name)
-    assert weights.main([str(shards), str(shards / "other")]) == 0
-    assert capsys.readouterr().out.strip() == str(shards / weights.FILE)

@@ -12,10 +12,10 @@ from support.runs.plain_host import plain_host
 HOST = plain_host("a", recipe={"optim.lr": "0.1"})
 SENT: tuple[Notice, ...] = (
     StepDone(3, {"loss": 1.5, "each": [1.0, 2.0]}, 0.1, {"waited_s": 0.0}),
-    FileWritten("f", 4, "rank_0", (10, 20)),
+    FileWritten(4, "rank_0", (10, 20)),
     RankEnded(0, {"notes": [["x", 1, 2]]}),
     FromHost(1, RankFailed(Reason("rank 1", "no"), lost_peer=False)),
-    HaltOffered(0, "SIGTERM", 4, 1, True),
+    HaltOffered(0, "SIGTERM", 4, 1),
     Asked("SIGTERM"),
     Ready(HOST),
 )

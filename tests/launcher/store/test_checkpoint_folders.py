@@ -12,6 +12,7 @@ from flowrun.launcher.store.checkpoint import (
     find_all,
     find_best,
     partial_folder,
+    prune,
     remove_partial,
 )
 
@@ -24,7 +25,7 @@ def save(run: Path, step: int, loss: float | None = None, keep: int = 1, best: s
     validation = {} if loss is None else {"loss": loss}
     files = {"rank00000.safetensors": (3, 891568578)}
     about = About(step, 0, 1, {}, validation, files)
-    complete(folder, about, "name: x\n", keep, best)
+    prune(complete(folder, about, "name: x\n"), keep, best, due=0, busy=())
 
 
 def steps(run: Path) -> list[int]:
@@ -70,7 +71,7 @@ def test_files_of_ranks_that_are_no_more_are_left_out(tmp_path: Path) -> None:
     folder = partial_folder(tmp_path, 1)
     folder.mkdir(parents=True)
     (folder / "rank00001.safetensors").touch()
-    complete(folder, About(1, 0, 1, {}), "name: x\n", 1, "")
+    complete(folder, About(1, 0, 1, {}), "name: x\n")
     (found,) = find_all(tmp_path)
     expected = ["checkpoint.json", "recipe.yaml"]
     assert sorted(file.name for file in found.folder.iterdir()) == expected

@@ -1,4 +1,5 @@
 import itertools
+import shutil
 import threading
 from pathlib import Path
 
@@ -7,7 +8,14 @@ import pytest
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.ir.files import replace_text
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
-from flowrun.launcher.store.checkpoint import About, Checkpoint, complete, find_all, partial_folder
+from flowrun.launcher.store.checkpoint import (
+    About,
+    Checkpoint,
+    complete,
+    find_all,
+    partial_folder,
+    prune,
+)
 from flowrun.launcher.store.fetched_run import continue_at, fetch_figures, fetch_run
 from flowrun.launcher.store.kept_run import KeptRun, open_store, whole_checkpoints
 from flowrun.launcher.urls import object_store
@@ -35,7 +43,9 @@ def save(run: Path, step: int, keep: int = 2, loss: float = 1.0, ranks: int = 2)
     replace_text(run / "recipe.yaml", RECIPE)
     with (run / "metrics.jsonl").open("a") as lines:
         lines.write(f'{{"step": {step - 1}}}\n')
-    return complete(folder, About(step, 0, 1, {}, {"loss": loss}, files), RECIPE, keep, "loss")
+    done = complete(folder, About(step, 0, 1, {}, {"loss": loss}, files), RECIPE)
+    prune(done, keep, "loss", due=0, busy=())
+    return done
 
 
 def keep(url: str, run: Path, resumed: bool) -> KeptRun:
@@ -202,8 +212,72 @@ def test_a_run_that_continues_elsewhere_keeps_what_the_store_has(tmp_path: Path,
     other.put_all()
     assert whole(fetch_run(url, 1, best=False, to=tmp_path / "last")) == [1]  # the best
     assert [each.step for each in find_all(tmp_path / "last")] == [1, 3, 4]
-    with pytest.raises(StoreError, match="another run writes there now"):
+    with pytest.raises(StoreError, match="another launcher has taken the store"):
         kept.put_all()
+
+
+def test_one_of_several_hosts_fetches_what_all_see(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, got, get = keep(url, tmp_path / "run", False), list[str](), ObjectStore.get
+    save(tmp_path / "run", 1)
+    kept.put_all()
+
+    def note(self: ObjectStore, name: str, file: Path) -> None:
+        got.append(name)
+        get(self, name, file)
+
+    monkeypatch.setattr(ObjectStore, "get", note)
+    hosts = [threading.Thread(target=continue_at, args=(url, tmp_path / "new")) for _ in range(3)]
+    for host in hosts:
+        host.start()
+    for host in hosts:
+        host.join()
+    assert whole(tmp_path / "new") == [1]
+    assert len(got) == len({*got}) > 3
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_fetched_gives_way_to_the_next(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, get = keep(url, tmp_path / "run", False), ObjectStore.get
+    save(tmp_path / "run", 1, keep=1)
+    kept.put_all()
+
+    removes = threading.Lock()
+
+    def get_late(self: ObjectStore, name: str, file: Path) -> None:
+        with removes:
+            if "step_00000001/rank" in name and not find_all(tmp_path / "run")[1:]:
+                save(tmp_path / "run", 2, keep=0, loss=0.5)
+                shutil.rmtree(tmp_path / "run/checkpoints/step_00000001")
+                save(tmp_path / "run", 3, keep=0, loss=0.5)
+                kept.put_all()
+        get(self, name, file)
+
+    monkeypatch.setattr(ObjectStore, "get", get_late)
+    continue_at(url, tmp_path / "new")
+    assert whole(tmp_path / "new") == [3]
+
+
+def test_a_store_is_written_by_the_first_host_of_the_latest_epoch(tmp_path: Path, url: str) -> None:
+    first, second, third = (open_store(url, tmp_path / name, False, True) for name in "abc")
+    assert first and second and third
+    first.claim(1, "a:1")
+    save(tmp_path / "a", 1)
+    first.put_all()
+    second.claim(2, "b:2", follows=True)
+    assert KeptRun(ObjectStore.open(url, "x"), tmp_path).before == (2, "b:2")
+    for late in (lambda: first.claim(1, "a:1"), lambda: third.claim(2, "c:3", follows=True)):
+        with pytest.raises(RunError, match="another launcher has taken the store of this run"):
+            late()
+    save(tmp_path / "a", 2)
+    taken: list[RunError] = []
+    first.replaced = taken.append
+    first.look()
+    first.end(str, error=ValueError())
+    assert len(taken) >= 1
+    assert 2 not in whole_checkpoints(names(url))
 
 
 def test_a_new_run_is_not_mixed_with_another(tmp_path: Path, url: str) -> None:

@@ -20,7 +20,7 @@ from flowrun.launcher.report import report
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.store.checkpoint import Checkpoint
 from flowrun.launcher.supervise import driver as module
-from flowrun.launcher.supervise.driver import Driver, supervise
+from flowrun.launcher.supervise.driver import Driver, supervising
 from flowrun.launcher.supervise.hands.desk import Desk
 from flowrun.launcher.supervise.hands.lease import Lease
 from flowrun.launcher.supervise.hands.ranks_hand import RanksHand
@@ -67,7 +67,7 @@ class ReportingRanks(RanksHand):
             for step in range(first, first + BATCH):
                 self.wires.post(said.StepDone(step, {"loss": 1.5}, 0.1, {"waited_s": 0.5}))
                 for rank in range(self.driver.state.terms.num_ranks):
-                    self.wires.post(said.FileWritten("f", step + 1, f"rank{rank}", (1, 2)))
+                    self.wires.post(said.FileWritten(step + 1, f"rank{rank}", (1, 2)))
             while self.driver.record.reached < first + BATCH or self.driver.loop.events.qsize():
                 await asyncio.sleep(0)
             if first + BATCH in STEPS:
@@ -107,7 +107,8 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 
 
 def test_a_launcher_keeps_the_same_bytes_after_any_number_of_steps(driver: Driver) -> None:
-    end = supervise(driver, Signals(), driver.desk)
+    with supervising(driver, Signals(), driver.desk) as end:
+        pass
     assert (end.status, end.fault) == (do.COMPLETE, None)
     assert isinstance(driver.ranks, ReportingRanks)
     first, last = driver.ranks.sizes
@@ -122,7 +123,8 @@ def test_a_planted_list_of_steps_is_seen(driver: Driver, monkeypatch: pytest.Mon
         before(event)
 
     monkeypatch.setattr(driver, "_publish", publish)
-    supervise(driver, Signals(), driver.desk)
+    with supervising(driver, Signals(), driver.desk):
+        pass
     assert isinstance(driver.ranks, ReportingRanks)
     first, last = driver.ranks.sizes
     assert last - first > 8 * (STEPS[1] - STEPS[0])

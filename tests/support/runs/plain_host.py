@@ -7,5 +7,6 @@ from flowrun.launcher.supervise.hosts.words import Host
 
 def plain_host(name: str, nodes: str = "2", **fields: Any) -> Host:
     usual: dict[str, Any] = {"node_rank": None, "recipe": {}, "plan": "p", "planned": 2}
-    usual |= {"start": 0, "rounds": 0, "versions": {"torch": "2.13"}, "folder": "/shared"}
+    usual |= {"start": (0, ""), "quorum": 0, "epoch": 0}
+    usual |= {"versions": {"torch": "2.13"}, "folder": "/shared"}
     return Host(name=name, nodes=nodes, **(usual | fields))

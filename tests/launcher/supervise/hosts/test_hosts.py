@@ -101,8 +101,8 @@ async def met(first: One, second: One) -> None:
     """Let two launchers meet."""
     names = ("node0", "node1")
     assert await together(first.meet(), second.meet()) == [
-        Met(0, names, False),
-        Met(1, names, True),
+        Met(0, names, False, 1),
+        Met(1, names, True, 1),
     ]
     places = first.hosts.place, second.hosts.place
     assert places[0] and places[1] and places[0].port == places[1].port
@@ -178,7 +178,7 @@ def test_a_host_that_may_leave_is_gone_without(
         await left.part(1.0)
         assert await left.meet() == PlanWanted(1, 0)
         left.planned = 1
-        assert await left.meet() == Met(0, ("nodeNone",), False)
+        assert await left.meet() == Met(0, ("nodeNone",), False, 1 if who else 2)
 
     run(live, *(One(port, tmp_path, nnodes="1:2") for _ in range(2)))
 

@@ -88,14 +88,36 @@ def test_hosts_that_would_begin_unlike_plan_again_and_meet_when_all_have() -> No
     net = Net(2)
     net.hub.nodes = Nodes(1, 2, may_change=True)
     first, second = (replace(host(n), nodes="1:2", folder="/s", planned=2) for n in "ab")
-    net.meet(0, replace(first, start=4))
-    net.meet(1, replace(second, start=8))
+    net.meet(0, replace(first, start=(4, "")))
+    net.meet(1, replace(second, start=(8, "")))
     assert net.got[0][-1] == net.got[1][-1] == ev.PlanWanted(2, 8)
-    net.meet(0, replace(first, start=8))
+    net.meet(0, replace(first, start=(8, "")))
     net.send(net.hub.tick(0.0) + net.hub.tick(99.0))
     assert net.got[0][-1] == HostsHere(("a",))
-    net.meet(1, replace(second, start=8))
+    net.meet(1, replace(second, start=(8, "")))
     assert [type(net.got[key][-1]) for key in (0, 1)] == [Numbered, Numbered]
+
+
+def test_a_hub_that_meets_a_host_of_a_later_epoch_was_replaced() -> None:
+    net = Net(2)
+    for key, name in enumerate("ab"):
+        net.meet(key, replace(host(name), epoch=3))
+    assert [m.epoch for m in kinds(net.got[0], Numbered)] == [4]
+    net.meet(2, replace(host("c"), epoch=5))
+    assert net.got[0][-1] == ev.Replaced("c") and net.got[1][-1] != ev.Replaced("c")
+    assert not net.got[2]
+
+
+def test_the_smaller_part_of_hosts_that_a_link_parts_waits() -> None:
+    net = Net(1)
+    net.hub.nodes = Nodes(1, 3, may_change=True)
+    net.meet(0, replace(host("a"), quorum=2))
+    net.send(net.hub.tick(0.0) + net.hub.tick(99.0))
+    net.meet(1, host("new"))
+    net.send(net.hub.tick(100.0) + net.hub.tick(199.0))
+    assert not kinds(net.got[0], ev.PlanWanted)
+    net.meet(2, replace(host("b"), quorum=2))
+    assert kinds(net.got[0], ev.PlanWanted) == [ev.PlanWanted(3, 0)]
 
 
 def test_hosts_that_wait_learn_who_is_here() -> None:
@@ -116,7 +138,7 @@ def test_a_host_that_leaves_before_all_are_here_is_awaited_again() -> None:
     net.meet(1, host("b"))
     assert net.got[1] == [HostsHere(("b",))]
     net.meet(2, host("c"))
-    numbered = [Numbered(k, ("b", "c"), 1234, "/b") for k in (0, 1)]
+    numbered = [Numbered(k, ("b", "c"), ("", ""), (True, False), 1234, 1) for k in (0, 1)]
     assert [net.got[k][-1] for k in (1, 2)] == numbered
 
 

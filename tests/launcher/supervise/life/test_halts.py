@@ -97,16 +97,6 @@ def test_where_a_host_joins_all_meet_again() -> None:
         assert end and end.fault and end.fault.problem == "a host joins (node7)."
 
 
-def test_hosts_that_share_no_folder_end_at_once_where_it_is_asked() -> None:
-    found = launchers([3, 5], shared=False)
-    found[0].take(found[0].halts.ask(TERM))
-    settle(found)
-    late = found[0].halts.late
-    assert late and late.fault and late.fault.problem == "stopped by SIGTERM."
-    assert (found[1].halts.late, found[1].halts.halt) == (None, None)
-    assert do.KillRanks() in found[0].out and do.KillRanks() not in found[1].out
-
-
 @pytest.mark.parametrize(
     ("timer", "problem"), [(GRACE, "within 30 s"), (ANSWER, "it did not answer to SIGTERM.")]
 )

@@ -47,9 +47,13 @@ class Rank:
 
 @dataclass
 class Disk:
-    """What all hosts see: whole checkpoints, by their steps."""
+    """What all hosts see: whole checkpoints, by their steps; who writes there, by epoch and key;
+    whether all of the run is there.
+    """
 
     kept: set[int] = field(default_factory=set)
+    writer: tuple[int, int] = (0, -1)
+    whole: bool = False
 
     @property
     def start(self) -> StartPoint:
@@ -75,6 +79,7 @@ class OneHost:
         self.start = world.disk.start.step
         self.completed: set[int] = set()
         self.round = 0
+        self.hub: HubOf | None = None  # that it meets at; None: it has to look for one
         self.state, out = begin(world.terms, world.disk.start)
         self.carry_out(out)
 
@@ -88,12 +93,25 @@ class OneHost:
             assert self.end is None, "nothing follows the end"
             self._do(each)
 
+    def send(self, message: Notice) -> None:
+        if self.hub:
+            self.world.send(self.hub, self.hub.receive(self.hub.number(self.key), message))
+
+    def may_write(self) -> bool:
+        """Look at the lease before anything is written, as the first host does."""
+        mine = (self.state.company.epoch, self.key)
+        if self.world.disk.writer != mine:
+            self.came.append(ev.LauncherFailed(Reason("the folder", "taken")))
+        return self.world.disk.writer == mine
+
     def _do(self, each: do.Instruction) -> None:
-        hub = self.world.hub
         match each:
             case do.Meet():
-                self.world.send(hub.receive(self.key, Ready(self.describe())))
+                self.hub = self.hub or self.world.find_hub(self.key)
+                self.send(Ready(self.describe()))
             case do.ForkRanks():
+                if self.number == 0:
+                    self._take_lease()
                 assert self.gone_is_known, "ranks of two rounds run"
                 self.gate = StepGate.of_threads(1, self.start)
                 self.rank = Rank(self.gate.of_rank(0), self.start, self.start)
@@ -108,46 +126,62 @@ class OneHost:
                 assert self.gate
                 self.gate.open(halt if halt >= 0 else None, ends)
             case do.SendAll(event):
-                self.world.send(hub.receive(self.key, event))
+                self.send(event)
             case do.LeaveRound(within_s):
-                if within_s == 1.0:
+                if within_s == 1.0 or self.hub is None:
                     self.timers.add("part")
-                self.world.send(hub.receive(self.key, Leaving()))
+                self.send(Leaving())
+            case do.Publish() if not self.number:
+                self.may_write()
             case do.SetTimer(timer, seconds):
                 self.timers.discard(timer)
                 if seconds >= 0:
                     self.timers.add(timer)
-            case do.CompleteCheckpoint(_, at, files):
+            case do.CompleteCheckpoint(at, files):
                 assert len(files) == self.state.terms.num_ranks
                 assert at not in self.completed, "a checkpoint is completed once"
-                self.completed.add(at)
-                self.world.disk.kept.add(at)
+                if self.may_write():
+                    self.completed.add(at)
+                    self.world.disk.kept.add(at)
             case do.FindStart():
                 self.start = self.world.disk.start.step
                 self.came.append(ev.StartFound(self.world.disk.start))
             case do.Save():
                 self.came.append(ev.StateSaved())
-            case do.ReplanHosts(hosts, at):
+            case do.ReplanHosts(hosts, at, _):
                 self.planned, self.start = hosts, at
                 self.came.append(ev.NewPlan(hosts, place_at(at)))
             case End():
                 self.end = each
-                self.world.send(hub.lose(self.key, "it has ended"))
+                if each.status == COMPLETE and self.number == 0:
+                    self.world.disk.whole = True
+                    self.send(ev.Finished())
+                assert each.status != COMPLETE or self.world.disk.whole, "files are missing"
+                self.world.leave(self.key, "it has ended")
+
+    def _take_lease(self) -> None:
+        disk, mine = self.world.disk, (self.state.company.epoch, self.key)
+        follows = self.met > 1
+        if follows and disk.writer[0] >= mine[0] and disk.writer != mine:
+            self.came.append(ev.LauncherFailed(Reason("the folder", "taken")))
+            return
+        assert disk.writer[0] <= mine[0], "an older hub's host takes the lease"
+        disk.writer = mine
 
     def describe(self) -> Host:
         world = self.world
         nodes = f"1:{world.hosts}" if world.terms.may_change else str(world.hosts)
-        return plain_host(
-            f"host{self.key}", nodes, planned=self.planned, start=self.start, rounds=self.met
-        )
+        known = {"quorum": min(1, self.met), "planned": self.planned, "start": (self.start, "")}
+        epoch = self.state.company.epoch or world.disk.writer[0]
+        return plain_host(f"host{self.key}", nodes, epoch=epoch, **known)
 
     def hear(self, message: Notice) -> None:
         match message:
-            case Numbered(number, names, port, _):
+            case Numbered(number, names, _, _, port, epoch):
                 assert len(names) == self.planned and names[number] == f"host{self.key}"
                 self.number, self.met = number, self.met + 1
                 self.round, self.rank = port, None
-                self.came.append(ev.Met(number, names, number > 0))
+                self.came.append(ev.Met(number, names, number > 0, epoch))
             case Refused():
                 self.came.append(ev.MeetingFailed(Reason("hosts", message.problem), True))
             case HostsHere():
@@ -197,7 +231,7 @@ class OneHost:
     def _save(self, at: int) -> None:
         assert self.rank
         self.rank.saved = at
-        self.came.append(said.FileWritten("f", at, f"rank{self.number}", (1, 1)))
+        self.came.append(said.FileWritten(at, f"rank{self.number}", (1, 1)))
 
     def _leave(self) -> None:
         assert self.rank
@@ -237,6 +271,15 @@ class OneHost:
 _FREEZE = said.Remarked("freeze")
 
 
+class HubOf(Hub):
+    """The hub of a host, whose own connection is the first."""
+
+    host = -1
+
+    def number(self, key: int) -> int:
+        return -1 if key == self.host else key
+
+
 class World:
     """Hosts, the hub between them, and a disk."""
 
@@ -244,7 +287,9 @@ class World:
         self.hosts, self.disk, self.rounds = hosts, Disk(), 0
         self.terms = Terms(steps=STEPS, num_ranks=hosts, restarts=restarts, may_change=may_change)
         fewest = 1 if may_change else hosts
-        self.hub = Hub(Nodes(fewest, hosts, may_change=may_change), open_store=self._open)
+        self.nodes = Nodes(fewest, hosts, may_change=may_change)
+        self.hubs: dict[int, HubOf] = {}  # by the key of the host that holds it
+        self.parted = set[int]()  # hosts that no other can reach
         self.all: dict[int, OneHost] = {}
         self._early: list[tuple[int, Notice]] = []
         for key in range(hosts):
@@ -259,21 +304,65 @@ class World:
         made = OneHost(key, self)
         self.all[key] = made
         early, self._early = self._early, []
-        self.send(early)
+        for to, message in early:
+            self.all[to].hear(message)
 
-    def send(self, outgoing: Outgoing) -> None:
-        for to, message in outgoing:
-            if to in self.all:
-                self.all[to].hear(message)
-            else:
+    def find_hub(self, key: int) -> HubOf:
+        """Return the hub that is there, or a new one at this host: the lowest that is left."""
+        if not (there := next((hub for k, hub in self.hubs.items() if k not in self.parted), None)):
+            there = self.hubs[key] = HubOf(self.nodes, open_store=self._open)
+            there.host = key
+        return there
+
+    def send(self, hub: HubOf, outgoing: Outgoing) -> None:
+        for number, message in outgoing:
+            to = hub.host if number < 0 else number
+            if to not in self.all:
                 self._early.append((to, message))
+            elif self.all[to].hub is hub:
+                self.all[to].hear(message)
+
+    def tick(self, now_s: float) -> None:
+        for hub in list(self.hubs.values()):
+            self.send(hub, hub.tick(now_s))
+
+    def leave(self, key: int, why: str) -> None:
+        """A launcher has gone; where it held the hub, that has gone with it."""
+        hub = self.hubs.pop(key, None)
+        for each in self.all.values():
+            if each.key == key:
+                if each.hub and each.hub is not hub:
+                    self.send(each.hub, each.hub.lose(each.hub.number(key), why))
+            elif hub and each.hub is hub:
+                self._lose_hub(each, why)
+
+    def _lose_hub(self, host: OneHost, why: str) -> None:
+        host.hub, met = None, bool(host.met)
+        if met:
+            host.came.append(ev.HostGone(0, host.state.company.name(0), why))
+        answered = any(isinstance(event, (ev.Met, ev.PlanWanted)) for event in host.came)
+        if host.state.phase is Life.MEETING and not answered and not host.end:
+            host.hub = self.find_hub(host.key)
+            host.send(Ready(host.describe()))
+        elif host.state.phase is Life.PARTING:
+            host.timers.add("part")
 
     def kill(self, key: int) -> None:
         """A machine fails, with its launcher and its rank."""
-        lost = self.all.pop(key)
-        if lost.rank:
+        if (lost := self.all[key]).rank:
             lost.rank.alive = False
-        self.send(self.hub.lose(key, "killed"))
+        self.leave(key, "killed")
+        del self.all[key]
+
+    def part_first(self, key: int) -> None:
+        """The link between the host of the hub and all others is down, or it is stopped: each side
+        takes the other for lost.
+        """
+        hub = self.hubs[key]
+        self.parted.add(key)
+        for each in [e for e in self.all.values() if e.hub is hub and e.key != key]:
+            self._lose_hub(each, "silent")
+            self.send(hub, hub.lose(each.key, "silent"))
 
     @property
     def is_quiet(self) -> bool:
@@ -289,6 +378,8 @@ class World:
         others = [name for name in host.state.company.names if name != f"host{host.key}"]
         by_name = {f"host{key}": each for key, each in self.all.items()}
         found = [by_name.get(name) for name in others]
+        apart = host.key in self.parted
+        found = [each if each and (each.key in self.parted) == apart else None for each in found]
         if any(each and (each.round != host.round or each.rank is None) for each in found):
             gone = any(each and each.round > host.round for each in found)
             return [None] if gone else None
@@ -313,7 +404,7 @@ def test_a_run_ends_with_one_verdict_and_loses_nothing(
         if turn >= strikes_at and not struck and host.state.phase is Life.TRAINING and host.rank:
             struck = True
             strike(host, blow)
-        world.send(world.hub.tick(turn / 10))
+        world.tick(turn / 10)
         if all(each.end for each in world.all.values()):
             break
     ends = [each.end for each in world.all.values()]
@@ -367,12 +458,36 @@ def test_hosts_that_come_and_go_end_a_run_together(seed: int, late: bool) -> Non
         if turn < 2000 and order.random() < 0.004 and len(here) < 3:
             world.add(keys)
             keys += 1
-        world.send(world.hub.tick(turn / 10))
+        world.tick(turn / 10)
     statuses = [each.end.status for each in world.all.values() if each.end]
     assert len(statuses) == len(world.all), [each.state.phase for each in world.all.values()]
     assert set(statuses) <= {COMPLETE, FAILED}
     if set(statuses) == {COMPLETE}:  # a first host that is lost at the end may leave out the last
         assert max(world.disk.kept) >= STEPS - EVERY
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32), is_silent=st.booleans(), times=st.integers(1, 2))
+def test_another_host_takes_the_place_of_the_first(seed: int, is_silent: bool, times: int) -> None:
+    """Killed, or only silent for the others, at any moment: the run is complete, and where two took
+    themselves for the first, one has ended.
+    """
+    order, world = random.Random(seed), World(3, 3, may_change=True)
+    strikes = [order.randrange(300) for _ in range(times)]
+    for turn in range(60_000):
+        here = [each for each in world.all.values() if not each.end]
+        if not here:
+            break
+        order.choice(here).turn(order, late=False)
+        first = min((k for k in world.hubs if k not in world.parted), default=None)
+        if strikes and turn > strikes[0] and first is not None and world.all[first].met:
+            strikes.pop()
+            (world.part_first if is_silent else world.kill)(first)
+        world.tick(turn / 10)
+    ends = {each.key: each.end for each in world.all.values()}
+    assert all(ends.values()), [each.state.phase for each in world.all.values()]
+    failed = {end.fault.problem for end in ends.values() if end and end.fault}
+    assert failed <= ({"taken"} if is_silent else set()) and world.disk.whole, ends
 
 
 @pytest.mark.parametrize("event", [ev.TimeIsUp(ev.GRACE), ev.Parted(), ev.RanksGone()])

@@ -1,0 +1,109 @@
+"""The door of a launcher: what listens on this host for other launchers.
+
+They look for the hub (hub_server.py), which may come to be here in the middle of a run, and fetch
+files (other_folder.py).  Who does not know the token is not let in (channel.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Coroutine
+
+from flowrun.launcher.supervise.hosts.channel import GREETING_S, JsonChannel, Stranger, open_channel
+from flowrun.launcher.supervise.hosts.endpoint import Endpoint
+from flowrun.launcher.supervise.hosts.hub_server import HubServer
+from flowrun.launcher.supervise.hosts.other_folder import FileServer
+from flowrun.launcher.supervise.hosts.words import FileWanted, HubHere, HubWanted
+
+_MOST_STRANGERS = 64  # unauthenticated connections at once
+_BACK_OFF_S = 1.0  # where this process can open no more files
+
+
+class Door:
+    """Serves each program that connects, in a task of its own, as asyncio.Server does; but there
+    what connects while it closes stays open, and where no file can be opened any more it prints a
+    traceback for each program that connects.
+
+    hub: None while it is elsewhere.  at: the first address that it is open at.
+    """
+
+    def __init__(self, token: str, files: FileServer) -> None:
+        """token: that others have to know.  files: of this host."""
+        self.hub: HubServer | None = None
+        self.at = ""
+        self._token, self._files = token, files
+        self._listeners: list[socket.socket] = []
+        self._strangers = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def open(self, listener: socket.socket) -> None:
+        """Let launchers come to an address more."""
+        listener.setblocking(False)
+        self.at = self.at or str(Endpoint(*listener.getsockname()[:2]))
+        self._listeners.append(listener)
+        self._listen(listener)
+
+    def begin(self, work: Coroutine[object, object, None]) -> None:
+        """Run a coroutine until the door closes."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _listen(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connected, _ = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return  # it has gone again
+        except OSError:  # no more files: those that connect wait
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listener)
+            loop.call_later(_BACK_OFF_S, self._listen, listener)
+            return
+        if self._strangers >= _MOST_STRANGERS:
+            connected.close()
+            return
+        self._strangers += 1
+        self.begin(self._admit(connected))
+
+    async def _admit(self, connected: socket.socket) -> None:
+        try:
+            channel = await open_channel(connected)
+            await channel.greet(self._token, hub=True)
+            try:
+                async with asyncio.timeout(GREETING_S):
+                    first = await channel.receive()
+            except (TimeoutError, ValueError):
+                channel.writer.close()
+                return
+        except (Stranger, OSError, EOFError):
+            return
+        finally:
+            self._strangers -= 1
+        await self._serve(channel, first)
+
+    async def _serve(self, channel: JsonChannel, first: object) -> None:
+        try:
+            if isinstance(first, HubWanted):
+                channel.send(HubHere(self.hub is not None))
+                if self.hub is not None:
+                    await self.hub.attend(channel)
+            elif isinstance(first, FileWanted):
+                await self._files.serve(channel, first)
+        finally:
+            channel.writer.close()
+
+    async def close(self, within_s: float) -> None:
+        """Let what the hub has sent leave, for so long at most; then close all connections."""
+        for listener in self._listeners:
+            if listener.fileno() >= 0:
+                asyncio.get_running_loop().remove_reader(listener)
+                listener.close()
+        if self.hub is not None:
+            await self.hub.close(within_s)
+        for task in list(self._tasks):
+            task.cancel()
