@@ -30,7 +30,7 @@ BUDGETS = {
     "engine": 1_476,
     "engine/actors": 1_853,
     "engine/boxing": 537,
-    "engine/capture": 5_729,
+    "engine/capture": 5_738,
     "engine/cost": 1_234,
     "engine/hardware": 571,
     "engine/ir": 1_829,
@@ -65,16 +65,16 @@ BUDGETS = {
     "tests": 1_178,
     "tests/behaviour": 9_597,
     "tests/chaos": 1_057,
-    "tests/engine": 14_642,
+    "tests/engine": 14_653,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
     "tests/launcher": 19_282,
     "tests/models": 797,
-    "tests/support": 9_428,
+    "tests/support": 9_443,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_300, "tests": 57_736, "docs": 50_000}
+SUMS = {"source": 80_309, "tests": 57_762, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 342, "except Exception": 30, "functions above complexity 15": 0}

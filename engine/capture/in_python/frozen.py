@@ -21,10 +21,13 @@ def freeze(x: object) -> object:
 
 
 class _ObjectWalk:
-    """A walk through an object that visits each part once."""
+    """A walk through an object that visits each part once.
+
+    visited: the parts by their ids.  It holds them: the id of what is freed may be another's.
+    """
 
     def __init__(self) -> None:
-        self.ids: set[int] = set()
+        self.visited: dict[int, object] = {}
 
     def freeze(self, x: object) -> object:
         """Return a value that is equal for equal contents."""
@@ -32,9 +35,9 @@ class _ObjectWalk:
             return x
         if isinstance(x, Tensor):
             return "tensor"
-        if id(x) in self.ids or len(self.ids) > _MAX_PARTS:
+        if id(x) in self.visited or len(self.visited) > _MAX_PARTS:
             return "seen"
-        self.ids.add(id(x))
+        self.visited[id(x)] = x
         if isinstance(x, Mapping):
             return ("mapping", [(self.freeze(k), self.freeze(v)) for k, v in x.items()])
         if isinstance(x, (list, tuple, deque)):

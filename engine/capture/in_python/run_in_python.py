@@ -11,7 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from flowrun.engine.capture.in_python.watched_calls import CallWatch, FrozenError, summary_at
-from flowrun.engine.torch_internals import FakeTensorMode, is_traced, storage_id, trace_joint
+from flowrun.engine.torch_internals import (
+    FakeTensorMode,
+    compiling,
+    is_traced,
+    storage_id,
+    trace_joint,
+)
 
 
 class Ran(NamedTuple):
@@ -38,7 +44,7 @@ def run_in_python(
     for _ in range(2):
         program, fake = make(written), FakeTensorMode(allow_non_fake_inputs=True)
         watch = CallWatch(program)
-        with watch.active(), ExitStack() as stack:
+        with watch.active(), compiling(), ExitStack() as stack:
             given = [fake.from_tensor(value) for value in values]
             joint = trace_joint(stack, program, given).graph_module
         if error := next(iter(watch.refused), None) or watch.difference():

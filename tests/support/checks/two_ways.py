@@ -23,6 +23,7 @@ from flowrun.engine.capture.check.draws import Draws
 from flowrun.engine.capture.check.interpret import interpret
 from flowrun.engine.capture.in_python.watched_calls import FrozenError
 from flowrun.engine.capture.patches.substitutes import replace_attribute
+from flowrun.engine.errors import FlowrunError
 from support.layouts.plain_loop import largest
 from support.nets.compositions import SEED, TOLERANCE, Model, apart, model_of, module_of
 
@@ -59,13 +60,20 @@ def difference(model: Model) -> float:
     return largest(apart(one[key], other[key]) for key in one)
 
 
+def _differs(seed: int) -> bool:
+    try:
+        return difference(model_of(seed)) > TOLERANCE
+    except FlowrunError:  # a model that fails in plain torch, too
+        return False
+
+
 def main() -> int:
     """Try the models of seeds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="0:20", help="a:b")
     first, _, last = parser.parse_args().seeds.partition(":")
     torch.set_num_threads(1)
-    wrong = [s for s in range(int(first), int(last)) if difference(model_of(s)) > TOLERANCE]
+    wrong = [s for s in range(int(first), int(last)) if _differs(s)]
     print(f"{wrong} differ")
     return min(len(wrong), 1)
 

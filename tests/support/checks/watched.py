@@ -193,6 +193,12 @@ def collects(net: Any, h: Tensor) -> Tensor:
     return h
 
 
+def skips_a_look_while_traced(net: Any, h: Tensor) -> Tensor:
+    if not torch.compiler.is_compiling() and bool((h == 7).any()):
+        warnings.warn("seven", stacklevel=1)
+    return net.layer(h)
+
+
 TRAIN = (
     *(plain, keeps_what_nobody_reads, writes_a_buffer, assigns_a_buffer, prints_and_warns, hooks),
     *(a_function, checks_values, a_distribution, recurrent, norm_and_dropout, force),
@@ -205,6 +211,7 @@ TRAIN = (
         collects,
         saves_memory,
         reads_a_library,
+        skips_a_look_while_traced,
     ),
 )
 

@@ -138,7 +138,7 @@ self.a = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)) | self.b = nn.ut
 self.a = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6), n_power_iterations=2) | self.b = nn.utils.spectral_norm(nn.Linear(6, 6)) :: x = self.a(x) + self.b(x)
 self.a = nn.utils.parametrizations.orthogonal(nn.Linear(6, 6), orthogonal_map='cayley') :: x = self.a(x)
 self.a = nn.Linear(6, 6) | nn.utils.parametrize.register_parametrization(self.a, 'weight', Symmetric()) :: with nn.utils.parametrize.cached(): |     x = self.a(x) + self.a(x.tanh())
-import torch.nn.utils.prune | self.a = nn.Linear(6, 6) | nn.utils.prune.l1_unstructured(self.a, 'weight', 0.3) :: x = self.a(x)
+from torch.nn.utils import prune | self.a = nn.Linear(6, 6) | prune.l1_unstructured(self.a, 'weight', 0.3) :: x = self.a(x)
 self.a = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)) :: from torch.utils.checkpoint import checkpoint | x = x + checkpoint(lambda v: self.a(v).sin(), x, use_reentrant=False)
 self.a = nn.Sequential(nn.Linear(6, 12), nn.SiLU(inplace=True), nn.Unflatten(-1, (2, 6)), nn.Flatten(-2), nn.Linear(12, 6), nn.Dropout(0.0)) :: x = self.a(x)
 self.a = nn.Linear(6, 6) :: x = torch.func.functional_call(self.a, {k: v * 0.5 for k, v in self.a.named_parameters()}, (x,))

@@ -19,6 +19,7 @@ from flowrun.engine.capture.capture import (
 )
 from flowrun.engine.capture.check.compare import check_capture
 from flowrun.engine.capture.check.interpret import interpret
+from flowrun.engine.capture.in_python.frozen import freeze
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import BACKWARD
 from flowrun.engine.ops.flow.check import ASSERT
@@ -71,6 +72,16 @@ def test_what_depends_on_python_is_refused(body: Body) -> None:
         assert "Count in a buffer" in error.value.instead
     assert "fails in plain torch" not in error.value.problem
     assert not any(map(is_traced, vars(task.model).values()))
+
+
+class Held:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+def test_what_is_held_is_compared_though_memory_is_used_again() -> None:
+    one, other = ([Held(value) for value in values] for values in ((1, 2, 3), (1, 2, 4)))
+    assert freeze(one) == freeze(one) != freeze(other)
 
 
 def test_ops_know_their_modules_and_lines() -> None:
