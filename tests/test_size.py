@@ -63,9 +63,9 @@ BUDGETS = {
     "models": 1_853,
     "testing": 115,
     "tests": 1_178,
-    "tests/behaviour": 9_597,
+    "tests/behaviour": 9_772,
     "tests/chaos": 1_057,
-    "tests/engine": 14_653,
+    "tests/engine": 14_652,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_443,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_309, "tests": 57_762, "docs": 50_000}
+SUMS = {"source": 80_309, "tests": 57_936, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 342, "except Exception": 30, "functions above complexity 15": 0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -74,13 +75,11 @@ def test_what_depends_on_python_is_refused(body: Body) -> None:
     assert not any(map(is_traced, vars(task.model).values()))
 
 
-class Held:
-    def __init__(self, value: int) -> None:
-        self.value = value
-
-
 def test_what_is_held_is_compared_though_memory_is_used_again() -> None:
-    one, other = ([Held(value) for value in values] for values in ((1, 2, 3), (1, 2, 4)))
+    def holding(value: int) -> Callable[[], int]:
+        return lambda: value
+
+    one, other = ([holding(value) for value in values] for values in ((1, 2, 3), (1, 2, 4)))
     assert freeze(one) == freeze(one) != freeze(other)
 
 
