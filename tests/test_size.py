@@ -53,7 +53,7 @@ BUDGETS = {
     "launcher/place": 2_090,
     "launcher/platforms": 331,
     "launcher/ranks": 2_040,
-    "launcher/recipe": 3_527,
+    "launcher/recipe": 3_553,
     "launcher/report": 2_593,
     "launcher/store": 1_117,
     "launcher/supervise": 5_306,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_282,
+    "tests/launcher": 19_372,
     "tests/models": 797,
     "tests/support": 9_443,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_309, "tests": 57_936, "docs": 50_000}
+SUMS = {"source": 80_335, "tests": 58_026, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 342, "except Exception": 30, "functions above complexity 15": 0}

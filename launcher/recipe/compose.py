@@ -70,11 +70,11 @@ def compose(overrides: list[str], config_dir: str | None = None) -> DictConfig:
     config_dir: a folder of the user's own groups, searched first.  Raises RecipeError.
     """
     cfg = regroup(_compose_once(overrides, config_dir), overrides, config_dir)
-    _give_arguments(cfg, overrides)
+    _give_arguments(cfg, overrides, config_dir)
     return cfg
 
 
-def _give_arguments(cfg: DictConfig, overrides: list[str]) -> None:
+def _give_arguments(cfg: DictConfig, overrides: list[str], config_dir: str | None) -> None:
     """Let numbers of the command line be arguments of optim._target_, if there is one.  Raises
     RecipeError for a key of optim that is unknown where there is none.
     """
@@ -83,7 +83,9 @@ def _give_arguments(cfg: DictConfig, overrides: list[str]) -> None:
         raise unknown_key(f"optim.{next(iter(update))}", schema())
     asked = {text.partition("=")[0].lstrip("+") for text in overrides}
     if asked & {"optim", "optim.name"} and not asked & {"optim.update", f"optim.{TARGET}"}:
-        cfg.optim["update"] = {}  # a word takes the place of the recipe's own
+        word = [text for text in overrides if re.match(r"\+*optim[.=]", text)]
+        # a word, also one of the user's own groups, takes the place of the recipe's own
+        cfg.optim["update"] = _compose_once(word, config_dir).optim["update"] if config_dir else {}
     for key in ARGUMENTS if TARGET in cfg.optim["update"] else ():
         if f"optim.{key}" in asked:
             cfg.optim["update"] = {**cfg.optim["update"], key: cfg.optim[key]}

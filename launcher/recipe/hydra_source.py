@@ -8,9 +8,10 @@ that it leaves out are filled in here.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -152,6 +153,25 @@ class RecipeSource(ConfigSource):
         return list(recipe_names()) if config_path == GROUP else []
 
 
+def _with_arguments(
+    usual: Callable[[ConfigSource, str], ConfigResult],
+) -> Callable[[ConfigSource, str], ConfigResult]:
+    """Let a file of the user's own group `optim` name its update by _target_."""
+
+    @functools.wraps(usual)
+    def load_config(self: ConfigSource, config_path: str) -> ConfigResult:
+        found = usual(self, config_path)
+        config = found.config
+        of_optim = config_path.rpartition("/")[0] == "optim"
+        if of_optim and isinstance(config, DictConfig) and TARGET in config:
+            beneath = {"defaults": config.pop("defaults")} if "defaults" in config else {}
+            take_arguments(tree := OmegaConf.create({"optim": config}))
+            found.config = OmegaConf.create({**beneath, **tree.optim})
+        return found
+
+    return load_config
+
+
 class RecipeSearchPath(SearchPathPlugin):
     """Puts the recipes behind flowrun's own groups on Hydra's search path."""
 
@@ -162,6 +182,10 @@ class RecipeSearchPath(SearchPathPlugin):
 def register() -> None:
     """Make Hydra know the schema and the recipes; once is enough, more does no harm."""
     ConfigStore.instance().store(name="schema", node=schema())
+    sources = cast("list[type[ConfigSource]]", Plugins.instance().discover(ConfigSource))
+    [files] = (kind for kind in sources if kind.scheme() == "file")
+    if not hasattr(files.load_config, "__wrapped__"):
+        files.load_config = _with_arguments(files.load_config)  # type: ignore[method-assign, assignment]
     Plugins.instance().register(RecipeSource)
     Plugins.instance().register(RecipeSearchPath)
 
