@@ -48,7 +48,7 @@ BUDGETS = {
     "launcher/data": 3_793,
     "launcher/job": 2_367,
     "launcher/listeners": 675,
-    "launcher/model": 2_942,
+    "launcher/model": 2_946,
     "launcher/page": 1_119,
     "launcher/place": 2_090,
     "launcher/platforms": 331,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_372,
+    "tests/launcher": 19_406,
     "tests/models": 797,
     "tests/support": 9_443,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_335, "tests": 58_026, "docs": 50_000}
+SUMS = {"source": 80_339, "tests": 58_060, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 342, "except Exception": 30, "functions above complexity 15": 0}

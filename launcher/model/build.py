@@ -137,6 +137,10 @@ def _make_model(recipe: Recipe, notes: list[str]) -> nn.Module:
     while (inner := wrapped_module(model)) is not None:
         wrapped.append(f"what {type(model).__name__} wraps is trained: flowrun divides it itself")
         model = inner
+    for path, part in model.named_modules():
+        if isinstance(part, nn.DataParallel):
+            part.device_ids = []  # it hands its input on
+            wrapped.append(f"the DataParallel at {path} does nothing: flowrun divides it itself")
     narrow = _widen_trained(model, recipe)  # before adapters freeze what they are added to
     add_adapters(model, recipe.adapters)
     narrow_products(model, recipe.precision.fp8)

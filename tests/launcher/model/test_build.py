@@ -8,6 +8,8 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.model.build import describe_model, task_inputs
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.run import run
+from flowrun.launcher.store.weight_files import load as load_weights
 
 MODELS = """
 import torch
@@ -33,8 +35,26 @@ def traced():
 def within():
     return nn.Sequential(nn.Linear(64, 4), torch.jit.script(nn.Linear(4, 10)))
 
+def parts(wraps=True):
+    parts = [nn.Linear(64, 4), nn.Linear(4, 10)]
+    if wraps:
+        parts = [nn.DataParallel(parts[0]), torch.compile(parts[1])]
+        parts[0].device_ids = [0, 1]  # as on a host of GPUs
+    return nn.Sequential(*parts)
+
 class Bare(nn.Module):
     pass
+"""
+
+PARTS = """
+defaults: [/data: digits, /optim: sgd, /launch: virtual]
+model: {{_target_: {}.parts}}
+task:
+  inputs: {{input: images}}
+  loss: {{_target_: flowrun.models.losses.cross_entropy, target: labels}}
+train: {{steps: 3}}
+placement: {{axes: {{data: 2}}}}
+log: []
 """
 
 
@@ -56,6 +76,20 @@ def test_the_module_inside_a_wrapper_is_trained_and_noted(recipe: Any) -> None:
     made = describe_model(recipe("parallel"))
     assert {name for name, _ in made.model.named_parameters()} == {"a.weight", "a.bias"}
     assert [note.split()[1] for note in made.notes] == ["DataParallel", "OptimizedModule"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_wrapped_parts_of_a_model_train_as_those_that_are_not(recipe: Any, tmp_path: Path) -> None:
+    recipe("parts")
+    (tmp_path / "parts.yaml").write_text(PARTS.format(tmp_path.name.replace("-", "_")))
+    found = []
+    for wraps in (True, False):
+        run(load(["recipe=parts.yaml", f"model.wraps={wraps}"]), tmp_path / str(wraps))
+        found.append([*load_weights(tmp_path / str(wraps)).values()])
+    assert len(found[0]) == 4
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    notes = describe_model(recipe("parts")).notes
+    assert notes[0].startswith("the DataParallel at 0 does nothing")
 
 
 def test_a_wrapper_that_needs_processes_is_refused_at_its_line(recipe: Any) -> None:
