@@ -30,7 +30,7 @@ BUDGETS = {
     "engine": 1_476,
     "engine/actors": 1_853,
     "engine/boxing": 537,
-    "engine/capture": 5_738,
+    "engine/capture": 5_741,
     "engine/cost": 1_234,
     "engine/hardware": 571,
     "engine/ir": 1_829,
@@ -71,10 +71,10 @@ BUDGETS = {
     "tests/hangs": 365,
     "tests/launcher": 19_406,
     "tests/models": 797,
-    "tests/support": 9_443,
+    "tests/support": 9_450,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_339, "tests": 58_060, "docs": 50_000}
+SUMS = {"source": 80_342, "tests": 58_067, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 342, "except Exception": 30, "functions above complexity 15": 0}

@@ -74,6 +74,8 @@ _OF_TENSORS: dict[Any, str] = {
     _TENSOR.data.__set__: "forward replaces the .data of a tensor",
     _TENSOR.grad.__get__: "forward reads gradients",
 }
+# reads of what all calls see alike, of which the first may have more: it makes a cache
+_FACTS = {getattr(_TENSOR, name).__get__ for name in ("dtype", "shape", "device", "ndim", "layout")}
 # other functions of torch that forward may not call: owner, names, why
 _LAYER = "forward makes a layer or a parameter"
 _BANNED: tuple[tuple[Any, str, str], ...] = (
@@ -277,7 +279,8 @@ class CallWatch(TorchFunctionMode):
         users = next((f for f in self._frames(frame) if is_users(f.f_code.co_filename)), frame)
         if func is Tensor.__format__ and is_printed(users):
             return ""
-        self.calls[-1].append((line, (name, freeze((args, kwargs)))))
+        if func not in _FACTS:
+            self.calls[-1].append((line, (name, freeze((args, kwargs)))))
         if name == "masked_select" and not kwargs and args[0].dim() == 2:
             return Picked(*args)
         made = self._run(func, args, kwargs, frame)

@@ -199,6 +199,12 @@ def skips_a_look_while_traced(net: Any, h: Tensor) -> Tensor:
     return net.layer(h)
 
 
+def chooses_once(net: Any, h: Tensor) -> Tensor:
+    if getattr(net, "kind", None) is None:
+        net.kind = "real" if h.dtype.is_floating_point else "whole"
+    return h * 2 if net.kind == "real" else h
+
+
 TRAIN = (
     *(plain, keeps_what_nobody_reads, writes_a_buffer, assigns_a_buffer, prints_and_warns, hooks),
     *(a_function, checks_values, a_distribution, recurrent, norm_and_dropout, force),
@@ -212,6 +218,7 @@ TRAIN = (
         saves_memory,
         reads_a_library,
         skips_a_look_while_traced,
+        chooses_once,
     ),
 )
 
