@@ -29,7 +29,7 @@ BUDGETS = {
     "docs": 50_000,
     "engine": 1_476,
     "engine/actors": 1_853,
-    "engine/boxing": 537,
+    "engine/boxing": 539,
     "engine/capture": 5_741,
     "engine/cost": 1_234,
     "engine/hardware": 571,
@@ -65,16 +65,16 @@ BUDGETS = {
     "tests": 1_178,
     "tests/behaviour": 9_772,
     "tests/chaos": 1_057,
-    "tests/engine": 14_652,
+    "tests/engine": 14_667,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_406,
+    "tests/launcher": 19_408,
     "tests/models": 797,
-    "tests/support": 9_450,
+    "tests/support": 9_451,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_342, "tests": 58_067, "docs": 50_000}
+SUMS = {"source": 80_344, "tests": 58_085, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 342, "except Exception": 30, "functions above complexity 15": 0}

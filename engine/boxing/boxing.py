@@ -136,7 +136,9 @@ def path(
     ranks = math.prod(grid)
     steps = _paths(start, special, grid, tuple(min(size, ranks) for size in shape)).get(target)
     if steps is None:
-        raise misfit(target if fits(start, grid, shape) else start, grid, shape)
+        wrong = next((each for each in (start, target) if not fits(each, grid, shape)), None)
+        assert wrong is not None, f"no row of KINDS leads from {start} to {target}"
+        raise misfit(wrong, grid, shape)
     return steps
 
 

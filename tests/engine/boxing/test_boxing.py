@@ -111,6 +111,14 @@ def test_a_split_that_leaves_a_rank_with_nothing_is_refused(
         path(source, (B,), (3,), shape)
 
 
+def test_a_letter_that_no_row_leads_from_is_our_own_mistake() -> None:
+    class Letter:
+        """It has no row in KINDS."""
+
+    with pytest.raises(AssertionError, match="no row of KINDS leads from"):
+        path((Letter(),), (B,), (2,), (4,))  # type: ignore[arg-type]
+
+
 def test_sums_and_maxima_do_not_mix() -> None:
     with pytest.raises(SbpError, match="sums and maxima would mix"):
         path((P, P_MAX), (B, B), (2, 2), (4,))

@@ -16,6 +16,7 @@ from flowrun.engine.ir.sbp import B, P, Partial, S, Sbp
 from flowrun.engine.ir.signature import NdSignature, OpView, Signature, rows
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.proof.simulated_ranks import OpSample, lay_out, sample
+from support.samples import proved_rows
 from support.samples.absent_rows import ABSENT, Absent, reason_for_absence
 from support.samples.proved_rows import changed_families, family_of, is_recorded, samples
 from support.samples.sample_values import T
@@ -76,6 +77,12 @@ def test_every_row_that_holds_is_listed_or_has_a_reason(given: OpSample, parts: 
 def test_every_table_has_a_sample() -> None:
     tables = set(filter(registry.has_table, registry.OPS))
     assert tables - {s.op.target for s in SAMPLES} == UNPROVED | WHOLE
+
+
+def test_a_sample_before_its_table_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = sample("aten.copysign.Tensor", T(5, 4), T(5, 4))
+    monkeypatch.setattr(proved_rows, "samples", lambda: (given,))
+    assert "" in proved_rows.digests.__wrapped__() and family_of(given.op.target) == ""
 
 
 def test_every_local_program_belongs_to_a_table() -> None:

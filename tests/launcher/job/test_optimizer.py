@@ -9,7 +9,7 @@ from flowrun.engine.passes.update.torch_update import TorchUpdate
 from flowrun.launcher.job.optimizer import optimizer_of
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.recipe.schema import CHOICES
+from flowrun.launcher.recipe.schema import ARGUMENTS, CHOICES
 
 GROUP = Path(__file__).resolve().parents[3] / "conf" / "optim"
 
@@ -22,6 +22,8 @@ def test_every_optimizer_has_a_file_of_numbers() -> None:
 def test_a_file_of_numbers_gives_all_that_the_update_reads(name: str) -> None:
     made = optimizer_of(load(["model=mlp", "data=digits", f"optim={name}"]).optim, steps=1)
     assert made.name == name and len(made.arguments) > 1
+    keys = {"betas" if key in ("beta1", "beta2") else key for key, _ in made.arguments}
+    assert keys - {"lr"} <= {*ARGUMENTS}, "optim._target_ would not be given it"
 
 
 # ---- optim._target_ ------------------------------------------------------------------------------

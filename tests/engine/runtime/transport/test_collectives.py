@@ -148,14 +148,14 @@ def _by_columns(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.t().contiguous().t()
 
 
-def _rank(rank: int, parts: int, shared: bool, folder: str) -> None:
+def _rank(rank: int, parts: int, carrier: str, folder: str) -> None:
     """One process: every case, then messages; leaves its results in a file."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/init", rank=rank, world_size=parts
     )
     out: dict[str, Any] = {}
-    links = Links(rank, torch.device("cpu"), shared=shared)
+    links = Links(rank, torch.device("cpu"), **SETUPS[carrier])
     links.join_groups([tuple(range(parts))])
     for name, (steps, _, _) in CASES.items():
         pieces, layouts = _bucket(name, parts)
@@ -208,15 +208,15 @@ def _messages(links: Links, rank: int, parts: int) -> dict[str, Any]:
     }
 
 
-SETUPS = [(parts, shared) for shared in (False, True) for parts in (2, 3, 4)]
-IDS = [f"{parts} ranks{', shared memory' if shared else ''}" for parts, shared in SETUPS]
+SETUPS: dict[str, dict[str, Any]] = {"gloo": {"shared": False}, "shared memory": {}}  # of Links
+IDS = [f"{parts} ranks, {carrier}" for carrier in SETUPS for parts in (2, 3, 4)]
 
 
-@pytest.fixture(scope="module", params=SETUPS, ids=IDS)
+@pytest.fixture(scope="module", params=IDS)
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = str(tmp_path_factory.mktemp("ranks"))
-    parts, shared = request.param
-    start_ranks(_rank, parts, parts, shared, folder)
+    number, carrier = request.param.split(" ranks, ")
+    start_ranks(_rank, parts := int(number), parts, carrier, folder)
     return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(parts)]
 
 
