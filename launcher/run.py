@@ -93,8 +93,7 @@ def _run(
         weights.check(job.saved, job.names)
     if recipe.launch.name != "virtual":
         check_limits(job, training, ranks_of_a_host(training.plan.num_ranks, recipe.launch))
-    several = recipe.launch.num_hosts > 1 and recipe.launch.name != "virtual"
-    lease = Lease(folder)
+    lease, several = Lease(folder), recipe.launch.num_hosts > 1 and recipe.launch.name != "virtual"
     with lock_run_folder(folder, recipe.launch.num_hosts):
         if not several:
             lease.take(Owner.of_this())
@@ -124,8 +123,7 @@ def _report(driver: Driver, record: Record, end: End) -> Report:
         record.advise_resume()
         record.end_store(error)
         raise error
-    state = driver.state
-    driver.ledger.join_weights(record, state.company, state.terms.num_ranks)
+    driver.ledger.join_weights(record, driver.state)
     log, job = driver.ledger.log(record), record.job
     if log.notes:
         trace.write(record.folder / trace.NAME, job.training, log.notes)

@@ -30,6 +30,7 @@ from flowrun.launcher.supervise.hosts.words import Host
 from flowrun.launcher.supervise.life.events import FromHost
 from flowrun.launcher.supervise.life.halts import Company
 from flowrun.launcher.supervise.life.instructions import Restart, RollBack
+from flowrun.launcher.supervise.life.run_state import RunState
 
 
 @dataclass
@@ -68,12 +69,13 @@ class Ledger:
             measured_steps=record.reached - record.first,
         )
 
-    def join_weights(self, record: Record, company: Company, num_ranks: int) -> None:
+    def join_weights(self, record: Record, state: RunState) -> None:
         """Several hosts: the first makes one file of all shards, which are here by now."""
         if not self.weights:
             return
+        company = state.company
         if company.number == 0:
-            weights.join_shards(record.run_folder, num_ranks)
+            weights.join_shards(record.run_folder, state.terms.num_ranks)
         elif not company.shared:
             weights.drop_shards(record.run_folder)
             record.note(f"the weights are in the folder of {company.name(0)}")
