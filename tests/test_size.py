@@ -56,10 +56,10 @@ BUDGETS = {
     "launcher/recipe": 3_553,
     "launcher/report": 2_593,
     "launcher/store": 1_117,
-    "launcher/supervise": 5_308,
+    "launcher/supervise": 5_309,
     "launcher/terminal": 337,
     "launcher/text": 603,
-    "launcher/urls": 521,
+    "launcher/urls": 522,
     "models": 1_853,
     "testing": 115,
     "tests": 1_178,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_408,
+    "tests/launcher": 19_413,
     "tests/models": 797,
     "tests/support": 9_451,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_344, "tests": 58_085, "docs": 50_000}
+SUMS = {"source": 80_346, "tests": 58_090, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 342, "except Exception": 30, "functions above complexity 15": 0}

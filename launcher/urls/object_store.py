@@ -69,7 +69,8 @@ class ObjectStore:
         try:
             from fsspec.core import url_to_fs
 
-            driver, root = url_to_fs(url, use_listings_cache=False)
+            folders = {"auto_mkdir": True} if url.startswith("file:") else {}  # others have none
+            driver, root = url_to_fs(url, use_listings_cache=False, **folders)
         except (ImportError, ValueError) as error:  # ValueError: an unknown scheme
             raise RecipeError(
                 where,

@@ -107,7 +107,8 @@ def prepare(record: Record, company: Company, lease: Lease, door: str) -> None:
     first in a folder removes what ranks that have ended left half written.  door: of this host.
     Raises RecipeError, RunError, OSError.
     """
-    names, follows = company.names, record.begun
+    names = company.names
+    follows = record.begun and bool(names)  # a run of one host has begun before
     if company.number == 0:
         lease.take(Owner.of_this(company.epoch, door), follows)
         if record.kept:

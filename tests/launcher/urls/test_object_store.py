@@ -18,10 +18,15 @@ def server() -> Iterator[int]:
         yield port
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+@pytest.fixture(params=["memory", "file"])
+def store(
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> ObjectStore:
     monkeypatch.setattr(object_store, "_WAITS_S", (0.0, 0.0))
-    return ObjectStore.open(f"memory://{tmp_path}", "train.store")
+    folder = tmp_path_factory.mktemp("there") / "store"
+    return ObjectStore.open(f"{request.param}://{folder}", "train.store")
 
 
 @pytest.mark.parametrize(
