@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_413,
+    "tests/launcher": 19_410,
     "tests/models": 797,
     "tests/support": 9_451,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_346, "tests": 58_090, "docs": 50_000}
+SUMS = {"source": 80_346, "tests": 58_087, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 342, "except Exception": 30, "functions above complexity 15": 0}

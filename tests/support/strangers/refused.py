@@ -70,7 +70,7 @@ class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
         yield torch.randn(8), 1
 """,
-        "Stream is an IterableDataset",
+        "Stream gives its items in turn, and does not say how many",
     ),
     "a_model_that_fails": (
         MLP.replace("nn.Linear(8, hidden)", "nn.Linear(8, width)") + DATA.format(item="i, i"),
