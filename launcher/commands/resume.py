@@ -136,7 +136,7 @@ def find_continuation(recipe: Recipe, run_folder: Path) -> tuple[Recipe, Checkpo
             raise RecipeError(
                 "train.resume",
                 f"no checkpoint in {run_folder} is whole; the newest: {left[0].damage()}",
-                "To begin anew, give another folder: hydra.run.dir=…",
+                "To begin a new run, give another folder: hydra.run.dir=…",
             )
         before = left
     return recipe, None
