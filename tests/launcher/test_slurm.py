@@ -131,7 +131,8 @@ def test_a_folder_with_checkpoints_is_not_submitted_to(batch_file: Path, place: 
 def test_a_requeued_job_goes_on_from_the_last_checkpoint_with_steps_left(
     batch_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resume.Checkpoint, "damage", lambda checkpoint: "")  # test_damaged_run.py
+    for name in ("damage", "about"):  # test_damaged_run.py has some
+        monkeypatch.setattr(resume.Checkpoint, name, lambda checkpoint: "")
     recipe = load(["recipe=small", "train.steps=6", "model.weights=given.safetensors"])
     assert find_continuation(recipe, tmp_path) == (recipe, None)
     for name in ("step_00000002", "step_00000004", "step_00000005.partial", "step_00000006"):
