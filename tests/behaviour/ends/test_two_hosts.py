@@ -52,6 +52,7 @@ def hosts(
     ]
 
 
+@pytest.mark.thorough
 def test_two_hosts_train_gpt_hybrid_as_one_does(tmp_path: Path) -> None:
     hybrid = (*HYBRID, STAGES)
     ends = [command.end() for command in hosts(tmp_path, *hybrid, fresh=True)]

@@ -25,7 +25,7 @@ def test_forked_ranks_run_what_the_launcher_compiled(tmp_path: Path) -> None:
     eager = Command(place, "recipe=small", run_folder(place / "eager")).end()
     told = Command(
         place, "recipe=small", "engine.compiler=inductor", run_folder(place / "compiled")
-    ).end()
+    ).end(240)
     assert (eager.status, told.status, told.err) == (0, 0, "")
     assert "built in" in told.out  # how many are new, the host's cache decides
     assert losses(place / "compiled") == pytest.approx(losses(place / "eager"), rel=1e-5)

@@ -37,7 +37,7 @@ def grid(data: int, tensor: int, stages: int, micro_batches: int) -> Branch:
     "candidate",
     [
         Candidate(grid(1, 2, 8, 16), "1f1b"),
-        Candidate(grid(1, 2, 8, 16), "gpipe"),
+        pytest.param(Candidate(grid(1, 2, 8, 16), "gpipe"), marks=pytest.mark.thorough),
         pytest.param(
             Candidate(grid(4, 2, 2, 2), "1f1b", zero=2, recompute=("blocks.*",)),
             marks=pytest.mark.thorough,

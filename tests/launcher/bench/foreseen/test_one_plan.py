@@ -23,7 +23,7 @@ from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.recipe import Recipe
 from support.checks.thorough import few
 
-FEW, MANY = 3, 200
+FEW, MANY = 1, 200
 TEXT = "model.depth=2 data.length=32 data.max_bytes=100000"
 MODELS = {
     "gpt_dp": TEXT,

@@ -31,6 +31,7 @@ def _whole() -> list[torch.Tensor]:
     return [make().requires_grad_() for _ in range(3)]
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_the_ring_gives_each_rank_its_part_of_whole_attention(tmp_path: Path) -> None:
     mp.spawn(_rank, (2, str(tmp_path)), nprocs=2)
