@@ -63,7 +63,7 @@ BUDGETS = {
     "models": 1_853,
     "testing": 115,
     "tests": 1_178,
-    "tests/behaviour": 9_773,
+    "tests/behaviour": 9_776,
     "tests/chaos": 1_057,
     "tests/engine": 14_667,
     "tests/fuzz": 993,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_451,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_346, "tests": 58_092, "docs": 50_000}
+SUMS = {"source": 80_346, "tests": 58_095, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 342, "except Exception": 30, "functions above complexity 15": 0}

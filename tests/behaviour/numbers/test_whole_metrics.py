@@ -90,8 +90,8 @@ bleu.of_rows = of_rows
 '''
 RECIPE = """
 defaults: [/optim: sgd, /launch: virtual]
-model: {_target_: mod.%s}
-data: {_target_: mod.Samples}
+model: {_target_: metrics_mod.%s}
+data: {_target_: metrics_mod.Samples}
 task: %s
 optim: {lr: 0.05, momentum: 0}
 eval: {fraction: 0.3, batches: 3}
@@ -109,14 +109,14 @@ LAYOUTS = {
 
 
 @pytest.fixture
-def mod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    (tmp_path / "mod.py").write_text(MODULE)
+def metrics_mod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    (tmp_path / "metrics_mod.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "mod", raising=False)
+    monkeypatch.delitem(sys.modules, "metrics_mod", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    import mod  # type: ignore[import-not-found]
+    import metrics_mod  # type: ignore[import-not-found]
 
-    return mod  # type: ignore[no-any-return]
+    return metrics_mod  # type: ignore[no-any-return]
 
 
 def trained(model: str, task: str, keys: Sequence[str]) -> tuple[Job, Path]:
@@ -128,11 +128,11 @@ def trained(model: str, task: str, keys: Sequence[str]) -> tuple[Job, Path]:
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_gradients_of_all_weights_are_projected_as_in_a_plain_loop(
-    mod: ModuleType, layout: Sequence[str]
+    metrics_mod: ModuleType, layout: Sequence[str]
 ) -> None:
     job, folder = trained("Tasks", "{}", layout)
     torch.manual_seed(job.recipe.train.seed)
-    net, conflicts = mod.Tasks(), 0
+    net, conflicts = metrics_mod.Tasks(), 0
     weights = dict(net.named_parameters())
     for step in range(6):
         batch = job.materials.sampler(step, 0, slice(0, 4))
@@ -156,20 +156,23 @@ def flat_gradient(loss: Tensor, weights: Sequence[Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_bleu_is_that_of_the_texts_of_all_samples(mod: ModuleType, layout: Sequence[str]) -> None:
+def test_bleu_is_that_of_the_texts_of_all_samples(
+    metrics_mod: ModuleType, layout: Sequence[str]
+) -> None:
     loss = "{_target_: flowrun.models.losses.cross_entropy}"
-    task = f"{{loss: {loss}, metrics: {{bleu: {{_target_: mod.bleu}}}}}}"
+    task = f"{{loss: {loss}, metrics: {{bleu: {{_target_: metrics_mod.bleu}}}}}}"
     _, folder = trained("Translator", task, layout)
-    net = mod.Translator()
+    net = metrics_mod.Translator()
     net.load_state_dict(load_weights(folder))
-    held_out = [mod.Samples()[k] for k in range(28, 40)]
+    held_out = [metrics_mod.Samples()[k] for k in range(28, 40)]
     tokens, targets = (
         torch.stack([item[key] for item in held_out]) for key in ("tokens", "targets")
     )
-    expected = mod.of_rows(torch.cat([net(tokens).argmax(-1), targets], 1))
+    expected = metrics_mod.of_rows(torch.cat([net(tokens).argmax(-1), targets], 1))
     found = json.loads((folder / "report.json").read_text())["validation"]["bleu"]
     assert found == pytest.approx(expected) and 0.01 < expected < 1
     by_batch = [
-        mod.of_rows(torch.cat([net(tokens).argmax(-1), targets], 1)[k : k + 4]) for k in (0, 4, 8)
+        metrics_mod.of_rows(torch.cat([net(tokens).argmax(-1), targets], 1)[k : k + 4])
+        for k in (0, 4, 8)
     ]
     assert found != pytest.approx(sum(by_batch) / 3)  # a mean over batches is another number
