@@ -9,6 +9,7 @@ from flowrun.engine.capture.capture import Task, capture, capture_evaluation, tr
 from flowrun.engine.capture.check.compare import check_capture
 from flowrun.engine.ops.flow.recurrent import BACKWARD, FORWARD
 from flowrun.engine.ops.traits import is_random
+from support.checks.bf16_lstm import need_lstm
 
 BATCH = {"x": torch.randn(3, 2, 4)}
 
@@ -33,6 +34,7 @@ def is_exact(task: Task) -> bool:
 def test_a_layer_of_both_ways_is_an_op_and_dropout_between_layers_another(
     kind: str, autocast: torch.dtype | None
 ) -> None:
+    need_lstm(kind, autocast)
     layers = getattr(nn, kind)(4, 4, 3, dropout=0.5, bidirectional=True)
     task = task_of(layers, autocast=autocast)
     targets = [op.target for op in trace(task, BATCH).graph.ops]
