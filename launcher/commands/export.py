@@ -51,7 +51,7 @@ def put_at(to: str | None, is_folder: bool) -> Iterator[str | None]:
     """Yield where to write.  For a URL that is a folder of this disk, whose files are put there
     once they are written: an index and a config last, which name the others.
 
-    is_folder: what is written is no file.  Raises CommandLineError for a URL that cannot be used,
+    is_folder: a folder is written.  Raises CommandLineError for a URL that cannot be used,
     or whose folder has a model, and StoreError.
     """
     if to is None or not is_url(to):

@@ -81,7 +81,7 @@ class Job:
 
     materials: the model, the data and the task.  plans: what they are compiled to.
 
-    start: the checkpoint that it goes on from; None: it begins.
+    start: the checkpoint that it continues from; None: it begins.
     values: False: for a plan alone: neither weights nor samples have any.
     planned: its training plan, where it is known already.
     probed: gives what a probe of this machine has found; None: what one has before.
@@ -146,7 +146,7 @@ class Job:
 
     @property
     def start(self) -> Start | None:
-        """The state that the run goes on from; None: it begins.  A restart replaces it."""
+        """The state that the run continues from; None: it begins.  A restart replaces it."""
         return self._start
 
     @start.setter
@@ -196,7 +196,7 @@ class Job:
 
     @property
     def saved_steps(self) -> int:
-        """Steps of the checkpoint that it goes on from; 0 where there is none on the disk."""
+        """Steps of the checkpoint that it continues from; 0 where there is none on the disk."""
         return self.start.step if isinstance(self.start, Checkpoint) else 0
 
     @property

@@ -247,7 +247,7 @@ class Plateau:
         self._rates: list[dict[str, float]] = []  # from then on
 
     def take(self, steps: int, value: float) -> None:
-        """Take the evaluation after `steps` steps; one that comes again replaces all from there."""
+        """Take the evaluation after `steps` steps; a repeated one replaces all from there."""
         new = [(steps, value)]
         if self._taken[-1:] != new and self._taken and self._taken[-1][0] >= steps:
             new = [each for each in self._taken if each[0] < steps] + new

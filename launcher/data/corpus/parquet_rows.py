@@ -132,7 +132,7 @@ def _values(column: ChunkedArray) -> NDArray[np.generic]:
         shape, array = [*shape, *lengths], array.flatten()
     values = array.to_numpy(zero_copy_only=False)
     if array.null_count or values.dtype.kind not in "biuf":
-        raise ValueError(f"{array.type} with {array.null_count} nulls is no column of numbers")
+        raise ValueError(f"{array.type} with {array.null_count} nulls makes no column of numbers")
     kind = {"b": np.bool_, "f": np.float32}.get(values.dtype.kind, np.int64)
     numbers: NDArray[np.generic] = values.astype(kind).reshape(shape)
     return numbers

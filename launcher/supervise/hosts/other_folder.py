@@ -169,7 +169,7 @@ class OtherFolder:
 
 def _check_name(name: str) -> None:
     if not _SERVED.fullmatch(name):  # it is another host's word, and becomes a path here
-        raise ValueError(f"{name!r} is no file of a run")
+        raise ValueError(f"{name!r} does not belong to a run")
 
 
 def _check(name: str, came: tuple[int, int], sent: tuple[int, int]) -> None:

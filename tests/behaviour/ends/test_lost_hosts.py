@@ -99,7 +99,7 @@ APART = ("train.steps=60", "train.log_every=10", "train.save_every=4", "launch.n
 
 
 def come_and_go(place: Path, shares: str) -> Path:
-    """Two hosts train, the second is killed, the first continues, and it comes again; return the
+    """Two hosts train, the second is killed, the first continues, and it returns; return the
     folder of the first.
     """
     here, meet = place / shares, f"launch.rdzv_endpoint=127.0.0.1:{free_port()}"

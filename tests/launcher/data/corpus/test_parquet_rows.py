@@ -65,10 +65,10 @@ def test_row_groups_in_memory_are_bounded_and_read_once_a_batch(
 @pytest.mark.parametrize(
     ("rows", "fields", "said"),
     [
-        ([{"x": "text"}], None, "row group 0: string with 0 nulls is no column of numbers"),
-        ([{"x": 1}, {"x": None}], None, "row group 0: int64 with 1 nulls is no column"),
+        ([{"x": "text"}], None, "row group 0: string with 0 nulls makes no column of numbers"),
+        ([{"x": 1}, {"x": None}], None, "row group 0: int64 with 1 nulls makes no column"),
         ([{"x": [1]}, {"x": [1, 2]}], None, r"row group 0: lists .* lengths \[1, 2\]"),
-        ([{"x": {"y": 1}}], None, "is no column of numbers"),
+        ([{"x": {"y": 1}}], None, "makes no column of numbers"),
         ([{"x": 1}], {"a": "b"}, "fields: .* has no column 'b'; it has x"),
     ],
 )
