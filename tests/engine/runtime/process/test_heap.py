@@ -79,9 +79,12 @@ print((getattr(info(), "0") - begin) // (4 * size))
     heap._glibc() is not None and not hasattr(heap._glibc(), "mallinfo2"), reason="glibc 2.33"
 )
 def test_a_tensor_fits_where_one_of_its_size_lay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two that come and go, 20 times: a third place at most."""
+    """Of two that come and go, 20 times: less than half the growth that malloc's own cache gives.
+
+    What else the process allocates may take a piece of a free place, so that one more is needed.
+    """
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    assert _growth("heap.reexec_with_tunables()") <= 1
+    assert 2 * _growth("heap.reexec_with_tunables()") < _growth("")
 
 
 def test_what_the_user_told_malloc_stays(monkeypatch: pytest.MonkeyPatch) -> None:
