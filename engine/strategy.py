@@ -211,9 +211,10 @@ class Recompute:
         attention), every_second_matmul (the first, third … product of a module, without attention),
         attention (one kernel), boxing (what communication makes); empty: only inputs of the modules
         are stored.
-    whole: true: everything that is not stored is computed again, as Megatron-LM does; false: only
-        what backward reads, as torch.utils.checkpoint does, which leaves out a block's last
-        product.  Both hold the same memory.
+    whole: true: everything that is not stored is computed again, as Megatron-LM does, and what
+        `keep` names is stored, as by torch's selective checkpointing, whether or not backward reads
+        it; false: only what backward reads, as torch.utils.checkpoint does, which leaves out a
+        block's last product.  Without `keep` both hold the same memory.
     """
 
     modules: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_476,
+    "engine": 1_477,
     "engine/actors": 1_853,
     "engine/boxing": 539,
     "engine/capture": 5_741,
@@ -36,7 +36,7 @@ BUDGETS = {
     "engine/ir": 1_829,
     "engine/lowering": 1_356,
     "engine/ops": 6_564,
-    "engine/passes": 8_195,
+    "engine/passes": 8_202,
     "engine/rehearsal": 1_062,
     "engine/runtime": 8_214,
     "engine/trace": 583,
@@ -65,7 +65,7 @@ BUDGETS = {
     "tests": 1_178,
     "tests/behaviour": 9_776,
     "tests/chaos": 1_057,
-    "tests/engine": 14_674,
+    "tests/engine": 14_694,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_474,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_346, "tests": 58_125, "docs": 50_000}
+SUMS = {"source": 80_354, "tests": 58_145, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 342, "except Exception": 30, "functions above complexity 15": 0}

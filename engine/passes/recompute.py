@@ -7,7 +7,8 @@ ops, named "x/again", join the backward region.  They start from kept tensors: t
 module, tensors that ops outside of it read in backward, and the outputs of the classes of ops in
 `keep`.  Only tensors that backward reads are computed again, as torch.utils.checkpoint does, which
 stops early.  With `whole` all that are not kept are, as Megatron-LM and OneFlow do: what nobody
-reads, as the last product of a block, is computed with the rest of it and freed at once.
+reads, as the last product of a block, is computed with the rest of it and freed at once; and kept
+products wait for backward of their block also where nothing reads them.
 
 The pass runs after infer_sbp: a copy has the layout of its original, so that it computes the same
 bits, and the cost of repeated boxing is known.  It runs before shard_optimizer: under ZeRO 3 a copy
@@ -115,12 +116,13 @@ class _Recomputed:
         """Return forward values that backward of their own module reads, and the values they are
         made of.
 
-        With `whole` these are all that a module makes.
+        With `whole` these are all that a module makes; of views, those that are read.
         """
         wanted: set[str] = set()
         pending = [name for op in self.backward for name in op.inputs]
         if self.strategy.recompute.whole:
-            pending += [n for op in self.graph.ops if op.name in self.group for n in op.makes]
+            made = (op for op in self.graph.ops if op.name in self.group and not is_view(op.target))
+            pending += [name for op in made for name in op.makes]
         while pending:
             name = pending.pop()
             if name not in wanted and not self._is_kept(name):
@@ -191,6 +193,10 @@ class _Recomputed:
                     self._copy_name(n) if n in self.wanted else None for n in op.outputs
                 )
                 copied.append(replace(copy, name=op.name + AGAIN, outputs=outputs, phase=BACKWARD))
+        if self.strategy.recompute.whole:
+            for op in (op for op in self.graph.ops if op.name in self.kept_ops):
+                for name in op.makes:
+                    self._copy_input(op, name, op.sbp_of(name))
         return [*self.held.values(), *copied]
 
     def in_order(self, copies: list[Op]) -> Iterator[Op]:
@@ -198,9 +204,10 @@ class _Recomputed:
         before the first op that reads one of them: the last of them may have no reader.
         """
         waiting: dict[ModuleOnStage, list[Op]] = {}
+        group_of = {op.name: group for (_, group, _), op in self.held.items()}
         for copy in copies if self.strategy.recompute.whole else ():
-            if copy.target != AFTER:
-                waiting.setdefault(self.group[copy.name.removesuffix(AGAIN)], []).append(copy)
+            group = group_of.get(copy.name) or self.group[copy.name.removesuffix(AGAIN)]
+            waiting.setdefault(group, []).append(copy)
         for op in self.readers():
             if op.phase == BACKWARD and any(name.endswith(AGAIN) for name in op.inputs):
                 yield from waiting.pop(self.group[op.name], ())

@@ -8,7 +8,7 @@ from flowrun.engine.actors.plan import RegionWork
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, TRAINED, WEIGHT_GRAD, Op
 from flowrun.engine.ir.op_info import Trait
-from flowrun.engine.ops.traits import has
+from flowrun.engine.ops.traits import has, is_view
 from flowrun.engine.passes.recompute import find_stored, recompute
 from flowrun.engine.passes.search.search_sbp import assign_sbp
 from flowrun.engine.pipeline import advance
@@ -39,7 +39,9 @@ def run(layout: Layout) -> Run:
 
 @ANY_LAYOUT
 @pytest.mark.parametrize(
-    "how", [*(Recompute(("blocks.*",), keep) for keep in KEPT), WHOLE], ids=str
+    "how",
+    [*(Recompute(("blocks.*",), keep) for keep in KEPT), WHOLE, replace(WHOLE, keep=KEPT[-1])],
+    ids=str,
 )
 def test_no_bit_changes(layout: Layout, how: Recompute) -> None:
     plain, again = run(layout), run(replace(layout, recompute=how))
@@ -76,6 +78,24 @@ def test_a_whole_block_holds_no_more_and_gathers_no_more(layout: Layout) -> None
         assert whole_4.peak_bytes[stage] - whole_2.peak_bytes[stage] <= added
     if layout.tensor == 1:  # else the sum of what nobody reads is sent, too
         assert whole_4.sent_bytes == bare_4.sent_bytes
+
+
+def test_a_view_that_nobody_reads_is_not_made_again() -> None:
+    """It would be the first to read a gathered weight, and as it waits for nothing, all weights
+    would be gathered when backward begins.
+    """
+    ops = ops_of(replace(LAYOUTS[-1], recompute=replace(WHOLE, keep=("every_second_matmul",))))
+    read = {name for op in ops for name in op.inputs}
+    views = [op for op in ops if op.name.endswith("/again") and is_view(op.target)]
+    assert views and all(read.intersection(op.makes) for op in views)
+
+
+def test_what_a_whole_block_keeps_is_stored_also_where_backward_does_not_read_it() -> None:
+    """As by torch's selective checkpointing: fc2's product is."""
+    ops = ops_of(replace(Layout(), recompute=replace(WHOLE, keep=("matmul",))))
+    late = {name for op in ops if op.phase == BACKWARD for name in op.inputs}
+    kept = [op for op in ops if op.phase == FORWARD and has_product(op) and "blocks" in op.module]
+    assert kept and all(late.intersection(op.makes) for op in kept)
 
 
 def has_product(op: Op) -> bool:
