@@ -18,23 +18,20 @@ from flowrun.launcher.ranks.rank_events import Reason
 _GLOO = re.compile(r"\[/\S+\] | This is typically caused by.*", re.DOTALL)  # paths, guesses
 
 
-def describe(error: BaseException, rank: int | None = None) -> tuple[str, str, str]:
-    """Describe an error: (where, problem with the user's own lines, whole traceback)."""
+def describe(error: BaseException, rank: int | None = None) -> Reason:
+    """Describe an error of a rank, with the user's own lines and the whole traceback."""
     story = "".join(traceback.format_exception(error))
     if not isinstance(error, FlowrunError):
-        return (
-            f"rank {rank}",
-            "\n".join([name_error(error), *user_lines(error.__traceback__)]),
-            story,
-        )
+        said = [name_error(error), *user_lines(error.__traceback__)]
+        return Reason(f"rank {rank}", "\n".join(said), story=story)
     if isinstance(error, LostPeer):
-        return error.where, _GLOO.sub("", error.problem), story
+        return Reason(error.where, _GLOO.sub("", error.problem), story=story)
     cause = error.__cause__
     lines: list[str] = []
     if cause and not isinstance(cause, ItemError):  # which says all that there is
         lines = [*getattr(cause, "__notes__", []), *user_lines(cause.__traceback__)]
     said = [error.problem, *lines, *error.instead.splitlines()]
-    return error.where, "\n".join(said), story
+    return Reason(error.where, "\n".join(said), story=story)
 
 
 def reason_of(error: BaseException) -> Reason:

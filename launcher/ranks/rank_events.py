@@ -10,6 +10,12 @@ from flowrun.launcher.ranks.wire import Notice
 # at a halt the run ends, and may go on later; it is complete
 ENDS, COMPLETES = 1, 2
 
+# how ranks come to an end
+DIED = "died"  # a process was killed, or lost another: it may do better the next time
+RAISED = "raised"  # its code raised an error
+LEFT = "left"  # a host has gone
+CANCELLED = "cancelled"  # somebody wants the run to end, or its launcher is broken
+
 
 @dataclass(frozen=True)
 class Reason:
@@ -75,8 +81,14 @@ class BadStep(Notice):
     steps: int
 
 
-class RankFailed(Notice):
-    """A rank ends with an error.  lost_peer: the fault is another rank's."""
+class Failure(Notice):
+    """Ranks end early: a rank says so of itself, or a launcher of the ranks of its host.
+
+    how: DIED, LEFT or RAISED.  lost_peer: the fault is another rank's.  host: the number of the
+    host that sent it; -1: this.
+    """
 
     fault: Reason
-    lost_peer: bool
+    how: str = RAISED
+    lost_peer: bool = False
+    host: int = -1

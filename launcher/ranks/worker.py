@@ -115,15 +115,13 @@ class RankProcess:
 
     def fail(self, error: BaseException) -> NoReturn:
         """Leave at once, from any thread, with an error."""
-        where, problem, story = describe(error, self.rank)
+        fault = describe(error, self.rank)
         log = self._worker.outputs.write_log
-        log(f"\n{_read_clock()} rank {self.rank} ends with an error\n{story}\n")
+        log(f"\n{_read_clock()} rank {self.rank} ends with an error\n{fault.story}\n")
         if isinstance(error, finite.NotFinite):
             self._events.send(rank_events.BadStep(error.steps))
         is_lost = isinstance(error, LostPeer)
-        self._events.send(
-            rank_events.RankFailed(rank_events.Reason(where, problem, story=story), is_lost)
-        )
+        self._events.send(rank_events.Failure(fault, lost_peer=is_lost))
         if is_lost:
             time.sleep(_LINGER_S)
         sys.stdout.flush()

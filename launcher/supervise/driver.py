@@ -237,10 +237,10 @@ class Driver:
             case instructions.ReplanFewer(fault):
                 lost = RunError(fault.where, fault.problem)
                 await self._plan(lambda: self.replan.for_fewer_ranks(lost))
-            case instructions.ReplanHosts():
-                self.loop.begin(self._plan_for_hosts(instruction))
+            case instructions.ReplanHosts(wanted):
+                self.loop.begin(self._plan_for_hosts(wanted))
 
-    async def _plan_for_hosts(self, wanted: instructions.ReplanHosts) -> None:
+    async def _plan_for_hosts(self, wanted: events.PlanWanted) -> None:
         """Plan for the hosts that are here, from a checkpoint that is fetched before if it has to
         be; where its host is lost, all meet again.
         """
@@ -337,7 +337,8 @@ class Driver:
         try:
             compiled = await self.desk.do("planning", plan, yields_to=1)
         except FlowrunError as error:
-            self.loop.post(events.NoPlan(reason_of(error), not isinstance(error, RunError)))
+            refused = not isinstance(error, RunError)
+            self.loop.post(events.LauncherFailed(reason_of(error), refused))
             return
         self.ranks, job = self._hand_for(compiled), compiled.job
         self.loop.post(events.NewPlan(job.recipe.num_ranks, place_of(job.start)))

@@ -6,14 +6,14 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flowrun.engine.errors import RunError
 from flowrun.launcher.job.compiling import Compiled
 from flowrun.launcher.ranks.failure import describe
 from flowrun.launcher.ranks.finite import NotFinite
-from flowrun.launcher.ranks.rank_events import BadStep, RankFailed, Reason
+from flowrun.launcher.ranks.rank_events import BadStep, Failure, Reason
 from flowrun.launcher.ranks.snapshot_memory import SnapshotMemory
 from flowrun.launcher.ranks.step_gate import StepGate
 from flowrun.launcher.ranks.virtual_run import train
@@ -109,19 +109,15 @@ class VirtualRanks(RanksHand):
         except RunError as error:
             if isinstance(error, NotFinite):
                 self.wires.post(BadStep(error.steps))
-            where, problem, _ = describe(error)
-            self._post_failure(where, problem)
+            self.wires.post(Failure(replace(describe(error), story="")))
         except (_Stopped, Interrupted):
             pass
         except Exception as error:  # of a user's code
             self.exception = error
-            self._post_failure("the virtual cluster", repr(error))
+            self.wires.post(Failure(Reason("the virtual cluster", repr(error))))
         finally:
             self.gate = None
             self.wires.post(RanksGone())
-
-    def _post_failure(self, where: str, problem: str) -> None:
-        self.wires.post(RankFailed(Reason(where, problem), lost_peer=False))
 
     def _send(self, event: Notice) -> None:
         self.wires.post(event)

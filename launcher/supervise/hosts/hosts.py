@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
-from flowrun.launcher.ranks.rank_events import Reason
+from flowrun.launcher.ranks.failure import reason_of
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.schema import STORE, Launch, Nodes, nodes_of
 from flowrun.launcher.store.checkpoint import Checkpoint
@@ -117,15 +117,15 @@ class Hosts:
         self._listening: asyncio.Task[None] | None = None
 
     async def meet(self, describe: Describe) -> None:
-        """Meet the other hosts; post Met, PlanWanted or MeetingFailed.
+        """Meet the other hosts; post Met, PlanWanted or LauncherFailed.
 
         describe: describes this host, also where the hub was lost and another is found.
         """
         try:
             self._post(await self._meet(describe))
         except FlowrunError as error:
-            fault = Reason(error.where, error.problem, error.instead)
-            self._post(events.MeetingFailed(fault, isinstance(error, RecipeError)))
+            refused = isinstance(error, RecipeError)
+            self._post(events.LauncherFailed(reason_of(error), refused))
 
     async def _meet(self, describe: Describe) -> events.Met | events.PlanWanted:
         launch, endpoint = self._link.launch, self._link.place

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from flowrun.launcher.ranks.rank_events import Reason
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.schema import Nodes
 from flowrun.launcher.supervise.hosts.meeting import SAME_COMMAND, find_mismatch, number_hosts
@@ -108,7 +109,8 @@ class Hub:
     def _meet(self, sender: int, host: Host) -> Outgoing:
         known = self.numbers.keys() | self.planning
         if 0 < self.epoch < host.epoch:
-            return [(to, events.Replaced(host.name)) for to, n in self.numbers.items() if n == 0]
+            silent = f"{host.name} has taken its place: it was silent for long."
+            return self._to_first(events.LauncherFailed(Reason("host 0", silent)))
         if self.first and sender not in known and (refused := self._refuse(self.first, host)):
             return [(sender, refused)]
         self.waiting[sender], self.enough_since_s = host, None
@@ -121,7 +123,8 @@ class Hub:
             return begun
         out = self._to_waiting(HostsHere(self._names()))
         if sender not in known:
-            out += [(to, events.HostJoined(host.name)) for to, n in self.numbers.items() if n == 0]
+            joins = events.Asked(f"a host joins ({host.name})", regroups=True)
+            out += self._to_first(joins)
         return out
 
     def _refuse(self, first: Host, host: Host) -> Refused | None:
@@ -185,6 +188,9 @@ class Hub:
 
     def _to_others(self, sender: int, message: Notice) -> Outgoing:
         return [(to, message) for to in self.numbers if to != sender]
+
+    def _to_first(self, message: Notice) -> Outgoing:
+        return [(to, message) for to, number in self.numbers.items() if number == 0]
 
     def _to_waiting(self, message: Notice) -> Outgoing:
         return [(to, message) for to in self.waiting]

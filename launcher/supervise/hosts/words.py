@@ -8,8 +8,8 @@ a host to the hub                          the hub to a host
 Ready      for a round                     HostsHere    those that have come so far
 an event, for all other hosts              Numbered     all are here
 Leaving    it has no more to send          Refused      they cannot train together
-                                           PlanWanted, HostJoined, FromHost, HostSilent,
-                                           HostGone, Replaced, Parted: events
+                                           PlanWanted, Asked, FromHost, HostSilent, HostGone,
+                                           LauncherFailed, Parted: events
 """
 
 from __future__ import annotations
@@ -46,11 +46,6 @@ class Host:
     versions: Mapping[str, str]
     folder: str
     door: str = ""
-
-    @property
-    def may_change(self) -> bool:
-        """True if hosts may join and leave its run."""
-        return ":" in self.nodes
 
 
 class Ready(Notice):

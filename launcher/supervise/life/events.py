@@ -11,12 +11,6 @@ from dataclasses import dataclass
 from flowrun.launcher.ranks.rank_events import Reason
 from flowrun.launcher.ranks.wire import Notice
 
-# how ranks come to an end
-DIED = "died"  # a process was killed, or lost another: it may do better the next time
-RAISED = "raised"  # its code raised an error
-LEFT = "left"  # a host has gone
-CANCELLED = "cancelled"  # somebody wants the run to end, or its launcher is broken
-
 # timers
 GRACE = "grace"  # launch.grace_s after a request to end
 ANSWER = "answer"  # for other hosts to offer a step
@@ -101,19 +95,6 @@ class Released(Notice):
     well: bool
 
 
-class Replaced(Notice):
-    """Another host has taken the place of this one, the first.  by: who says so."""
-
-    by: str
-
-
-class MeetingFailed(Notice):
-    """The hosts cannot meet.  refused: they never can, as the recipe or a key is wrong."""
-
-    fault: Reason
-    refused: bool
-
-
 class AlreadyComplete(Notice):
     """Other hosts have ended the run while this one waited to join them."""
 
@@ -139,20 +120,6 @@ class HostSilent(Notice):
     host: int
     name: str
     seconds: float
-
-
-class HostJoined(Notice):
-    """A host waits to join."""
-
-    name: str
-
-
-class HostFailed(Notice):
-    """Ranks of a host have ended early.  how: DIED, LEFT or RAISED.  lost_peer: see RankFailed."""
-
-    fault: Reason
-    how: str
-    lost_peer: bool = False
 
 
 class HaltOffered(Notice):
@@ -228,16 +195,12 @@ class NewPlan(Notice):
     place: StartPoint
 
 
-class NoPlan(Notice):
-    """There is none."""
-
-    fault: Reason
-    refused: bool
-
-
 class LauncherFailed(Notice):
-    """This launcher cannot continue: a file that it cannot write, a callback that failed or
-    hangs.
+    """This launcher cannot continue: a file that it cannot write, a callback that failed or hangs,
+    hosts that do not meet, no plan for those that are left, another first host.
+
+    refused: it never can, as the recipe or a key is wrong.
     """
 
     fault: Reason
+    refused: bool = False

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flowrun.launcher.ranks.rank_events import COMPLETES, ENDS, Reason
+from flowrun.launcher.ranks.rank_events import CANCELLED, COMPLETES, ENDS, Reason
 from flowrun.launcher.supervise.life import instructions
-from flowrun.launcher.supervise.life.events import ANSWER, CANCELLED, GRACE, Asked, HaltOffered
+from flowrun.launcher.supervise.life.events import ANSWER, GRACE, Asked, HaltOffered
 from flowrun.launcher.supervise.life.verdicts import (
     CTRL_C,
     NUMBERS,

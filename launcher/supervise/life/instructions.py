@@ -11,7 +11,7 @@ from typing import dataclass_transform
 from flowrun.launcher.listeners.listener import COMPLETE, FAILED, PREEMPTED, STOPPED
 from flowrun.launcher.ranks.rank_events import Evaluated, Reason, StepDone
 from flowrun.launcher.ranks.wire import Notice
-from flowrun.launcher.supervise.life.events import StartPoint
+from flowrun.launcher.supervise.life.events import PlanWanted, StartPoint
 
 __all__ = ["COMPLETE", "FAILED", "PREEMPTED", "STOPPED"]  # see End
 THERE = "there"
@@ -26,7 +26,7 @@ class Instruction:
 
 
 class Meet(Instruction):
-    """Meet the other hosts: Met, PlanWanted, MeetingFailed or AlreadyComplete follows."""
+    """Meet the other hosts: Met, PlanWanted, LauncherFailed or AlreadyComplete follows."""
 
 
 class ForkRanks(Instruction):
@@ -133,20 +133,15 @@ class Save(Instruction):
 
 
 class ReplanFewer(Instruction):
-    """Plan for fewer ranks: NewPlan or NoPlan follows.  fault: why."""
+    """Plan for fewer ranks: NewPlan or LauncherFailed follows.  fault: why."""
 
     fault: Reason
 
 
 class ReplanHosts(Instruction):
-    """Plan for a number of hosts, from the checkpoint of a step: NewPlan or NoPlan follows.
+    """Plan for the hosts that are here: NewPlan or LauncherFailed follows."""
 
-    door: of a host that has it, where this one does not see it.
-    """
-
-    num_hosts: int
-    step: int
-    door: str = ""
+    wanted: PlanWanted
 
 
 class End(Instruction):

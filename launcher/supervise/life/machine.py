@@ -12,8 +12,10 @@ gone; the hosts part; and a verdict says what comes next.
     FINISHING  files that the first host writes      Finished: OVER; HostGone: RESTING
     RESTING    the newest whole state, and a pause   StartFound, TimeIsUp: MEETING
     SAVING     what ranks left in memory, on a disk  StateSaved: PLANNING for fewer ranks, or OVER
-    PLANNING   another plan                          NewPlan: MEETING; NoPlan: OVER
+    PLANNING   another plan                          NewPlan: MEETING
     OVER       nothing
+
+LauncherFailed leads to OVER; where ranks run, they are killed before.
 
 What holds, for any order of events (`violations` in run_state.py, and tests/launcher/supervise):
 
@@ -33,12 +35,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flowrun.launcher.ranks.rank_events import (
+    LEFT,
     BadStep,
     Evaluated,
+    Failure,
     FileWritten,
     NumbersSeen,
     RankEnded,
-    RankFailed,
     Reason,
     Remarked,
     StepDone,
@@ -55,7 +58,7 @@ from flowrun.launcher.supervise.life.run_state import (
     in_round,
     new_round,
 )
-from flowrun.launcher.supervise.life.verdicts import LAUNCHER, NUMBERS, Attempts, Failure
+from flowrun.launcher.supervise.life.verdicts import LAUNCHER, NUMBERS, Attempts
 
 _LINGER_S = 2.0  # after a rank failed, those that wait for it in vain are killed
 _RANKS_HERE = (Life.FORKING, Life.TRAINING, Life.PARTING)
@@ -98,7 +101,7 @@ def _concerns_all(event: Notice) -> bool:
     """Return whether other hosts get an event of a rank of this host: all but remarks, and an error
     that is another rank's fault.
     """
-    failed = isinstance(event, RankFailed) and not event.lost_peer
+    failed = isinstance(event, Failure) and not event.lost_peer
     return failed or isinstance(event, _FOR_ALL)
 
 
@@ -137,8 +140,8 @@ def _take_of_rank(state: RunState, event: Notice, host: int) -> Move:
             return in_round(state, bad=event.steps), ()
         case NumbersSeen():
             return _ask(state, events.Asked(NUMBERS))
-        case RankFailed():
-            return _fail(state, Failure(event.fault, events.RAISED, event.lost_peer, host))
+        case Failure():
+            return _fail(state, replace(event, host=host))
     return _take_of_process(state, event, host)
 
 
@@ -155,12 +158,10 @@ def _take_of_process(state: RunState, event: Notice, host: int) -> Move:
         case events.Frozen():
             return _with_halts(state, state.round.halts.freeze(event.begun))
         case events.Struck():
-            return _break(state, "struck", Reason(LAUNCHER, f"stopped by {event.by}."))
+            struck = events.LauncherFailed(Reason(LAUNCHER, f"stopped by {event.by}."))
+            return _break(state, struck, struck=struck.fault)
         case events.LauncherFailed():
-            return _break(state, "broken", state.round.blame.broken or event.fault)
-        case events.Replaced():
-            fault = Reason("host 0", f"{event.by} has taken its place: it was silent for long.")
-            return _break(state, "broken", state.round.blame.broken or fault)
+            return _break(state, event, broken=state.round.blame.broken or event.fault)
         case events.Asked():
             return _ask(state, event)
         case events.TimeIsUp():
@@ -172,26 +173,18 @@ def _take_of_host(state: RunState, event: Notice, host: int) -> Move:
     match event:
         case events.Met():
             return _take_met(state, event)
-        case events.MeetingFailed() | events.NoPlan():
-            return next_round.end(
-                state, instructions.End(instructions.FAILED, "", event.fault, event.refused)
-            )
         case events.AlreadyComplete():
             return next_round.end(state, instructions.End(instructions.THERE))
         case events.Finished():
             return next_round.finish(state)
         case events.HostGone() if not state.round.finished:
             fault = Reason(f"host {event.host} ({event.name})", event.why)
-            return _fail(state, Failure(fault, events.LEFT, host=event.host))
-        case events.HostFailed():
-            return _fail(state, Failure(event.fault, event.how, event.lost_peer, host))
+            return _fail(state, Failure(fault, LEFT, host=event.host))
         case events.HostSilent():
             name = f"host {event.host} ({event.name})"
             return state, (
                 instructions.Note(f"nothing came from {name} for {event.seconds:.0f} s", True),
             )
-        case events.HostJoined():
-            return _ask(state, events.Asked(f"a host joins ({event.name})", regroups=True))
         case events.HaltOffered() if state.phase is Life.FORKING:
             return _wait(state, events.FromHost(host, event))
         case events.HaltOffered() if state.phase is Life.TRAINING:
@@ -232,7 +225,7 @@ def _take_file(state: RunState, event: FileWritten) -> Move:
 
 def _fail(state: RunState, failure: Failure) -> Move:
     """Note a failure: ranks that wait in vain are killed, at once if another host's failed."""
-    if state.phase is Life.FINISHING and failure.host == 0 and failure.how == events.LEFT:
+    if state.phase is Life.FINISHING and failure.host == 0 and failure.how == LEFT:
         return next_round.go_on_without_first(state, failure)
     if state.phase not in _RANKS_HERE:
         return state, ()
@@ -277,8 +270,8 @@ def _take_met(state: RunState, event: events.Met) -> Move:
 
 def _take_plan_wanted(state: RunState, event: events.PlanWanted) -> Move:
     place = events.StartPoint(event.step, "checkpoint" if event.step else "beginning", event.step)
-    plan = instructions.ReplanHosts(event.num_hosts, event.step, event.door)
-    return replace(state, phase=Life.PLANNING, lost=None), (*_begin_again(state, place), plan)
+    out = (*_begin_again(state, place), instructions.ReplanHosts(event))
+    return replace(state, phase=Life.PLANNING, lost=None), out
 
 
 def _begin_again(state: RunState, place: events.StartPoint) -> tuple[instructions.Instruction, ...]:
@@ -310,11 +303,12 @@ def _with_halts(state: RunState, answer: Answer) -> Move:
     return in_round(state, halts=halts), out
 
 
-def _break(state: RunState, why: str, fault: Reason) -> Move:
+def _break(state: RunState, why: events.LauncherFailed, **blamed: Reason) -> Move:
     """End a run at once; ranks that run are killed first."""
     if state.phase in (Life.FORKING, Life.TRAINING):
-        return _blame(state, **{why: fault}), (instructions.KillRanks(),)
-    return next_round.end(state, instructions.End(instructions.FAILED, fault=fault))
+        return _blame(state, **blamed), (instructions.KillRanks(),)
+    failed = instructions.End(instructions.FAILED, "", why.fault, why.refused)
+    return next_round.end(state, failed)
 
 
 def _take_time(state: RunState, timer: str) -> Move:

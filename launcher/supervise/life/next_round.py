@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrun.launcher.ranks.rank_events import Reason
+from flowrun.launcher.ranks.rank_events import CANCELLED, DIED, LEFT, RAISED, Failure, Reason
 from flowrun.launcher.supervise.life import events, instructions
 from flowrun.launcher.supervise.life.run_state import Life, Move, RunState, in_round, new_round
-from flowrun.launcher.supervise.life.verdicts import LAUNCHER, Failure, Rollbacks, Verdict
+from flowrun.launcher.supervise.life.verdicts import LAUNCHER, Rollbacks, Verdict
 
 _PART_S = 1.0  # for other hosts to end after a failure, before the ranks' store closes
 NEVER_S = float("inf")
@@ -27,7 +27,7 @@ def part(state: RunState) -> Move:
     if verdict.fault and not asked:
         heard = blame.describe(verdict.fault)
     elif verdict.status == instructions.STOPPED and halts.late:
-        heard = events.HostFailed(Reason(LAUNCHER, "stopped by Ctrl-C."), events.LEFT)
+        heard = Failure(Reason(LAUNCHER, "stopped by Ctrl-C."), LEFT)
     sends = (instructions.SendAll(heard),) if heard and state.company.others else ()
     return state, (
         *timers,
@@ -50,7 +50,7 @@ def _find_verdict(state: RunState) -> Verdict | None:
         return None
     how = blame.find_how(fault)
     if halts.ending:
-        how = events.LEFT if halts.ending.regroups else events.CANCELLED
+        how = LEFT if halts.ending.regroups else CANCELLED
     return Verdict(instructions.FAILED, "", fault, how)
 
 
@@ -61,7 +61,7 @@ def conclude(state: RunState) -> Move:
         verdict = Verdict(instructions.COMPLETE)
     if verdict is None:
         fault = Reason(LAUNCHER, "ranks ended before their last step.")
-        verdict = Verdict(instructions.FAILED, "", fault, events.DIED)
+        verdict = Verdict(instructions.FAILED, "", fault, DIED)
     state = in_round(state, verdict=verdict)
     if (
         verdict.status == instructions.COMPLETE
@@ -71,7 +71,7 @@ def conclude(state: RunState) -> Move:
         return replace(state, phase=Life.FINISHING), ()
     if verdict.status != instructions.FAILED or verdict.fault is None:
         return end_by(state, verdict)
-    if state.terms.rolls_back and verdict.how == events.RAISED and state.round.bad:
+    if state.terms.rolls_back and verdict.how == RAISED and state.round.bad:
         find = instructions.FindStart(state.round.bad, rolls_back=True)
         return replace(state, phase=Life.RESTING), (find,)
     return _try_again(state, verdict)
@@ -97,7 +97,7 @@ def _try_again(state: RunState, verdict: Verdict) -> Move:
         return replace(state, phase=Life.RESTING, attempts=attempts), (
             instructions.FindStart(below),
         )
-    if state.terms.restarts and verdict.how != events.CANCELLED:
+    if state.terms.restarts and verdict.how != CANCELLED:
         return replace(state, phase=Life.SAVING), (instructions.Save(below),)
     return end_by(state, verdict)
 
@@ -139,7 +139,7 @@ def give_up(state: RunState) -> Move:
     """What ranks left in memory is saved: plan for fewer, where they may be, or end."""
     verdict, terms = state.round.verdict, state.terms
     assert verdict and verdict.fault
-    if verdict.how == events.DIED and 0 < terms.min_ranks < terms.num_ranks:
+    if verdict.how == DIED and 0 < terms.min_ranks < terms.num_ranks:
         return replace(state, phase=Life.PLANNING), (instructions.ReplanFewer(verdict.fault),)
     return end_by(state, verdict)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from flowrun.launcher.ranks.rank_events import Reason
-from flowrun.launcher.supervise.life.events import CANCELLED, DIED, LEFT, RAISED, Asked, HostFailed
+from flowrun.launcher.ranks.rank_events import CANCELLED, DIED, LEFT, RAISED, Failure, Reason
+from flowrun.launcher.supervise.life.events import Asked
 from flowrun.launcher.supervise.life.instructions import FAILED, PREEMPTED, STOPPED
 
 CTRL_C, TIME_LIMIT, WARNING = "Ctrl-C", "launch.time_limit", "SIGUSR2"
@@ -85,19 +85,6 @@ class Verdict:
     how: str = ""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A failure of a rank, a launcher or a host.
-
-    lost_peer: the rank merely lost another.  host: the number of the host that sent it; -1: this.
-    """
-
-    fault: Reason
-    how: str
-    lost_peer: bool = False
-    host: int = -1
-
-
 @dataclass(frozen=True, kw_only=True)
 class Blame:
     """What is known of the end of a round's ranks.
@@ -138,7 +125,7 @@ class Blame:
         yield from filter(None, (self.struck, self.death))
 
     def find_how(self, fault: Reason) -> str:
-        """Return how `fault` ended the ranks: DIED, RAISED, LEFT or CANCELLED (events.py)."""
+        """Return how `fault` ended the ranks: DIED, RAISED, LEFT or CANCELLED (rank_events.py)."""
         if fault in (self.broken, self.struck):
             return CANCELLED
         failure = self.find(fault)
@@ -148,13 +135,13 @@ class Blame:
         """Return the failure of a fault."""
         return next((each for each in self.failures if each.fault == fault), None)
 
-    def describe(self, fault: Reason) -> HostFailed | None:
+    def describe(self, fault: Reason) -> Failure | None:
         """Return the event that reports a fault to other hosts; None if they know it."""
         failure = self.find(fault)
         if failure:
-            lost = HostFailed(replace(fault, story=""), RAISED, lost_peer=True)
+            lost = Failure(replace(fault, story=""), lost_peer=True)
             return lost if failure.lost_peer else None
-        return HostFailed(fault, DIED if fault.where.startswith("rank") else LEFT)
+        return Failure(fault, DIED if fault.where.startswith("rank") else LEFT)
 
 
 def _rank(fault: Reason) -> str:

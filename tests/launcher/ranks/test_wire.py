@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from flowrun.launcher.ranks.rank_events import FileWritten, RankEnded, RankFailed, Reason, StepDone
+from flowrun.launcher.ranks.rank_events import Failure, FileWritten, RankEnded, Reason, StepDone
 from flowrun.launcher.ranks.wire import Notice, decode, encode
 from flowrun.launcher.supervise.hosts.words import Ready
 from flowrun.launcher.supervise.life.events import Asked, FromHost, HaltOffered, RanksForked
@@ -14,7 +14,7 @@ SENT: tuple[Notice, ...] = (
     StepDone(3, {"loss": 1.5, "each": [1.0, 2.0]}, 0.1, {"waited_s": 0.0}),
     FileWritten(4, "rank_0", (10, 20)),
     RankEnded(0, {"notes": [["x", 1, 2]]}),
-    FromHost(1, RankFailed(Reason("rank 1", "no"), lost_peer=False)),
+    FromHost(1, Failure(Reason("rank 1", "no"))),
     HaltOffered(0, "SIGTERM", 4, 1),
     Asked("SIGTERM"),
     Ready(HOST),
@@ -41,7 +41,7 @@ def change(sent: Notice, **fields: Any) -> str:
         change(SENT[0], step=True),
         change(SENT[0], more=1),
         change(SENT[1], written=[1]),
-        change(SENT[3], event={"is": "RankFailed"}),
+        change(SENT[3], event={"is": "Failure"}),
         change(SENT[6], host={**json.loads(encode(SENT[6]))["host"], "recipe": 5}),
         change(SENT[6], host=None),
     ],

@@ -21,7 +21,7 @@ from flowrun.launcher.supervise.hosts.words import Host
 from flowrun.launcher.supervise.life.events import (
     FromHost,
     HostGone,
-    MeetingFailed,
+    LauncherFailed,
     Met,
     Parted,
     PlanWanted,
@@ -125,7 +125,7 @@ def test_hosts_hear_each_other_and_part_together(tmp_path: Path) -> None:
 
 
 def failure(event: Notice, refused: bool) -> Any:
-    assert isinstance(event, MeetingFailed)
+    assert isinstance(event, LauncherFailed)
     assert event.refused is refused
     return event.fault
 

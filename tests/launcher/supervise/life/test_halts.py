@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.ranks.rank_events import COMPLETES, ENDS
+from flowrun.launcher.ranks.rank_events import COMPLETES, ENDS, LEFT
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.schema import Launch, time_limit_s
 from flowrun.launcher.supervise.life import instructions as do
-from flowrun.launcher.supervise.life.events import ANSWER, GRACE, LEFT, Asked, HaltOffered
+from flowrun.launcher.supervise.life.events import ANSWER, GRACE, Asked, HaltOffered
 from flowrun.launcher.supervise.life.halts import Company, Halts
 from flowrun.launcher.supervise.life.verdicts import NUMBERS, WARNING
 

@@ -148,7 +148,7 @@ class OneHost:
                 self.came.append(ev.StartFound(self.world.disk.start))
             case do.Save():
                 self.came.append(ev.StateSaved())
-            case do.ReplanHosts(hosts, at, _):
+            case do.ReplanHosts(ev.PlanWanted(hosts, at)):
                 self.planned, self.start = hosts, at
                 self.came.append(ev.NewPlan(hosts, place_at(at)))
             case End():
@@ -183,7 +183,7 @@ class OneHost:
                 self.round, self.rank = port, None
                 self.came.append(ev.Met(number, names, number > 0, epoch))
             case Refused():
-                self.came.append(ev.MeetingFailed(Reason("hosts", message.problem), True))
+                self.came.append(ev.LauncherFailed(Reason("hosts", message.problem), True))
             case HostsHere():
                 pass
             case _:
@@ -207,7 +207,7 @@ class OneHost:
         if any(peer is None or (not peer.alive and not peer.leaves) for peer in peers):
             if not rank.lingers:
                 fault = Reason(f"rank {self.number}", "lost a rank")
-                self.came.append(said.RankFailed(fault, lost_peer=True))
+                self.came.append(said.Failure(fault, lost_peer=True))
             rank.alive, rank.lingers = not self.world.is_quiet, True
             return
         assert self.gate

@@ -2,9 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrun.launcher.ranks.rank_events import Reason
-from flowrun.launcher.supervise.life.events import CANCELLED, DIED, LEFT, RAISED
-from flowrun.launcher.supervise.life.verdicts import Attempts, Blame, Failure
+from flowrun.launcher.ranks.rank_events import CANCELLED, DIED, LEFT, RAISED, Failure, Reason
+from flowrun.launcher.supervise.life.verdicts import Attempts, Blame
 
 ENDINGS = st.tuples(st.sampled_from([DIED, RAISED, LEFT, CANCELLED]), st.integers(0, 5))
 
