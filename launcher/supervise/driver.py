@@ -47,8 +47,7 @@ from flowrun.launcher.supervise.hands.watch import find_limit
 from flowrun.launcher.supervise.hosts.hosts import Alone, Hosts
 from flowrun.launcher.supervise.life import events, instructions
 from flowrun.launcher.supervise.life.machine import begin, step
-from flowrun.launcher.supervise.life.run_state import Terms
-from flowrun.launcher.supervise.life.verdicts import TIME_LIMIT
+from flowrun.launcher.supervise.life.verdicts import TIME_LIMIT, Terms
 
 # who starts which thread of a launcher or a rank, by file, and who notices when it blocks; a test
 # reads the tree for others
@@ -276,8 +275,8 @@ class Driver:
         assert place is not None
         self.ledger = folder.Ledger()
         self.listeners.off = company.number > 0
-        door = self.hosts.met.doors[company.number] if self.hosts.met else ""
-        prepare = partial(folder.prepare, self.record, company, self.lease, door)
+        may_change = self.state.terms.may_change
+        prepare = partial(folder.prepare, self.record, company, may_change, self.lease)
         kept = None if company.number else self.record.kept
         try:
             end = partial(self.listeners.end, RESTARTED)

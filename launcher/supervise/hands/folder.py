@@ -27,8 +27,7 @@ from flowrun.launcher.store.checkpoint import Checkpoint, find_step, remove_part
 from flowrun.launcher.supervise.hands.lease import Lease, Owner
 from flowrun.launcher.supervise.hosts.token import name_folder
 from flowrun.launcher.supervise.hosts.words import Host
-from flowrun.launcher.supervise.life.events import FromHost
-from flowrun.launcher.supervise.life.halts import Company
+from flowrun.launcher.supervise.life.events import Company, FromHost
 from flowrun.launcher.supervise.life.instructions import Restart, RollBack
 from flowrun.launcher.supervise.life.run_state import RunState
 
@@ -102,21 +101,21 @@ def describe_host(record: Record, compiled: Compiled, lease: Lease) -> Host:
     )
 
 
-def prepare(record: Record, company: Company, lease: Lease, door: str) -> None:
+def prepare(record: Record, company: Company, may_change: bool, lease: Lease) -> None:
     """Make the folder ready for the ranks of a round: each host writes to one of its own, and the
-    first in a folder removes what ranks that have ended left half written.  door: of this host.
-    Raises RecipeError, RunError, OSError.
+    first in a folder removes what ranks that have ended left half written.  may_change: hosts may
+    join and leave.  Raises RecipeError, RunError, OSError.
     """
-    names = company.names
+    names, door = company.names, company.doors[0] if company.doors else ""
     follows = record.begun and bool(names)  # a run of one host has begun before
     if company.number == 0:
         lease.take(Owner.of_this(company.epoch, door), follows)
         if record.kept:
             record.kept.claim(company.epoch, door, follows)
         record.fence = lease.check
-    if company.shared or company.may_change:
+    if company.shared or may_change:
         record.share(company.number if company.shared else 0)
-    if company.may_change:
+    if may_change:
         count = f"{len(names)} hosts" if len(names) > 1 else "1 host"
         record.say(f"{count} from step {record.first}: {', '.join(names or ('this host',))}")
     if not record.begun:

@@ -48,7 +48,7 @@ _MAY_TRAIN = (
     " continues; with one folder (hydra.run.dir) or train.store any part does"
 )
 _STOPPED_S = 3.0  # after which it is said that this process was stopped itself
-_ANSWERS = (words.HostsHere, words.Numbered, words.Refused, events.PlanWanted, events.Parted)
+_ANSWERS = (words.HostsHere, words.Refused, events.Met, events.PlanWanted, events.Parted)
 
 Post = Callable[[Notice], None]
 Say = Callable[[str], None]
@@ -58,7 +58,6 @@ Describe = Callable[[], words.Host]
 class Alone:
     """The only host of a run: there is nobody else to meet.  See Hosts."""
 
-    met: words.Numbered | None = None
     reading: Collection[int] = ()
 
     def __init__(self, post: Post) -> None:
@@ -70,7 +69,7 @@ class Alone:
         """Open a new store on loopback, where the ranks meet."""
         self._store = open_store(LOOPBACK)
         self.place = MeetingPlace(0, 1, LOOPBACK, self._store.port, find_interface(LOOPBACK))
-        self._post(events.Met(0, (), shared=False))
+        self._post(events.Met(events.Company(), self._store.port))
 
     def broadcast(self, event: Notice) -> None:
         pass
@@ -107,7 +106,7 @@ class Hosts:
         life after which a host counts as gone; 0: never.  say: shows a line to a person.  post:
         takes events.  known: see HubLink.
         """
-        self.met: words.Numbered | None = None
+        self.met: events.Company | None = None
         self.place: MeetingPlace | None = None
         self._link = HubLink(launch, folder, silence_s or float("inf"), known)
         self._moves = Moves(folder, self._link.files, silence_s or LONG_S, post)
@@ -137,9 +136,9 @@ class Hosts:
             missing = _missing(len(here), nodes)
             what = f"waiting for {missing} at {endpoint}, where the same command is to run"
             answer = await self._answer(patience, what)
-            if isinstance(answer, words.Numbered):
-                return self._take_number(answer)
-            if isinstance(answer, events.PlanWanted):
+            if isinstance(answer, events.Met):
+                self._take_number(answer.company, answer.port)
+            if isinstance(answer, (events.Met, events.PlanWanted)):
                 return answer
             if isinstance(answer, words.HostsHere):
                 here = answer.names
@@ -170,18 +169,14 @@ class Hosts:
         self._send(words.Ready(host))
         return host.name
 
-    def _take_number(self, met: words.Numbered) -> events.Met:
+    def _take_number(self, met: events.Company, port: int) -> None:
         alone = not all(met.sees) and not self._has_store
         if alone and not met.number and not self.met and nodes_of(self._link.launch).may_change:
             self._say(_NOTHING)
         self.met = self._moves.met = self._link.met = met
         self._doubts = False
         interface = find_interface(self._link.own_address)
-        self.place = MeetingPlace(
-            met.number, len(met.names), self._link.address, met.port, interface
-        )
-        shared = met.number > 0 and met.sees[met.number]
-        return events.Met(met.number, met.names, shared, met.epoch)
+        self.place = MeetingPlace(met.number, len(met.names), self._link.address, port, interface)
 
     def _doubt(self, host: int) -> None:
         """A host is silent, and may train on.  Where one of both would not find the folder or the

@@ -15,20 +15,13 @@ that its hosts know; a hub that meets a host of a later one has been replaced, a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flowrun.launcher.ranks.rank_events import Reason
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.schema import Nodes
 from flowrun.launcher.supervise.hosts.meeting import SAME_COMMAND, find_mismatch, number_hosts
-from flowrun.launcher.supervise.hosts.words import (
-    Host,
-    HostsHere,
-    Leaving,
-    Numbered,
-    Ready,
-    Refused,
-)
+from flowrun.launcher.supervise.hosts.words import Host, HostsHere, Leaving, Ready, Refused
 from flowrun.launcher.supervise.life import events
 
 Outgoing = list[tuple[int, Notice]]  # (to which connection, message)
@@ -174,10 +167,15 @@ class Hub:
         self.numbers = dict(zip(here, numbers, strict=True))
         self.names = {key: host.name for key, host in here.items()}
         ordered = [hosts[numbers.index(k)] for k in range(len(hosts))]
-        names, doors = (tuple(getattr(h, of) for h in ordered) for of in ("name", "door"))
-        sees, port = tuple(host.folder == first.folder for host in ordered), self.open_store()
+        company = events.Company(
+            names=tuple(host.name for host in ordered),
+            doors=tuple(host.door for host in ordered),
+            sees=tuple(host.folder == first.folder for host in ordered),
+            epoch=self.epoch,
+        )
+        port = self.open_store()
         return [
-            (key, Numbered(number, names, doors, sees, port, self.epoch))
+            (key, events.Met(replace(company, number=number), port))
             for key, number in self.numbers.items()
         ]
 

@@ -26,7 +26,8 @@ from flowrun.launcher.supervise.hosts.hub import Hub
 from flowrun.launcher.supervise.hosts.hub_server import HubServer
 from flowrun.launcher.supervise.hosts.other_folder import FileServer
 from flowrun.launcher.supervise.hosts.token import TOKEN, find_token, make_token
-from flowrun.launcher.supervise.hosts.words import HubHere, HubWanted, Numbered
+from flowrun.launcher.supervise.hosts.words import HubHere, HubWanted
+from flowrun.launcher.supervise.life.events import Company
 
 _FIRST_LINE_S, _NEXT_LINE_S, _LAST_LINE_S = 2.0, 5.0, 60.0  # pauses, of which each is twice as long
 _RETRY_S = 0.5
@@ -94,7 +95,7 @@ class HubLink:
         self.channel: JsonChannel | None = None
         self.files = FileServer(folder, min(silence_s, LONG_S))
         self.own_address = ""
-        self.met: Numbered | None = None
+        self.met: Company | None = None
         self.stores: list[Any] = []
         self._known = known
         self._door: Door | None = None

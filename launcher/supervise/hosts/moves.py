@@ -19,7 +19,6 @@ from flowrun.launcher.ranks.failure import reason_of
 from flowrun.launcher.ranks.rank_events import FileWritten, WeightsWritten
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.store.checkpoint import Checkpoint, partial_folder
-from flowrun.launcher.supervise.hosts import words
 from flowrun.launcher.supervise.hosts.other_folder import FileServer, fetch_written, open_folder
 from flowrun.launcher.supervise.hosts.token import find_token
 from flowrun.launcher.supervise.life import events
@@ -34,7 +33,7 @@ class Moves:
     def __init__(
         self, folder: Path, files: FileServer, silence_s: float, post: Callable[[Notice], None]
     ) -> None:
-        self.met: words.Numbered | None = None
+        self.met: events.Company | None = None
         self._folder, self._files, self._silence_s, self._post = folder, files, silence_s, post
         self._tasks: dict[asyncio.Task[None], int] = {}  # and from which host
         self._newest = -1  # the step of the checkpoint to keep
@@ -116,7 +115,7 @@ class Moves:
             return file.relative_to(self._folder.absolute()).as_posix()
         return event.name if isinstance(event, WeightsWritten) else ""
 
-    async def _collect(self, met: words.Numbered, came: events.FromHost) -> None:
+    async def _collect(self, met: events.Company, came: events.FromHost) -> None:
         """Fetch a file until it is here, or its host is gone, which HostGone says."""
         name, event = self._name_of(came.event), came.event
         written = event.written if isinstance(event, FileWritten) else None

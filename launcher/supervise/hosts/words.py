@@ -6,9 +6,8 @@ FileWanted a file of its run's folder      FileComing, and the bytes
 
 a host to the hub                          the hub to a host
 Ready      for a round                     HostsHere    those that have come so far
-an event, for all other hosts              Numbered     all are here
-Leaving    it has no more to send          Refused      they cannot train together
-                                           PlanWanted, Asked, FromHost, HostSilent, HostGone,
+an event, for all other hosts              Refused      they cannot train together
+Leaving    it has no more to send          Met, PlanWanted, Asked, FromHost, HostSilent, HostGone,
                                            LauncherFailed, Parted: events
 """
 
@@ -62,21 +61,6 @@ class HostsHere(Notice):
     """Hosts that have come so far."""
 
     names: tuple[str, ...]
-
-
-class Numbered(Notice):
-    """A round begins.
-
-    number: of this host.  names, doors: of all.  port: of the ranks' store, on the hub's host.
-    sees: which hosts see the folder of the first.  epoch: of the hub: later than those before.
-    """
-
-    number: int
-    names: tuple[str, ...]
-    doors: tuple[str, ...]
-    sees: tuple[bool, ...]
-    port: int
-    epoch: int
 
 
 class Refused(Notice):

@@ -62,16 +62,41 @@ class Frozen(Notice):
     begun: int
 
 
-class Met(Notice):
-    """All hosts of a round are here.  number: of this one.  names: of all.  shared: this one sees
-    the folder of the first.  epoch: of the hub; a host that takes the place of the first has a
-    later one.
+@dataclass(frozen=True, kw_only=True)
+class Company:
+    """The hosts of a round.
+
+    number, names: of this one and of all; no names: it is alone.  doors: where others come to each.
+    sees: which of them see the folder of the first.  epoch: of the hub that numbered them; a host
+    that takes the place of the first has a later one.
     """
 
-    number: int
-    names: tuple[str, ...]
-    shared: bool
+    number: int = 0
+    names: tuple[str, ...] = ()
+    doors: tuple[str, ...] = ()
+    sees: tuple[bool, ...] = ()
     epoch: int = 0
+
+    @property
+    def others(self) -> int:
+        """The number of other hosts."""
+        return max(0, len(self.names) - 1)
+
+    @property
+    def shared(self) -> bool:
+        """True if this host sees the folder of the first, which is another."""
+        return self.number > 0 and self.sees[self.number]
+
+    def name(self, number: int) -> str:
+        """Name a host for a person."""
+        return f"host {number} ({self.names[number]})" if self.names else "this host"
+
+
+class Met(Notice):
+    """All hosts of a round are here.  port: of the ranks' store, on the hub's host."""
+
+    company: Company
+    port: int
 
 
 class PlanWanted(Notice):

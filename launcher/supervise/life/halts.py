@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 
 from flowrun.launcher.ranks.rank_events import CANCELLED, COMPLETES, ENDS, Reason
 from flowrun.launcher.supervise.life import instructions
-from flowrun.launcher.supervise.life.events import ANSWER, GRACE, Asked, HaltOffered
+from flowrun.launcher.supervise.life.events import ANSWER, GRACE, Asked, Company, HaltOffered
+from flowrun.launcher.supervise.life.instructions import End
 from flowrun.launcher.supervise.life.verdicts import (
     CTRL_C,
     NUMBERS,
     TIME_LIMIT,
     WARNING,
-    Verdict,
+    Terms,
     describe,
     early_end_of,
     end_of,
@@ -30,35 +31,10 @@ _OF_ONE_HOST = ("SIGTERM", WARNING, CTRL_C, TIME_LIMIT)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Company:
-    """The hosts of a round.
-
-    number, names: of this one and of all; no names: it is alone.  shared: it sees the folder of the
-    first.  epoch: of the hub that numbered them.  may_change: hosts may join and leave.
-    """
-
-    number: int = 0
-    names: tuple[str, ...] = ()
-    shared: bool = False
-    epoch: int = 0
-    may_change: bool = False
-
-    @property
-    def others(self) -> int:
-        """The number of other hosts."""
-        return max(0, len(self.names) - 1)
-
-    def name(self, number: int) -> str:
-        """Name a host for a person."""
-        return f"host {number} ({self.names[number]})" if self.names else "this host"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Halts:
     """The requests of a round, and what hosts have offered.
 
-    company: the hosts of the round.  steps: the steps of the whole run.  grace_s: launch.grace_s.
-    saved: the steps of the checkpoint that ranks began at.
+    company: the hosts of the round.  saved: the steps of the checkpoint that ranks began at.
     ending: the request that ends the run.  halt: the step after which it ends.  late: how the run
     ends if it has no time to reach that step.
     current: the request that hosts are agreeing on.  queued: the requests that wait for it.  round:
@@ -66,13 +42,12 @@ class Halts:
     of other hosts, with their numbers.
     """
 
+    terms: Terms
     company: Company
-    steps: int
-    grace_s: float
     saved: int
     ending: Asked | None = None
     halt: int | None = None
-    late: Verdict | None = None
+    late: End | None = None
     current: Asked | None = None
     queued: tuple[Asked, ...] = ()
     round: int = 0
@@ -102,7 +77,8 @@ class Halts:
         )
         if not asked.ends:
             return begun, out
-        return replace(begun, ending=asked), (instructions.SetTimer(GRACE, self.grace_s), *out)
+        timer = instructions.SetTimer(GRACE, self.terms.grace_s)
+        return replace(begun, ending=asked), (timer, *out)
 
     def freeze(self, begun: int) -> Answer:
         """The gate is frozen, and some rank of this host has begun `begun` steps."""
@@ -111,27 +87,27 @@ class Halts:
             return self, (instructions.HaltAfter(),)
         how = COMPLETES if asked.completes else ENDS if asked.ends else 0
         mine = HaltOffered(self.round, asked.by, begun, how)
-        timer = instructions.SetTimer(ANSWER, self.grace_s)
+        timer = instructions.SetTimer(ANSWER, self.terms.grace_s)
         out = (instructions.SendAll(mine), timer) if self.company.others else ()
         return _then(_decide(replace(self, mine=mine)), *out)
 
     def take_offer(self, host: int, offer: HaltOffered) -> Answer:
         """Another host offers a step, and this one joins in the agreement."""
         stored = replace(self, came=(*self.came, (host, offer)))
-        joined, out = stored.ask(_join(self.company, host, offer))
+        joined, out = stored.ask(_join(self, host, offer))
         return _then(_decide(joined), *out)
 
     def time_out(self, timer: str) -> Answer:
         """A timer is over."""
         if timer == GRACE and self.ending is not None:
-            problem = f"the step under way was not finished and saved within {self.grace_s:g} s."
-            return _end_early(self, _fail("launch.grace_s", problem))
+            late = f"the step under way was not finished and saved within {self.terms.grace_s:g} s."
+            return _end_early(self, _fail("launch.grace_s", late))
         if timer == ANSWER and self.current is not None and self.mine is not None:
             failed = _fail("another host", f"it did not answer to {self.current.by}.")
             return _then(_end_early(_settle(self), failed), instructions.HaltAfter())
         return self, ()
 
-    def find_end(self, early: bool) -> Verdict | None:
+    def find_end(self, early: bool) -> End | None:
         """Return how the run ends if it has saved all; None if it was not asked to end.
 
         early: ranks ended before their halt.
@@ -151,8 +127,8 @@ def _then(answer: Answer, *before: instructions.Instruction) -> Answer:
     return state, (*before, *after)
 
 
-def _fail(where: str, problem: str) -> Verdict:
-    return Verdict(instructions.FAILED, "", Reason(where, problem), CANCELLED)
+def _fail(where: str, problem: str) -> End:
+    return End(instructions.FAILED, fault=Reason(where, problem), how=CANCELLED)
 
 
 def _settle(halts: Halts) -> Halts:
@@ -160,11 +136,11 @@ def _settle(halts: Halts) -> Halts:
     return replace(halts, current=None, round=halts.round + 1, mine=None, came=left)
 
 
-def _join(company: Company, host: int, offer: HaltOffered) -> Asked:
+def _join(halts: Halts, host: int, offer: HaltOffered) -> Asked:
     by, completes = offer.by, offer.ends == COMPLETES
-    regroups = offer.ends == ENDS and company.may_change and by != NUMBERS
+    regroups = offer.ends == ENDS and halts.terms.may_change and by != NUMBERS
     if regroups and by in _OF_ONE_HOST:
-        by = f"{company.name(host)} leaves ({by})"
+        by = f"{halts.company.name(host)} leaves ({by})"
     return Asked(by, offer.ends > 0, regroups=regroups, completes=completes, round=offer.round)
 
 
@@ -184,7 +160,7 @@ def _decide(halts: Halts) -> Answer:
 
 def _halt(halts: Halts, asked: Asked, offers: Sequence[HaltOffered]) -> Answer:
     halt, how = max(offer.begun for offer in offers), max(offer.ends for offer in offers)
-    if halt >= halts.steps:
+    if halt >= halts.terms.steps:
         said = f"{asked.by}: the last step has begun, and the run ends with it"
         return _then(_take_next(halts), instructions.HaltAfter(), instructions.Note(said))
     out: tuple[instructions.Instruction, ...] = (instructions.HaltAfter(halt, how),)
@@ -192,7 +168,7 @@ def _halt(halts: Halts, asked: Asked, offers: Sequence[HaltOffered]) -> Answer:
         return _then(_take_next(halts), *out)
     ending = replace(halts.ending or asked, completes=how == COMPLETES)
     if not asked.ends:
-        out += (instructions.SetTimer(GRACE, halts.grace_s),)
+        out += (instructions.SetTimer(GRACE, halts.terms.grace_s),)
     if halt == halts.saved:  # nothing has begun
         out += (instructions.SetTimer(GRACE, -1), instructions.KillRanks())
     return _then(_take_next(replace(halts, ending=ending, halt=halt)), *out)
@@ -205,5 +181,5 @@ def _take_next(halts: Halts) -> Answer:
     return _then(_take_next(after), *out)
 
 
-def _end_early(halts: Halts, verdict: Verdict) -> Answer:
+def _end_early(halts: Halts, verdict: End) -> Answer:
     return replace(halts, late=halts.late or verdict), (instructions.KillRanks(),)

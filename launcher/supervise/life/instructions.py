@@ -149,9 +149,11 @@ class End(Instruction):
 
     status: COMPLETE, PREEMPTED, STOPPED (by Ctrl-C), FAILED, or THERE where other hosts have ended
     it.  by: what asked for the end.  fault: of a run that failed.  refused: it is of the recipe.
+    how: ranks ended that failed (rank_events.py).
     """
 
     status: str
     by: str = ""
     fault: Reason | None = None
     refused: bool = False
+    how: str = ""

@@ -49,16 +49,9 @@ from flowrun.launcher.ranks.rank_events import (
 )
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.supervise.life import events, instructions, next_round, verdicts
-from flowrun.launcher.supervise.life.halts import Answer, Company
-from flowrun.launcher.supervise.life.run_state import (
-    Life,
-    Move,
-    RunState,
-    Terms,
-    in_round,
-    new_round,
-)
-from flowrun.launcher.supervise.life.verdicts import LAUNCHER, NUMBERS, Attempts
+from flowrun.launcher.supervise.life.halts import Answer
+from flowrun.launcher.supervise.life.run_state import Life, Move, RunState, in_round, new_round
+from flowrun.launcher.supervise.life.verdicts import LAUNCHER, NUMBERS, Attempts, Terms
 
 _LINGER_S = 2.0  # after a rank failed, those that wait for it in vain are killed
 _RANKS_HERE = (Life.FORKING, Life.TRAINING, Life.PARTING)
@@ -68,14 +61,12 @@ _UNHEARD = (*_FOR_ALL, Remarked, NumbersSeen)  # of ranks whose launcher is brok
 
 def begin(terms: Terms, place: events.StartPoint, reached: int = 0) -> Move:
     """Return the state of a run that begins at a place, and what it does first."""
-    company, reached = Company(may_change=terms.may_change), max(reached, place.step)
-    attempts = Attempts(limit=terms.restarts, may_change=terms.may_change, furthest=reached)
+    reached = max(reached, place.step)
     state = RunState(
         terms=terms,
         phase=Life.MEETING,
-        company=company,
-        round=new_round(terms, company, place),
-        attempts=attempts,
+        round=new_round(terms, events.Company(), place),
+        attempts=Attempts(furthest=reached),
         place=place,
         reached=reached,
     )
@@ -172,7 +163,7 @@ def _take_of_process(state: RunState, event: Notice, host: int) -> Move:
 def _take_of_host(state: RunState, event: Notice, host: int) -> Move:
     match event:
         case events.Met():
-            return _take_met(state, event)
+            return _take_met(state, event.company)
         case events.AlreadyComplete():
             return next_round.end(state, instructions.End(instructions.THERE))
         case events.Finished():
@@ -255,16 +246,9 @@ def _take_forked(state: RunState, place: events.StartPoint) -> Move:
     return state, out
 
 
-def _take_met(state: RunState, event: events.Met) -> Move:
-    company = replace(
-        state.company,
-        number=event.number,
-        names=event.names,
-        shared=event.shared,
-        epoch=event.epoch,
-    )
+def _take_met(state: RunState, company: events.Company) -> Move:
     round_, out = new_round(state.terms, company, state.place), _begin_again(state, state.place)
-    state = replace(state, phase=Life.FORKING, company=company, round=round_, lost=None)
+    state = replace(state, phase=Life.FORKING, round=round_, lost=None)
     return state, (*out, instructions.ForkRanks())
 
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from flowrun.launcher.ranks.rank_events import CANCELLED, DIED, LEFT, RAISED, Failure, Reason
 from flowrun.launcher.supervise.life import events, instructions
+from flowrun.launcher.supervise.life.instructions import End
 from flowrun.launcher.supervise.life.run_state import Life, Move, RunState, in_round, new_round
-from flowrun.launcher.supervise.life.verdicts import LAUNCHER, Rollbacks, Verdict
+from flowrun.launcher.supervise.life.verdicts import LAUNCHER, Rollbacks
 
 _PART_S = 1.0  # for other hosts to end after a failure, before the ranks' store closes
 NEVER_S = float("inf")
@@ -36,7 +37,7 @@ def part(state: RunState) -> Move:
     )
 
 
-def _find_verdict(state: RunState) -> Verdict | None:
+def _find_verdict(state: RunState) -> End | None:
     """Return how the ranks ended; None: well."""
     blame, halts = state.round.blame, state.round.halts
     late = halts.late
@@ -51,17 +52,17 @@ def _find_verdict(state: RunState) -> Verdict | None:
     how = blame.find_how(fault)
     if halts.ending:
         how = LEFT if halts.ending.regroups else CANCELLED
-    return Verdict(instructions.FAILED, "", fault, how)
+    return End(instructions.FAILED, fault=fault, how=how)
 
 
 def conclude(state: RunState) -> Move:
     """All have parted: find the verdict where ranks here ended well, and what follows from it."""
     verdict = state.round.verdict or _find_verdict(state)
     if verdict is None and len(state.round.ended) == state.terms.num_ranks:
-        verdict = Verdict(instructions.COMPLETE)
+        verdict = End(instructions.COMPLETE)
     if verdict is None:
         fault = Reason(LAUNCHER, "ranks ended before their last step.")
-        verdict = Verdict(instructions.FAILED, "", fault, DIED)
+        verdict = End(instructions.FAILED, fault=fault, how=DIED)
     state = in_round(state, verdict=verdict)
     if (
         verdict.status == instructions.COMPLETE
@@ -86,14 +87,14 @@ def finish(state: RunState) -> Move:
 
 def go_on_without_first(state: RunState, failure: Failure) -> Move:
     """The first host is lost before it has written all: others do its last steps again."""
-    verdict = Verdict(instructions.FAILED, "", failure.fault, failure.how)
+    verdict = End(instructions.FAILED, fault=failure.fault, how=failure.how)
     blame = replace(state.round.blame, failures=(*state.round.blame.failures, failure))
     return _try_again(in_round(state, verdict=verdict, blame=blame), verdict)
 
 
-def _try_again(state: RunState, verdict: Verdict) -> Move:
+def _try_again(state: RunState, verdict: End) -> Move:
     below = state.round.bad or -1
-    if attempts := state.attempts.after(verdict.how, state.reached):
+    if attempts := state.attempts.after(verdict.how, state.reached, state.terms):
         return replace(state, phase=Life.RESTING, attempts=attempts), (
             instructions.FindStart(below),
         )
@@ -126,7 +127,7 @@ def begin_at(state: RunState, event: events.StartFound) -> Move:
 
 
 def restart(state: RunState, fault: Reason, place: events.StartPoint) -> instructions.Restart:
-    return instructions.Restart(fault, place, state.attempts.in_row, state.attempts.limit)
+    return instructions.Restart(fault, place, state.attempts.in_row, state.terms.restarts)
 
 
 def meet(state: RunState, *before: instructions.Instruction) -> Move:
@@ -153,13 +154,13 @@ def follow_plan(state: RunState, event: events.NewPlan) -> Move:
     return meet(replace(state, place=event.place, reached=step))
 
 
-def end_by(state: RunState, verdict: Verdict) -> Move:
+def end_by(state: RunState, verdict: End) -> Move:
     """End by a verdict."""
     fault = verdict.fault and name_host(state, verdict.fault)
-    return end(state, instructions.End(verdict.status, verdict.by, fault))
+    return end(state, replace(verdict, fault=fault))
 
 
-def end(state: RunState, how: instructions.End) -> Move:
+def end(state: RunState, how: End) -> Move:
     """Say the last word."""
     return replace(state, phase=Life.OVER, waiting=()), (how,)
 

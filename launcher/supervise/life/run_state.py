@@ -8,33 +8,16 @@ from enum import Enum
 
 from flowrun.launcher.ranks.rank_events import Reason
 from flowrun.launcher.ranks.wire import Notice
-from flowrun.launcher.supervise.life.events import StartPoint
-from flowrun.launcher.supervise.life.halts import Company, Halts
-from flowrun.launcher.supervise.life.instructions import Instruction
-from flowrun.launcher.supervise.life.verdicts import Attempts, Blame, Rollbacks, Verdict
+from flowrun.launcher.supervise.life.events import Company, StartPoint
+from flowrun.launcher.supervise.life.halts import Halts
+from flowrun.launcher.supervise.life.instructions import End, Instruction
+from flowrun.launcher.supervise.life.verdicts import Attempts, Blame, Rollbacks, Terms
 
 
 class Life(Enum):
     """What a run awaits; see machine.py."""
 
     MEETING, FORKING, TRAINING, PARTING, FINISHING, RESTING, SAVING, PLANNING, OVER = range(9)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What a recipe says of a run's life.
-
-    steps: of the whole training.  num_ranks: of the plan.  restarts, min_ranks, grace_s: keys of
-    launch.  rolls_back: train.on_nonfinite.  may_change: hosts may join and leave.
-    """
-
-    steps: int
-    num_ranks: int
-    restarts: int = 0
-    min_ranks: int = 0
-    grace_s: float = 120.0
-    rolls_back: bool = False
-    may_change: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +37,7 @@ class Round:
     bad: int = 0
     files: Mapping[int, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
     lingers: bool = False
-    verdict: Verdict | None = None
+    verdict: End | None = None
     finished: bool = False
     rests: bool = False
 
@@ -70,7 +53,6 @@ class RunState:
 
     terms: Terms
     phase: Life
-    company: Company
     round: Round
     attempts: Attempts
     place: StartPoint = field(default_factory=StartPoint)
@@ -79,14 +61,18 @@ class RunState:
     lost: Reason | None = None
     waiting: tuple[Notice, ...] = ()
 
+    @property
+    def company(self) -> Company:
+        """The hosts of the round."""
+        return self.round.halts.company
+
 
 Move = tuple[RunState, tuple[Instruction, ...]]
 
 
 def new_round(terms: Terms, company: Company, place: StartPoint) -> Round:
     """Return a round whose ranks begin at a place."""
-    halts = Halts(company=company, steps=terms.steps, grace_s=terms.grace_s, saved=place.saved)
-    return Round(halts=halts)
+    return Round(halts=Halts(terms=terms, company=company, saved=place.saved))
 
 
 def in_round(state: RunState, **known: object) -> RunState:
@@ -108,7 +94,6 @@ def violations(state: RunState) -> tuple[str, ...]:
         (verdict is not None and phase in (Life.FORKING, Life.TRAINING), "an early verdict"),
         (verdict is None and phase in (Life.RESTING, Life.SAVING), "it rests without a verdict"),
         (phase is Life.FINISHING and not state.company.number, "the first waits for itself"),
-        (state.company.epoch < halts.company.epoch, "it follows a hub that was replaced"),
         (waits and phase is Life.TRAINING, "a request waits, though ranks run"),
         (phase is Life.OVER and waits, "a request waits for ever"),
         (not 0 <= state.place.saved <= state.place.step, "it begins before a checkpoint"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from flowrun.launcher.ranks.rank_events import CANCELLED, DIED, LEFT, RAISED, Failure, Reason
 from flowrun.launcher.supervise.life.events import Asked
-from flowrun.launcher.supervise.life.instructions import FAILED, PREEMPTED, STOPPED
+from flowrun.launcher.supervise.life.instructions import FAILED, PREEMPTED, STOPPED, End
 
 CTRL_C, TIME_LIMIT, WARNING = "Ctrl-C", "launch.time_limit", "SIGUSR2"
 NUMBERS = "numbers that are not finite"
@@ -17,21 +17,36 @@ MOST_ROLLBACKS = 20  # to one checkpoint: its weights, too, are no good
 
 
 @dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a recipe says of a run's life.
+
+    steps: of the whole training.  num_ranks: of the plan.  restarts: in a row that reach no new
+    step; then the run ends.  min_ranks, grace_s: keys of launch.  rolls_back: train.on_nonfinite.
+    may_change: hosts may join and leave, which counts as no restart.
+    """
+
+    steps: int
+    num_ranks: int
+    restarts: int = 0
+    min_ranks: int = 0
+    grace_s: float = 120.0
+    rolls_back: bool = False
+    may_change: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attempts:
     """The restarts of a run so far.
 
-    limit: restarts in a row that reach no new step; then the run ends.  may_change: hosts may
-    leave, which counts as no restart.  in_row: such restarts so far.  furthest: most steps that
-    were ever done.  raised: the last attempt ended with an error of a rank's code.
+    in_row: of those that reached no new step.  furthest: most steps that were ever done.  raised:
+    the last attempt ended with an error of a rank's code.
     """
 
-    limit: int
-    may_change: bool = False
     in_row: int = 0
     furthest: int = 0
     raised: bool = False
 
-    def after(self, how: str, reached: int) -> Attempts | None:
+    def after(self, how: str, reached: int, terms: Terms) -> Attempts | None:
         """Return the attempts with one more restart; None if the run ends.
 
         how: ranks ended.  reached: steps done by then.  An error that a rank's code raises again
@@ -39,11 +54,11 @@ class Attempts:
         """
         if how == LEFT:
             after = replace(self, furthest=max(reached, self.furthest))
-            return after if self.may_change else None
+            return after if terms.may_change else None
         progress = reached > self.furthest
         in_row = 0 if progress else self.in_row
         again = how == RAISED and self.raised and not progress
-        if how == CANCELLED or again or in_row >= self.limit:
+        if how == CANCELLED or again or in_row >= terms.restarts:
             return None
         furthest = max(reached, self.furthest)
         return replace(self, in_row=in_row + 1, furthest=furthest, raised=how == RAISED)
@@ -70,19 +85,6 @@ class Rollbacks:
         """
         in_row = self.in_row + 1 if to == self.to else 1
         return Rollbacks(to, in_row) if in_row <= MOST_ROLLBACKS else None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How the ranks of a round ended.
-
-    status: see End.  by: what asked for it.  fault: where they failed.  how: then, of DIED.
-    """
-
-    status: str
-    by: str = ""
-    fault: Reason | None = None
-    how: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,20 +150,20 @@ def _rank(fault: Reason) -> str:
     return fault.where.split(",")[0]
 
 
-def end_of(asked: Asked) -> Verdict:
+def end_of(asked: Asked) -> End:
     """Return what a run ends with that has saved all, or has nothing to save."""
     if asked.regroups:
-        return Verdict(FAILED, asked.by, Reason("the hosts", f"{asked.by}."), LEFT)
-    return Verdict(STOPPED if asked.by == CTRL_C else PREEMPTED, asked.by)
+        return End(FAILED, asked.by, Reason("the hosts", f"{asked.by}."), how=LEFT)
+    return End(STOPPED if asked.by == CTRL_C else PREEMPTED, asked.by)
 
 
-def early_end_of(asked: Asked) -> Verdict:
+def early_end_of(asked: Asked) -> End:
     """Return what a run ends with whose last steps are lost."""
     if asked.by == CTRL_C:
-        return Verdict(STOPPED, CTRL_C)
+        return End(STOPPED, CTRL_C)
     if asked.regroups:
         return end_of(asked)
-    return Verdict(FAILED, asked.by, Reason(LAUNCHER, f"stopped by {asked.by}."), CANCELLED)
+    return End(FAILED, asked.by, Reason(LAUNCHER, f"stopped by {asked.by}."), how=CANCELLED)
 
 
 def describe(asked: Asked) -> str:

@@ -12,14 +12,7 @@ from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.schema import Nodes
 from flowrun.launcher.supervise.hosts.hub import Hub, Outgoing
 from flowrun.launcher.supervise.hosts.meeting import find_mismatch, number_hosts
-from flowrun.launcher.supervise.hosts.words import (
-    Host,
-    HostsHere,
-    Leaving,
-    Numbered,
-    Ready,
-    Refused,
-)
+from flowrun.launcher.supervise.hosts.words import Host, HostsHere, Leaving, Ready, Refused
 from flowrun.launcher.supervise.life import events as ev
 from support.runs.plain_host import plain_host
 
@@ -56,7 +49,7 @@ def test_every_host_hears_all_of_the_others_in_order(num: int, seed: int, dying:
     net, order = Net(num), random.Random(seed)
     for key in order.sample(range(num), num):
         net.meet(key, replace(host(f"host{key}"), planned=num))
-    number = {key: kinds(net.got[key], Numbered)[0].number for key in range(num)}
+    number = {key: kinds(net.got[key], ev.Met)[0].company.number for key in range(num)}
     assert sorted(number.values()) == list(range(num))
     todo = {k: [said.Remarked(f"{k}.{i}") for i in range(3)] for k in range(num)}
     sent: dict[int, list[Notice]] = defaultdict(list)
@@ -95,14 +88,14 @@ def test_hosts_that_would_begin_unlike_plan_again_and_meet_when_all_have() -> No
     net.send(net.hub.tick(0.0) + net.hub.tick(99.0))
     assert net.got[0][-1] == HostsHere(("a",))
     net.meet(1, replace(second, start=(8, "")))
-    assert [type(net.got[key][-1]) for key in (0, 1)] == [Numbered, Numbered]
+    assert [type(net.got[key][-1]) for key in (0, 1)] == [ev.Met, ev.Met]
 
 
 def test_a_hub_that_meets_a_host_of_a_later_epoch_was_replaced() -> None:
     net = Net(2)
     for key, name in enumerate("ab"):
         net.meet(key, replace(host(name), epoch=3))
-    assert [m.epoch for m in kinds(net.got[0], Numbered)] == [4]
+    assert [m.company.epoch for m in kinds(net.got[0], ev.Met)] == [4]
     net.meet(2, replace(host("c"), epoch=5))
     (lost,) = kinds(net.got[0], ev.LauncherFailed)
     assert lost.fault.problem == "c has taken its place: it was silent for long."
@@ -140,8 +133,9 @@ def test_a_host_that_leaves_before_all_are_here_is_awaited_again() -> None:
     net.meet(1, host("b"))
     assert net.got[1] == [HostsHere(("b",))]
     net.meet(2, host("c"))
-    numbered = [Numbered(k, ("b", "c"), ("", ""), (True, False), 1234, 1) for k in (0, 1)]
-    assert [net.got[k][-1] for k in (1, 2)] == numbered
+    both = ev.Company(names=("b", "c"), doors=("", ""), sees=(True, False), epoch=1)
+    met = [ev.Met(replace(both, number=k), 1234) for k in (0, 1)]
+    assert [net.got[k][-1] for k in (1, 2)] == met
 
 
 def test_a_host_too_many_is_refused_alone() -> None:
@@ -149,7 +143,7 @@ def test_a_host_too_many_is_refused_alone() -> None:
     for key, name in enumerate("abc"):
         net.meet(key, host(name))
     assert kinds(net.got[2], Refused)[0].problem == "the run of a, b is under way there."
-    assert isinstance(net.got[0][-1], Numbered)
+    assert isinstance(net.got[0][-1], ev.Met)
 
 
 def test_a_second_round_has_a_store_of_its_own() -> None:
@@ -159,7 +153,7 @@ def test_a_second_round_has_a_store_of_its_own() -> None:
     for _ in range(2):
         net.meet(0, host("a"))
         net.meet(1, host("b"))
-    assert [m.port for m in kinds(net.got[0], Numbered)] == [1, 2]
+    assert [m.port for m in kinds(net.got[0], ev.Met)] == [1, 2]
 
 
 MISMATCHES = {

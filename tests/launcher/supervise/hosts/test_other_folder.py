@@ -17,8 +17,7 @@ from flowrun.launcher.supervise.hosts.door import Door
 from flowrun.launcher.supervise.hosts.endpoint import listen
 from flowrun.launcher.supervise.hosts.moves import Moves
 from flowrun.launcher.supervise.hosts.other_folder import FileServer, OtherFolder, open_folder
-from flowrun.launcher.supervise.hosts.words import Numbered
-from flowrun.launcher.supervise.life.events import FromHost, HostGone
+from flowrun.launcher.supervise.life.events import Company, FromHost, HostGone
 
 RANKS = ("rank_00000.safetensors", "rank_00001.safetensors")
 
@@ -131,7 +130,7 @@ def test_what_ranks_of_another_folder_write_counts_once_it_is_here(tmp_path: Pat
     event = FileWritten(4, shard, written(shard))
 
     async def act(door: str, files: FileServer) -> None:
-        met = Numbered(0, ("a", "b"), ("", door), (True, False), 0, 1)
+        met = Company(names=("a", "b"), doors=("", door), sees=(True, False), epoch=1)
         first = Moves(tmp_path / "here", files, 5.0, came.put_nowait)
         second = Moves(tmp_path / "there", files, 5.0, came.put_nowait)
         first.met, second.met = met, replace(met, number=1)

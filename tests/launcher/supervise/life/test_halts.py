@@ -11,9 +11,9 @@ from flowrun.launcher.ranks.rank_events import COMPLETES, ENDS, LEFT
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.schema import Launch, time_limit_s
 from flowrun.launcher.supervise.life import instructions as do
-from flowrun.launcher.supervise.life.events import ANSWER, GRACE, Asked, HaltOffered
-from flowrun.launcher.supervise.life.halts import Company, Halts
-from flowrun.launcher.supervise.life.verdicts import NUMBERS, WARNING
+from flowrun.launcher.supervise.life.events import ANSWER, GRACE, Asked, Company, HaltOffered
+from flowrun.launcher.supervise.life.halts import Halts
+from flowrun.launcher.supervise.life.verdicts import NUMBERS, WARNING, Terms
 
 TERM = Asked("SIGTERM")
 
@@ -43,14 +43,13 @@ class Launcher:
                     other.came.append((self.halts.company.number, each.event))  # type: ignore[arg-type]
 
 
-def launchers(begun: list[int], shared: bool = True, **keys: Any) -> list[Launcher]:
+def launchers(begun: list[int], **keys: Any) -> list[Launcher]:
     """Launchers of hosts with a rank each, which has begun some steps of 100."""
     names = tuple(f"node{k}" for k in range(len(begun))) if len(begun) > 1 else ()
-    found = []
+    found, terms = [], Terms(steps=100, num_ranks=len(begun), grace_s=30.0, **keys)
     for k, steps in enumerate(begun):
-        company = Company(number=k, names=names, shared=shared, **keys)
-        halts = Halts(company=company, steps=100, grace_s=30.0, saved=0)
-        found.append(Launcher(halts, steps))
+        company = Company(number=k, names=names)
+        found.append(Launcher(Halts(terms=terms, company=company, saved=0), steps))
     for each in found:
         each.others = [other for other in found if other is not each]
     return found
@@ -69,7 +68,7 @@ def settle(found: list[Launcher], seed: int = 0) -> None:
 
 
 def test_a_step_that_went_wrong_halts_all_hosts_and_saves_nothing() -> None:
-    found = launchers([4, 2], shared=False)
+    found = launchers([4, 2])
     found[1].take(found[1].halts.ask(Asked(NUMBERS)))
     settle(found)
     for launcher in found:

@@ -14,20 +14,14 @@ from flowrun.launcher.ranks.step_gate import RankGate, StepGate
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.schema import Nodes
 from flowrun.launcher.supervise.hosts.hub import Hub, Outgoing
-from flowrun.launcher.supervise.hosts.words import (
-    Host,
-    HostsHere,
-    Leaving,
-    Numbered,
-    Ready,
-    Refused,
-)
+from flowrun.launcher.supervise.hosts.words import Host, HostsHere, Leaving, Ready, Refused
 from flowrun.launcher.supervise.life import events as ev
 from flowrun.launcher.supervise.life import instructions as do
 from flowrun.launcher.supervise.life.events import StartPoint
 from flowrun.launcher.supervise.life.instructions import COMPLETE, FAILED, PREEMPTED, STOPPED, End
 from flowrun.launcher.supervise.life.machine import begin, step
-from flowrun.launcher.supervise.life.run_state import Life, Terms, violations
+from flowrun.launcher.supervise.life.run_state import Life, violations
+from flowrun.launcher.supervise.life.verdicts import Terms
 from support.runs.plain_host import plain_host
 
 STEPS, EVERY = 12, 4
@@ -177,11 +171,11 @@ class OneHost:
 
     def hear(self, message: Notice) -> None:
         match message:
-            case Numbered(number, names, _, _, port, epoch):
-                assert len(names) == self.planned and names[number] == f"host{self.key}"
-                self.number, self.met = number, self.met + 1
-                self.round, self.rank = port, None
-                self.came.append(ev.Met(number, names, number > 0, epoch))
+            case ev.Met(company, port):
+                names, self.number = company.names, company.number
+                assert len(names) == self.planned and names[self.number] == f"host{self.key}"
+                self.met, self.round, self.rank = self.met + 1, port, None
+                self.came.append(message)
             case Refused():
                 self.came.append(ev.LauncherFailed(Reason("hosts", message.problem), True))
             case HostsHere():

@@ -3,22 +3,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrun.launcher.ranks.rank_events import CANCELLED, DIED, LEFT, RAISED, Failure, Reason
-from flowrun.launcher.supervise.life.verdicts import Attempts, Blame
+from flowrun.launcher.supervise.life.verdicts import Attempts, Blame, Terms
 
 ENDINGS = st.tuples(st.sampled_from([DIED, RAISED, LEFT, CANCELLED]), st.integers(0, 5))
+
+
+def at_most(restarts: int) -> Terms:
+    return Terms(steps=8, num_ranks=2, restarts=restarts)
 
 
 @given(st.integers(0, 4), st.lists(ENDINGS, max_size=30))
 def test_a_run_ends_after_as_many_restarts_without_a_new_step(
     limit: int, endings: list[tuple[str, int]]
 ) -> None:
-    attempts: Attempts | None = Attempts(limit=limit)
+    attempts: Attempts | None = Attempts()
     furthest, fruitless = 0, 0
     for ending, reached in endings:
         assert attempts is not None
         fruitless = 0 if reached > furthest else fruitless
         furthest = max(furthest, reached)
-        attempts = attempts.after(ending, reached)
+        attempts = attempts.after(ending, reached, at_most(limit))
         if attempts is None:
             return
         fruitless += 1
@@ -28,17 +32,17 @@ def test_a_run_ends_after_as_many_restarts_without_a_new_step(
 
 
 def test_an_error_raised_at_the_same_step_twice_ends_the_run() -> None:
-    once = Attempts(limit=9).after(RAISED, 7)
+    once = Attempts().after(RAISED, 7, at_most(9))
     assert once is not None
-    assert once.after(RAISED, 7) is None
-    assert once.after(RAISED, 8) is not None
-    assert once.after(DIED, 7) is not None
+    assert once.after(RAISED, 7, at_most(9)) is None
+    assert once.after(RAISED, 8, at_most(9)) is not None
+    assert once.after(DIED, 7, at_most(9)) is not None
 
 
 def test_the_first_restart_is_at_once_and_later_ones_wait_up_to_a_minute() -> None:
-    attempts, waits = Attempts(limit=10), []
+    attempts, waits = Attempts(), []
     for _ in range(10):
-        again = attempts.after(DIED, 0)
+        again = attempts.after(DIED, 0, at_most(10))
         assert again is not None
         attempts = again
         waits.append(attempts.wait_s)
