@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -81,8 +81,9 @@ class Worker:
     outputs: ProcessOutputs
     interface: str
 
-    def live(self) -> None:
-        """Be a rank from the fork to the exit."""
+    def live(self, variables: Mapping[str, str]) -> None:
+        """Be a rank from the fork to the exit.  variables: of its environment."""
+        os.environ |= variables
         end_with(self.launcher)
         reopen_files()
         heap.keep_pages()

@@ -29,7 +29,7 @@ from flowrun.launcher.listeners.dispatch import Listeners, Outlets
 from flowrun.launcher.listeners.listener import RESTARTED
 from flowrun.launcher.listeners.make import NamedListener
 from flowrun.launcher.ranks.failure import reason_of
-from flowrun.launcher.ranks.rank_events import Evaluated, Reason, StepDone
+from flowrun.launcher.ranks.rank_events import COMPLETES, Evaluated, Reason, StepDone
 from flowrun.launcher.recipe.schema import ROLLBACK, nodes_of
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import numbers, read_complete
@@ -107,18 +107,21 @@ class Driver:
         terms = terms_of(compiled.job, may_change=nodes_of(record.asked.launch).may_change)
         self.state, self.first = begin(terms, place_of(compiled.job.start), record.reached)
 
-    def run(self, deadline_s: float | None, ended: Callable[[instructions.End], None]) -> None:
+    def run(
+        self, deadline_s: float | None, ended: Future[instructions.End], written: Future[bool]
+    ) -> None:
         """Drive until the run is over; in the loop's thread.  deadline_s: see Signals.  ended:
-        takes how; the other hosts of a complete run wait until it is `Released`.
+        gets how.  written: whether the main thread has written all files then; the other hosts of a
+        complete run wait for them.
         """
         asyncio.set_event_loop(self.loop.loop)
         try:
-            self.loop.loop.run_until_complete(self._live(deadline_s, ended))
+            self.loop.loop.run_until_complete(self._live(deadline_s, ended, written))
         finally:
             self.loop.loop.close()
 
     async def _live(
-        self, deadline_s: float | None, ended: Callable[[instructions.End], None]
+        self, deadline_s: float | None, ended: Future[instructions.End], written: Future[bool]
     ) -> None:
         self.loop.begin(self._tick())
         if deadline_s is not None:
@@ -126,20 +129,14 @@ class Driver:
             self.loop.loop.call_later(left_s, self.loop.post, events.Asked(TIME_LIMIT))
         try:
             end, company = await self._end_listeners(await self._drive()), self.state.company
-            ended(end)
-            if end.status == instructions.COMPLETE and company.others and not company.number:
-                await self._wait_for_files()
+            ended.set_result(end)
+            awaited = end.status == instructions.COMPLETE and company.others and not company.number
+            if awaited and await asyncio.wrap_future(written):
+                self.hosts.broadcast(events.Finished())
         finally:
             await self.hosts.close()
             await self.loop.close()
             self.lease.release()
-
-    async def _wait_for_files(self) -> None:
-        """Let the other hosts know once the main thread has written all files of the run."""
-        while not isinstance(event := await self.loop.events.get(), events.Released):
-            pass
-        if event.well:
-            self.hosts.broadcast(events.Finished())
 
     async def _drive(self) -> instructions.End:
         out = self.first
@@ -355,7 +352,7 @@ class Driver:
         """A callback asks for the end; any thread may call this."""
         if not self.record.ended_by:
             self.record.ended_by = by
-            self.loop.post(events.Asked(f"callback {by}", completes=True))
+            self.loop.post(events.Asked(f"callback {by}", COMPLETES))
 
     async def _end_listeners(self, end: instructions.End) -> instructions.End:
         hung = await self.desk.do("ending listeners", partial(self.listeners.end, end.status))
@@ -396,29 +393,24 @@ def supervising(driver: Driver, signals: Signals, desk: Desk) -> Iterator[instru
     """Let a driver drive in a thread of its own, and serve it in this one, the main thread, until
     the run is over; yield how it ended.  What is done within, other hosts wait for.
     """
-    end: Future[instructions.End] = Future()
-
-    def take(how: instructions.End) -> None:
-        end.set_result(how)
-        desk.close()
+    end, written = Future[instructions.End](), Future[bool]()
+    end.add_done_callback(lambda _: desk.close())
 
     def drive() -> None:
         try:
-            driver.run(signals.deadline, take)
+            driver.run(signals.deadline, end, written)
         except BaseException as error:
             if not end.done():
                 end.set_exception(error)
-        finally:
-            desk.close()
 
     thread = threading.Thread(target=in_one_chunk(drive), name="supervise", daemon=True)
     with signals.posting(driver.loop.post, desk):
         thread.start()
         desk.serve()
-    well = False
     try:
         yield end.result()
-        well = True
+        written.set_result(True)
     finally:
-        driver.loop.post(events.Released(well))
+        if not written.done():
+            written.set_result(False)
         thread.join()

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
@@ -43,12 +42,16 @@ _GONE_S = 30.0  # after which processes that were killed should have ended
 
 @dataclass(kw_only=True)
 class _Forked:
-    """The processes of a round, and what watches them.  readers: of those that may say more."""
+    """The processes of a round, and what watches them.
+
+    closing: of their logs and the watch.  readers: of those that may say more.
+    """
 
     processes: RankProcesses
     outputs: ProcessOutputs
     pulses: Pulses
     stacks: Stacks
+    closing: ExitStack = field(default_factory=ExitStack)
     readers: list[EventReader] = field(default_factory=list)
     killed_s: float | None = None
 
@@ -106,7 +109,7 @@ class LocalRanks(RanksHand):
             outputs=round_.outputs,
             interface=place.interface,
         )
-        round_.outputs.__enter__()
+        round_.closing.enter_context(round_.outputs)
         try:
             round_.processes.fork(worker.live, place, count, compiled.job.recipe.launch.threads)
         finally:
@@ -130,7 +133,7 @@ class LocalRanks(RanksHand):
 
     async def _follow(self, round_: _Forked, watch: Watch) -> None:
         """Take what ranks send, and notice when one has died, until all have gone."""
-        watch.__enter__()
+        round_.closing.enter_context(watch)
         for reader in round_.readers:
             self._listen(round_, reader)
         while True:
@@ -149,7 +152,7 @@ class LocalRanks(RanksHand):
             asyncio.get_running_loop().remove_reader(reader.pipe)
             self._post_all(reader.drain())
             reader.close()
-        await self.wires.desk.do("closing logs", lambda: _close(round_, watch))
+        await self.wires.desk.do("closing logs", round_.closing.close)
         self.wires.post(RanksGone())
 
     def _listen(self, round_: _Forked, reader: EventReader) -> None:
@@ -171,11 +174,6 @@ class LocalRanks(RanksHand):
             self.wires.post(event)
 
 
-def _close(round_: _Forked, watch: Watch) -> None:
-    watch.__exit__()
-    round_.outputs.__exit__(None, None, None)
-
-
 class RankProcesses:
     """Processes of this host, by number among them.  first: the rank of the first."""
 
@@ -184,22 +182,33 @@ class RankProcesses:
         self._processes: list[BaseProcess] = []
         self._ended: set[int] = set()  # their numbers
 
-    def fork(self, live: Callable[[], None], place: MeetingPlace, count: int, threads: int) -> None:
+    def fork(
+        self,
+        live: Callable[[Mapping[str, str]], None],
+        place: MeetingPlace,
+        count: int,
+        threads: int,
+    ) -> None:
         """Fork all of them.
 
-        live: what each does, from its first line to its exit.  place: where they meet.  count: of
-        this host.  threads: of each.
+        live: what each does, from its first line to its exit, with these variables.  place: where
+        they meet.  count: of this host.  threads: of each.
+
+        Neither this process nor a rank looks for garbage among what is there now, graphs and plans.
+        To look is to write to each object: every rank would copy all their pages, 0.4 s of its
+        first steps for a GPT of 4 blocks on 4 ranks.
         """
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-        context = multiprocessing.get_context("fork")
-        with _frozen():
+        context = get_context("fork")
+        gc.freeze()
+        try:
             for local in range(count):
-                variables = _variables(place, local, count)
-                process = context.Process(
-                    target=_live, args=(live, variables), name=f"rank {self.first + local}"
-                )
+                variables, name = _variables(place, local, count), f"rank {self.first + local}"
+                process = context.Process(target=live, args=(variables,), name=name)
                 process.start()
                 self._processes.append(process)
+        finally:
+            gc.unfreeze()
 
     def poll(self) -> Iterator[tuple[int, str]]:
         """Yield the ranks that have ended badly since the last call, and how."""
@@ -220,11 +229,6 @@ class RankProcesses:
             process.kill()
 
 
-def _live(live: Callable[[], None], variables: Mapping[str, str]) -> None:
-    os.environ |= variables
-    live()
-
-
 def _variables(place: MeetingPlace, local: int, count: int) -> dict[str, str]:
     """Return what torch.distributed reads of the environment (init_method env://)."""
     return {
@@ -240,16 +244,3 @@ def _variables(place: MeetingPlace, local: int, count: int) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_RUN_ID": "flowrun",
     }
-
-
-@contextmanager
-def _frozen() -> Iterator[None]:
-    """Neither this process nor a rank looks for garbage among what is there now, graphs and plans.
-    To look is to write to each object: every rank would copy all their pages, 0.4 s of its first
-    steps for a GPT of 4 blocks on 4 ranks.
-    """
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

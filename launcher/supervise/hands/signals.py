@@ -27,7 +27,7 @@ SIGNALS: Mapping[int, Asked] = {
     signal.SIGTERM: Asked("SIGTERM"),
     signal.SIGUSR2: Asked(WARNING),  # Slurm's, as submitit asks for it
     signal.SIGINT: Asked(CTRL_C),
-    signal.SIGUSR1: Asked("SIGUSR1", ends=False),
+    signal.SIGUSR1: Asked("SIGUSR1", ends=0),
 }
 _STRIKES = (signal.SIGQUIT, signal.SIGHUP)  # end the run at once, with its ranks
 _USED = (signal.SIGUSR1, *_STRIKES)  # by others, maybe: then they have no use here

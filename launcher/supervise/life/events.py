@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowrun.launcher.ranks.rank_events import Reason
+from flowrun.launcher.ranks.rank_events import ENDS, Reason
 from flowrun.launcher.ranks.wire import Notice
 
 # timers
@@ -114,12 +114,6 @@ class Finished(Notice):
     """The first host has written all files of the complete run."""
 
 
-class Released(Notice):
-    """The main thread has done what follows the end of the run.  well: without an error."""
-
-    well: bool
-
-
 class AlreadyComplete(Notice):
     """Other hosts have ended the run while this one waited to join them."""
 
@@ -150,8 +144,7 @@ class HostSilent(Notice):
 class HaltOffered(Notice):
     """A host offers a step to halt after.
 
-    round: of the agreement.  by: what asks for it.  begun: steps that one of its ranks has begun.
-    ends: how it is to end: 0: it does not, ENDS or COMPLETES.
+    round: of the agreement.  by, ends: see Asked.  begun: steps that one of its ranks has begun.
     """
 
     round: int
@@ -173,17 +166,16 @@ class Parted(Notice):
 class Asked(Notice):
     """The run is asked for something.
 
-    by: a signal, Ctrl-C, launch.time_limit, a callback or a host.  ends: the run is to end; else it
-    saves and continues.  again: a second time, so at once.  regroups: ranks end, and the hosts that
-    are here meet.  completes: a callback ends the run, which is then complete.  round: of the
-    agreement that it belongs to; -1: the next.
+    by: a signal, Ctrl-C, launch.time_limit, a callback or a host.  ends: how the run is to end:
+    ENDS, or COMPLETES as a callback asks; 0: it saves and continues.  again: a second time, so at
+    once.  regroups: ranks end, and the hosts that are here meet.  round: of the agreement that it
+    belongs to; -1: the next.
     """
 
     by: str
-    ends: bool = True
+    ends: int = ENDS
     again: bool = False
     regroups: bool = False
-    completes: bool = False
     round: int = -1
 
 

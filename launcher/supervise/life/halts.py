@@ -62,7 +62,7 @@ class Halts:
             put_back = asked.by == WARNING  # a batch job goes back into the queue
             leaves = self.ending.regroups and not asked.regroups and asked.ends
             settled = put_back or (leaves and asked.by != NUMBERS)
-            ending = replace(asked, completes=self.ending.completes) if settled else self.ending
+            ending = replace(asked, ends=self.ending.ends) if settled else self.ending
             return replace(self, ending=ending), ()
         if self.current is not None:
             return replace(self, queued=(*self.queued, asked)), ()
@@ -85,8 +85,7 @@ class Halts:
         asked = self.current
         if asked is None:
             return self, (instructions.HaltAfter(),)
-        how = COMPLETES if asked.completes else ENDS if asked.ends else 0
-        mine = HaltOffered(self.round, asked.by, begun, how)
+        mine = HaltOffered(self.round, asked.by, begun, asked.ends)
         timer = instructions.SetTimer(ANSWER, self.terms.grace_s)
         out = (instructions.SendAll(mine), timer) if self.company.others else ()
         return _then(_decide(replace(self, mine=mine)), *out)
@@ -112,7 +111,7 @@ class Halts:
 
         early: ranks ended before their halt.
         """
-        if self.late or self.ending is None or self.halt is None or self.ending.completes:
+        if self.late or self.ending is None or self.halt is None or self.ending.ends == COMPLETES:
             return None
         nothing_begun = self.halt == self.saved
         return end_of(self.ending) if nothing_begun or not early else None
@@ -137,11 +136,11 @@ def _settle(halts: Halts) -> Halts:
 
 
 def _join(halts: Halts, host: int, offer: HaltOffered) -> Asked:
-    by, completes = offer.by, offer.ends == COMPLETES
+    by = offer.by
     regroups = offer.ends == ENDS and halts.terms.may_change and by != NUMBERS
     if regroups and by in _OF_ONE_HOST:
         by = f"{halts.company.name(host)} leaves ({by})"
-    return Asked(by, offer.ends > 0, regroups=regroups, completes=completes, round=offer.round)
+    return Asked(by, offer.ends, regroups=regroups, round=offer.round)
 
 
 def _decide(halts: Halts) -> Answer:
@@ -166,7 +165,7 @@ def _halt(halts: Halts, asked: Asked, offers: Sequence[HaltOffered]) -> Answer:
     out: tuple[instructions.Instruction, ...] = (instructions.HaltAfter(halt, how),)
     if not how:
         return _then(_take_next(halts), *out)
-    ending = replace(halts.ending or asked, completes=how == COMPLETES)
+    ending = replace(halts.ending or asked, ends=how)
     if not asked.ends:
         out += (instructions.SetTimer(GRACE, halts.terms.grace_s),)
     if halt == halts.saved:  # nothing has begun

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from flowrun.launcher.ranks.rank_events import CANCELLED, DIED, LEFT, RAISED, Failure, Reason
+from flowrun.launcher.ranks.rank_events import (
+    CANCELLED,
+    COMPLETES,
+    DIED,
+    LEFT,
+    RAISED,
+    Failure,
+    Reason,
+)
 from flowrun.launcher.supervise.life.events import Asked
 from flowrun.launcher.supervise.life.instructions import FAILED, PREEMPTED, STOPPED, End
 
@@ -170,7 +178,7 @@ def describe(asked: Asked) -> str:
     """Say what becomes of a request."""
     if asked.regroups:
         return f"{asked.by}: the step under way is finished and saved, and the hosts meet again"
-    if asked.completes:
+    if asked.ends == COMPLETES:
         return f"{asked.by} ends the run after the step under way"
     if not asked.ends:
         return f"{asked.by}: a checkpoint is written after the step under way"

@@ -120,7 +120,7 @@ def test_a_warning_after_another_request_puts_the_job_back() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "then"),
-    [(Asked("SIGUSR1", ends=False), 0), (Asked("callback X", completes=True), COMPLETES)],
+    [(Asked("SIGUSR1", 0), 0), (Asked("callback X", COMPLETES), COMPLETES)],
     ids=["a checkpoint alone", "a callback completes the run"],
 )
 def test_some_requests_end_no_run(asked: Asked, then: int) -> None:

@@ -426,7 +426,7 @@ def strike(host: OneHost, blow: str) -> None:
             host.take(ev.Asked("Ctrl-C"))
             host.take(ev.Asked("Ctrl-C", again=True))
         case "usr1":
-            host.take(ev.Asked("SIGUSR1", ends=False))
+            host.take(ev.Asked("SIGUSR1", ends=0))
         case "rank" if host.rank:
             host.rank.alive = False
         case "struck":
