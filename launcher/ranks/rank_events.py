@@ -52,9 +52,10 @@ class FileWritten(Notice):
 
 
 class Remarked(Notice):
-    """A rank says what a person should know."""
+    """A rank or a host says what a person should know.  waits: it is about what takes time."""
 
     text: str
+    waits: bool = False
 
 
 class WeightsWritten(Notice):

@@ -207,9 +207,10 @@ class Driver:
             case instructions.NoteCheckpoint(steps):
                 self.record.add_checkpoint(steps)
                 copies = self.state.terms.may_change and not self.record.kept
-                self.hosts.keep(steps, self.record.prune if copies else None)
-            case instructions.Note(text, wait):
-                (self.record.say if wait else self.record.note)(text)
+                if self.hosts.moves:
+                    self.hosts.moves.keep(steps, self.record.prune if copies else None)
+            case instructions.Note(text, waits):
+                (self.record.say if waits else self.record.note)(text)
             case _:
                 await self._do_slowly(instruction)
 
@@ -241,9 +242,9 @@ class Driver:
         be; where its host is lost, all meet again.
         """
         run, job = self.record.run_folder, self.ranks.compiled.job
-        if wanted.door:
+        if wanted.door and self.hosts.moves:
             self.record.say(f"fetching the checkpoint of step {wanted.step} from {wanted.door}")
-            if failed := await self.hosts.fetch(wanted.step, wanted.door):
+            if failed := await self.hosts.moves.fetch(wanted.step, wanted.door):
                 self.record.note(f"{failed} The hosts meet again.")
                 self.loop.post(events.NewPlan(job.recipe.num_ranks, place_of(job.start)))
                 return
@@ -299,7 +300,7 @@ class Driver:
             self.listeners.call("on_evaluation", event.step, numbers(results))
 
     async def _complete(self, done: instructions.CompleteCheckpoint) -> None:
-        reading = tuple(self.hosts.reading)
+        reading = tuple(self.hosts.moves.reading) if self.hosts.moves else ()
         complete = partial(self.record.complete_checkpoint, done.step, done.files, reading)
         kept = await self.desk.do(f"completing the checkpoint of step {done.step}", complete)
         self.listeners.call("on_save", done.step, kept.folder)

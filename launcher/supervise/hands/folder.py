@@ -19,7 +19,6 @@ from flowrun.launcher.job.job import Start
 from flowrun.launcher.ranks.rank_events import RankEnded, Reason, WeightsWritten
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.key_schema import flatten_keys
-from flowrun.launcher.recipe.schema import nodes_of
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Log
 from flowrun.launcher.store import weight_files as weights
@@ -88,7 +87,6 @@ def describe_host(record: Record, compiled: Compiled, lease: Lease) -> Host:
     keys = {key: str(value) for key, value in flatten_keys(yaml.safe_load(asked.to_yaml()))}
     return Host(
         name=platform.node(),
-        nodes=str(nodes_of(asked.launch)),
         node_rank=asked.launch.node_rank,
         recipe={**keys, "launch.device": job.device_type},
         plan=hashlib.sha256(str(compiled.training.plan).encode()).hexdigest(),

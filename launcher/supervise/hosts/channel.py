@@ -29,7 +29,7 @@ _NOTICE_S = 10.0  # of silence, after which a side is named
 _LENGTH = struct.Struct(">I")
 _MAX_GREETING = 1 << 10  # bytes
 _MAX_MESSAGE = 1 << 26
-_PROTOCOL = 1
+_PROTOCOL = 2
 
 
 class Stranger(Exception):

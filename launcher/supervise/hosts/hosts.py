@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,6 @@ from flowrun.engine.errors import FlowrunError, RecipeError, RunError
 from flowrun.launcher.ranks.failure import reason_of
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.schema import STORE, Launch, Nodes, nodes_of
-from flowrun.launcher.store.checkpoint import Checkpoint
 from flowrun.launcher.supervise.hosts import words
 from flowrun.launcher.supervise.hosts.channel import BEAT_S, ENDED, QUIET, JsonChannel
 from flowrun.launcher.supervise.hosts.endpoint import (
@@ -48,7 +47,7 @@ _MAY_TRAIN = (
     " continues; with one folder (hydra.run.dir) or train.store any part does"
 )
 _STOPPED_S = 3.0  # after which it is said that this process was stopped itself
-_ANSWERS = (words.HostsHere, words.Refused, events.Met, events.PlanWanted, events.Parted)
+_ANSWERS = (words.HostsHere, events.Met, events.PlanWanted, events.Parted)
 
 Post = Callable[[Notice], None]
 Say = Callable[[str], None]
@@ -58,7 +57,7 @@ Describe = Callable[[], words.Host]
 class Alone:
     """The only host of a run: there is nobody else to meet.  See Hosts."""
 
-    reading: Collection[int] = ()
+    moves: Moves | None = None
 
     def __init__(self, post: Post) -> None:
         self._post = post
@@ -74,12 +73,6 @@ class Alone:
     def broadcast(self, event: Notice) -> None:
         pass
 
-    def keep(self, *_: object) -> None:
-        pass
-
-    async def fetch(self, *_: object) -> str:
-        return ""
-
     async def part(self, within_s: float) -> None:
         self._post(events.Parted())
 
@@ -90,7 +83,7 @@ class Alone:
 class Hosts:
     """This launcher's connection to those of the other hosts.
 
-    met: the last round.  place: where its ranks meet.
+    met: the last round.  place: where its ranks meet.  moves: files between hosts.
     """
 
     def __init__(
@@ -109,7 +102,7 @@ class Hosts:
         self.met: events.Company | None = None
         self.place: MeetingPlace | None = None
         self._link = HubLink(launch, folder, silence_s or float("inf"), known)
-        self._moves = Moves(folder, self._link.files, silence_s or LONG_S, post)
+        self.moves = Moves(folder, self._link.files, silence_s or LONG_S, post)
         self._say, self._post = say, post
         self._has_store = self._doubts = False
         self._answers: asyncio.Queue[Notice | None] = asyncio.Queue()
@@ -129,7 +122,7 @@ class Hosts:
     async def _meet(self, describe: Describe) -> events.Met | events.PlanWanted:
         launch, endpoint = self._link.launch, self._link.place
         at = f"{KEY} {endpoint}"
-        self._moves.stop()
+        self.moves.stop()
         nodes, patience = nodes_of(launch), Patience(launch.join_s, self._say)
         here: tuple[str, ...] = (await self._enter(describe, patience),)
         while True:
@@ -142,8 +135,6 @@ class Hosts:
                 return answer
             if isinstance(answer, words.HostsHere):
                 here = answer.names
-            elif isinstance(answer, words.Refused):
-                raise RecipeError(answer.where, answer.problem, answer.instead)
             elif patience.is_over:
                 waited = f"{missing} did not come in launch.join_s={launch.join_s:g} s"
                 raise RunError(at, f"{waited}; here: {', '.join(here)}.", ADVICE)
@@ -173,7 +164,7 @@ class Hosts:
         alone = not all(met.sees) and not self._has_store
         if alone and not met.number and not self.met and nodes_of(self._link.launch).may_change:
             self._say(_NOTHING)
-        self.met = self._moves.met = self._link.met = met
+        self.met = self.moves.met = self._link.met = met
         self._doubts = False
         interface = find_interface(self._link.own_address)
         self.place = MeetingPlace(met.number, len(met.names), self._link.address, port, interface)
@@ -188,25 +179,8 @@ class Hosts:
             self._say(_MAY_TRAIN.format(met.names[host]))
 
     def broadcast(self, event: Notice) -> None:
-        self._moves.owe(event)
+        self.moves.owe(event)
         self._send(event)
-
-    def keep(self, step: int, kept: Callable[[Checkpoint], None] | None) -> None:
-        """The first host has a checkpoint: what this one has of it goes, if it does not see that.
-        kept: where it is given, the second host fetches the whole one, as it may become the first.
-        """
-        self._moves.keep(step, kept)
-
-    @property
-    def reading(self) -> Collection[int]:
-        """Steps of checkpoints that other hosts are reading here, which have to stay."""
-        return self._link.files.reading
-
-    async def fetch(self, step: int, door: str) -> str:
-        """Fetch the checkpoint of a step from another host; return why it is not here, as that host
-        may be lost.  Raises RunError after some failures in a row.
-        """
-        return await self._moves.fetch(step, door)
 
     async def part(self, within_s: float) -> None:
         """Say that this host has sent all, and wait until the others have, so long at most."""
@@ -221,14 +195,14 @@ class Hosts:
                 answer = await self._answer(patience, "waiting for the other hosts to end")
                 if answer is None or isinstance(answer, events.Parted):
                     break
-            await self._moves.settle(within_s)
+            await self.moves.settle(within_s)
         self._post(events.Parted())
 
     async def close(self) -> None:
         """Let the last messages leave; then close all connections."""
         if self._listening is not None:
             self._listening.cancel()
-        self._moves.stop()
+        self.moves.stop()
         await self._link.close()
 
     def _send(self, sent: Notice) -> None:
@@ -264,7 +238,7 @@ class Hosts:
             self._doubt(came.host)
         if isinstance(came, _ANSWERS):
             answers.put_nowait(came)
-        elif not self._moves.takes(came):
+        elif not self.moves.takes(came):
             self._post(came)
 
     async def _beat(self, channel: JsonChannel) -> None:
@@ -279,7 +253,7 @@ class Hosts:
                     for host in range(1, len(self.met.names)):
                         self._doubt(host)
             if channel.falls_silent() and self.met and not link.holds_hub:
-                self._post(events.HostSilent(0, self.met.names[0], channel.silent_s))
+                self._post(words.say_silent(self.met.name(0), channel.silent_s))
 
 
 def _missing(here: int, nodes: Nodes) -> str:

@@ -21,7 +21,7 @@ from flowrun.launcher.ranks.rank_events import Reason
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.schema import Nodes
 from flowrun.launcher.supervise.hosts.meeting import SAME_COMMAND, find_mismatch, number_hosts
-from flowrun.launcher.supervise.hosts.words import Host, HostsHere, Leaving, Ready, Refused
+from flowrun.launcher.supervise.hosts.words import Host, HostsHere, Leaving, Ready, say_silent
 from flowrun.launcher.supervise.life import events
 
 Outgoing = list[tuple[int, Notice]]  # (to which connection, message)
@@ -52,7 +52,7 @@ class Hub:
     planning: set[int] = field(default_factory=set)
     first: Host | None = None
     enough_since_s: float | None = None
-    refusal: Refused | None = None
+    refusal: events.LauncherFailed | None = None
     epoch: int = 0
 
     def receive(self, sender: int, message: Notice) -> Outgoing:
@@ -83,8 +83,8 @@ class Hub:
         """Nothing came from a host for `silent_s` seconds; return what to send."""
         if sender not in self.numbers:
             return []
-        said = events.HostSilent(self.numbers[sender], self.names[sender], silent_s)
-        return self._to_others(sender, said)
+        name = f"host {self.numbers[sender]} ({self.names[sender]})"
+        return self._to_others(sender, say_silent(name, silent_s))
 
     def tick(self, now_s: float) -> Outgoing:
         """Begin a round if enough hosts have waited for others; return what to send.
@@ -105,11 +105,12 @@ class Hub:
             silent = f"{host.name} has taken its place: it was silent for long."
             return self._to_first(events.LauncherFailed(Reason("host 0", silent)))
         if self.first and sender not in known and (refused := self._refuse(self.first, host)):
-            return [(sender, refused)]
+            return [(sender, events.LauncherFailed(refused, refused=True))]
         self.waiting[sender], self.enough_since_s = host, None
         first, *others = self._hosts().values()
         found = (find_mismatch(first, other) for other in others)
-        self.refusal = self.refusal or next(filter(None, found), None)
+        if fault := next(filter(None, found), None):
+            self.refusal = self.refusal or events.LauncherFailed(fault, refused=True)
         if self.refusal is not None:
             return self._to_waiting(self.refusal)
         if begun := self._begin_if_complete():
@@ -120,13 +121,13 @@ class Hub:
             out += self._to_first(joins)
         return out
 
-    def _refuse(self, first: Host, host: Host) -> Refused | None:
+    def _refuse(self, first: Host, host: Host) -> Reason | None:
         """Say why a host cannot join a run of the host `first`; None if it can."""
         if len(self._awaited | self.waiting.keys()) < self.nodes.most:
             return find_mismatch(first, host)
         names = ", ".join(self.names.values())
         problem = f"the run of {names} is under way there."
-        return Refused("launch.rdzv_endpoint", problem, SAME_COMMAND)
+        return Reason("launch.rdzv_endpoint", problem, SAME_COMMAND)
 
     @property
     def _awaited(self) -> set[int]:
@@ -151,9 +152,9 @@ class Hub:
         here = self._hosts()
         hosts = list(here.values())
         numbers = number_hosts(hosts)
-        if isinstance(numbers, Refused):
-            self.refusal = numbers
-            return self._to_waiting(numbers)
+        if isinstance(numbers, Reason):
+            self.refusal = events.LauncherFailed(numbers, refused=True)
+            return self._to_waiting(self.refusal)
         first = hosts[numbers.index(0)]
         newest = max((first, *hosts), key=lambda host: host.start[0])
         self.waiting, self.numbers, self.parted, self.first = {}, {}, set(), first

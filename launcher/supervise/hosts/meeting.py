@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.ranks.rank_events import Reason
 from flowrun.launcher.recipe.schema import Launch
-from flowrun.launcher.supervise.hosts.words import Host, Refused
+from flowrun.launcher.supervise.hosts.words import Host
 
 _OF_A_HOST = tuple(f"launch.{key}" for key in ("node_rank", "rdzv_endpoint", "join_s", "threads"))
 _OF_THE_PLAN = ("hardware.",)  # keys that matter only if the plans differ
@@ -19,23 +20,11 @@ _MOST_KEYS = 3  # of those that differ, how many are named
 SAME_COMMAND = "Give the same command on each host, with the same versions installed."
 
 
-def find_mismatch(first: Host, other: Host) -> Refused | None:
+def find_mismatch(first: Host, other: Host) -> Reason | None:
     """Find why `other` cannot train with the host that came first; None if it can."""
-    compare = (_compare_launches, _compare_recipes, _compare_plans)
-    return next(filter(None, (each(first, other) for each in compare)), None)
-
-
-def _compare_launches(first: Host, other: Host) -> Refused | None:
-    if first.nodes != other.nodes:
-        nodes = _both(first, other, first.nodes, other.nodes)
-        return Refused("launch.nnodes", f"launch.nnodes {nodes}", SAME_COMMAND)
-    return None
-
-
-def _compare_recipes(first: Host, other: Host) -> Refused | None:
     differ = [
         key
-        for key in (*first.recipe, *(other.recipe.keys() - first.recipe.keys()))
+        for key in dict.fromkeys(("launch.nnodes", *first.recipe, *other.recipe))
         if first.recipe.get(key) != other.recipe.get(key) and key not in _OF_A_HOST
     ]
     wrong = [key for key in differ if not key.startswith(_OF_THE_PLAN)]
@@ -44,11 +33,11 @@ def _compare_recipes(first: Host, other: Host) -> Refused | None:
             f"{key} " + _both(first, other, first.recipe.get(key), other.recipe.get(key))
             for key in (wrong or differ)[:_MOST_KEYS]
         ]
-        return Refused((wrong or differ)[0], "\n".join(named), SAME_COMMAND)
-    return None
+        return Reason((wrong or differ)[0], "\n".join(named), SAME_COMMAND)
+    return _compare_plans(first, other)
 
 
-def _compare_plans(first: Host, other: Host) -> Refused | None:
+def _compare_plans(first: Host, other: Host) -> Reason | None:
     """Name the package whose versions explain that two hosts made other plans."""
     if first.plan == other.plan or first.planned != other.planned:
         return None
@@ -56,16 +45,16 @@ def _compare_plans(first: Host, other: Host) -> Refused | None:
         ours, theirs = first.versions[package], other.versions.get(package)
         if ours != theirs:
             both = _both(first, other, ours, theirs)
-            return Refused(f"the installed {package}", both, SAME_COMMAND)
+            return Reason(f"the installed {package}", both, SAME_COMMAND)
     differs = f"that of {other.name} differs from that of {first.name}."
-    return Refused("the plan", differs, SAME_COMMAND)
+    return Reason("the plan", differs, SAME_COMMAND)
 
 
 def _both(first: Host, other: Host, ours: Any, theirs: Any) -> str:
     return f"is {ours} on {first.name}, and {theirs} on {other.name}."
 
 
-def number_hosts(hosts: Sequence[Host]) -> list[int] | Refused:
+def number_hosts(hosts: Sequence[Host]) -> list[int] | Reason:
     """Return each host's number: its node_rank, or the first that is free in the order of names.
 
     hosts: in the order in which they came; the first holds the meeting, and is number 0 unless
@@ -75,7 +64,7 @@ def number_hosts(hosts: Sequence[Host]) -> list[int] | Refused:
     for rank in taken:
         if taken.count(rank) > 1:
             names = " and ".join(host.name for host in hosts if host.node_rank == rank)
-            return Refused("launch.node_rank", f"is {rank} on {names}.", "Number them 0, 1, …")
+            return Reason("launch.node_rank", f"is {rank} on {names}.", "Number them 0, 1, …")
     free = iter(sorted(set(range(len(hosts))) - set(taken)))
     order = sorted(range(len(hosts)), key=lambda k: (k > 0, hosts[k].name, k))
     given = {k: next(free) for k in order if hosts[k].node_rank is None}

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Collection, Coroutine
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 
 from flowrun.engine.errors import RunError
@@ -19,7 +19,7 @@ from flowrun.launcher.ranks.failure import reason_of
 from flowrun.launcher.ranks.rank_events import FileWritten, WeightsWritten
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.store.checkpoint import Checkpoint, partial_folder
-from flowrun.launcher.supervise.hosts.other_folder import FileServer, fetch_written, open_folder
+from flowrun.launcher.supervise.hosts.other_folder import FileServer, OtherFolder, open_folder
 from flowrun.launcher.supervise.hosts.token import find_token
 from flowrun.launcher.supervise.life import events
 
@@ -61,7 +61,9 @@ class Moves:
         return True
 
     def keep(self, step: int, kept: Callable[[Checkpoint], None] | None) -> None:
-        """See Hosts.keep."""
+        """The first host has a checkpoint: what this one has of it goes, if it does not see that.
+        kept: where it is given, the second host fetches the whole one, as it may become the first.
+        """
         met = self.met
         if met is None or met.sees[met.number]:
             return
@@ -73,9 +75,11 @@ class Moves:
             self._begin(self._keep(met.doors[0], kept), 0)
 
     async def fetch(self, step: int, door: str) -> str:
-        """See Hosts.fetch."""
+        """Fetch the checkpoint of a step from another host; return why it is not here, as that host
+        may be lost.  Raises RunError after some failures in a row.
+        """
         try:
-            async with open_folder(door, find_token(self._folder), self._silence_s) as other:
+            async with self._open(door) as other:
                 if await other.fetch_checkpoint(self._folder, step, lines=True) is None:
                     raise ValueError(f"the checkpoint of step {step} has been removed")
         except RunError as error:
@@ -97,6 +101,14 @@ class Moves:
         self._files.forget()
         for task in self._tasks:
             task.cancel()
+
+    @property
+    def reading(self) -> Collection[int]:
+        """Steps of checkpoints that other hosts are reading here, which have to stay."""
+        return self._files.reading
+
+    def _open(self, door: str) -> AbstractAsyncContextManager[OtherFolder]:
+        return open_folder(door, find_token(self._folder), self._silence_s)
 
     def _begin(self, work: Coroutine[object, object, None], host: int) -> None:
         task = asyncio.create_task(work)
@@ -122,9 +134,8 @@ class Moves:
         until_s = time.monotonic() + 2 * self._silence_s
         while True:
             try:
-                token = find_token(self._folder)
-                async with open_folder(met.doors[came.host], token, self._silence_s) as other:
-                    await fetch_written(other, self._folder, name, written)
+                async with self._open(met.doors[came.host]) as other:
+                    await other.fetch_written(self._folder, name, written)
                 self._post(came)
                 return
             except RunError:
@@ -137,7 +148,7 @@ class Moves:
         while done < self._newest:  # one that was completed in between
             done = self._newest
             with suppress(RunError):  # then the one before is here, or the first host is gone
-                async with open_folder(door, find_token(self._folder), self._silence_s) as other:
+                async with self._open(door) as other:
                     here = await other.fetch_checkpoint(self._folder, done, lines=False)
                 if here:
                     await asyncio.to_thread(kept, here)

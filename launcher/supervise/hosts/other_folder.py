@@ -112,11 +112,16 @@ class OtherFolder:
     def __init__(self, channel: JsonChannel, silence_s: float) -> None:
         self._channel, self._silence_s = channel, silence_s
 
-    async def get(self, name: str, to: Path) -> tuple[int, int] | None:
-        """Make or replace a file, whole; return its size and CRC-32, or None if it is not there."""
+    async def get(self, name: str, to: Path, written: tuple[int, int] | None = None) -> bool:
+        """Make or replace a file, whole; return whether it is there.
+
+        written: its size and CRC-32, as its writer has said; None: it has not.  Raises ValueError
+        where it has others.
+        """
         if (left := await self._ask(name)) < 0:
-            return None
+            return False
         size, crc = left, 0
+        to.parent.mkdir(parents=True, exist_ok=True)
         with replacing(to) as opened:
             while left:
                 piece = await self._read(min(left, _PIECE))
@@ -125,7 +130,9 @@ class OtherFolder:
                 left -= len(piece)
             opened.flush()
             await asyncio.to_thread(os.fsync, opened.fileno())
-        return size, crc
+        if written and (size, crc) != written:
+            raise ValueError(f"{name} has changed on its way, or since it was written")
+        return True
 
     async def read(self, name: str) -> str:
         """Return a file's text; "" if it is not there.  Raises ValueError."""
@@ -155,26 +162,28 @@ class OtherFolder:
         damage = await asyncio.to_thread(here.damage) if here.text() == text else "not the same"
         if damage:
             partial.mkdir(parents=True, exist_ok=True)
-            for name, (size, crc) in About.from_json(text).files.items():
-                _check_name(name_in(step, name))
-                if await asyncio.to_thread(damage_of, partial / name, size, crc):
-                    if (came := await self.get(name_in(step, name), partial / name)) is None:
-                        return None
-                    _check(name, came, (size, crc))
+            for file, (size, crc) in About.from_json(text).files.items():
+                name, to = _checked(name_in(step, file)), partial / file
+                damaged = await asyncio.to_thread(damage_of, to, size, crc)
+                if damaged and not await self.get(name, to, (size, crc)):
+                    return None
             here = await asyncio.to_thread(publish, partial, step, text)
         for name in (METRICS, RESTARTS) if lines else ():
             await self.get(name, folder / name)
         return here
 
+    async def fetch_written(self, folder: Path, name: str, written: tuple[int, int] | None) -> None:
+        """Fetch what a rank there has written to its folder.  written: see `get`; None: the file
+        has a header that says what is in it.  Raises ValueError.
+        """
+        if not await self.get(_checked(name), folder / name, written):
+            raise ValueError(f"{name} is not there")
 
-def _check_name(name: str) -> None:
+
+def _checked(name: str) -> str:
     if not _SERVED.fullmatch(name):  # it is another host's word, and becomes a path here
         raise ValueError(f"{name!r} does not belong to a run")
-
-
-def _check(name: str, came: tuple[int, int], sent: tuple[int, int]) -> None:
-    if came != sent:
-        raise ValueError(f"{name} has changed on its way, or since it was written")
+    return name
 
 
 @asynccontextmanager
@@ -196,19 +205,3 @@ async def open_folder(door: str, token: str, silence_s: float) -> AsyncIterator[
 
 
 _ADVICE = "Let hosts reach each other's ports, or give them one folder (hydra.run.dir)."
-
-
-async def fetch_written(
-    other: OtherFolder, folder: Path, name: str, written: tuple[int, int] | None
-) -> None:
-    """Fetch what a rank of another host has written to its folder.  written: size and checksum;
-    None: it has a header that says what is in it.  Raises ValueError.
-    """
-    _check_name(name)
-    to = folder / name
-    to.parent.mkdir(parents=True, exist_ok=True)
-    came = await other.get(name, to)
-    if came is None:
-        raise ValueError(f"{name} is not there")
-    if written:
-        _check(name, came, written)

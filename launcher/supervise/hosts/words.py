@@ -6,9 +6,8 @@ FileWanted a file of its run's folder      FileComing, and the bytes
 
 a host to the hub                          the hub to a host
 Ready      for a round                     HostsHere    those that have come so far
-an event, for all other hosts              Refused      they cannot train together
-Leaving    it has no more to send          Met, PlanWanted, Asked, FromHost, HostSilent, HostGone,
-                                           LauncherFailed, Parted: events
+an event, for all other hosts              Met, PlanWanted, Asked, Remarked, FromHost, HostGone,
+Leaving    it has no more to send          LauncherFailed, Parted: events
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from flowrun.launcher.ranks.rank_events import Remarked
 from flowrun.launcher.ranks.wire import Notice
 
 
@@ -23,18 +23,15 @@ from flowrun.launcher.ranks.wire import Notice
 class Host:
     """A launcher describes itself to the others.
 
-    name: of its machine.  nodes: hosts that there may be.  node_rank: as in the recipe.
-    recipe: dotted key -> value as text.  plan: digest of the plan.  planned: hosts that it is for;
-    0: none yet.
-    start: steps done of the state that it would begin at, and a checksum of it.  quorum: how
-    many hosts of its last round have to be here; 0: it has been in none.  epoch: of the hub of that
-    round, or as its folder or store has it.
-    versions: package -> version.  folder: of its run, by a name that all who see it know.  door:
-    where other launchers come to it.
+    name: of its machine.  node_rank: as in the recipe.  recipe: dotted key -> value as text.
+    plan: digest of the plan.  planned: hosts that it is for; 0: none yet.  start: steps done of the
+    state that it would begin at, and a checksum of it.  quorum: how many hosts of its last round
+    have to be here; 0: it has been in none.  epoch: of the hub of that round, or as its folder or
+    store has it.  versions: package -> version.  folder: of its run, by a name that all who see it
+    know.  door: where other launchers come to it.
     """
 
     name: str
-    nodes: str
     node_rank: int | None
     recipe: Mapping[str, str]
     plan: str
@@ -63,12 +60,9 @@ class HostsHere(Notice):
     names: tuple[str, ...]
 
 
-class Refused(Notice):
-    """Hosts cannot train together.  The fields are those of a RecipeError."""
-
-    where: str
-    problem: str
-    instead: str
+def say_silent(host: str, seconds: float) -> Remarked:
+    """Say that nothing came from a host for some seconds."""
+    return Remarked(f"nothing came from {host} for {seconds:.0f} s", waits=True)
 
 
 class HubWanted(Notice):

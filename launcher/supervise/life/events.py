@@ -133,14 +133,6 @@ class HostGone(Notice):
     why: str
 
 
-class HostSilent(Notice):
-    """Nothing came from a host for some seconds."""
-
-    host: int
-    name: str
-    seconds: float
-
-
 class HaltOffered(Notice):
     """A host offers a step to halt after.
 

@@ -87,10 +87,10 @@ class NoteCheckpoint(Instruction):
 
 
 class Note(Instruction):
-    """Say what a person should know.  wait: it is about what takes time."""
+    """Say what a person should know.  waits: it is about what takes time."""
 
     text: str
-    wait: bool = False
+    waits: bool = False
 
 
 class FindStart(Instruction):

@@ -124,7 +124,7 @@ def _take_of_rank(state: RunState, event: Notice, host: int) -> Move:
         case FileWritten() if not state.company.number:
             return _take_file(state, event)
         case Remarked():
-            return state, (instructions.Note(event.text),)
+            return state, (instructions.Note(event.text, event.waits),)
         case RankEnded():
             return in_round(state, ended=state.round.ended | {event.rank}), ()
         case BadStep():
@@ -171,11 +171,6 @@ def _take_of_host(state: RunState, event: Notice, host: int) -> Move:
         case events.HostGone() if not state.round.finished:
             fault = Reason(f"host {event.host} ({event.name})", event.why)
             return _fail(state, Failure(fault, LEFT, host=event.host))
-        case events.HostSilent():
-            name = f"host {event.host} ({event.name})"
-            return state, (
-                instructions.Note(f"nothing came from {name} for {event.seconds:.0f} s", True),
-            )
         case events.HaltOffered() if state.phase is Life.FORKING:
             return _wait(state, events.FromHost(host, event))
         case events.HaltOffered() if state.phase is Life.TRAINING:

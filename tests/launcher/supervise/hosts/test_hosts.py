@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from flowrun.launcher.ranks.rank_events import RankEnded, StepDone
 from flowrun.launcher.ranks.wire import Notice
-from flowrun.launcher.recipe.schema import Launch, nodes_of
+from flowrun.launcher.recipe.schema import Launch
 from flowrun.launcher.supervise.hosts import channel, hub, hub_link, token
 from flowrun.launcher.supervise.hosts.hosts import Hosts
 from flowrun.launcher.supervise.hosts.words import Host
@@ -44,15 +44,18 @@ class One:
 
     def describe(self) -> Host:
         rank, recipe = self.launch.node_rank, {"launch.nnodes": str(self.launch.nnodes)}
-        nodes, planned = str(nodes_of(self.launch)), self.planned
-        return plain_host(f"node{rank}", nodes, node_rank=rank, recipe=recipe, planned=planned)
+        return plain_host(f"node{rank}", node_rank=rank, recipe=recipe, planned=self.planned)
 
     async def next(self) -> Notice:
         return await asyncio.wait_for(self.events.get(), 60)
 
     async def meet(self) -> Notice:
-        await self.hosts.meet(self.describe)
-        return await self.next()
+        meeting = asyncio.create_task(self.hosts.meet(self.describe))
+        found = await self.next()
+        if isinstance(found, (Met, PlanWanted)):
+            await meeting
+        meeting.cancel()  # of hosts that are refused
+        return found
 
     async def part(self, within_s: float = 20.0) -> list[Notice]:
         """Part, and return what has happened until then."""

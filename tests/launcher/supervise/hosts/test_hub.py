@@ -12,7 +12,7 @@ from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.schema import Nodes
 from flowrun.launcher.supervise.hosts.hub import Hub, Outgoing
 from flowrun.launcher.supervise.hosts.meeting import find_mismatch, number_hosts
-from flowrun.launcher.supervise.hosts.words import Host, HostsHere, Leaving, Ready, Refused
+from flowrun.launcher.supervise.hosts.words import Host, HostsHere, Leaving, Ready
 from flowrun.launcher.supervise.life import events as ev
 from support.runs.plain_host import plain_host
 
@@ -80,7 +80,7 @@ def test_every_host_hears_all_of_the_others_in_order(num: int, seed: int, dying:
 def test_hosts_that_would_begin_unlike_plan_again_and_meet_when_all_have() -> None:
     net = Net(2)
     net.hub.nodes = Nodes(1, 2, may_change=True)
-    first, second = (replace(host(n), nodes="1:2", folder="/s", planned=2) for n in "ab")
+    first, second = (replace(host(n), folder="/s", planned=2) for n in "ab")
     net.meet(0, replace(first, start=(4, "")))
     net.meet(1, replace(second, start=(8, "")))
     assert net.got[0][-1] == net.got[1][-1] == ev.PlanWanted(2, 8)
@@ -120,9 +120,9 @@ def test_hosts_that_wait_learn_who_is_here() -> None:
     net.meet(0, host("a"))
     net.meet(1, host("b", optim__lr="0.2"))
     for key in (0, 1):
-        (refused,) = kinds(net.got[key], Refused)
-        assert refused.where == "optim.lr"
-        assert refused.problem == "optim.lr is 0.1 on a, and 0.2 on b."
+        (refused,) = kinds(net.got[key], ev.LauncherFailed)
+        assert refused.fault.where == "optim.lr" and refused.refused
+        assert refused.fault.problem == "optim.lr is 0.1 on a, and 0.2 on b."
     assert net.got[0][0] == HostsHere(("a",))
 
 
@@ -142,7 +142,10 @@ def test_a_host_too_many_is_refused_alone() -> None:
     net = Net(2)
     for key, name in enumerate("abc"):
         net.meet(key, host(name))
-    assert kinds(net.got[2], Refused)[0].problem == "the run of a, b is under way there."
+    assert (
+        kinds(net.got[2], ev.LauncherFailed)[0].fault.problem
+        == "the run of a, b is under way there."
+    )
     assert isinstance(net.got[0][-1], ev.Met)
 
 
@@ -176,4 +179,4 @@ def test_hosts_are_numbered_by_rank_then_by_name() -> None:
     hosts = [host("c"), host("b"), host("x", rank=1), host("a")]
     assert number_hosts(hosts) == [0, 3, 1, 2]
     twice = number_hosts([host("a", rank=0), host("b", rank=0)])
-    assert twice == Refused("launch.node_rank", "is 0 on a and b.", "Number them 0, 1, …")
+    assert twice == said.Reason("launch.node_rank", "is 0 on a and b.", "Number them 0, 1, …")

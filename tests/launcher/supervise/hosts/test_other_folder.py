@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,9 +69,9 @@ def test_a_checkpoint_is_fetched_whole_and_only_what_is_missing(
     (mine / RANKS[1]).write_text(RANKS[1])  # this host's own rank wrote it
     get = OtherFolder.get
 
-    async def note(self: OtherFolder, name: str, to: Path) -> tuple[int, int] | None:
+    async def note(self: OtherFolder, name: str, to: Path, *written: Any) -> bool:
         fetched.append(to.name)
-        return await get(self, name, to)
+        return await get(self, name, to, *written)
 
     monkeypatch.setattr(OtherFolder, "get", note)
 

@@ -14,7 +14,7 @@ from flowrun.launcher.ranks.step_gate import RankGate, StepGate
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.schema import Nodes
 from flowrun.launcher.supervise.hosts.hub import Hub, Outgoing
-from flowrun.launcher.supervise.hosts.words import Host, HostsHere, Leaving, Ready, Refused
+from flowrun.launcher.supervise.hosts.words import Host, HostsHere, Leaving, Ready
 from flowrun.launcher.supervise.life import events as ev
 from flowrun.launcher.supervise.life import instructions as do
 from flowrun.launcher.supervise.life.events import StartPoint
@@ -164,10 +164,9 @@ class OneHost:
 
     def describe(self) -> Host:
         world = self.world
-        nodes = f"1:{world.hosts}" if world.terms.may_change else str(world.hosts)
         known = {"quorum": min(1, self.met), "planned": self.planned, "start": (self.start, "")}
         epoch = self.state.company.epoch or world.disk.writer[0]
-        return plain_host(f"host{self.key}", nodes, epoch=epoch, **known)
+        return plain_host(f"host{self.key}", epoch=epoch, **known)
 
     def hear(self, message: Notice) -> None:
         match message:
@@ -176,8 +175,6 @@ class OneHost:
                 assert len(names) == self.planned and names[self.number] == f"host{self.key}"
                 self.met, self.round, self.rank = self.met + 1, port, None
                 self.came.append(message)
-            case Refused():
-                self.came.append(ev.LauncherFailed(Reason("hosts", message.problem), True))
             case HostsHere():
                 pass
             case _:
