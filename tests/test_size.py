@@ -56,7 +56,7 @@ BUDGETS = {
     "launcher/recipe": 3_553,
     "launcher/report": 2_593,
     "launcher/store": 1_117,
-    "launcher/supervise": 5_126,
+    "launcher/supervise": 5_077,
     "launcher/terminal": 337,
     "launcher/text": 603,
     "launcher/urls": 522,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_411,
+    "tests/launcher": 19_414,
     "tests/models": 797,
     "tests/support": 9_474,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_180, "tests": 58_142, "docs": 50_000}
+SUMS = {"source": 80_131, "tests": 58_145, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 342, "except Exception": 30, "functions above complexity 15": 0}

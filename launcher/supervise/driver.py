@@ -204,11 +204,6 @@ class Driver:
                 self.loop.set_timer(timer, seconds)
             case instructions.Publish(event):
                 self._publish(event)
-            case instructions.NoteCheckpoint(steps):
-                self.record.add_checkpoint(steps)
-                copies = self.state.terms.may_change and not self.record.kept
-                if self.hosts.moves:
-                    self.hosts.moves.keep(steps, self.record.prune if copies else None)
             case instructions.Note(text, waits):
                 (self.record.say if waits else self.record.note)(text)
             case _:
@@ -290,14 +285,21 @@ class Driver:
         if kept:
             kept.go_on()
 
-    def _publish(self, event: StepDone | Evaluated) -> None:
+    def _publish(self, event: StepDone | Evaluated | events.CheckpointKept) -> None:
+        record, step = self.record, event.step
+        if isinstance(event, events.CheckpointKept):
+            record.add_checkpoint(step)
+            copies = self.state.terms.may_change and not record.kept
+            if self.hosts.moves:
+                self.hosts.moves.keep(step, record.prune if copies else None)
+            return
         results: Any = event.results
         if isinstance(event, StepDone):
-            values = self.record.step(event.step, results, event.seconds, event.gauges)
-            self.listeners.call("on_step", event.step, values)
+            values = record.step(step, results, event.seconds, event.gauges)
+            self.listeners.call("on_step", step, values)
         else:
-            self.record.write_evaluation(event.step, results)
-            self.listeners.call("on_evaluation", event.step, numbers(results))
+            record.write_evaluation(step, results)
+            self.listeners.call("on_evaluation", step, numbers(results))
 
     async def _complete(self, done: instructions.CompleteCheckpoint) -> None:
         reading = tuple(self.hosts.moves.reading) if self.hosts.moves else ()

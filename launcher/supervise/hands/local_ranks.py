@@ -28,12 +28,11 @@ from flowrun.launcher.ranks.step_gate import StepGate
 from flowrun.launcher.ranks.wire import EventReader, Notice
 from flowrun.launcher.ranks.worker import Worker
 from flowrun.launcher.store.run_files import LOGS
-from flowrun.launcher.supervise.hands.newest_state import place_of
 from flowrun.launcher.supervise.hands.ranks_hand import RanksHand, Wires
 from flowrun.launcher.supervise.hands.watch import Watch, find_limit, find_silence
 from flowrun.launcher.supervise.hosts.endpoint import MeetingPlace
 from flowrun.launcher.supervise.hosts.meeting import ranks_of_a_host
-from flowrun.launcher.supervise.life.events import HangSeen, RankDied, RanksForked, RanksGone
+from flowrun.launcher.supervise.life.events import HangSeen, RankDied, RanksGone
 from flowrun.launcher.terminal.console import STDERR, STDOUT
 
 _LOOK_S = 0.05  # from one look at the processes to the next
@@ -68,7 +67,7 @@ class LocalRanks(RanksHand):
         self._round: _Forked | None = None
 
     def fork(self, place: MeetingPlace) -> None:
-        start, count, record = place_of(self.compiled.job.start), self._count, self.wires.record
+        start, count, record = self.compiled.job.start, self._count, self.wires.record
         first, logs = place.number * count, record.run_folder / LOGS
         files = [logs / f"rank_{rank}.log" for rank in range(first, first + count)]
         self._round = round_ = _Forked(
@@ -77,11 +76,10 @@ class LocalRanks(RanksHand):
             pulses=Pulses(self.compiled.plans, count),
             stacks=Stacks(count),
         )
-        self.gate = gate = StepGate.make_shared(count, start.step)
+        self.gate = gate = StepGate.make_shared(count, start.step if start else 0)
         try:
             self.wires.desk.do_alone("forking ranks", lambda: self._fork(round_, gate, place))
         finally:
-            self.wires.post(RanksForked(start))
             self.wires.begin(self._follow(round_, self._watch(round_)))
 
     def kill(self) -> None:

@@ -20,9 +20,8 @@ from flowrun.launcher.ranks.virtual_run import train
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.supervise.hands.desk import Desk, Interrupted
-from flowrun.launcher.supervise.hands.newest_state import place_of
 from flowrun.launcher.supervise.hosts.endpoint import MeetingPlace
-from flowrun.launcher.supervise.life.events import Frozen, RanksForked, RanksGone
+from flowrun.launcher.supervise.life.events import Frozen, RanksGone
 
 _CLEAR_S = 0.01  # from one look to the next whether ranks have gone on from a halt
 
@@ -60,7 +59,7 @@ class RanksHand(ABC):
 
     @abstractmethod
     def fork(self, place: MeetingPlace) -> None:
-        """Let ranks train; RanksForked is posted, at the end RanksGone."""
+        """Let ranks train; at the end RanksGone is posted."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -92,10 +91,9 @@ class VirtualRanks(RanksHand):
     _stops = False
 
     def fork(self, place: MeetingPlace) -> None:
-        start = place_of(self.compiled.job.start)
-        self._stops = False
-        self.gate = StepGate.of_threads(self.compiled.training.plan.num_ranks, start.step)
-        self.wires.post(RanksForked(start))
+        job, self._stops = self.compiled.job, False
+        first = job.start.step if job.start else 0
+        self.gate = StepGate.of_threads(self.compiled.training.plan.num_ranks, first)
         self.wires.desk.begin("training", self._run, yields_to=2)
 
     def kill(self) -> None:

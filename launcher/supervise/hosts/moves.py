@@ -43,7 +43,7 @@ class Moves:
         """Note what a rank of this host has written, if the first host will fetch it."""
         met = self.met
         if met and not met.sees[met.number] and (name := self._name_of(event)):
-            self._files.owe(name)
+            self._files.owed.add(name)
 
     def takes(self, came: Notice) -> bool:
         """Fetch what a rank of another host has written, and post its event then; return False for
@@ -98,7 +98,7 @@ class Moves:
 
     def stop(self) -> None:
         """End what is on its way: its round is over."""
-        self._files.forget()
+        self._files.owed.clear()
         for task in self._tasks:
             task.cancel()
 

@@ -46,28 +46,21 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 class FileServer:
     """Serves the files of a run's folder.
 
-    reading: steps of checkpoints that are being read, which have to stay.
+    reading: steps of checkpoints that are being read, which have to stay.  owed: names of files
+    that the first host has not fetched yet, and will.
     """
 
     def __init__(self, folder: Path, silence_s: float) -> None:
         self.reading: Counter[int] = Counter()
         self._folder, self._silence_s = folder, silence_s
-        self._owed = set[str]()  # what the first host has not fetched yet
-
-    def owe(self, name: str) -> None:
-        """Note a file that the first host will fetch."""
-        self._owed.add(name)
-
-    def forget(self) -> None:
-        """Owe nothing more: the round is over."""
-        self._owed.clear()
+        self.owed = set[str]()
 
     async def settle(self, is_over: Callable[[], bool]) -> None:
         """Wait until nothing is owed, or nothing more is fetched.  is_over: nobody will."""
-        left, since_s = len(self._owed), time.monotonic()
-        while self._owed and not is_over() and time.monotonic() - since_s < self._silence_s:
-            if len(self._owed) != left:
-                left, since_s = len(self._owed), time.monotonic()
+        left, since_s = len(self.owed), time.monotonic()
+        while self.owed and not is_over() and time.monotonic() - since_s < self._silence_s:
+            if len(self.owed) != left:
+                left, since_s = len(self.owed), time.monotonic()
             await asyncio.sleep(_LOOK_S)
 
     async def serve(self, channel: JsonChannel, wanted: object) -> None:
@@ -103,7 +96,7 @@ class FileServer:
                 left -= len(piece)
         finally:
             os.close(handle)
-        self._owed.discard(name)
+        self.owed.discard(name)
 
 
 class OtherFolder:
@@ -163,7 +156,7 @@ class OtherFolder:
         if damage:
             partial.mkdir(parents=True, exist_ok=True)
             for file, (size, crc) in About.from_json(text).files.items():
-                name, to = _checked(name_in(step, file)), partial / file
+                name, to = _check_name(name_in(step, file)), partial / file
                 damaged = await asyncio.to_thread(damage_of, to, size, crc)
                 if damaged and not await self.get(name, to, (size, crc)):
                     return None
@@ -176,11 +169,11 @@ class OtherFolder:
         """Fetch what a rank there has written to its folder.  written: see `get`; None: the file
         has a header that says what is in it.  Raises ValueError.
         """
-        if not await self.get(_checked(name), folder / name, written):
+        if not await self.get(_check_name(name), folder / name, written):
             raise ValueError(f"{name} is not there")
 
 
-def _checked(name: str) -> str:
+def _check_name(name: str) -> str:
     if not _SERVED.fullmatch(name):  # it is another host's word, and becomes a path here
         raise ValueError(f"{name!r} does not belong to a run")
     return name

@@ -33,12 +33,6 @@ class StartPoint:
     saved: int = 0
 
 
-class RanksForked(Notice):
-    """This host's ranks run.  place: where they begin."""
-
-    place: StartPoint
-
-
 class RankDied(Notice):
     """A process of this host has ended badly.  how: with which status, or by which signal."""
 

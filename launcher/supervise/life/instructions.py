@@ -11,7 +11,7 @@ from typing import dataclass_transform
 from flowrun.launcher.listeners.listener import COMPLETE, FAILED, PREEMPTED, STOPPED
 from flowrun.launcher.ranks.rank_events import Evaluated, Reason, StepDone
 from flowrun.launcher.ranks.wire import Notice
-from flowrun.launcher.supervise.life.events import PlanWanted, StartPoint
+from flowrun.launcher.supervise.life.events import CheckpointKept, PlanWanted, StartPoint
 
 __all__ = ["COMPLETE", "FAILED", "PREEMPTED", "STOPPED"]  # see End
 THERE = "there"
@@ -30,11 +30,11 @@ class Meet(Instruction):
 
 
 class ForkRanks(Instruction):
-    """Make the folder ready and fork this host's ranks: RanksForked follows."""
+    """Make the folder ready and fork this host's ranks: RanksGone follows."""
 
 
 class KillRanks(Instruction):
-    """Kill this host's ranks: RanksGone follows."""
+    """Kill this host's ranks."""
 
 
 class Freeze(Instruction):
@@ -68,9 +68,9 @@ class SetTimer(Instruction):
 
 
 class Publish(Instruction):
-    """Write down a step or an evaluation, and let listeners follow it."""
+    """Write down a step, an evaluation or a checkpoint of the first host; listeners follow."""
 
-    event: StepDone | Evaluated
+    event: StepDone | Evaluated | CheckpointKept
 
 
 class CompleteCheckpoint(Instruction):
@@ -78,12 +78,6 @@ class CompleteCheckpoint(Instruction):
 
     step: int
     files: Mapping[str, tuple[int, int]]
-
-
-class NoteCheckpoint(Instruction):
-    """The first host has completed the checkpoint of a step."""
-
-    step: int
 
 
 class Note(Instruction):

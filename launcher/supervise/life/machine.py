@@ -1,12 +1,11 @@
 """The machine of a run's life: `step(state, event) -> (state, instructions)`.  Pure: no process, no
 file, no clock.  The driver feeds it with what happens, and its hands do what it asks (driver.py).
 
-A run is a sequence of rounds.  In each, the hosts meet, ranks are forked, train, and have all
-gone; the hosts part; and a verdict says what comes next.
+A run is a sequence of rounds.  In each, the hosts meet, ranks train, and have all gone; the hosts
+part; and a verdict says what comes next.
 
     phase      what is awaited                       then
-    MEETING    the hosts of a round                  Met: FORKING; PlanWanted: PLANNING
-    FORKING    the processes of this host's ranks    RanksForked: TRAINING
+    MEETING    the hosts of a round                  Met: TRAINING; PlanWanted: PLANNING
     TRAINING   that all of them have gone            RanksGone: PARTING
     PARTING    what other hosts have still to say    Parted: the verdict says which of those below
     FINISHING  files that the first host writes      Finished: OVER; HostGone: RESTING
@@ -54,7 +53,6 @@ from flowrun.launcher.supervise.life.run_state import Life, Move, RunState, in_r
 from flowrun.launcher.supervise.life.verdicts import LAUNCHER, NUMBERS, Attempts, Terms
 
 _LINGER_S = 2.0  # after a rank failed, those that wait for it in vain are killed
-_RANKS_HERE = (Life.FORKING, Life.TRAINING, Life.PARTING)
 _FOR_ALL = (StepDone, Evaluated, FileWritten, WeightsWritten, RankEnded, BadStep)
 _UNHEARD = (*_FOR_ALL, Remarked, NumbersSeen)  # of ranks whose launcher is broken
 
@@ -85,7 +83,7 @@ def step(state: RunState, event: Notice) -> Move:
     if state.round.blame.broken and isinstance(event, _UNHEARD):
         return state, ()  # pipes are still emptied: no rank must block
     taken, out = _take_of_rank(state, event, host)
-    return _kill_once(state, taken, (*sends, *out))
+    return _kill_once(taken, (*sends, *out))
 
 
 def _concerns_all(event: Notice) -> bool:
@@ -96,18 +94,12 @@ def _concerns_all(event: Notice) -> bool:
     return failed or isinstance(event, _FOR_ALL)
 
 
-def _kill_once(
-    before: RunState, state: RunState, out: tuple[instructions.Instruction, ...]
-) -> Move:
-    """Let ranks be killed once, and only while they run; those that are being forked, when they
-    do.
-    """
+def _kill_once(state: RunState, out: tuple[instructions.Instruction, ...]) -> Move:
+    """Let ranks be killed once, and only while they run."""
     others = tuple(each for each in out if not isinstance(each, instructions.KillRanks))
-    if len(others) == len(out) or state.phase not in (Life.FORKING, Life.TRAINING):
+    if len(others) == len(out) or state.phase is not Life.TRAINING or state.round.blame.killed:
         return state, others
-    begins = before.phase is Life.FORKING and state.phase is Life.TRAINING
-    kills = state.phase is Life.TRAINING and (begins or not before.round.blame.killed)
-    return _blame(state, killed=True), (*others, instructions.KillRanks()) if kills else others
+    return _blame(state, killed=True), (*others, instructions.KillRanks())
 
 
 def _blame(state: RunState, **known: object) -> RunState:
@@ -119,7 +111,7 @@ def _take_of_rank(state: RunState, event: Notice, host: int) -> Move:
     match event:
         case StepDone():
             return replace(state, reached=event.step + 1), (instructions.Publish(event),)
-        case Evaluated():
+        case Evaluated() | events.CheckpointKept():
             return state, (instructions.Publish(event),)
         case FileWritten() if not state.company.number:
             return _take_file(state, event)
@@ -138,8 +130,6 @@ def _take_of_rank(state: RunState, event: Notice, host: int) -> Move:
 
 def _take_of_process(state: RunState, event: Notice, host: int) -> Move:
     match event:
-        case events.RanksForked() if state.phase is Life.FORKING:
-            return _take_forked(state, event.place)
         case events.RankDied() if not (state.round.blame.killed or state.round.blame.death):
             return _linger(_blame(state, death=Reason(f"rank {event.rank}", event.how)))
         case events.RanksGone() if state.phase is Life.TRAINING:
@@ -171,12 +161,8 @@ def _take_of_host(state: RunState, event: Notice, host: int) -> Move:
         case events.HostGone() if not state.round.finished:
             fault = Reason(f"host {event.host} ({event.name})", event.why)
             return _fail(state, Failure(fault, LEFT, host=event.host))
-        case events.HaltOffered() if state.phase is Life.FORKING:
-            return _wait(state, events.FromHost(host, event))
         case events.HaltOffered() if state.phase is Life.TRAINING:
             return _with_halts(state, state.round.halts.take_offer(host, event))
-        case events.CheckpointKept():
-            return state, (instructions.NoteCheckpoint(event.step),)
     return _take_between(state, event)
 
 
@@ -213,7 +199,7 @@ def _fail(state: RunState, failure: Failure) -> Move:
     """Note a failure: ranks that wait in vain are killed, at once if another host's failed."""
     if state.phase is Life.FINISHING and failure.host == 0 and failure.how == LEFT:
         return next_round.go_on_without_first(state, failure)
-    if state.phase not in _RANKS_HERE:
+    if state.phase not in (Life.TRAINING, Life.PARTING):
         return state, ()
     state = _blame(state, failures=(*state.round.blame.failures, failure))
     if failure.host >= 0:
@@ -227,24 +213,16 @@ def _linger(state: RunState) -> Move:
     return in_round(state, lingers=True), (instructions.SetTimer(events.LINGER, _LINGER_S),)
 
 
-def _take_forked(state: RunState, place: events.StartPoint) -> Move:
-    """Ranks run: what was asked before is taken now."""
-    out: tuple[instructions.Instruction, ...] = (
-        (instructions.KillRanks(),) if state.round.blame.killed else ()
-    )
-    waiting, halts = state.waiting, replace(state.round.halts, saved=place.saved)
-    state = replace(in_round(state, halts=halts), place=place, reached=place.step)
-    state = replace(state, phase=Life.TRAINING, waiting=())
+def _take_met(state: RunState, company: events.Company) -> Move:
+    """Let ranks train: what was asked before is taken then."""
+    waiting, place, out = state.waiting, state.place, _begin_again(state, state.place)
+    round_ = new_round(state.terms, company, place)
+    state = replace(state, phase=Life.TRAINING, round=round_, reached=place.step)
+    state, out = replace(state, lost=None, waiting=()), (*out, instructions.ForkRanks())
     for each in waiting:
         state, more = step(state, each)
         out += more
     return state, out
-
-
-def _take_met(state: RunState, company: events.Company) -> Move:
-    round_, out = new_round(state.terms, company, state.place), _begin_again(state, state.place)
-    state = replace(state, phase=Life.FORKING, round=round_, lost=None)
-    return state, (*out, instructions.ForkRanks())
 
 
 def _take_plan_wanted(state: RunState, event: events.PlanWanted) -> Move:
@@ -264,17 +242,12 @@ def _ask(state: RunState, asked: events.Asked) -> Move:
         return _with_halts(state, state.round.halts.ask(asked))
     if asked.again:
         return next_round.end_by(state, verdicts.early_end_of(asked))
-    if phase is Life.FORKING or (phase in (Life.RESTING, Life.SAVING) and asked.ends):
-        state, out = _wait(state, asked)
+    if phase in (Life.RESTING, Life.SAVING) and asked.ends:
         now = (instructions.SetTimer(events.BACK_OFF, 0.0),) if state.round.rests else ()
-        return state, (*out, *now)
+        return replace(state, waiting=(*state.waiting, asked)), now
     if phase in (Life.MEETING, Life.PLANNING, Life.FINISHING) and asked.ends and not asked.regroups:
         return next_round.end_by(state, verdicts.end_of(asked))
     return state, ()
-
-
-def _wait(state: RunState, event: Notice) -> Move:
-    return replace(state, waiting=(*state.waiting, event)), ()
 
 
 def _with_halts(state: RunState, answer: Answer) -> Move:
@@ -284,7 +257,7 @@ def _with_halts(state: RunState, answer: Answer) -> Move:
 
 def _break(state: RunState, why: events.LauncherFailed, **blamed: Reason) -> Move:
     """End a run at once; ranks that run are killed first."""
-    if state.phase in (Life.FORKING, Life.TRAINING):
+    if state.phase is Life.TRAINING:
         return _blame(state, **blamed), (instructions.KillRanks(),)
     failed = instructions.End(instructions.FAILED, "", why.fault, why.refused)
     return next_round.end(state, failed)

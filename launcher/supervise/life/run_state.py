@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from flowrun.launcher.ranks.rank_events import Reason
-from flowrun.launcher.ranks.wire import Notice
-from flowrun.launcher.supervise.life.events import Company, StartPoint
+from flowrun.launcher.supervise.life.events import Asked, Company, StartPoint
 from flowrun.launcher.supervise.life.halts import Halts
 from flowrun.launcher.supervise.life.instructions import End, Instruction
 from flowrun.launcher.supervise.life.verdicts import Attempts, Blame, Rollbacks, Terms
@@ -17,7 +16,7 @@ from flowrun.launcher.supervise.life.verdicts import Attempts, Blame, Rollbacks,
 class Life(Enum):
     """What a run awaits; see machine.py."""
 
-    MEETING, FORKING, TRAINING, PARTING, FINISHING, RESTING, SAVING, PLANNING, OVER = range(9)
+    MEETING, TRAINING, PARTING, FINISHING, RESTING, SAVING, PLANNING, OVER = range(8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ class RunState:
 
     place: where its ranks begin, or have begun.  reached: steps done.  round: of ranks that run, or
     of the last.  attempts, rollbacks: so far.  lost: why ranks are to begin again, which is not
-    written down yet.  waiting: events that wait for ranks to run.
+    written down yet.  waiting: requests that wait for ranks to run.
     """
 
     terms: Terms
@@ -59,7 +58,7 @@ class RunState:
     reached: int = 0
     rollbacks: Rollbacks = field(default_factory=Rollbacks)
     lost: Reason | None = None
-    waiting: tuple[Notice, ...] = ()
+    waiting: tuple[Asked, ...] = ()
 
     @property
     def company(self) -> Company:
@@ -91,7 +90,7 @@ def violations(state: RunState) -> tuple[str, ...]:
         (not state.round.ended <= set(range(terms.num_ranks)), "a rank has ended that is not here"),
         (any(len(f) >= terms.num_ranks for f in files.values()), "a whole checkpoint"),
         (bool(files) and state.company.number > 0, "another host's files"),
-        (verdict is not None and phase in (Life.FORKING, Life.TRAINING), "an early verdict"),
+        (verdict is not None and phase is Life.TRAINING, "an early verdict"),
         (verdict is None and phase in (Life.RESTING, Life.SAVING), "it rests without a verdict"),
         (phase is Life.FINISHING and not state.company.number, "the first waits for itself"),
         (waits and phase is Life.TRAINING, "a request waits, though ranks run"),

@@ -6,7 +6,13 @@ import pytest
 from flowrun.launcher.ranks.rank_events import Failure, FileWritten, RankEnded, Reason, StepDone
 from flowrun.launcher.ranks.wire import Notice, decode, encode
 from flowrun.launcher.supervise.hosts.words import Ready
-from flowrun.launcher.supervise.life.events import Asked, FromHost, HaltOffered, RanksForked
+from flowrun.launcher.supervise.life.events import (
+    Asked,
+    FromHost,
+    HaltOffered,
+    StartFound,
+    StartPoint,
+)
 from support.runs.plain_host import plain_host
 
 HOST = plain_host("a", recipe={"optim.lr": "0.1"})
@@ -52,7 +58,5 @@ def test_what_is_no_message_is_refused(frame: str) -> None:
 
 
 def test_an_event_of_this_launcher_alone_has_a_json_too() -> None:
-    from flowrun.launcher.supervise.life.events import StartPoint
-
-    sent = RanksForked(StartPoint(3, "snapshot", 0))
+    sent = StartFound(StartPoint(3, "snapshot", 0))
     assert decode(encode(sent)) == sent

@@ -56,7 +56,6 @@ class ReportingRanks(RanksHand):
     sizes: tuple[int, ...] = ()
 
     def fork(self, place: MeetingPlace) -> None:
-        self.wires.post(ev.RanksForked(ev.StartPoint()))
         self.wires.begin(self._report())
 
     def kill(self) -> None:

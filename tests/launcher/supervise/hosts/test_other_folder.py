@@ -144,7 +144,7 @@ def test_what_ranks_of_another_folder_write_counts_once_it_is_here(tmp_path: Pat
         await first.settle(5.0)
         second.owe(event)
         second.stop()  # that round is over, and its first host may be lost
-        assert not files._owed
+        assert not files.owed
         assert {came.get_nowait(), came.get_nowait()} == {FromHost(1, e) for e in (event, weights)}
 
     there = partial_folder(tmp_path / "there", 4)

@@ -107,10 +107,10 @@ class OneHost:
                 if self.number == 0:
                     self._take_lease()
                 assert self.gone_is_known, "ranks of two rounds run"
+                assert self.state.place.step == self.start
                 self.gate = StepGate.of_threads(1, self.start)
                 self.rank = Rank(self.gate.of_rank(0), self.start, self.start)
                 self.gone_is_known = False
-                self.came.append(ev.RanksForked(place_at(self.start)))
             case do.KillRanks():
                 assert self.rank
                 self.rank.alive = False  # or it has ended already
