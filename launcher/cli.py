@@ -20,9 +20,10 @@ import typer
 
 from flowrun.engine.runtime.process import heap
 from flowrun.engine.runtime.process.call_stack import in_one_chunk
-from flowrun.launcher.command_line.app import INTERRUPTED, OK, PREEMPTED, app, show_errors
+from flowrun.launcher.command_line.app import app, show_errors
 from flowrun.launcher.platforms import siblings
 from flowrun.launcher.terminal import doing
+from flowrun.launcher.terminal.exit_status import INTERRUPTED, OK, PREEMPTED
 
 # isort: off
 # each registers its commands: in this order `flowrun --help` lists them

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flowrun.engine.errors import TRACEBACK, FlowrunError, RunError
+from flowrun.engine.errors import TRACEBACK, ArgumentError, FlowrunError, RunError
 from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.terminal import doing
 from flowrun.launcher.terminal.console import wrap_words
+from flowrun.launcher.terminal.exit_status import INTERRUPTED, RECIPE_WRONG, RUN_FAILED
 
 if TYPE_CHECKING:
     from flowrun.launcher.recipe.recipe import Recipe
-
-OK, RUN_FAILED, RECIPE_WRONG, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
 
 
 class Format(StrEnum):
@@ -138,8 +137,10 @@ def show_errors(overrides: list[str], config_dir: str | None) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, typer.Exit) or os.environ.get(TRACEBACK) == "1":
             raise
-        from flowrun.launcher.recipe.recipe_errors import explain
+        from flowrun.launcher.recipe.recipe_errors import CommandLineError, explain
 
+        if isinstance(error, ArgumentError):  # of what the command itself has made
+            error = CommandLineError(error.argument, error.problem, error.instead)
         status = RECIPE_WRONG if isinstance(error, FlowrunError) else RUN_FAILED
         if not isinstance(error, FlowrunError):
             from flowrun.launcher.job.faults import own_fault

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from flowrun.engine.errors import FlowrunError, RecipeError
-from flowrun.launcher.command_line.app import INTERRUPTED, OK, PREEMPTED
 from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.terminal import doing
+from flowrun.launcher.terminal.exit_status import INTERRUPTED, OK, PREEMPTED
 from flowrun.launcher.urls.object_store import is_url
 
 if TYPE_CHECKING:  # imports are late

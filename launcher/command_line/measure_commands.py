@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from flowrun.launcher.command_line.app import (
-    RUN_FAILED,
     AsFormat,
     ConfigDir,
     Format,
@@ -18,6 +17,7 @@ from flowrun.launcher.command_line.app import (
     print_found,
     show_errors,
 )
+from flowrun.launcher.terminal.exit_status import RUN_FAILED
 
 
 @app.command()

@@ -22,7 +22,6 @@ from types import FrameType
 from typing import Any
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError, refuse_as
-from flowrun.launcher.command_line.app import INTERRUPTED, OK, PREEMPTED, RECIPE_WRONG, RUN_FAILED
 from flowrun.launcher.command_line.ray_host import STDERR, STDOUT, RayHost
 from flowrun.launcher.command_line.slurm import plan_here
 from flowrun.launcher.recipe.recipe import Recipe
@@ -35,6 +34,13 @@ from flowrun.launcher.supervise.hosts.meeting import ranks_of_a_host
 from flowrun.launcher.supervise.hosts.token import TOKEN
 from flowrun.launcher.terminal import doing
 from flowrun.launcher.terminal.console import output_width, say, wide_console
+from flowrun.launcher.terminal.exit_status import (
+    INTERRUPTED,
+    OK,
+    PREEMPTED,
+    RECIPE_WRONG,
+    RUN_FAILED,
+)
 
 _CONNECT_S, _LOOK_S, _PART_S = 5.0, 1.0, 30.0
 _MOST_ERRORS = 1 << 16  # bytes of what a job writes to stderr, the last

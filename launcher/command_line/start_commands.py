@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from flowrun.launcher.command_line.app import (
-    RECIPE_WRONG,
     AsFormat,
     ConfigDir,
     Format,
@@ -21,6 +20,7 @@ from flowrun.launcher.command_line.app import (
     show_errors,
 )
 from flowrun.launcher.terminal import doing
+from flowrun.launcher.terminal.exit_status import RECIPE_WRONG
 from flowrun.launcher.urls.object_store import is_url
 
 

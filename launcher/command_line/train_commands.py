@@ -11,8 +11,6 @@ import typer
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
 from flowrun.launcher.command_line.app import (
-    RECIPE_WRONG,
-    RUN_FAILED,
     AsFormat,
     Best,
     ConfigDir,
@@ -28,6 +26,7 @@ from flowrun.launcher.command_line.app import (
     show_errors,
 )
 from flowrun.launcher.terminal import doing
+from flowrun.launcher.terminal.exit_status import RECIPE_WRONG, RUN_FAILED
 from flowrun.launcher.urls.object_store import is_url
 
 if TYPE_CHECKING:  # torch takes seconds to import

@@ -11,7 +11,7 @@ import pytest
 import typer
 from hydra._internal.hydra import Hydra
 
-from flowrun.engine.errors import FlowrunError, PlanError, RunError, SbpError
+from flowrun.engine.errors import ArgumentError, FlowrunError, PlanError, RunError, SbpError
 from flowrun.launcher import cli
 from flowrun.launcher.cli import main
 from flowrun.launcher.recipe.hydra_source import recipe_names
@@ -31,6 +31,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
         3: PlanError("actor f", "deadlock."),
         4: KeyboardInterrupt(),
         5: KeyError("x"),
+        6: ArgumentError("path", "there is no file x.", "Write one that is there."),
     }
 
     def run(recipe: Any, folder: Path, progress: Any = None) -> Any:
@@ -288,6 +289,15 @@ def test_a_fault_of_flowruns_own_ends_in_one_message(runs: Runs, end: End, tmp_p
     assert status == 1
     assert "a bug in flowrun (test_cli.py:" in said
     assert "KeyError: 'x'" in said and "Traceback" not in said
+
+
+def test_what_an_argument_of_an_object_lacks_is_no_bug(
+    runs: Runs, end: End, tmp_path: Path
+) -> None:
+    status, _, said = end("recipe=gpt_dp", "train.seed=6", f"hydra.run.dir={tmp_path}")
+    assert status == 2
+    assert said.endswith("path\n  there is no file x.\n  Write one that is there.\n")
+    assert "a bug" not in said
 
 
 def test_no_arguments_say_what_to_do_next(end: End) -> None:

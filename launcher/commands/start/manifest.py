@@ -21,8 +21,8 @@ from flowrun.launcher.recipe.compose import compose, to_recipe
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import CommandLineError, one_of
 from flowrun.launcher.recipe.schema import Slurm
+from flowrun.launcher.terminal.exit_status import PREEMPTED
 
-_AGAIN = 75
 _MARGIN_S = 10
 Tree = dict[str, object]
 
@@ -156,7 +156,7 @@ def _set_of(wanted: Wanted, variables: Tree, metadata: Tree) -> Tree:
         "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": wanted.volume}}],
     }
     lost = {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    failed = {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [_AGAIN]}}
+    failed = {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [PREEMPTED]}}
     job = {
         "parallelism": wanted.hosts,
         "completions": wanted.hosts,
@@ -184,7 +184,7 @@ def _task(wanted: Wanted) -> str:
         "resources": {
             "image_id": f"docker:{wanted.image}",
             **({"accelerators": f"{wanted.gpu}:{wanted.gpus}"} if wanted.gpus else cores),
-            "job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": [_AGAIN]},
+            "job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": [PREEMPTED]},
         },
         "volumes": {wanted.path: wanted.volume},
         "run": shlex.join(wanted.command),
@@ -223,7 +223,7 @@ def _script(wanted: Wanted) -> str:
         *slurm.setup,
         f"srun --cpus-per-task={flags['cpus-per-task']} {command}",  # it inherits no such flag
         "status=$?",
-        f"[ $status -ne {_AGAIN} ] || scontrol requeue $SLURM_JOB_ID",
+        f"[ $status -ne {PREEMPTED} ] || scontrol requeue $SLURM_JOB_ID",
         "exit $status",
     ]
     return "\n".join((*lines, ""))

@@ -20,8 +20,8 @@ from flowrun.launcher.supervise.hands.desk import Desk, Interrupted
 from flowrun.launcher.supervise.life.events import Asked, Struck
 from flowrun.launcher.supervise.life.verdicts import CTRL_C, WARNING
 from flowrun.launcher.terminal.doing import clear
+from flowrun.launcher.terminal.exit_status import PREEMPTED
 
-TEMPORARY_FAILURE = 75  # EX_TEMPFAIL of sysexits.h: the same again may go well
 _TWICE_S = 1.0  # timeout(1) and some schedulers signal a process and its group: that is once
 SIGNALS: Mapping[int, Asked] = {
     signal.SIGTERM: Asked("SIGTERM"),
@@ -34,10 +34,10 @@ _USED = (signal.SIGUSR1, *_STRIKES)  # by others, maybe: then they have no use h
 
 
 class Preempted(SystemExit):
-    """The end of a run that was asked to end and has lost nothing: exit status 75."""
+    """The end of a run that was asked to end and has lost nothing."""
 
     def __init__(self, by: str) -> None:
-        super().__init__(TEMPORARY_FAILURE)
+        super().__init__(PREEMPTED)
         self.by = by
 
 
