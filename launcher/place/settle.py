@@ -71,7 +71,7 @@ class Replan:
         """Plan for a number of hosts.  start: the state that all of them begin at."""
         record, asked, job = self._record, self._record.asked, self._jobs.get(num_hosts)
         assert start is None or isinstance(start, Checkpoint)
-        if job is None:
+        if is_new := job is None:
             ranks = asked.num_ranks // asked.launch.num_hosts * num_hosts
             endpoint = "" if num_hosts == 1 else asked.launch.rdzv_endpoint  # maybe a platform's
             fixed = (f"launch.nnodes={num_hosts}", f"launch.rdzv_endpoint='{endpoint}'")
@@ -82,11 +82,11 @@ class Replan:
             )
             job, _ = _plan_first(asked, layouts, start, unplanned)
             self._jobs[num_hosts] = job
-            record.go_on_from(start, job)
-            record.write_plan(job.training, notes(job))
         elif start:
             put_at(job, start)
         record.go_on_from(start, job)
+        if is_new:
+            record.write_plan(job.training, notes(job))
         return compile_job(job, record.say)
 
 

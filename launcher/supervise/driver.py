@@ -45,6 +45,7 @@ from flowrun.launcher.supervise.hands.ranks_hand import RanksHand, VirtualRanks,
 from flowrun.launcher.supervise.hands.signals import Preempted, Signals
 from flowrun.launcher.supervise.hands.watch import find_limit
 from flowrun.launcher.supervise.hosts.hosts import Alone, Hosts
+from flowrun.launcher.supervise.hosts.words import Host
 from flowrun.launcher.supervise.life import events, instructions
 from flowrun.launcher.supervise.life.machine import begin, step
 from flowrun.launcher.supervise.life.verdicts import TIME_LIMIT, Terms
@@ -96,13 +97,14 @@ class Driver:
         if record.kept:
             record.kept.note = lose
             if record.asked.launch.num_hosts > 1:
-                record.kept.replaced = self._fail_by
+                record.kept.replaced = self.loop.fail
         outlets = Outlets(lose=lose, fail=self._fail, stop=self._stop)
         self.listeners = Listeners(listeners, record.describe, outlets, limit_s)
         asked, post = record.asked.launch, self.loop.post
         self.hosts: Hosts | Alone = Alone(post)
         if asked.num_hosts > 1 and asked.name == "local":
-            self.hosts = Hosts(asked, record.run_folder, limit_s, record.say, post, self._doors)
+            say, describe = record.say, self._describe_host
+            self.hosts = Hosts(asked, record.run_folder, limit_s, say, post, describe, self._doors)
         self.ranks = self._hand_for(compiled)
         terms = terms_of(compiled.job, may_change=nodes_of(record.asked.launch).may_change)
         self.state, self.first = begin(terms, place_of(compiled.job.start), record.reached)
@@ -161,7 +163,7 @@ class Driver:
                 try:
                     self.lease.renew()
                 except (RunError, OSError) as error:
-                    self.loop.post(events.LauncherFailed(reason_of(error)))
+                    self.loop.fail(error)
             await asyncio.sleep(_TICK_S)
 
     def _own_quiet(self) -> tuple[float, str]:
@@ -252,16 +254,15 @@ class Driver:
         doors = (there.door if there else "", kept.before[1] if kept else "")
         return [door for door in dict.fromkeys(doors) if door]
 
+    def _describe_host(self) -> Host:
+        return folder.describe_host(self.record, self.ranks.compiled, self.lease)
+
     def _meet(self) -> None:
         record = self.record
         if self.state.terms.may_change and read_complete(record.run_folder, self.state.terms.steps):
             self.loop.post(events.AlreadyComplete())
         else:
-            self.loop.begin(
-                self.hosts.meet(
-                    lambda: folder.describe_host(record, self.ranks.compiled, self.lease)
-                )
-            )
+            self.loop.begin(self.hosts.meet())
 
     async def _fork(self) -> None:
         place, company = self.hosts.place, self.state.company
@@ -279,7 +280,7 @@ class Driver:
             if kept:
                 await self.desk.do(f"waiting for {kept.store.url}", kept.rest)
         except (FlowrunError, OSError) as error:
-            self.loop.post(events.LauncherFailed(reason_of(error)))
+            self.loop.fail(error)
             kept = None  # it does not rest
         self.ranks.fork(place)
         if kept:
@@ -342,14 +343,10 @@ class Driver:
         self.ranks, job = self._hand_for(compiled), compiled.job
         self.loop.post(events.NewPlan(job.recipe.num_ranks, place_of(job.start)))
 
-    def _fail_by(self, error: RunError) -> None:
-        """The run cannot continue here; any thread may call this."""
-        self.loop.post(events.LauncherFailed(reason_of(error)))
-
     def _fail(self, error: RunError) -> None:
         """A callback has failed, or hangs; any thread may call this."""
         self.failed = self.failed or reason_of(error)
-        self.loop.post(events.LauncherFailed(self.failed))
+        self.loop.fail(error)
 
     def _stop(self, by: str) -> None:
         """A callback asks for the end; any thread may call this."""

@@ -35,6 +35,10 @@ class Loop:
         with suppress(RuntimeError):  # the loop is closed: the run is over
             self.loop.call_soon_threadsafe(self.events.put_nowait, event)
 
+    def fail(self, error: BaseException) -> None:
+        """Let the machine take what this launcher cannot continue after; any thread may call it."""
+        self.post(LauncherFailed(reason_of(error)))
+
     def call(self, what: Callable[..., object], *given: Any) -> None:
         """Call something in the loop's thread, or here if it has ended."""
         try:
@@ -66,7 +70,7 @@ class Loop:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error and not isinstance(error, Interrupted):  # what interrupts is an event, too
-            self.events.put_nowait(LauncherFailed(reason_of(error)))
+            self.fail(error)
 
     async def close(self) -> None:
         """End the tasks and the timers."""

@@ -51,7 +51,6 @@ _ANSWERS = (words.HostsHere, events.Met, events.PlanWanted, events.Parted)
 
 Post = Callable[[Notice], None]
 Say = Callable[[str], None]
-Describe = Callable[[], words.Host]
 
 
 class Alone:
@@ -64,7 +63,7 @@ class Alone:
         self._store: Any = None
         self.place: MeetingPlace | None = None
 
-    async def meet(self, describe: Describe) -> None:
+    async def meet(self) -> None:
         """Open a new store on loopback, where the ranks meet."""
         self._store = open_store(LOOPBACK)
         self.place = MeetingPlace(0, 1, LOOPBACK, self._store.port, find_interface(LOOPBACK))
@@ -93,38 +92,36 @@ class Hosts:
         silence_s: float,
         say: Say,
         post: Post,
+        describe: Callable[[], words.Host],
         known: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         """launch: the recipe's keys.  folder: of the run.  silence_s: seconds without a sign of
         life after which a host counts as gone; 0: never.  say: shows a line to a person.  post:
-        takes events.  known: see HubLink.
+        takes events.  describe: describes this host.  known: see HubLink.
         """
         self.met: events.Company | None = None
         self.place: MeetingPlace | None = None
         self._link = HubLink(launch, folder, silence_s or float("inf"), known)
         self.moves = Moves(folder, self._link.files, silence_s or LONG_S, post)
-        self._say, self._post = say, post
+        self._say, self._post, self._describe = say, post, describe
         self._has_store = self._doubts = False
         self._answers: asyncio.Queue[Notice | None] = asyncio.Queue()
         self._listening: asyncio.Task[None] | None = None
 
-    async def meet(self, describe: Describe) -> None:
-        """Meet the other hosts; post Met, PlanWanted or LauncherFailed.
-
-        describe: describes this host, also where the hub was lost and another is found.
-        """
+    async def meet(self) -> None:
+        """Meet the other hosts; post Met, PlanWanted or LauncherFailed."""
         try:
-            self._post(await self._meet(describe))
+            self._post(await self._meet())
         except FlowrunError as error:
             refused = isinstance(error, RecipeError)
             self._post(events.LauncherFailed(reason_of(error), refused))
 
-    async def _meet(self, describe: Describe) -> events.Met | events.PlanWanted:
+    async def _meet(self) -> events.Met | events.PlanWanted:
         launch, endpoint = self._link.launch, self._link.place
         at = f"{KEY} {endpoint}"
         self.moves.stop()
         nodes, patience = nodes_of(launch), Patience(launch.join_s, self._say)
-        here: tuple[str, ...] = (await self._enter(describe, patience),)
+        here: tuple[str, ...] = (await self._enter(patience),)
         while True:
             missing = _missing(len(here), nodes)
             what = f"waiting for {missing} at {endpoint}, where the same command is to run"
@@ -141,9 +138,9 @@ class Hosts:
             elif not nodes.may_change:
                 raise RunError(at, f"host 0: {ENDED}", ADVICE)
             else:  # another host holds the hub now
-                await self._enter(describe, patience)
+                await self._enter(patience)
 
-    async def _enter(self, describe: Describe, patience: Patience) -> str:
+    async def _enter(self, patience: Patience) -> str:
         """Ask to meet the others; connect to the hub before, if this launcher is not.  Return the
         name of this host.
         """
@@ -151,7 +148,7 @@ class Hosts:
             channel = await self._link.connect(patience)
             self._answers = asyncio.Queue()
             self._listening = asyncio.create_task(self._listen(channel, self._answers))
-        host = replace(describe(), door=self._link.door)
+        host = replace(self._describe(), door=self._link.door)
         self._has_store = bool(host.recipe.get(STORE))
         if met := self.met:
             number, count = met.number, len(met.names)
@@ -229,7 +226,7 @@ class Hosts:
         if self.met and not self._link.holds_hub:
             if why.startswith(QUIET):
                 self._doubt(0)
-            self._post(events.HostGone(0, self.met.names[0], why))
+            self._post(events.HostGone(0, why))
         self._link.channel = None
         answers.put_nowait(None)
 

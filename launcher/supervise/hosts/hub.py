@@ -37,23 +37,21 @@ class Hub:
     nodes: how many hosts a round may have.  open_store: makes the store of a round's ranks, and
     returns its port.
     waiting: the hosts that are ready for the next round, by connection, in the order in which they
-    came.  numbers, names: of the hosts of the round under way, or of the last.  parted: of those,
+    came.  numbers, company: of the hosts of the round under way, or of the last.  parted: of those,
     who have.  planning: hosts that were asked to plan, and meet again.  first: describes a host of
-    the last round.  enough_since_s: when enough hosts were seen to wait.  epoch: 0 before the first
-    round.
+    the last round.  enough_since_s: when enough hosts were seen to wait.
     """
 
     nodes: Nodes
     open_store: Callable[[], int]
     waiting: dict[int, Host] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
-    names: dict[int, str] = field(default_factory=dict)
+    company: events.Company = field(default_factory=events.Company)
     parted: set[int] = field(default_factory=set)
     planning: set[int] = field(default_factory=set)
     first: Host | None = None
     enough_since_s: float | None = None
     refusal: events.LauncherFailed | None = None
-    epoch: int = 0
 
     def receive(self, sender: int, message: Notice) -> Outgoing:
         """Take a message of a host; return what to send."""
@@ -75,7 +73,7 @@ class Hub:
         if sender in self.parted:
             self.parted.remove(sender)
         elif number is not None and not waited:
-            gone = events.HostGone(number, self.names[sender], why)
+            gone = events.HostGone(number, why)
             out += [*((to, gone) for to in self.numbers), *self._part()]
         return out + self._begin_if_complete()
 
@@ -83,8 +81,8 @@ class Hub:
         """Nothing came from a host for `silent_s` seconds; return what to send."""
         if sender not in self.numbers:
             return []
-        name = f"host {self.numbers[sender]} ({self.names[sender]})"
-        return self._to_others(sender, say_silent(name, silent_s))
+        host = self.company.name(self.numbers[sender])
+        return self._to_others(sender, say_silent(host, silent_s))
 
     def tick(self, now_s: float) -> Outgoing:
         """Begin a round if enough hosts have waited for others; return what to send.
@@ -101,7 +99,7 @@ class Hub:
 
     def _meet(self, sender: int, host: Host) -> Outgoing:
         known = self.numbers.keys() | self.planning
-        if 0 < self.epoch < host.epoch:
+        if 0 < self.company.epoch < host.epoch:
             silent = f"{host.name} has taken its place: it was silent for long."
             return self._to_first(events.LauncherFailed(Reason("host 0", silent)))
         if self.first and sender not in known and (refused := self._refuse(self.first, host)):
@@ -125,7 +123,7 @@ class Hub:
         """Say why a host cannot join a run of the host `first`; None if it can."""
         if len(self._awaited | self.waiting.keys()) < self.nodes.most:
             return find_mismatch(first, host)
-        names = ", ".join(self.names.values())
+        names = ", ".join(self.company.names)
         problem = f"the run of {names} is under way there."
         return Reason("launch.rdzv_endpoint", problem, SAME_COMMAND)
 
@@ -164,19 +162,17 @@ class Hub:
             lacks = {to: start > 0 and host.folder != newest.folder for to, host in here.items()}
             return [(to, events.PlanWanted(count, start, door * lacks[to])) for to in here]
         self.planning = set()
-        self.epoch = self.epoch or 1 + max(host.epoch for host in hosts)
         self.numbers = dict(zip(here, numbers, strict=True))
-        self.names = {key: host.name for key, host in here.items()}
         ordered = [hosts[numbers.index(k)] for k in range(len(hosts))]
-        company = events.Company(
+        self.company = events.Company(
             names=tuple(host.name for host in ordered),
             doors=tuple(host.door for host in ordered),
             sees=tuple(host.folder == first.folder for host in ordered),
-            epoch=self.epoch,
+            epoch=self.company.epoch or 1 + max(host.epoch for host in hosts),
         )
         port = self.open_store()
         return [
-            (key, events.Met(replace(company, number=number), port))
+            (key, events.Met(replace(self.company, number=number), port))
             for key, number in self.numbers.items()
         ]
 

@@ -123,7 +123,6 @@ class HostGone(Notice):
     """A host has gone without having parted."""
 
     host: int
-    name: str
     why: str
 
 

@@ -159,7 +159,7 @@ def _take_of_host(state: RunState, event: Notice, host: int) -> Move:
         case events.Finished():
             return next_round.finish(state)
         case events.HostGone() if not state.round.finished:
-            fault = Reason(f"host {event.host} ({event.name})", event.why)
+            fault = Reason(state.company.name(event.host), event.why)
             return _fail(state, Failure(fault, LEFT, host=event.host))
         case events.HaltOffered() if state.phase is Life.TRAINING:
             return _with_halts(state, state.round.halts.take_offer(host, event))

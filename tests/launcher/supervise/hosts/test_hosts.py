@@ -40,7 +40,7 @@ class One:
         given = {"nnodes": 2, "node_rank": rank, "rdzv_endpoint": f"127.0.0.1:{port}"}
         self.launch = Launch(**given | {"join_s": 20.0} | keys)
         say, post = self.lines.append, self.events.put_nowait
-        self.hosts = Hosts(self.launch, folder, 60.0, say, post)
+        self.hosts = Hosts(self.launch, folder, 60.0, say, post, self.describe)
 
     def describe(self) -> Host:
         rank, recipe = self.launch.node_rank, {"launch.nnodes": str(self.launch.nnodes)}
@@ -50,7 +50,7 @@ class One:
         return await asyncio.wait_for(self.events.get(), 60)
 
     async def meet(self) -> Notice:
-        meeting = asyncio.create_task(self.hosts.meet(self.describe))
+        meeting = asyncio.create_task(self.hosts.meet())
         found = await self.next()
         if isinstance(found, (Met, PlanWanted)):
             await meeting

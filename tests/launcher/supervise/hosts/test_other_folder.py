@@ -138,7 +138,7 @@ def test_what_ranks_of_another_folder_write_counts_once_it_is_here(tmp_path: Pat
         for each in (event, weights):
             second.owe(each)
             assert first.takes(FromHost(1, each))
-        assert not first.takes(FromHost(1, HostGone(2, "c", "")))
+        assert not first.takes(FromHost(1, HostGone(2, "")))
         assert not Moves(tmp_path, files, 5.0, came.put_nowait).takes(FromHost(1, event))
         await files.settle(lambda: False)
         await first.settle(5.0)

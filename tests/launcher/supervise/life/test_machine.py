@@ -330,7 +330,7 @@ class World:
     def _lose_hub(self, host: OneHost, why: str) -> None:
         host.hub, met = None, bool(host.met)
         if met:
-            host.came.append(ev.HostGone(0, host.state.company.name(0), why))
+            host.came.append(ev.HostGone(0, why))
         answered = any(isinstance(event, (ev.Met, ev.PlanWanted)) for event in host.came)
         if host.state.phase is Life.MEETING and not answered and not host.end:
             host.hub = self.find_hub(host.key)
