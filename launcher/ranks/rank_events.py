@@ -76,20 +76,16 @@ class NumbersSeen(Notice):
     """A rank has seen numbers that are not finite: all are to rest, and find out where."""
 
 
-class BadStep(Notice):
-    """The last of `steps` steps is why a rank ends: its numbers are not finite."""
-
-    steps: int
-
-
 class Failure(Notice):
     """Ranks end early: a rank says so of itself, or a launcher of the ranks of its host.
 
     how: DIED, LEFT or RAISED.  lost_peer: the fault is another rank's.  host: the number of the
-    host that sent it; -1: this.
+    host that sent it; -1: this.  bad: steps done with the one whose numbers are not finite, where
+    that is the fault; 0: it is not.
     """
 
     fault: Reason
     how: str = RAISED
     lost_peer: bool = False
     host: int = -1
+    bad: int = 0

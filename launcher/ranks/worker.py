@@ -119,10 +119,9 @@ class RankProcess:
         fault = describe(error, self.rank)
         log = self._worker.outputs.write_log
         log(f"\n{_read_clock()} rank {self.rank} ends with an error\n{fault.story}\n")
-        if isinstance(error, finite.NotFinite):
-            self._events.send(rank_events.BadStep(error.steps))
         is_lost = isinstance(error, LostPeer)
-        self._events.send(rank_events.Failure(fault, lost_peer=is_lost))
+        bad = error.steps if isinstance(error, finite.NotFinite) else 0
+        self._events.send(rank_events.Failure(fault, lost_peer=is_lost, bad=bad))
         if is_lost:
             time.sleep(_LINGER_S)
         sys.stdout.flush()

@@ -331,7 +331,6 @@ class Driver:
             await self.desk.do("saving the snapshot", save)
         except (OSError, RunError) as refused:
             record.note(f"the snapshot in memory could not be saved: {refused}")
-        self.loop.post(events.StateSaved())
 
     async def _plan(self, plan: Callable[[], Compiled]) -> None:
         try:

@@ -13,7 +13,7 @@ from flowrun.engine.errors import RunError
 from flowrun.launcher.job.compiling import Compiled
 from flowrun.launcher.ranks.failure import describe
 from flowrun.launcher.ranks.finite import NotFinite
-from flowrun.launcher.ranks.rank_events import BadStep, Failure, Reason
+from flowrun.launcher.ranks.rank_events import Failure, Reason
 from flowrun.launcher.ranks.snapshot_memory import SnapshotMemory
 from flowrun.launcher.ranks.step_gate import StepGate
 from flowrun.launcher.ranks.virtual_run import train
@@ -105,9 +105,8 @@ class VirtualRanks(RanksHand):
         try:
             train(self.compiled, self.wires.record.run_folder, self._send, self.gate)
         except RunError as error:
-            if isinstance(error, NotFinite):
-                self.wires.post(BadStep(error.steps))
-            self.wires.post(Failure(replace(describe(error), story="")))
+            bad = error.steps if isinstance(error, NotFinite) else 0
+            self.wires.post(Failure(replace(describe(error), story=""), bad=bad))
         except (_Stopped, Interrupted):
             pass
         except Exception as error:  # of a user's code

@@ -183,10 +183,6 @@ class StartFound(Notice):
     weights: int = 0
 
 
-class StateSaved(Notice):
-    """What ranks left in memory is a checkpoint now, or was none."""
-
-
 class NewPlan(Notice):
     """There is a plan for the ranks that are left, or the hosts that are here.
 

@@ -121,7 +121,7 @@ class RollBack(Instruction):
 
 
 class Save(Instruction):
-    """Save what ranks left in memory as a checkpoint: StateSaved follows.  below: see FindStart."""
+    """Save what ranks left in memory as a checkpoint.  below: see FindStart."""
 
     below: int = -1
 

@@ -10,7 +10,6 @@ part; and a verdict says what comes next.
     PARTING    what other hosts have still to say    Parted: the verdict says which of those below
     FINISHING  files that the first host writes      Finished: OVER; HostGone: RESTING
     RESTING    the newest whole state, and a pause   StartFound, TimeIsUp: MEETING
-    SAVING     what ranks left in memory, on a disk  StateSaved: PLANNING for fewer ranks, or OVER
     PLANNING   another plan                          NewPlan: MEETING
     OVER       nothing
 
@@ -35,7 +34,6 @@ from dataclasses import replace
 
 from flowrun.launcher.ranks.rank_events import (
     LEFT,
-    BadStep,
     Evaluated,
     Failure,
     FileWritten,
@@ -53,7 +51,7 @@ from flowrun.launcher.supervise.life.run_state import Life, Move, RunState, in_r
 from flowrun.launcher.supervise.life.verdicts import LAUNCHER, NUMBERS, Attempts, Terms
 
 _LINGER_S = 2.0  # after a rank failed, those that wait for it in vain are killed
-_FOR_ALL = (StepDone, Evaluated, FileWritten, WeightsWritten, RankEnded, BadStep)
+_FOR_ALL = (StepDone, Evaluated, FileWritten, WeightsWritten, RankEnded)
 _UNHEARD = (*_FOR_ALL, Remarked, NumbersSeen)  # of ranks whose launcher is broken
 
 
@@ -119,8 +117,6 @@ def _take_of_rank(state: RunState, event: Notice, host: int) -> Move:
             return state, (instructions.Note(event.text, event.waits),)
         case RankEnded():
             return in_round(state, ended=state.round.ended | {event.rank}), ()
-        case BadStep():
-            return in_round(state, bad=event.steps), ()
         case NumbersSeen():
             return _ask(state, events.Asked(NUMBERS))
         case Failure():
@@ -172,8 +168,6 @@ def _take_between(state: RunState, event: Notice) -> Move:
             return next_round.conclude(state)
         case events.StartFound() if state.phase is Life.RESTING:
             return next_round.begin_at(state, event)
-        case events.StateSaved() if state.phase is Life.SAVING:
-            return next_round.give_up(state)
         case events.PlanWanted():
             return _take_plan_wanted(state, event)
         case events.NewPlan() if state.phase is Life.PLANNING:
@@ -202,6 +196,7 @@ def _fail(state: RunState, failure: Failure) -> Move:
     if state.phase not in (Life.TRAINING, Life.PARTING):
         return state, ()
     state = _blame(state, failures=(*state.round.blame.failures, failure))
+    state = in_round(state, bad=failure.bad or state.round.bad)
     if failure.host >= 0:
         return state, (instructions.KillRanks(),)
     return (state, ()) if failure.lost_peer else _linger(state)
@@ -242,7 +237,7 @@ def _ask(state: RunState, asked: events.Asked) -> Move:
         return _with_halts(state, state.round.halts.ask(asked))
     if asked.again:
         return next_round.end_by(state, verdicts.early_end_of(asked))
-    if phase in (Life.RESTING, Life.SAVING) and asked.ends:
+    if phase is Life.RESTING and asked.ends:
         now = (instructions.SetTimer(events.BACK_OFF, 0.0),) if state.round.rests else ()
         return replace(state, waiting=(*state.waiting, asked)), now
     if phase in (Life.MEETING, Life.PLANNING, Life.FINISHING) and asked.ends and not asked.regroups:

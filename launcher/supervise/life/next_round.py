@@ -93,14 +93,22 @@ def go_on_without_first(state: RunState, failure: Failure) -> Move:
 
 
 def _try_again(state: RunState, verdict: End) -> Move:
-    below = state.round.bad or -1
-    if attempts := state.attempts.after(verdict.how, state.reached, state.terms):
-        return replace(state, phase=Life.RESTING, attempts=attempts), (
-            instructions.FindStart(below),
-        )
-    if state.terms.restarts and verdict.how != CANCELLED:
-        return replace(state, phase=Life.SAVING), (instructions.Save(below),)
-    return end_by(state, verdict)
+    """Begin again; else save what ranks left in memory, and plan for fewer, where they may be, or
+    end.
+    """
+    below, terms = state.round.bad or -1, state.terms
+    if attempts := state.attempts.after(verdict.how, state.reached, terms):
+        find = instructions.FindStart(below)
+        return replace(state, phase=Life.RESTING, attempts=attempts), (find,)
+    if not terms.restarts or verdict.how == CANCELLED:
+        return end_by(state, verdict)
+    save = instructions.Save(below)
+    if verdict.how == DIED and 0 < terms.min_ranks < terms.num_ranks:
+        assert verdict.fault
+        plan = instructions.ReplanFewer(verdict.fault)
+        return replace(state, phase=Life.PLANNING), (save, plan)
+    state, out = end_by(state, verdict)
+    return state, (save, *out)
 
 
 def begin_at(state: RunState, event: events.StartFound) -> Move:
@@ -134,15 +142,6 @@ def meet(state: RunState, *before: instructions.Instruction) -> Move:
     """Begin a round, after other instructions."""
     round_ = new_round(state.terms, state.company, state.place)
     return replace(state, phase=Life.MEETING, round=round_), (*before, instructions.Meet())
-
-
-def give_up(state: RunState) -> Move:
-    """What ranks left in memory is saved: plan for fewer, where they may be, or end."""
-    verdict, terms = state.round.verdict, state.terms
-    assert verdict and verdict.fault
-    if verdict.how == DIED and 0 < terms.min_ranks < terms.num_ranks:
-        return replace(state, phase=Life.PLANNING), (instructions.ReplanFewer(verdict.fault),)
-    return end_by(state, verdict)
 
 
 def follow_plan(state: RunState, event: events.NewPlan) -> Move:

@@ -16,7 +16,7 @@ from flowrun.launcher.supervise.life.verdicts import Attempts, Blame, Rollbacks,
 class Life(Enum):
     """What a run awaits; see machine.py."""
 
-    MEETING, TRAINING, PARTING, FINISHING, RESTING, SAVING, PLANNING, OVER = range(8)
+    MEETING, TRAINING, PARTING, FINISHING, RESTING, PLANNING, OVER = range(7)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ def violations(state: RunState) -> tuple[str, ...]:
         (any(len(f) >= terms.num_ranks for f in files.values()), "a whole checkpoint"),
         (bool(files) and state.company.number > 0, "another host's files"),
         (verdict is not None and phase is Life.TRAINING, "an early verdict"),
-        (verdict is None and phase in (Life.RESTING, Life.SAVING), "it rests without a verdict"),
+        (verdict is None and phase is Life.RESTING, "it rests without a verdict"),
         (phase is Life.FINISHING and not state.company.number, "the first waits for itself"),
         (waits and phase is Life.TRAINING, "a request waits, though ranks run"),
         (phase is Life.OVER and waits, "a request waits for ever"),

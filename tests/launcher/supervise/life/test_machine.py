@@ -140,8 +140,6 @@ class OneHost:
             case do.FindStart():
                 self.start = self.world.disk.start.step
                 self.came.append(ev.StartFound(self.world.disk.start))
-            case do.Save():
-                self.came.append(ev.StateSaved())
             case do.ReplanHosts(ev.PlanWanted(hosts, at)):
                 self.planned, self.start = hosts, at
                 self.came.append(ev.NewPlan(hosts, place_at(at)))
