@@ -17,7 +17,7 @@ from types import FrameType
 
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.supervise.hands.desk import Desk, Interrupted
-from flowrun.launcher.supervise.life.events import Asked, Struck
+from flowrun.launcher.supervise.life.events import Asked
 from flowrun.launcher.supervise.life.verdicts import CTRL_C, WARNING
 from flowrun.launcher.terminal.doing import clear
 from flowrun.launcher.terminal.exit_status import PREEMPTED
@@ -88,7 +88,7 @@ class Signals:
             self._end(number)
             return
         if number in _STRIKES:
-            self._post(Struck(signal.Signals(number).name))
+            self._post(Asked(signal.Signals(number).name, again=True))
             return
         asked, now = SIGNALS[number], time.monotonic()
         first = self._first.setdefault(number, now)

@@ -152,9 +152,9 @@ class Asked(Notice):
     """The run is asked for something.
 
     by: a signal, Ctrl-C, launch.time_limit, a callback or a host.  ends: how the run is to end:
-    ENDS, or COMPLETES as a callback asks; 0: it saves and continues.  again: a second time, so at
-    once.  regroups: ranks end, and the hosts that are here meet.  round: of the agreement that it
-    belongs to; -1: the next.
+    ENDS, or COMPLETES as a callback asks; 0: it saves and continues.  again: at once, as it was
+    asked before, or by SIGQUIT or SIGHUP.  regroups: ranks end, and the hosts that are here meet.
+    round: of the agreement that it belongs to; -1: the next.
     """
 
     by: str
@@ -162,12 +162,6 @@ class Asked(Notice):
     again: bool = False
     regroups: bool = False
     round: int = -1
-
-
-class Struck(Notice):
-    """A signal ends the run at once, with its ranks: SIGQUIT, SIGHUP."""
-
-    by: str
 
 
 class TimeIsUp(Notice):

@@ -48,7 +48,7 @@ from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.supervise.life import events, instructions, next_round, verdicts
 from flowrun.launcher.supervise.life.halts import Answer
 from flowrun.launcher.supervise.life.run_state import Life, Move, RunState, in_round, new_round
-from flowrun.launcher.supervise.life.verdicts import LAUNCHER, NUMBERS, Attempts, Terms
+from flowrun.launcher.supervise.life.verdicts import NUMBERS, Attempts, Terms
 
 _LINGER_S = 2.0  # after a rank failed, those that wait for it in vain are killed
 _FOR_ALL = (StepDone, Evaluated, FileWritten, WeightsWritten, RankEnded)
@@ -134,11 +134,8 @@ def _take_of_process(state: RunState, event: Notice, host: int) -> Move:
             return _blame(state, hung=event.fault), (instructions.KillRanks(),)
         case events.Frozen():
             return _with_halts(state, state.round.halts.freeze(event.begun))
-        case events.Struck():
-            struck = events.LauncherFailed(Reason(LAUNCHER, f"stopped by {event.by}."))
-            return _break(state, struck, struck=struck.fault)
         case events.LauncherFailed():
-            return _break(state, event, broken=state.round.blame.broken or event.fault)
+            return _break(state, event)
         case events.Asked():
             return _ask(state, event)
         case events.TimeIsUp():
@@ -250,10 +247,11 @@ def _with_halts(state: RunState, answer: Answer) -> Move:
     return in_round(state, halts=halts), out
 
 
-def _break(state: RunState, why: events.LauncherFailed, **blamed: Reason) -> Move:
+def _break(state: RunState, why: events.LauncherFailed) -> Move:
     """End a run at once; ranks that run are killed first."""
     if state.phase is Life.TRAINING:
-        return _blame(state, **blamed), (instructions.KillRanks(),)
+        broken = state.round.blame.broken or why.fault
+        return _blame(state, broken=broken), (instructions.KillRanks(),)
     failed = instructions.End(instructions.FAILED, "", why.fault, why.refused)
     return next_round.end(state, failed)
 

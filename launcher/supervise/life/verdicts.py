@@ -100,15 +100,14 @@ class Blame:
     """What is known of the end of a round's ranks.
 
     failures: all of them, in the order of arrival.  death: how the first process of this host died
-    by itself.  hung: why hung ranks were killed.  broken: what failed in this launcher.  struck:
-    the signal that ended all at once.  killed: this launcher has ended its ranks.
+    by itself.  hung: why hung ranks were killed.  broken: what failed in this launcher.  killed:
+    this launcher has ended its ranks.
     """
 
     failures: tuple[Failure, ...] = ()
     death: Reason | None = None
     hung: Reason | None = None
     broken: Reason | None = None
-    struck: Reason | None = None
     killed: bool = False
 
     @property
@@ -132,11 +131,12 @@ class Blame:
         if self.death and _rank(self.death) not in here:
             yield self.death
         yield from (failure.fault for failure in self.failures)
-        yield from filter(None, (self.struck, self.death))
+        if self.death:
+            yield self.death
 
     def find_how(self, fault: Reason) -> str:
         """Return how `fault` ended the ranks: DIED, RAISED, LEFT or CANCELLED (rank_events.py)."""
-        if fault in (self.broken, self.struck):
+        if fault == self.broken:
             return CANCELLED
         failure = self.find(fault)
         return DIED if failure is None or failure.lost_peer else failure.how

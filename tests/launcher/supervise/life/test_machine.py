@@ -425,7 +425,7 @@ def strike(host: OneHost, blow: str) -> None:
         case "rank" if host.rank:
             host.rank.alive = False
         case "struck":
-            host.take(ev.Struck("SIGQUIT"))
+            host.take(ev.Asked("SIGQUIT", again=True))
         case "numbers":
             host.take(said.NumbersSeen())
         case "disk":
@@ -486,3 +486,12 @@ def test_what_comes_too_late_changes_nothing(event: Notice) -> None:
     over, (end,) = step(state, ev.Asked("Ctrl-C"))
     assert isinstance(end, End) and end.status == STOPPED
     assert step(over, ev.Asked("SIGTERM")) == (over, ())
+
+
+def test_a_signal_that_ends_a_run_at_once_is_no_reason_to_begin_it_again() -> None:
+    state, _ = begin(Terms(steps=4, num_ranks=1, restarts=2), StartPoint())
+    for event in (ev.Met(ev.Company(), 0), ev.Asked("SIGQUIT", again=True), ev.RanksGone()):
+        state, _ = step(state, event)
+    _, (end,) = step(state, ev.Parted())
+    assert isinstance(end, End) and end.status == FAILED
+    assert end.fault == Reason("the launcher", "stopped by SIGQUIT.")

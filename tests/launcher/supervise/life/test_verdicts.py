@@ -51,7 +51,6 @@ def test_the_first_restart_is_at_once_and_later_ones_wait_up_to_a_minute() -> No
 
 KILLED = Reason("rank 1", "the process was killed by SIGKILL.")
 EXITED = Reason("rank 0", "the process ended with exit status 1.")
-STRUCK = Reason("the launcher", "stopped by SIGQUIT.")
 BROKEN = Reason("metrics.jsonl", "No space left on device.")
 OWN = Failure(Reason("rank 2, actor head", "ValueError: no."), RAISED)
 LOST = Failure(Reason("rank 0, actor all_reduce", "lost another rank."), RAISED, lost_peer=True)
@@ -64,12 +63,10 @@ HANG = Reason("rank 1, actor x", "nothing has gone on")
         (Blame(failures=(LOST,), death=KILLED), KILLED, DIED),
         (Blame(failures=(LOST,), death=EXITED), LOST.fault, DIED),
         (Blame(failures=(LOST, OWN), death=KILLED), OWN.fault, RAISED),
-        (Blame(failures=(LOST,), struck=STRUCK, killed=True), LOST.fault, DIED),
-        (Blame(struck=STRUCK, killed=True), STRUCK, CANCELLED),
         (Blame(hung=HANG, killed=True, failures=(OWN,)), HANG, DIED),
         (Blame(broken=BROKEN, killed=True, death=KILLED), BROKEN, CANCELLED),
     ],
-    ids=["killed", "without a peer", "raised", "struck", "struck first", "hung", "a full disk"],
+    ids=["killed", "without a peer", "raised", "hung", "a full disk"],
 )
 def test_the_one_who_is_to_blame_comes_before_those_that_suffer(
     blame: Blame, fault: Reason, how: str
