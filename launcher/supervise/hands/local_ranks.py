@@ -22,7 +22,6 @@ from flowrun.engine.runtime.process.outputs import ProcessOutputs
 from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.launcher.job.compiling import Compiled
 from flowrun.launcher.ranks.failure import describe_exit
-from flowrun.launcher.ranks.rank_events import Reason
 from flowrun.launcher.ranks.snapshot_memory import map_snapshots
 from flowrun.launcher.ranks.step_gate import StepGate
 from flowrun.launcher.ranks.wire import EventReader, Notice
@@ -122,7 +121,7 @@ class LocalRanks(RanksHand):
             limit_s=self._limit_s,
             folder=lambda: wires.record.folder,
             say=wires.record.note,
-            fail=lambda error: wires.post(HangSeen(Reason(error.where, error.problem))),
+            fail=lambda fault: wires.post(HangSeen(fault)),
             host_of=lambda rank: wires.host_of(rank // self._count),
             compares=job.device_type == "cpu",
             grows=job.recipe.launch.hang_s is None,

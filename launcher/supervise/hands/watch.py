@@ -21,12 +21,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowrun.engine.actors.standstill import ABSENT, RankState, Standstill, describe_owed, find_owed
-from flowrun.engine.errors import TRACEBACK, RunError
+from flowrun.engine.errors import TRACEBACK
 from flowrun.engine.runtime.drivers.pulse import STEPS, Activity, Pulse, Pulses
 from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.engine.runtime.process.vital_signs import describe_halt, measure_work
 from flowrun.engine.trace.stragglers import find_straggler
 from flowrun.launcher.job.faults import own_fault
+from flowrun.launcher.ranks.rank_events import Reason
 
 FILE = "hang.txt"
 HANG_S, HANG_STEPS = 60.0, 20  # launch.hang_s: null is the longer of both
@@ -129,25 +130,20 @@ class Pace:
         return str(found) if self._said else ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hang:
-    """A run that hangs: counts, what they mean, and for how long nothing has gone on."""
+def explain_hang(
+    ranks: Mapping[int, RankState], found: Standstill, quiet_s: float, host_of: Callable[[int], str]
+) -> Reason:
+    """Return why a run that hangs ends: it names the rank and its act.
 
-    ranks: Mapping[int, RankState]
-    found: Standstill
-    quiet_s: float
-    host_of: Callable[[int], str]
-
-    @property
-    def error(self) -> RunError:
-        """The error that ends the run: it names the rank and its act."""
-        rank, actor, *_ = self.found.owed[0]
-        plan = self.ranks[rank].plan if rank in self.ranks else None
-        what = f", actor {plan.actors[actor].name}" if plan and actor is not None else ""
-        owed = [describe_owed(each, self.ranks, self.host_of) for each in self.found.owed]
-        first = f"nothing has gone on for {self.quiet_s:.0f} s: {owed[0]}"
-        waits = [lines[0] for lines in self.found.waits.values()]
-        return RunError(f"rank {rank}{what}", "\n".join([first, *owed[1:], *waits]))
+    ranks: counts.  found: what they mean.  quiet_s: for how long nothing has gone on.
+    """
+    rank, actor, *_ = found.owed[0]
+    plan = ranks[rank].plan if rank in ranks else None
+    what = f", actor {plan.actors[actor].name}" if plan and actor is not None else ""
+    owed = [describe_owed(each, ranks, host_of) for each in found.owed]
+    first = f"nothing has gone on for {quiet_s:.0f} s: {owed[0]}"
+    waits = [lines[0] for lines in found.waits.values()]
+    return Reason(f"rank {rank}{what}", "\n".join([first, *owed[1:], *waits]))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -155,8 +151,8 @@ class Watch:
     """The watch over the ranks of this host.
 
     pulses, stacks: of the ranks.  limit_s: as find_limit returns.  folder: where hang.txt goes.
-    say: shows a line to a person.  fail: takes the error of a run that hangs.  host_of: names the
-    host of a rank for a person.  compares: True to name stragglers: where loops do not run ahead of
+    say: shows a line to a person.  fail: takes why a run ends that hangs.  host_of: names the host
+    of a rank for a person.  compares: True to name stragglers: where loops do not run ahead of
     a device.  grows: see Quiet.  own: returns when that thread of the launcher itself
     last did something which has been quiet the longest, and its name.
     """
@@ -166,7 +162,7 @@ class Watch:
     limit_s: float
     folder: Callable[[], Path]
     say: Callable[[str], None]
-    fail: Callable[[RunError], None]
+    fail: Callable[[Reason], None]
     host_of: Callable[[int], str]
     compares: bool
     grows: bool
@@ -260,7 +256,6 @@ class Watch:
         pulses = {pulse.rank: pulse for pulse in self.pulses.ranks}
         halts = {rank: describe_halt(pulse.process) for rank, pulse in pulses.items()}
         ranks = {rank: pulse.state(halts[rank]) for rank, pulse in pulses.items()}
-        hang = Hang(ranks=ranks, found=find_owed(ranks), quiet_s=quiet.acts_s, host_of=self.host_of)
         asked = {
             k: pulse.process
             for k, pulse in enumerate(self.pulses.ranks)
@@ -269,20 +264,20 @@ class Watch:
         stacks = self.stacks.collect(asked)
         waiting = {self.pulses.ranks[k].rank for k, text in stacks.items() if waits_inside(text)}
         absent = set(range(self.pulses.ranks[0].plans[0].num_ranks)) - set(pulses)
-        hang = replace(hang, found=hang.found.without(waiting, absent))
-        if hang.found.owed[0].why == ABSENT and self._ended.wait(_OTHER_HOST_S):
+        found = find_owed(ranks).without(waiting, absent)
+        if found.owed[0].why == ABSENT and self._ended.wait(_OTHER_HOST_S):
             return True
         children = {k: self.stacks.collect_children(k, process) for k, process in asked.items()}
         if self.pulses.copy() != before:
             return False
-        error = hang.error
-        file = self.folder() / FILE
-        self.fail(RunError(error.where, f"{error.problem}\nAll waits and stacks: {file}"))
+        fault, file = explain_hang(ranks, found, quiet.acts_s, self.host_of), self.folder() / FILE
+        self.fail(replace(fault, problem=f"{fault.problem}\nAll waits and stacks: {file}"))
         self._kill_ranks()
         with contextlib.suppress(OSError):
-            file.write_text(describe_hang(hang, pulses, stacks, children))
+            title = f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {fault.where}: {fault.problem}"
+            file.write_text(f"{title}\n\n{describe_ranks(ranks, found, pulses, stacks, children)}")
         if not self._ended.wait(_GONE_S):  # a process that the kernel does not let go
-            print(f"{error.where}\n  {error.problem}\n  It cannot be killed.", file=sys.stderr)
+            print(f"{fault.where}\n  {fault.problem}\n  It cannot be killed.", file=sys.stderr)
             os._exit(1)
         return True
 
@@ -295,24 +290,26 @@ def waits_inside(stacks: str) -> bool:
     return any(_INSIDE in line for line in main[:_INNERMOST])
 
 
-def describe_hang(
-    hang: Hang,
+def describe_ranks(
+    ranks: Mapping[int, RankState],
+    found: Standstill,
     pulses: Mapping[int, Pulse],
     stacks: Mapping[int, str],
     children: Mapping[int, Mapping[int, str]],
 ) -> str:
-    """Return the text of hang.txt.
+    """Return the text of hang.txt below its title.
 
-    pulses: by rank.  stacks: by number among the ranks of the host.  children: the stacks of what a
-    rank has forked, such as data workers, by that number and the process.
+    ranks, found: see explain_hang.  pulses: by rank.  stacks: by number among the ranks of the
+    host.  children: the stacks of what a rank has forked, such as data workers, by that number and
+    the process.
     """
-    lines = [f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {hang.error.where}: {hang.error.problem}", ""]
+    lines: list[str] = []
     for k, (rank, pulse) in enumerate(pulses.items()):
-        halted = hang.ranks[rank].halted
+        halted = ranks[rank].halted
         lines += [
             f"rank {rank}, process {pulse.process}{f', {halted}' if halted else ''}: "
-            f"{hang.ranks[rank].activity}; its last act ended {pulse.quiet_s:.1f} s ago",
-            *(f"  {line}" for line in hang.found.waits.get(rank, ())),
+            f"{ranks[rank].activity}; its last act ended {pulse.quiet_s:.1f} s ago",
+            *(f"  {line}" for line in found.waits.get(rank, ())),
             *_indent(stacks.get(k, "").splitlines()),
         ]
         for process, text in children.get(k, {}).items():

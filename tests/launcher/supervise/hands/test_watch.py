@@ -9,15 +9,15 @@ import pytest
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.actors.standstill import Owed, RankState, Standstill, describe_owed
-from flowrun.engine.errors import RunError
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.runtime.drivers.pulse import Activity, Pulses
 from flowrun.engine.runtime.process.vital_signs import ProcessWork
+from flowrun.launcher.ranks.rank_events import Reason
 from flowrun.launcher.supervise.hands import watch as watch_module
 from flowrun.launcher.supervise.hands.watch import (
-    Hang,
     Pace,
     Quiet,
+    explain_hang,
     find_limit,
     find_silence,
     waits_inside,
@@ -75,7 +75,7 @@ def test_the_error_names_the_rank_its_act_and_one_wait_of_each_rank() -> None:
     plan = unit_plan(2, 2, "1f1b")
     state = RankState(activity="trains", entered=1, plan=plan, steps=1, begun=[1] * 9, done=[0] * 9)
     found = Standstill((Owed(1, 0, 0, "runs"),), {0: ("rank 0 waits", "and waits")})
-    error = Hang(ranks={0: state, 1: state}, found=found, quiet_s=61.2, host_of=str).error
+    error = explain_hang({0: state, 1: state}, found, quiet_s=61.2, host_of=str)
     assert error.where == f"rank 1, actor {plan.actors[0].name}"
     assert error.problem.startswith("nothing has gone on for 61 s: rank 1 has begun actor 0 ")
     assert error.problem.endswith("and has not ended it.\nrank 0 waits")
@@ -123,7 +123,7 @@ def test_a_fault_of_the_watch_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
     monkeypatch.setattr(Pulses, "copy", fail)
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
-    failed: list[RunError] = []
+    failed: list[Reason] = []
     watch = unit_watch(tmp_path, limit_s=0.01, say=said.put, fail=failed.append, compares=True)
     with watch:
         text = said.get(timeout=60)
