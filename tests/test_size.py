@@ -41,9 +41,9 @@ BUDGETS = {
     "engine/runtime": 8_214,
     "engine/trace": 583,
     "engine/verify": 794,
-    "launcher": 360,
+    "launcher": 361,
     "launcher/bench": 2_200,
-    "launcher/command_line": 2_023,
+    "launcher/command_line": 2_029,
     "launcher/commands": 4_389,
     "launcher/data": 3_793,
     "launcher/job": 2_367,
@@ -52,12 +52,12 @@ BUDGETS = {
     "launcher/page": 1_119,
     "launcher/place": 2_090,
     "launcher/platforms": 331,
-    "launcher/ranks": 2_049,
+    "launcher/ranks": 2_044,
     "launcher/recipe": 3_553,
     "launcher/report": 2_593,
-    "launcher/store": 1_117,
-    "launcher/supervise": 5_077,
-    "launcher/terminal": 337,
+    "launcher/store": 1_122,
+    "launcher/supervise": 5_031,
+    "launcher/terminal": 343,
     "launcher/text": 603,
     "launcher/urls": 522,
     "models": 1_853,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_414,
+    "tests/launcher": 19_428,
     "tests/models": 797,
     "tests/support": 9_474,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_131, "tests": 58_145, "docs": 50_000}
+SUMS = {"source": 80_098, "tests": 58_159, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 342, "except Exception": 30, "functions above complexity 15": 0}

@@ -18,7 +18,7 @@ from flowrun.launcher.recipe.key_schema import flatten_keys, schema
 from flowrun.launcher.recipe.locate import show_path
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import CommandLineError, PlacedError
-from flowrun.launcher.store.checkpoint import FOLDER, Checkpoint, find_all, find_best
+from flowrun.launcher.store.checkpoint import FOLDER, Checkpoint, find_all, find_best, find_whole
 from flowrun.launcher.store.run_files import RECIPE
 
 # Keys that make it the same training, each with all inside of it.  The rest may change.
@@ -72,7 +72,7 @@ def _check_whole(run_folder: Path, wanted: Checkpoint, before: list[Checkpoint])
     damage = wanted.damage()
     if not damage:
         return
-    whole = next((c for c in reversed(before) if not c.damage()), None)
+    whole = find_whole(before)
     raise CommandLineError(
         str(run_folder),
         f"{FOLDER}/{wanted.folder.name} is not whole: {damage}",
@@ -126,16 +126,16 @@ def find_continuation(recipe: Recipe, run_folder: Path) -> tuple[Recipe, Checkpo
     Raises RecipeError where all are damaged, or for a key that must not change.
     """
     before: list[Checkpoint] = []
-    while left := [c for c in reversed(find_all(run_folder)) if c.step < recipe.train.steps]:
+    while left := [c for c in find_all(run_folder) if c.step < recipe.train.steps]:
         with suppress(FileNotFoundError):  # other hosts train, and remove what they keep no longer
-            if start := next((c for c in left if not c.damage()), None):
+            if start := find_whole(left):
                 start.about()  # it stays in memory
                 _check_same(start, recipe)
                 return replace(recipe, weights=""), start  # the checkpoint has them
         if left == before:
             raise RecipeError(
                 "train.resume",
-                f"no checkpoint in {run_folder} is whole; the newest: {left[0].damage()}",
+                f"no checkpoint in {run_folder} is whole; the newest: {left[-1].damage()}",
                 "To begin a new run, give another folder: hydra.run.dir=…",
             )
         before = left

@@ -181,6 +181,11 @@ def find_all(run_folder: Path) -> list[Checkpoint]:
     return sorted(every, key=lambda checkpoint: checkpoint.step)
 
 
+def find_whole(found: Sequence[Checkpoint]) -> Checkpoint | None:
+    """Return the newest checkpoint that is whole, of some; the oldest comes first."""
+    return next((each for each in reversed(found) if not each.damage()), None)
+
+
 def find_step(run_folder: Path, step: int) -> Checkpoint | None:
     """Return the checkpoint from which hosts of a run go on; None at step 0.  Raises RunError."""
     found = next((kept for kept in find_all(run_folder) if kept.step == step), None)

@@ -29,7 +29,7 @@ from flowrun.launcher.listeners.dispatch import Listeners, Outlets
 from flowrun.launcher.listeners.listener import RESTARTED
 from flowrun.launcher.listeners.make import NamedListener
 from flowrun.launcher.ranks.failure import reason_of
-from flowrun.launcher.ranks.rank_events import COMPLETES, Evaluated, Reason, StepDone
+from flowrun.launcher.ranks.rank_events import COMPLETES, Evaluated, Reason, Remarked, StepDone
 from flowrun.launcher.recipe.schema import ROLLBACK, nodes_of
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import numbers, read_complete
@@ -197,7 +197,8 @@ class Driver:
             case instructions.Freeze():
                 self.loop.begin(self.ranks.freeze())
             case instructions.HaltAfter(halt, ends):
-                self.ranks.open(halt, ends)
+                if self.ranks.gate:
+                    self.ranks.gate.open(halt, ends)
             case instructions.SendAll(event):
                 self.hosts.broadcast(event)
             case instructions.LeaveRound(within_s):
@@ -206,8 +207,6 @@ class Driver:
                 self.loop.set_timer(timer, seconds)
             case instructions.Publish(event):
                 self._publish(event)
-            case instructions.Note(text, waits):
-                (self.record.say if waits else self.record.note)(text)
             case _:
                 await self._do_slowly(instruction)
 
@@ -286,8 +285,12 @@ class Driver:
         if kept:
             kept.go_on()
 
-    def _publish(self, event: StepDone | Evaluated | events.CheckpointKept) -> None:
-        record, step = self.record, event.step
+    def _publish(self, event: StepDone | Evaluated | events.CheckpointKept | Remarked) -> None:
+        record = self.record
+        if isinstance(event, Remarked):
+            (record.say if event.waits else record.note)(event.text)
+            return
+        step = event.step
         if isinstance(event, events.CheckpointKept):
             record.add_checkpoint(step)
             copies = self.state.terms.may_change and not record.kept

@@ -61,7 +61,8 @@ def find_start(
     found: Sequence[Checkpoint], snapshots: SnapshotMemory | None, below: int
 ) -> Checkpoint | MemorySnapshot | None:
     """Return the newest whole state of a run; None if there is none.  What is older in memory is
-    forgotten.
+    forgotten.  Where none is whole it is the oldest checkpoint: what is wrong with it is said by
+    the ranks that read it.
 
     found: its checkpoints, oldest first.  snapshots: what its ranks left in memory.  below: steps
     begun by the end of a bad one, from which on nothing in memory counts; below 0: none was bad.  A
@@ -72,21 +73,11 @@ def find_start(
         stamps.keep(NONE)
     snapshot = snapshots.newest if snapshots else None
     newer = [checkpoint for checkpoint in found if not snapshot or checkpoint.step >= snapshot.step]
-    start = find_newest_whole(newer, bool(snapshot)) or snapshot
+    oldest = next((checkpoint for checkpoint in newer if checkpoint.folder.is_dir()), None)
+    start = checkpoints.find_whole(newer) or snapshot or oldest
     if stamps:
         stamps.keep(start.step if isinstance(start, MemorySnapshot) else NONE)
     return start
-
-
-def find_newest_whole(found: Sequence[Checkpoint], strict: bool = False) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole, of those of a run; None if it has none.
-
-    Where none is whole it is the oldest, unless `strict`: what is wrong with it is said by the
-    ranks that read it.
-    """
-    there = [checkpoint for checkpoint in found if checkpoint.folder.is_dir()]
-    whole = next((checkpoint for checkpoint in reversed(there) if not checkpoint.damage()), None)
-    return whole or (None if strict else next(iter(there), None))
 
 
 def find_rollback(found: Sequence[Checkpoint], every: int, steps: int) -> RolledBack:
@@ -97,7 +88,7 @@ def find_rollback(found: Sequence[Checkpoint], every: int, steps: int) -> Rolled
     """
     before = [checkpoint for checkpoint in found if checkpoint.step <= steps - 1]
     due = [checkpoint for checkpoint in before if checkpoint.step % every == 0]
-    weights = find_newest_whole(due, strict=True) or find_newest_whole(before, strict=True)
+    weights = checkpoints.find_whole(due) or checkpoints.find_whole(before)
     return RolledBack(steps, weights)
 
 

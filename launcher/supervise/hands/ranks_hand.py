@@ -76,11 +76,6 @@ class RanksHand(ABC):
                 return
             await asyncio.sleep(_CLEAR_S)
 
-    def open(self, halt: int, ends: int) -> None:
-        """Open the gate.  halt: a step, after which all rest; -1: none.  ends: see StepGate."""
-        if self.gate:
-            self.gate.open(halt if halt >= 0 else None, ends)
-
 
 _FULL_S = 0.002  # from one look to the next whether fewer events wait
 

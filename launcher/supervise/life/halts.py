@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from flowrun.launcher.ranks.rank_events import CANCELLED, COMPLETES, ENDS, Reason
 from flowrun.launcher.supervise.life import instructions
 from flowrun.launcher.supervise.life.events import ANSWER, GRACE, Asked, Company, HaltOffered
-from flowrun.launcher.supervise.life.instructions import End
+from flowrun.launcher.supervise.life.instructions import End, say
 from flowrun.launcher.supervise.life.verdicts import (
     CTRL_C,
     NUMBERS,
@@ -72,10 +72,7 @@ class Halts:
         begun = replace(self, current=asked)
         if asked.by == NUMBERS:
             return begun, (instructions.Freeze(),)
-        out: tuple[instructions.Instruction, ...] = (
-            instructions.Note(describe(asked)),
-            instructions.Freeze(),
-        )
+        out: tuple[instructions.Instruction, ...] = (say(describe(asked)), instructions.Freeze())
         if not asked.ends:
             return begun, out
         timer = instructions.SetTimer(GRACE, self.terms.grace_s)
@@ -162,7 +159,7 @@ def _halt(halts: Halts, asked: Asked, offers: Sequence[HaltOffered]) -> Answer:
     halt, how = max(offer.begun for offer in offers), max(offer.ends for offer in offers)
     if halt >= halts.terms.steps:
         said = f"{asked.by}: the last step has begun, and the run ends with it"
-        return _then(_take_next(halts), instructions.HaltAfter(), instructions.Note(said))
+        return _then(_take_next(halts), instructions.HaltAfter(), say(said))
     out: tuple[instructions.Instruction, ...] = (instructions.HaltAfter(halt, how),)
     if not how:
         return _then(_take_next(halts), *out)

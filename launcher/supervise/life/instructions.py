@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import dataclass_transform
 
 from flowrun.launcher.listeners.listener import COMPLETE, FAILED, PREEMPTED, STOPPED
-from flowrun.launcher.ranks.rank_events import Evaluated, Reason, StepDone
+from flowrun.launcher.ranks.rank_events import Evaluated, Reason, Remarked, StepDone
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.supervise.life.events import CheckpointKept, PlanWanted, StartPoint
 
@@ -42,9 +42,9 @@ class Freeze(Instruction):
 
 
 class HaltAfter(Instruction):
-    """Open the gate.  step: after which all ranks rest; -1: none.  ends: see StepGate."""
+    """Open the gate.  step: after which all ranks rest; None: none.  ends: see StepGate."""
 
-    step: int = -1
+    step: int | None = None
     ends: int = 0
 
 
@@ -68,9 +68,16 @@ class SetTimer(Instruction):
 
 
 class Publish(Instruction):
-    """Write down a step, an evaluation or a checkpoint of the first host; listeners follow."""
+    """Write down a step, an evaluation or a checkpoint of the first host, which listeners follow;
+    say a remark to a person.
+    """
 
-    event: StepDone | Evaluated | CheckpointKept
+    event: StepDone | Evaluated | CheckpointKept | Remarked
+
+
+def say(text: str) -> Publish:
+    """Return the instruction to say what a person should know."""
+    return Publish(Remarked(text))
 
 
 class CompleteCheckpoint(Instruction):
@@ -78,13 +85,6 @@ class CompleteCheckpoint(Instruction):
 
     step: int
     files: Mapping[str, tuple[int, int]]
-
-
-class Note(Instruction):
-    """Say what a person should know.  waits: it is about what takes time."""
-
-    text: str
-    waits: bool = False
 
 
 class FindStart(Instruction):

@@ -109,12 +109,10 @@ def _take_of_rank(state: RunState, event: Notice, host: int) -> Move:
     match event:
         case StepDone():
             return replace(state, reached=event.step + 1), (instructions.Publish(event),)
-        case Evaluated() | events.CheckpointKept():
+        case Evaluated() | Remarked() | events.CheckpointKept():
             return state, (instructions.Publish(event),)
         case FileWritten() if not state.company.number:
             return _take_file(state, event)
-        case Remarked():
-            return state, (instructions.Note(event.text, event.waits),)
         case RankEnded():
             return in_round(state, ended=state.round.ended | {event.rank}), ()
         case NumbersSeen():

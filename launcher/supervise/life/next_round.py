@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from flowrun.launcher.ranks.rank_events import CANCELLED, DIED, LEFT, RAISED, Failure, Reason
 from flowrun.launcher.supervise.life import events, instructions
-from flowrun.launcher.supervise.life.instructions import End
+from flowrun.launcher.supervise.life.instructions import End, say
 from flowrun.launcher.supervise.life.run_state import Life, Move, RunState, in_round, new_round
 from flowrun.launcher.supervise.life.verdicts import LAUNCHER, Rollbacks
 
@@ -125,7 +125,7 @@ def begin_at(state: RunState, event: events.StartFound) -> Move:
     if state.terms.may_change:
         lost = name_host(state, verdict.fault)
         state = replace(state, place=place, lost=lost)
-        out = instructions.Note(f"{lost.where}: {lost.problem}")
+        out = say(f"{lost.where}: {lost.problem}")
     else:
         state = replace(state, place=place, reached=place.step)
         out = restart(state, verdict.fault, place)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrun.launcher.store.checkpoint import Checkpoint
-from flowrun.launcher.supervise.hands.newest_state import find_newest_whole, find_rollback
+from flowrun.launcher.supervise.hands.newest_state import find_rollback, find_start
 from flowrun.launcher.supervise.life.verdicts import MOST_ROLLBACKS, Rollbacks
 
 Updates = tuple[int, ...]  # the steps whose updates weights consist of
@@ -99,6 +99,6 @@ def test_weights_that_are_no_good_end_the_run() -> None:
 def test_a_checkpoint_that_is_damaged_is_passed_over(tmp_path: Path) -> None:
     damaged = Checkpoint(tmp_path, 8)  # a folder without any of its files
     gone = Checkpoint(tmp_path / "gone", 4)
-    assert find_newest_whole([]) is None
-    assert find_newest_whole([gone]) is None
-    assert find_newest_whole([gone, damaged]) == damaged
+    assert find_start([], None, -1) is None
+    assert find_start([gone], None, -1) is None
+    assert find_start([gone, damaged], None, -1) == damaged

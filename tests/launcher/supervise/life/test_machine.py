@@ -118,7 +118,7 @@ class OneHost:
                 self.came.append(_FREEZE)
             case do.HaltAfter(halt, ends):
                 assert self.gate
-                self.gate.open(halt if halt >= 0 else None, ends)
+                self.gate.open(halt, ends)
             case do.SendAll(event):
                 self.send(event)
             case do.LeaveRound(within_s):
