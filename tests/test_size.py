@@ -31,18 +31,18 @@ BUDGETS = {
     "engine/actors": 1_853,
     "engine/boxing": 539,
     "engine/capture": 5_741,
-    "engine/cost": 1_234,
+    "engine/cost": 1_269,
     "engine/hardware": 571,
     "engine/ir": 1_829,
     "engine/lowering": 1_356,
     "engine/ops": 6_564,
     "engine/passes": 8_202,
-    "engine/rehearsal": 1_062,
+    "engine/rehearsal": 1_182,
     "engine/runtime": 8_214,
     "engine/trace": 583,
     "engine/verify": 794,
     "launcher": 361,
-    "launcher/bench": 2_200,
+    "launcher/bench": 2_206,
     "launcher/command_line": 2_029,
     "launcher/commands": 4_389,
     "launcher/data": 3_793,
@@ -65,16 +65,16 @@ BUDGETS = {
     "tests": 1_178,
     "tests/behaviour": 9_776,
     "tests/chaos": 1_057,
-    "tests/engine": 14_694,
+    "tests/engine": 14_736,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_428,
+    "tests/launcher": 19_435,
     "tests/models": 797,
     "tests/support": 9_474,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_098, "tests": 58_159, "docs": 50_000}
+SUMS = {"source": 80_259, "tests": 58_208, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 342, "except Exception": 30, "functions above complexity 15": 0}

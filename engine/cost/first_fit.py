@@ -1,5 +1,7 @@
 """FirstFit: pieces of one block of memory; each takes the lowest free place that fits.
 
+BestFit: the smallest.
+
 Pure: the arena of a rank (transport/arena.py) and the rehearsal (cost/live.py) place messages by
 the same rule.
 """
@@ -31,16 +33,21 @@ class FirstFit:
         fits.
         """
         size = round_to_pages(num_bytes)
-        for k, (start, end) in enumerate(self._free):
-            if end - start >= size:
-                self._free[k : k + 1] = [(start + size, end)] if end - start > size else []
-                self._taken[start] = start + size
-                self.touched = max(self.touched, start + size)
-                return start
-        raise MemoryError(
-            f"no room for a message of {num_bytes:,} bytes: messages in flight and weights that"
-            " ranks share fill this rank's part of the shared memory"
-        )
+        k = self._choose(size)
+        if k is None:
+            raise MemoryError(
+                f"no room for a message of {num_bytes:,} bytes: messages in flight and weights that"
+                " ranks share fill this rank's part of the shared memory"
+            )
+        start, end = self._free[k]
+        self._free[k : k + 1] = [(start + size, end)] if end - start > size else []
+        self._taken[start] = start + size
+        self.touched = max(self.touched, start + size)
+        return start
+
+    def _choose(self, size: int) -> int | None:
+        fitting = (k for k, (start, end) in enumerate(self._free) if end - start >= size)
+        return next(fitting, None)
 
     def give(self, start: int) -> None:
         """Return the piece that begins at `start`: it is free again."""
@@ -52,3 +59,13 @@ class FirstFit:
             k -= 1
             start = self._free.pop(k)[0]
         self._free.insert(k, (start, end))
+
+
+class BestFit(FirstFit):
+    """The same, but that each piece takes the smallest free place that fits, as with torch's
+    allocator.
+    """
+
+    def _choose(self, size: int) -> int | None:
+        fitting = ((end - start, k) for k, (start, end) in enumerate(self._free))
+        return min((each for each in fitting if each[0] >= size), default=(0, None))[1]

@@ -9,7 +9,7 @@ and the transport keep for themselves does not count.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from flowrun.engine.actors.plan import (
@@ -108,7 +108,7 @@ class Footprint:
             self.source.update((move.made, move.read) for move in actor.work.moves)
         elif isinstance(actor.work, BoxWork | TransferWork) and actor.kind != "send":
             outputs = [move.made for move in actor.work.moves]
-            if outputs and self._staging(actor).shared:
+            if outputs and self.message(actor).shared:
                 self.extra[outputs[0]] = sum(map(self.tensor_bytes, outputs))
                 self.source.update(dict.fromkeys(outputs[1:], outputs[0]))
 
@@ -162,14 +162,15 @@ class Footprint:
                 self._regions[key] = self._region(actor.work, freed, first)
             return self._regions[key]
         if isinstance(actor.work, BoxWork | TransferWork):
-            message = self._staging(actor)
+            message = self.message(actor)
             gone = 0 if message.keeps else self._sum(freed)
             return ActBytes(message.begin, message.held - gone, message.end - gone, message.written)
         filled = {s for r in actor.outputs for s in self.slot(self.plan.registers[r])}
         total = sum(map(self.storage_bytes, filled))
         return ActBytes(total, 0, total)
 
-    def _staging(self, actor: Actor) -> staging.Staging:
+    def message(self, actor: Actor) -> staging.Staging:
+        """Return the bytes that an act of communication holds in addition to what it reads."""
         work = actor.work
         assert isinstance(work, BoxWork | TransferWork)
         if self._own(actor) or (isinstance(work, BoxWork) and work.one_copy):
@@ -187,7 +188,21 @@ class Footprint:
         return staging.collective(work.step.kind, parts, before, after)
 
     def _region(self, work: RegionWork, freed: frozenset[str], first: bool) -> ActBytes:
-        """Return the bytes of a region, op by op.
+        """Return the bytes of a region, op by op."""
+        bytes_ = peak = 0
+        for fresh, workspace, dead in self.ops_of(work, freed, first):
+            bytes_ += self._sum(fresh)
+            peak = max(peak, bytes_ + workspace)
+            bytes_ -= self._sum(dead)
+        collected = () if not first else set(work.accumulates).difference(sums_of(self.plan, work))
+        copies = self._sum(collected) if self.plan.micro_batches > 1 else 0
+        return ActBytes(peak, 0, max(0, bytes_ + copies))
+
+    def ops_of(
+        self, work: RegionWork, freed: frozenset[str], first: bool
+    ) -> Iterator[tuple[Collection[str], int, Collection[str]]]:
+        """Yield, for each op of a region: the storages that it makes, the bytes that its kernel
+        takes for itself, and the storages that are free after it.
 
         A storage is free after the last op that reads a view of it.
         """
@@ -198,18 +213,13 @@ class Footprint:
         kept = {storage[name] for name in (*work.makes, *(new for _, new in work.updates))}
         live = {storage[name] for name in work.reads} - freed
         dies = _last_uses(work, storage, kept | live)
-        bytes_ = peak = 0
         existing: set[str] = {storage[name] for name in work.reads}
         if not first:
             existing |= {storage[name] for name in sums}
         for k, op in enumerate(work.ops):
             fresh = {storage[name] for name in op.makes} - existing
             existing |= fresh
-            bytes_ += self._sum(fresh)
-            peak = max(peak, bytes_ + self._workspace(op))
-            bytes_ -= self._sum(dies.get(k, ()))
-        copies = self._sum(collected) if first and self.plan.micro_batches > 1 else 0
-        return ActBytes(peak, 0, max(0, bytes_ + copies))
+            yield fresh, self._workspace(op), dies.get(k, ())
 
     def _within(self, name: str, shown: frozenset[str]) -> str:
         """Return the storage of a tensor inside of a region.

@@ -198,14 +198,22 @@ class Live:
         """Return the bytes of an act; an actor has few kinds, by the storages that they free: all
         of whose readers to come are in `read`.
         """
-        left = self.readers_left
-        freed = tuple([held[0] for held, readers in read if left.get(held) == readers])
-        first = act % self._changes[actor][0].acts == 0
+        freed = tuple([storage for storage, _ in self.freed_after(read)])
+        first = self.is_first(actor, act)
         key = (actor, first, freed)
         if key not in self._acts:
             described = self.plan.actors[actor]
             self._acts[key] = self.footprint.act(described, frozenset(freed), first)
         return self._acts[key]
+
+    def freed_after(self, read: _ReaderCounts) -> list[StorageVersion]:
+        """Return what nobody reads after the act that reads `read`."""
+        left = self.readers_left
+        return [held for held, readers in read if left.get(held) == readers]
+
+    def is_first(self, actor: int, act: int) -> bool:
+        """Return whether an act is the first of its actor in a step."""
+        return act % self._changes[actor][0].acts == 0
 
     def _changes_of(self, actor: Actor) -> tuple[_Changes, _Changes]:
         """Return the storages that an act begins to fill, and those that it reads."""
@@ -218,7 +226,7 @@ class Live:
         """registers: each with the readers that come or go.  acts: of the actor in a step."""
         each, of_step = Counter[tuple[str, int]](), Counter[str]()
         for register, readers in registers:
-            for storage in () if register.initial else self.footprint.slot(register):
+            for storage in () if register.initial else sorted(self.footprint.slot(register)):
                 if acts > 1 and register.per_step:
                     of_step[storage] += readers
                 else:

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from flowrun.engine.compile import Rehearsed
+from flowrun.engine.rehearsal.reserved import reserve
 from flowrun.launcher.bench.suite import make
 from flowrun.launcher.recipe.key_schema import spell_value
 from flowrun.launcher.recipe.recipe import Recipe
@@ -54,13 +55,18 @@ def _mib(planned: Rehearsed, reserved_bytes: float = 0.0) -> float:
 
 
 # unit -> its name on the screen, and the figure that a plan comes to.  memory_mib is as nvidia-smi
-# counts: with what driver and libraries keep; memory_gib as torch.cuda.max_memory_allocated does.
+# counts: with what driver and libraries keep; memory_gib as torch.cuda.max_memory_allocated does,
+# reserved_gib as max_memory_reserved under torch's FSDP.
 UNITS: Mapping[str, tuple[str, Callable[[Recipe, Rehearsed], float]]] = {
     "samples_per_s": ("samples/s", _samples_per_s),
     "tokens_per_s_per_gpu": ("tokens/s per GPU", _tokens_per_s),
     "step_ms": ("ms a step", lambda _, planned: planned.rehearsal.step_s * 1e3),
     "memory_mib": ("MiB", lambda recipe, planned: _mib(planned, recipe.hardware.reserved_bytes)),
     "memory_gib": ("GiB allocated", lambda _, planned: _mib(planned) / 2**10),
+    "reserved_gib": (
+        "GiB reserved",
+        lambda _, planned: reserve(planned.plan, streams_of_fsdp=True) / 2**30,
+    ),
     "tflops_per_gpu": ("TFLOP/s per GPU", _tflops),
 }
 

@@ -1,4 +1,4 @@
-from flowrun.engine.cost.first_fit import FirstFit
+from flowrun.engine.cost.first_fit import BestFit, FirstFit
 from flowrun.engine.cost.messages import Messages
 
 PAGE = 4096
@@ -11,6 +11,16 @@ def test_the_lowest_place_that_fits_is_taken() -> None:
     assert pieces.take(3 * PAGE) == 4 * PAGE
     assert pieces.take(2 * PAGE) == PAGE
     assert pieces.touched == 7 * PAGE
+
+
+def test_the_smallest_place_that_fits_is_taken() -> None:
+    pieces = BestFit(100 * PAGE)
+    holes = [pieces.take(n * PAGE) for n in (3, 1, 2, 1)]
+    for hole in holes[::2]:
+        pieces.give(hole)
+    assert pieces.take(2 * PAGE) == holes[2]
+    assert pieces.take(PAGE) == holes[0]
+    assert pieces.take(3 * PAGE) == 7 * PAGE == holes[-1] + PAGE
 
 
 def test_a_message_stays_until_reader_and_writer_have_each_ended_an_act() -> None:
