@@ -15,10 +15,13 @@ from hypothesis import settings
 
 from flowrun.engine import pipeline
 from flowrun.engine.runtime.process.cpu_share import PROBE
+from support.checks.thorough import of_thorough
 from support.runs.command import kill_running
 
-settings.register_profile("flowrun", deadline=None, derandomize=True, database=None)
-settings.load_profile("flowrun")
+settings.register_profile(
+    "flowrun", deadline=None, derandomize=True, database=None, max_examples=40
+)
+settings.register_profile("thorough", settings.get_profile("flowrun"), max_examples=200)
 pipeline.always_verify = True  # after every pass
 # A shell that runs the tests behind it has Ctrl-C ignored, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -34,10 +37,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the tests that --thorough alone runs, unless they are named."""
     if config.getoption("--thorough") or any("::" in argument for argument in config.args):
         return
-    left_out = [item for item in items if item.get_closest_marker("thorough")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+    if thorough := of_thorough(items):
+        config.hook.pytest_deselected(items=list(thorough))
+        items[:] = [item for item in items if item not in thorough]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     then end together.  Without this xdist sorts files by their number of tests.
     """
     config.option.loadscopereorder = False
+    settings.load_profile("thorough" if config.getoption("--thorough") else "flowrun")
 
 
 def pytest_collection_finish() -> None:

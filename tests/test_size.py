@@ -62,7 +62,7 @@ BUDGETS = {
     "launcher/urls": 522,
     "models": 1_853,
     "testing": 115,
-    "tests": 1_178,
+    "tests": 1_181,
     "tests/behaviour": 9_776,
     "tests/chaos": 1_057,
     "tests/engine": 14_736,
@@ -71,10 +71,10 @@ BUDGETS = {
     "tests/hangs": 365,
     "tests/launcher": 19_435,
     "tests/models": 797,
-    "tests/support": 9_474,
+    "tests/support": 9_582,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_259, "tests": 58_208, "docs": 50_000}
+SUMS = {"source": 80_259, "tests": 58_319, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 342, "except Exception": 30, "functions above complexity 15": 0}

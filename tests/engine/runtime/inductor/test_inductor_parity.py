@@ -16,7 +16,7 @@ CASES = (
     (TINY_MLP, Layout(data=2, zero=1)),
     pytest.param(SMALL_GPT, Layout(tensor=2, stages=2, clip_norm=CLIP), marks=pytest.mark.thorough),
     (SMALL_GPT, Layout(tensor=2, clip_norm=CLIP)),
-    (SMALL_PACKED, Layout()),
+    pytest.param(SMALL_PACKED, Layout(), marks=pytest.mark.thorough),
 )
 
 
