@@ -34,7 +34,7 @@ BUDGETS = {
     "engine/cost": 1_269,
     "engine/hardware": 571,
     "engine/ir": 1_829,
-    "engine/lowering": 1_356,
+    "engine/lowering": 1_358,
     "engine/ops": 6_564,
     "engine/passes": 8_202,
     "engine/rehearsal": 1_182,
@@ -65,7 +65,7 @@ BUDGETS = {
     "tests": 1_181,
     "tests/behaviour": 9_776,
     "tests/chaos": 1_057,
-    "tests/engine": 14_736,
+    "tests/engine": 14_754,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_582,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_259, "tests": 58_319, "docs": 50_000}
+SUMS = {"source": 80_261, "tests": 58_337, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 342, "except Exception": 30, "functions above complexity 15": 0}

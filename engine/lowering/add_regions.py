@@ -7,7 +7,8 @@ A region is a set of ops of one stage and phase with the same (run, depth):
     depth   the number of moving boxings before an op: no region waits for communication inside
 
 Both only grow along every edge, so regions form a graph without cycles.  An op that waits for
-nothing but weights, and a view, sinks to the region that first needs it.
+nothing but weights or the number of a draw, and a view sink to the region that first needs them:
+else the masks of all blocks would be drawn before the first block runs.
 
 The squares of gradients, of which updates wait for the sum, are of no block and sink to where they
 are added: one act of a stage, and not one of each block.  The loss goes with their message.
@@ -185,17 +186,18 @@ def _count_depths(graph: LogicalGraph, counts: frozenset[str]) -> dict[str, int]
 
 
 def _sink(graph: LogicalGraph, runs: dict[str, int], depths: dict[str, int]) -> dict[str, int]:
-    """Give views, ops that wait for weights only, and squares of gradients, with what is cut for
-    them, the depth of their first reader in the same run.
+    """Give views, ops that wait for weights or numbers of a step only, and squares of gradients,
+    with what is cut for them, the depth of their first reader in the same run.
     """
     out = dict(depths)
     reported = {tensor for _, tensor in graph.results}
-    weights = graph.of_weights | graph.variable_of.keys()
+    numbers = {feed.tensor for feed in graph.feeds if feed.field.startswith("@")}
+    there = graph.of_weights | graph.variable_of.keys() | numbers
     for op in reversed(graph.ops):
         if is_communication(op) or reported.intersection(op.makes):
             continue
         readers = _readers(graph, op)
-        free = is_view(op.target) or weights.issuperset(op.inputs)
+        free = is_view(op.target) or there.issuperset(op.inputs)
         free |= _is_squared(graph, op)
         same = all(
             not is_communication(r)

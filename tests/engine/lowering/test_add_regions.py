@@ -1,11 +1,16 @@
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
 from flowrun.engine.ir.graph import FORWARD, PHASES, LogicalGraph
 from flowrun.engine.lowering.add_regions import form_regions, is_communication
+from flowrun.engine.ops.flow.random import DROPOUT_MASK
 from flowrun.engine.pipeline import PASSES
-from flowrun.engine.strategy import Strategy, Zero
+from flowrun.engine.strategy import Recompute, Strategy, Zero
+from flowrun.models.gpt import GPT
 from support.layouts.grids import LAYOUTS, Layout, compiled
-from support.layouts.plain_loop import TINY_GPT
+from support.layouts.plain_loop import CONTEXT, TINY_GPT, VOCABULARY, WIDTH, seeded
 from support.plans.graph_text import one_axis, one_rank_stages, rewritten
 
 STRATEGIES: dict[str, Strategy] = {
@@ -56,3 +61,16 @@ def test_equal_blocks_of_a_gpt_make_equal_regions() -> None:
         for block in ("blocks.1", "blocks.2")
     }
     assert by_block["blocks.1"] == by_block["blocks.2"] != []
+
+
+def test_a_mask_of_dropout_is_drawn_where_it_is_first_read() -> None:
+    """It waits for nothing: else masks of all blocks would be drawn before the first block."""
+    made = partial(seeded, partial(GPT, VOCABULARY, CONTEXT, 2, 4, WIDTH, dropout=0.1))
+    layout = Layout(tensor=2, recompute=Recompute(("blocks.*",)))
+    graph = compiled(replace(TINY_GPT, model=made), layout).plan.graph
+    inside = {op.name: r.name for r in form_regions(graph) for op in r.ops}
+    masks = [op for op in graph.ops if (op.target, op.phase) == (DROPOUT_MASK, FORWARD)]
+    masks = [op for op in masks if op.module.startswith("blocks")]  # others wait for backward
+    assert masks
+    for mask in masks:
+        assert inside[mask.name] in {inside[r.name] for r in graph.consumers[mask.makes[0]]}
