@@ -110,12 +110,17 @@ class JsonChannel:
         finally:
             self.writer.close()
 
-    async def receive(self) -> Notice:
-        """Return the next message.  Raises OSError or EOFError if the connection ends, ValueError
-        for a frame that holds no message.
+    async def receive(self, within_s: float | None = None) -> Notice:
+        """Return the next message; close the connection if there is none.  Raises OSError or
+        EOFError if it ends or the time is up, ValueError for a frame that holds no message.
         """
-        while isinstance(came := decode(await self._read(_MAX_MESSAGE)), Alive):
-            pass
+        try:
+            async with asyncio.timeout(within_s):
+                while isinstance(came := decode(await self._read(_MAX_MESSAGE)), Alive):
+                    pass
+        except (OSError, EOFError, ValueError):
+            self.writer.close()
+            raise
         return came
 
     def beat(self, silence_s: float = float("inf")) -> float:

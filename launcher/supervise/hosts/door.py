@@ -74,13 +74,8 @@ class Door:
         try:
             channel = await open_channel(connected)
             await channel.greet(self._token, hub=True)
-            try:
-                async with asyncio.timeout(GREETING_S):
-                    first = await channel.receive()
-            except (TimeoutError, ValueError):
-                channel.writer.close()
-                return
-        except (Stranger, OSError, EOFError):
+            first = await channel.receive(GREETING_S)
+        except (Stranger, OSError, EOFError, ValueError):
             return
         finally:
             self._strangers -= 1

@@ -186,8 +186,7 @@ class HubLink:
                 within_s = max(_GREETING_S, patience.pause_s)
                 await channel.greet(token, hub=False, within_s=within_s)
                 channel.send(HubWanted())
-                async with asyncio.timeout(within_s):
-                    here = await channel.receive()
+                here = await channel.receive(within_s)
             except (OSError, EOFError, ValueError) as error:
                 why = _reason(error)
             except channels.Silent:

@@ -72,8 +72,7 @@ class FileServer:
                     held.add(step)
                     self.reading[step] += 1
                 await self._give(channel, wanted.name)
-                async with asyncio.timeout(self._silence_s):
-                    wanted = await channel.receive()
+                wanted = await channel.receive(self._silence_s)
         self.reading.subtract(held)
         self.reading = +self.reading
 
@@ -134,8 +133,7 @@ class OtherFolder:
 
     async def _ask(self, name: str) -> int:
         self._channel.send(FileWanted(name))
-        async with asyncio.timeout(self._silence_s):
-            coming = await self._channel.receive()
+        coming = await self._channel.receive(self._silence_s)
         return coming.num_bytes if isinstance(coming, FileComing) else -1
 
     async def _read(self, count: int) -> bytes:
