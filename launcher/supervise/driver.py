@@ -179,8 +179,7 @@ class Driver:
         wires = Wires(
             record=self.record,
             desk=self.desk,
-            post=self.loop.post,
-            begin=self.loop.begin,
+            loop=self.loop,
             waits=lambda: self.loop.is_full or self.listeners.is_full,
             host_of=lambda number: self.state.company.name(number),
             own=self._own_quiet,

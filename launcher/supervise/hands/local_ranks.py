@@ -79,7 +79,7 @@ class LocalRanks(RanksHand):
         try:
             self.wires.desk.do_alone("forking ranks", lambda: self._fork(round_, gate, place))
         finally:
-            self.wires.begin(self._follow(round_, self._watch(round_)))
+            self.wires.loop.begin(self._follow(round_, self._watch(round_)))
 
     def kill(self) -> None:
         """Kill the ranks."""
@@ -121,7 +121,7 @@ class LocalRanks(RanksHand):
             limit_s=self._limit_s,
             folder=lambda: wires.record.folder,
             say=wires.record.note,
-            fail=lambda fault: wires.post(HangSeen(fault)),
+            fail=lambda fault: wires.loop.post(HangSeen(fault)),
             host_of=lambda rank: wires.host_of(rank // self._count),
             compares=job.device_type == "cpu",
             grows=job.recipe.launch.hang_s is None,
@@ -137,7 +137,7 @@ class LocalRanks(RanksHand):
             for rank, how in round_.processes.poll():
                 for reader in round_.readers:
                     self._post_all(reader.read())  # why it died, first
-                self.wires.post(RankDied(rank, how))
+                self.wires.loop.post(RankDied(rank, how))
             if round_.processes.are_gone:
                 break
             if round_.killed_s and time.monotonic() - round_.killed_s > _GONE_S:
@@ -150,7 +150,7 @@ class LocalRanks(RanksHand):
             self._post_all(reader.drain())
             reader.close()
         await self.wires.desk.do("closing logs", round_.closing.close)
-        self.wires.post(RanksGone())
+        self.wires.loop.post(RanksGone())
 
     def _listen(self, round_: _Forked, reader: EventReader) -> None:
         if round_ is self._round and not reader.ended:
@@ -168,7 +168,7 @@ class LocalRanks(RanksHand):
 
     def _post_all(self, events: Iterator[Notice]) -> None:
         for event in events:
-            self.wires.post(event)
+            self.wires.loop.post(event)
 
 
 class RankProcesses:

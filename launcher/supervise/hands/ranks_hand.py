@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from flowrun.engine.errors import RunError
 from flowrun.launcher.job.compiling import Compiled
@@ -20,6 +19,7 @@ from flowrun.launcher.ranks.virtual_run import train
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.supervise.hands.desk import Desk, Interrupted
+from flowrun.launcher.supervise.hands.event_loop import Loop
 from flowrun.launcher.supervise.hosts.endpoint import MeetingPlace
 from flowrun.launcher.supervise.life.events import Frozen, RanksGone
 
@@ -30,15 +30,13 @@ _CLEAR_S = 0.01  # from one look to the next whether ranks have gone on from a h
 class Wires:
     """What ranks' hands need of the driver.
 
-    record: of the run.  desk: the main thread.  post: takes events.  begin: lets the loop run a
-    coroutine.  waits: True while too many events wait.  host_of: names the host of a rank.  own:
-    see Watch.
+    record: of the run.  desk: the main thread.  loop: takes events.  waits: True while too many
+    events wait.  host_of: names the host of a rank.  own: see Watch.
     """
 
     record: Record
     desk: Desk
-    post: Callable[[Notice], None]
-    begin: Callable[[Coroutine[Any, Any, None]], object]
+    loop: Loop
     waits: Callable[[], bool]
     host_of: Callable[[int], str]
     own: Callable[[], tuple[float, str]]
@@ -72,7 +70,7 @@ class RanksHand(ABC):
         gate = self.gate
         while gate and gate is self.gate:
             if gate.is_clear and gate.freeze(0):
-                self.wires.post(Frozen(gate.begun))
+                self.wires.loop.post(Frozen(gate.begun))
                 return
             await asyncio.sleep(_CLEAR_S)
 
@@ -101,18 +99,18 @@ class VirtualRanks(RanksHand):
             train(self.compiled, self.wires.record.run_folder, self._send, self.gate)
         except RunError as error:
             bad = error.steps if isinstance(error, NotFinite) else 0
-            self.wires.post(Failure(replace(describe(error), story=""), bad=bad))
+            self.wires.loop.post(Failure(replace(describe(error), story=""), bad=bad))
         except (_Stopped, Interrupted):
             pass
         except Exception as error:  # of a user's code
             self.exception = error
-            self.wires.post(Failure(Reason("the virtual cluster", repr(error))))
+            self.wires.loop.post(Failure(Reason("the virtual cluster", repr(error))))
         finally:
             self.gate = None
-            self.wires.post(RanksGone())
+            self.wires.loop.post(RanksGone())
 
     def _send(self, event: Notice) -> None:
-        self.wires.post(event)
+        self.wires.loop.post(event)
         while self.wires.waits() and not self._stops:
             time.sleep(_FULL_S)
         if self._stops:

@@ -1,23 +1,75 @@
 """The door of a launcher: what listens on this host for other launchers.
 
-They look for the hub (hub_server.py), which may come to be here in the middle of a run, and fetch
-files (other_folder.py).  Who does not know the token is not let in (channel.py).
+They look for the hub, which may come to be here in the middle of a run, and fetch files
+(other_folder.py).  Who does not know the token is not let in (channel.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
+import time
 from collections.abc import Coroutine
 
-from flowrun.launcher.supervise.hosts.channel import GREETING_S, JsonChannel, Stranger, open_channel
+from flowrun.launcher.supervise.hosts.channel import (
+    BEAT_S,
+    GREETING_S,
+    JsonChannel,
+    Stranger,
+    open_channel,
+)
 from flowrun.launcher.supervise.hosts.endpoint import Endpoint
-from flowrun.launcher.supervise.hosts.hub_server import HubServer
+from flowrun.launcher.supervise.hosts.hub import Hub, Outgoing
 from flowrun.launcher.supervise.hosts.other_folder import FileServer
 from flowrun.launcher.supervise.hosts.words import FileWanted, HubHere, HubWanted
 
 _MOST_STRANGERS = 64  # unauthenticated connections at once
 _BACK_OFF_S = 1.0  # where this process can open no more files
+_OWN = 0  # the hub's connection to its own host
+_LOOK_S = 0.01
+
+
+class HubServer:
+    """Feeds the hub with what comes from the hosts, and sends what it answers."""
+
+    def __init__(self, hub: Hub, silence_s: float) -> None:
+        """hub: its state.  silence_s: after which a host counts as gone."""
+        self.hub, self._silence_s = hub, silence_s
+        self._channels: dict[int, JsonChannel] = {}
+        self._keys = itertools.count()
+
+    async def attend(self, channel: JsonChannel) -> None:
+        """Serve a host; the first is that of the hub."""
+        key = next(self._keys)
+        self._channels[key] = channel
+        why = await channel.listen(
+            lambda came: self._send(self.hub.receive(key, came)), self._silence_s
+        )
+        del self._channels[key]
+        self._send(self.hub.lose(key, why))
+
+    def _send(self, outgoing: Outgoing) -> None:
+        for to, message in outgoing:
+            if to in self._channels:
+                self._channels[to].send(message)
+
+    async def beat(self) -> None:
+        """Let the hub see that time goes by."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            self._send(self.hub.tick(time.monotonic()))
+            for key, channel in list(self._channels.items()):
+                channel.beat(self._silence_s)
+                if channel.falls_silent():
+                    self._send(self.hub.notice(key, channel.silent_s))
+
+    async def close(self, within_s: float) -> None:
+        """Take what this host has said last, and let all leave, for so long at most."""
+        until_s = time.monotonic() + within_s
+        while _OWN in self._channels and time.monotonic() < until_s:
+            await asyncio.sleep(_LOOK_S)
+        await asyncio.gather(*(channel.flush(within_s) for channel in self._channels.values()))
 
 
 class Door:

@@ -1,4 +1,4 @@
-"""The hub: which hosts are here, and who gets which message.  Pure: hub_server.py feeds it.
+"""The hub: which hosts are here, and who gets which message.  Pure: HubServer (door.py) feeds it.
 
 A run is one round, or more: its ranks are started anew, or hosts join and leave.  Messages of one
 host reach every other one in the order sent, and all of them before `Parted`.
@@ -68,7 +68,7 @@ class Hub:
         """A host's connection has ended; return what to send."""
         waited = self.waiting.pop(sender, None)
         self.planning.discard(sender)
-        out = self._to_waiting(HostsHere(self._names())) if waited else []
+        out = self._name_waiting() if waited else []
         number = self.numbers.pop(sender, None)
         if sender in self.parted:
             self.parted.remove(sender)
@@ -113,7 +113,7 @@ class Hub:
             return self._to_waiting(self.refusal)
         if begun := self._begin_if_complete():
             return begun
-        out = self._to_waiting(HostsHere(self._names()))
+        out = self._name_waiting()
         if sender not in known:
             joins = events.Asked(f"a host joins ({host.name})", regroups=True)
             out += self._to_first(joins)
@@ -194,5 +194,5 @@ class Hub:
         """The hosts that wait, in the order of their connections: that of the hub is the first."""
         return dict(sorted(self.waiting.items()))
 
-    def _names(self) -> tuple[str, ...]:
-        return tuple(host.name for host in self.waiting.values())
+    def _name_waiting(self) -> Outgoing:
+        return self._to_waiting(HostsHere(tuple(host.name for host in self.waiting.values())))

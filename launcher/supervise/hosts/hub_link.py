@@ -20,10 +20,9 @@ from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher.recipe.schema import Launch, nodes_of
 from flowrun.launcher.supervise.hosts import channel as channels
 from flowrun.launcher.supervise.hosts.channel import JsonChannel
-from flowrun.launcher.supervise.hosts.door import Door
+from flowrun.launcher.supervise.hosts.door import Door, HubServer
 from flowrun.launcher.supervise.hosts.endpoint import Endpoint, listen, open_store
 from flowrun.launcher.supervise.hosts.hub import Hub
-from flowrun.launcher.supervise.hosts.hub_server import HubServer
 from flowrun.launcher.supervise.hosts.other_folder import FileServer
 from flowrun.launcher.supervise.hosts.token import TOKEN, find_token, make_token
 from flowrun.launcher.supervise.hosts.words import HubHere, HubWanted

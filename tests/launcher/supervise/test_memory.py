@@ -56,7 +56,7 @@ class ReportingRanks(RanksHand):
     sizes: tuple[int, ...] = ()
 
     def fork(self, place: MeetingPlace) -> None:
-        self.wires.begin(self._report())
+        self.wires.loop.begin(self._report())
 
     def kill(self) -> None:
         raise AssertionError("they do not fail")
@@ -64,17 +64,17 @@ class ReportingRanks(RanksHand):
     async def _report(self) -> None:
         for first in range(0, STEPS[-1], BATCH):
             for step in range(first, first + BATCH):
-                self.wires.post(said.StepDone(step, {"loss": 1.5}, 0.1, {"waited_s": 0.5}))
+                self.wires.loop.post(said.StepDone(step, {"loss": 1.5}, 0.1, {"waited_s": 0.5}))
                 for rank in range(self.driver.state.terms.num_ranks):
-                    self.wires.post(said.FileWritten(step + 1, f"rank{rank}", (1, 2)))
+                    self.wires.loop.post(said.FileWritten(step + 1, f"rank{rank}", (1, 2)))
             while self.driver.record.reached < first + BATCH or self.driver.loop.events.qsize():
                 await asyncio.sleep(0)
             if first + BATCH in STEPS:
                 self.driver.listeners.end("restarted")  # all that waits for them is taken
                 self.sizes += (measure(self.driver),)
         for rank in range(self.driver.state.terms.num_ranks):
-            self.wires.post(said.RankEnded(rank, {}))
-        self.wires.post(ev.RanksGone())
+            self.wires.loop.post(said.RankEnded(rank, {}))
+        self.wires.loop.post(ev.RanksGone())
 
 
 def measure(driver: Driver) -> int:
