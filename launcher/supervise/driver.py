@@ -45,7 +45,6 @@ from flowrun.launcher.supervise.hands.ranks_hand import RanksHand, VirtualRanks,
 from flowrun.launcher.supervise.hands.signals import Preempted, Signals
 from flowrun.launcher.supervise.hands.watch import find_limit
 from flowrun.launcher.supervise.hosts.hosts import Alone, Hosts
-from flowrun.launcher.supervise.hosts.words import Host
 from flowrun.launcher.supervise.life import events, instructions
 from flowrun.launcher.supervise.life.machine import begin, step
 from flowrun.launcher.supervise.life.verdicts import TIME_LIMIT, Terms
@@ -103,37 +102,36 @@ class Driver:
         asked, post = record.asked.launch, self.loop.post
         self.hosts: Hosts | Alone = Alone(post)
         if asked.num_hosts > 1 and asked.name == "local":
-            say, describe = record.say, self._describe_host
-            self.hosts = Hosts(asked, record.run_folder, limit_s, say, post, describe, self._doors)
+            self.hosts = Hosts(
+                asked,
+                record.run_folder,
+                limit_s,
+                record.say,
+                post,
+                lambda: folder.describe_host(record, self.ranks.compiled, lease),
+                self._doors,
+            )
         self.ranks = self._hand_for(compiled)
         terms = terms_of(compiled.job, may_change=nodes_of(record.asked.launch).may_change)
         self.state, self.first = begin(terms, place_of(compiled.job.start), record.reached)
 
-    def run(
-        self, deadline_s: float | None, ended: Future[instructions.End], written: Future[bool]
-    ) -> None:
-        """Drive until the run is over; in the loop's thread.  deadline_s: see Signals.  ended:
-        gets how.  written: whether the main thread has written all files then; the other hosts of a
-        complete run wait for them.
+    def run(self, ended: Future[instructions.End], written: Future[bool]) -> None:
+        """Drive until the run is over; in the loop's thread.  ended: gets how.  written: whether
+        the main thread has written all files then; the other hosts of a complete run wait for them.
         """
         asyncio.set_event_loop(self.loop.loop)
         try:
-            self.loop.loop.run_until_complete(self._live(deadline_s, ended, written))
+            self.loop.loop.run_until_complete(self._live(ended, written))
         finally:
             self.loop.loop.close()
 
-    async def _live(
-        self, deadline_s: float | None, ended: Future[instructions.End], written: Future[bool]
-    ) -> None:
+    async def _live(self, ended: Future[instructions.End], written: Future[bool]) -> None:
         self.loop.begin(self._tick())
-        if deadline_s is not None:
-            left_s = max(0.0, deadline_s - time.monotonic())
-            self.loop.loop.call_later(left_s, self.loop.post, events.Asked(TIME_LIMIT))
         try:
             end, company = await self._end_listeners(await self._drive()), self.state.company
             ended.set_result(end)
-            awaited = end.status == instructions.COMPLETE and company.others and not company.number
-            if awaited and await asyncio.wrap_future(written):
+            leads = company.others > 0 and not company.number
+            if end.status == instructions.COMPLETE and leads and await asyncio.wrap_future(written):
                 self.hosts.broadcast(events.Finished())
         finally:
             await self.hosts.close()
@@ -252,9 +250,6 @@ class Driver:
         doors = (there.door if there else "", kept.before[1] if kept else "")
         return [door for door in dict.fromkeys(doors) if door]
 
-    def _describe_host(self) -> Host:
-        return folder.describe_host(self.record, self.ranks.compiled, self.lease)
-
     def _meet(self) -> None:
         record = self.record
         if self.state.terms.may_change and read_complete(record.run_folder, self.state.terms.steps):
@@ -338,8 +333,7 @@ class Driver:
         try:
             compiled = await self.desk.do("planning", plan, yields_to=1)
         except FlowrunError as error:
-            refused = not isinstance(error, RunError)
-            self.loop.post(events.LauncherFailed(reason_of(error), refused))
+            self.loop.fail(error, refused=not isinstance(error, RunError))
             return
         self.ranks, job = self._hand_for(compiled), compiled.job
         self.loop.post(events.NewPlan(job.recipe.num_ranks, place_of(job.start)))
@@ -399,11 +393,14 @@ def supervising(driver: Driver, signals: Signals, desk: Desk) -> Iterator[instru
 
     def drive() -> None:
         try:
-            driver.run(signals.deadline, end, written)
+            driver.run(end, written)
         except BaseException as error:
             if not end.done():
                 end.set_exception(error)
 
+    if signals.deadline is not None:
+        at, limit = signals.deadline, events.Asked(TIME_LIMIT)
+        driver.loop.loop.call_at(at, driver.loop.post, limit)  # its clock is the monotonic one
     thread = threading.Thread(target=in_one_chunk(drive), name="supervise", daemon=True)
     with signals.posting(driver.loop.post, desk):
         thread.start()

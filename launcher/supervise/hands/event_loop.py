@@ -35,9 +35,9 @@ class Loop:
         with suppress(RuntimeError):  # the loop is closed: the run is over
             self.loop.call_soon_threadsafe(self.events.put_nowait, event)
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException, refused: bool = False) -> None:
         """Let the machine take what this launcher cannot continue after; any thread may call it."""
-        self.post(LauncherFailed(reason_of(error)))
+        self.post(LauncherFailed(reason_of(error), refused))
 
     def call(self, what: Callable[..., object], *given: Any) -> None:
         """Call something in the loop's thread, or here if it has ended."""

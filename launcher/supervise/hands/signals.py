@@ -92,7 +92,7 @@ class Signals:
             return
         asked, now = SIGNALS[number], time.monotonic()
         first = self._first.setdefault(number, now)
-        again = now - first >= _TWICE_S and asked.ends
+        again = asked.ends > 0 and now - first >= _TWICE_S
         if first == now or again or not asked.ends:
             self._post(replace(asked, again=again))
             if asked.ends and 0 < self._desk.yields_to <= 1 + again:

@@ -22,19 +22,15 @@ def part(state: RunState) -> Move:
         instructions.SetTimer(timer, -1) for timer in (events.GRACE, events.ANSWER, events.LINGER)
     )
     state = replace(in_round(state, verdict=verdict), phase=Life.PARTING)
-    if verdict is None or (verdict.status != instructions.FAILED and not early):
-        return state, (*timers, instructions.LeaveRound(NEVER_S))
+    well = verdict is None or (not early and verdict.status != instructions.FAILED)
     asked, heard = halts.find_end(early), None
-    if verdict.fault and not asked:
+    if verdict and verdict.fault and not asked:
         heard = blame.describe(verdict.fault)
-    elif verdict.status == instructions.STOPPED and halts.late:
+    elif not well and halts.late and verdict and verdict.status == instructions.STOPPED:
         heard = Failure(Reason(LAUNCHER, "stopped by Ctrl-C."), LEFT)
     sends = (instructions.SendAll(heard),) if heard and state.company.others else ()
-    return state, (
-        *timers,
-        *sends,
-        instructions.LeaveRound(NEVER_S if asked and not early else _PART_S),
-    )
+    leave = instructions.LeaveRound(NEVER_S if well or (asked and not early) else _PART_S)
+    return state, (*timers, *sends, leave)
 
 
 def _find_verdict(state: RunState) -> End | None:
