@@ -57,8 +57,7 @@ class Halts:
     def ask(self, asked: Asked) -> Answer:
         """Take a request."""
         if asked.again:
-            halts = replace(self, ending=self.ending or asked)
-            return _end_early(halts, early_end_of(asked))
+            return _end_early(replace(self, ending=asked), early_end_of(asked))
         if self.ending is not None:
             put_back = asked.by == WARNING  # a batch job goes back into the queue
             leaves = self.ending.regroups and not asked.regroups and asked.ends
