@@ -300,7 +300,7 @@ class Driver:
             self.listeners.call("on_evaluation", step, numbers(results))
 
     async def _complete(self, done: instructions.CompleteCheckpoint) -> None:
-        reading = tuple(self.hosts.moves.reading) if self.hosts.moves else ()
+        reading = tuple(self.hosts.moves.files.reading) if self.hosts.moves else ()
         complete = partial(self.record.complete_checkpoint, done.step, done.files, reading)
         kept = await self.desk.do(f"completing the checkpoint of step {done.step}", complete)
         self.listeners.call("on_save", done.step, kept.folder)

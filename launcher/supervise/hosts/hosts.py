@@ -183,7 +183,7 @@ class Hosts:
         """Say that this host has sent all, and wait until the others have, so long at most."""
         if self._link.channel is not None and self.met:
             ends_s = time.monotonic() + within_s
-            await self._link.files.settle(
+            await self.moves.files.settle(
                 lambda: self._link.channel is None or time.monotonic() > ends_s
             )
             self._send(words.Leaving())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 
@@ -28,13 +28,13 @@ _MOST_FAILED = 5  # checkpoints that are to be fetched, in a row
 
 
 class Moves:
-    """Files on their way.  met: the round that they belong to."""
+    """Files on their way.  met: the round that they belong to.  files: of this host."""
 
     def __init__(
         self, folder: Path, files: FileServer, silence_s: float, post: Callable[[Notice], None]
     ) -> None:
         self.met: events.Company | None = None
-        self._folder, self._files, self._silence_s, self._post = folder, files, silence_s, post
+        self._folder, self.files, self._silence_s, self._post = folder, files, silence_s, post
         self._tasks: dict[asyncio.Task[None], int] = {}  # and from which host
         self._newest = -1  # the step of the checkpoint to keep
         self._failed = 0  # in a row
@@ -43,7 +43,7 @@ class Moves:
         """Note what a rank of this host has written, if the first host will fetch it."""
         met = self.met
         if met and not met.sees[met.number] and (name := self._name_of(event)):
-            self._files.owed.add(name)
+            self.files.owed.add(name)
 
     def takes(self, came: Notice) -> bool:
         """Fetch what a rank of another host has written, and post its event then; return False for
@@ -70,7 +70,9 @@ class Moves:
         apart = [number for number, sees in enumerate(met.sees) if not sees]
         idle, self._newest = 0 not in self._tasks.values(), step
         if kept is None or met.number != apart[0]:
-            self._begin(asyncio.to_thread(self._drop, step), met.number)
+            partial = partial_folder(self._folder, step)
+            drop = asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True)
+            self._begin(drop, met.number)
         elif idle:
             self._begin(self._keep(met.doors[0], kept), 0)
 
@@ -98,14 +100,9 @@ class Moves:
 
     def stop(self) -> None:
         """End what is on its way: its round is over."""
-        self._files.owed.clear()
+        self.files.owed.clear()
         for task in self._tasks:
             task.cancel()
-
-    @property
-    def reading(self) -> Collection[int]:
-        """Steps of checkpoints that other hosts are reading here, which have to stay."""
-        return self._files.reading
 
     def _open(self, door: str) -> AbstractAsyncContextManager[OtherFolder]:
         return open_folder(door, find_token(self._folder), self._silence_s)
@@ -152,6 +149,3 @@ class Moves:
                     here = await other.fetch_checkpoint(self._folder, done, lines=False)
                 if here:
                     await asyncio.to_thread(kept, here)
-
-    def _drop(self, step: int) -> None:
-        shutil.rmtree(partial_folder(self._folder, step), ignore_errors=True)

@@ -6,7 +6,7 @@ part; and a verdict says what comes next.
 
     phase      what is awaited                       then
     MEETING    the hosts of a round                  Met: TRAINING; PlanWanted: PLANNING
-    TRAINING   that all of them have gone            RanksGone: PARTING
+    TRAINING   that all ranks of this host have gone RanksGone: PARTING
     PARTING    what other hosts have still to say    Parted: the verdict says which of those below
     FINISHING  files that the first host writes      Finished: OVER; HostGone: RESTING
     RESTING    the newest whole state, and a pause   StartFound, TimeIsUp: MEETING
