@@ -32,7 +32,6 @@ from flowrun.launcher.store import fetched_run, kept_run
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import Checkpoint, find_all, lock_run_folder, prepare
 from flowrun.launcher.supervise.driver import Driver, error_of, supervising
-from flowrun.launcher.supervise.hands.desk import Desk
 from flowrun.launcher.supervise.hands.lease import Lease, Owner
 from flowrun.launcher.supervise.hands.monitor import monitoring
 from flowrun.launcher.supervise.hands.signals import Signals
@@ -104,9 +103,9 @@ def _run(
         if not several:  # of several hosts the first does, which is not known yet
             record.begin()
         record.write_plan(training, (*notes(job), *changes))
-        desk, replan = Desk(), Replan(record)
-        driver = Driver(record, compile_job(job, record.say), listeners, replan, desk, lease)
-        with supervising(driver, signals, desk) as end:
+        compiled, replan = compile_job(job, record.say), Replan(record)
+        driver = Driver(record, compiled, listeners, replan, lease)
+        with supervising(driver, signals) as end:
             return _report(driver, record, end)
 
 

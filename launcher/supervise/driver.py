@@ -84,11 +84,10 @@ class Driver:
         compiled: Compiled,
         listeners: Sequence[NamedListener],
         replan: Replanning,
-        desk: Desk,
         lease: Lease,
     ) -> None:
-        self.record, self.desk, self.lease, self.replan = record, desk, lease, replan
-        self.loop, self.ledger = Loop(), folder.Ledger()
+        self.record, self.lease, self.replan = record, lease, replan
+        self.loop, self.desk, self.ledger = Loop(), Desk(), folder.Ledger()
         launch = compiled.job.recipe.launch
         limit_s = find_limit(launch.hang_s, compiled.training.rehearsal.step_s)
         self.failed: Reason | None = None  # of a callback
@@ -164,15 +163,6 @@ class Driver:
                     self.loop.fail(error)
             await asyncio.sleep(_TICK_S)
 
-    def _own_quiet(self) -> tuple[float, str]:
-        """Return when the thread that has been quiet the longest did something; see Watch.own.
-
-        The loop's thread does not block; what the main thread does may.
-        """
-        works = self.desk.works
-        main = (self.desk.beaten_s, f"the launcher, {works}")
-        return min(main, (self.loop.beaten_s, f"the launcher {works}".strip()))
-
     def _hand_for(self, compiled: Compiled) -> RanksHand:
         wires = Wires(
             record=self.record,
@@ -180,7 +170,6 @@ class Driver:
             loop=self.loop,
             waits=lambda: self.loop.is_full or self.listeners.is_full,
             host_of=lambda number: self.state.company.name(number),
-            own=self._own_quiet,
         )
         kind = VirtualRanks if compiled.job.recipe.launch.name == "virtual" else LocalRanks
         return kind(compiled, wires)
@@ -384,12 +373,12 @@ def error_of(end: instructions.End) -> BaseException:
 
 
 @contextmanager
-def supervising(driver: Driver, signals: Signals, desk: Desk) -> Iterator[instructions.End]:
+def supervising(driver: Driver, signals: Signals) -> Iterator[instructions.End]:
     """Let a driver drive in a thread of its own, and serve it in this one, the main thread, until
     the run is over; yield how it ended.  What is done within, other hosts wait for.
     """
     end, written = Future[instructions.End](), Future[bool]()
-    end.add_done_callback(lambda _: desk.close())
+    end.add_done_callback(lambda _: driver.desk.close())
 
     def drive() -> None:
         try:
@@ -402,9 +391,9 @@ def supervising(driver: Driver, signals: Signals, desk: Desk) -> Iterator[instru
         at, limit = signals.deadline, events.Asked(TIME_LIMIT)
         driver.loop.loop.call_at(at, driver.loop.post, limit)  # its clock is the monotonic one
     thread = threading.Thread(target=in_one_chunk(drive), name="supervise", daemon=True)
-    with signals.posting(driver.loop.post, desk):
+    with signals.posting(driver.loop.post, driver.desk):
         thread.start()
-        desk.serve()
+        driver.desk.serve()
     try:
         yield end.result()
         written.set_result(True)

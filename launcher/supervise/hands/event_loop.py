@@ -11,7 +11,7 @@ from typing import Any
 
 from flowrun.launcher.ranks.failure import reason_of
 from flowrun.launcher.ranks.wire import Notice
-from flowrun.launcher.supervise.hands.desk import Interrupted
+from flowrun.launcher.supervise.hands.desk import Desk, Interrupted
 from flowrun.launcher.supervise.life.events import LauncherFailed, TimeIsUp
 
 _QUEUED = 2000  # events that wait, before ranks do
@@ -80,3 +80,12 @@ class Loop:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+
+
+def find_quiet(desk: Desk, loop: Loop) -> tuple[float, str]:
+    """Return when the thread that has been quiet the longest did something; see Watch.own.
+
+    The loop's thread does not block; what the main thread does may.
+    """
+    main = (desk.beaten_s, f"the launcher, {desk.works}")
+    return min(main, (loop.beaten_s, f"the launcher {desk.works}".strip()))

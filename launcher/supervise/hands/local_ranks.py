@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 
@@ -27,6 +28,7 @@ from flowrun.launcher.ranks.step_gate import StepGate
 from flowrun.launcher.ranks.wire import EventReader, Notice
 from flowrun.launcher.ranks.worker import Worker
 from flowrun.launcher.store.run_files import LOGS
+from flowrun.launcher.supervise.hands.event_loop import find_quiet
 from flowrun.launcher.supervise.hands.ranks_hand import RanksHand, Wires
 from flowrun.launcher.supervise.hands.watch import Watch, find_limit, find_silence
 from flowrun.launcher.supervise.hosts.endpoint import MeetingPlace
@@ -125,7 +127,7 @@ class LocalRanks(RanksHand):
             host_of=lambda rank: wires.host_of(rank // self._count),
             compares=job.device_type == "cpu",
             grows=job.recipe.launch.hang_s is None,
-            own=wires.own,
+            own=partial(find_quiet, wires.desk, wires.loop),
         )
 
     async def _follow(self, round_: _Forked, watch: Watch) -> None:

@@ -31,7 +31,7 @@ class Wires:
     """What ranks' hands need of the driver.
 
     record: of the run.  desk: the main thread.  loop: takes events.  waits: True while too many
-    events wait.  host_of: names the host of a rank.  own: see Watch.
+    events wait.  host_of: names the host of a rank.
     """
 
     record: Record
@@ -39,7 +39,6 @@ class Wires:
     loop: Loop
     waits: Callable[[], bool]
     host_of: Callable[[int], str]
-    own: Callable[[], tuple[float, str]]
 
 
 class RanksHand(ABC):

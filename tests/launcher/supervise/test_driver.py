@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowrun.launcher.supervise.driver import THREADS, Driver
+from flowrun.launcher.supervise.driver import THREADS
 from flowrun.launcher.supervise.hands import watch
 from flowrun.launcher.supervise.hands.desk import Desk
+from flowrun.launcher.supervise.hands.event_loop import find_quiet
 from support.runs.unit_watch import unit_watch
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -61,8 +62,8 @@ def test_a_main_thread_that_the_disk_blocks_is_named(
     desk._order("completing the checkpoint of step 8", disk.wait, 0)
     serving = threading.Thread(target=desk.serve)
     serving.start()
-    driver = SimpleNamespace(desk=desk, loop=SimpleNamespace(beaten_s=time.monotonic() + 3600))
-    own = partial(Driver._own_quiet, driver)  # type: ignore[arg-type]
+    loop = SimpleNamespace(beaten_s=time.monotonic() + 3600)
+    own = partial(find_quiet, desk, loop)  # type: ignore[arg-type]
     watching = unit_watch(tmp_path, limit_s=0.05, own=own)
     with watching:
         assert left.get(timeout=60) == 1

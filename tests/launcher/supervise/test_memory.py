@@ -21,7 +21,6 @@ from flowrun.launcher.report.record import Record
 from flowrun.launcher.store.checkpoint import Checkpoint
 from flowrun.launcher.supervise import driver as module
 from flowrun.launcher.supervise.driver import Driver, supervising
-from flowrun.launcher.supervise.hands.desk import Desk
 from flowrun.launcher.supervise.hands.lease import Lease
 from flowrun.launcher.supervise.hands.ranks_hand import RanksHand
 from flowrun.launcher.supervise.hands.signals import Signals
@@ -97,7 +96,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     compiled = Compiled(job=job, training=job.training, evaluation=None, kernels=None)  # type: ignore[arg-type]
     record = Record(tmp_path / "run", job, None)
     named = [NamedListener("silent", object(), may_end=False)]
-    made = Driver(record, compiled, named, None, Desk(), Lease(record.run_folder))  # type: ignore[arg-type]
+    made = Driver(record, compiled, named, None, Lease(record.run_folder))  # type: ignore[arg-type]
     assert isinstance(made.ranks, ReportingRanks)
     made.ranks.driver = made
     record.begin()
@@ -106,7 +105,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 
 
 def test_a_launcher_keeps_the_same_bytes_after_any_number_of_steps(driver: Driver) -> None:
-    with supervising(driver, Signals(), driver.desk) as end:
+    with supervising(driver, Signals()) as end:
         pass
     assert (end.status, end.fault) == (do.COMPLETE, None)
     assert isinstance(driver.ranks, ReportingRanks)
@@ -122,7 +121,7 @@ def test_a_planted_list_of_steps_is_seen(driver: Driver, monkeypatch: pytest.Mon
         before(event)
 
     monkeypatch.setattr(driver, "_publish", publish)
-    with supervising(driver, Signals(), driver.desk):
+    with supervising(driver, Signals()):
         pass
     assert isinstance(driver.ranks, ReportingRanks)
     first, last = driver.ranks.sizes
