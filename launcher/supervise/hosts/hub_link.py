@@ -205,16 +205,13 @@ class HubLink:
                 if here != HubHere(True):
                     channel.writer.close()
                     return f"the launcher at {place} has not met the others yet", True
-                await self._take_seat(channel, token)
+                self.own_address = str(channel.writer.get_extra_info("sockname")[0])
+                self.channel = channel
+                if self._door is None:
+                    self._door = Door(token, self.files)
+                    self._door.open(listen(self.own_address))
                 return "", True
         return why, False
-
-    async def _take_seat(self, channel: JsonChannel, token: str) -> None:
-        self.own_address = str(channel.writer.get_extra_info("sockname")[0])
-        self.channel = channel
-        if self._door is None:
-            self._door = Door(token, self.files)
-            self._door.open(listen(self.own_address))
 
     def _miss_token(self, place: Endpoint) -> str:
         self._seen_s = self._seen_s or time.monotonic()

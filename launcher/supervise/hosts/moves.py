@@ -132,7 +132,8 @@ class Moves:
         while True:
             try:
                 async with self._open(met.doors[came.host]) as other:
-                    await other.fetch_written(self._folder, name, written)
+                    if not await other.get(name, self._folder / name, written):
+                        raise ValueError(f"{name} is not there")
                 self._post(came)
                 return
             except RunError:

@@ -107,9 +107,10 @@ class OtherFolder:
     async def get(self, name: str, to: Path, written: tuple[int, int] | None = None) -> bool:
         """Make or replace a file, whole; return whether it is there.
 
-        written: its size and CRC-32, as its writer has said; None: it has not.  Raises ValueError
-        where it has others.
+        written: its size and CRC-32, as its writer has said; None: it has a header that says what
+        is in it.  Raises ValueError where it has others, or does not belong to a run.
         """
+        _check_name(name)
         if (left := await self._ask(name)) < 0:
             return False
         size, crc = left, 0
@@ -154,7 +155,8 @@ class OtherFolder:
         if damage:
             partial.mkdir(parents=True, exist_ok=True)
             for file, (size, crc) in About.from_json(text).files.items():
-                name, to = _check_name(name_in(step, file)), partial / file
+                name, to = name_in(step, file), partial / file
+                _check_name(name)
                 damaged = await asyncio.to_thread(damage_of, to, size, crc)
                 if damaged and not await self.get(name, to, (size, crc)):
                     return None
@@ -163,18 +165,10 @@ class OtherFolder:
             await self.get(name, folder / name)
         return here
 
-    async def fetch_written(self, folder: Path, name: str, written: tuple[int, int] | None) -> None:
-        """Fetch what a rank there has written to its folder.  written: see `get`; None: the file
-        has a header that says what is in it.  Raises ValueError.
-        """
-        if not await self.get(_check_name(name), folder / name, written):
-            raise ValueError(f"{name} is not there")
 
-
-def _check_name(name: str) -> str:
+def _check_name(name: str) -> None:
     if not _SERVED.fullmatch(name):  # it is another host's word, and becomes a path here
         raise ValueError(f"{name!r} does not belong to a run")
-    return name
 
 
 @asynccontextmanager
