@@ -19,6 +19,7 @@ from flowrun.launcher.job.job import Start
 from flowrun.launcher.ranks.rank_events import RankEnded, Reason, WeightsWritten
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.recipe.key_schema import flatten_keys
+from flowrun.launcher.recipe.schema import nodes_of
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Log
 from flowrun.launcher.store import weight_files as weights
@@ -85,10 +86,11 @@ def describe_host(record: Record, compiled: Compiled, lease: Lease) -> Host:
     start, there = job.start, lease.read()
     known = [record.kept.before[0]] if record.kept else []
     keys = {key: str(value) for key, value in flatten_keys(yaml.safe_load(asked.to_yaml()))}
+    found = {"launch.device": job.device_type, "launch.nnodes": str(nodes_of(asked.launch))}
     return Host(
         name=platform.node(),
         node_rank=asked.launch.node_rank,
-        recipe={**keys, "launch.device": job.device_type},
+        recipe=keys | found,
         plan=hashlib.sha256(str(compiled.training.plan).encode()).hexdigest(),
         planned=job.recipe.launch.num_hosts if record.agreed else 0,
         start=(start.step, start.checksum) if isinstance(start, Checkpoint) else (0, ""),

@@ -1,6 +1,8 @@
 import random
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +11,10 @@ from hypothesis import strategies as st
 
 from flowrun.launcher.ranks import rank_events as said
 from flowrun.launcher.ranks.wire import Notice
+from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.schema import Nodes
+from flowrun.launcher.supervise.hands.folder import describe_host
+from flowrun.launcher.supervise.hands.lease import Lease
 from flowrun.launcher.supervise.hosts.hub import Hub, Outgoing
 from flowrun.launcher.supervise.hosts.meeting import find_mismatch, number_hosts
 from flowrun.launcher.supervise.hosts.words import Host, HostsHere, Leaving, Ready
@@ -166,6 +171,7 @@ MISMATCHES = {
     "two keys": (host("b", train__steps="9", optim__lr="1"), "optim.lr"),
     "a key more": (host("b", optim__momentum="0.9"), "optim.momentum"),
     "its plan": (host("b", plan="q"), "the plan"),
+    "its number of hosts": (host("b", optim__lr="1", launch__nnodes="4"), "launch.nnodes"),
 }
 
 
@@ -173,6 +179,15 @@ MISMATCHES = {
 def test_what_differs_is_named_if_it_matters(other: Host, where: str | None) -> None:
     found = find_mismatch(host("a", rank=0), other)
     assert (found and found.where) == where
+
+
+def test_the_number_of_hosts_that_a_platform_gives_is_compared(tmp_path: Path) -> None:
+    recipe = load(["recipe=mlp_hybrid"])
+    given = replace(recipe, launch=replace(recipe.launch, nnodes=2))  # its text has none
+    job = SimpleNamespace(start=None, device_type="cpu", recipe=given)
+    record: Any = SimpleNamespace(asked=given, kept=None, agreed=False, run_folder=tmp_path)
+    compiled: Any = SimpleNamespace(job=job, training=SimpleNamespace(plan=""))
+    assert describe_host(record, compiled, Lease(tmp_path)).recipe["launch.nnodes"] == "2"
 
 
 def test_hosts_are_numbered_by_rank_then_by_name() -> None:
