@@ -41,11 +41,6 @@ class Endpoint:
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
-    @staticmethod
-    def parse_all(text: str) -> list[Endpoint]:
-        """Parse endpoints with spaces or commas between them.  Raises ValueError."""
-        return [Endpoint.parse(each) for each in text.replace(",", " ").split()]
-
     async def resolve(self) -> list[str]:
         """Return the numeric addresses of its name, IPv4 first.  Raises OSError.
 

@@ -90,7 +90,8 @@ class HubLink:
     ) -> None:
         """known: doors behind which the hub may be of a run that is under way."""
         self.launch, self.folder, self.silence_s = launch, folder, silence_s
-        self.endpoints = Endpoint.parse_all(launch.rdzv_endpoint)
+        texts = launch.rdzv_endpoint.replace(",", " ").split()
+        self.endpoints = [Endpoint.parse(each) for each in texts]
         self.channel: JsonChannel | None = None
         self.files = FileServer(folder, min(silence_s, LONG_S))
         self.own_address = ""

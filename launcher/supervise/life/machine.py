@@ -142,6 +142,7 @@ def _take_of_process(state: RunState, event: Notice, host: int) -> Move:
 
 
 def _take_of_host(state: RunState, event: Notice, host: int) -> Move:
+    """Take what other hosts say, or what was awaited between two rounds."""
     match event:
         case events.Met():
             return _take_met(state, event.company)
@@ -154,11 +155,6 @@ def _take_of_host(state: RunState, event: Notice, host: int) -> Move:
             return _fail(state, Failure(fault, LEFT, host=event.host))
         case events.HaltOffered() if state.phase is Life.TRAINING:
             return _with_halts(state, state.round.halts.take_offer(host, event))
-    return _take_between(state, event)
-
-
-def _take_between(state: RunState, event: Notice) -> Move:
-    match event:
         case events.Parted() if state.phase is Life.PARTING:
             return next_round.conclude(state)
         case events.StartFound() if state.phase is Life.RESTING:

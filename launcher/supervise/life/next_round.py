@@ -22,14 +22,15 @@ def part(state: RunState) -> Move:
         instructions.SetTimer(timer, -1) for timer in (events.GRACE, events.ANSWER, events.LINGER)
     )
     state = replace(in_round(state, verdict=verdict), phase=Life.PARTING)
-    well = verdict is None or (not early and verdict.status != instructions.FAILED)
+    if verdict is None or (verdict.status != instructions.FAILED and not early):
+        return state, (*timers, instructions.LeaveRound(NEVER_S))
     asked, heard = halts.find_end(early), None
-    if verdict and verdict.fault and not asked:
+    if verdict.fault and not asked:
         heard = blame.describe(verdict.fault)
-    elif not well and halts.late and verdict and verdict.status == instructions.STOPPED:
+    elif verdict.status == instructions.STOPPED and halts.late:
         heard = Failure(Reason(LAUNCHER, "stopped by Ctrl-C."), LEFT)
     sends = (instructions.SendAll(heard),) if heard and state.company.others else ()
-    leave = instructions.LeaveRound(NEVER_S if well or (asked and not early) else _PART_S)
+    leave = instructions.LeaveRound(NEVER_S if asked and not early else _PART_S)
     return state, (*timers, *sends, leave)
 
 
