@@ -34,7 +34,7 @@ _OF_ONE_HOST = ("SIGTERM", WARNING, CTRL_C, TIME_LIMIT)
 class Halts:
     """The requests of a round, and what hosts have offered.
 
-    company: the hosts of the round.  saved: the steps of the checkpoint that ranks began at.
+    terms, company: of the round.  saved: the steps of the checkpoint that ranks began at.
     ending: the request that ends the run.  halt: the step after which it ends.  late: how the run
     ends if it has no time to reach that step.
     current: the request that hosts are agreeing on.  queued: the requests that wait for it.  round:

@@ -6,13 +6,7 @@ import pytest
 from flowrun.launcher.ranks.rank_events import Failure, FileWritten, RankEnded, Reason, StepDone
 from flowrun.launcher.ranks.wire import Notice, decode, encode
 from flowrun.launcher.supervise.hosts.words import Ready
-from flowrun.launcher.supervise.life.events import (
-    Asked,
-    FromHost,
-    HaltOffered,
-    StartFound,
-    StartPoint,
-)
+from flowrun.launcher.supervise.life import events as ev
 from support.runs.plain_host import plain_host
 
 HOST = plain_host("a", recipe={"optim.lr": "0.1"})
@@ -20,10 +14,11 @@ SENT: tuple[Notice, ...] = (
     StepDone(3, {"loss": 1.5, "each": [1.0, 2.0]}, 0.1, {"waited_s": 0.0}),
     FileWritten(4, "rank_0", (10, 20)),
     RankEnded(0, {"notes": [["x", 1, 2]]}),
-    FromHost(1, Failure(Reason("rank 1", "no"))),
-    HaltOffered(0, "SIGTERM", 4, 1),
-    Asked("SIGTERM"),
+    ev.FromHost(1, Failure(Reason("rank 1", "no"))),
+    ev.HaltOffered(0, "SIGTERM", 4, 1),
+    ev.Asked("SIGTERM"),
     Ready(HOST),
+    ev.StartFound(ev.StartPoint(3, "snapshot", 0)),
 )
 
 
@@ -55,8 +50,3 @@ def change(sent: Notice, **fields: Any) -> str:
 def test_what_is_no_message_is_refused(frame: str) -> None:
     with pytest.raises(ValueError):
         decode(frame)
-
-
-def test_an_event_of_this_launcher_alone_has_a_json_too() -> None:
-    sent = StartFound(StartPoint(3, "snapshot", 0))
-    assert decode(encode(sent)) == sent

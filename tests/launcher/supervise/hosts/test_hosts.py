@@ -52,9 +52,7 @@ class One:
     async def meet(self) -> Notice:
         meeting = asyncio.create_task(self.hosts.meet())
         found = await self.next()
-        if isinstance(found, (Met, PlanWanted)):
-            await meeting
-        meeting.cancel()  # of hosts that are refused
+        meeting.cancel()  # it waits on, where hosts are refused
         return found
 
     async def part(self, within_s: float = 20.0) -> list[Notice]:

@@ -5,7 +5,6 @@ import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -69,7 +68,7 @@ def test_a_checkpoint_is_fetched_whole_and_only_what_is_missing(
     (mine / RANKS[1]).write_text(RANKS[1])  # this host's own rank wrote it
     get = OtherFolder.get
 
-    async def note(self: OtherFolder, name: str, to: Path, *written: Any) -> bool:
+    async def note(self: OtherFolder, name: str, to: Path, *written: tuple[int, int]) -> bool:
         fetched.append(to.name)
         return await get(self, name, to, *written)
 

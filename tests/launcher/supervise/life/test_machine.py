@@ -488,13 +488,10 @@ def test_what_comes_too_late_changes_nothing(event: Notice) -> None:
     assert step(over, ev.Asked("SIGTERM")) == (over, ())
 
 
-@pytest.mark.parametrize("before", [(), (ev.Asked("a host joins (b)", regroups=True),)])
-def test_a_signal_that_ends_a_run_at_once_is_no_reason_to_begin_it_again(
-    before: tuple[Notice, ...],
-) -> None:
+def test_a_signal_that_ends_a_run_at_once_is_no_reason_to_begin_it_again() -> None:
     state, _ = begin(Terms(steps=4, num_ranks=1, restarts=2, may_change=True), StartPoint())
-    strike = ev.Asked("SIGQUIT", again=True)
-    for event in (ev.Met(ev.Company(), 0), *before, strike, ev.RanksGone()):
+    asked = (ev.Asked("a host joins (b)", regroups=True), ev.Asked("SIGQUIT", again=True))
+    for event in (ev.Met(ev.Company(), 0), *asked, ev.RanksGone()):
         state, _ = step(state, event)
     _, (end,) = step(state, ev.Parted())
     assert isinstance(end, End) and end.status == FAILED
