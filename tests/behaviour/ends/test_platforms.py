@@ -16,6 +16,7 @@ import pytest
 
 from flowrun.launcher.commands.start.manifest import write_manifest
 from support.runs.command import FLOWRUN, Command, Ended, free_port, losses, run_folder, workplace
+from support.runs.linked_hosts import LinkedHosts, find_obstacle
 from support.runs.slurm import Slurm, find_lack
 
 pytestmark = pytest.mark.processes
@@ -242,25 +243,43 @@ def test_a_script_for_sbatch_is_put_back_and_continues(
 # ---- variables alone -----------------------------------------------------------------------------
 
 
-def by_variables(port: int) -> Mapping[str, tuple[Mapping[str, str], str]]:
-    """What each host has in its environment, and the variable with its number."""
-    addresses = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    pet = {f"PET_{key}": value for key, value in addresses.items()}
+def by_variables(port: int, *addresses: str) -> Mapping[str, tuple[Mapping[str, str], str]]:
+    """What each host has in its environment, and the variable with its number.
+
+    addresses: of the hosts' networks.
+    """
+    master = {"MASTER_ADDR": addresses[0], "MASTER_PORT": str(port)}
+    pet = {f"PET_{key}": value for key, value in master.items()}
+    sky = {"SKYPILOT_NODE_IPS": "\n".join(addresses), "SKYPILOT_TASK_ID": str(port)}
     return {
         "Kubeflow": ({**pet, "PET_NNODES": "2"}, "PET_NODE_RANK"),
-        "JobSet": ({**addresses, "NNODES": "2"}, "JOB_COMPLETION_INDEX"),
-        "SkyPilot": (
-            {"SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2", "SKYPILOT_TASK_ID": str(port)},
-            "SKYPILOT_NODE_RANK",
-        ),
+        "JobSet": ({**master, "NNODES": "2"}, "JOB_COMPLETION_INDEX"),
+        "SkyPilot": (sky, "SKYPILOT_NODE_RANK"),
     }
 
 
-@pytest.mark.parametrize("name", by_variables(0))
-def test_variables_of_a_platform_make_two_hosts(place: Path, name: str, one: list[float]) -> None:
-    common, number = by_variables(free_port())[name]
+@pytest.fixture
+def networks() -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+    """Namespaces of two hosts and their addresses; both on loopback where nobody may make any."""
+    if find_obstacle():
+        yield ("", ""), ("127.0.0.1", "127.0.0.2")
+        return
+    linked = LinkedHosts()
+    yield linked.namespaces, linked.addresses
+    linked.close()
+
+
+@pytest.mark.parametrize("name", ["Kubeflow", "JobSet", "SkyPilot"])
+def test_variables_of_a_platform_make_two_hosts(
+    place: Path, name: str, one: list[float], networks: tuple[tuple[str, str], tuple[str, str]]
+) -> None:
+    namespaces, addresses = networks
+    common, number = by_variables(free_port(), *addresses)[name]
     folder = run_folder(place / "outputs" / "a" / "b")  # on a disk that all pods see
-    ends = [Command(place, *RUN, folder, variables={**common, number: str(k)}) for k in range(2)]
+    ends = [
+        Command(place, *RUN, folder, variables={**common, number: str(k)}, namespace=namespace)
+        for k, namespace in enumerate(namespaces)
+    ]
     check_hosts(place, [command.end() for command in ends], one)
     assert f"note: {name} started 2 hosts" in (the_run(place) / "plan.txt").read_text()
 

@@ -14,13 +14,14 @@ _numbers = itertools.count()
 class LinkedHosts:
     """A pair of hosts that a link joins.
 
-    namespaces: of both.  endpoint: an address of host 0, with a port that is free.
+    namespaces, addresses: of both.  endpoint: an address of host 0, with a port that is free.
     """
 
     def __init__(self) -> None:
         name = f"flowrun-{os.getpid()}-{next(_numbers)}"
         self.namespaces = (f"{name}-0", f"{name}-1")
-        self.endpoint = f"10.77.0.1:{_PORT}"
+        self.addresses = ("10.77.0.1", "10.77.0.2")
+        self.endpoint = f"{self.addresses[0]}:{_PORT}"
         try:
             self._join()
         except BaseException:
@@ -32,8 +33,8 @@ class LinkedHosts:
             _ip("netns", "add", namespace)
         first, second = self.namespaces
         _ip(*f"link add {_DEVICE} netns {first} type veth peer {_DEVICE} netns {second}".split())
-        for host, namespace in enumerate(self.namespaces):
-            _ip("-n", namespace, "addr", "add", f"10.77.0.{host + 1}/24", "dev", _DEVICE)
+        for namespace, address in zip(self.namespaces, self.addresses, strict=True):
+            _ip("-n", namespace, "addr", "add", f"{address}/24", "dev", _DEVICE)
             for device in ("lo", _DEVICE):
                 _ip("-n", namespace, "link", "set", device, "up")
 
