@@ -95,8 +95,9 @@ def bound_work(what: str, most_s: float | None = None) -> Iterator[None]:
     """Bound the seconds of a core and the memory that foreign code within may take, such as a
     template.
 
-    what: it is, for the error.  Raises ValueError, also for whatever it raises.  Signals are the
-    main thread's: in another there is no bound.
+    what: it is, for the error.  Raises ValueError, also for whatever it raises, and again after as
+    long where that was caught or ignored (Python ignores what a callback of its garbage collector
+    raises).  Signals are the main thread's: in another there is no bound.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -109,7 +110,7 @@ def bound_work(what: str, most_s: float | None = None) -> Iterator[None]:
     before = signal.signal(signal.SIGVTALRM, stop)
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     try:
-        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)
         if (held := _held_bytes()) and limits[0] == resource.RLIM_INFINITY:
             resource.setrlimit(resource.RLIMIT_DATA, (held + MOST_BYTES, limits[1]))
         yield

@@ -3,6 +3,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -80,3 +81,14 @@ def test_foreign_code_that_takes_all_memory_is_stopped() -> None:
     with pytest.raises(ValueError, match="the template took more than"), bound_work("the template"):
         bytearray(1 << 30)
     assert len(bytearray(1 << 27)) == 1 << 27
+
+
+def test_a_bound_strikes_again_where_its_error_was_ignored() -> None:
+    def spin() -> None:
+        while True:
+            pass
+
+    with pytest.raises(ValueError, match="took more than"), bound_work("the template", 0.05):
+        with suppress(ValueError):
+            spin()
+        spin()
