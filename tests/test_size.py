@@ -38,7 +38,7 @@ BUDGETS = {
     "engine/ops": 6_564,
     "engine/passes": 8_202,
     "engine/rehearsal": 1_182,
-    "engine/runtime": 8_214,
+    "engine/runtime": 8_215,
     "engine/trace": 583,
     "engine/verify": 794,
     "launcher": 361,
@@ -65,16 +65,16 @@ BUDGETS = {
     "tests": 1_181,
     "tests/behaviour": 9_795,
     "tests/chaos": 1_057,
-    "tests/engine": 14_754,
+    "tests/engine": 14_766,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
     "tests/launcher": 19_435,
     "tests/models": 797,
-    "tests/support": 9_583,
+    "tests/support": 9_594,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_261, "tests": 58_357, "docs": 50_000}
+SUMS = {"source": 80_262, "tests": 58_380, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 342, "except Exception": 30, "functions above complexity 15": 0}

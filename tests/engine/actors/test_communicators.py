@@ -7,7 +7,7 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 
 MANY_CHUNKS = (
-    *("placement.stages=4", "placement.chunks=12", "placement.axes.tensor=2", "model.depth=48"),
+    *("placement.stages=4", "placement.chunks=6", "placement.axes.tensor=2", "model.depth=24"),
     *("model.width=16", "model.heads=2", "train.batch_size=8", "train.micro_batches=8"),
 )
 
@@ -19,7 +19,7 @@ MANY_CHUNKS = (
         (("gpt_hybrid", "hardware=h100", *MANY_CHUNKS), 8, 16),
         pytest.param(("gpt3_175b",), 10, 64, marks=pytest.mark.thorough),  # 26 s
     ],
-    ids=["gpt_hybrid", "4 stages, 12 chunks", "gpt3_175b"],
+    ids=["gpt_hybrid", "4 stages, 6 chunks", "gpt3_175b"],
 )
 def test_a_rank_of_a_shipped_recipe_has_few_communicators(
     keys: tuple[str, ...], most: int, calls: int

@@ -42,7 +42,7 @@ def grid(data: int, tensor: int, stages: int, micro_batches: int) -> Branch:
             Candidate(grid(4, 2, 2, 2), "1f1b", zero=2, recompute=("blocks.*",)),
             marks=pytest.mark.thorough,
         ),
-        Candidate(grid(16, 1, 1, 1), zero=3),
+        pytest.param(Candidate(grid(16, 1, 1, 1), zero=3), marks=pytest.mark.thorough),
     ],
     ids=str,
 )

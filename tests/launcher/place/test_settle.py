@@ -20,7 +20,7 @@ FOUR_NODES = {
 }
 
 
-@pytest.mark.parametrize(("hosts", "endpoint"), [(3, "n0"), (2, "n0"), (1, "")])
+@pytest.mark.parametrize(("hosts", "endpoint"), [(2, "n0"), (1, "")])
 def test_hosts_of_a_platform_that_are_left_keep_its_endpoint(
     hosts: int, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

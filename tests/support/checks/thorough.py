@@ -90,6 +90,17 @@ ONE_IN: dict[str, dict[str, int]] = {
     "launcher/commands/test_verify.py": {"test_every_layout_of_a_recipe_is_the_same": 2},
     "launcher/data/corpus/test_data_of_urls.py": {"test_samples_of_a_url_are_those_of_the_disk": 2},
     "launcher/data/test_buckets.py": {"test_steps_of_several_lengths_are_those_of_a_plain_loop": 3},
+    "launcher/job/test_plan_cache.py": {
+        "test_what_only_the_captured_graph_shows_makes_another_plan": 2
+    },
+    "launcher/model/test_deferred.py": {
+        "test_a_rank_never_holds_more_than_its_shards_and_a_weight": 2
+    },
+    "launcher/recipe/test_updates.py": {
+        "test_updates_go_with_other_parts_of_a_loop": 3,
+        "test_updates_of_a_step_are_those_of_a_plain_loop": 2,
+    },
+    "test_survey.py": {"test_it_trains_on_two_ranks_as_plain_torch_does": 2},
 }
 
 

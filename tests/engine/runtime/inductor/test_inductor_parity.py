@@ -15,7 +15,7 @@ SMALL_PACKED, _ = trainings(partial(GPT, VOCABULARY, LENGTH, 1, 4, 16), MEGATRON
 CASES = (
     (TINY_MLP, Layout(data=2, zero=1)),
     pytest.param(SMALL_GPT, Layout(tensor=2, stages=2, clip_norm=CLIP), marks=pytest.mark.thorough),
-    (SMALL_GPT, Layout(tensor=2, clip_norm=CLIP)),
+    pytest.param(SMALL_GPT, Layout(tensor=2, clip_norm=CLIP), marks=pytest.mark.thorough),
     pytest.param(SMALL_PACKED, Layout(), marks=pytest.mark.thorough),
 )
 
