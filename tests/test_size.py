@@ -41,7 +41,7 @@ BUDGETS = {
     "engine/runtime": 8_215,
     "engine/trace": 583,
     "engine/verify": 794,
-    "launcher": 361,
+    "launcher": 360,
     "launcher/bench": 2_206,
     "launcher/command_line": 2_029,
     "launcher/commands": 4_389,
@@ -56,7 +56,7 @@ BUDGETS = {
     "launcher/recipe": 3_553,
     "launcher/report": 2_593,
     "launcher/store": 1_122,
-    "launcher/supervise": 5_031,
+    "launcher/supervise": 4_993,
     "launcher/terminal": 343,
     "launcher/text": 603,
     "launcher/urls": 522,
@@ -69,15 +69,15 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_435,
+    "tests/launcher": 19_431,
     "tests/models": 797,
     "tests/support": 9_594,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_262, "tests": 58_380, "docs": 50_000}
+SUMS = {"source": 80_223, "tests": 58_376, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
-OPEN = {"Any": 342, "except Exception": 30, "functions above complexity 15": 0}
+OPEN = {"Any": 340, "except Exception": 30, "functions above complexity 15": 0}
 
 
 @cache
