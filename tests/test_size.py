@@ -56,7 +56,7 @@ BUDGETS = {
     "launcher/recipe": 3_553,
     "launcher/report": 2_593,
     "launcher/store": 1_122,
-    "launcher/supervise": 4_993,
+    "launcher/supervise": 4_992,
     "launcher/terminal": 343,
     "launcher/text": 603,
     "launcher/urls": 522,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_431,
+    "tests/launcher": 19_429,
     "tests/models": 797,
     "tests/support": 9_594,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_223, "tests": 58_376, "docs": 50_000}
+SUMS = {"source": 80_222, "tests": 58_374, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 340, "except Exception": 30, "functions above complexity 15": 0}

@@ -25,9 +25,9 @@ class Interrupted(BaseException):
 class Desk:
     """Work for the main thread.
 
-    yields_to: number of the signal, the first or the second of a kind, that interrupts what it
-    does; 0: none does.  works: what it does, for a person; empty: nothing.  began_s: when it began
-    to, on the monotonic clock.
+    yields_to: what interrupts it: 1: any signal that asks for the end; 2: one that asks for it at
+    once; 0: none.  works: what it does, for a person; empty: nothing.  began_s: when it began to,
+    on the monotonic clock.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """Signals and launch.time_limit: what asks a run to end, or to save.
 
 Until ranks run there is nothing to save, and a request to end raises its error at once.  While the
-machine is in charge it is an event; a second signal of a kind ends the run at once.
+machine is in charge it is an event; a second signal of a kind, as SIGQUIT or SIGHUP do, ends the
+run at once.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SIGNALS: Mapping[int, Asked] = {
     signal.SIGINT: Asked(CTRL_C),
     signal.SIGUSR1: Asked("SIGUSR1", ends=0),
 }
-_STRIKES = (signal.SIGQUIT, signal.SIGHUP)  # end the run at once, with its ranks
+_STRIKES = (signal.SIGQUIT, signal.SIGHUP)  # as a second signal of a kind
 _USED = (signal.SIGUSR1, *_STRIKES)  # by others, maybe: then they have no use here
 
 
@@ -87,12 +88,10 @@ class Signals:
         if self._post is None or self._desk is None:
             self._end(number)
             return
-        if number in _STRIKES:
-            self._post(Asked(signal.Signals(number).name, again=True))
-            return
-        asked, now = SIGNALS[number], time.monotonic()
+        now = time.monotonic()
+        asked = SIGNALS.get(number) or Asked(signal.Signals(number).name, again=True)
         first = self._first.setdefault(number, now)
-        again = asked.ends > 0 and now - first >= _TWICE_S
+        again = asked.again or (asked.ends > 0 and now - first >= _TWICE_S)
         if first == now or again or not asked.ends:
             self._post(replace(asked, again=again))
             if asked.ends and 0 < self._desk.yields_to <= 1 + again:

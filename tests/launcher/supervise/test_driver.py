@@ -1,6 +1,7 @@
 import ast
 import queue
 import re
+import signal
 import threading
 import time
 from functools import partial
@@ -11,12 +12,14 @@ import pytest
 
 from flowrun.launcher.supervise.driver import THREADS
 from flowrun.launcher.supervise.hands import watch
-from flowrun.launcher.supervise.hands.desk import Desk
+from flowrun.launcher.supervise.hands.desk import Desk, Interrupted
 from flowrun.launcher.supervise.hands.event_loop import find_quiet
+from flowrun.launcher.supervise.hands.signals import Signals
+from flowrun.launcher.supervise.life.events import Asked
 from support.runs.unit_watch import unit_watch
 
-ROOT = Path(__file__).resolve().parents[3]
-FILES = sorted((ROOT / "launcher").rglob("*.py"))
+LAUNCHER = Path(__file__).resolve().parents[3] / "launcher"
+FILES = sorted((f.relative_to(LAUNCHER).as_posix(), f.read_text()) for f in LAUNCHER.rglob("*.py"))
 STARTS = re.compile(r"\b(Thread|Timer|ThreadPool|ThreadPoolExecutor|to_thread|run_in_executor)\(")
 
 
@@ -25,11 +28,7 @@ def starts_threads(text: str) -> bool:
 
 
 def test_a_thread_is_started_only_where_it_is_named() -> None:
-    found = {
-        file.relative_to(ROOT / "launcher").as_posix()
-        for file in FILES
-        if starts_threads(file.read_text())
-    }
+    found = {name for name, text in FILES if starts_threads(text)}
     others = {"store/checkpoint.py"}  # sums of files, all in one call
     assert found - others == set(THREADS)
 
@@ -39,13 +38,9 @@ def test_a_planted_thread_is_seen() -> None:
 
 
 def test_a_run_has_one_event_loop() -> None:
-    made = [
-        file.relative_to(ROOT).as_posix()
-        for file in FILES
-        if re.search(r"new_event_loop\(|asyncio\.run\(", file.read_text())
-    ]
-    of_a_command = "launcher/command_line/ray_jobs.py"  # which waits for runs elsewhere
-    assert made == [of_a_command, "launcher/supervise/hands/event_loop.py"]
+    made = [name for name, text in FILES if re.search(r"new_event_loop\(|asyncio\.run\(", text)]
+    of_a_command = "command_line/ray_jobs.py"  # which waits for runs elsewhere
+    assert made == [of_a_command, "supervise/hands/event_loop.py"]
 
 
 def test_a_main_thread_that_the_disk_blocks_is_named(
@@ -75,10 +70,19 @@ def test_a_main_thread_that_the_disk_blocks_is_named(
     assert (tmp_path / watch.FILE).read_text().startswith(f"{named}\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGHUP])
+def test_a_signal_that_ends_a_run_at_once_interrupts_the_main_thread(number: int) -> None:
+    desk, signals, posted = Desk(), Signals(), queue.SimpleQueue[object]()
+    desk.yields_to = 2  # as while a virtual cluster trains
+    with signals.handling(), signals.posting(posted.put, desk), pytest.raises(Interrupted):
+        signal.raise_signal(number)
+    assert posted.get(timeout=60) == Asked(signal.Signals(number).name, again=True)
+
+
 def test_no_class_of_supervision_has_many_attributes() -> None:
     counted = {}
-    for file in (ROOT / "launcher" / "supervise").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+    for text in (text for name, text in FILES if name.startswith("supervise/")):
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ClassDef):
                 counted[node.name] = len(attributes_of(node))
     assert {name: count for name, count in counted.items() if count > 12} == {}
@@ -93,16 +97,10 @@ def attributes_of(node: ast.ClassDef) -> set[str]:
         and isinstance(each.target, ast.Name)
         and not ast.unparse(each.annotation).startswith("ClassVar")
     }
-    for each in ast.walk(node):
-        targets = each.targets if isinstance(each, ast.Assign) else []
-        targets = [each.target] if isinstance(each, ast.AnnAssign) else targets
-        flat = [part for target in targets for part in ast.walk(target)]
-        found |= {
-            part.attr
-            for part in flat
-            if isinstance(part, ast.Attribute)
-            and isinstance(part.value, ast.Name)
-            and part.value.id == "self"
-            and isinstance(part.ctx, ast.Store)
-        }
-    return found
+    return found | {
+        each.attr
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+        and ast.unparse(each.value) == "self"
+    }
