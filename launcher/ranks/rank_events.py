@@ -80,8 +80,8 @@ class Failure(Notice):
     """Ranks end early: a rank says so of itself, or a launcher of the ranks of its host.
 
     how: DIED, LEFT or RAISED.  lost_peer: the fault is another rank's.  host: the number of the
-    host that sent it; -1: this.  bad: steps done with the one whose numbers are not finite, where
-    that is the fault; 0: it is not.
+    host that sent it; -1: this.  bad: steps begun by the end of the one whose numbers are not
+    finite; 0: no such.
     """
 
     fault: Reason

@@ -182,7 +182,7 @@ def find_all(run_folder: Path) -> list[Checkpoint]:
 
 
 def find_whole(found: Sequence[Checkpoint]) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole, of some; the oldest comes first."""
+    """Return the newest whole one of some checkpoints, oldest first; None if there is none."""
     return next((each for each in reversed(found) if not each.damage()), None)
 
 

@@ -22,7 +22,7 @@ from flowrun.launcher.ranks.wire import Notice, decode, encode
 from flowrun.launcher.supervise.hosts.words import Alive
 
 GREETING_S = 10.0  # a launcher greets at once; another program may say nothing at all
-BEAT_S = 1.0  # a side with nothing to say says so
+BEAT_S = 1.0  # from one Alive of a side to the next
 ENDED = "its launcher has ended: it was killed, or its machine failed."
 QUIET = "nothing came from it"
 _NOTICE_S = 10.0  # of silence, after which a side is named

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Coroutine
 
+from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.supervise.hosts.channel import (
     BEAT_S,
     GREETING_S,
@@ -73,8 +74,8 @@ class HubServer:
 
 
 class Door:
-    """Serves each program that connects, in a task of its own, as asyncio.Server does; but there
-    what connects while it closes stays open, and where no file can be opened any more it prints a
+    """Serves each program that connects, in a task of its own, as asyncio.Server does; but that
+    leaves open what connects while it closes, and where no file can be opened any more it prints a
     traceback for each program that connects.
 
     hub: None while it is elsewhere.  at: the first address that it is open at.
@@ -133,7 +134,7 @@ class Door:
             self._strangers -= 1
         await self._serve(channel, first)
 
-    async def _serve(self, channel: JsonChannel, first: object) -> None:
+    async def _serve(self, channel: JsonChannel, first: Notice) -> None:
         try:
             if isinstance(first, HubWanted):
                 channel.send(HubHere(self.hub is not None))

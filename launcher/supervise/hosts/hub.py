@@ -35,11 +35,11 @@ class Hub:
     """The state of the hub.
 
     nodes: how many hosts a round may have.  open_store: makes the store of a round's ranks, and
-    returns its port.
-    waiting: the hosts that are ready for the next round, by connection, in the order in which they
-    came.  numbers, company: of the hosts of the round under way, or of the last.  parted: of those,
-    who have.  planning: hosts that were asked to plan, and meet again.  first: describes a host of
-    the last round.  enough_since_s: when enough hosts were seen to wait.
+    returns its port.  waiting: the hosts that are ready for the next round, by connection, in the
+    order in which they came.  numbers, company: of the hosts of the round under way, or of the
+    last.  parted: of those, who have.  planning: hosts that were asked to plan, and meet again.
+    first: describes host 0 of the last round.  enough_since_s: when enough hosts were seen to wait.
+    refusal: why those that wait cannot train together.
     """
 
     nodes: Nodes

@@ -1,7 +1,7 @@
 """Decide whether two hosts run the same thing, and which number each host gets.  Pure.
 
 Every launcher describes itself when it comes (Host).  A difference that would make ranks wait for
-each other, or train on unlike plans, is an error that names the key and both values.
+each other, or train on unlike plans, is an error that names the keys and both values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flowrun.launcher.supervise.hosts.words import Host
 
 _OF_A_HOST = tuple(f"launch.{key}" for key in ("node_rank", "rdzv_endpoint", "join_s", "threads"))
 _OF_THE_PLAN = ("hardware.",)  # keys that matter only if the plans differ
-_MOST_KEYS = 3  # of those that differ, how many are named
+_MOST_KEYS = 3  # that are named, of those that differ
 SAME_COMMAND = "Give the same command on each host, with the same versions installed."
 
 

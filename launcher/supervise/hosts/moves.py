@@ -24,7 +24,7 @@ from flowrun.launcher.supervise.hosts.token import find_token
 from flowrun.launcher.supervise.life import events
 
 _AGAIN_S = 0.5  # before a file is fetched again
-_MOST_FAILED = 5  # checkpoints that are to be fetched, in a row
+_MOST_FAILED = 5  # attempts in a row to fetch a checkpoint
 
 
 class Moves:
@@ -61,7 +61,7 @@ class Moves:
         return True
 
     def keep(self, step: int, kept: Callable[[Checkpoint], None] | None) -> None:
-        """The first host has a checkpoint: what this one has of it goes, if it does not see that.
+        """The first host has a checkpoint: what this one has of it goes, if they share no folder.
         kept: where it is given, the second host fetches the whole one, as it may become the first.
         """
         met = self.met

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from flowrun.engine.errors import RunError
 from flowrun.engine.ir.files import PARTIAL, replacing
+from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.store.checkpoint import (
     ABOUT,
     FOLDER,
@@ -63,7 +64,7 @@ class FileServer:
                 left, since_s = len(self.owed), time.monotonic()
             await asyncio.sleep(_LOOK_S)
 
-    async def serve(self, channel: JsonChannel, wanted: object) -> None:
+    async def serve(self, channel: JsonChannel, wanted: Notice) -> None:
         """Give a launcher the file that it wants, and others, until it goes."""
         held = set[int]()
         with suppress(OSError, EOFError, ValueError):

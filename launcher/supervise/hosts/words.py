@@ -88,4 +88,4 @@ class FileComing(Notice):
 
 
 class Alive(Notice):
-    """A side has nothing to say."""
+    """A side is alive: it says so every BEAT_S (channel.py)."""

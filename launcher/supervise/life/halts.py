@@ -1,10 +1,10 @@
 """Halts: all ranks of all hosts come to rest after the same step.  Pure.
 
-A request that saves, or ends the run, freezes the gate of this host's ranks; what a rank has begun
-most is offered to the other hosts, whose launchers do the same; with the offers of all, each opens
-its gate with the largest as the halt.  Every rank does the steps up to it, as some rank has begun
-them and needs the others, so no step is done twice or half.  A host that does not answer in
-launch.grace_s ends the run.
+A request that saves, or ends the run, freezes the gate of this host's ranks; the most steps that
+one of them has begun are offered to the other hosts, whose launchers do the same; with the offers
+of all, each opens its gate with the largest as the halt.  Every rank does the steps up to it, as
+some rank has begun them and needs the others, so no step is done twice or half.  A host that does
+not answer in launch.grace_s ends the run.
 """
 
 from __future__ import annotations

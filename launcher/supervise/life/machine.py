@@ -105,7 +105,7 @@ def _blame(state: RunState, **known: object) -> RunState:
 
 
 def _take_of_rank(state: RunState, event: Notice, host: int) -> Move:
-    """Take what a rank says, of this host (-1) or of another."""
+    """Take what a rank says, of this host (-1) or of another, and what goes to listeners."""
     match event:
         case StepDone():
             return replace(state, reached=event.step + 1), (instructions.Publish(event),)
@@ -123,6 +123,7 @@ def _take_of_rank(state: RunState, event: Notice, host: int) -> Move:
 
 
 def _take_of_process(state: RunState, event: Notice, host: int) -> Move:
+    """Take what happens to this host's processes and launcher, a request, or the end of a timer."""
     match event:
         case events.RankDied() if not (state.round.blame.killed or state.round.blame.death):
             return _linger(_blame(state, death=Reason(f"rank {event.rank}", event.how)))

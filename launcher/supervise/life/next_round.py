@@ -61,11 +61,8 @@ def conclude(state: RunState) -> Move:
         fault = Reason(LAUNCHER, "ranks ended before their last step.")
         verdict = End(instructions.FAILED, fault=fault, how=DIED)
     state = in_round(state, verdict=verdict)
-    if (
-        verdict.status == instructions.COMPLETE
-        and state.company.number
-        and not state.round.finished
-    ):
+    awaits_first = state.company.number > 0 and not state.round.finished
+    if verdict.status == instructions.COMPLETE and awaits_first:
         return replace(state, phase=Life.FINISHING), ()
     if verdict.status != instructions.FAILED or verdict.fault is None:
         return end_by(state, verdict)

@@ -159,14 +159,14 @@ def _rank(fault: Reason) -> str:
 
 
 def end_of(asked: Asked) -> End:
-    """Return what a run ends with that has saved all, or has nothing to save."""
+    """Return how a run ends that has saved all, or has nothing to save."""
     if asked.regroups:
         return End(FAILED, asked.by, Reason("the hosts", f"{asked.by}."), how=LEFT)
     return End(STOPPED if asked.by == CTRL_C else PREEMPTED, asked.by)
 
 
 def early_end_of(asked: Asked) -> End:
-    """Return what a run ends with whose last steps are lost."""
+    """Return how a run ends whose last steps are lost."""
     if asked.by == CTRL_C:
         return End(STOPPED, CTRL_C)
     if asked.regroups:
