@@ -31,13 +31,13 @@ BUDGETS = {
     "engine/actors": 1_853,
     "engine/boxing": 539,
     "engine/capture": 5_741,
-    "engine/cost": 1_269,
+    "engine/cost": 1_265,
     "engine/hardware": 571,
     "engine/ir": 1_829,
     "engine/lowering": 1_358,
     "engine/ops": 6_564,
     "engine/passes": 8_202,
-    "engine/rehearsal": 1_182,
+    "engine/rehearsal": 1_183,
     "engine/runtime": 8_215,
     "engine/trace": 583,
     "engine/verify": 794,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_594,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_222, "tests": 58_374, "docs": 50_000}
+SUMS = {"source": 80_219, "tests": 58_374, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 340, "except Exception": 30, "functions above complexity 15": 0}

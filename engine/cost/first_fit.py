@@ -1,9 +1,7 @@
 """FirstFit: pieces of one block of memory; each takes the lowest free place that fits.
 
-BestFit: the smallest.
-
 Pure: the arena of a rank (transport/arena.py) and the rehearsal (cost/live.py) place messages by
-the same rule.
+the same rule; BestFit is that of torch's allocator (rehearsal/reserved.py).
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ class FirstFit:
         self._taken: dict[int, int] = {}  # start -> end
 
     def take(self, num_bytes: int) -> int:
-        """Take the lowest free piece of `num_bytes`; return its start.  Raises MemoryError if none
+        """Take a free piece of `num_bytes`; return its start.  Raises MemoryError if none
         fits.
         """
         size = round_to_pages(num_bytes)
@@ -62,9 +60,7 @@ class FirstFit:
 
 
 class BestFit(FirstFit):
-    """The same, but that each piece takes the smallest free place that fits, as with torch's
-    allocator.
-    """
+    """Pieces of which each takes the smallest free place that fits."""
 
     def _choose(self, size: int) -> int | None:
         fitting = ((end - start, k) for k, (start, end) in enumerate(self._free))

@@ -7,7 +7,7 @@ A region is a set of ops of one stage and phase with the same (run, depth):
     depth   the number of moving boxings before an op: no region waits for communication inside
 
 Both only grow along every edge, so regions form a graph without cycles.  An op that waits for
-nothing but weights or the number of a draw, and a view sink to the region that first needs them:
+nothing but weights or numbers of the step sinks to the region that first needs it, as a view does:
 else the masks of all blocks would be drawn before the first block runs.
 
 The squares of gradients, of which updates wait for the sum, are of no block and sink to where they

@@ -1,4 +1,4 @@
-"""reserve: the memory of a device that torch's allocator reserves for a rank.
+"""count_reserved: the memory of a device that torch's allocator reserves for a rank.
 
 Two steps run on the rehearsal's clock, and every tensor takes its place by the rules of torch's
 allocator with expandable segments (c10/cuda/CUDACachingAllocator.cpp): each stream has one range of
@@ -22,11 +22,12 @@ _STEPS = 2  # holes that the first step leaves meet the second
 _Address = tuple[str, int]  # a stream, and where in its range
 
 
-def reserve(plan: Plan, *, streams_of_fsdp: bool = False) -> int:
-    """Return the most bytes that are reserved for a rank, without what no tensor takes.
+def count_reserved(plan: Plan, *, streams_of_fsdp: bool = False) -> int:
+    """Return the most bytes that are reserved for a rank; what CUDA and libraries take for
+    themselves comes on top.
 
-    streams_of_fsdp: as by torch's FSDP weights are gathered, and gradients reduced, into memory of
-    streams of their own; else all is allocated on the stream that computes, as flowrun does.
+    streams_of_fsdp: weights are gathered, and gradients reduced, into memory of streams of their
+    own, as by torch's FSDP; else all is allocated on the stream that computes, as flowrun does.
     """
     clock = Clock(plan, lambda actor: actor.seconds, _STEPS, skip_repeats=False)
     ranks = [_Allocated(plan, k, streams_of_fsdp) for k in range(len(plan.placements))]
@@ -103,7 +104,7 @@ class _Allocated(Live):
         self.places[storage, version] = place or self._take(self._size(storage), stream)
 
     def _stream(self, actor: int, kinds: tuple[str, ...]) -> str:
-        """Return the stream on which an actor allocates, if its boxing is one of `kinds`."""
+        """Return the stream on which an actor allocates: one apart for boxings of `kinds`."""
         work = self.plan.actors[actor].work
         apart = self.streams_of_fsdp and isinstance(work, BoxWork) and work.step.kind in kinds
         return kinds[0] if apart else _COMPUTES

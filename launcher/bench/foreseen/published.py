@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from flowrun.engine.compile import Rehearsed
-from flowrun.engine.rehearsal.reserved import reserve
+from flowrun.engine.rehearsal.reserved import count_reserved
 from flowrun.launcher.bench.suite import make
 from flowrun.launcher.recipe.key_schema import spell_value
 from flowrun.launcher.recipe.recipe import Recipe
@@ -65,7 +65,7 @@ UNITS: Mapping[str, tuple[str, Callable[[Recipe, Rehearsed], float]]] = {
     "memory_gib": ("GiB allocated", lambda _, planned: _mib(planned) / 2**10),
     "reserved_gib": (
         "GiB reserved",
-        lambda _, planned: reserve(planned.plan, streams_of_fsdp=True) / 2**30,
+        lambda _, planned: count_reserved(planned.plan, streams_of_fsdp=True) / 2**30,
     ),
     "tflops_per_gpu": ("TFLOP/s per GPU", _tflops),
 }

@@ -3,7 +3,7 @@
 import pytest
 
 from flowrun.engine.rehearsal import reserved
-from flowrun.engine.rehearsal.reserved import reserve
+from flowrun.engine.rehearsal.reserved import count_reserved
 from support.layouts.grids import Layout, compiled
 from support.layouts.plain_loop import TINY_GPT
 
@@ -15,11 +15,11 @@ def test_all_tensors_have_a_place_and_none_keeps_it(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = compiled(TINY_GPT, layout)
-    reserved_bytes = reserve(found.plan)
+    reserved_bytes = count_reserved(found.plan)
     peak = max(found.rehearsal.peak_bytes)
     assert peak <= reserved_bytes < 1.5 * peak
     monkeypatch.setattr(reserved, "_STEPS", 8)
-    assert reserve(found.plan) < 1.05 * reserved_bytes
+    assert count_reserved(found.plan) < 1.05 * reserved_bytes
 
 
 def test_streams_do_not_use_the_memory_of_each_other() -> None:
@@ -27,6 +27,6 @@ def test_streams_do_not_use_the_memory_of_each_other() -> None:
     weights.
     """
     found = compiled(TINY_GPT, Layout(data=2, zero=3))
-    assert reserve(found.plan, streams_of_fsdp=True) > reserve(found.plan)
+    assert count_reserved(found.plan, streams_of_fsdp=True) > count_reserved(found.plan)
     alone = compiled(TINY_GPT, Layout())
-    assert reserve(alone.plan, streams_of_fsdp=True) == reserve(alone.plan)
+    assert count_reserved(alone.plan, streams_of_fsdp=True) == count_reserved(alone.plan)

@@ -5,7 +5,7 @@ import pytest
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.rehearsal.rehearsal import Rehearsal
-from flowrun.engine.rehearsal.reserved import reserve
+from flowrun.engine.rehearsal.reserved import count_reserved
 from flowrun.launcher.bench.foreseen.published import UNITS, gpt_flop
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
@@ -53,7 +53,7 @@ def test_memory_counts_what_driver_and_libraries_keep() -> None:
 def test_reserved_memory_is_that_of_the_streams_of_fsdp() -> None:
     plan = planned().plan
     figure = UNITS["reserved_gib"][1](load([*GPT]), planned()) * 2**30
-    assert figure == reserve(plan, streams_of_fsdp=True) != reserve(plan)
+    assert figure == count_reserved(plan, streams_of_fsdp=True) != count_reserved(plan)
 
 
 def test_the_formula_of_megatron_counts_each_weight_of_a_block_8_times_a_token() -> None:
