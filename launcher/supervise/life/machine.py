@@ -13,7 +13,7 @@ part; and a verdict says what comes next.
     PLANNING   another plan                          NewPlan: MEETING
     OVER       nothing
 
-LauncherFailed leads to OVER; where ranks run, they are killed before.
+LauncherFailed and AlreadyComplete lead to OVER; where ranks run, they are killed before.
 
 What holds, for any order of events (`violations` in run_state.py, and tests/launcher/supervise):
 
