@@ -104,7 +104,7 @@ class _Allocated(Live):
         self.places[storage, version] = place or self._take(self._size(storage), stream)
 
     def _stream(self, actor: int, kinds: tuple[str, ...]) -> str:
-        """Return the stream on which an actor allocates: one apart for boxings of `kinds`."""
+        """Return the stream on which an actor allocates: boxings of `kinds` may have their own."""
         work = self.plan.actors[actor].work
         apart = self.streams_of_fsdp and isinstance(work, BoxWork) and work.step.kind in kinds
         return kinds[0] if apart else _COMPUTES
