@@ -63,7 +63,7 @@ BUDGETS = {
     "models": 1_853,
     "testing": 115,
     "tests": 1_181,
-    "tests/behaviour": 9_795,
+    "tests/behaviour": 9_796,
     "tests/chaos": 1_057,
     "tests/engine": 14_766,
     "tests/fuzz": 993,
@@ -71,10 +71,10 @@ BUDGETS = {
     "tests/hangs": 365,
     "tests/launcher": 19_429,
     "tests/models": 797,
-    "tests/support": 9_594,
+    "tests/support": 9_598,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_219, "tests": 58_374, "docs": 50_000}
+SUMS = {"source": 80_219, "tests": 58_379, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 340, "except Exception": 30, "functions above complexity 15": 0}

@@ -91,8 +91,9 @@ def test_the_first_host_is_killed_and_the_other_continues(tmp_path: Path, shares
 
 
 @pytest.mark.thorough
-def test_the_first_host_is_killed_thirty_times() -> None:
-    assert main(30) == 0
+def test_the_first_host_is_killed_eight_times() -> None:
+    """30 take longer than a test may: python tests/chaos/first_host.py 30."""
+    assert main(8) == 0
 
 
 APART = ("train.steps=60", "train.log_every=10", "train.save_every=4", "launch.nnodes=1:2")
