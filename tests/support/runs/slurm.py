@@ -99,9 +99,13 @@ class Slurm:
         """Submit a script, and return its status at its end."""
         command = ("sbatch", "--wait", f"--chdir={folder}", str(folder / script))
         job = subprocess.Popen(command, env=self._variables, stdout=subprocess.DEVNULL)
+        begins = False
         while True:
             try:
                 return job.wait(timeout=1)
             except subprocess.TimeoutExpired:  # what is put back into the queue waits for minutes
-                number = self.call("squeue", "-h", "-o", "%i").strip()
-                self.call("scontrol", "update", f"JobId={number}", "StartTime=now")
+                number, _, reason = self.call("squeue", "-h", "-o", "%i %r").strip().partition(" ")
+                if reason == "BeginTime" and not begins:
+                    # in the second of its end a node takes the job for the one that has ended
+                    self.call("scontrol", "update", f"JobId={number}", "StartTime=now+3")
+                    begins = True
