@@ -79,12 +79,13 @@ print((getattr(info(), "0") - begin) // (4 * size))
     heap._glibc() is not None and not hasattr(heap._glibc(), "mallinfo2"), reason="glibc 2.33"
 )
 def test_a_tensor_fits_where_one_of_its_size_lay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two that come and go, 20 times: less than half the growth that malloc's own cache gives.
+    """Of two that come and go, 20 times.
 
-    What else the process allocates may take a piece of a free place, so that one more is needed.
+    Other allocations may take a piece of a free place, so that 2 more were needed; by malloc's own
+    cache it is 7 to 13, and by chance of addresses 1.
     """
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    assert 2 * _growth("heap.reexec_with_tunables()") < _growth("")
+    assert _growth("heap.reexec_with_tunables()") <= 4
 
 
 def test_what_the_user_told_malloc_stays(monkeypatch: pytest.MonkeyPatch) -> None:
