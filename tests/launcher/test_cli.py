@@ -31,7 +31,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
         3: PlanError("actor f", "deadlock."),
         4: KeyboardInterrupt(),
         5: KeyError("x"),
-        6: ArgumentError("path", "there is no file x.", "Write one that is there."),
+        6: ArgumentError("path", "x does not exist.", "Write a file that exists."),
     }
 
     def run(recipe: Any, folder: Path, progress: Any = None) -> Any:
@@ -294,7 +294,7 @@ def test_a_fault_of_flowruns_own_ends_in_one_message(runs: Runs, end: End, tmp_p
 def test_a_wrong_argument_of_an_object_is_no_bug(runs: Runs, end: End, tmp_path: Path) -> None:
     status, _, said = end("recipe=gpt_dp", "train.seed=6", f"hydra.run.dir={tmp_path}")
     assert status == 2
-    assert said.endswith("path\n  there is no file x.\n  Write one that is there.\n")
+    assert said.endswith("path\n  x does not exist.\n  Write a file that exists.\n")
 
 
 def test_no_arguments_say_what_to_do_next(end: End) -> None:

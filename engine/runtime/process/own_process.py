@@ -97,7 +97,7 @@ def bound_work(what: str, most_s: float | None = None) -> Iterator[None]:
 
     what: it is, for the error.  Raises ValueError, also for whatever it raises, and again after as
     long where that was caught or ignored (Python ignores what a callback of its garbage collector
-    raises).  Signals are the main thread's: in another there is no bound.
+    raises).  Signals are the main thread's: another thread is not bounded.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

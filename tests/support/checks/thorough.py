@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-# File -> test with many cases of a kind -> one in so many of them runs without `--thorough`.
+# File -> test with many cases of a kind -> one in N of them runs without `--thorough`.
 ONE_IN: dict[str, dict[str, int]] = {
     "behaviour/layouts/test_context.py": {"test_divided_lengths_train_as_plain_torch": 3},
     "behaviour/layouts/test_experts.py": {
