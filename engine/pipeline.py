@@ -56,9 +56,9 @@ PlanPass = Callable[[Plan, Strategy], Plan]
 
 TRAINING: Passes = {
     STAGED: (
-        keep_lengths,  # tokens keep a dim of their own where an axis divides them
         apply_pins,  # the recipe's pins, from here on homes of variables and fields, and ops
         chunk_loss,  # head and loss some rows at a time
+        keep_lengths,  # tokens keep a dim of their own where an axis divides them
         find_rows,  # rows of ops without a table: the user's, or by experiment
         narrow_gradients,  # accumulated and reduced in the dtype that they were computed in
         mirror,  # in the mirrored view: each rank its own batch
@@ -90,7 +90,7 @@ TRAINING: Passes = {
 }
 # forward alone, laid out as training is
 EVALUATION: Passes = {
-    STAGED: (keep_lengths, with_pins, chunk_loss, find_rows, mirror, split_stages, keep_narrow),
+    STAGED: (with_pins, chunk_loss, keep_lengths, find_rows, mirror, split_stages, keep_narrow),
     TRAINED: (update_ops, count_step),
     LAID_OUT: (assign_sbp,),
     SIGNED: (infer_update, follow_homes, hoist_weights),

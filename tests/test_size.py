@@ -35,8 +35,8 @@ BUDGETS = {
     "engine/hardware": 571,
     "engine/ir": 1_829,
     "engine/lowering": 1_358,
-    "engine/ops": 6_564,
-    "engine/passes": 8_202,
+    "engine/ops": 6_573,
+    "engine/passes": 8_229,
     "engine/rehearsal": 1_183,
     "engine/runtime": 8_215,
     "engine/trace": 583,
@@ -53,7 +53,7 @@ BUDGETS = {
     "launcher/place": 2_090,
     "launcher/platforms": 331,
     "launcher/ranks": 2_044,
-    "launcher/recipe": 3_553,
+    "launcher/recipe": 3_547,
     "launcher/report": 2_593,
     "launcher/store": 1_122,
     "launcher/supervise": 4_992,
@@ -63,7 +63,7 @@ BUDGETS = {
     "models": 1_853,
     "testing": 115,
     "tests": 1_181,
-    "tests/behaviour": 9_796,
+    "tests/behaviour": 9_825,
     "tests/chaos": 1_057,
     "tests/engine": 14_767,
     "tests/fuzz": 993,
@@ -71,10 +71,10 @@ BUDGETS = {
     "tests/hangs": 365,
     "tests/launcher": 19_429,
     "tests/models": 797,
-    "tests/support": 9_598,
+    "tests/support": 9_602,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_219, "tests": 58_380, "docs": 50_000}
+SUMS = {"source": 80_249, "tests": 58_413, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 340, "except Exception": 30, "functions above complexity 15": 0}

@@ -372,12 +372,6 @@ CONTRADICTIONS = (
         "Leave the metric out, as task.metrics.{0}=null does, or write engine.loss_chunks=1.",
     ),
     Contradiction(
-        "engine.loss_chunks",
-        lambda r: r.engine.loss_chunks > 1 and _axes_of_length(r),
-        "rows of logits are divided by the axis {0} already.",
-        "Write engine.loss_chunks=1, or more ranks on that axis.",
-    ),
-    Contradiction(
         "engine.long_attention",
         lambda r: r.engine.long_attention != AUTO and not _axes_of_length(r),
         "no axis of the placement divides lengths.",

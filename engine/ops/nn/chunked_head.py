@@ -3,13 +3,13 @@
 A loop makes the logits of a chunk, takes what it needs and drops them; backward makes them again
 (as Liger's kernels, arXiv 2410.10989).  passes/head_products.py puts these two ops in place:
 
-    flow.head_statistics((x (N, D), weight (C, D), bias (C,) or None, target (N,)), how)
-        -> the logit of each row's target (N, 1), lse (N, 1)
+    flow.head_statistics((x (…, D), weight (C, D), bias (C,) or None, target (…)), how)
+        -> the logit of each row's target (…, 1), lse (…, 1)
     flow.head_gradient(the same, how, (grad, lse, weight of classes, total))
         -> gradients of x, weight and bias (1, C); the weight's is summed in fp32 at least
 
-how: (ignored class, reduction, chunks, multiple of classes in a product, dtype of lse).  All else
-is as in cross_entropy.py.
+how: (ignored class, reduction, chunks, multiple of classes in a product, dtype of lse).  A rank
+has its own rows in as many chunks.  All else is as in cross_entropy.py.
 """
 
 from __future__ import annotations
@@ -48,12 +48,15 @@ def rows_of(view: OpView) -> OpRows:
     head, how, *rest = view.op.args
     named = dict(zip(_NAMES, (*head, *itertools.chain(*rest)), strict=False))
     each = ("grad",) if how[1] == NONE else ()
-    rows = dict.fromkeys(("x", "target", "lse", *each), S(0))
+    first = view.op.target == STATISTICS
+    legal = []
+    for dim in map(S, range(len(view.in_shapes[0]) - 1)):
+        rows = dict.fromkeys(("x", "target", "lse", *each), dim)
+        legal.append(row_of(named, rows, dim, *((dim,) if first else (P, P))))
     classes = dict.fromkeys(("weight", "bias"), S(0))
-    if view.op.target == STATISTICS:
-        return row_of(named, rows, S(0), S(0)), row_of(named, classes, P, P_LOGSUMEXP)
-    split = row_of(named, rows, S(0), P, P), row_of(named, classes, P, S(0), S(1))
-    return (*split, row_of(named, {"grad": P}, P, P, P))
+    if first:
+        return (*legal, row_of(named, classes, P, P_LOGSUMEXP))
+    return (*legal, row_of(named, classes, P, S(0), S(1)), row_of(named, {"grad": P}, P, P, P))
 
 
 def head_statistics(
@@ -73,8 +76,8 @@ def head_statistics(
         own = logits.gather(1, here.unsqueeze(1)).masked_fill_(~mine.unsqueeze(1), 0)
         return own, by(log_sum_exp, False)(logits, (1,), True, dtype)
 
-    made = itertools.starmap(of_chunk, _chunks(how, x, target))
-    return tuple(map(torch.cat, zip(*made, strict=True)))
+    made = itertools.starmap(of_chunk, _chunks(how, x.flatten(0, -2), target.flatten()))
+    return tuple(torch.cat(each).view(*target.shape, 1) for each in zip(*made, strict=True))
 
 
 def head_gradient(
@@ -92,7 +95,7 @@ def head_gradient(
     (x, weight, bias, target), (grad, lse, of_classes, total) = head, of_loss
     (ignored, reduction, _, multiple, _), classes = how, len(weight)
     padded, mm = _pad(weight, bias, multiple), by(torch.ops.aten.mm.default, True)
-    of_x = torch.empty_like(x)
+    of_x = torch.empty_like(x.flatten(0, -2))
     sums: list[Tensor | None] = [None, None]
 
     def add(k: int, more: Tensor) -> None:
@@ -112,10 +115,16 @@ def head_gradient(
         if wanted[2]:
             add(1, logits.sum(0, True))
 
-    for rows, labels, row_lse, each, out in _chunks(how, x, target, lse, grad.expand(len(x)), of_x):
+    by_row = (
+        x.flatten(0, -2),
+        target.flatten(),
+        lse.flatten(0, -2),
+        grad.expand(target.shape).flatten(),
+    )
+    for rows, labels, row_lse, each, out in _chunks(how, *by_row, of_x):
         of_chunk(rows, labels, row_lse, each if reduction == NONE else grad, out)
     cut = (t if t is None else t.to(x.dtype).narrow(k, 0, classes) for k, t in enumerate(sums))
-    return (of_x if wanted[0] else None, *cut)
+    return (of_x.view(x.shape) if wanted[0] else None, *cut)
 
 
 def _pad(weight: Tensor, bias: Tensor | None, multiple: int) -> tuple[Tensor, Tensor | None]:
@@ -154,8 +163,8 @@ def _held_bytes(op: Op, ins: Sequence[Shape], itemsize: int) -> int:
     """Logits of a chunk; with some of them in fp32, or with what it adds to the weight's gradient,
     a sum in fp32 until the end.
     """
-    (rows, _), (classes, inner) = ins[:2]
-    logits = math.ceil(rows / int(op.args[1][2])) * classes
+    (*rows, _), (classes, inner) = ins[:2]
+    logits = math.ceil(math.prod(rows) / int(op.args[1][2])) * classes
     sums = op.target == GRADIENT and op.outputs[1] is not None
     wide = row_bytes(logits, itemsize), sums * classes * inner * max(itemsize, 4)
     return logits * itemsize + max(wide)
@@ -163,8 +172,8 @@ def _held_bytes(op: Op, ins: Sequence[Shape], itemsize: int) -> int:
 
 def _parts(op: Op, ins: Sequence[Shape]) -> Iterator[CostPart]:
     """Yield what a whole loss does, for rows of a chunk, and how a weight's gradient adds up."""
-    (rows, inner), (classes, _) = ins[:2]
-    chunks, x = op.args[1][2], op.inputs[0]
+    (*lead, inner), (classes, _) = ins[:2]
+    rows, chunks, x = math.prod(lead), op.args[1][2], op.inputs[0]
     logits = few, _ = math.ceil(rows / chunks), classes
 
     def part(target: str, *shapes: Shape, times: float = rows / few, like: str = x) -> CostPart:

@@ -18,6 +18,7 @@ from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops.flow.ranges import CHECK
 from flowrun.engine.ops.math.matmul import PRODUCT
+from flowrun.engine.ops.nn.chunked_head import GRADIENT, STATISTICS
 from flowrun.engine.ops.nn.cross_entropy import BACKWARD, FORWARD, LOG_SUM_EXP, given
 from flowrun.engine.ops.nn.loss import NONE
 from flowrun.engine.ops.shapes.shape import dim_groups
@@ -144,6 +145,18 @@ class _LengthWriter:
             self._write_on_rows(op, known, op.target, self._with_unmerged(op.args))
         return True
 
+    def add_head(self, op: Op) -> bool:
+        """A head in chunks, with its loss: tokens, targets and what is kept of each have rows."""
+        (x, _, _, target), (_, reduction, *_), *of_loss = op.args
+        grad, lse = of_loss[0][:2] if of_loss else (target, target)
+        read = (x, target, lse, grad if reduction == NONE else lse)
+        rows = {self._rows(ref.name) for ref in read}
+        if len(rows) != 1 or not (known := rows.pop()):
+            return False
+        outputs = op.outputs[:1] if of_loss else op.outputs
+        self._write_on_rows(op, known, op.target, self._with_unmerged(op.args), outputs)
+        return True
+
     def add_elementwise(self, op: Op) -> bool:
         """What goes element by element has the same rows in all operands, or one for all."""
         shape = self._shape(op.makes[0]) if len(op.makes) == 1 else ()
@@ -176,13 +189,25 @@ class _LengthWriter:
     def _write(self, op: Op, target: str, args: tuple[object, ...]) -> None:
         self.ops.append(replace(op, target=target, args=args))
 
-    def _write_on_rows(self, op: Op, rows: Shape, target: str, args: tuple[object, ...]) -> None:
-        (output,) = op.makes
-        shape = self._shape(output)
-        name = self.unmerged[output] = self._name(output, (*rows, *shape[1:]))
-        self.ops.append(replace(op, name=name, target=target, args=args, outputs=(name,)))
-        view = replace(op, target=_VIEW, args=(Ref(name), shape), kwargs=(), outputs=(output,))
-        self.ops.append(view)
+    def _write_on_rows(
+        self,
+        op: Op,
+        rows: Shape,
+        target: str,
+        args: tuple[object, ...],
+        outputs: tuple[str | None, ...] = (),
+    ) -> None:
+        """Write an op, and a view of each output that has rows.  outputs: those; (): all."""
+        merged = [name for name in outputs or op.outputs if name]
+        for name in merged:
+            self.unmerged[name] = self._name(name, (*rows, *self._shape(name)[1:]))
+        made = tuple(self.unmerged[name] if name in merged else name for name in op.outputs)
+        name = made[0] or op.name
+        self.ops.append(replace(op, name=name, target=target, args=args, outputs=made))
+        for name in merged:
+            to = Ref(self.unmerged[name]), self._shape(name)
+            view = replace(op, name=name, target=_VIEW, args=to, kwargs=(), outputs=(name,))
+            self.ops.append(view)
 
 
 _WRITERS: Mapping[str, Callable[[_LengthWriter, Op], bool]] = {
@@ -193,4 +218,6 @@ _WRITERS: Mapping[str, Callable[[_LengthWriter, Op], bool]] = {
     LOG_SUM_EXP: _LengthWriter.add_log_sum_exp,
     FORWARD: _LengthWriter.add_loss,
     BACKWARD: _LengthWriter.add_loss,
+    STATISTICS: _LengthWriter.add_head,
+    GRADIENT: _LengthWriter.add_head,
 }

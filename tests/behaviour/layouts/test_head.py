@@ -66,6 +66,10 @@ def odd(**how: bool) -> Training:
 
 ODD, BIASED = odd(), odd(bias=True)
 TIED = replace(odd(tied=True), pins=tuple(p for p in ODD.pins if p.pattern != "head.weight"))
+LENGTHS = (
+    *(Layout(context=2, attention=how) for how in ("heads", "ring")),
+    *(Layout(context=3), Layout(context=2, tensor=2), Layout(context=2, stages=2)),
+)
 CASES = [
     *((ODD, layout) for layout in (*FIVE, Layout(data=2, tensor=2, zero=3))),
     *((TIED, layout) for layout in FIVE),
@@ -99,12 +103,28 @@ def test_padded_classes_train_as_a_plain_loop(training: Training, layout: Layout
     assert note.startswith("head: its products see a multiple of 64 classes, zeros after the 250")
 
 
-@pytest.mark.parametrize(("training", "layout"), CASES, ids=[f"{NAMES[t]} {n}" for t, n in CASES])
+CHUNKED = [*CASES, *((ODD, layout) for layout in LENGTHS), (TIED, LENGTHS[0]), (BIASED, LENGTHS[0])]
+
+
+@pytest.mark.parametrize(
+    ("training", "layout"), CHUNKED, ids=[f"{NAMES[t]} {n}" for t, n in CHUNKED]
+)
 def test_chunks_of_rows_train_as_a_plain_loop(training: Training, layout: Layout) -> None:
     plan = planned(training, layout, CHUNKS, training is TIED).plan
     assert_no_whole_logits(plan)
     assert_as_plain_torch(training, run_plan(training, plan, STEPS))
     assert any("3 chunks of rows (engine.loss_chunks)" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("layout", LENGTHS, ids=str)
+def test_each_rank_has_its_own_tokens_in_chunks(layout: Layout) -> None:
+    """Its losses are those of whole logits and of one rank, and no hidden state is gathered."""
+    plan = planned(ODD, layout, CHUNKS, False).plan
+    runs = (run_plan(ODD, planned(ODD, alike).plan, 2) for alike in (layout, Layout()))
+    found = run_plan(ODD, plan, 2).losses
+    assert all(found == pytest.approx(run.losses, rel=1e-6) for run in runs)
+    (made,) = ops(plan, "flow.head_gradient")
+    assert made.in_sbp[0][0] == made.out_sbp[0][0] == S(1)
 
 
 class Narrow(nn.Linear):
@@ -192,15 +212,24 @@ def test_exponentials_and_sums_of_chunks_are_foreseen_as_those_of_whole_logits()
     assert whole < chunked < 1.05 * whole
 
 
-def test_memory_falls_by_the_logits_as_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("parts", [1, 2])
+def test_memory_falls_by_the_logits_as_foreseen(
+    monkeypatch: pytest.MonkeyPatch, parts: int
+) -> None:
     monkeypatch.setattr(row_chunks, "CHUNK_BYTES", 2 * row_chunks.CHUNK_BYTES)  # two threads
     many = partial(seeded, partial(GPT, 4000, CONTEXT, 1, 4, WIDTH))
     training = replace(gpt(1, WIDTH, 64, 1), model=many, batches=token_batches(2, 64, 4000))
-    whole, chunked = (planned(training, Layout(), n, False) for n in (1, 8))
+    layout = Layout(context=parts, attention="heads")
+    whole, chunked = (planned(training, layout, n, False) for n in (1, 8))
     ((before,), (after,)) = (found.rehearsal.peak_bytes for found in (whole, chunked))
-    assert after == pytest.approx(live_bytes(training, chunked.plan, steps=2), rel=0.1)
-    assert before == pytest.approx(live_bytes(training, whole.plan, steps=2), rel=0.02)
-    assert before - after > 0.7 * 64 * CONTEXT * 4000 * 4
+    ins = (64, CONTEXT // parts, WIDTH), (4000, WIDTH)
+    (op,) = ops(chunked.plan, chunked_head.GRADIENT)
+    held = chunked_head._held_bytes(op, ins, 4)  # of one rank at a time: they share a process here
+    live = live_bytes(training, chunked.plan, steps=2) + (parts - 1) * held
+    assert after == pytest.approx(live / parts, rel=0.1)
+    if parts == 1:
+        assert before == pytest.approx(live_bytes(training, whole.plan, steps=2), rel=0.02)
+    assert before - after > 0.7 * 64 * CONTEXT * 4000 * 4 / parts
 
 
 # ---- what needs whole logits is refused ----------------------------------------------------------

@@ -258,12 +258,12 @@ def run_plan(
 
 
 def live_bytes(training: Training, plan: Plan, steps: int) -> int:
-    """Most bytes of tensors at once on one rank, counted."""
+    """Most bytes of tensors at once on all ranks together, counted."""
     ranks = cluster(training, plan)
-    body = ranks.ranks[0]
     as_read = lambda *at: {k: v.clone() for k, v in training.rows(*at).items()}  # noqa: E731
-    body.readers = replace(body.readers, batches=as_read)
-    with LiveBytes(body.variables.values()) as meter:
+    for body in ranks.ranks.values():
+        body.readers = replace(body.readers, batches=as_read)
+    with LiveBytes(v for body in ranks.ranks.values() for v in body.variables.values()) as meter:
         ranks.run(steps)
     return meter.peak
 

@@ -312,6 +312,10 @@ def _loss() -> list[OpSample]:
         head = (T(5, 3), T(6, 3), T(6), target), (-100, reduction, 2, 4 - reduction, torch.float64)
         made.append(sample("flow.head_statistics", *head))
         made.append(sample("flow.head_gradient", *head, (T(*loss.shape), T(5, 1), weight, weighed)))
+        (*_, of_head), how = head
+        head = (x[..., :3], T(6, 3), T(6), of_head.expand(2, 5)), how
+        made.append(sample("flow.head_statistics", *head))
+        made.append(sample("flow.head_gradient", *head, (of_loss, T(2, 5, 1), weight, weighed)))
         made.append(sample("flow.cross_entropy", T(5, 1), T(5, 1), *rest))
         if reduction == 2:
             counted = (target, weight, -100)
