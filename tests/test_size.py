@@ -35,10 +35,10 @@ BUDGETS = {
     "engine/hardware": 571,
     "engine/ir": 1_829,
     "engine/lowering": 1_358,
-    "engine/ops": 6_573,
-    "engine/passes": 8_229,
+    "engine/ops": 6_817,
+    "engine/passes": 8_252,
     "engine/rehearsal": 1_183,
-    "engine/runtime": 8_215,
+    "engine/runtime": 8_314,
     "engine/trace": 583,
     "engine/verify": 794,
     "launcher": 360,
@@ -63,21 +63,21 @@ BUDGETS = {
     "models": 1_853,
     "testing": 115,
     "tests": 1_181,
-    "tests/behaviour": 9_825,
+    "tests/behaviour": 9_849,
     "tests/chaos": 1_057,
-    "tests/engine": 14_767,
+    "tests/engine": 14_832,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
     "tests/launcher": 19_429,
     "tests/models": 797,
-    "tests/support": 9_602,
+    "tests/support": 9_619,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_249, "tests": 58_413, "docs": 50_000}
+SUMS = {"source": 80_615, "tests": 58_519, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
-OPEN = {"Any": 340, "except Exception": 30, "functions above complexity 15": 0}
+OPEN = {"Any": 341, "except Exception": 30, "functions above complexity 15": 0}
 
 
 @cache

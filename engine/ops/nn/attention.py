@@ -11,8 +11,8 @@ over the one and the scores are summed over the other, inside the kernel.  Going
 softmax is known (logsumexp), so the keys' length can be split too.  With dropout no row but all-B:
 a mask is drawn inside.
 
-Documents are split with their samples, and whole where heads are split; nothing is split along the
-length, where documents lie.
+Within documents all this holds, too: they are split with their samples, and whole where heads or
+the length are split, as they say where each token is.
 
 Capture runs on the CPU, so that its op stands for attention on every device; CUDA's kernels for it
 (runtime/kernels/fused_attention.py) leave logsumexp as it does.
@@ -42,14 +42,15 @@ from flowrun.engine.ir.signature import (
     bind,
     places,
 )
-from flowrun.engine.ops.nn import document_op  # noqa: F401  (it defines the op)
+from flowrun.engine.ops.nn import document_op
 from flowrun.engine.ops.nn import ring_attention as ring
 from flowrun.engine.torch_internals import cpu_attention, cpu_attention_backward
 
-_QUERY = ("query", "out", "grad_out", "logsumexp")
+_QUERY = ("query", "out", "grad_out", "grad", "logsumexp")
 _KEYS = ("key", "value")
 _SEEN = ("query", "key")
 _IN_ORDER = ("grad_out", "query", "key", "value", "out", "logsumexp")
+_OF_DOCUMENTS = ("grad", *_IN_ORDER[1:], "documents")
 
 
 def forward(view: OpView) -> OpRows:
@@ -64,21 +65,18 @@ def backward(view: OpView) -> OpRows:
     Linear in the output's gradient, and in value and output together.
     """
     queries, keys = _split(view, 2, _QUERY, S(2), P, P), _split(view, 2, _KEYS, P, S(2), S(2))
-    return _rows(view, 3, (queries, keys), _linear_in_backward(view, "grad_out"))
-
-
-def _linear_in_backward(view: OpView, grad: str) -> OpRows:
-    return (view.row({grad: P}, P, P, P), view.row({"value": P, "out": P}, P, P, B))
+    of_grad = view.row({"grad_out": P, "grad": P}, P, P, P)
+    return _rows(view, 3, (queries, keys), (of_grad, view.row({"value": P, "out": P}, P, P, B)))
 
 
 def _rows(view: OpView, num_outputs: int, lengthwise: OpRows, partial: OpRows) -> OpRows:
     given = view.given
-    if given["dropout_p"] != 0:
+    if given.get("dropout_p"):
         return ()
     *each, around = (_split(view, d, (*_QUERY, *_KEYS), *(S(d),) * num_outputs) for d in range(3))
     named = dict(zip(places(view.op), view.in_shapes, strict=True))
     lengths = [named[name][2] for name in _SEEN]
-    if given["is_causal"]:
+    if given.get("is_causal", True):
         lengthwise = lengthwise[: lengths[0] == lengths[1]]
     if ring.rings(view, lengths):
         turned = tuple(places(view.op).index(name) for name in _KEYS)
@@ -87,12 +85,16 @@ def _rows(view: OpView, num_outputs: int, lengthwise: OpRows, partial: OpRows) -
 
 
 def _split(view: OpView, dim: int, names: tuple[str, ...], *outputs: Sbp) -> Signature:
-    """Split `names` along `dim`, and a mask (…, queries, keys) where it is not broadcast."""
+    """Split `names` along `dim`, a mask (…, queries, keys) where it is not broadcast, and documents
+    with their samples.
+    """
     sbps: dict[str, Sbp] = dict.fromkeys(names, S(dim))
     of_scores = 3 if names == _KEYS else dim
     for name, shape in zip(places(view.op), view.in_shapes, strict=True):
         if name == "attn_mask":
             sbps[name] = _of_mask(shape, of_scores)
+        if name == "documents" and not dim:
+            sbps[name] = S(0)
     return view.row(sbps, *outputs)
 
 
@@ -165,37 +167,25 @@ def _spans(start: int, query: Tensor) -> list[tuple[slice, bool]]:
     return [*before, (slice(start, start + query.shape[2]), True)]
 
 
-def _from_start(program: Function) -> Local:
-    """The op itself, unless its mask is causal and some of its queries are elsewhere."""
+def _from_start(program: Function, in_order: Sequence[str] = _IN_ORDER) -> Local:
+    """The op itself, unless its mask is causal and some of its queries are elsewhere.
+
+    in_order: the tensors of the program.
+    """
 
     def local(view: LocalView) -> LocalCall:
         given = view.given
         at = places(view.op).index("query")
         (start, count), whole = view.in_slices[at][2], view.in_shapes[at][2]
-        if count == whole or not given["is_causal"]:
+        if count == whole or not given.get("is_causal", True):
             return view.rebind()
-        read = (given[name] for name in _IN_ORDER if name in given)
+        read = (given[name] for name in in_order if name in given)
         return LocalCall(program, (start, *read), (("scale", given["scale"]),))
 
     return local
 
 
-# ---- documents -----------------------------------------------------------------------------------
-
-
-def _by_document(view: OpView) -> OpRows:
-    split = [dict.fromkeys(("grad", *_QUERY, *_KEYS), S(dim)) for dim in (0, 1)]
-    return (view.row({**split[0], "documents": S(0)}, S(0)), view.row(split[1], S(1)))
-
-
-def document_forward(view: OpView) -> OpRows:
-    """(out, logsumexp).  Linear in the value."""
-    return (*_by_document(view), view.row({"value": P}, P, B))
-
-
-def document_backward(view: OpView) -> OpRows:
-    """The rows are those of `backward`."""
-    return (*_by_document(view), *_linear_in_backward(view, "grad"))
+# ---- cost ----------------------------------------------------------------------------------------
 
 
 def _flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float:
@@ -233,25 +223,34 @@ def _query_and_key(op: Op, in_shapes: Sequence[Shape]) -> Sequence[Shape]:
 
 _COST = OpCost(product=ProductKind.ATTENTION, flops=_flops, seen=_seen)
 _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
+_DOCUMENTS = "flowrun.document_attention"
+_FORWARD = OpInfo(
+    forward,
+    local=_from_start(attend_from),
+    traits=(Trait.PRODUCT,),
+    cost=_COST,
+    expands=Expands("key", ring.ring_dims, ring.expand_forward),
+)
+_BACKWARD = OpInfo(
+    backward,
+    local=_from_start(attend_from_backward),
+    cost=_COST,
+    expands=Expands("key", ring.ring_dims, ring.expand_backward),
+)
 
 OPS: Mapping[str, OpInfo] = {
-    f"{_FLASH}.default": OpInfo(
-        forward,
-        local=_from_start(attend_from),
-        traits=(Trait.PRODUCT,),
-        cost=_COST,
-        expands=Expands("key", ring.ring_dims, ring.expand_forward),
+    f"{_FLASH}.default": _FORWARD,
+    f"{_FLASH}_backward.default": _BACKWARD,
+    f"{_DOCUMENTS}.default": replace(
+        _FORWARD, local=_from_start(document_op.attend_from, _OF_DOCUMENTS)
     ),
-    f"{_FLASH}_backward.default": OpInfo(
-        backward,
-        local=_from_start(attend_from_backward),
-        cost=_COST,
-        expands=Expands("key", ring.ring_dims, ring.expand_backward),
+    f"{_DOCUMENTS}_backward.default": replace(
+        _BACKWARD, local=_from_start(document_op.attend_from_backward, _OF_DOCUMENTS)
     ),
     ring.TURN: OpInfo(function=ring.turn_pieces),
     ring.BLOCK: OpInfo(
         ring.block,
-        arguments=("query", "key", "value", "turns", "scale"),
+        arguments=("query", "key", "value", "documents", "turns", "scale"),
         function=ring.as_whole(ring.attend_blocks),
         local=ring.on_a_rank(ring.attend_blocks),
         traits=(Trait.PRODUCT,),
@@ -259,13 +258,9 @@ OPS: Mapping[str, OpInfo] = {
     ),
     ring.BLOCK_BACKWARD: OpInfo(
         ring.block_backward,
-        arguments=(*_IN_ORDER, "turns", "scale"),
+        arguments=(*_IN_ORDER, "documents", "turns", "scale"),
         function=ring.as_whole(ring.attend_blocks_backward),
         local=ring.on_a_rank(ring.attend_blocks_backward),
         cost=_COST,
     ),
-    "flowrun.document_attention.default": OpInfo(
-        document_forward, traits=(Trait.PRODUCT,), cost=_COST
-    ),
-    "flowrun.document_attention_backward.default": OpInfo(document_backward, cost=_COST),
 }

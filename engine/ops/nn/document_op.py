@@ -10,10 +10,15 @@ anything runs, and where they begin is found on a device without a wait.
 
 It knows nothing of the engine: models call it, also in plain torch.  Here each document is one call
 of torch's kernel for CPUs; CUDA's are in runtime/kernels/packed_attention.py.
+
+A rank that has some of the tokens attends to those that are its own as if its documents began and
+ended there, and to earlier ones by `earlier_attention`: of each sample only the document that goes
+on from them to the first of its queries.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -116,6 +121,218 @@ def document_spans(documents: Tensor, length: int) -> Iterator[tuple[int, slice]
             start += each
 
 
+# ---- some of the tokens of samples ---------------------------------------------------------------
+
+
+@torch.library.custom_op("flowrun::earlier_attention", mutates_args=(), device_types="cpu")
+def earlier_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    documents: Tensor,
+    start: int,
+    first: int,
+    scale: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Return (output, logsumexp) of queries from the place `start` on, with keys from `first` on,
+    which end before the queries; 0 and -inf of queries that see none of them.
+
+    documents: of whole samples.  All else is as in `document_attention`.
+    """
+    out, logsumexp = _empty_output(query)
+    out.zero_()
+    logsumexp.fill_(-math.inf)
+    for queries, keys in _earlier_spans(query, key, documents, start, first):
+        made = cpu_attention(query[queries], key[keys], value[keys], 0.0, False, scale=scale)
+        out[queries], logsumexp[queries] = made[:2]
+    return out, logsumexp
+
+
+@torch.library.custom_op("flowrun::earlier_attention_backward", mutates_args=(), device_types="cpu")
+def earlier_attention_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    documents: Tensor,
+    start: int,
+    first: int,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value, by these keys.
+
+    out, logsumexp: by all keys.  documents, start, first: as in `earlier_attention`.
+    """
+    given = (grad, query, key, value, out, logsumexp, documents, start, first, scale)
+    return run_earlier_backward(cpu_attention_backward, *given)
+
+
+def run_earlier_backward(
+    run: Callable[..., Sequence[Tensor]],
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    documents: Tensor,
+    start: int,
+    first: int,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute earlier_attention_backward.  run: as of run_backward."""
+    grads = tuple(x.zero_() for x in _empty_gradients(query, key, value))
+    for queries, keys in _earlier_spans(query, key, documents, start, first):
+        parts = grad[queries], query[queries], key[keys], value[keys], out[queries]
+        made = run(*parts, logsumexp[queries], 0.0, False, scale=scale)
+        for whole, at, part in zip(grads, (queries, keys, keys), made, strict=True):
+            whole[at] = part
+    return grads  # type: ignore[return-value]
+
+
+def attend_to_block(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    start: int,
+    first: int,
+    documents: Tensor,
+    scale: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Return (output, logsumexp) of queries from the place `start` on, with keys from `first` on,
+    at their own places or earlier ones.
+    """
+    if first < start:
+        made = earlier_attention(query, key, value, documents, start, first, scale)
+    else:
+        within = documents_within(documents, start, query.shape[2])
+        made = document_attention(query, key, value, within, scale)
+    return made  # type: ignore[no-any-return]
+
+
+def attend_to_block_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    *,
+    start: int,
+    first: int,
+    documents: Tensor,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value.  out, logsumexp: by all keys."""
+    given = (grad, query, key, value, out, logsumexp)
+    if first < start:
+        made = earlier_attention_backward(*given, documents, start, first, scale)
+    else:
+        within = documents_within(documents, start, query.shape[2])
+        made = document_attention_backward(*given, within, scale)
+    return made  # type: ignore[no-any-return]
+
+
+def attend_from(
+    start: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    documents: Tensor,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return (output, logsumexp) of queries from `start` on, with the keys of whole samples."""
+    made = []
+    for first, keys in _own_and_before(start, query):
+        made.append(
+            attend_to_block(
+                *(query, key[keys], value[keys]),
+                start=start,
+                first=first,
+                documents=documents,
+                scale=scale,
+            )
+        )
+    (out, logsumexp), *before = made
+    for more, of_more in before:
+        both = torch.logaddexp(logsumexp, of_more)
+        share = (of_more - both).exp().unsqueeze(-1)
+        wide = torch.lerp(out.to(share.dtype), more.to(share.dtype), share)
+        out, logsumexp = wide.to(query.dtype), both
+    return out, logsumexp
+
+
+def attend_from_backward(
+    start: int,
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    documents: Tensor,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value, the latter from these queries alone.
+
+    out, logsumexp: the results of attend_from.
+    """
+    of_query, of_key, of_value = (x.zero_() for x in _empty_gradients(query, key, value))
+    for first, keys in _own_and_before(start, query):
+        given = (grad, query, key[keys], value[keys], out, logsumexp)
+        more, of_key[keys], of_value[keys] = attend_to_block_backward(
+            *given, start=start, first=first, documents=documents, scale=scale
+        )
+        of_query += more
+    return of_query, of_key, of_value
+
+
+def documents_within(documents: Tensor, start: int, length: int) -> Tensor:
+    """Return the tokens that each document has among `length` of its sample from `start` on."""
+    ends = documents.cumsum(1).clamp(start, start + length)
+    return ends.diff(dim=1, prepend=torch.full_like(ends[:, :1], start))
+
+
+def count_earlier(
+    documents: Tensor, start: int, queries: int, first: int, keys: int
+) -> tuple[Tensor, Tensor]:
+    """Return of each sample how many queries from `start` on are of the document that begins before
+    them, and how many of `keys` keys from `first` on are of another.
+    """
+    ends = documents.cumsum(1)
+    begins = ends - documents
+    goes_on = (begins < start) & (start < ends)  # at most one
+    see = ((ends - start).clamp(max=queries) * goes_on).sum(1)
+    others = ((begins - first).clamp(0, keys) * goes_on).sum(1)
+    none = others.eq(keys) | ~goes_on.any(1)
+    return see.masked_fill(none, 0), others.masked_fill(none, keys)
+
+
+def _earlier_spans(
+    query: Tensor, key: Tensor, documents: Tensor, start: int, first: int
+) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+    """Yield where there are queries that see earlier keys, and those keys."""
+    counts = count_earlier(documents, start, query.shape[2], first, key.shape[2])
+    for sample, (see, others) in enumerate(zip(*(x.tolist() for x in counts), strict=True)):
+        if see:
+            at = slice(sample, sample + 1), slice(None)
+            yield (*at, slice(see)), (*at, slice(others, None))
+
+
+def _own_and_before(start: int, query: Tensor) -> Iterator[tuple[int, tuple[slice, ...]]]:
+    """Yield (the place of the first, which keys) for those at the queries' own places, and those
+    before.
+    """
+    yield start, (slice(None), slice(None), slice(start, start + query.shape[2]))
+    if start:
+        yield 0, (slice(None), slice(None), slice(start))
+
+
 def as_autocast(x: Tensor) -> Tensor:
     """Cast a tensor to the dtype of autocast's products; leave it alone if autocast is off."""
     if not torch.is_autocast_enabled(x.device.type):
@@ -140,11 +357,13 @@ def _empty_gradients(*tensors: Tensor) -> Any:
     )
 
 
+@earlier_attention.register_fake
 @document_attention.register_fake
 def _fake_forward(query: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return _empty_output(query)
 
 
+@earlier_attention_backward.register_fake
 @document_attention_backward.register_fake
 def _fake_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object

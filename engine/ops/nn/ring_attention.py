@@ -15,13 +15,14 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from flowrun.engine.ir.expansion import Expansion, LaidOutValue
 from flowrun.engine.ir.graph import LogicalTensor, Op, Ref
-from flowrun.engine.ir.sbp import B, P, S
+from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ir.signature import (
     Function,
     Local,
@@ -33,11 +34,20 @@ from flowrun.engine.ir.signature import (
     bind,
     places,
 )
+from flowrun.engine.ops.nn.document_op import attend_to_block, attend_to_block_backward
 from flowrun.engine.torch_internals import cpu_attention, cpu_attention_backward
 
 TURN, BLOCK, BLOCK_BACKWARD = "flow.turn", "flow.attend_block", "flow.attend_block_backward"
 _LENGTH = 2
 _WHOLE, _CAUSAL, _HIDDEN = "whole", "causal", "hidden"  # what queries see of a block of keys
+
+
+class SeenBlock(NamedTuple):
+    """What a block of queries sees of the keys at its place, and where both were, in tokens."""
+
+    how: str
+    start: int
+    first: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +64,29 @@ class KeyTurns:
     block: int
     causal: bool
 
-    def seen(self, start: int, length: int) -> tuple[str, ...]:
+    def seen(self, start: int, length: int) -> tuple[SeenBlock, ...]:
         """Return what each block of queries sees of the keys at its place.
 
         start, length: of the queries, in tokens.
         """
         return tuple(map(self._seen, range(start // self.block, (start + length) // self.block)))
 
-    def _seen(self, here: int) -> str:
-        if not self.causal:
-            return _WHOLE
+    def _seen(self, here: int) -> SeenBlock:
         came_from, scale = 0, 1
         for parts, by in zip(reversed(self.parts), reversed(self.by), strict=True):
             came_from += (here // scale - by) % parts * scale
             scale *= parts
-        return _CAUSAL if came_from == here else _WHOLE if came_from < here else _HIDDEN
+        how = _WHOLE
+        if self.causal and came_from >= here:
+            how = _CAUSAL if came_from == here else _HIDDEN
+        return SeenBlock(how, here * self.block, came_from * self.block)
 
 
 def rings(view: OpView, lengths: Sequence[int]) -> bool:
     """True if a ring of `view.parts` ranks can share the lengths of queries and keys."""
     given = view.given
     alike = len(set(lengths)) == 1 and lengths[0] % view.parts == 0
-    return alike and given["attn_mask"] is None and given["dropout_p"] == 0
+    return alike and given.get("attn_mask") is None
 
 
 def ring_dims(op: Op, tensors: Mapping[str, LogicalTensor]) -> tuple[int, ...]:
@@ -112,7 +123,7 @@ class _RingWriter:
 
     def turns(self) -> Iterator[tuple[int, KeyTurns]]:
         """Yield (the axis around which keys turn first; -1 at the beginning, how they stand)."""
-        causal, before = bind(self.p.op)["is_causal"], (0,) * len(self.parts)
+        causal, before = bind(self.p.op).get("is_causal", True), (0,) * len(self.parts)
         for by in itertools.product(*map(range, self.parts)):
             changed = (k for k, (a, b) in enumerate(zip(before, by, strict=True)) if a != b)
             yield next(changed, -1), KeyTurns(self.parts, by, self.block, causal)
@@ -140,7 +151,10 @@ class _RingWriter:
         *like: LogicalTensor,
     ) -> list[LaidOutValue]:
         """Append what one block of keys gives.  like: shape and dtype of each output."""
-        args = (*(Ref(x.tensor.name) for x in read), turns, bind(self.p.op)["scale"])
+        documents = [self.p.given("documents")] if self.p.has("documents") else []
+        read = (*read, *documents)
+        refs = (*(Ref(x.tensor.name) for x in read), *(() if documents else (None,)))
+        args = (*refs, turns, bind(self.p.op)["scale"])
         made = map(LaidOutValue, like, self.p.op.out_sbp)
         return self.p.call(f"block_{end}", target, args, read, tuple(made))
 
@@ -175,7 +189,7 @@ def _join(
 def expand_backward(p: Expansion) -> None:
     """Write (grad_query, grad_key, grad_value); the latter two go around with their keys."""
     ring, query, keys = _RingWriter.of(p), p.given("query"), [p.given("key"), p.given("value")]
-    given = (p.given("grad_out"), query), (p.given("out"), p.given("logsumexp"))
+    given = (p.given(places(p.op)[0]), query), (p.given("out"), p.given("logsumexp"))
     sums: list[LaidOutValue] = []
     for axis, turns in ring.turns():
         end = "_".join(map(str, turns.by))
@@ -204,41 +218,52 @@ def _wide(tensor: LogicalTensor) -> LogicalTensor:
 
 def block(view: OpView) -> OpRows:
     """(output, logsumexp).  Linear in the value."""
-    return (*_alike(view), Signature((B, B, P), (P, B)))
+    return (*_alike(view), _row(view, (B, B, P), P, B))
 
 
 def block_backward(view: OpView) -> OpRows:
     """(grad_query, grad_key, grad_value).  Linear as `attention.backward` is."""
-    of_grad = Signature((P, B, B, B, B, B), (P, P, P))
-    return (*_alike(view), of_grad, Signature((B, B, B, P, P, B), (P, P, B)))
+    of_grad = _row(view, (P, B, B, B, B, B), P, P, P)
+    return (*_alike(view), of_grad, _row(view, (B, B, B, P, P, B), P, P, B))
 
 
 def _alike(view: OpView) -> Iterator[Signature]:
     """Yield rows that split all tensors alike: no block of the length is cut."""
     turns, shape = view.op.args[-2], view.in_shapes[0]
     for dim in range(3 if shape[_LENGTH] % (view.parts * turns.block) == 0 else 2):
-        yield Signature((S(dim),) * len(view.op.inputs), (S(dim),) * len(view.op.outputs))
+        tensors = len(view.op.args) - 3  # not documents, turns and the scale
+        documents = B if dim else S(0)
+        yield _row(view, (S(dim),) * tensors, *(S(dim),) * len(view.op.outputs), of=documents)
+
+
+def _row(view: OpView, inputs: tuple[Sbp, ...], *outputs: Sbp, of: Sbp = B) -> Signature:
+    """of: the SBP of documents, if there are some."""
+    return Signature((*inputs, of)[: len(view.op.inputs)], outputs)
 
 
 def attend_blocks(
-    seen: Sequence[str],
+    seen: Sequence[SeenBlock],
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    documents: Tensor | None = None,
     *,
     scale: float | None = None,
     run: Function = cpu_attention,
 ) -> tuple[Tensor, Tensor]:
     """Return (output, logsumexp) of each block of queries with the keys at its place, in fp32.
 
-    seen: what each block sees of its keys; of nothing the output is 0.  scale: of the scores.  run:
-    the kernel of whole tensors.
+    seen: what each block sees of its keys; of nothing the output is 0.  documents: of whole
+    samples.  scale: of the scores.  run: the kernel of whole tensors without documents.
     """
     made = []
-    for how, *given in zip(seen, *_blocks(seen, query, key, value), strict=True):
+    for (how, start, first), *given in zip(seen, *_blocks(seen, query, key, value), strict=True):
         if how == _HIDDEN:
             rows = query.new_full(given[0].shape[:-1], -math.inf)
             made.append((torch.zeros_like(given[0]), rows))
+        elif documents is not None:
+            at = {"start": start, "first": first}
+            made.append(attend_to_block(*given, **at, documents=documents, scale=scale))
         else:
             made.append(run(*given, 0.0, how == _CAUSAL, scale=scale)[:2])
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -247,13 +272,14 @@ def attend_blocks(
 
 
 def attend_blocks_backward(
-    seen: Sequence[str],
+    seen: Sequence[SeenBlock],
     grad: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     out: Tensor,
     logsumexp: Tensor,
+    documents: Tensor | None = None,
     *,
     scale: float | None = None,
     run: Function = cpu_attention_backward,
@@ -261,20 +287,24 @@ def attend_blocks_backward(
     """Return the gradients of query (in fp32), key and value, of each block with the keys at its
     place.
 
-    out, logsumexp: of all keys.  seen, scale, run: as of attend_blocks.
+    out, logsumexp: of all keys.  seen, documents, scale, run: as of attend_blocks.
     """
     made = []
     given = grad, query, key, value, out, logsumexp
-    for how, *each in zip(seen, *_blocks(seen, *given), strict=True):
+    for (how, start, first), *each in zip(seen, *_blocks(seen, *given), strict=True):
         if how == _HIDDEN:
             made.append([torch.zeros_like(x) for x in each[1:4]])
+        elif documents is not None:
+            at = {"start": start, "first": first}
+            of_each = attend_to_block_backward(*each, **at, documents=documents, scale=scale)
+            made.append([*of_each])
         else:
             made.append(run(*each, 0.0, how == _CAUSAL, scale=scale))
     of_query, of_key, of_value = (torch.cat(parts, _LENGTH) for parts in zip(*made, strict=True))
     return of_query.to(torch.promote_types(query.dtype, torch.float32)), of_key, of_value
 
 
-def _blocks(seen: Sequence[str], *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def _blocks(seen: Sequence[SeenBlock], *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return (tensor.chunk(len(seen), _LENGTH) for tensor in tensors)
 
 

@@ -5,6 +5,8 @@ torch merges the leading dims of (samples, tokens, …) for a product or a loss,
 tokens within a merged dim.  So what reads merged dims works on the unmerged ones: products by
 labels (ops/math/matmul.py), losses, sums and what goes element by element.  Other readers get the
 merged dim by a view.
+
+Lengths of documents enter whole: dim 1 is no length of theirs, and each rank reads all.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from flowrun.engine.capture.rewrites.simplify import drop_dead
 from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor, Op, Ref, map_refs, rename_inputs
 from flowrun.engine.ir.op_info import Trait
-from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ir.placement import LENGTH_AXES, Shape
+from flowrun.engine.ir.sbp import B
 from flowrun.engine.ops.flow.ranges import CHECK
 from flowrun.engine.ops.math.matmul import PRODUCT
 from flowrun.engine.ops.nn.chunked_head import GRADIENT, STATISTICS
@@ -23,6 +26,7 @@ from flowrun.engine.ops.nn.cross_entropy import BACKWARD, FORWARD, LOG_SUM_EXP, 
 from flowrun.engine.ops.nn.loss import NONE
 from flowrun.engine.ops.shapes.shape import dim_groups
 from flowrun.engine.ops.traits import has
+from flowrun.engine.passes.layout.long_attention import documents_of_attention
 from flowrun.engine.strategy import Strategy
 
 _T, _VIEW = "aten.t.default", "aten.view.default"
@@ -37,7 +41,14 @@ def keep_lengths(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     writer = _LengthWriter(dict(graph.tensors))
     for op in graph.ops:
         writer.add(rename_inputs(op, writer.names))
+    whole = tuple((axis, B) for axis in strategy.axes if axis in LENGTH_AXES)
+    documents = documents_of_attention(graph)
+    feeds = tuple(
+        replace(feed, pinned=whole + feed.pinned) if feed.tensor in documents else feed
+        for feed in graph.feeds
+    )
     results = tuple((key, writer.names.get(name, name)) for key, name in graph.results)
+    graph = replace(graph, feeds=feeds)
     graph = replace(graph, ops=tuple(writer.ops), tensors=writer.tensors, results=results)
     return drop_dead(graph)
 

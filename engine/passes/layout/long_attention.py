@@ -5,7 +5,7 @@ queries and all keys and values, which are gathered or come around.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from flowrun.engine.boxing.boxing import BoxingStep, start_seconds, step_seconds
 from flowrun.engine.errors import RecipeError
@@ -19,6 +19,11 @@ from flowrun.engine.ops.traits import is_view
 from flowrun.engine.strategy import GATHER, HEADS, RING, Strategy
 
 LONG_ATTENTION = "engine.long_attention"  # the key
+_WHY_NOT = {
+    HEADS: "it has fewer heads than ranks",
+    GATHER: "its mask is causal, and it has not as many queries as keys",
+    RING: "it has a mask, or its ranks do not divide the length",
+}
 _WANTED = {HEADS: (S(1), S(1)), GATHER: (S(2), B), RING: (S(2), S(2))}  # of queries and keys
 
 
@@ -41,9 +46,7 @@ def rows_of_attention(op: Op, legal: Sequence[Signature], how: str) -> Sequence[
     ends = [places(op).index(name) for name in ("query", "key")]
     if chosen := [row for row in legal if tuple(row.inputs[k] for k in ends) == _WANTED[how]]:
         return chosen
-    why = "it has fewer heads than ranks" if how == HEADS else "it sees documents"
-    if how == RING:
-        why += ", or a mask, or its ranks do not divide the length"
+    why = _WHY_NOT[how]
     if bind(op).get("dropout_p"):
         why = "it drops weights"
     raise RecipeError(
@@ -76,16 +79,25 @@ def ring_seconds(
     return total
 
 
+def documents_of_attention(graph: LogicalGraph) -> frozenset[str]:
+    """Return the tensors that attention reads as lengths of documents."""
+    return frozenset(_read_as(graph, "documents"))
+
+
+def _read_as(graph: LogicalGraph, *arguments: str) -> Iterator[str]:
+    for op in graph.ops:
+        named = zip(places(op), op.inputs, strict=True) if op.target in attention.OPS else ()
+        yield from (name for place, name in named if place in arguments)
+
+
 def keys_of_attention(graph: LogicalGraph) -> frozenset[str]:
     """Return the tensors that attention reads as keys and values, and those that they show."""
     found: set[str] = set()
-    for op in graph.ops:
-        named = zip(places(op), op.inputs, strict=True) if op.target in attention.OPS else ()
-        for name in (name for place, name in named if place in ("key", "value")):
+    for name in _read_as(graph, "key", "value"):
+        found.add(name)
+        while (maker := graph.producer.get(name)) and len(maker.outputs) == 1:
+            if not is_view(maker.target):
+                break
+            (name,) = maker.inputs
             found.add(name)
-            while (maker := graph.producer.get(name)) and len(maker.outputs) == 1:
-                if not is_view(maker.target):
-                    break
-                (name,) = maker.inputs
-                found.add(name)
     return frozenset(found)

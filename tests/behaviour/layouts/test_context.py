@@ -18,7 +18,7 @@ from flowrun.models.gpt import GPT
 from flowrun.models.llama import Llama
 from support.layouts.grids import Layout, assert_as_plain_torch, compiled, live_bytes, virtual_run
 from support.layouts.plain_loop import MOMENTUM, Batch, Training, gpt, seeded, token_batches
-from support.nets.packed import GPT_PACKED
+from support.nets.packed import GPT_PACKED, LLAMA_PACKED
 from support.plans.small_recipes import RECIPES, small_job
 
 BLOCKS, WIDTH, STEPS = 2, 16, 3
@@ -49,10 +49,18 @@ CASES = [
     (PLAIN, Layout(context=2, stages=2)),
     *((BIASED, layout) for layout in (HEADS, GATHER)),
     *((GROUPED, layout) for layout in (HEADS, GATHER)),
-    (GPT_PACKED, Layout(context=2)),
+    *((GPT_PACKED, layout) for layout in (*WAYS.values(), replace(GATHER, context=3))),
+    *((GPT_PACKED, replace(RING, **more)) for more in ({"context": 4}, {"data": 2, "zero": 3})),
+    *((LLAMA_PACKED, layout) for layout in (replace(GATHER, tensor=2), RING)),
     (ALONE, Layout(context=2)),
 ]
-NAMES = {PLAIN: "gpt", BIASED: "biased", GROUPED: "grouped", GPT_PACKED: "packed", ALONE: "alone"}
+NAMES = {PLAIN: "gpt", BIASED: "biased", GROUPED: "grouped", ALONE: "alone"}
+NAMES |= {GPT_PACKED: "packed", LLAMA_PACKED: "packed llama"}
+OF_BYTES = pytest.mark.parametrize(
+    ("training", "parts"),
+    [(PLAIN, 2), (PLAIN, 4), (GPT_PACKED, 2), (GPT_PACKED, 4)],
+    ids=["2", "4", "packed 2", "packed 4"],
+)
 
 
 @pytest.mark.parametrize(("training", "layout"), CASES, ids=[f"{NAMES[t]} {n}" for t, n in CASES])
@@ -90,9 +98,11 @@ def moved(plan: Plan, phase: str) -> float:
     )
 
 
-@pytest.mark.parametrize("parts", [2, 4])
-def test_heads_for_tokens_are_all_to_alls_of_four_activations(parts: int) -> None:
-    plan = compiled(PLAIN, replace(HEADS, context=parts)).plan
+@OF_BYTES
+def test_heads_for_tokens_are_all_to_alls_of_four_activations(
+    training: Training, parts: int
+) -> None:
+    plan = compiled(training, replace(HEADS, context=parts)).plan
     assert {op.args[1].kind for op in activation_boxings(plan)} == {"all_to_all"}
     # queries, keys, values and the output; backward their gradients
     each = 4 * BLOCKS * activation(plan) * (parts - 1) / parts
@@ -100,9 +110,11 @@ def test_heads_for_tokens_are_all_to_alls_of_four_activations(parts: int) -> Non
     assert moved(plan, BACKWARD) == each
 
 
-@pytest.mark.parametrize("parts", [2, 4])
-def test_gathered_keys_are_two_gathers_and_two_reduce_scatters(parts: int) -> None:
-    plan = compiled(PLAIN, replace(GATHER, context=parts)).plan
+@OF_BYTES
+def test_gathered_keys_are_two_gathers_and_two_reduce_scatters(
+    training: Training, parts: int
+) -> None:
+    plan = compiled(training, replace(GATHER, context=parts)).plan
     kinds = Counter((op.phase, op.args[1].kind) for op in activation_boxings(plan))
     assert kinds.keys() == {(FORWARD, "all_gather"), (BACKWARD, "reduce_scatter")}
     each = 2 * BLOCKS * activation(plan) * (parts - 1)
@@ -110,9 +122,11 @@ def test_gathered_keys_are_two_gathers_and_two_reduce_scatters(parts: int) -> No
     assert moved(plan, BACKWARD) == each
 
 
-@pytest.mark.parametrize("parts", [2, 4])
-def test_around_a_ring_keys_turn_and_bring_their_gradients_home(parts: int) -> None:
-    plan = compiled(PLAIN, replace(RING, context=parts)).plan
+@OF_BYTES
+def test_around_a_ring_keys_turn_and_bring_their_gradients_home(
+    training: Training, parts: int
+) -> None:
+    plan = compiled(training, replace(RING, context=parts)).plan
     assert {op.args[1].kind for op in activation_boxings(plan)} == {"turn"}
     around = 2 * BLOCKS * activation(plan)  # keys and values, once a turn
     assert moved(plan, FORWARD) == around * (parts - 1)
@@ -155,5 +169,15 @@ def test_every_way_is_planned_on_gpus(way: str) -> None:
 def test_more_ranks_than_heads_is_refused_by_name() -> None:
     with pytest.raises(RecipeError, match="fewer heads than ranks"):
         compiled(PLAIN, replace(HEADS, context=8))
-    with pytest.raises(RecipeError, match="sees documents"):
-        compiled(GPT_PACKED, GATHER)
+    with pytest.raises(RecipeError, match="do not divide the length"):
+        compiled(GPT_PACKED, replace(RING, context=5))
+
+
+@pytest.mark.parametrize("layout", WAYS.values(), ids=WAYS)
+def test_documents_travel_with_no_keys(layout: Layout) -> None:
+    """All ranks read the lengths of documents; what is sent is what is foreseen."""
+    run = virtual_run(GPT_PACKED, layout, STEPS)
+    boxed = {op.inputs[0] for op in run.plan.graph.ops if op.target == "flow.box"}
+    assert not any("documents" in name for name in boxed)
+    foreseen = compiled(GPT_PACKED, layout).rehearsal.sent_bytes
+    assert sum(run.sent_bytes.values()) == foreseen * STEPS

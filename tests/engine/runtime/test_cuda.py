@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flowrun.engine.actors.plan import Plan
+from flowrun.engine.ops.nn.document_op import attend_from, attend_from_backward
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.drivers.recorder import RecordedRank
 from flowrun.engine.runtime.inductor.built import BuiltRegions
@@ -194,7 +195,10 @@ def test_attention_within_documents_is_the_cpus(dtype: torch.dtype, width: int) 
     for device in ("cpu", "cuda"):
         g, q, k, v, d = (x.to(device) for x in (grad, query, key, value, documents))
         made = forward(q, k, v, d, scale)
-        found.append((*made, *backward(g, q, k, v, *made, d, scale)))
+        of_some = attend_from(40, q[:, :, 40:], k, v, d, scale=scale)
+        given = g[:, :, 40:], q[:, :, 40:], k, v, *of_some, d
+        of_some += attend_from_backward(40, *given, scale=scale)
+        found.append((*made, *backward(g, q, k, v, *made, d, scale), *of_some))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(other.cpu(), one, **_near(dtype))
         assert one.stride() == other.stride()

@@ -19,6 +19,8 @@ from support.samples.sample_values import T, below, positive
 
 aten = torch.ops.aten
 _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
+_DOCUMENTS = "flowrun.document_attention.default"
+_DOCUMENTS_BACKWARD = "flowrun.document_attention_backward.default"
 
 Sound = Callable[[Sequence[Shape]], bool]
 
@@ -145,10 +147,31 @@ def ring_attention() -> list[OpSample]:
         for by in (0, 1):
             turns = KeyTurns((2,), (by,), 3, causal)
             made += [
-                sample(BLOCK, *given, turns, None, sound=_alike),
-                sample(BLOCK_BACKWARD, grad, *given, *out, turns, None, sound=_alike),
+                sample(BLOCK, *given, None, turns, None, sound=_alike),
+                sample(BLOCK_BACKWARD, grad, *given, *out, None, turns, None, sound=_alike),
             ]
+    return made + _ring_of_documents(grad, *given)
+
+
+def _ring_of_documents(grad: torch.Tensor, *given: torch.Tensor) -> list[OpSample]:
+    """Samples whose documents begin and end within blocks, at their borders, or go through all."""
+    documents = torch.tensor([[2, 3, 1], [6, 0, 0], [1, 2, 3]])
+    out = torch.ops.flowrun.document_attention.default(*given, documents, None)
+    made = [
+        sample(_DOCUMENTS, *given, documents, None, sound=_packed),
+        sample(_DOCUMENTS_BACKWARD, grad, *given, *out, documents, None, sound=_packed),
+    ]
+    for by in (0, 1):
+        more = documents, KeyTurns((2,), (by,), 3, True), None
+        made += [
+            sample(BLOCK, *given, *more, sound=_of_block),
+            sample(BLOCK_BACKWARD, grad, *given, *out, *more, sound=_of_block),
+        ]
     return made
+
+
+def _of_block(shapes: Sequence[Shape]) -> bool:
+    return _alike(shapes[:-1]) and shapes[-1] == (shapes[0][0], 3)
 
 
 def _alike(shapes: Sequence[Shape]) -> bool:
@@ -161,16 +184,11 @@ def _alike_and_whole(shapes: Sequence[Shape]) -> bool:
 
 
 def _packed(shapes: Sequence[Shape]) -> bool:
-    """Documents of each sample; all of one shape, but logsumexp, which lacks the width."""
+    """Documents of each sample, two of five tokens or three of six, and keys of all its tokens."""
     *tensors, documents = shapes
-    logsumexp = tensors.pop() if len(tensors) == 6 else tensors[0][:3]
-    query = tensors[0]
-    return (
-        len({*tensors}) == 1
-        and logsumexp == query[:3]
-        and query[2:] == (5, 4)
-        and documents == (query[0], 2)
-    )
+    fits = _attention_backward if len(tensors) == 6 else _attention
+    key = tensors[2 if len(tensors) == 6 else 1]
+    return fits(tensors) and documents == (key[0], key[2] - 3)
 
 
 def _document_attention() -> list[OpSample]:
@@ -180,10 +198,9 @@ def _document_attention() -> list[OpSample]:
     grad, *given = (torch.randn(shape, generator=draws, dtype=torch.float64) for _ in range(4))
     documents = torch.tensor([[2, 3], [5, 0], [1, 4]])
     made = torch.ops.flowrun.document_attention.default(*given, documents, None)
-    backward = "flowrun.document_attention_backward.default"
     return [
-        sample("flowrun.document_attention.default", *given, documents, None, sound=_packed),
-        sample(backward, grad, *given, *made, documents, None, sound=_packed),
+        sample(_DOCUMENTS, *given, documents, None, sound=_packed),
+        sample(_DOCUMENTS_BACKWARD, grad, *given, *made, documents, None, sound=_packed),
     ]
 
 

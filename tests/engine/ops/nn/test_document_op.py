@@ -1,9 +1,14 @@
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 from torch import Tensor
 
-from flowrun.engine.ops.nn.document_op import document_attention
+from flowrun.engine.ops.nn import document_op
+from flowrun.engine.ops.nn.document_op import document_attention, documents_within
 
 LENGTH, WIDTH = 16, 8
 DOCUMENTS = {
@@ -53,3 +58,30 @@ def test_documents_that_do_not_fill_their_sample_are_refused(lengths: list[int])
     given = [x.transpose(1, 2) for x in draw_heads(torch.float32).unbind(3)]
     with pytest.raises(ValueError, match=r"do not fill sample 0 of 16 tokens"):
         document_attention(*given, torch.tensor([lengths] * 3), None)
+
+
+@drawn(
+    cuts=st.sets(st.integers(1, LENGTH - 1)),
+    ends=st.lists(st.sets(st.integers(1, 15)), min_size=3, max_size=3),
+)
+def test_pieces_of_samples_are_the_whole(cuts: set[int], ends: list[set[int]]) -> None:
+    """Wherever samples and their documents are cut, each piece of queries attends as in all."""
+    rows = [torch.tensor([0, *sorted(each), LENGTH]).diff() for each in ends]
+    documents = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    query, key, value = (x.transpose(1, 2) for x in draw_heads(torch.float64).detach().unbind(3))
+    made = document_attention(query, key, value, documents, None)
+    grad = made[0].cos()
+    whole = document_op.document_attention_backward(grad, query, key, value, *made, documents, None)
+    borders = [0, *sorted(cuts), LENGTH]
+    found, sums = [], [torch.zeros_like(x) for x in (key, value)]
+    for start, end in itertools.pairwise(borders):
+        assert documents_within(documents, start, end - start).sum(1).eq(end - start).all()
+        at = slice(None), slice(None), slice(start, end)
+        out = document_op.attend_from(start, query[at], key, value, documents)
+        read = grad[at], query[at], key, value, *out, documents
+        of_query, *of_keys = document_op.attend_from_backward(start, *read)
+        found.append((*out, of_query))
+        sums = [a + b for a, b in zip(sums, of_keys, strict=True)]
+    pieces = (torch.cat(each, 2) for each in zip(*found, strict=True))
+    for one, other in zip((*pieces, *sums), (*made, *whole), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)

@@ -38,7 +38,7 @@ def test_documents_that_do_not_fill_their_sample_stop_the_device() -> None:
     *_, documents = given(torch.float32)
     for wrong in (documents - torch.tensor([1, 0, 0, 0]), documents - torch.tensor([-8, 8, 0, 0])):
         with pytest.raises(RuntimeError, match="documents do not fill their sample"):
-            packed._starts(wrong, LENGTH)
+            packed._whole(wrong, LENGTH)
 
 
 def test_on_the_cpu_each_document_has_the_gradient_that_suits_it(
@@ -107,54 +107,59 @@ class FlashAttention:
         third.impl("bwd", self.third_backward, "CPU")
 
     def second(self, q: Tensor, k: Tensor, v: Tensor, *given: Any, scale: float) -> Any:
-        starts, _, longest, _, dropout, causal, _ = given
-        assert causal and not dropout and longest >= int(starts.diff().max())
+        *starts, longest, most, dropout, causal, _ = given
+        assert not dropout and longest >= int(starts[0].diff().max())
+        assert most >= int(starts[1].diff().max())
         self.runs["2"] += 1
         none = q.new_empty(0)
-        return *self.forward(q, k, v, starts, scale), none, none, none
+        return *self.forward(q, k, v, *starts, causal, scale), none, none, none
 
     def second_backward(self, *given: Any, scale: float) -> Any:
-        return self.backward(*given[:6], given[6], scale)
+        return self.backward(*given[:8], given[11], scale)
 
     def third(self, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Any:
-        starts, scale, causal, *window = given[4], *given[20:24]
-        assert causal and window == [-1, -1] and given[10] >= int(starts.diff().max())
+        starts, scale, causal, *window = given[4:6], *given[20:24]
+        assert window == [-1, -1] and given[10] >= int(starts[0].diff().max())
         self.runs["3"] += 1
-        out, logsumexp = self.forward(q, k, v, starts, scale)
+        out, logsumexp = self.forward(q, k, v, *starts, causal, scale)
         return out + self.slip, logsumexp, q.new_empty(0), q.new_empty(0)
 
     def third_backward(self, *given: Any) -> Any:
-        grads = self.backward(*given[:6], given[9], given[15])
+        grads = self.backward(*given[:6], *given[9:11], given[16], given[15])
         for into, grad in zip(given[6:9], grads, strict=True):
             into.copy_(grad)
         return (*(given[0].new_empty(0) for _ in range(5)),)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float) -> Any:
-        made = [
-            internals.cpu_attention(*heads(q, k, v, at=at), 0.0, True, scale=scale)
-            for at in spans(starts)
-        ]
-        out = torch.cat([each[0][0].transpose(0, 1) for each in made])
-        return out, torch.cat([each[1][0] for each in made], 1).float()
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Any:
+        *starts, causal, scale = given
+        out, rows = torch.full_like(q, torch.nan), q.new_full(q.shape[1::-1], torch.nan)
+        for at, of in spans(*starts):
+            parts = heads(q[at], k[of], v[of])
+            one, row = internals.cpu_attention(*parts, 0.0, causal, scale=scale)
+            out[at], rows[:, at] = one[0].transpose(0, 1), row[0].to(rows.dtype)
+        return out, rows.float()
 
     def backward(self, *given: Any) -> tuple[Tensor, ...]:
-        *tensors, logsumexp, starts, scale = given
-        found = [
-            internals.cpu_attention_backward(
-                *heads(*tensors, at=at), logsumexp[None, :, at], 0.0, True, scale=scale
+        grad, q, k, v, out, logsumexp, *starts, causal, scale = given
+        grads = [torch.full_like(x, torch.nan) for x in (q, k, v)]
+        for at, of in spans(*starts):
+            parts = heads(grad[at], q[at], k[of], v[of], out[at])
+            made = internals.cpu_attention_backward(
+                *parts, logsumexp[None, :, at], 0.0, causal, scale=scale
             )
-            for at in spans(starts)
-        ]
-        return tuple(torch.cat([g[0].transpose(0, 1) for g in x]) for x in zip(*found, strict=True))
+            for whole, here, part in zip(grads, (at, of, of), made, strict=True):
+                whole[here] = part[0].transpose(0, 1)
+        return tuple(grads)
 
 
-def heads(*lists: Tensor, at: slice) -> list[Tensor]:
-    return [x[at].transpose(0, 1).unsqueeze(0) for x in lists]
+def heads(*lists: Tensor) -> list[Tensor]:
+    return [x.transpose(0, 1).unsqueeze(0) for x in lists]
 
 
-def spans(starts: Tensor) -> list[slice]:
-    ends = starts.tolist()
-    return [slice(a, b) for a, b in pairwise(ends) if b > a]
+def spans(*starts: Tensor) -> list[tuple[slice, slice]]:
+    """Where queries meet keys; of others the kernels promise nothing."""
+    both = zip(*(pairwise(each.tolist()) for each in starts), strict=True)
+    return [(slice(*at), slice(*of)) for at, of in both if at[1] > at[0] and of[1] > of[0]]
 
 
 @pytest.fixture
@@ -208,5 +213,27 @@ def test_flash_attention_3_runs_on_hopper_where_it_is_and_agrees(
     found, expected = attend()
     assert flash.runs == runs
     for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+        assert one.stride() == other.stride()
+
+
+@pytest.mark.parametrize(("start", "first"), [(8, 3), (15, 5), (10, 0), (4, 0)])
+def test_earlier_keys_are_a_span_a_sample(
+    start: int, first: int, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the kernels leave undefined of tokens without partners is 0, or -inf."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    flash = FlashAttention(stack, 0.0)
+    grad, query, key, value, documents = given(torch.bfloat16)
+    grad, query = (x[:, :, start : start + 5] for x in (grad, query))
+    keys = [x[:, :, first : min(start, first + 5)] for x in (key, value)]
+    rest = documents, start, first, None
+    made = op.earlier_attention(query, *keys, *rest)
+    found = packed._earlier(query, *keys, *rest)
+    of_all = made[0], made[1].clamp(min=-9)  # as if they had seen their own
+    found += packed._earlier_backward(grad, query, *keys, *of_all, *rest)
+    assert flash.runs == {"2": 1}
+    made += op.earlier_attention_backward(grad, query, *keys, *of_all, *rest)
+    for one, other in zip(found, made, strict=True):
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
         assert one.stride() == other.stride()
