@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # shapes, no numbers
 from torch.nn.modules import batchnorm, transformer
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as _without
 from torch.utils._pytree import TreeSpec as TreeSpec
 from torch.utils._pytree import tree_flatten as tree_flatten  # leaves in the order of arguments
 from torch.utils._pytree import tree_leaves as tree_leaves
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from torch._functorch._aot_autograd.schemas import JointWithDescriptors
 
 aten = torch.ops.aten
+without_modes = _without  # within, no dispatch mode sees an op
 
 # ---- ops -----------------------------------------------------------------------------------------
 
@@ -137,6 +139,12 @@ def storage_without_memory(num_bytes: int, device: torch.device) -> torch.Untype
     make: Any = torch._C._construct_storage_from_data_pointer
     storage: torch.UntypedStorage = make(0, device, num_bytes)
     return storage
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Return whether the numbers of a tensor can be read; not those of one that wraps another."""
+    wraps = torch._C._functorch.is_functorch_wrapped_tensor, torch._is_functional_tensor
+    return not any(each(tensor) for each in wraps) and (tensor.untyped_storage().data_ptr() != 0)
 
 
 def version_of(tensor: Tensor) -> int:

@@ -27,13 +27,13 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_477,
+    "engine": 1_485,
     "engine/actors": 1_853,
     "engine/boxing": 539,
-    "engine/capture": 5_741,
+    "engine/capture": 5_987,
     "engine/cost": 1_265,
     "engine/hardware": 571,
-    "engine/ir": 1_829,
+    "engine/ir": 1_831,
     "engine/lowering": 1_358,
     "engine/ops": 6_817,
     "engine/passes": 8_252,
@@ -46,9 +46,9 @@ BUDGETS = {
     "launcher/command_line": 2_029,
     "launcher/commands": 4_389,
     "launcher/data": 3_793,
-    "launcher/job": 2_367,
+    "launcher/job": 2_394,
     "launcher/listeners": 675,
-    "launcher/model": 2_946,
+    "launcher/model": 2_949,
     "launcher/page": 1_119,
     "launcher/place": 2_090,
     "launcher/platforms": 331,
@@ -65,19 +65,19 @@ BUDGETS = {
     "tests": 1_181,
     "tests/behaviour": 9_849,
     "tests/chaos": 1_057,
-    "tests/engine": 14_832,
+    "tests/engine": 15_000,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
     "tests/launcher": 19_429,
     "tests/models": 797,
-    "tests/support": 9_619,
+    "tests/support": 9_613,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_615, "tests": 58_519, "docs": 50_000}
+SUMS = {"source": 80_901, "tests": 58_681, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
-OPEN = {"Any": 341, "except Exception": 30, "functions above complexity 15": 0}
+OPEN = {"Any": 357, "except Exception": 31, "functions above complexity 15": 0}
 
 
 @cache

@@ -28,7 +28,7 @@ from flowrun.engine.capture.capture_errors import (
 )
 from flowrun.engine.capture.fold import Fold, are_folded, fold
 from flowrun.engine.capture.gradient_hooks import apply_hooks
-from flowrun.engine.capture.in_python.run_in_python import run_in_python
+from flowrun.engine.capture.in_python.run_in_python import keep_used, run_in_python
 from flowrun.engine.capture.joint_graph import LOSS, JointGraph
 from flowrun.engine.capture.module_checks import check_modules
 from flowrun.engine.capture.parts import UnlikeError
@@ -331,11 +331,11 @@ def _trace_in_python(
         view_elements(traced.joint.graph)
     graph = _make_reader(task, batch, metrics, traced.written, train).read(traced.joint)
     graph = with_buffers(graph, {name: task.tensors[name] for name in traced.written})
-    used = {name for op in graph.ops for name in op.inputs} | {*itertools.chain(*graph.results)}
-    kept = (v for v in graph.variables if not used.isdisjoint((v.tensor, f"{WRITES}{v.name}")))
+    written = {k.removeprefix(WRITES) for k, _ in graph.results if k.startswith(WRITES)}
+    kept = keep_used(graph, written, traced.asked)
     note = f"captured while Python ran forward, as Dynamo stops at {place(first.frames) or 'it'}"
     notes = (*graph.notes, note, *traced.notes)
-    return Traced(replace(graph, variables=tuple(kept), notes=notes))
+    return Traced(replace(graph, variables=kept, notes=notes))
 
 
 def _make_reader(

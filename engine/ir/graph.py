@@ -158,6 +158,7 @@ class Variable:
     own: B means here that each rank has a value of its own (a buffer in the mirrored view).
     copies: of one that lies in the host's memory, the copies of it and of `new` on the device;
         None: it lies there itself.
+    decides: the graph is what it is since a buffer has the value that it has (known_values.py).
     """
 
     name: str
@@ -173,6 +174,7 @@ class Variable:
     own: bool = False
     pinned: Pinned = ()
     copies: tuple[str, str] | None = None
+    decides: bool = False
 
 
 @dataclass(frozen=True, slots=True)

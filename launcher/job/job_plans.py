@@ -41,6 +41,7 @@ from flowrun.launcher.model.build import try_metrics
 from flowrun.launcher.recipe.device import forks_autograd
 from flowrun.launcher.recipe.hardware_keys import load_shipped, may_scale, rank_hardware
 from flowrun.launcher.recipe.recipe import Recipe
+from flowrun.launcher.recipe.recipe_errors import require
 from flowrun.launcher.recipe.updates import name_key
 from flowrun.launcher.terminal import doing
 
@@ -200,6 +201,7 @@ class JobPlans:
             if not evaluates:
                 return training, None
             graph = captured()
+            _check_decided(graph, self.story.captured)
             try_metrics(dict(self.materials.task.metrics), graph)
             with pause_collection():
                 follows = training if self.others else self.planned
@@ -255,3 +257,18 @@ class JobPlans:
     def _capture_evaluation(self) -> LogicalGraph:
         with pause_collection():
             return self.story.capture_evaluation()
+
+
+def _check_decided(evaluation: LogicalGraph, training: LogicalGraph) -> None:
+    """Raise RecipeError where evaluation is what it is by the value of a buffer that training
+    writes into.
+    """
+    written = {v.name for v in training.variables if v.new}
+    for v in evaluation.variables:
+        require(
+            not (v.decides and v.name in written),
+            "model",
+            f"in evaluation Python asks for the value of the buffer {v.name}, into which training "
+            "writes.",
+            "Choose with torch.where; or leave evaluation out (eval.batches=0).",
+        )

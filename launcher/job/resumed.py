@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
+import torch
 import yaml
 
 from flowrun.engine.errors import RecipeError
@@ -71,6 +72,15 @@ def _restore(job: Job, start: Checkpoint) -> None:
                 _key_of(v),
                 f"{v.kind} {v.name} is {_shown(*found)} in the checkpoint of step {start.step}, "
                 f"and {_shown(tensor.shape, tensor.dtype)} here.",
+            )
+    decided = [v.name for v in plan.variables.values() if v.decides]
+    for name, value in read_whole(start.folder, decided).items():
+        if not torch.equal(value, job.materials.initial[name]):
+            raise RecipeError(
+                "model",
+                f"forward decides by the buffer {name}, whose value in the checkpoint of step "
+                f"{start.step} is another than the model's.",
+                "Make the model as it was made for that run, with the same model.weights.",
             )
     unused = [name for name in job.unused if name in there]
     initial = job.materials.initial.but(read_whole(start.folder, unused))

@@ -29,7 +29,7 @@ from flowrun.engine.errors import RecipeError, RunError, refuse_as
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.ir.module_path import within
 from flowrun.engine.ir.names import ROWS
-from flowrun.engine.torch_internals import wrapped_module
+from flowrun.engine.torch_internals import has_memory, wrapped_module
 from flowrun.launcher.data.collate import Collate
 from flowrun.launcher.data.named import Streamed, is_in_order
 from flowrun.launcher.data.sampler import ORDER
@@ -95,6 +95,9 @@ def describe_model(recipe: Recipe, draws: bool = True) -> Described:
         model = instantiate_model(recipe, notes)
         return Described(model, initial_of(model), (*notes, _note_whole(model, error, recipe)))
     read = weights_of(model, recipe.weights) if recipe.weights else {}
+    for name, buffer in model.named_buffers():
+        if name in read and has_memory(buffer):  # forward may decide by it
+            buffer.data.copy_(read[name])
     held = {name: initial.held_bytes(name) for name in initial if name not in read}
     large = [name for name, num_bytes in held.items() if num_bytes >= LEAST_BYTES]
     if large:

@@ -269,6 +269,24 @@ def test_a_storage_may_have_a_size_and_no_memory() -> None:
         tensor.tolist()
 
 
+def test_what_wraps_another_tensor_has_no_memory() -> None:
+    bare = Geometry(torch.float32, (2,), (1,)).on(internals.storage_without_memory(8, CPU))
+    assert internals.has_memory(torch.ones(2)) and not internals.has_memory(bare)
+    found: list[bool] = []
+
+    def look(x: Tensor) -> Tensor:
+        found.append(internals.has_memory(x))
+        return x
+
+    torch.vmap(look)(torch.ones(2))
+    assert found == [False]
+
+
+def test_numbers_can_be_read_without_modes() -> None:
+    with internals.FakeTensorMode(), internals.without_modes():
+        assert torch.ones(2).tolist() == [1.0, 1.0]
+
+
 def test_a_write_through_any_view_raises_the_version() -> None:
     x = torch.zeros(4)
     before = internals.version_of(x)

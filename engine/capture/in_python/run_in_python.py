@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from flowrun.engine.capture.in_python.watched_calls import CallWatch, FrozenError, summary_at
+from flowrun.engine.ir.graph import LogicalGraph, Variable
 from flowrun.engine.torch_internals import (
     FakeTensorMode,
     compiling,
@@ -21,11 +24,15 @@ from flowrun.engine.torch_internals import (
 
 
 class Ran(NamedTuple):
-    """The joint graph, the buffers that forward assigns, and what is left out."""
+    """The joint graph, the buffers that forward assigns, and what is left out.
+
+    asked: buffers by whose values Python has decided -> the frames that ask.
+    """
 
     joint: torch.fx.GraphModule
     written: tuple[str, ...]
     notes: tuple[str, ...]
+    asked: Mapping[str, list[traceback.FrameSummary]]
 
 
 def run_in_python(
@@ -40,10 +47,11 @@ def run_in_python(
     and buffers.  train: return what forward assigns to buffers.
     """
     names = {id(tensor): name for name, tensor in tensors.items()}
+    buffers = {id(t): names[id(t)] for t in tensors.values() if not isinstance(t, nn.Parameter)}
     written: tuple[str, ...] = ()
     for _ in range(2):
         program, fake = make(written), FakeTensorMode(allow_non_fake_inputs=True)
-        watch = CallWatch(program)
+        watch = CallWatch(program, buffers)
         with watch.active(), compiling(), ExitStack() as stack:
             given = [fake.from_tensor(value) for value in values]
             joint = trace_joint(stack, program, given).graph_module
@@ -54,7 +62,7 @@ def run_in_python(
         if written or not train or not assigned:
             break
         written = assigned
-    return Ran(joint, written, tuple(watch.notes))
+    return Ran(joint, written, tuple(watch.notes), watch.asked)
 
 
 def _check_constants(joint: torch.fx.GraphModule, tensors: Mapping[str, Tensor]) -> None:
@@ -69,3 +77,20 @@ def _check_constants(joint: torch.fx.GraphModule, tensors: Mapping[str, Tensor])
             raise FrozenError(
                 f"forward reads {name} from a list, a closure or a call before", frames
             )
+
+
+def keep_used(
+    graph: LogicalGraph, written: Collection[str], asked: Mapping[str, list[traceback.FrameSummary]]
+) -> tuple[Variable, ...]:
+    """Return the variables that are read or written, and those that `decide`: Python has asked for
+    their values.
+
+    written: those that forward writes into.  Raise FrozenError if one of them decides.
+    """
+    for name in asked:
+        if name in written:
+            reason = f"Python asks for the value of the buffer {name}, into which forward writes"
+            raise FrozenError(reason, asked[name])
+    used = {name for op in graph.ops for name in op.inputs} | {name for _, name in graph.results}
+    marked = (replace(v, decides=v.name in asked) for v in graph.variables)
+    return tuple(v for v in marked if v.decides or v.tensor in used or v.name in written)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import datetime
 import inspect
 import itertools
 import linecache
@@ -18,9 +17,8 @@ import random
 import re
 import sys
 import sysconfig
-import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import CodeType, FrameType, ModuleType
 from typing import Any, NoReturn
@@ -30,8 +28,20 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from flowrun.engine.capture.in_python.banned import (
+    ASKS,
+    BANNED,
+    DATA_OF,
+    FACTS,
+    OF_TENSORS,
+    READERS,
+    READS,
+    TENSOR,
+    VALUE,
+)
 from flowrun.engine.capture.in_python.branches import is_caught, is_printed, value_that_goes_on
 from flowrun.engine.capture.in_python.frozen import freeze
+from flowrun.engine.capture.in_python.known_values import KnownValues
 from flowrun.engine.capture.patches.forward_graph import as_captured
 from flowrun.engine.capture.patches.substitutes import COUNTED, Picked, replace_attribute
 from flowrun.engine.ir.user_code import is_installed, is_users, place
@@ -52,41 +62,6 @@ from flowrun.engine.torch_internals import (
 
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 _OF_TORCH = ("torch/utils/checkpoint.py", "torch/nn/modules/")  # files whose calls count, too
-# functions of modules in C, and owners of others, of which each call may return something else
-_READS = {
-    "id",
-    "input",
-    "open",
-    "urandom",
-    "getpid",
-    "listdir",
-    "scandir",
-    "_getframe",
-    "fork_exec",
-}
-_READERS = {id(each) for each in (time, datetime.datetime, datetime.date)}
-_VALUE = "Python asks for the value of a tensor, and capture knows shapes and dtypes alone"
-_TENSOR: Any = Tensor
-# functions of tensors that forward may not call -> why
-_OF_TENSORS: dict[Any, str] = {
-    **{getattr(Tensor, name): _VALUE for name in ("__repr__", "__format__", "__array__", "numpy")},
-    **{getattr(Tensor, name): _VALUE for name in ("data_ptr", "storage", "untyped_storage")},
-    _TENSOR.data.__set__: "forward replaces the .data of a tensor",
-    _TENSOR.grad.__get__: "forward reads gradients",
-}
-# reads of what all calls see alike, of which the first may have more: it makes a cache
-_FACTS = {getattr(_TENSOR, name).__get__ for name in ("dtype", "shape", "device", "ndim", "layout")}
-# other functions of torch that forward may not call: owner, names, why
-_LAYER = "forward makes a layer or a parameter"
-_BANNED: tuple[tuple[Any, str, str], ...] = (
-    (torch, "manual_seed seed get_rng_state set_rng_state save load", ""),
-    (torch.random, "fork_rng", ""),
-    (torch.jit, "script trace", ""),
-    (torch.jit.ScriptFunction, "__call__", "it calls a ScriptFunction"),
-    (torch.autograd, "backward", "forward takes the gradient of what it returns"),
-    (nn.Parameter, "__new__", _LAYER),
-    (nn.Module, "_apply", _LAYER),
-)
 _BY_ROW: tuple[object, ...] = (
     ((-1,), {}),
     ((1,), {}),
@@ -111,12 +86,15 @@ class FrozenError(Exception):
 class CallWatch(TorchFunctionMode):
     """A mode in which forward is called, several times.
 
-    root: the module whose forward is called.  notes: what is left out.  assigned: ids of buffers
-    in whose place forward assigns another tensor.
+    root: the module whose forward is called.  names: id of a buffer -> its name.  notes: what is
+    left out.  assigned: ids of buffers in whose place forward assigns another tensor.  asked: names
+    of buffers by whose values Python has decided -> the frames that ask.
     """
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, root: nn.Module, names: Mapping[int, str]) -> None:
         super().__init__()
+        self.names, self.known = names, KnownValues(self._note_asked)
+        self.asked: dict[str, list[traceback.FrameSummary]] = {}
         forward = root.forward
         root.forward = lambda *values: self._call(forward, values)
         self.root = root.forward.__code__
@@ -143,7 +121,7 @@ class CallWatch(TorchFunctionMode):
     def active(self) -> Iterator[None]:
         """Within, functions that no graph holds are refused, in backward, too."""
         with contextlib.ExitStack() as stack:
-            for owner, names, reason in _BANNED:
+            for owner, names, reason in BANNED:
                 for name in names.split():
                     banned = self._refuse_calls(getattr(owner, name), reason or f"it calls {name}")
                     stack.enter_context(replace_attribute(owner, name, banned))
@@ -169,6 +147,12 @@ class CallWatch(TorchFunctionMode):
             for other, its_name in others:  # torch gives each name a tensor of its own
                 other[its_name] = table[name]
         held = [(table, dict(table)) for table in self._tables()]
+        self.known.begin(
+            (self.names[id(before[name])], value, before[name])
+            for (_, now), (_, before) in zip(held, self.before, strict=True)
+            for name, value in now.items()
+            if id(before.get(name)) in self.names
+        )
         try:
             mark_parameters(self.modules.values())
             with self:  # fields are detached: forward may ask for their gradients
@@ -279,42 +263,73 @@ class CallWatch(TorchFunctionMode):
         users = next((f for f in self._frames(frame) if is_users(f.f_code.co_filename)), frame)
         if func is Tensor.__format__ and is_printed(users):
             return ""
-        if func not in _FACTS:
+        if func not in FACTS:
             self.calls[-1].append((line, (name, freeze((args, kwargs)))))
         if name == "masked_select" and not kwargs and args[0].dim() == 2:
             return Picked(*args)
         made = self._run(func, args, kwargs, frame)
+        if func == TENSOR.data.__get__:
+            setattr(made, DATA_OF, args[0])
         if func is Tensor.sum and (args[1:], kwargs) in _BY_ROW:
             setattr(made, COUNTED, args[0])
         return made
 
     def _run(self, func: Any, args: Any, kwargs: Any, frame: FrameType) -> object:
         """Call a function of torch, and explain why it cannot be recorded."""
-        if func in _OF_TENSORS:
-            self._refuse(_OF_TENSORS[func], frame)
+        if func in OF_TENSORS:
+            return self._run_refused(func, args, kwargs, frame)
         if any(id(each) in self.spent for each in tree_leaves((args, kwargs))):
             self._refuse("forward reads a tensor that an earlier call has kept", frame)
         try:
-            made = func(*args, **kwargs)
-            if isinstance(made, Tensor) and made.layout is not torch.strided:
-                self._refuse(f"it makes a tensor of layout {made.layout}", frame)
-            return made
-        except DynamicOutputShapeException as error:
-            self._refuse(f"the shape of its result depends on values ({error.func})", frame)
+            made = self.known.follow(func, args, kwargs)
         except Exception as error:
-            of_torch = frame.f_code.co_name == "__bool__"  # that of tensors which stand in
-            if of_torch or func is Tensor.__bool__:
-                return self._decide(args[0], frame.f_back if of_torch and frame.f_back else frame)
-            if asks_for_values(error):
-                self._refuse(_VALUE, frame)
-            raise
+            return self._answer(error, func, args, kwargs, frame)
+        if isinstance(made, Tensor) and made.layout is not torch.strided:
+            self._refuse(f"it makes a tensor of layout {made.layout}", frame)
+        return made
+
+    def _answer(
+        self, error: Exception, func: Any, args: Any, kwargs: Any, frame: FrameType
+    ) -> object:
+        """Return what a function returns that torch cannot record, if that is known."""
+        shape = isinstance(error, DynamicOutputShapeException)
+        asks = func is Tensor.__bool__ or asks_for_values(error)
+        if (shape or asks) and (answer := self.known.ask(func, args, kwargs)) is not None:
+            return answer
+        if isinstance(error, DynamicOutputShapeException):
+            self._refuse(f"the shape of its result depends on values ({error.func})", frame)
+        of_torch = frame.f_code.co_name == "__bool__"  # that of tensors which stand in
+        if of_torch or func is Tensor.__bool__:
+            return self._decide(args[0], frame.f_back if of_torch and frame.f_back else frame)
+        if asks:
+            self._refuse(VALUE, frame)
+        raise error
+
+    def _run_refused(self, func: Any, args: Any, kwargs: Any, frame: FrameType) -> object:
+        """Call one of OF_TENSORS where it asks for a known value, gives a tensor its own data, or
+        reads the gradient of what has none.
+        """
+        if func == TENSOR.data.__set__ and getattr(args[1], DATA_OF, None) is args[0]:
+            return None
+        if func == TENSOR.grad.__get__ and not args[0].requires_grad:
+            return None
+        answer = self.known.ask(func, args, kwargs) if func in ASKS else None
+        return self._refuse(OF_TENSORS[func], frame) if answer is None else answer
+
+    def _note_asked(self, names: frozenset[str]) -> None:
+        for name in names - self.asked.keys():
+            self.asked[name] = self._users_frames(inspect.currentframe())
+
+    def _users_frames(self, frame: FrameType | None) -> list[traceback.FrameSummary]:
+        frames = (each for each in self._frames(frame) if is_users(each.f_code.co_filename))
+        return [_summary(each) for each in reversed([*frames])]
 
     def _decide(self, condition: Tensor, frame: FrameType) -> bool:
         """Return the truth of a condition with which forward does not raise, and assert it."""
         value = value_that_goes_on(frame)
         users = [each for each in self._frames(frame) if is_users(each.f_code.co_filename)]
         if value is None or any(map(is_caught, users)):
-            self._refuse(_VALUE, frame)
+            self._refuse(VALUE, frame)
         where = place(map(_summary, reversed(users)))
         assert_async(condition if value else condition == 0, f"a check raises: {where}")
         return bool(value)
@@ -344,8 +359,7 @@ class CallWatch(TorchFunctionMode):
 
     def _record(self, reason: str, frame: FrameType) -> FrozenError:
         """Keep an error, which forward might catch, to be raised in the end."""
-        frames = (each for each in self._frames(frame) if is_users(each.f_code.co_filename))
-        error = FrozenError(reason, [_summary(each) for each in reversed([*frames])])
+        error = FrozenError(reason, self._users_frames(frame))
         self.refused.append(error)
         return error
 
@@ -369,8 +383,8 @@ class CallWatch(TorchFunctionMode):
         elif event == "c_call":
             owner = getattr(called, "__self__", None)
             draws = isinstance(owner, random.Random)
-            reads = isinstance(owner, ModuleType) and called.__name__ in _READS
-            if draws or reads or id(owner) in _READERS:
+            reads = isinstance(owner, ModuleType) and called.__name__ in READS
+            if draws or reads or id(owner) in READERS:
                 caller = _caller(frame)
                 file = caller.f_code.co_filename
                 if is_users(file) and (draws or not is_installed(file)):

@@ -57,11 +57,13 @@ def find_runs(model: nn.Module) -> tuple[AbsentBlocks, ...]:
     return tuple(runs)
 
 
-def _is_plain(block: nn.Module, uses: Mapping[int, int]) -> bool:
+def _is_plain(block: nn.Module | None, uses: Mapping[int, int]) -> bool:
     """Return whether a block shares no parameter and has no buffer, and its forward is its class's.
 
     uses: id of a parameter -> the number of its names.
     """
+    if block is None:  # a list may have holes
+        return False
     shared = any(uses[id(parameter)] > 1 for parameter in block.parameters())
     own = "forward" in vars(type(block)) and "forward" not in vars(block)
     return own and not shared and next(block.buffers(), None) is None

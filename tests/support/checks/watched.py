@@ -396,10 +396,6 @@ def swallows(net: Any, h: Tensor) -> Tensor:
     return h
 
 
-def decides_by_a_buffer(net: Any, h: Tensor) -> Tensor:
-    return -h if net.run.sum() > 0 else h
-
-
 def writes_outside(net: Any, h: Tensor) -> Tensor:
     net.plain.add_(1)
     return h + net.plain
@@ -444,9 +440,7 @@ REFUSED = {
     **dict.fromkeys((lengthens, draws_of_numpy, counts_in_backward), CHANGES),
     **dict.fromkeys((draws_of_python, tells_time, reads_frames, asks_for_its_frame, runs), CALLS),
     **dict.fromkeys((formats, branches, returns_early, may_raise, catches), VALUE),
-    **dict.fromkeys(
-        (catches_outside, mends, suppresses, prints_a_length, decides_by_a_buffer), VALUE
-    ),
+    **dict.fromkeys((catches_outside, mends, suppresses, prints_a_length), VALUE),
     swallows: "the shape of its result depends on values",
     remembers: "a tensor that an earlier call has kept",
     keeps_a_list: "forward keeps tensors in `items`",
