@@ -143,8 +143,10 @@ def storage_without_memory(num_bytes: int, device: torch.device) -> torch.Untype
 
 def has_memory(tensor: Tensor) -> bool:
     """Return whether the numbers of a tensor can be read; not those of one that wraps another."""
-    wraps = torch._C._functorch.is_functorch_wrapped_tensor, torch._is_functional_tensor
-    return not any(each(tensor) for each in wraps) and (tensor.untyped_storage().data_ptr() != 0)
+    try:
+        return tensor.untyped_storage().data_ptr() != 0
+    except RuntimeError:
+        return False
 
 
 def version_of(tensor: Tensor) -> int:

@@ -102,7 +102,7 @@ def packs_itself(net: Any, x: Tensor) -> Any:
 
 
 def adapts(net: Any, x: Tensor) -> Any:
-    y = torch.zeros(3, dtype=torch.long)
+    y = (x[:, 0] > 9).long()
     return net.adaptive(net.a(x), y).loss
 
 
