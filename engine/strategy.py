@@ -161,7 +161,9 @@ class Optimizer:
 
     def rate_field(self, lr: float) -> str:
         """Return the name of the number that a plan is fed of a learning rate."""
-        return "@lr" if lr == dict(self.arguments).get("lr") else f"@lr={lr:g}"
+        short = f"{lr:g}"
+        shown = short if float(short) == lr else repr(lr)  # no two rates share a name
+        return "@lr" if lr == dict(self.arguments).get("lr") else f"@lr={shown}"
 
     def rate(self, lr: float, step: int) -> float:
         """Learning rate at a step, counted from 0."""

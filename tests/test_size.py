@@ -27,7 +27,7 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_487,
+    "engine": 1_489,
     "engine/actors": 1_853,
     "engine/boxing": 539,
     "engine/capture": 5_987,
@@ -65,7 +65,7 @@ BUDGETS = {
     "tests": 1_181,
     "tests/behaviour": 9_849,
     "tests/chaos": 1_057,
-    "tests/engine": 15_000,
+    "tests/engine": 15_006,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_613,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_903, "tests": 58_681, "docs": 50_000}
+SUMS = {"source": 80_905, "tests": 58_687, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 357, "except Exception": 31, "functions above complexity 15": 0}

@@ -80,3 +80,9 @@ def test_a_group_that_matches_no_parameter_is_a_located_error() -> None:
     with pytest.raises(RecipeError, match=r"no parameter matches '\*\.bias'") as error:
         updated(optimizer=grouped)
     assert error.value.where == "optim.groups.*.bias"
+
+
+def test_rates_that_six_digits_show_alike_are_two_numbers() -> None:
+    rates = (0.1, 0.12345671, 0.12345674)
+    names = [Optimizer("sgd", (("lr", 0.5),)).rate_field(lr) for lr in rates]
+    assert names == ["@lr=0.1", "@lr=0.12345671", "@lr=0.12345674"]
