@@ -53,7 +53,7 @@ BUDGETS = {
     "launcher/place": 2_090,
     "launcher/platforms": 331,
     "launcher/ranks": 2_044,
-    "launcher/recipe": 3_547,
+    "launcher/recipe": 3_563,
     "launcher/report": 2_593,
     "launcher/store": 1_122,
     "launcher/supervise": 4_992,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_429,
+    "tests/launcher": 19_437,
     "tests/models": 797,
     "tests/support": 9_613,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_905, "tests": 58_687, "docs": 50_000}
+SUMS = {"source": 80_921, "tests": 58_695, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 357, "except Exception": 31, "functions above complexity 15": 0}

@@ -23,7 +23,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.platforms.platform import decide, read_platform
 from flowrun.launcher.recipe import hydra_source
 from flowrun.launcher.recipe.checks import check, zero_of
-from flowrun.launcher.recipe.hydra_source import COMPOSING_ERRORS
+from flowrun.launcher.recipe.hydra_source import COMPOSING_ERRORS, CONF
 from flowrun.launcher.recipe.key_schema import Keys, flatten_keys, plain, schema
 from flowrun.launcher.recipe.placement_keys import (
     FROM_MODEL,
@@ -147,7 +147,23 @@ def _blame(error: RecipeError, overrides: list[str], config_dir: str | None) -> 
     return error
 
 
+def _refuse_hidden(config_dir: str | None) -> None:
+    """Raise RecipeError for a file of the user's groups that has the name of a shipped one, which
+    Hydra reads in its place.
+    """
+    for shipped in sorted(CONF.rglob("*/*.yaml")) if config_dir else ():
+        inside = shipped.relative_to(CONF)
+        file = Path(str(config_dir)) / inside
+        if file.is_file() and not file.samefile(shipped):
+            raise RecipeError(
+                inside.parent.as_posix().replace("/", "."),
+                f"{file} has the name of a shipped file, which would be read in its place.",
+                f"Give it another name, such as my_{inside.name}.",
+            )
+
+
 def _hydra_compose(overrides: list[str], config_dir: str | None) -> DictConfig:
+    _refuse_hidden(config_dir)
     arguments = [*spell(overrides), *hydra_source.search_path(config_dir)]
     with hydra_source.open_hydra():
         return hydra.compose(hydra_source.CONFIG_NAME, arguments)

@@ -217,3 +217,11 @@ def test_composing_needs_no_torch() -> None:
         "load(['recipe=gpt_dp']); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_group_file_with_the_name_of_a_shipped_one_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "optim").mkdir()
+    (tmp_path / "optim" / "lion.yaml").write_text("name: lion\nlr: 0.125\n")
+    with pytest.raises(RecipeError, match="name of a shipped file") as error:
+        load(["recipe=gpt_dp"], config_dir=str(tmp_path))
+    assert "my_lion.yaml" in error.value.instead
