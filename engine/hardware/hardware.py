@@ -84,7 +84,8 @@ class Hardware:
     """A rank's device, and the links between ranks.
 
     All numbers are of one rank.  The defaults are those of conf/hardware/cpu.yaml for ranks that
-    share no memory, except the shares of convolutions and batched products and `elements_per_s`.
+    share no memory, except the shares of convolutions, batched products and attention, and
+    `elements_per_s`.
 
     name: name of the profile.
     device: "cpu": the ranks of a host share its cores; else each rank has a device of its own.
@@ -200,16 +201,16 @@ class Hardware:
         """
         core, share = share, share * (self.crowded_share if share < 1 else 1.0)
         levels = tuple(level.slow_down(core) for level in self.levels)
-        slowed = self.scale(products=share, memory=share, starts=share)
+        slowed = self.scale(products=share, memory=share, elements=share, starts=share)
         return replace(slowed, levels=levels, core=self.core * core)
 
-    def scale(self, products: float, memory: float, starts: float) -> Hardware:
+    def scale(self, products: float, memory: float, elements: float, starts: float) -> Hardware:
         """Return the hardware of a core whose speeds are these parts of this one's."""
         each = {name: getattr(self, name) for name in PRODUCT_DTYPES}
         return replace(
             self,
             **{name: replace(one, flops=one.flops * products) for name, one in each.items()},
-            elements_per_s={op: speed * memory for op, speed in self.elements_per_s.items()},
+            elements_per_s={op: speed * elements for op, speed in self.elements_per_s.items()},
             memory_bytes_per_s=self.memory_bytes_per_s * memory,
             op_s=self.op_s / starts,
             act_s=self.act_s / starts,

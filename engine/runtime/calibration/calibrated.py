@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import log
 from statistics import fmean, median
@@ -11,12 +11,12 @@ from typing import TypeVar
 import numpy as np
 
 from flowrun.engine.boxing.boxing import ALL_REDUCE, EXCHANGE
-from flowrun.engine.hardware.hardware import Hardware, Products
+from flowrun.engine.hardware.hardware import AttentionSpeed, Hardware, Products
 from flowrun.engine.hardware.network import Level
 
 FORWARD, BACKWARD, WEIGHT_GRAD = "forward", "backward", "weight_grad"
 CONVOLUTION, CONVOLUTION_BACKWARD = "convolution", "convolution backward"
-BATCHED, ELEMENTS = "batched", "elements"
+BATCHED, ELEMENTS, ATTENTION = "batched", "elements", "attention"
 _IN_A_STEP = 3.4  # time of a small op after a product of 512 x 256 x 512, over that after its like
 
 
@@ -24,8 +24,8 @@ _IN_A_STEP = 3.4  # time of a small op after a product of 512 x 256 x 512, over 
 class TimedWork:
     """The seconds that a device takes for one kind of work.
 
-    what: "fp32 forward" and the like, "attention fp32", "convolution", "batched", "elements" and
-        an op, "stream", "op".
+    what: "fp32 forward" and the like, "attention forward 32 128" (width of a head, keys),
+        "convolution", "batched", "elements" and an op, "stream", "op".
     work: operations, bytes, elements or ops, according to `what`.
     """
 
@@ -59,7 +59,6 @@ class Moved:
 _SHARES = {
     f"fp32 {BACKWARD}": "backward_share",
     f"fp32 {WEIGHT_GRAD}": "weight_grad_share",
-    "attention fp32": "attention_share",
     BATCHED: "batched_share",
 }
 
@@ -96,7 +95,7 @@ def with_device(base: Hardware, timed: Sequence[TimedWork]) -> Hardware:
     products = {
         what.split()[0]: curve(profile)
         for what, profile in by_kind.items()
-        if what.endswith(FORWARD)
+        if what.endswith(f" {FORWARD}")
     }
     profile = replace(base, **products)  # type: ignore[arg-type]
     changes = {
@@ -107,6 +106,9 @@ def with_device(base: Hardware, timed: Sequence[TimedWork]) -> Hardware:
         backward = by_kind.get(CONVOLUTION_BACKWARD, ())
         share = _convolution_share(by_kind[CONVOLUTION], backward, profile)
         profile = replace(profile, convolution_share=share)
+    if heads := [one for one in timed if one.what.startswith(ATTENTION)]:
+        tables = _tables(heads, profile.fp32.flops)
+        profile = replace(profile, attention=tables, attention_share=1.0)
     if "stream" in by_kind:
         profile = replace(profile, memory_bytes_per_s=_speed(by_kind["stream"]))
     if "op" in by_kind:
@@ -130,6 +132,25 @@ def _convolution_share(
     measured_s += sum(one.seconds * hardware.backward_share for one in backward)
     foreseen_s = sum(hardware.fp32.seconds(one.work) for one in (*forward, *backward))
     return digits(foreseen_s / measured_s)
+
+
+def _tables(timed: Sequence[TimedWork], flops: float) -> tuple[AttentionSpeed, ...]:
+    """Return the speed of attention as a share of `flops`, at most all of it, a table for each
+    width of a head.
+    """
+    shares: dict[int, dict[int, dict[str, float]]] = {}
+    for one in timed:
+        _, way, width, keys = one.what.split()
+        ways = shares.setdefault(int(width), {}).setdefault(int(keys), {})
+        ways[way] = min(1.0, digits(one.work / one.seconds / flops))
+    return tuple(
+        AttentionSpeed(width, tuple(map(float, of)), *_columns(of.values()))
+        for width, of in shares.items()
+    )
+
+
+def _columns(rows: Iterable[Mapping[str, float]]) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(row[way] for row in rows) for way in (FORWARD, BACKWARD))
 
 
 def curve(timed: Sequence[TimedWork]) -> Products:

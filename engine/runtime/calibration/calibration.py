@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,10 +18,12 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from flowrun.engine.boxing.boxing import ALL_REDUCE, EXCHANGE, BoxingStep, step_bytes
 from flowrun.engine.ir.sbp import B, P, S
 from flowrun.engine.runtime.calibration.calibrated import (
+    ATTENTION,
     BACKWARD,
     BATCHED,
     CONVOLUTION,
@@ -36,6 +39,7 @@ from flowrun.engine.runtime.calibration.probes import (
     batched_probes,
     convolution_probes,
     element_probes,
+    few_convolution_probes,
 )
 from flowrun.engine.runtime.kernels.overrides import kernel_of
 from flowrun.engine.runtime.process import heap
@@ -50,6 +54,13 @@ _CALLS_PER_TIMING = 4  # calls between ops that are timed together
 _MIN_ADDED_S = 1e-5
 _PATIENCE = timedelta(seconds=60)  # for the other processes
 _ROWS_PER_RANK = 64  # of a tensor that is moved
+FEW = tuple(
+    f"aten.{name}.default"
+    for name in ("gelu", "gelu_backward", "native_layer_norm", "native_layer_norm_backward")
+)
+_HEADS = (32, 64), (32, 128), (32, 512), (64, 64), (64, 128), (64, 512), (128, 512)  # width, keys
+_HEAD_NUMBERS = 1 << 16  # of a query, at least
+_KEPT_RESULTS = 8  # of one kind of work
 _PROBE_SETS = 8  # sets of a probe's tensors, used in turn
 _EXCHANGED = BoxingStep(0, P, B, exchanged=True)
 _STEPS = (
@@ -59,7 +70,7 @@ _STEPS = (
     BoxingStep(0, S(0), S(1)),
 )
 _aten = torch.ops.aten
-Operands = Sequence[torch.Tensor]
+Operands = Sequence[Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +83,8 @@ class ProbeSizes:
         so that each rank has a part of rows and columns.
     trials: calls of each.  rounds: repetitions of everything.  The median of both counts.
     counted: another call than the median: the one that is slower than this part of them.
-    probes: time single ops, too.
+    few: time one convolution and FEW single ops, in place of all.
+    product_sets: most sets of tensors of a product, used in turn.
     pace_s: seconds for which ranks that are more than cores compute at a time, `pace_rounds` times.
     """
 
@@ -85,7 +97,8 @@ class ProbeSizes:
     pace_rounds: int = 0
     rounds: int = 1
     counted: float = 0.5
-    probes: bool = True
+    few: bool = False
+    product_sets: int = 32
 
 
 def measure_alone() -> None:
@@ -114,9 +127,8 @@ def device_times(sizes: ProbeSizes) -> list[TimedWork]:
     timed: list[TimedWork] = []
     for name, (tokens, wide, out) in itertools.product(sizes.dtypes, sizes.products):
         timed += _products(name, tokens, wide, out, sizes)
-    if sizes.probes:
-        timed += _attention(sizes)
-        timed += _time_probes(sizes)
+    timed += _attention(sizes)
+    timed += _time_probes(sizes)
     count = sizes.stream_bytes // 4
     vectors = [torch.ones(count) for _ in range(3)]
     few = torch.zeros(16)
@@ -137,7 +149,7 @@ def _products(
     sets = [
         [torch.ones(shape, dtype=dtype) for shape in shapes]
         for shapes in [((tokens, wide), (out, wide), (tokens, out), (out,))]
-        * max(1, min(32, _COLD_BYTES // each))
+        * max(1, min(sizes.product_sets, _COLD_BYTES // each))
     ]
     work: dict[str, Callable[[Operands], object]] = {
         FORWARD: lambda t: addmm(t[3], t[0], t[1].t()),
@@ -150,31 +162,47 @@ def _products(
 
 
 def _attention(sizes: ProbeSizes) -> Iterator[TimedWork]:
-    """Time causal attention; op_cost counts 4 (forward) and 10 for each number of a query and each
-    key: of so few, a CPU leaves none out.
+    """Time causal attention, forward and backward, without autograd, which fails in a fork of a
+    process that has used it.
+
+    op_cost counts 4 (forward) and 10 for each number of a query and each key that is computed: of
+    so few keys, a CPU leaves none out.
     """
-    heads, length, width = 8, 128, 32
-    q, k, v = (torch.randn(4, heads, length, width) for _ in "qkv")
-    forward = kernel_of(cpu_attention)
-    backward = kernel_of(cpu_attention_backward)
+    forward, backward = kernel_of(cpu_attention), kernel_of(cpu_attention_backward)
+    for width, keys in ((32, 128),) if sizes.few else _HEADS:
+        given = [_draw_heads(width, keys) for _ in range(_PROBE_SETS)]
+        made = [(*heads, *forward(*heads, 0.0, True)) for heads in given]
 
-    def both(_: int) -> None:  # no autograd: it fails in a fork of a process that has used it
-        out, logsumexp = forward(q, k, v, 0.0, True)
-        backward(out, q, k, v, out, logsumexp, 0.0, True)
+        def attend(k: int, given: Sequence[Operands] = given) -> object:
+            return forward(*given[k % _PROBE_SETS], 0.0, True)
 
-    flop = 14.0 * q.numel() * length
-    yield TimedWork("attention fp32", flop, _core_seconds(both, sizes))
+        def differentiate(k: int, made: Sequence[Operands] = made) -> object:
+            one = made[k % _PROBE_SETS]
+            return backward(one[3], *one, 0.0, True)
+
+        work = float(given[0][0].numel() * keys)
+        for way, count, run in ((FORWARD, 4.0, attend), (BACKWARD, 10.0, differentiate)):
+            what = f"{ATTENTION} {way} {width} {keys}"
+            yield TimedWork(what, count * work, _core_seconds(run, sizes))
+
+
+def _draw_heads(width: int, keys: int) -> Operands:
+    """Draw query, key and value: (samples, 4 heads, keys, width), views of one tensor."""
+    samples = max(1, _HEAD_NUMBERS // (4 * keys * width))
+    numbers = torch.randn(samples, keys, 3, 4, width)
+    return [one.transpose(1, 2) for one in numbers.unbind(2)]
 
 
 def _time_probes(sizes: ProbeSizes) -> Iterator[TimedWork]:
     """Time convolutions, products of heads, and ops that take longer than their bytes."""
-    for forward, backward in convolution_probes():
+    for forward, backward in few_convolution_probes() if sizes.few else convolution_probes():
         yield _time_probe(CONVOLUTION, forward, sizes)
         yield _time_probe(CONVOLUTION_BACKWARD, backward, sizes)
-    for probe in batched_probes():
+    for probe in () if sizes.few else batched_probes():
         yield _time_probe(BATCHED, probe, sizes)
     for target, probe in element_probes().items():
-        yield _time_probe(f"{ELEMENTS} {target}", probe, sizes)
+        if not sizes.few or target in FEW:
+            yield _time_probe(f"{ELEMENTS} {target}", probe, sizes)
 
 
 def _time_probe(what: str, probe: Probe, sizes: ProbeSizes) -> TimedWork:
@@ -344,10 +372,14 @@ def _core_seconds(run: Callable[[int], object], sizes: ProbeSizes) -> float:
 def _call_seconds(
     run: Callable[[int], object], sizes: ProbeSizes, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Time calls that follow two uncounted ones."""
+    """Time calls that follow some uncounted ones.  Their results stay for a while, as a step keeps
+    what backward reads: a call that writes where the last one wrote finds its lines in a cache.
+    """
     taken = []
-    for k in range(sizes.trials + 2):
+    kept: deque[object] = deque(maxlen=_KEPT_RESULTS)
+    for k in range(sizes.trials + _KEPT_RESULTS):
         start = clock()
-        run(k)
+        result = run(k)
         taken.append(clock() - start)
-    return sorted(taken[2:])[int(sizes.trials * sizes.counted)]
+        kept.append(result)
+    return sorted(taken[_KEPT_RESULTS:])[int(sizes.trials * sizes.counted)]

@@ -158,21 +158,26 @@ _LAYERS = (
 def convolution_probes() -> Iterator[tuple[Probe, Probe]]:
     """Yield (forward, both gradients) of layers; work is in operations."""
     for layer in _LAYERS:
-        yield _probe_layer(*layer)
+        yield _probe_layer(SAMPLES, *layer)
+
+
+def few_convolution_probes() -> Iterator[tuple[Probe, Probe]]:
+    """Yield those of one layer on few samples."""
+    yield _probe_layer(SAMPLES // 8, *_LAYERS[2])
 
 
 def _probe_layer(
-    channels: int, out: int, side: int, kernel: int, stride: int
+    samples: int, channels: int, out: int, side: int, kernel: int, stride: int
 ) -> tuple[Probe, Probe]:
     run, back = map(kernel_of, (aten.convolution.default, aten.convolution_backward.default))
-    work = 2.0 * SAMPLES * (side // stride) ** 2 * channels * out * kernel * kernel
+    work = 2.0 * samples * (side // stride) ** 2 * channels * out * kernel * kernel
     how = [stride] * 2, [kernel // 2] * 2, [1, 1], False, [0, 0], 1
 
     def given() -> tuple[Tensor, Tensor]:
-        return randn(SAMPLES, channels, side, side), randn(out, channels, kernel, kernel)
+        return randn(samples, channels, side, side), randn(out, channels, kernel, kernel)
 
     def grad() -> Tensor:
-        return randn(SAMPLES, out, side // stride, side // stride)
+        return randn(samples, out, side // stride, side // stride)
 
     return (
         Probe(work, lambda: (*given(), None, *how), run),

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import geometric_mean
 
 import torch
 
@@ -21,6 +24,7 @@ from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.ir.own_files import Unusable, cache_folder, own_folder, read_own, write_own
 from flowrun.engine.runtime.calibration.calibrated import with_device
 from flowrun.engine.runtime.calibration.calibration import (
+    FEW,
     ProbeSizes,
     device_times,
     meeting,
@@ -29,22 +33,34 @@ from flowrun.engine.runtime.calibration.calibration import (
 from flowrun.engine.runtime.kernels.cpu.products import read_cpuinfo
 
 RANKS = 2
-_FLOP = 1e8  # of a product by which speeds are compared
-_PRODUCTS = (128, 128, 384), (512, 256, 512)
-_SIZES = ProbeSizes(_PRODUCTS, ("fp32",), 1 << 24, (1 << 12,), 8, counted=1 / 8, probes=False)
+_PRODUCT = 512, 256, 384  # tokens, in, out
+_FLOP = 2.0 * math.prod(_PRODUCT)
+_SIZES = ProbeSizes(
+    products=(_PRODUCT,),
+    dtypes=("fp32",),
+    stream_bytes=1 << 22,
+    moved_bytes=(1 << 12,),
+    trials=8,
+    few=True,
+    product_sets=8,
+)
+_MESSAGES = replace(_SIZES, trials=160, counted=1 / 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scales:
     """The speeds of this machine, as parts of a profile's; date: of the measurement.
 
-    products: of matrices.  memory: of streams, and of ops on elements.  starts: of ops and acts.
-    messages: between ranks.
+    products: of matrices.  convolutions, attention: of theirs.  memory: of streams.  elements: of
+    ops that compute for each element.  starts: of ops and acts.  messages: between ranks.
     """
 
     date: str
     products: float
+    convolutions: float
+    attention: float
     memory: float
+    elements: float
     starts: float
     messages: float
 
@@ -53,9 +69,15 @@ class Scales:
 
     def of(self, hardware: Hardware) -> Hardware:
         """Return the profile of this machine."""
-        scaled = hardware.scale(self.products, self.memory, self.starts)
-        levels = (replace(k, latency_s=k.latency_s / self.messages) for k in hardware.levels)
-        return replace(scaled, levels=tuple(levels))
+        scaled = hardware.scale(self.products, self.memory, self.elements, self.starts)
+        return replace(
+            scaled,
+            convolution_share=hardware.convolution_share * self.convolutions / self.products,
+            attention_share=hardware.attention_share * self.attention / self.products,
+            levels=tuple(
+                replace(k, latency_s=k.latency_s / self.messages) for k in hardware.levels
+            ),
+        )
 
 
 def file_of(base: Hardware) -> Path:
@@ -87,12 +109,32 @@ def measure(rank: int, file: str, base: Hardware) -> Scales:
     """
     level = base.levels[0]
     with meeting(rank, RANKS, file) as links:
-        [message] = time_messages(links, rank, replace(_SIZES, trials=160))
+        [message] = time_messages(links, rank, _MESSAGES)
+        os.nice(19)  # beside the launcher, which plans
         found = with_device(base, device_times(_SIZES))
     return Scales(
         date=time.strftime("%Y-%m-%d"),
-        products=base.fp32.seconds(_FLOP) / found.fp32.seconds(_FLOP),
+        products=sum(_product_seconds(base)) / sum(_product_seconds(found)),
+        convolutions=_convolution_speed(found) / _convolution_speed(base),
+        attention=_attention_speed(found) / _attention_speed(base),
         memory=found.memory_bytes_per_s / base.memory_bytes_per_s,
+        elements=geometric_mean(found.elements_per_s[op] / base.elements_per_s[op] for op in FEW),
         starts=base.op_s / found.op_s,
         messages=(level.latency_s + message.sent_bytes / level.bytes_per_s) / message.seconds,
     )
+
+
+def _product_seconds(hardware: Hardware) -> Iterator[float]:
+    """Yield those of a linear layer and of both its gradients."""
+    for share in (1.0, hardware.backward_share, hardware.weight_grad_share):
+        yield hardware.fp32.seconds(_FLOP) / share
+
+
+def _convolution_speed(hardware: Hardware) -> float:
+    return hardware.convolution_share / hardware.fp32.seconds(_FLOP)
+
+
+def _attention_speed(hardware: Hardware) -> float:
+    """Return that of causal attention at 128 keys in heads of 32, forward and backward."""
+    forward, backward = (hardware.attention_speed(32, 128, backward=b) for b in (False, True))
+    return hardware.fp32.flops * hardware.attention_share / (4 / forward + 10 / backward)

@@ -5,7 +5,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrun.engine.hardware.hardware import Hardware
+from flowrun.engine.hardware.hardware import AttentionSpeed, Hardware
 from flowrun.engine.hardware.network import Level
 from flowrun.engine.runtime.calibration.calibrated import (
     Moved,
@@ -141,7 +141,12 @@ def test_what_was_measured_replaces_what_was_shipped() -> None:
     timed = [
         TimedWork("fp32 forward", 1e8, 1e-3),
         TimedWork("fp32 backward", 1e8, 2e-3),
-        TimedWork("attention fp32", 1e8, 4e-3),
+        TimedWork("attention forward 32 64", 1e8, 4e-3),
+        TimedWork("attention backward 32 64", 1e8, 2e-3),
+        TimedWork("attention forward 32 128", 1e8, 2e-3),
+        TimedWork("attention backward 32 128", 1e8, 1e-3),
+        TimedWork("attention forward 64 128", 2e8, 2e-3),
+        TimedWork("attention backward 64 128", 1e8, 2e-3),
         TimedWork("stream", 1e9, 0.1),
         TimedWork("op", 200, 1e-3),
         TimedWork("convolution", 1e8, 2e-3),
@@ -151,7 +156,11 @@ def test_what_was_measured_replaces_what_was_shipped() -> None:
     ]
     found = with_device(Hardware(), timed)
     assert found.fp32.flops == 1e11
-    assert (found.backward_share, found.attention_share) == (0.5, 0.25)
+    assert (found.backward_share, found.attention_share) == (0.5, 1.0)
+    assert found.attention == (
+        AttentionSpeed(32, (64.0, 128.0), (0.25, 0.5), (0.5, 1.0)),
+        AttentionSpeed(64, (128.0,), (1.0,), (0.5,)),
+    )
     assert (found.memory_bytes_per_s, found.op_s) == (1e10, 17e-6)  # in a loop 5e-6
     assert found.weight_grad_share == Hardware().weight_grad_share  # not measured
     assert found.bf16 == Hardware().bf16
