@@ -32,13 +32,13 @@ BUDGETS = {
     "engine/boxing": 539,
     "engine/capture": 5_987,
     "engine/cost": 1_265,
-    "engine/hardware": 571,
+    "engine/hardware": 572,
     "engine/ir": 1_831,
     "engine/lowering": 1_358,
     "engine/ops": 6_817,
     "engine/passes": 8_252,
     "engine/rehearsal": 1_183,
-    "engine/runtime": 8_314,
+    "engine/runtime": 8_414,
     "engine/trace": 583,
     "engine/verify": 794,
     "launcher": 360,
@@ -65,16 +65,16 @@ BUDGETS = {
     "tests": 1_181,
     "tests/behaviour": 9_849,
     "tests/chaos": 1_057,
-    "tests/engine": 15_006,
+    "tests/engine": 15_015,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_437,
+    "tests/launcher": 19_438,
     "tests/models": 797,
     "tests/support": 9_613,
     "tests/testing": 111,
 }
-SUMS = {"source": 80_921, "tests": 58_695, "docs": 50_000}
+SUMS = {"source": 81_022, "tests": 58_705, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 357, "except Exception": 31, "functions above complexity 15": 0}
