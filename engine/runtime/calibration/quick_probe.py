@@ -110,7 +110,7 @@ def measure(rank: int, file: str, base: Hardware) -> Scales:
     level = base.levels[0]
     with meeting(rank, RANKS, file) as links:
         [message] = time_messages(links, rank, _MESSAGES)
-        os.nice(19)  # beside the launcher, which plans
+        os.nice(19)  # the launcher plans at the same time
         found = with_device(base, device_times(_SIZES))
     return Scales(
         date=time.strftime("%Y-%m-%d"),
