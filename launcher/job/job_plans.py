@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from flowrun.engine.capture.capture import Batch, Traced
 from flowrun.engine.capture.check.compare import check_capture
 from flowrun.engine.compile import Compilation, Rehearsed, step_results
-from flowrun.engine.errors import RunError
+from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.hardware.hardware import CPU
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.lowering.lower import add_costs
@@ -41,7 +41,6 @@ from flowrun.launcher.model.build import try_metrics
 from flowrun.launcher.recipe.device import forks_autograd
 from flowrun.launcher.recipe.hardware_keys import load_shipped, may_scale, rank_hardware
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.recipe.recipe_errors import require
 from flowrun.launcher.recipe.updates import name_key
 from flowrun.launcher.terminal import doing
 
@@ -55,6 +54,7 @@ class Check:
 
 
 Probed = Callable[[], Scales | None]
+_Compiled = tuple[Rehearsed, Rehearsed | None]  # training and evaluation
 
 
 def kept_probe(recipe: Recipe) -> Scales | None:
@@ -81,8 +81,8 @@ class JobPlans:
 
     planned: the training plan, where it is known already.  device_type: of ranks.  checks: compare
     the captured step with the model itself; check: how that went.  probed: gives what a probe has
-    found of this machine.  others: of the other updates of a step, with the steps from one to the
-    next.
+    found of this machine.  asked: see `decided`.  others: of the other updates of a step, with the
+    steps from one to the next.
     """
 
     recipe: Recipe
@@ -94,6 +94,7 @@ class JobPlans:
     probed: Probed
     check: Check | None = None
     scales: Scales | None = None
+    asked: frozenset[str] = frozenset()
     others: tuple[tuple[int, JobPlans], ...] = ()
 
     @cached_property
@@ -163,7 +164,7 @@ class JobPlans:
         return self.cache.get(kind, inputs(strategy, *graphs), make)
 
     @cached_property
-    def compiled(self) -> tuple[Rehearsed, Rehearsed | None]:
+    def compiled(self) -> _Compiled:
         """The plans of training and of evaluation, None if nothing is held out; where torch is
         built for GPUs, made in another process.  Raises RecipeError if what was captured is not
         what the model computes.
@@ -173,18 +174,25 @@ class JobPlans:
 
         others = [other for _, other in self.others]
 
-        def make() -> tuple[Rehearsed, Rehearsed | None, list[Rehearsed], list[str], Scales | None]:
+        def make() -> tuple[_Compiled, list[Rehearsed], list[str], Scales | None, frozenset[str]]:
             found = self._compile()
-            return *found, [other.training for other in others], self.cache.notes, self.scales
+            planned = [other.training for other in others]
+            return found, planned, self.cache.notes, self.scales, self.asked
 
         with self._checking():  # no fork of a process that has captured can run autograd
             found = run_in_fork(make)
-        self.training, evaluation, planned, self.cache.notes, self.scales = found
+        (self.training, evaluation), planned, self.cache.notes, self.scales, self.asked = found
         for other, each in zip(others, planned, strict=True):
             other.training = each
         return self.training, evaluation
 
-    def _compile(self) -> tuple[Rehearsed, Rehearsed | None]:
+    @property
+    def decided(self) -> frozenset[str]:
+        """Return the buffers by whose values Python has decided what a step does."""
+        _ = self.compiled
+        return self.asked
+
+    def _compile(self) -> _Compiled:
         """Capture evaluation in another process while this one captures and plans training, which
         saves 0.6 of 6 s to the first step of a GPT of 4 blocks; a third process compares what was
         captured with the model itself.
@@ -198,10 +206,11 @@ class JobPlans:
             nullcontext() if forks_autograd() else self._checking(),
         ):
             training = self.training
-            if not evaluates:
+            graphs = [self.captured, *(other.captured for _, other in self.others)]
+            graph = captured() if evaluates else None
+            self.asked = _find_asked([*graphs, graph] if graph else graphs)
+            if graph is None:
                 return training, None
-            graph = captured()
-            _check_decided(graph, self.story.captured)
             try_metrics(dict(self.materials.task.metrics), graph)
             with pause_collection():
                 follows = training if self.others else self.planned
@@ -259,16 +268,18 @@ class JobPlans:
             return self.story.capture_evaluation()
 
 
-def _check_decided(evaluation: LogicalGraph, training: LogicalGraph) -> None:
-    """Raise RecipeError where evaluation is what it is by the value of a buffer that training
-    writes into.
+def _find_asked(graphs: Iterable[LogicalGraph]) -> frozenset[str]:
+    """Return the buffers whose values Python has asked for in a graph of a step or of evaluation.
+
+    Raises RecipeError if another of them writes into one: a capture looks at its own alone.
     """
-    written = {v.name for v in training.variables if v.new}
-    for v in evaluation.variables:
-        require(
-            not (v.decides and v.name in written),
+    variables = [v for graph in graphs for v in graph.variables]
+    asked = frozenset(v.name for v in variables if v.decides)
+    for name in sorted(asked & {v.name for v in variables if v.new}):
+        raise RecipeError(
             "model",
-            f"in evaluation Python asks for the value of the buffer {v.name}, into which training "
-            "writes.",
+            f"in evaluation, or in another update, Python asks for the value of the buffer {name}, "
+            "into which training writes.",
             "Choose with torch.where; or leave evaluation out (eval.batches=0).",
         )
+    return asked

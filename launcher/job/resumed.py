@@ -73,8 +73,8 @@ def _restore(job: Job, start: Checkpoint) -> None:
                 f"{v.kind} {v.name} is {_shown(*found)} in the checkpoint of step {start.step}, "
                 f"and {_shown(tensor.shape, tensor.dtype)} here.",
             )
-    decided = [v.name for v in plan.variables.values() if v.decides]
-    for name, value in read_whole(start.folder, decided).items():
+    decided = job.plans.decided.intersection(there)
+    for name, value in read_whole(start.folder, sorted(decided)).items():
         if not torch.equal(value, job.materials.initial[name]):
             raise RecipeError(
                 "model",
