@@ -46,7 +46,7 @@ BUDGETS = {
     "launcher/command_line": 2_029,
     "launcher/commands": 4_389,
     "launcher/data": 3_793,
-    "launcher/job": 2_394,
+    "launcher/job": 2_405,
     "launcher/listeners": 675,
     "launcher/model": 2_949,
     "launcher/page": 1_119,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_439,
+    "tests/launcher": 19_520,
     "tests/models": 797,
     "tests/support": 9_613,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_022, "tests": 58_706, "docs": 50_000}
+SUMS = {"source": 81_033, "tests": 58_787, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 357, "except Exception": 31, "functions above complexity 15": 0}
