@@ -54,7 +54,7 @@ class Check:
 
 
 Probed = Callable[[], Scales | None]
-_Compiled = tuple[Rehearsed, Rehearsed | None]  # training and evaluation
+_BothPlans = tuple[Rehearsed, Rehearsed | None]  # training and evaluation
 
 
 def kept_probe(recipe: Recipe) -> Scales | None:
@@ -164,7 +164,7 @@ class JobPlans:
         return self.cache.get(kind, inputs(strategy, *graphs), make)
 
     @cached_property
-    def compiled(self) -> _Compiled:
+    def compiled(self) -> _BothPlans:
         """The plans of training and of evaluation, None if nothing is held out; where torch is
         built for GPUs, made in another process.  Raises RecipeError if what was captured is not
         what the model computes.
@@ -174,7 +174,7 @@ class JobPlans:
 
         others = [other for _, other in self.others]
 
-        def make() -> tuple[_Compiled, list[Rehearsed], list[str], Scales | None, frozenset[str]]:
+        def make() -> tuple[_BothPlans, list[Rehearsed], list[str], Scales | None, frozenset[str]]:
             found = self._compile()
             planned = [other.training for other in others]
             return found, planned, self.cache.notes, self.scales, self.asked
@@ -192,7 +192,7 @@ class JobPlans:
         _ = self.compiled
         return self.asked
 
-    def _compile(self) -> _Compiled:
+    def _compile(self) -> _BothPlans:
         """Capture evaluation in another process while this one captures and plans training, which
         saves 0.6 of 6 s to the first step of a GPT of 4 blocks; a third process compares what was
         captured with the model itself.
