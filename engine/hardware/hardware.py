@@ -84,8 +84,7 @@ class Hardware:
     """A rank's device, and the links between ranks.
 
     All numbers are of one rank.  The defaults are those of conf/hardware/cpu.yaml for ranks that
-    share no memory, except the shares of convolutions, batched products and attention, and
-    `elements_per_s`.
+    share no memory, except the shares of convolutions and batched products and `elements_per_s`.
 
     name: name of the profile.
     device: "cpu": the ranks of a host share its cores; else each rank has a device of its own.

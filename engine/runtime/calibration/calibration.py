@@ -58,7 +58,8 @@ FEW = tuple(
     f"aten.{name}.default"
     for name in ("gelu", "gelu_backward", "native_layer_norm", "native_layer_norm_backward")
 )
-_HEADS = (32, 64), (32, 128), (32, 512), (64, 64), (64, 128), (64, 512), (128, 512)  # width, keys
+FEW_HEADS = (32, 64), (64, 512)  # width, keys
+_HEADS = (32, 64), (32, 128), (32, 512), (64, 64), (64, 128), (64, 512), (128, 512)
 _HEAD_NUMBERS = 1 << 16  # of a query, at least
 _KEPT_RESULTS = 8  # of one kind of work
 _PROBE_SETS = 8  # sets of a probe's tensors, used in turn
@@ -169,7 +170,7 @@ def _attention(sizes: ProbeSizes) -> Iterator[TimedWork]:
     so few keys, a CPU leaves none out.
     """
     forward, backward = kernel_of(cpu_attention), kernel_of(cpu_attention_backward)
-    for width, keys in ((32, 128),) if sizes.few else _HEADS:
+    for width, keys in FEW_HEADS if sizes.few else _HEADS:
         given = [_draw_heads(width, keys) for _ in range(_PROBE_SETS)]
         made = [(*heads, *forward(*heads, 0.0, True)) for heads in given]
 

@@ -20,11 +20,12 @@ from statistics import geometric_mean
 
 import torch
 
-from flowrun.engine.hardware.hardware import Hardware
+from flowrun.engine.hardware.hardware import AttentionSpeed, Hardware
 from flowrun.engine.ir.own_files import Unusable, cache_folder, own_folder, read_own, write_own
 from flowrun.engine.runtime.calibration.calibrated import with_device
 from flowrun.engine.runtime.calibration.calibration import (
     FEW,
+    FEW_HEADS,
     ProbeSizes,
     device_times,
     meeting,
@@ -51,29 +52,39 @@ _MESSAGES = replace(_SIZES, trials=160, counted=1 / 8)
 class Scales:
     """The speeds of this machine, as parts of a profile's; date: of the measurement.
 
-    products: of matrices.  convolutions, attention: of theirs.  memory: of streams.  elements: of
-    ops that compute for each element.  starts: of ops and acts.  messages: between ranks.
+    products: of matrices.  convolutions: of theirs.  attention, long_attention: of 64 and of 512
+    keys.  memory: of streams.  elements: of ops that compute for each element.  starts: of ops and
+    acts.  messages: between ranks.
     """
 
     date: str
     products: float
     convolutions: float
     attention: float
+    long_attention: float
     memory: float
     elements: float
     starts: float
     messages: float
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} x{x:.2g}" for name, x in asdict(self).items() if name != "date")
+        return ", ".join(
+            f"{name.replace('_', ' ')} x{x:.2g}"
+            for name, x in asdict(self).items()
+            if name != "date"
+        )
 
     def of(self, hardware: Hardware) -> Hardware:
         """Return the profile of this machine."""
         scaled = hardware.scale(self.products, self.memory, self.elements, self.starts)
+        each = (self.attention, self.long_attention)
+        shares = tuple(hardware.attention_share * speed / self.products for speed in each)
+        keys = tuple(float(keys) for _, keys in FEW_HEADS)
         return replace(
             scaled,
             convolution_share=hardware.convolution_share * self.convolutions / self.products,
-            attention_share=hardware.attention_share * self.attention / self.products,
+            attention_share=1.0,
+            attention=(AttentionSpeed(keys=keys, forward=shares, backward=shares),),
             levels=tuple(
                 replace(k, latency_s=k.latency_s / self.messages) for k in hardware.levels
             ),
@@ -112,11 +123,14 @@ def measure(rank: int, file: str, base: Hardware) -> Scales:
         [message] = time_messages(links, rank, _MESSAGES)
         os.nice(19)  # the launcher plans at the same time
         found = with_device(base, device_times(_SIZES))
+    usual = base.fp32.flops * base.attention_share
+    attention, long_attention = (_attention_speed(found, *head) / usual for head in FEW_HEADS)
     return Scales(
         date=time.strftime("%Y-%m-%d"),
         products=sum(_product_seconds(base)) / sum(_product_seconds(found)),
         convolutions=_convolution_speed(found) / _convolution_speed(base),
-        attention=_attention_speed(found) / _attention_speed(base),
+        attention=attention,
+        long_attention=long_attention,
         memory=found.memory_bytes_per_s / base.memory_bytes_per_s,
         elements=geometric_mean(found.elements_per_s[op] / base.elements_per_s[op] for op in FEW),
         starts=base.op_s / found.op_s,
@@ -134,7 +148,7 @@ def _convolution_speed(hardware: Hardware) -> float:
     return hardware.convolution_share / hardware.fp32.seconds(_FLOP)
 
 
-def _attention_speed(hardware: Hardware) -> float:
-    """Return that of causal attention at 128 keys in heads of 32, forward and backward."""
-    forward, backward = (hardware.attention_speed(32, 128, backward=b) for b in (False, True))
-    return hardware.fp32.flops * hardware.attention_share / (4 / forward + 10 / backward)
+def _attention_speed(hardware: Hardware, width: int, keys: int) -> float:
+    """Return that of causal attention, forward and backward."""
+    forward, backward = (hardware.attention_speed(width, keys, backward=b) for b in (False, True))
+    return hardware.fp32.flops * 14 / (4 / forward + 10 / backward)

@@ -1,7 +1,7 @@
 """A probe of this machine scales what is foreseen, and not the plan."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.hardware_keys import load_shipped
 from support.runs.workplace import working_in
 
-SPEEDS = "products", "convolutions", "attention", "memory", "elements", "starts", "messages"
+SPEEDS = [each.name for each in fields(Scales) if each.name != "date"]
 SLOW = Scales(date="2026-01-31", **dict.fromkeys(SPEEDS, 0.5))
 GIVEN = ["recipe=small", "engine.cache=false"]
 

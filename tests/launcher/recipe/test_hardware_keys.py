@@ -37,7 +37,6 @@ def test_the_engines_defaults_are_the_shipped_cpu_without_shared_memory() -> Non
     cpu = profile("cpu")
     levels = on_hosts(cpu.levels, 1, shared=False)
     own = {"elements_per_s": {}, "convolution_share": 1.0, "batched_share": 1.0}
-    own |= {"attention": (), "attention_share": 0.6}
     assert Hardware() == replace(cpu, source="", levels=levels, **own)
 
 
