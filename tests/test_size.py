@@ -32,13 +32,13 @@ BUDGETS = {
     "engine/boxing": 539,
     "engine/capture": 5_987,
     "engine/cost": 1_265,
-    "engine/hardware": 572,
+    "engine/hardware": 571,
     "engine/ir": 1_831,
     "engine/lowering": 1_358,
     "engine/ops": 6_817,
     "engine/passes": 8_252,
     "engine/rehearsal": 1_183,
-    "engine/runtime": 8_414,
+    "engine/runtime": 8_429,
     "engine/trace": 583,
     "engine/verify": 794,
     "launcher": 360,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_520,
+    "tests/launcher": 19_519,
     "tests/models": 797,
     "tests/support": 9_613,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_033, "tests": 58_787, "docs": 50_000}
+SUMS = {"source": 81_047, "tests": 58_786, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 357, "except Exception": 31, "functions above complexity 15": 0}
