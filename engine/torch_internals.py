@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException as Dynamic
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # shapes, no numbers
 from torch.nn.modules import batchnorm, transformer
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes as _without
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import TreeSpec as TreeSpec
 from torch.utils._pytree import tree_flatten as tree_flatten  # leaves in the order of arguments
 from torch.utils._pytree import tree_leaves as tree_leaves
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from torch._functorch._aot_autograd.schemas import JointWithDescriptors
 
 aten = torch.ops.aten
-without_modes = _without  # within, no dispatch mode sees an op
+without_modes = _disable_current_modes  # within, no dispatch mode sees an op
 
 # ---- ops -----------------------------------------------------------------------------------------
 
@@ -143,10 +142,9 @@ def storage_without_memory(num_bytes: int, device: torch.device) -> torch.Untype
 
 def has_memory(tensor: Tensor) -> bool:
     """Return whether the numbers of a tensor can be read; not those of one that wraps another."""
-    try:
+    with suppress(RuntimeError):
         return tensor.untyped_storage().data_ptr() != 0
-    except RuntimeError:
-        return False
+    return False
 
 
 def version_of(tensor: Tensor) -> int:

@@ -27,10 +27,10 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_489,
+    "engine": 1_487,
     "engine/actors": 1_853,
     "engine/boxing": 539,
-    "engine/capture": 5_987,
+    "engine/capture": 5_989,
     "engine/cost": 1_265,
     "engine/hardware": 571,
     "engine/ir": 1_831,
@@ -77,7 +77,7 @@ BUDGETS = {
 SUMS = {"source": 81_047, "tests": 58_786, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
-OPEN = {"Any": 357, "except Exception": 31, "functions above complexity 15": 0}
+OPEN = {"Any": 357, "except Exception": 30, "functions above complexity 15": 0}
 
 
 @cache

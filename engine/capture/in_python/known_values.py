@@ -31,6 +31,8 @@ _VALUE = "flowrun_value"  # attribute of a tensor that stands in: the value
 # functions that make a constant of numbers
 _NAMES = "arange linspace logspace zeros ones full eye tensor tril_indices triu_indices"
 _MAKERS = frozenset(getattr(torch, name) for name in _NAMES.split())
+# what functions of torch raise for values that they do not take
+_OF_VALUES = RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError
 
 
 class _Computed(NamedTuple):
@@ -125,7 +127,7 @@ class KnownValues:
         with without_modes(), torch.no_grad():
             try:
                 value = func(*given, **named)
-            except Exception:  # of any type: forward itself meets it, too, or goes another way
+            except _OF_VALUES:  # forward itself meets it, too, or takes another way
                 return None
             if not torch.equal(before, torch.default_generator.get_state()):
                 torch.default_generator.set_state(before)
