@@ -50,7 +50,7 @@ class KnownValues:
 
     def __init__(self, on_ask: Callable[[frozenset[str]], None]) -> None:
         self.on_ask = on_ask
-        # by storage, which is held so that its id is no other's: buffers that it comes from; None:
+        # by storage, which is held so that no other has its id: buffers that it comes from; None:
         # something was written that is not known
         self.sources: dict[int, tuple[torch.UntypedStorage, frozenset[str] | None]] = {}
 

@@ -6,7 +6,7 @@ tokens within a merged dim.  So what reads merged dims works on the unmerged one
 labels (ops/math/matmul.py), losses, sums and what goes element by element.  Other readers get the
 merged dim by a view.
 
-Lengths of documents enter whole: dim 1 is no length of theirs, and each rank reads all.
+Lengths of documents enter whole: their dim 1 counts documents, and each rank reads all.
 """
 
 from __future__ import annotations
