@@ -44,7 +44,7 @@ OfStep = Annotated[
 ConfigDir = Annotated[
     str | None,
     typer.Option(
-        "--config-dir", help="A folder of your own groups (model/, data/ …), searched first."
+        "--config-dir", help="A folder of your own groups (model/, data/ …), under new names."
     ),
 ]
 AsFormat = Annotated[
