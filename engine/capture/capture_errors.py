@@ -38,7 +38,14 @@ _SWITCHES = {
     "modules/adaptive.py": "Use cross_entropy over all classes; this loss selects rows by targets.",
     "pack_padded_sequence|PackedSequence|modules/rnn.py": "Pass padded sequences to the RNN, not a "
     "PackedSequence; mask its output past each length.",
-    "layerdrop": "Set layerdrop to 0: capture cannot leave layers out by chance.",
+    "layerdrop|skip_the_layer": "Set layerdrop to 0: capture cannot leave layers out by chance.",
+    "performer_pytorch": "Make it with auto_check_redraw=False, which keeps its projections.",
+    "_impl/adjoint": "Write odeint for odeint_adjoint: its gradients are exact, and "
+    "recompute.modules saves memory.",
+    "torchdiffeq": "Name a solver of fixed steps: odeint(…, method='rk4').",
+    "pytorch_metric_learning": "It selects by labels. NormalizedSoftmaxLoss and SoftTripleLoss "
+    "select nothing; flowrun.models has ArcFace and CosFace (insightface.MarginClasses with "
+    "losses.margin_softmax) and pairs (losses.contrast).",
     "one_hot": "Give one_hot its num_classes.",
     r"Parameter\(\)` constructor": "Make layers and parameters in __init__, and call them here.",
     "manual_seed|fork_rng": "Leave it out: train.seed seeds what every step draws.",
@@ -60,6 +67,7 @@ _INSTEAD = {
     r"calls next\(\)": "Count in a buffer (self.steps += 1), not with an iterator or a generator.",
     "it calls": "Call it before training, in __init__ or in the data set, and keep what it makes: "
     "forward is captured once, for all steps.",
+    "reads gradients": "Take them by torch.autograd.grad(…, create_graph=True), not by backward().",
     "replaces the .data": "Write into a buffer (self.x.copy_(…)), not into its .data.",
 }
 # patterns of torch's message -> in words for who did not write torch
@@ -201,7 +209,10 @@ def explain_evaluation(
     with program.get_submodule("model").register_forward_hook(keep):
         for train in (True, False):
             _failure_of(program.train(train), values, train)
-    unlike = f" It returns {made[1]}; in training {made[0]}." if len({*made}) == 2 else ""
+    unlike = ""
+    if len({*made}) == 2:
+        known = made[1] in error.problem
+        unlike = f" {'' if known else f'It returns {made[1]}. '}In training it returns {made[0]}."
     return RecipeError(
         error.where,
         f"in evaluation, where the model is in eval mode: {error.problem}{unlike}",
@@ -211,6 +222,8 @@ def explain_evaluation(
 
 def describe_value(value: object) -> str:
     """Return words for what a model returns: "a dict {scores: float32 (16, 8)}"."""
+    if value is None:
+        return "None"
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     inside = ""

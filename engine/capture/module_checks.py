@@ -13,19 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from flowrun.engine.capture.side_effects import describe_module
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import RecipeError, refuse_as
 from flowrun.engine.ir.user_code import is_users
 from flowrun.engine.torch_internals import accumulation_hooks, module_backward_hooks, storage_id
 
 
 def check_modules(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
-    """Raise RecipeError for modules of TorchScript, lazy parameters, unsupported hooks and
+    """Raise RecipeError for modules of TorchScript or FSDP, lazy parameters, unsupported hooks and
     parameters that share memory.
 
     modules: prefix of names -> a module that is trained.  tensors: name -> parameter or buffer.
     """
     for root in modules.values():
-        refuse_scripted(root)
+        refuse_foreign(root)
     for name, tensor in tensors.items():
         if nn.parameter.is_lazy(tensor):
             raise RecipeError(
@@ -58,18 +58,40 @@ def check_modules(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor
         raise RecipeError("model", *_explain_sharing(*pair, tensors))
 
 
-def refuse_scripted(root: nn.Module) -> None:
-    """Raise RecipeError for a module of TorchScript, which has no Python that could be captured."""
+def refuse_foreign(root: nn.Module) -> None:
+    """Raise RecipeError for a module of TorchScript, which has no Python that could be captured, or
+    one that torch has divided over ranks.
+    """
+    with refuse_as(_refuse_untrained):
+        root.train()
     for path, module in root.named_modules():
+        whose = describe_module(path)
         if isinstance(module, torch.jit.ScriptModule):
             kind = module.original_name
             raise RecipeError(
                 "model",
-                f"{describe_module(path)} is a ScriptModule (torch.jit.script, trace or load) made "
+                f"{whose} is a ScriptModule (torch.jit.script, trace or load) made "
                 f"of {kind}, which cannot be captured.",
                 f"Name the class itself, {kind}, without torch.jit; load_state_dict takes the "
                 "weights of a scripted file.",
             )
+        held = {type(each).__name__ for each in (module, *module.parameters(recurse=False))}
+        if divides := held & {"FullyShardedDataParallel", "DTensor"}:
+            raise RecipeError(
+                "model",
+                f"{whose} is divided over ranks by torch ({min(divides)}: FSDP, fully_shard or "
+                "parallelize_module).",
+                "Return the module as it is: placement.axes and zero.stage divide it.",
+            )
+
+
+def _refuse_untrained(error: Exception) -> RecipeError:
+    """Return the error for a module that torch.export has made."""
+    return RecipeError(
+        "model",
+        f"the model has no training mode: {type(error).__name__}: {error}",
+        "Return the module itself, not what torch.export made of it.",
+    )
 
 
 def _place_of_hook(hooks: Mapping[int, object]) -> str:

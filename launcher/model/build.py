@@ -24,12 +24,12 @@ from flowrun.engine.capture.capture_errors import (
     describe_value,
 )
 from flowrun.engine.capture.joint_graph import LOSS
-from flowrun.engine.capture.module_checks import place_of_function, refuse_scripted
+from flowrun.engine.capture.module_checks import place_of_function, refuse_foreign
 from flowrun.engine.errors import RecipeError, RunError, refuse_as
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.ir.module_path import within
 from flowrun.engine.ir.names import ROWS
-from flowrun.engine.torch_internals import has_memory, wrapped_module
+from flowrun.engine.torch_internals import WRAPPERS, has_memory, wrapped_module
 from flowrun.launcher.data.collate import Collate
 from flowrun.launcher.data.named import Streamed, is_in_order
 from flowrun.launcher.data.sampler import ORDER
@@ -135,15 +135,16 @@ def _make_model(recipe: Recipe, notes: list[str]) -> nn.Module:
         raise RecipeError(
             "model._target_", f"this makes a {type(model).__name__}, not a torch.nn.Module."
         )
-    refuse_scripted(model)
+    refuse_foreign(model)
     wrapped = []
     while (inner := wrapped_module(model)) is not None:
         wrapped.append(f"what {type(model).__name__} wraps is trained: flowrun divides it itself")
         model = inner
     for path, part in model.named_modules():
-        if isinstance(part, nn.DataParallel):
+        if isinstance(part, WRAPPERS):
+            kind, part.__class__ = type(part).__name__, nn.DataParallel
             part.device_ids = []  # it hands its input on
-            wrapped.append(f"the DataParallel at {path} does nothing: flowrun divides it itself")
+            wrapped.append(f"the {kind} at {path} does nothing: flowrun divides it itself")
     narrow = _widen_trained(model, recipe)  # before adapters freeze what they are added to
     add_adapters(model, recipe.adapters)
     narrow_products(model, recipe.precision.fp8)

@@ -2,6 +2,7 @@ import itertools
 import random
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +92,12 @@ def assigns(net: Any, x: Tensor) -> Any:
     return y
 
 
+def reads_gradients(net: Any, x: Tensor) -> Any:
+    x = x.clone().requires_grad_()
+    net.a(x).sum().backward(inputs=[x])
+    return net.a(x.grad)
+
+
 def packs(net: Any, x: Tensor) -> Any:
     packed = nn.utils.rnn.pack_padded_sequence(net.a(x).unsqueeze(0), torch.tensor([3]), True)
     return packed.data
@@ -127,6 +134,7 @@ def test_shapes_that_depend_on_values_are_refused_with_the_users_line(forward: F
         (lambda net, x: net.a(x) * next(net.count), "Count in a buffer"),
         (lambda net, x: net.a(x) if random.random() < 2 else x, "Draw with torch"),
         (writes_data, "Write into a buffer"),
+        (reads_gradients, "torch.autograd.grad"),
         (lambda net, x: net.a(x + net.plain.add_(1)), "register_buffer"),
     ],
 )
@@ -136,6 +144,25 @@ def test_what_dynamo_cannot_follow_is_refused_with_what_to_write(
     error = refusal(forward)
     assert instead in error.instead
     assert error.problem.startswith("torch could not capture Net")
+
+
+@pytest.mark.parametrize(
+    ("file", "instead"),
+    [
+        ("performer_pytorch/performer.py", "auto_check_redraw=False"),
+        ("torchdiffeq/_impl/adjoint.py", "Write odeint for odeint_adjoint"),
+        ("torchdiffeq/_impl/misc.py", "method='rk4'"),
+        ("pytorch_metric_learning/losses/base.py", "NormalizedSoftmaxLoss"),
+        ("elsewhere/layers.py", "look for an argument"),
+    ],
+)
+def test_a_line_of_a_library_is_refused_with_its_switch(
+    file: str, instead: str, tmp_path: Path
+) -> None:
+    source = "def line(net, x):\n    return x if x.sum() > 0 else net.a(x)"
+    names: dict[str, Any] = {}
+    exec(compile(source, f"{tmp_path}/site-packages/{file}", "exec"), names)
+    assert instead in refusal(lambda net, x: names["line"](net, x)).instead
 
 
 @torch.library.custom_op("refused::double_", mutates_args=("x",))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from flowrun.engine.capture.capture import Task, capture
-from flowrun.engine.capture.module_checks import overlap
+from flowrun.engine.capture.module_checks import overlap, refuse_foreign
 from flowrun.engine.errors import RecipeError
 
 Change = Callable[[Any], Any]
@@ -99,6 +99,23 @@ def test_hooks_of_forward_are_followed() -> None:
 
     graph = capture_changed(hooked)
     assert [op.target for op in graph.ops if op.phase == "forward"].count("aten.mul.Tensor") == 1
+
+
+def test_what_torch_has_divided_is_refused_by_name() -> None:
+    class FullyShardedDataParallel(nn.Module):
+        pass
+
+    with pytest.raises(RecipeError, match="module c is divided over ranks by torch") as error:
+        capture_changed(lambda model: model.update({"c": FullyShardedDataParallel()}))
+    assert "placement.axes" in error.value.instead
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_module_without_training_is_refused() -> None:
+    exported = torch.export.export(nn.Linear(4, 4), (torch.ones(3, 4),)).module()
+    with pytest.raises(RecipeError, match="has no training mode") as error:
+        refuse_foreign(exported)
+    assert "not what torch.export made of it" in error.value.instead
 
 
 # ---- nothing to train ----------------------------------------------------------------------------

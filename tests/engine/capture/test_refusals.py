@@ -105,7 +105,7 @@ RETURNED = {
     "mapping": "a dict {logits: float32 (3, 4)}",
     "module": "a Part",
     "function": "a function",
-    "nothing": "a NoneType",
+    "nothing": "None",
     "integer": "int64 (3,)",
     "boolean_tensor": "bool (3, 4)",
 }

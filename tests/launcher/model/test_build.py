@@ -42,6 +42,14 @@ def parts(wraps=True):
         parts[0].device_ids = [0, 1]  # as on a host of GPUs
     return nn.Sequential(*parts)
 
+class Quiet(nn.parallel.DistributedDataParallel):
+    def __init__(self, module):
+        nn.Module.__init__(self)
+        self.module = module
+
+def processes():
+    return nn.Sequential(Quiet(nn.Linear(64, 4)), nn.Linear(4, 10))
+
 class Bare(nn.Module):
     pass
 """
@@ -90,6 +98,12 @@ def test_wrapped_parts_of_a_model_train_as_those_that_are_not(recipe: Any, tmp_p
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
     notes = describe_model(recipe("parts")).notes
     assert notes[0].startswith("the DataParallel at 0 does nothing")
+
+
+def test_a_part_that_waits_for_other_processes_does_nothing(recipe: Any) -> None:
+    made = describe_model(recipe("processes"))
+    assert made.notes[0].startswith("the Quiet at 0 does nothing")
+    assert type(made.model.get_submodule("0")) is torch.nn.DataParallel
 
 
 def test_a_wrapper_that_needs_processes_is_refused_at_its_line(recipe: Any) -> None:
