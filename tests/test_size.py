@@ -27,10 +27,10 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_487,
+    "engine": 1_489,
     "engine/actors": 1_853,
     "engine/boxing": 539,
-    "engine/capture": 5_989,
+    "engine/capture": 6_089,
     "engine/cost": 1_265,
     "engine/hardware": 571,
     "engine/ir": 1_831,
@@ -48,7 +48,7 @@ BUDGETS = {
     "launcher/data": 3_793,
     "launcher/job": 2_405,
     "launcher/listeners": 675,
-    "launcher/model": 2_949,
+    "launcher/model": 2_950,
     "launcher/page": 1_119,
     "launcher/place": 2_090,
     "launcher/platforms": 331,
@@ -65,16 +65,16 @@ BUDGETS = {
     "tests": 1_181,
     "tests/behaviour": 9_849,
     "tests/chaos": 1_057,
-    "tests/engine": 15_015,
+    "tests/engine": 15_073,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_519,
+    "tests/launcher": 19_533,
     "tests/models": 797,
-    "tests/support": 9_613,
+    "tests/support": 9_629,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_047, "tests": 58_786, "docs": 50_000}
+SUMS = {"source": 81_150, "tests": 58_874, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 357, "except Exception": 30, "functions above complexity 15": 0}

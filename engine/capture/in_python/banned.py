@@ -27,13 +27,13 @@ OF_TENSORS: dict[Any, str] = {
 # reads of what all calls see alike, of which the first may have more: it makes a cache
 FACTS = {getattr(TENSOR, name).__get__ for name in ("dtype", "shape", "device", "ndim", "layout")}
 # other functions of torch that forward may not call: owner, names, why
-_LAYER = "forward makes a layer or a parameter"
+LAYER = "forward makes a layer or a parameter"
 BANNED: tuple[tuple[Any, str, str], ...] = (
     (torch, "manual_seed seed get_rng_state set_rng_state save load", ""),
     (torch.random, "fork_rng", ""),
     (torch.jit, "script trace", ""),
     (torch.jit.ScriptFunction, "__call__", "it calls a ScriptFunction"),
     (torch.autograd, "backward", "forward takes the gradient of what it returns"),
-    (nn.Parameter, "__new__", _LAYER),
-    (nn.Module, "_apply", _LAYER),
+    (nn.Parameter, "__new__", LAYER),
+    (nn.Module, "_apply", LAYER),
 )

@@ -2,7 +2,8 @@
 
 That are constants which forward makes (arange, tensor), buffers that it never writes, and what is
 computed of these alone: each function of torch that reads nothing else is called with their
-values, too.  A buffer that Python has asked for keeps its value: Variable.decides.
+values, too.  So is whether torch.rand exceeds 0, or a number that it never reaches.  A buffer that
+Python has asked for keeps its value: Variable.decides.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from flowrun.engine.torch_internals import (
 
 _MOST_BYTES = 1 << 16  # of a tensor whose values are followed; a larger buffer may have no memory
 _VALUE = "flowrun_value"  # attribute of a tensor that stands in: the value
+_UNIFORM = "flowrun_uniform"  # attribute of what torch.rand returns: its version
 # functions that make a constant of numbers
 _NAMES = "arange linspace logspace zeros ones full eye tensor tril_indices triu_indices"
 _MAKERS = frozenset(getattr(torch, name) for name in _NAMES.split())
 # what functions of torch raise for values that they do not take
-_OF_VALUES = RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError
+OF_VALUES = RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError
 
 
 class _Computed(NamedTuple):
@@ -66,8 +68,7 @@ class KnownValues:
         written = [(x, version_of(x)) for x in tree_leaves((args, kwargs)) if hasattr(x, _VALUE)]
         result = func(*args, **kwargs)
         written = [(x, version) for x, version in written if version_of(x) != version]
-        small = all(x.nbytes <= _MOST_BYTES for x in _tensors(result))
-        made = self._run(func, args, kwargs) if small and (written or _tensors(result)) else None
+        made = self._make(func, args, kwargs, bool(written), _tensors(result))
         for x, _ in written:
             self._set(x, getattr(x, _VALUE), made and made.buffers)
         for x, value in zip(_tensors(result), _tensors(made and made.value), strict=False):
@@ -75,6 +76,23 @@ class KnownValues:
             if is_traced(x):
                 self._set(x, value, made.buffers)
         return result
+
+    def _make(
+        self,
+        func: Callable[..., object],
+        args: object,
+        kwargs: object,
+        writes: bool,
+        made: list[Tensor],
+    ) -> _Computed | None:
+        """Return what a function that has made tensors, or writes into some, makes of values."""
+        if func is torch.rand:
+            for x in made:
+                setattr(x, _UNIFORM, version_of(x))
+        found = None
+        if (writes or made) and all(x.nbytes <= _MOST_BYTES for x in made):
+            found = self._run(func, args, kwargs)
+        return found or _compare_drawn(getattr(func, "__name__", ""), args)
 
     def ask(self, func: Any, args: Any, kwargs: Any) -> object:
         """Return what a function makes of values; None where one is not known."""
@@ -127,7 +145,7 @@ class KnownValues:
         with without_modes(), torch.no_grad():
             try:
                 value = func(*given, **named)
-            except _OF_VALUES:  # forward itself meets it, too, or takes another way
+            except OF_VALUES:  # forward itself meets it, too, or takes another way
                 return None
             if not torch.equal(before, torch.default_generator.get_state()):
                 torch.default_generator.set_state(before)
@@ -150,6 +168,20 @@ class KnownValues:
         storage, others = self.sources.get(number, (value.untyped_storage(), frozenset()))
         both = None if buffers is None or others is None else buffers | others
         self.sources[number] = (storage, both)
+
+
+def _compare_drawn(name: str, args: object) -> _Computed | None:
+    """Return how numbers of torch.rand, from 0 to below 1, compare with a bound beyond them; that
+    one of them is 0 does not count.
+    """
+    match args:
+        case Tensor() as x, int() | float() as bound if vars(x).get(_UNIFORM) == version_of(x):
+            known = {"gt": bound <= 0, "ge": bound <= 0, "lt": bound >= 1, "le": bound >= 1}
+            compares = name.strip("_")
+            if compares in known and not 0 < bound < 1:
+                with without_modes():
+                    return _Computed(torch.full(x.shape, known[compares]), frozenset())
+    return None
 
 
 def _tensors(x: object) -> list[Tensor]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from flowrun.engine.capture.in_python.known_values import OF_VALUES
 from flowrun.engine.capture.in_python.watched_calls import CallWatch, FrozenError, summary_at
 from flowrun.engine.ir.graph import LogicalGraph, Variable
 from flowrun.engine.torch_internals import (
@@ -46,13 +47,25 @@ def run_in_python(
     make: gives the module, which returns the buffers of these names, too.  tensors: all parameters
     and buffers.  train: return what forward assigns to buffers.
     """
+    with suppress(*OF_VALUES):  # what a model does for torch.compile alone may fail
+        return _run(make, values, tensors, train, compiling())
+    return _run(make, values, tensors, train, nullcontext())
+
+
+def _run(
+    make: Callable[[tuple[str, ...]], nn.Module],
+    values: Sequence[Tensor],
+    tensors: Mapping[str, Tensor],
+    train: bool,
+    mode: AbstractContextManager[None],
+) -> Ran:
     names = {id(tensor): name for name, tensor in tensors.items()}
     buffers = {id(t): names[id(t)] for t in tensors.values() if not isinstance(t, nn.Parameter)}
     written: tuple[str, ...] = ()
     for _ in range(2):
         program, fake = make(written), FakeTensorMode(allow_non_fake_inputs=True)
         watch = CallWatch(program, buffers)
-        with watch.active(), compiling(), ExitStack() as stack:
+        with watch.active(), mode, ExitStack() as stack:
             given = [fake.from_tensor(value) for value in values]
             joint = trace_joint(stack, program, given).graph_module
         if error := next(iter(watch.refused), None) or watch.difference():

@@ -33,6 +33,7 @@ from flowrun.engine.capture.in_python.banned import (
     BANNED,
     DATA_OF,
     FACTS,
+    LAYER,
     OF_TENSORS,
     READERS,
     READS,
@@ -367,6 +368,9 @@ class CallWatch(TorchFunctionMode):
         def call(*args: Any, **kwargs: Any) -> Any:
             caller = _caller(_outer_frame())
             file = caller.f_code.co_filename
+            of_library = is_users(file) and is_installed(file)
+            if reason == LAYER and of_library and any(map(is_traced, args[1:2])):
+                return args[1].detach()  # peft's weight, transposed: nobody trains it
             if self.calls and (is_users(file) or any(each in file for each in _OF_TORCH)):
                 self._refuse(reason, caller)
             return function(*args, **kwargs)

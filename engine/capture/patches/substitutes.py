@@ -5,11 +5,12 @@ Each computes what torch's function computes.  Two are written so that samples s
     embedding_bag   bags of equal length: look-ups and a reduction, not offsets into one long list
     ctc_loss        lengths as tensors: the size of a result of torch's op depends on their values
 
-Three are written so that they do not look at values, which capture does not know:
+Others are written so that they do not look at values, which capture does not know:
 
     batch_norm          momentum=None: the weight of a batch is 1 / batches so far, as a tensor
     is_causal           of a Transformer's mask: torch compares it with the causal one, for speed
     gaussian_nll_loss   an assert on tensors looks for negative variances (run by engine.check)
+    positive_definite, positive_semidefinite   of torch.distributions: all of the check at once
 
 One computes in another dtype, and does so outside of capture, too:
 
@@ -32,6 +33,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributions import constraints
 
 from flowrun.engine import torch_internals
 from flowrun.engine.torch_internals import CAUSAL_MASK_DETECTOR, BatchNorm, assert_async
@@ -61,6 +63,8 @@ def replace_functions() -> Iterator[None]:
         replace_attribute(F, "gaussian_nll_loss", gaussian_nll_loss),
         replace_attribute(BatchNorm, "forward", batch_norm),
         replace_attribute(*CAUSAL_MASK_DETECTOR, is_causal),
+        replace_attribute(type(constraints.positive_definite), "check", _is_definite),
+        replace_attribute(type(constraints.positive_semidefinite), "check", _is_semidefinite),
     ):
         yield
 
@@ -186,6 +190,18 @@ def embedding_bag(
 
 
 # ---- connectionist temporal classification -------------------------------------------------------
+
+
+def _is_definite(_: object, value: Tensor) -> Tensor:
+    """Compute constraints.positive_definite.check."""
+    factored: Tensor = torch.linalg.cholesky_ex(value).info == 0
+    return factored.logical_and(constraints.symmetric.check(value))
+
+
+def _is_semidefinite(_: object, value: Tensor) -> Tensor:
+    """Compute constraints.positive_semidefinite.check."""
+    positive: Tensor = (torch.linalg.eigvalsh(value) >= 0).all(-1)
+    return positive.logical_and(constraints.symmetric.check(value))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from peft.utils.other import transpose
 from torch import Tensor, nn
 
 Body = Callable[[Any, Tensor], Tensor]
@@ -141,6 +142,20 @@ def a_distribution(net: Any, h: Tensor) -> Tensor:
     return h + one.log_prob(h * 2) + torch.distributions.kl_divergence(one, other)
 
 
+def a_covariance(net: Any, h: Tensor) -> Tensor:
+    spread = torch.diag_embed(h.exp())
+    made = torch.distributions.MultivariateNormal(h, spread, validate_args=True)
+    return h + made.log_prob(h * 2)[:, None]
+
+
+def is_for_plain_torch(net: Any, h: Tensor) -> Tensor:
+    return h * (None if torch.compiler.is_compiling() else 2.0)  # type: ignore[operator]
+
+
+def makes_a_parameter_in_peft(net: Any, h: Tensor) -> Tensor:
+    return h @ transpose(net.other.weight, True)
+
+
 def recurrent(net: Any, h: Tensor) -> Any:
     return net.rnn(h[:, None])[0][:, 0]
 
@@ -208,6 +223,7 @@ def chooses_once(net: Any, h: Tensor) -> Tensor:
 TRAIN = (
     *(plain, keeps_what_nobody_reads, writes_a_buffer, assigns_a_buffer, prints_and_warns, hooks),
     *(a_function, checks_values, a_distribution, recurrent, norm_and_dropout, force),
+    *(a_covariance, is_for_plain_torch, makes_a_parameter_in_peft),
     *(
         maps_gradients,
         sums_parameters,

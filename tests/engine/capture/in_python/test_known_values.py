@@ -69,6 +69,11 @@ def writes_what_is_known(net: Any, h: Tensor) -> Tensor:
     return h * 3 if marks.sum() > 1 else h
 
 
+def draws_beyond_a_bound(net: Any, h: Tensor) -> Tensor:
+    h = h * 2 if torch.rand(1) > 0.0 else -h
+    return h if torch.rand(()) < 0.0 or (torch.rand(3) >= 1).any() else -h
+
+
 def takes_its_own_data(net: Any, h: Tensor) -> Tensor:
     net.layer.weight.data = net.layer.weight.data.to(h.dtype)
     return h if net.edges.grad is None else -h
@@ -76,7 +81,7 @@ def takes_its_own_data(net: Any, h: Tensor) -> Tensor:
 
 TRAIN = (
     *(switches, leaves_loops_out, selects, walks_a_grid, counts_dims, writes_what_is_known),
-    takes_its_own_data,
+    *(takes_its_own_data, draws_beyond_a_bound),
 )
 
 
@@ -124,6 +129,14 @@ def draws(net: Any, h: Tensor) -> Tensor:
     return h * 2 if torch.rand_like(net.plain).sum() > 1 else -h
 
 
+def draws_within_a_bound(net: Any, h: Tensor) -> Tensor:
+    return h * 2 if torch.rand(1) > 0.5 else -h
+
+
+def stretches_draws(net: Any, h: Tensor) -> Tensor:
+    return h * 2 if torch.rand(1).mul_(3) >= 1 else -h
+
+
 def asks_a_weight(net: Any, h: Tensor) -> Tensor:
     return h * 2 if net.layer.weight.sum() > 0 else -h
 
@@ -141,6 +154,7 @@ WRITES = "asks for the value of"
     [
         *((each, WRITES) for each in (turns_off, turns_off_before, assigns)),
         *((each, WRITES) for each in (marks_by_the_batch, draws, asks_a_weight)),
+        *((each, WRITES) for each in (draws_within_a_bound, stretches_draws)),
         (takes_other_data, "replaces the .data"),
     ],
 )
