@@ -38,7 +38,7 @@ BUDGETS = {
     "engine/ops": 6_817,
     "engine/passes": 8_252,
     "engine/rehearsal": 1_183,
-    "engine/runtime": 8_429,
+    "engine/runtime": 8_430,
     "engine/trace": 583,
     "engine/verify": 794,
     "launcher": 360,
@@ -52,11 +52,11 @@ BUDGETS = {
     "launcher/page": 1_119,
     "launcher/place": 2_090,
     "launcher/platforms": 331,
-    "launcher/ranks": 2_044,
+    "launcher/ranks": 2_045,
     "launcher/recipe": 3_563,
     "launcher/report": 2_593,
     "launcher/store": 1_122,
-    "launcher/supervise": 4_992,
+    "launcher/supervise": 5_002,
     "launcher/terminal": 343,
     "launcher/text": 603,
     "launcher/urls": 522,
@@ -65,7 +65,7 @@ BUDGETS = {
     "tests": 1_181,
     "tests/behaviour": 9_849,
     "tests/chaos": 1_057,
-    "tests/engine": 15_073,
+    "tests/engine": 15_076,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_629,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_150, "tests": 58_874, "docs": 50_000}
+SUMS = {"source": 81_162, "tests": 58_877, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 357, "except Exception": 30, "functions above complexity 15": 0}

@@ -141,7 +141,8 @@ class RankProcess:
         os.environ |= unset_variables(os.environ, several, self._worker.interface)
         torch.set_num_threads(launch.threads)
         sources = self._sources()
-        pin_to_core(self.local, int(os.environ["LOCAL_WORLD_SIZE"]))
+        if job.device_type == "cpu":
+            pin_to_core(self.local, int(os.environ["LOCAL_WORLD_SIZE"]), launch.threads)
         device = device_of_rank(job.device_type)
         with with_peers(self.rank, "while the ranks meet"):
             join_process_group(device, self._worker.silence_s)

@@ -37,6 +37,7 @@ from flowrun.launcher.supervise.life.events import HangSeen, RankDied, RanksGone
 from flowrun.launcher.terminal.console import STDERR, STDOUT
 
 _LOOK_S = 0.05  # from one look at the processes to the next
+_PAUSE_S = 0.01  # from one reading of a rank's pipe to the next
 _GONE_S = 30.0  # after which processes that were killed should have ended
 
 
@@ -160,17 +161,18 @@ class LocalRanks(RanksHand):
             loop.add_reader(reader.pipe, self._read, round_, reader)
 
     def _read(self, round_: _Forked, reader: EventReader) -> None:
-        """Take what a rank has sent; where too much waits, ranks wait for a moment, too."""
+        """Take what a rank has sent, and pause, so that short steps do not take a core from a rank
+        each.  Where too much waits, ranks wait, too.
+        """
         self._post_all(reader.read())
-        loop, waits = asyncio.get_running_loop(), self.wires.waits()
-        if reader.ended or waits:
-            loop.remove_reader(reader.pipe)
-        if waits:
-            loop.call_later(_LOOK_S, self._listen, round_, reader)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(reader.pipe)
+        pause_s = _LOOK_S if self.wires.waits() else _PAUSE_S
+        loop.call_later(pause_s, self._listen, round_, reader)
 
     def _post_all(self, events: Iterator[Notice]) -> None:
         for event in events:
-            self.wires.loop.post(event)
+            self.wires.loop.events.put_nowait(event)
 
 
 class RankProcesses:

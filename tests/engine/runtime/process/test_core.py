@@ -21,13 +21,16 @@ def kept(pin: Callable[..., None], *where: object) -> set[int]:
         return pool.submit(change).result()
 
 
-def test_ranks_take_cores_in_turn_where_they_are_more() -> None:
+def test_ranks_take_cores_in_turn_where_none_is_left_over() -> None:
     cores = sorted(os.sched_getaffinity(0))
     many = len(cores) + 1
     assert [kept(pin_to_core, rank, many) for rank in range(many)] == [
         {c} for c in [*cores, cores[0]]
     ]
-    assert kept(pin_to_core, 0, len(cores)) == set(cores)
+    last = len(cores) - 1
+    assert kept(pin_to_core, last, len(cores)) == {cores[-1]}
+    assert kept(pin_to_core, last, len(cores), 2) == set(cores)  # of two threads each
+    assert len(cores) == 1 or kept(pin_to_core, 0, last) == set(cores)
     assert sorted(os.sched_getaffinity(0)) == cores
 
 
