@@ -106,7 +106,8 @@ class Expansion:
         for op in reversed(self.ops):
             if wanted.intersection(op.makes):
                 wanted.update(op.inputs)
-                outputs = tuple(self.outputs.get(name or "", name) for name in op.outputs)
+                named = (name if name in wanted else None for name in op.outputs)
+                outputs = tuple(self.outputs.get(name or "", name) for name in named)
                 kept.append(replace(rename_inputs(op, self.outputs), outputs=outputs))
         between = (t for t in self.made if t.name in wanted and t.name not in self.outputs)
         return tuple(reversed(kept)), tuple(between)
