@@ -52,6 +52,7 @@ class Pin:
 
 
 HEADS, GATHER, RING = "heads", "gather", "ring"  # values of long_attention
+BALANCED = {f"balanced_{way}": way for way in (GATHER, RING)}  # the same, with equal work
 Argument = float | bool | str | tuple[float, ...] | None  # the last three: of torch's classes
 Settings = tuple[tuple[str, Argument], ...]
 
@@ -335,8 +336,8 @@ class Strategy:
     reduce_in_fp32: gradients are summed over ranks in the dtype of their accumulators.
     accumulate_in_fp32: these have the dtype of the weights; else the one that the gradient was
         computed in.
-    long_attention: what attention makes of a length that an axis divides: heads, gather, ring, or
-        auto.
+    long_attention: what attention makes of a length that an axis divides: heads, gather, ring, one
+        of BALANCED, or auto.
     loss_chunks: of rows, in which a head and its loss run (passes/head_products.py).
     pads_classes: products see a multiple of 64 classes (passes/head_products.py).
     preparation: steps that make a sample, each an actor of its own; empty: samples are read at
@@ -405,6 +406,11 @@ class Strategy:
         """True if an axis of several ranks divides the length of samples."""
         axes = [k for k, name in enumerate(self.axes) if name in LENGTH_AXES]
         return any(self.parts(stage, k) > 1 for stage in range(self.num_stages) for k in axes)
+
+    @property
+    def balances(self) -> bool:
+        """True if all ranks get equal work of causal attention."""
+        return self.long_attention in BALANCED
 
     def parts(self, stage: int, axis: int) -> int:
         """Ranks along an axis in a stage."""

@@ -27,18 +27,18 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_489,
+    "engine": 1_495,
     "engine/actors": 1_853,
-    "engine/boxing": 539,
+    "engine/boxing": 544,
     "engine/capture": 6_089,
-    "engine/cost": 1_265,
+    "engine/cost": 1_273,
     "engine/hardware": 571,
-    "engine/ir": 1_831,
+    "engine/ir": 1_832,
     "engine/lowering": 1_358,
-    "engine/ops": 6_817,
-    "engine/passes": 8_252,
+    "engine/ops": 6_814,
+    "engine/passes": 8_288,
     "engine/rehearsal": 1_183,
-    "engine/runtime": 8_430,
+    "engine/runtime": 8_435,
     "engine/trace": 583,
     "engine/verify": 794,
     "launcher": 360,
@@ -53,8 +53,8 @@ BUDGETS = {
     "launcher/place": 2_090,
     "launcher/platforms": 331,
     "launcher/ranks": 2_045,
-    "launcher/recipe": 3_563,
-    "launcher/report": 2_593,
+    "launcher/recipe": 3_565,
+    "launcher/report": 2_594,
     "launcher/store": 1_122,
     "launcher/supervise": 5_002,
     "launcher/terminal": 343,
@@ -63,20 +63,20 @@ BUDGETS = {
     "models": 1_853,
     "testing": 115,
     "tests": 1_181,
-    "tests/behaviour": 9_849,
+    "tests/behaviour": 9_879,
     "tests/chaos": 1_057,
-    "tests/engine": 15_076,
+    "tests/engine": 15_132,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
     "tests/launcher": 19_533,
     "tests/models": 797,
-    "tests/support": 9_629,
+    "tests/support": 9_645,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_162, "tests": 58_877, "docs": 50_000}
+SUMS = {"source": 81_223, "tests": 58_979, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
-RULES = {"ARG": 90, "BLE": 22}
+RULES = {"ARG": 88, "BLE": 22}
 OPEN = {"Any": 357, "except Exception": 30, "functions above complexity 15": 0}
 
 

@@ -26,6 +26,7 @@ ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all_reduce", "reduce_scatter", "all_ga
 ALL_TO_ALL, SLICE, PAD, KEEP = "all_to_all", "slice", "pad", "keep"
 EXCHANGE = "exchange"  # an all-reduce in which each member receives all parts and reduces them
 TURN = "turn"  # S(i) -> S(i): each member's piece goes to the next, around the axis (flow.turn)
+SWAP = "swap"  # the same, of the second half to the mirrored member: of n, the last one's to 0
 
 # The kind of a step, by (source, target).  P -> P(max) is absent: it has no meaning.
 KINDS: dict[tuple[type[Sbp], type[Sbp]], str] = {
@@ -46,7 +47,8 @@ KINDS: dict[tuple[type[Sbp], type[Sbp]], str] = {
 }
 LOCAL_KINDS = (SLICE, PAD, KEEP)
 DIRECT_KINDS = (ALL_TO_ALL, EXCHANGE)  # each member sends to each other, not around a ring
-JOINED_KINDS = (ALL_GATHER, ALL_TO_ALL, TURN)  # the result is what members sent, in their order
+# the result is what members sent, in their order
+JOINED_KINDS = (ALL_GATHER, ALL_TO_ALL, TURN, SWAP)
 
 LOCAL_BYTES_PER_S = 1e10  # speed of a copy inside one rank
 MIN_LOCAL_STEP_S = 1e-7  # above zero, so that doing nothing is always cheaper
@@ -58,18 +60,20 @@ class BoxingStep:
 
     exchanged: the step is an all-reduce that runs as an EXCHANGE;
         lowering/add_boxings.py decides (`exchange_if_small`).
+    swapped: source and target are one, and the step is a SWAP.
     """
 
     axis: int
     source: Sbp
     target: Sbp
     exchanged: bool = False
+    swapped: bool = False
 
     @property
     def kind(self) -> str:
         """The collective, or the local program, that executes the step."""
         if self.source == self.target:
-            return TURN
+            return SWAP if self.swapped else TURN
         return EXCHANGE if self.exchanged else KINDS[type(self.source), type(self.target)]
 
     @property
@@ -224,7 +228,7 @@ def start_seconds(step: BoxingStep, link: Link) -> float:
         return 0.0
     if step.kind == ALL_REDUCE:
         return link.latency_s + 2 * link.tree_s
-    if step.kind == TURN:
+    if step.kind in (TURN, SWAP):
         return link.latency_s
     return link.latency_s + link.ring_s + (link.peers_s if step.kind in DIRECT_KINDS else 0.0)
 
@@ -306,6 +310,7 @@ def _group_tensors(kind: str, parts: int) -> Fraction:
         ALL_TO_ALL: Fraction(parts - 1, parts),
         EXCHANGE: Fraction(parts * (parts - 1)),
         TURN: Fraction(1),
+        SWAP: Fraction(parts - parts % 2, 2 * parts),  # the middle one's stays
     }
     return table.get(kind, Fraction(0))
 

@@ -13,7 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
-from flowrun.engine.boxing.boxing import ALL_GATHER, ALL_REDUCE, EXCHANGE, REDUCE_SCATTER, TURN
+from flowrun.engine.boxing.boxing import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    EXCHANGE,
+    REDUCE_SCATTER,
+    SWAP,
+    TURN,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,7 @@ def collective(kind: str, parts: int, before: Sequence[int], after: Sequence[int
         return Staging(read + result, read + result, read + 2 * result, shared=False)
     if kind == TURN:
         return Staging(2 * read, read + result, read + 2 * result, shared=False)
-    others = (parts - 1) / parts
+    others = 0.5 if kind == SWAP else (parts - 1) / parts
     arrives = round(others * (result * parts if kind == REDUCE_SCATTER else result))
     leaves, own = round(others * read), read - round(others * read)
     held = own + leaves + arrives
@@ -72,8 +79,9 @@ def shared_collective(
     read, result = sum(before), sum(after)
     if kind in (ALL_REDUCE, EXCHANGE, ALL_GATHER):
         return Staging(0, 0, result, shared=False, written=read)
-    if kind == TURN:
-        return Staging(0, 0, result, shared=False, keeps=True, written=read + len(before))
+    if kind in (TURN, SWAP):
+        written = read // (2 if kind == SWAP else 1) + len(before)
+        return Staging(0, 0, result, shared=False, keeps=True, written=written)
     written = round((parts - 1) / parts * read) + (parts - 1) * len(before)
     return Staging(0, 0, result, shared=False, keeps=True, written=written)
 

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from flowrun.engine.boxing.boxing import BoxingStep, path, path_seconds, replace_axis
+from flowrun.engine.boxing.boxing import SWAP, BoxingStep, path, path_seconds, replace_axis
 from flowrun.engine.boxing.crossing import transfer_sbps
 from flowrun.engine.ir.graph import (
     BACKWARD,
@@ -30,6 +30,7 @@ from flowrun.engine.ir.graph import (
     LogicalGraph,
     Op,
     Ref,
+    rename_inputs,
     replace_inputs,
 )
 from flowrun.engine.ir.location import Location
@@ -37,7 +38,8 @@ from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.sbp import B, NdSbp, S, format_nd_sbp
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.structure import BOX, TRANSFER
-from flowrun.engine.ops.nn.ring_attention import TURN
+from flowrun.engine.ops.nn.attention import balance
+from flowrun.engine.ops.nn.ring_attention import SWAP_HALVES, TURN
 from flowrun.engine.ops.traits import has
 from flowrun.engine.strategy import Strategy
 
@@ -76,12 +78,15 @@ def _advance_to_first_reader(ops: Sequence[Op]) -> tuple[Op, ...]:
 
 
 def _box_of_turn(op: Op) -> Op:
-    """Return the boxing of an op that turns pieces around the ranks of an axis; other ops stay."""
-    if op.target != TURN:
+    """Return the boxing of an op that moves pieces, or halves of them, among the ranks of an axis;
+    other ops stay.
+    """
+    if op.target not in (TURN, SWAP_HALVES):
         return op
-    value, dim, *_, axis = op.args
+    value, dim, _, _, axis, _ = op.args
     (name,) = op.makes  # boxings are known by what they make
-    return replace(op, name=name, target=BOX, args=(value, BoxingStep(axis, S(dim), S(dim))))
+    step = BoxingStep(axis, S(dim), S(dim), swapped=op.target == SWAP_HALVES)
+    return replace(op, name=name, target=BOX, args=(value, step))
 
 
 class _Boxer:
@@ -94,6 +99,7 @@ class _Boxer:
         self.weights: set[str] = set(graph.variable_of) - graph.running
         self.written = {v.tensor: v.new for v in graph.variables if v.new is not None}
         self.ops: list[Op] = []
+        self.swapped: dict[tuple[str, tuple[object, ...]], str] = {}
         self.made_of_shards: dict[str, Op] = {}  # tensor -> the op of phase weights, at home
         self.reduced: set[str] = set()  # smaller than the weights of which they are made: scales
         # original tensor -> (location, scope) -> name; scope: the phase that may read it,
@@ -104,14 +110,28 @@ class _Boxer:
             self.forms[source.tensor] = {(Location(source.stage, source.nd_sbp), ""): source.tensor}
 
     def expand(self, op: Op) -> Iterator[Op]:
-        """Yield the op, or the ordinary ops that its signature stands for (split softmax)."""
+        """Yield the op, or the ordinary ops that its signature stands for (split softmax).
+
+        Halves that were swapped are not swapped again, nor back: backward reads what forward has
+        made.
+        """
+        op = balance(op) if self.strategy.balances else op
         if not registry.needs_expansion(op, self.tensors):
             yield op
             return
         grid = self.strategy.placements[op.stage].shape
         ops, tensors = registry.expand(op, self.tensors, grid)
         self.tensors.update({tensor.name: tensor for tensor in tensors})
-        yield from map(_box_of_turn, ops)
+        known: dict[str, str] = {}
+        for part in ops:
+            if part.target == SWAP_HALVES:
+                (read,), (made,), how = part.inputs, part.makes, part.args[1:]
+                if (read, how) in self.swapped:
+                    known[made] = self.swapped[read, how]
+                    del self.tensors[made]
+                    continue
+                self.swapped |= {(read, how): made, (made, how): read}
+            yield _box_of_turn(rename_inputs(part, known))
 
     def add(self, op: Op) -> None:
         """Append an op, with its inputs boxed to what its signature reads."""
@@ -190,11 +210,15 @@ class _Boxer:
         return new
 
     def read_ops(self) -> list[Op]:
-        """Return the ops without those that were made again for all their readers."""
+        """Return the ops without those that were made again for all their readers, or brought back
+        to the order of tokens for none.
+        """
         out: list[Op] = []
         read: set[str] = set()
         for op in reversed(self.ops):
-            if not read.isdisjoint(op.makes) or self.made_of_shards.keys().isdisjoint(op.makes):
+            left_out = op.target == BOX and op.args[1].kind == SWAP
+            left_out |= not self.made_of_shards.keys().isdisjoint(op.makes)
+            if not (left_out and read.isdisjoint(op.makes)):
                 read.update(op.inputs)
                 out.append(op)
         return out[::-1]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flowrun.engine.hardware.hardware import Hardware
-from flowrun.engine.strategy import GATHER, HEADS, RING, Auto, Recompute, Zero
+from flowrun.engine.strategy import BALANCED, GATHER, HEADS, RING, Auto, Recompute, Zero
 
 TARGET = "_target_"
 Target = dict[str, Any]  # `_target_`: dotted path of a class or function, and its arguments
@@ -83,7 +83,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "launch.slurm.cluster": ("slurm", "local"),
     "engine.compiler": (EAGER, INDUCTOR, HANDWRITTEN),
     "engine.attention": (FUSED, PRODUCTS),
-    "engine.long_attention": (AUTO, HEADS, GATHER, RING),
+    "engine.long_attention": (AUTO, HEADS, GATHER, RING, *BALANCED),
     "engine.pad_classes": (AUTO, ALWAYS, NEVER),
 }
 
@@ -493,7 +493,9 @@ class Engine:
         software before fused kernels (attention within packed documents stays one op).
     long_attention: what attention makes of a length that an axis (context, cp) divides: heads: each
         rank has some of the heads and all tokens, by all-to-alls; gather: its own queries, and all
-        keys and values; ring: its own queries, while keys and values go around; auto: the fastest.
+        keys and values; ring: its own queries, while keys and values go around; balanced_gather,
+        balanced_ring: the same, but half of the queries change ranks on the way into causal
+        attention and out of it, so that all ranks have equal work; auto: the fastest.
     blocking: axes whose collectives take turns with compute, as on one stream; this shows what
         overlap gains.  (On a GPU no host waits for those of micro-batches, with or without it.)
     compiler: of training's regions: eager (op after op) or inductor (fused C++ or Triton code,

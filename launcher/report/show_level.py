@@ -39,6 +39,7 @@ FORMULAS: Mapping[str, str] = {
     boxing.ALL_GATHER: "(p - 1) T",
     boxing.ALL_TO_ALL: "(p - 1) T / p",
     boxing.TURN: "T",
+    boxing.SWAP: "T / 2",
 }
 
 

@@ -1,7 +1,7 @@
 """Families of neural networks.
 
 norm.py batch_norm.py   layer, RMS and group norms; batch norms
-attention.py     attention, and that of packed documents; ring_attention.py: keys that go around
+attention.py     attention, and that of packed documents; ring_attention.py: of divided lengths
 document_op.py   the op of torch for the latter, which models call too
 dropless.py expert_op.py   experts that leave no token out, and their ops of torch
 conv.py embedding.py   convolutions and pooling; look-ups in tables

@@ -42,15 +42,15 @@ from flowrun.engine.ir.signature import (
     bind,
     places,
 )
-from flowrun.engine.ops.nn import document_op
 from flowrun.engine.ops.nn import ring_attention as ring
+from flowrun.engine.ops.nn.document_op import attend_to_block, attend_to_block_backward
 from flowrun.engine.torch_internals import cpu_attention, cpu_attention_backward
 
 _QUERY = ("query", "out", "grad_out", "grad", "logsumexp")
 _KEYS = ("key", "value")
 _SEEN = ("query", "key")
-_IN_ORDER = ("grad_out", "query", "key", "value", "out", "logsumexp")
-_OF_DOCUMENTS = ("grad", *_IN_ORDER[1:], "documents")
+_OF_BLOCK = ("query", "key", "value", "out", "logsumexp")
+_IN_ORDER = ("grad_out", "grad", *_OF_BLOCK)
 
 
 def forward(view: OpView) -> OpRows:
@@ -103,75 +103,112 @@ def _of_mask(shape: Shape, dim: int) -> Sbp:
     return S(at) if at >= 0 and shape[at] > 1 else B
 
 
-# ---- some of the queries of a causal mask --------------------------------------------------------
+# ---- pieces of the length ------------------------------------------------------------------------
 
 
-def attend_from(
-    start: int,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
+def attend(
+    met: Sequence[ring.Meeting],
+    *given: Tensor,
+    documents: Tensor | None = None,
     scale: float | None = None,
+    wide: bool = False,
     run: Function = cpu_attention,
 ) -> tuple[Tensor, Tensor]:
-    """Return (output, logsumexp) of causal attention of some queries to keys from the first on.
+    """Return (output, logsumexp) of pieces of queries, one after the other; of those that see
+    nothing 0 and -inf.
 
-    start: the place of the first query.  scale: of the scores.  run: the kernel of whole tensors.
+    given: query, key and value.  documents: of whole samples.  scale: of the scores.  wide: leave
+    the output in fp32.  run: the kernel of whole tensors without documents.
     """
-    made = [
-        run(query, key[:, :, keys], value[:, :, keys], 0.0, causal, scale=scale)
-        for keys, causal in _spans(start, query)
-    ]
-    if len(made) == 1:
-        return made[0][0], made[0][1]
-    parts, each = [out for out, _ in made], torch.stack([lse for _, lse in made])
-    logsumexp = each.logsumexp(0)
-    shares = (each - logsumexp).exp().unsqueeze(-1)
-    out = sum(part * share for part, share in zip(parts, shares, strict=True))
-    return out.to(query.dtype), logsumexp  # type: ignore[union-attr]
+    query, *of_keys = given
+
+    def call(queries: ring.Piece, keys: ring.Piece, own: bool) -> Sequence[Tensor]:
+        parts = queries.of(query), *map(keys.of, of_keys)
+        if documents is not None:
+            return attend_to_block(queries.start, keys.start, parts, documents, scale)
+        return run(*parts, 0.0, own, scale=scale)[:2]  # type: ignore[no-any-return]
+
+    made = []
+    for each in met:
+        found = [call(each.queries, *keys) for keys in each.keys]
+        made.append(_join_all(found) if found else _nothing(each.queries.of(query)))
+    out, logsumexp = map(_one_after_another, zip(*made, strict=True))
+    return out.to(logsumexp.dtype if wide else query.dtype), logsumexp
 
 
-def attend_from_backward(
-    start: int,
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    *,
+def _join_all(made: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
+    (out, logsumexp), *others = made
+    for more, of_more in others:
+        both = torch.logaddexp(logsumexp, of_more)
+        share = (of_more - both).exp().nan_to_num(0.0).unsqueeze(-1)  # of -inf and -inf: 0
+        out, logsumexp = torch.lerp(out.to(share.dtype), more.to(share.dtype), share), both
+    return out, logsumexp
+
+
+def _nothing(query: Tensor) -> Sequence[Tensor]:
+    wide = torch.promote_types(query.dtype, torch.float32)
+    return torch.zeros_like(query), query.new_full(query.shape[:-1], -math.inf, dtype=wide)
+
+
+def _one_after_another(pieces: Sequence[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat([*pieces], 2)
+
+
+def attend_backward(
+    met: Sequence[ring.Meeting],
+    *given: Tensor,
+    documents: Tensor | None = None,
     scale: float | None = None,
+    wide: bool = False,
     run: Function = cpu_attention_backward,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value, the latter from these queries alone.
+    """Return the gradients of query, key and value, the latter two from these queries alone.
 
-    start, scale, run: as of attend_from, whose results `out` and `logsumexp` are.
+    given: the output's gradient, query, key, value, output and logsumexp.  wide: return query's in
+    fp32.  All else: as of attend.
     """
-    of_query, of_keys = torch.zeros_like(query), [torch.zeros_like(x) for x in (key, value)]
-    for keys, causal in _spans(start, query):
-        given = (grad, query, key[:, :, keys], value[:, :, keys], out, logsumexp)
-        more, *parts = run(*given, 0.0, causal, scale=scale)
-        of_query += more
-        for whole, part in zip(of_keys, parts, strict=True):
-            whole[:, :, keys] = part
-    of_key, of_value = of_keys
-    return of_query, of_key, of_value
+    sums = [torch.zeros_like(x) for x in given[1:4]]
+    for each in met:
+        for keys, own in each.keys:
+            at = each.queries, each.queries, keys, keys, each.queries, each.queries
+            parts = [piece.of(x) for piece, x in zip(at, given, strict=True)]
+            if documents is not None:
+                starts = each.queries.start, keys.start
+                made = attend_to_block_backward(*starts, parts, documents, scale)
+            else:
+                made = run(*parts, 0.0, own, scale=scale)
+            for whole, piece, part in zip(sums, at[1:4], made, strict=True):
+                piece.of(whole).add_(part)
+    of_query, of_key, of_value = sums
+    dtype = torch.promote_types(of_query.dtype, torch.float32) if wide else of_query.dtype
+    return of_query.to(dtype), of_key, of_value
 
 
-def _spans(start: int, query: Tensor) -> list[tuple[slice, bool]]:
-    """Return (keys, whether the mask hides some of them) for the one or two calls of a kernel,
-    which of a causal mask has as many keys as queries: kernels of GPUs align others differently.
-    """
-    before = [(slice(0, start), False)] if start else []
-    return [*before, (slice(start, start + query.shape[2]), True)]
+def as_whole(program: Function) -> Function:
+    """Return the function of whole tensors: what a rank runs that holds all blocks."""
+    return lambda *given: program(
+        given[-2].meetings(0, given[0].shape[2]),
+        *given[:-3],
+        documents=given[-3],
+        scale=given[-1],
+        wide=bool(given[-2].by),
+    )
 
 
-def _from_start(program: Function, in_order: Sequence[str] = _IN_ORDER) -> Local:
-    """The op itself, unless its mask is causal and some of its queries are elsewhere.
+def on_a_rank(program: Function) -> Local:
+    """Return the local program: a rank knows its place."""
 
-    in_order: the tensors of the program.
-    """
+    def local(view: LocalView) -> LocalCall:
+        *tensors, documents, turns, scale = view.op.args
+        met = turns.meetings(*view.in_slices[0][2])
+        how = ("documents", documents), ("scale", scale), ("wide", bool(turns.by))
+        return LocalCall(program, (met, *tensors), how)
+
+    return local
+
+
+def _from_start(program: Function) -> Local:
+    """The op itself, unless its mask is causal and some of its queries are elsewhere."""
 
     def local(view: LocalView) -> LocalCall:
         given = view.given
@@ -179,8 +216,11 @@ def _from_start(program: Function, in_order: Sequence[str] = _IN_ORDER) -> Local
         (start, count), whole = view.in_slices[at][2], view.in_shapes[at][2]
         if count == whole or not given.get("is_causal", True):
             return view.rebind()
-        read = (given[name] for name in in_order if name in given)
-        return LocalCall(program, (start, *read), (("scale", given["scale"]),))
+        keys = [ring.Piece(0, whole, 0)]
+        met = ring.meet([ring.Piece(0, count, start)], keys, True)
+        how = [(name, given[name]) for name in ("documents", "scale") if name in given]
+        read = (given[name] for name in _IN_ORDER if name in given)
+        return LocalCall(program, (met, *read), tuple(how))
 
     return local
 
@@ -200,21 +240,13 @@ def _seen(op: Op, in_shapes: Sequence[Shape], block: int) -> float:
     of one document, the most there can be: their lengths are values.  Every other mask is a tensor,
     with which kernels compute all pairs.
     """
-    if not _is_causal(op):
+    if op.target in (ring.BLOCK, ring.BLOCK_BACKWARD):
+        return ring.computed_share(op.args[-2], block)
+    if not is_causal(op):
         return 1.0
     (*_, queries, _), (*_, keys, _) = _query_and_key(op, in_shapes)
     own = min(queries, keys)  # keys at the places of queries
-    blocks = own // block
-    below = block * block * blocks * (blocks + 1) / 2
-    rest = (queries - blocks * block) * min((blocks + 1) * block, own)
-    return (below + rest + queries * (keys - own)) / (queries * keys)
-
-
-def _is_causal(op: Op) -> bool:
-    if op.target in (ring.BLOCK, ring.BLOCK_BACKWARD):
-        turns = op.args[-2]  # the last ranks see all of the keys that come to them
-        return turns.causal and not any(turns.by)
-    return bind(op).get("is_causal", True)  # type: ignore[no-any-return]
+    return 1.0 - (own * own - ring.causal_pairs(own, block)) / (queries * keys)
 
 
 def _query_and_key(op: Op, in_shapes: Sequence[Shape]) -> Sequence[Shape]:
@@ -226,41 +258,49 @@ _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 _DOCUMENTS = "flowrun.document_attention"
 _FORWARD = OpInfo(
     forward,
-    local=_from_start(attend_from),
+    local=_from_start(attend),
     traits=(Trait.PRODUCT,),
     cost=_COST,
-    expands=Expands("key", ring.ring_dims, ring.expand_forward),
+    expands=Expands("query", ring.ring_dims, ring.expand_forward),
 )
 _BACKWARD = OpInfo(
     backward,
-    local=_from_start(attend_from_backward),
+    local=_from_start(attend_backward),
     cost=_COST,
-    expands=Expands("key", ring.ring_dims, ring.expand_backward),
+    expands=Expands("query", ring.ring_dims, ring.expand_backward),
 )
 
 OPS: Mapping[str, OpInfo] = {
     f"{_FLASH}.default": _FORWARD,
     f"{_FLASH}_backward.default": _BACKWARD,
-    f"{_DOCUMENTS}.default": replace(
-        _FORWARD, local=_from_start(document_op.attend_from, _OF_DOCUMENTS)
-    ),
-    f"{_DOCUMENTS}_backward.default": replace(
-        _BACKWARD, local=_from_start(document_op.attend_from_backward, _OF_DOCUMENTS)
-    ),
+    f"{_DOCUMENTS}.default": _FORWARD,
+    f"{_DOCUMENTS}_backward.default": _BACKWARD,
     ring.TURN: OpInfo(function=ring.turn_pieces),
+    ring.SWAP_HALVES: OpInfo(function=ring.swap_halves),
     ring.BLOCK: OpInfo(
         ring.block,
         arguments=("query", "key", "value", "documents", "turns", "scale"),
-        function=ring.as_whole(ring.attend_blocks),
-        local=ring.on_a_rank(ring.attend_blocks),
+        function=as_whole(attend),
+        local=on_a_rank(attend),
         traits=(Trait.PRODUCT,),
         cost=_COST,
     ),
     ring.BLOCK_BACKWARD: OpInfo(
         ring.block_backward,
-        arguments=(*_IN_ORDER, "documents", "turns", "scale"),
-        function=ring.as_whole(ring.attend_blocks_backward),
-        local=ring.on_a_rank(ring.attend_blocks_backward),
+        arguments=("grad_out", *_OF_BLOCK, "documents", "turns", "scale"),
+        function=as_whole(attend_backward),
+        local=on_a_rank(attend_backward),
         cost=_COST,
     ),
 }
+
+
+def is_causal(op: Op) -> bool:
+    """True of attention with a causal mask, or within documents."""
+    known = OPS.get(op.target)
+    return known is not None and known.expands is not None and bind(op).get("is_causal", True)
+
+
+def balance(op: Op) -> Op:
+    """Return a call of attention such that ranks get equal work; ops stay for which they have."""
+    return replace(op, kwargs=(*op.kwargs, (ring.BALANCED, True))) if is_causal(op) else op

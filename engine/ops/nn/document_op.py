@@ -55,28 +55,22 @@ def document_attention(
 
 def run_backward(
     run: Callable[..., Sequence[Tensor]],
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
+    tensors: Sequence[Tensor],
     documents: Tensor,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value.
+    """Compute document_attention_backward of its `tensors` but documents.
 
-    run: torch's gradient of attention on a CPU, or a function in its place.  grad: of the output.
-    query, key, value, documents, scale: as in `document_attention`.  out, logsumexp: its results.
+    run: torch's gradient of attention on a CPU, or a function in its place.
     """
-    given = (grad, query, key, value, out, logsumexp)
+    _, query, *_ = tensors
     spans = [*document_spans(documents, query.shape[2])]
     if len(spans) == len(query):
-        one, two, three = map(by_token, run(*given, 0.0, True, scale=scale))
+        one, two, three = map(by_token, run(*tensors, 0.0, True, scale=scale))
         return one, two, three
-    grads = _empty_gradients(query, key, value)
+    grads = _empty_gradients(*tensors[1:4])
     for sample, inside in spans:
-        parts = (x[sample, :, inside].unsqueeze(0) for x in given)
+        parts = (x[sample, :, inside].unsqueeze(0) for x in tensors)
         for whole, part in zip(grads, run(*parts, 0.0, True, scale=scale), strict=True):
             whole[sample, :, inside] = part[0]
     return grads  # type: ignore[no-any-return]
@@ -100,8 +94,8 @@ def document_attention_backward(
     grad: of the output.  query, key, value, documents, scale: as in `document_attention`.  out,
     logsumexp: its results.
     """
-    run = cpu_attention_backward
-    return run_backward(run, grad, query, key, value, out, logsumexp, documents, scale)
+    given = (grad, query, key, value, out, logsumexp)
+    return run_backward(cpu_attention_backward, given, documents, scale)
 
 
 def document_spans(documents: Tensor, length: int) -> Iterator[tuple[int, slice]]:
@@ -165,131 +159,57 @@ def earlier_attention_backward(
 
     out, logsumexp: by all keys.  documents, start, first: as in `earlier_attention`.
     """
-    given = (grad, query, key, value, out, logsumexp, documents, start, first, scale)
-    return run_earlier_backward(cpu_attention_backward, *given)
+    given = (grad, query, key, value, out, logsumexp)
+    return run_earlier_backward(cpu_attention_backward, given, documents, start, first, scale)
 
 
 def run_earlier_backward(
     run: Callable[..., Sequence[Tensor]],
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
+    tensors: Sequence[Tensor],
     documents: Tensor,
     start: int,
     first: int,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute earlier_attention_backward.  run: as of run_backward."""
-    grads = tuple(x.zero_() for x in _empty_gradients(query, key, value))
+    """Compute earlier_attention_backward.  run, tensors: as of run_backward."""
+    grads = tuple(x.zero_() for x in _empty_gradients(*tensors[1:4]))
+    query, key = tensors[1:3]
     for queries, keys in _earlier_spans(query, key, documents, start, first):
-        parts = grad[queries], query[queries], key[keys], value[keys], out[queries]
-        made = run(*parts, logsumexp[queries], 0.0, False, scale=scale)
-        for whole, at, part in zip(grads, (queries, keys, keys), made, strict=True):
-            whole[at] = part
+        at = queries, queries, keys, keys, queries, queries
+        parts = (x[each] for x, each in zip(tensors, at, strict=True))
+        made = run(*parts, 0.0, False, scale=scale)
+        for whole, each, part in zip(grads, at[1:4], made, strict=True):
+            whole[each] = part
     return grads  # type: ignore[return-value]
 
 
 def attend_to_block(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    start: int,
-    first: int,
-    documents: Tensor,
-    scale: float | None,
+    start: int, first: int, given: Sequence[Tensor], documents: Tensor, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """Return (output, logsumexp) of queries from the place `start` on, with keys from `first` on,
-    at their own places or earlier ones.
+    at their own places or earlier ones.  given: query, key and value.
     """
     if first < start:
-        made = earlier_attention(query, key, value, documents, start, first, scale)
+        made = earlier_attention(*given, documents, start, first, scale)
     else:
-        within = documents_within(documents, start, query.shape[2])
-        made = document_attention(query, key, value, within, scale)
+        within = documents_within(documents, start, given[0].shape[2])
+        made = document_attention(*given, within, scale)
     return made  # type: ignore[no-any-return]
 
 
 def attend_to_block_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    *,
-    start: int,
-    first: int,
-    documents: Tensor,
-    scale: float | None,
+    start: int, first: int, given: Sequence[Tensor], documents: Tensor, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value.  out, logsumexp: by all keys."""
-    given = (grad, query, key, value, out, logsumexp)
+    """Return the gradients of query, key and value.
+
+    given: the output's gradient, query, key, value, and output and logsumexp by all keys.
+    """
     if first < start:
         made = earlier_attention_backward(*given, documents, start, first, scale)
     else:
-        within = documents_within(documents, start, query.shape[2])
+        within = documents_within(documents, start, given[1].shape[2])
         made = document_attention_backward(*given, within, scale)
     return made  # type: ignore[no-any-return]
-
-
-def attend_from(
-    start: int,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    documents: Tensor,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return (output, logsumexp) of queries from `start` on, with the keys of whole samples."""
-    made = []
-    for first, keys in _own_and_before(start, query):
-        made.append(
-            attend_to_block(
-                *(query, key[keys], value[keys]),
-                start=start,
-                first=first,
-                documents=documents,
-                scale=scale,
-            )
-        )
-    (out, logsumexp), *before = made
-    for more, of_more in before:
-        both = torch.logaddexp(logsumexp, of_more)
-        share = (of_more - both).exp().unsqueeze(-1)
-        wide = torch.lerp(out.to(share.dtype), more.to(share.dtype), share)
-        out, logsumexp = wide.to(query.dtype), both
-    return out, logsumexp
-
-
-def attend_from_backward(
-    start: int,
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    documents: Tensor,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value, the latter from these queries alone.
-
-    out, logsumexp: the results of attend_from.
-    """
-    of_query, of_key, of_value = (x.zero_() for x in _empty_gradients(query, key, value))
-    for first, keys in _own_and_before(start, query):
-        given = (grad, query, key[keys], value[keys], out, logsumexp)
-        more, of_key[keys], of_value[keys] = attend_to_block_backward(
-            *given, start=start, first=first, documents=documents, scale=scale
-        )
-        of_query += more
-    return of_query, of_key, of_value
 
 
 def documents_within(documents: Tensor, start: int, length: int) -> Tensor:
@@ -322,15 +242,6 @@ def _earlier_spans(
         if see:
             at = slice(sample, sample + 1), slice(None)
             yield (*at, slice(see)), (*at, slice(others, None))
-
-
-def _own_and_before(start: int, query: Tensor) -> Iterator[tuple[int, tuple[slice, ...]]]:
-    """Yield (the place of the first, which keys) for those at the queries' own places, and those
-    before.
-    """
-    yield start, (slice(None), slice(None), slice(start, start + query.shape[2]))
-    if start:
-        yield 0, (slice(None), slice(None), slice(start))
 
 
 def as_autocast(x: Tensor) -> Tensor:

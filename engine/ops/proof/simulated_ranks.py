@@ -30,7 +30,7 @@ from flowrun.engine.ir.sbp import (
 )
 from flowrun.engine.ir.signature import LocalCall, LocalView, NdSignature
 from flowrun.engine.ops import registry
-from flowrun.engine.ops.nn.ring_attention import TURN, turn_pieces
+from flowrun.engine.ops.nn.ring_attention import SWAP_HALVES, TURN
 
 Grid = tuple[int, ...]
 Pieces = dict[tuple[int, ...], torch.Tensor]  # coordinate -> what the rank there holds
@@ -304,9 +304,10 @@ def run_ops(
     wholes = dict(values)
     results: dict[str, Pieces] = {}
     for op in ops:
-        if op.target == TURN:
+        if op.target in (TURN, SWAP_HALVES):
             made = op.makes[0]
-            wholes[made] = turn_pieces(wholes[op.inputs[0]], *op.args[1:])
+            move = registry.whole_function(op.target)
+            wholes[made] = move(wholes[op.inputs[0]], *op.args[1:])
             results[made] = lay_out(wholes[made], op.out_sbp[0], grid)
             continue
         laid = [lay_out(wholes[n], nd, grid) for n, nd in zip(op.inputs, op.in_sbp, strict=True)]

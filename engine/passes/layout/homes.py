@@ -81,5 +81,5 @@ def rows_on_axis(
         alone = owned_rows(op, placement.coordinate(placement.ranks[op.owner])[axis], in_shapes)
         return alone if registry.needs_whole(op) else (*legal, *alone)
     if strategy.axes[axis] in LENGTH_AXES and parts > 1:
-        return rows_of_attention(op, legal, strategy.long_attention)
+        return rows_of_attention(op, legal, strategy.long_attention, in_shapes, parts)
     return legal

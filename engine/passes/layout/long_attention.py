@@ -16,7 +16,7 @@ from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.ir.signature import Signature, bind, places
 from flowrun.engine.ops.nn import attention
 from flowrun.engine.ops.traits import is_view
-from flowrun.engine.strategy import GATHER, HEADS, RING, Strategy
+from flowrun.engine.strategy import BALANCED, GATHER, HEADS, RING, Strategy
 
 LONG_ATTENTION = "engine.long_attention"  # the key
 _WHY_NOT = {
@@ -25,28 +25,40 @@ _WHY_NOT = {
     RING: "it has a mask, or its ranks do not divide the length",
 }
 _WANTED = {HEADS: (S(1), S(1)), GATHER: (S(2), B), RING: (S(2), S(2))}  # of queries and keys
+_WANTED |= {balanced: _WANTED[way] for balanced, way in BALANCED.items()}
 
 
 def open_ways(graph: LogicalGraph, strategy: Strategy) -> tuple[str, ...]:
-    """Return the ways of attention that a strategy leaves open for a graph: none, or all."""
-    attends = any(op.target in attention.OPS for op in graph.ops)
+    """Return the ways of attention that a strategy leaves open for a graph: none, or all that
+    differ.
+    """
+    causal = [attention.is_causal(op) for op in graph.ops if op.target in attention.OPS]
     is_open = strategy.long_attention not in _WANTED
-    return tuple(_WANTED) if strategy.divides_lengths and attends and is_open else ()
+    if not (strategy.divides_lengths and causal and is_open):
+        return ()
+    return tuple(way for way in _WANTED if way not in BALANCED or any(causal))
 
 
-def rows_of_attention(op: Op, legal: Sequence[Signature], how: str) -> Sequence[Signature]:
+def rows_of_attention(
+    op: Op, legal: Sequence[Signature], how: str, in_shapes: Sequence[Shape], parts: int
+) -> Sequence[Signature]:
     """Return the rows of an op for an axis that divides lengths, by `engine.long_attention`.
 
     how: HEADS: each rank has some heads of all tokens; GATHER: its own queries, all keys; RING: its
-    own queries, while keys come around; else all.  Of what is not attention, all.  Raises
-    RecipeError where there is none.
+    own queries, while keys come around; one of BALANCED: the same rows; else all.  Of what is not
+    attention, all.  in_shapes, parts: what the axes before left of the inputs, and ranks of this
+    axis.  Raises RecipeError where there is none.
     """
     if op.target not in attention.OPS or how not in _WANTED:
         return legal
     ends = [places(op).index(name) for name in ("query", "key")]
-    if chosen := [row for row in legal if tuple(row.inputs[k] for k in ends) == _WANTED[how]]:
+    chosen = [row for row in legal if tuple(row.inputs[k] for k in ends) == _WANTED[how]]
+    halved = how in BALANCED and attention.is_causal(op)
+    if chosen and not (halved and in_shapes[0][2] % (2 * parts)):
         return chosen
-    why = _WHY_NOT[how]
+    why = _WHY_NOT[BALANCED.get(how, how)]
+    if chosen:
+        why = "halves of its ranks do not divide the length"
     if bind(op).get("dropout_p"):
         why = "it drops weights"
     raise RecipeError(

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from flowrun.engine.ir.signature import Function
 from flowrun.engine.ops.nn import attention
-from flowrun.engine.ops.nn.ring_attention import attend_blocks, attend_blocks_backward
 from flowrun.engine.ops.shapes import create
 from flowrun.engine.runtime.kernels import (
     fused_attention,
@@ -86,12 +85,8 @@ def _layer_norm_backward(
 _BY_DEVICE: Mapping[Function, Function] = {
     cpu_attention: fused_attention.forward,
     cpu_attention_backward: _attention_backward,
-    attention.attend_from: partial(attention.attend_from, run=fused_attention.forward),
-    attention.attend_from_backward: partial(
-        attention.attend_from_backward, run=_attention_backward
-    ),
-    attend_blocks: partial(attend_blocks, run=fused_attention.forward),
-    attend_blocks_backward: partial(attend_blocks_backward, run=_attention_backward),
+    attention.attend: partial(attention.attend, run=fused_attention.forward),
+    attention.attend_backward: partial(attention.attend_backward, run=_attention_backward),
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
 }

@@ -34,13 +34,13 @@ _NO_WINDOW = (-1, -1)
 
 
 @op.document_attention_backward.register_kernel("cpu")
-def _backward_on_cpu(grad: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return op.run_backward(products.attention_backward, grad, *given)
+def _backward_on_cpu(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return op.run_backward(products.attention_backward, given[:6], *given[6:])
 
 
 @op.earlier_attention_backward.register_kernel("cpu")
-def _earlier_backward_on_cpu(grad: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return op.run_earlier_backward(products.attention_backward, grad, *given)
+def _earlier_backward_on_cpu(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return op.run_earlier_backward(products.attention_backward, given[:6], *given[6:])
 
 
 @op.document_attention.register_kernel("cuda")

@@ -365,7 +365,7 @@ def _join(messages: Sequence[Tensor], layouts: BucketLayout, index: int) -> list
     messages: one from each member, its own too.
     """
     columns = [unpack(m, layouts.message(k, index)) for k, m in enumerate(messages)]
-    return join_pieces(columns, layouts)
+    return join_pieces(columns, layouts, index)
 
 
 _BEGIN = {

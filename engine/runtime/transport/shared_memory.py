@@ -220,7 +220,7 @@ class SharedMemoryTransport:
             if summed:
                 out = [reduce_messages(parts, step.reduce) for parts in zip(*columns, strict=True)]
             else:
-                out = join_pieces(columns, layouts)
+                out = join_pieces(columns, layouts, index)
             if flat:
                 out = unpack(out[0], collective.after)
             if for_all:

@@ -37,12 +37,14 @@ class GroupLayout:
 
     shape: of the tensor that the group shares: this axis' split undone, those of the others not.
     parts: members of the group.  Uneven splits are balanced (placement.split_range).
+    swapped: as of the step.
     """
 
     shape: Shape
     parts: int
     source: Sbp
     target: Sbp
+    swapped: bool = False
 
     def before(self, index: int) -> Shape:
         """Shape of what member `index` holds before the step."""
@@ -70,6 +72,11 @@ class GroupLayout:
         if not isinstance(self.target, Split):
             return None
         dim = self.target.dim
+        if self.swapped:
+            half, at = self.shape[dim] // self.parts // 2, sender + receiver + 1 - self.parts
+            if sender == receiver:
+                return (dim, 0, half) if at else None  # the middle one's halves stay
+            return dim, half, 0 if at else half
         if self.source == self.target:  # a turn
             is_next = receiver == (sender + 1) % self.parts
             return None if is_next else (dim, 0, 0)
@@ -145,7 +152,7 @@ def layout_of(
     nd_sbp: before the step.  grid: sizes of the placement's axes.
     """
     shared = local_shape(shape, replace_axis(nd_sbp, step.axis, B), grid, coordinate)
-    return GroupLayout(shared, grid[step.axis], step.source, step.target)
+    return GroupLayout(shared, grid[step.axis], step.source, step.target, step.swapped)
 
 
 def bucket_layout(
@@ -244,15 +251,18 @@ def unpack(
     ]
 
 
-def join_pieces(columns: Sequence[Sequence[Tensor]], layouts: BucketLayout) -> list[Tensor]:
-    """Join the pieces that each member has sent to the tensors after the step."""
+def join_pieces(
+    columns: Sequence[Sequence[Tensor]], layouts: BucketLayout, index: int
+) -> list[Tensor]:
+    """Join the pieces that each member has sent to the tensors of member `index` after the step."""
     out = []
     for layout, pieces in zip(layouts.each, zip(*columns, strict=True), strict=True):
         if isinstance(layout.source, Owned):
             out.append(pieces[layout.source.owner].clone(memory_format=torch.contiguous_format))
         else:
             assert isinstance(layout.source, Split)
-            out.append(torch.cat(pieces, layout.source.dim))
+            first = index if layout.swapped else 0  # its own half, then what came
+            out.append(torch.cat([*pieces[first:], *pieces[:first]], layout.source.dim))
     return out
 
 
@@ -327,7 +337,7 @@ def run_group(
     for receiver in members:
         columns = [layouts.pieces_for(pieces[k], k, receiver) for k in members]
         if step.kind in JOINED_KINDS:
-            out.append(join_pieces(columns, layouts))
+            out.append(join_pieces(columns, layouts, receiver))
         else:
             parts = zip(*columns, strict=True)
             out.append([reduce_messages(each, step.reduce) for each in parts])

@@ -14,9 +14,17 @@ from flowrun.engine.actors.plan import Plan
 from flowrun.engine.boxing.boxing import step_bytes
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, UPDATE, Op
+from flowrun.engine.strategy import Recompute
 from flowrun.models.gpt import GPT
 from flowrun.models.llama import Llama
-from support.layouts.grids import Layout, assert_as_plain_torch, compiled, live_bytes, virtual_run
+from support.layouts.grids import (
+    Layout,
+    assert_as_plain_torch,
+    assert_evaluates_as_plain_torch,
+    compiled,
+    live_bytes,
+    virtual_run,
+)
 from support.layouts.plain_loop import MOMENTUM, Batch, Training, gpt, seeded, token_batches
 from support.nets.packed import GPT_PACKED, LLAMA_PACKED
 from support.plans.small_recipes import RECIPES, small_job
@@ -36,8 +44,9 @@ def each_alone(output: Tensor, batch: Batch) -> Tensor:
 
 
 ALONE = replace(PLAIN, loss=each_alone)
-WAYS = {how: Layout(context=2, attention=how) for how in ("heads", "gather", "ring")}
-HEADS, GATHER, RING = WAYS.values()
+HOW = ("heads", "gather", "ring", "balanced_gather", "balanced_ring")
+WAYS = {how: Layout(context=2, attention=how) for how in HOW}
+HEADS, GATHER, RING, EVEN_GATHER, EVEN_RING = WAYS.values()
 CASES = [
     *((PLAIN, layout) for layout in (HEADS, GATHER, Layout(context=4), Layout(context=3))),
     *((PLAIN, replace(RING, **more)) for more in ({}, {"context": 4}, {"data": 2, "zero": 3})),
@@ -53,6 +62,11 @@ CASES = [
     *((GPT_PACKED, replace(RING, **more)) for more in ({"context": 4}, {"data": 2, "zero": 3})),
     *((LLAMA_PACKED, layout) for layout in (replace(GATHER, tensor=2), RING)),
     (ALONE, Layout(context=2)),
+    *((PLAIN, layout) for layout in (EVEN_GATHER, EVEN_RING, replace(EVEN_GATHER, context=4))),
+    *((PLAIN, replace(EVEN_RING, **more)) for more in ({"context": 4}, {"data": 2, "zero": 3})),
+    *((GPT_PACKED, replace(layout, context=4)) for layout in (EVEN_GATHER, EVEN_RING)),
+    *((GROUPED, replace(layout, tensor=2)) for layout in (EVEN_GATHER, EVEN_RING)),
+    (PLAIN, replace(EVEN_RING, stages=2, recompute=Recompute(("blocks.*",)))),
 ]
 NAMES = {PLAIN: "gpt", BIASED: "biased", GROUPED: "grouped", ALONE: "alone"}
 NAMES |= {GPT_PACKED: "packed", LLAMA_PACKED: "packed llama"}
@@ -66,6 +80,15 @@ OF_BYTES = pytest.mark.parametrize(
 @pytest.mark.parametrize(("training", "layout"), CASES, ids=[f"{NAMES[t]} {n}" for t, n in CASES])
 def test_divided_lengths_train_as_plain_torch(training: Training, layout: Layout) -> None:
     assert_as_plain_torch(training, virtual_run(training, layout, STEPS))
+
+
+def balanced(layout: Layout) -> Layout:
+    return replace(layout, attention=f"balanced_{layout.attention}")
+
+
+@pytest.mark.parametrize("layout", WAYS.values(), ids=WAYS)
+def test_divided_lengths_are_evaluated_as_plain_torch(layout: Layout) -> None:
+    assert_evaluates_as_plain_torch(PLAIN, layout)
 
 
 def activation_boxings(plan: Plan) -> list[Op]:
@@ -133,6 +156,21 @@ def test_around_a_ring_keys_turn_and_bring_their_gradients_home(
     assert moved(plan, BACKWARD) == around * (parts - 1 + parts)
 
 
+@OF_BYTES
+@pytest.mark.parametrize("way", [GATHER, RING], ids=["gather", "ring"])
+def test_for_equal_work_halves_of_queries_change_ranks_and_come_back(
+    training: Training, parts: int, way: Layout
+) -> None:
+    """On the way into attention, and what it makes on the way out; keys too, if they turn."""
+    plain = replace(way, context=parts)
+    even, uneven = (compiled(training, each).plan for each in (balanced(plain), plain))
+    # queries and the output; backward its gradient and that of queries; each half a tensor
+    moves = (1 if way is GATHER else 2) * BLOCKS * activation(even)
+    assert {op.args[1].kind for op in activation_boxings(even)} >= {"swap"}
+    for phase in (FORWARD, BACKWARD):
+        assert moved(even, phase) == moved(uneven, phase) + moves
+
+
 def test_auto_takes_what_is_foreseen_as_fastest() -> None:
     seconds = {way: compiled(PLAIN, each).rehearsal.step_s for way, each in WAYS.items()}
     chosen = compiled(PLAIN, Layout(context=2))
@@ -141,7 +179,7 @@ def test_auto_takes_what_is_foreseen_as_fastest() -> None:
     assert f"divided: {min(seconds, key=seconds.__getitem__)};" in note
 
 
-@pytest.mark.parametrize("way", ["heads", "ring"])
+@pytest.mark.parametrize("way", ["heads", "ring", "balanced_ring"])
 @pytest.mark.parametrize(("parts", "share"), [(2, 0.6), (4, 0.35)])
 def test_memory_falls_with_the_ranks(parts: int, share: float, way: str) -> None:
     long = replace(
@@ -171,6 +209,8 @@ def test_more_ranks_than_heads_is_refused_by_name() -> None:
         compiled(PLAIN, replace(HEADS, context=8))
     with pytest.raises(RecipeError, match="do not divide the length"):
         compiled(GPT_PACKED, replace(RING, context=5))
+    with pytest.raises(RecipeError, match="halves of its ranks do not divide the length"):
+        compiled(PLAIN, replace(EVEN_GATHER, context=3))
 
 
 @pytest.mark.parametrize("layout", WAYS.values(), ids=WAYS)

@@ -9,7 +9,6 @@ from torch import nn
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.sbp import S
-from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.strategy import Optimizer, Pin
 from flowrun.models.gpt import GPT
 from support.layouts.grids import (
@@ -19,9 +18,9 @@ from support.layouts.grids import (
     WEIGHT_TOLERANCE,
     Layout,
     assert_as_plain_torch,
+    assert_evaluates_as_plain_torch,
     compiled,
     compiled_evaluation,
-    initial,
     virtual_run,
 )
 from support.layouts.plain_loop import (
@@ -36,7 +35,6 @@ from support.layouts.plain_loop import (
     gpt,
     loss_difference,
     mlp,
-    plain_evaluation,
     plain_loop,
     seeded,
     weight_difference,
@@ -173,17 +171,6 @@ def test_zero_3_shards_frozen_weights_too(stage: int) -> None:
 
 
 # ---- evaluation ----------------------------------------------------------------------------------
-
-
-def assert_evaluates_as_plain_torch(training: Training, layout: Layout) -> None:
-    """Loss and accuracy of two batches, with weights that are trained."""
-    weights = {**initial(training), **plain_loop(training, layout.clip_norm).after}
-    plan = compiled_evaluation(training, layout).plan
-    found = VirtualCluster(plan, training.rows, weights).run(2)
-    expected = plain_evaluation(training, weights, 2)
-    assert [set(step) for step in found] == [{"loss", "accuracy"}] * 2
-    for one, other in zip(found, expected, strict=True):
-        assert one == pytest.approx(other, rel=LOSS_TOLERANCE)
 
 
 @ANY_LAYOUT

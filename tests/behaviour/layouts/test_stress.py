@@ -100,12 +100,15 @@ def test_the_random_plans_are_unlike() -> None:
 DIVIDED = [
     Layout(data, tensor, stages, zero=zero, context=2, attention=way, clip_norm=0.1)
     for way, tensor, stages, (data, zero) in itertools.product(
-        ("heads", "gather", "ring"), (1, 2), (1, 2), ((1, 0), (2, 0), (2, 1), (2, 2), (2, 3))
+        ("heads", "gather", "ring", "balanced_gather", "balanced_ring"),
+        (1, 2),
+        (1, 2),
+        ((1, 0), (2, 0), (2, 1), (2, 2), (2, 3)),
     )
 ]
 
 
-@pytest.mark.parametrize("layout", few(DIVIDED, DIVIDED[::7]), ids=str)
+@pytest.mark.parametrize("layout", few(DIVIDED, DIVIDED[::11]), ids=str)
 def test_divided_lengths_agree_beside_every_other_axis(layout: Layout) -> None:
     found = run_plan(TRAININGS[-1], compiled(TRAININGS[-1], layout).plan, STEPS, order_seed=0)
     assert_as_plain_torch(TRAININGS[-1], found, layout.clip_norm)

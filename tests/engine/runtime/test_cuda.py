@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from flowrun.engine.actors.plan import Plan
-from flowrun.engine.ops.nn.document_op import attend_from, attend_from_backward
+from flowrun.engine.ops.nn.attention import attend, attend_backward
+from flowrun.engine.ops.nn.ring_attention import Piece, meet
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.drivers.recorder import RecordedRank
 from flowrun.engine.runtime.inductor.built import BuiltRegions
@@ -195,9 +196,10 @@ def test_attention_within_documents_is_the_cpus(dtype: torch.dtype, width: int) 
     for device in ("cpu", "cuda"):
         g, q, k, v, d = (x.to(device) for x in (grad, query, key, value, documents))
         made = forward(q, k, v, d, scale)
-        of_some = attend_from(40, q[:, :, 40:], k, v, d, scale=scale)
-        given = g[:, :, 40:], q[:, :, 40:], k, v, *of_some, d
-        of_some += attend_from_backward(40, *given, scale=scale)
+        met = meet([Piece(0, 25, 40)], [Piece(0, 65, 0)], causal=True)
+        of_some = attend(met, q[:, :, 40:], k, v, documents=d, scale=scale)
+        given = g[:, :, 40:], q[:, :, 40:], k, v, *of_some
+        of_some += attend_backward(met, *given, documents=d, scale=scale)
         found.append((*made, *backward(g, q, k, v, *made, d, scale), *of_some))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(other.cpu(), one, **_near(dtype))

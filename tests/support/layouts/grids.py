@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+import pytest
 from torch import Tensor
 
 from flowrun.engine.actors.plan import Plan
@@ -24,6 +25,7 @@ from support.layouts.plain_loop import (
     Batch,
     Training,
     loss_difference,
+    plain_evaluation,
     plain_loop,
     weight_difference,
 )
@@ -266,6 +268,17 @@ def live_bytes(training: Training, plan: Plan, steps: int) -> int:
     with LiveBytes(v for body in ranks.ranks.values() for v in body.variables.values()) as meter:
         ranks.run(steps)
     return meter.peak
+
+
+def assert_evaluates_as_plain_torch(training: Training, layout: Layout) -> None:
+    """Loss and accuracy of two batches, with weights that are trained."""
+    weights = {**initial(training), **plain_loop(training, layout.clip_norm).after}
+    plan = compiled_evaluation(training, layout).plan
+    found = VirtualCluster(plan, training.rows, weights).run(2)
+    expected = plain_evaluation(training, weights, 2)
+    assert [set(step) for step in found] == [{"loss", "accuracy"}] * 2
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, rel=LOSS_TOLERANCE)
 
 
 def assert_as_plain_torch(training: Training, run: Run, clip_norm: float = 0.0) -> None:

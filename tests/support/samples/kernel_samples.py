@@ -132,10 +132,12 @@ def _attention_samples() -> list[OpSample]:
     return made
 
 
-def ring_attention() -> list[OpSample]:
+def ring_attention(tokens: int = 6) -> list[OpSample]:
     """Samples of a length that two and three ranks divide, and of blocks with turned keys."""
     draws = torch.Generator().manual_seed(1)  # its own: the numbers of other samples stay
-    grad, *given = (torch.randn(3, 2, 6, 4, generator=draws, dtype=torch.float64) for _ in range(4))
+    grad, *given = (
+        torch.randn(3, 2, tokens, 4, generator=draws, dtype=torch.float64) for _ in range(4)
+    )
     made = []
     for causal in (True, False):
         out = aten._scaled_dot_product_flash_attention_for_cpu(*given, 0.0, causal)
@@ -145,7 +147,7 @@ def ring_attention() -> list[OpSample]:
             sample(f"{_FLASH}_backward.default", grad, *given, *out, 0.0, causal, sound=whole),
         ]
         for by in (0, 1):
-            turns = KeyTurns((2,), (by,), 3, causal)
+            turns = KeyTurns((2,), (by,), tokens // 2, causal)
             made += [
                 sample(BLOCK, *given, None, turns, None, sound=_alike),
                 sample(BLOCK_BACKWARD, grad, *given, *out, None, turns, None, sound=_alike),
@@ -155,14 +157,15 @@ def ring_attention() -> list[OpSample]:
 
 def _ring_of_documents(grad: torch.Tensor, *given: torch.Tensor) -> list[OpSample]:
     """Samples whose documents begin and end within blocks, at their borders, or go through all."""
-    documents = torch.tensor([[2, 3, 1], [6, 0, 0], [1, 2, 3]])
+    tokens = grad.shape[2]
+    documents = torch.tensor([[2, 3, 1], [6, 0, 0], [1, 2, 3]]) * (tokens // 6)
     out = torch.ops.flowrun.document_attention.default(*given, documents, None)
     made = [
         sample(_DOCUMENTS, *given, documents, None, sound=_packed),
         sample(_DOCUMENTS_BACKWARD, grad, *given, *out, documents, None, sound=_packed),
     ]
     for by in (0, 1):
-        more = documents, KeyTurns((2,), (by,), 3, True), None
+        more = documents, KeyTurns((2,), (by,), tokens // 2, True), None
         made += [
             sample(BLOCK, *given, *more, sound=_of_block),
             sample(BLOCK_BACKWARD, grad, *given, *out, *more, sound=_of_block),

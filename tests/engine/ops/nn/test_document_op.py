@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flowrun.engine.ops.nn import document_op
+from flowrun.engine.ops.nn.attention import attend, attend_backward
 from flowrun.engine.ops.nn.document_op import document_attention, documents_within
+from flowrun.engine.ops.nn.ring_attention import Piece, meet
 
 LENGTH, WIDTH = 16, 8
 DOCUMENTS = {
@@ -77,9 +79,10 @@ def test_pieces_of_samples_are_the_whole(cuts: set[int], ends: list[set[int]]) -
     for start, end in itertools.pairwise(borders):
         assert documents_within(documents, start, end - start).sum(1).eq(end - start).all()
         at = slice(None), slice(None), slice(start, end)
-        out = document_op.attend_from(start, query[at], key, value, documents)
-        read = grad[at], query[at], key, value, *out, documents
-        of_query, *of_keys = document_op.attend_from_backward(start, *read)
+        met = meet([Piece(0, end - start, start)], [Piece(0, LENGTH, 0)], causal=True)
+        out = attend(met, query[at], key, value, documents=documents)
+        read = grad[at], query[at], key, value, *out
+        of_query, *of_keys = attend_backward(met, *read, documents=documents)
         found.append((*out, of_query))
         sums = [a + b for a, b in zip(sums, of_keys, strict=True)]
     pieces = (torch.cat(each, 2) for each in zip(*found, strict=True))

@@ -57,7 +57,7 @@ def test_on_the_cpu_each_document_has_the_gradient_that_suits_it(
     found = run(grad, *rest, *made, documents, None)
     assert sizes == [7, 4, 9, LENGTH, 1, 1, LENGTH - 2]
     kernel = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-    expected = op.run_backward(kernel, grad, *rest, *made, documents, None)
+    expected = op.run_backward(kernel, (grad, *rest, *made), documents, None)
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
 
@@ -176,7 +176,7 @@ def attend() -> tuple[list[Tensor], list[Tensor]]:
     found = [out, logsumexp, *packed._backward(grad, *rest, out, logsumexp, documents, None)]
     made = op.document_attention(*rest, documents, None)
     run = internals.cpu_attention_backward
-    return found, [*made, *op.run_backward(run, grad, *rest, *made, documents, None)]
+    return found, [*made, *op.run_backward(run, (grad, *rest, *made), documents, None)]
 
 
 @pytest.mark.skipif(

@@ -66,6 +66,7 @@ CASES: dict[str, Case] = {
         [BoxingStep(0, S(0), S(1)), BoxingStep(0, S(1), S(0))], [(6, 7), (5, 4)], torch.bool
     ),
     "turn": ([BoxingStep(0, S(1), S(1))] * 2, [(2, 12), (3, 24)], torch.float32),
+    "swap": ([BoxingStep(0, S(1), S(1), swapped=True)] * 2, [(2, 24), (3, 48)], torch.float32),
     "to owners bucket": (
         [BoxingStep(0, S(0), Owned(1)), BoxingStep(0, S(1), Owned(0)), BoxingStep(0, S(0), S(1))],
         [(6, 3), (4, 5), (5, 4)],
