@@ -59,15 +59,18 @@ def minimise(
     tables: Iterable[CostTable],
     max_entries: int = MAX_TABLE_ENTRIES,
     until: float = math.inf,
+    most_large: float = math.inf,
 ) -> Least:
     """Return values of variables (0 .. sizes[v] - 1) for which the sum of the tables is least.
 
     sizes: number of values of each variable.  max_entries: if eliminating a variable would make a
     larger table, its neighbours with most neighbours are fixed at the value that looks best for
     each alone; the result is then not proved least.  until: a moment of time.monotonic; from then
-    on only small tables are made.
+    on only small tables are made.  most_large: if more tables would be larger, no choice is made.
     """
     network = _OpenTables(sizes, tables)
+    if sum(entries > max_entries for entries in network.foreseen) > most_large:
+        return Least((), math.inf, exact=False)
     # (variable, its best value for each choice of its neighbours)
     left: list[tuple[int, CostTable]] = []
     exact = True
@@ -121,8 +124,9 @@ class _Remainder:
 class _OpenTables:
     """The variables not yet eliminated, the tables over them, and the cost so far.
 
-    order: of elimination.  tables: variable -> the tables of which it is the first to leave, so
-    that they are all of its tables when its turn comes (bucket elimination, Dechter 1999).
+    order: of elimination.  foreseen: the entries of the table that each makes.  tables: variable ->
+    the tables of which it is the first to leave, so that they are all of its tables when its turn
+    comes (bucket elimination, Dechter 1999).
     _listed: variable -> those of `tables` that have, or had, a table over it.
 
     A variable of one value has no dim in any table: numpy allows 64 dims, and an op that reads the
@@ -149,7 +153,9 @@ class _OpenTables:
                 neighbours[v].update(over)
         for v, near in neighbours.items():
             near.discard(v)
-        self.order = order_variables(sizes, neighbours)
+        order = order_variables(sizes, neighbours)
+        self.order = [v for v, _ in order]
+        self.foreseen = [entries for _, entries in order]
         self._turn = {v: k for k, v in enumerate(self.order)}
         self.tables: dict[int, list[CostTable]] = {v: [] for v in self.order}
         self._listed: dict[int, set[int]] = {v: set() for v in self.order}

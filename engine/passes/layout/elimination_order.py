@@ -12,7 +12,7 @@ LARGE_TABLE_ENTRIES = 1 << 14  # if a table is larger, another order is tried
 EliminationOrder = list[tuple[int, int]]  # (variable, entries of the table that it makes)
 
 
-def order_variables(sizes: Sequence[int], neighbours: Mapping[int, set[int]]) -> list[int]:
+def order_variables(sizes: Sequence[int], neighbours: Mapping[int, set[int]]) -> EliminationOrder:
     """Return the cheaper of two orders of elimination.
 
     The first takes the variable with the smallest table.  If that meets a large table, the second
@@ -24,7 +24,7 @@ def order_variables(sizes: Sequence[int], neighbours: Mapping[int, set[int]]) ->
     if max((entries for _, entries in order), default=0) > LARGE_TABLE_ENTRIES:
         other = _order_by(sizes, neighbours, pairs_first=True)
         order = min(order, other, key=lambda o: sum(entries for _, entries in o))
-    return [v for v, _ in order]
+    return order
 
 
 def _order_by(

@@ -6,14 +6,15 @@ make_network.py builds the network of a graph.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from flowrun.engine.passes.layout.elimination import CostTable
-from flowrun.engine.passes.search.locations import Choices
+from flowrun.engine.passes.search.locations import Choices, Locations
 from flowrun.engine.passes.search.objective import Array
 from flowrun.engine.passes.search.options import Choice, Options
 
@@ -86,19 +87,28 @@ class Network:
         free: the rows allowed for each op.
         """
         allowed = []
+        known: dict[tuple[int, ...], list[int]] = {}  # of tensors alike; by ids
         for form_set, readers in self.sets:
-            asked = [dict.fromkeys(r.forms[k] for k in free[r.number]) for r in readers]
-            possible = frozenset().union(*(f for forms in asked for f in forms))
-            certain = frozenset.intersection(*form_set.forms)
-            values = [
-                k
-                for k, forms in enumerate(form_set.forms)
-                if forms - certain <= possible
-                and all(any(f <= forms for f in options) for options in asked)
-            ]
             now = best[form_set.number]
-            allowed.append(values if now in values else [now, *values])
+            facts = ((id(r.forms), id(free[r.number])) for r in readers)
+            key = (id(form_set.forms), now, *itertools.chain.from_iterable(facts))
+            if key not in known:
+                asked = [dict.fromkeys(r.forms[k] for k in free[r.number]) for r in readers]
+                values = _sets_asked(form_set.forms, asked)
+                known[key] = values if now in values else [now, *values]
+            allowed.append(known[key])
         return allowed
+
+
+def _sets_asked(sets: Sequence[Locations], asked: Sequence[Iterable[Locations]]) -> list[int]:
+    """Return which sets readers may ask for.  asked: what each of them may."""
+    possible = frozenset().union(*(f for forms in asked for f in forms))
+    certain = frozenset.intersection(*sets)
+    return [
+        k
+        for k, forms in enumerate(sets)
+        if forms - certain <= possible and all(any(f <= forms for f in each) for each in asked)
+    ]
 
 
 def _weigh(term: Term, byte_s: float) -> Array:

@@ -53,7 +53,7 @@ class LocationsOfRows:
         return self._several[id(forms)]
 
     def of_output(
-        self, rows: Sequence[AxisSignatures], stage: int, output: int
+        self, rows: Sequence[AxisSignatures], output: int, stage: int
     ) -> tuple[Locations, ...]:
         """Return the forms of output number `output` of an op on a stage, for each of its rows."""
         key = (id(rows), stage, "out", (output,))
@@ -64,7 +64,7 @@ class LocationsOfRows:
         return self._known[key]
 
     def of_input(
-        self, rows: Sequence[AxisSignatures], stage: int, places: tuple[int, ...]
+        self, rows: Sequence[AxisSignatures], places: tuple[int, ...], stage: int
     ) -> tuple[Locations, ...]:
         """Return the forms of a tensor that an op on a stage reads, for each of its rows.
 

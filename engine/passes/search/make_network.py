@@ -6,13 +6,17 @@
                 is made to all that its readers ask for (boxings.py); and infinite ones that require
                 that a reader's form is in the set, and that an update finds its weight at home
 
-Equal tables are one array, so that repeated blocks are solved once (elimination.py).
+Equal tables are one array, so that repeated blocks are solved once (elimination.py).  So are those
+of stages alike: the forms of a tensor are on the first stages between which boxings cost the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,6 +45,16 @@ def make_network(
     return _Maker(graph, options, objective, tuple(starts), relaxed).make()
 
 
+class _End(NamedTuple):
+    """A maker or reader of a tensor.  forms: a stage -> the tensor's forms there, for each value of
+    the variable.
+    """
+
+    variable: int
+    stage: int
+    forms: Callable[[int], tuple[Locations, ...]]
+
+
 class _Maker:
     def __init__(
         self,
@@ -62,6 +76,8 @@ class _Maker:
         self.complete = True
         self.forms, self.boxings = LocationsOfRows(), Boxings(objective)
         self._known: dict[object, Array] = {}
+        self._sets: dict[tuple[Locations, ...], tuple[Locations, ...]] = {}
+        self._alike: dict[object, tuple[int, ...]] = {}
         self._unions: dict[object, tuple[tuple[Locations, ...], bool]] = {}
 
     def make(self) -> Network:
@@ -71,8 +87,8 @@ class _Maker:
             self.terms.append(Term((v,), seconds, held, op.stage))
         self._weigh_homes()
         makers = self._makers()
-        for name, asking in self._readers().items():
-            self._box(name, makers[name], asking)
+        for name, readers in self._readers().items():
+            self._box(name, makers[name], readers)
         self._keep_at_home()
         return Network(
             options=self.options,
@@ -97,32 +113,39 @@ class _Maker:
 
     # ------------------------------------------------------------------ forms
 
-    def _makers(self) -> dict[str, Choices]:
-        """Return the forms in which every tensor is made, or lives."""
+    def _makers(self) -> dict[str, _End]:
+        """Return where every tensor is made, or lives."""
         out = {}
         for source in self.graph.sources:
             v = self.home_of[self.options.tied.get(source.tensor, source.tensor)]
             homes = self.options.homes[v - len(self.options.ops)]
-            forms = self.forms.of_homes(homes, source.stage)
-            out[source.tensor] = Choices(v, forms)
+            out[source.tensor] = _End(v, source.stage, partial(self.forms.of_homes, homes))
         for v, (op, rows) in enumerate(zip(self.options.ops, self.options.rows, strict=True)):
             for j, name in enumerate(op.outputs):
                 if name is not None:
-                    out[name] = Choices(v, self.forms.of_output(rows, op.stage, j))
+                    out[name] = _End(v, op.stage, partial(self.forms.of_output, rows, j))
         return out
 
-    def _readers(self) -> dict[str, list[Choices]]:
-        """Return the forms that every reader of each tensor asks for, by its rows."""
-        out: dict[str, list[Choices]] = {}
+    def _readers(self) -> dict[str, list[_End]]:
+        """Return the readers of each tensor."""
+        out: dict[str, list[_End]] = {}
         for v, (op, rows) in enumerate(zip(self.options.ops, self.options.rows, strict=True)):
             inputs = op.inputs
             for name in dict.fromkeys(inputs):
                 if self.graph.writes(op, name):
                     continue
                 places = tuple(i for i, other in enumerate(inputs) if other == name)
-                forms = self.forms.of_input(rows, op.stage, places)
-                out.setdefault(name, []).append(Choices(v, forms))
+                end = _End(v, op.stage, partial(self.forms.of_input, rows, places))
+                out.setdefault(name, []).append(end)
         return out
+
+    def _like(self, stages: Iterable[int]) -> dict[int, int]:
+        """Return the stages that stand for those of a tensor: the first between which every boxing
+        costs as much.
+        """
+        each = tuple(dict.fromkeys(stages))
+        kinds = tuple(self.objective.kind(a, b) for a in each for b in each)
+        return dict(zip(each, self._alike.setdefault(kinds, each), strict=True))
 
     def _keep_at_home(self) -> None:
         for v, (op, rows) in enumerate(zip(self.options.ops, self.options.rows, strict=True)):
@@ -142,7 +165,19 @@ class _Maker:
                     )
                 self._forbid((home, v), self._known[key])
 
-    def _box(self, name: str, maker: Choices, readers: list[Choices]) -> None:
+    def _box(self, name: str, maker_end: _End, reader_ends: list[_End]) -> None:
+        """Add the cost of boxing a tensor to what its readers ask for."""
+        like = self._like(end.stage for end in (maker_end, *reader_ends))
+        maker, *readers = (
+            Choices(end.variable, end.forms(like[end.stage])) for end in (maker_end, *reader_ends)
+        )
+        begin = len(self.terms)
+        self._pay_all(name, maker, readers)
+        if stages := {k: stage for stage, k in like.items() if k != stage}:
+            for n, term in enumerate(self.terms[begin:], begin):
+                self.terms[n] = replace(term, stage=stages.get(term.stage, term.stage))
+
+    def _pay_all(self, name: str, maker: Choices, readers: list[Choices]) -> None:
         collects = self.objective.auto.sbp_collector
         if collects and not self.relaxed:
             self._pay_once(name, maker, readers)
@@ -171,6 +206,7 @@ class _Maker:
         sets, complete = self._unions[key]
         if not complete:
             sets = tuple(dict.fromkeys((*sets, *self._sets_of_starts(certain, choosing))))
+            sets = self._sets.setdefault(sets, sets)
             self.complete = False
         form_set = Choices(len(self.sizes), sets)
         self.sets.append((form_set, tuple(choosing)))

@@ -63,6 +63,7 @@ class Objective:
         }
         self._once |= {feed.tensor for feed in graph.feeds if feed.per_step}
         self._rows: dict[object, tuple[Array, Array]] = {}
+        self._times: dict[tuple[int, int], Array] = {}
         self._boxings: dict[object, float] = {}
         self._between: dict[tuple[int, int], int] = {}
         self._kinds: dict[object, int] = {}
@@ -96,7 +97,8 @@ class Objective:
 
     def row_seconds(self, op: Op, rows: Sequence[AxisSignatures]) -> Array:
         """Return the seconds of every row of an op, in a step."""
-        return self._of_rows(op, rows)[0] * self.times(op)
+        seconds, times = self._of_rows(op, rows)[0], self.times(op)
+        return self._times.setdefault((id(seconds), times), seconds * times)
 
     def row_bytes(self, op: Op, rows: Sequence[AxisSignatures]) -> Array:
         """Return the bytes of an op's outputs that a rank holds, for every row: gradients and
@@ -108,7 +110,7 @@ class Objective:
         tensors = self.graph.tensors
         held = tuple(name in self.stored or has(op.target, Trait.SUM) for name in op.outputs)
         kinds = tuple((tensors[n].shape, tensors[n].dtype) for n in (*op.inputs, *op.makes))
-        stage = (self.links[op.stage], self._held(op))
+        stage = (self.links[op.stage], self._held(op) if any(held) else 0)
         key = (op.target, op.phase, stage, kinds, held, id(rows))  # RowTables keeps them alive
         if key not in self._rows:
             costs = [self._row(op, row, held) for row in rows]
@@ -180,7 +182,7 @@ class Objective:
         """Return the seconds of one boxing of a tensor, with its acts, before any are hidden."""
         if have == wanted:
             return 0.0
-        tensor, between = self.graph.tensors[name], self._kind(have.stage, wanted.stage)
+        tensor, between = self.graph.tensors[name], self.kind(have.stage, wanted.stage)
         key = (tensor.shape, tensor.dtype.itemsize, between, have.nd_sbp, wanted.nd_sbp)
         if key not in self._boxings:
             try:
@@ -190,7 +192,7 @@ class Objective:
             self._boxings[key] = seconds
         return self._boxings[key]
 
-    def _kind(self, stage: int, to_stage: int) -> int:
+    def kind(self, stage: int, to_stage: int) -> int:
         """Return a number that pairs of stages share between which boxings cost the same."""
         if (stage, to_stage) not in self._between:
             hardware, ends = self.strategy.hardware, (stage, to_stage)

@@ -28,6 +28,8 @@ from flowrun.engine.passes.search.options import Choice
 
 # entries of a table while the whole network is eliminated, one axis of it, and for the bound
 EXACT_MAX_ENTRIES, AXIS_MAX_ENTRIES, BOUND_MAX_ENTRIES = 1 << 21, 1 << 20, 1 << 17
+# tables larger than that with which a truncated elimination still finds what is worth improving
+MOST_LARGE = 64
 MIN_RELATIVE_GAIN = 1e-9  # smaller gains are rounding errors
 
 
@@ -62,12 +64,15 @@ def search(
     left then is done by small tables: the result is less good, and so is its bound.
     """
     tables = network.tables(byte_s)
-    whole = minimise(network.sizes, tables, EXACT_MAX_ENTRIES, until)
+    known = {choice: _cost(tables, choice) for choice in starts}
+    most_large = MOST_LARGE if known else math.inf
+    whole = minimise(network.sizes, tables, EXACT_MAX_ENTRIES, until, most_large)
     if whole.exact and network.complete:
         return SearchResult(whole.choice, whole.cost, whole.cost)
-    costs = {choice: _cost(tables, choice) for choice in (*starts, whole.choice)}
-    best = min(costs, key=costs.__getitem__)
-    best, cost = improve(network, tables, best, costs[best], until)
+    if whole.choice:
+        known[whole.choice] = _cost(tables, whole.choice)
+    best = min(known, key=known.__getitem__)
+    best, cost = improve(network, tables, best, known[best], until)
     entries = BOUND_MAX_ENTRIES if time.monotonic() < until else LATE_TABLE_ENTRIES
     bounds = [0.0]
     if network.complete:
@@ -112,15 +117,29 @@ def _least_on(axis: int, network: Network, tables: Sequence[CostTable], best: Ch
     would be too wide).
     """
     free: list[Sequence[int]] = []  # values that each variable may take
+    # equal ones are one object, by whose id the next are known
+    rows_left: dict[tuple[int, int], Sequence[int]] = {}
     for options, k in zip((*network.options.rows, *network.options.homes), best, strict=False):
-        now = options[k]
-        others = [a for a in range(len(now)) if a != axis]
-        free.append([k for k, at in enumerate(options) if all(at[a] == now[a] for a in others)])
+        if (id(options), k) not in rows_left:
+            others = [sbps[:axis] + sbps[axis + 1 :] for sbps in options]
+            rows_left[id(options), k] = [n for n, at in enumerate(others) if at == others[k]]
+        free.append(rows_left[id(options), k])
     free += network.sets_of(free, best)
+    parts: dict[tuple[int, ...], Values] = {}
+    totals: dict[tuple[int, int], Values] = {}
     sums: dict[tuple[int, ...], Values] = {}
     for table in tables:
-        part = table.values[np.ix_(*(free[v] for v in table.over))]
-        sums[table.over] = sums[table.over] + part if table.over in sums else part
+        key = (id(table.values), *(id(free[v]) for v in table.over))
+        if key not in parts:
+            parts[key] = table.values[np.ix_(*(free[v] for v in table.over))]
+        part, before = parts[key], sums.get(table.over)
+        if before is None:
+            sums[table.over] = part
+        else:
+            pair = (id(before), id(part))
+            if pair not in totals:
+                totals[pair] = before + part
+            sums[table.over] = totals[pair]
     sizes = [len(values) for values in free]
     least = minimise(sizes, map(CostTable, sums, sums.values()), AXIS_MAX_ENTRIES).choice
     return tuple(values[k] for values, k in zip(free, least, strict=True))
