@@ -28,16 +28,16 @@ MOST_COMPLEXITY = 15
 BUDGETS = {
     "docs": 50_000,
     "engine": 1_495,
-    "engine/actors": 1_853,
+    "engine/actors": 1_861,
     "engine/boxing": 544,
     "engine/capture": 6_089,
-    "engine/cost": 1_273,
+    "engine/cost": 1_300,
     "engine/hardware": 571,
     "engine/ir": 1_832,
     "engine/lowering": 1_358,
     "engine/ops": 6_814,
-    "engine/passes": 8_288,
-    "engine/rehearsal": 1_183,
+    "engine/passes": 8_361,
+    "engine/rehearsal": 1_197,
     "engine/runtime": 8_435,
     "engine/trace": 583,
     "engine/verify": 794,
@@ -74,9 +74,9 @@ BUDGETS = {
     "tests/support": 9_645,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_223, "tests": 58_979, "docs": 50_000}
+SUMS = {"source": 81_345, "tests": 58_979, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
-RULES = {"ARG": 88, "BLE": 22}
+RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 357, "except Exception": 30, "functions above complexity 15": 0}
 
 

@@ -69,6 +69,10 @@ class Scheduler:
         self.issued = dict.fromkeys(self.order, 0)
         self._due = plan.due[stage] if plan.due else ()
         self._axes = {k: plan.queue(actor) for k, actor in self.actors.items()}
+        self._receives = {
+            k for k, actor in self.actors.items() if self._due and actor.kind == RECEIVE
+        }
+        self._communicates = {k for k, a in self.actors.items() if a.kind in COMMUNICATION}
         self._blocking = {k for k, actor in self.actors.items() if plan.blocks(actor)}
         self._blocked: set[int] = set()  # under way: acts of compute and what takes turns with it
         self._priority = {k: PRIORITY[a.phase] for k, a in self.actors.items() if a.computes}
@@ -177,7 +181,9 @@ class Scheduler:
 
     def next_communication(self) -> LaunchAct | None:
         """Take a collective or transfer that may be issued now."""
-        for k, actor in enumerate(self._communicate if self._seeks else ()):
+        if not self._seeks:
+            return None
+        for k, actor in enumerate(self._communicate):
             if self._in_turn(actor) and not self._gives_way(actor):
                 del self._communicate[k]
                 return self._launch(actor)
@@ -317,17 +323,19 @@ class Scheduler:
         if (order := self.order.get(axis)) is None:
             return True
         step, place = divmod(self.issued[axis], len(order))
-        if order[place] != (actor, self.acts[actor] % self.per_step[actor]):
+        first, act = order[place]
+        if first != actor or act != self.acts[actor] % self.per_step[actor]:
             return False
-        receives = self._due and self.actors[actor].kind == RECEIVE
-        return not receives or self._paced >= step * self._paced_acts + self._due[place]
+        if actor not in self._receives:
+            return True
+        return self._paced >= step * self._paced_acts + self._due[place]
 
     def _queue(self, actor: int) -> None:
-        if self._goes_before(actor) is not None:
+        if self._backward and self._goes_before(actor) is not None:
             self._early.append(actor)
         elif actor in self._priority:
             heapq.heappush(self._compute, self._urgency(actor))
-        elif self.actors[actor].kind in COMMUNICATION:
+        elif actor in self._communicates:
             self._communicate.append(actor)
             self._seeks = True
         else:

@@ -59,7 +59,7 @@ class Live:
         self._peak = self._bound = self.live
         self.of_act: dict[int, int] = {}
         self.readers_left: dict[StorageVersion, int] = {}  # to come, of all registers that hold it
-        self._changes = {actor.id: self._changes_of(actor) for actor in plan.stage_actors(stage)}
+        self._facts = {actor.id: self._facts_of(actor) for actor in plan.stage_actors(stage)}
         self._acts: dict[tuple[int, bool, tuple[str, ...]], ActBytes] = {}
 
     @property
@@ -84,7 +84,7 @@ class Live:
         return self.live, self.messages.moment()
 
     def begin(self, actor: int, act: int) -> None:
-        read = self._read[actor] = self._changes[actor][1].versions(act + 1, act)
+        read = self._read[actor] = self._facts[actor].read.versions(act + 1, act)
         needed = self._act(actor, act, read)
         self._reach(actor, act, needed.begin)
         self.under_way[actor] = needed.held
@@ -97,20 +97,25 @@ class Live:
         """
         self.held -= self.under_way.pop(actor)
         self.messages.end(actor)
-        if isinstance(self.plan.actors[actor].work, RegionWork):
+        facts = self._facts[actor]
+        if facts.computes:
             self.messages.end_compute()
         read, left = self._read.pop(actor), self.readers_left
         self._reach(actor, act, self._act(actor, act, read).end)
-        for held, readers in self._changes[actor][0].versions(act, act):
-            if held not in left:
+        for held, readers in facts.filled.versions(act, act):
+            before = left.get(held)
+            if before is None:
                 self._add(*held, 1)
-            left[held] = left.get(held, 0) + readers
+                left[held] = readers
+            else:
+                left[held] = before + readers
         for held, readers in read:
-            if held in left:
-                left[held] -= readers
-                if not left[held]:
-                    del left[held]
-                    self._add(*held, -1)
+            before = left.get(held)
+            if before == readers:
+                del left[held]
+                self._add(*held, -1)
+            elif before is not None:
+                left[held] = before - readers
 
     def forward(self, acts: int) -> None:
         """Fast-forward by `acts` micro-batches: every version has a number larger by `acts`."""
@@ -176,13 +181,16 @@ class Live:
 
     def _reach(self, actor: int, act: int, more: int) -> None:
         """Update peak and bound with `more` bytes than are live."""
-        now = self.live + self.held + more
+        now, facts = self.live + self.held + more, self._facts[actor]
         if now > self.of_act.get(actor, -1):
             self.of_act[actor] = now
             self._peak = max(self._peak, now)
-        if not self.plan.actors[actor].per_step:
-            now += self._may_wait(None, act) + self._may_wait(self._chunk_of(actor), act)
-        self._bound = max(self._bound, now)
+        if not facts.per_step:
+            now += self._may_wait(None, act)
+            if self.chunk:
+                now += self._may_wait(facts.chunk, act)
+        if now > self._bound:
+            self._bound = now
 
     def _add(self, storage: str, version: int, count: int) -> None:
         num_bytes = count * self._size(storage)
@@ -213,14 +221,19 @@ class Live:
 
     def is_first(self, actor: int, act: int) -> bool:
         """Return whether an act is the first of its actor in a step."""
-        return act % self._changes[actor][0].acts == 0
+        return act % self._facts[actor].filled.acts == 0
 
-    def _changes_of(self, actor: Actor) -> tuple[_Changes, _Changes]:
-        """Return the storages that an act begins to fill, and those that it reads."""
+    def _facts_of(self, actor: Actor) -> _Facts:
         known, acts = self.plan.registers, self.plan.acts_per_step(actor)
         filled = [(known[r], len(known[r].readers)) for r in actor.outputs]
         read = [(known[r], 1) for r in actor.inputs if known[r].producer is not None]
-        return self._changes_in(filled, acts), self._changes_in(read, acts)
+        return _Facts(
+            filled=self._changes_in(filled, acts),
+            read=self._changes_in(read, acts),
+            chunk=self._chunk_of(actor.id),
+            computes=isinstance(actor.work, RegionWork),
+            per_step=actor.per_step,
+        )
 
     def _changes_in(self, registers: Iterable[tuple[Register, int]], acts: int) -> _Changes:
         """registers: each with the readers that come or go.  acts: of the actor in a step."""
@@ -253,3 +266,17 @@ class _Changes(NamedTuple):
         both = Counter(dict(versions))
         both.update({(storage, act // self.acts): n for storage, n in self.of_step})
         return list(both.items())
+
+
+class _Facts(NamedTuple):
+    """What an actor's acts change.
+
+    filled, read: the storages that an act fills, and those that it reads.  chunk: see
+    Live._chunk_of.  computes: it is a region.
+    """
+
+    filled: _Changes
+    read: _Changes
+    chunk: int
+    computes: bool
+    per_step: bool

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Callable, Iterable
 
 from flowrun.engine.actors.deadlock import deadlock
-from flowrun.engine.actors.plan import Actor, Counts, Orders, Plan, TransferWork
+from flowrun.engine.actors.plan import Actor, Counts, Orders, Plan
 from flowrun.engine.ir.graph import COUNT
 from flowrun.engine.rehearsal.clock_state import ActTable, ClockState, Event
 from flowrun.engine.rehearsal.period import Period
@@ -120,7 +120,7 @@ class Clock:
         last, per_step, computes = self.steps - 1, self.table.acts, self.table.computes
         issued = self.state.issued.get((stage, queue), ())
         acts = [(k, n % per_step[k]) for k, n in issued if n // per_step[k] == last]
-        paced = itertools.accumulate(self.plan.actors[k].paces for k, _ in acts)
+        paced = itertools.accumulate(self.table.paces[k] for k, _ in acts)
         return [(act, n) for act, n in zip(acts, paced, strict=True) if not computes[act[0]]]
 
     def _communicate_all(self, stages: Iterable[int]) -> None:
@@ -183,45 +183,47 @@ class Clock:
         return self.state.traffic.longer(self.table.stage[actor], self.state.now)
 
     def _communicate(self, stage: int, actor: int, act: int) -> None:
-        state, described = self.state, self.plan.actors[actor]
+        state, table = self.state, self.table
         if self.count_memory:  # a message waits for its other end in memory
             state.memory[stage].begin(actor, act)
         also: tuple[int, ...] = ()
-        if isinstance(described.work, TransferWork):
-            meeting = described.work.channel, act
+        if table.channel[actor] >= 0:
+            meeting = table.channel[actor], act
             other = state.posted.pop(meeting, None)
             if other is None:
                 state.posted[meeting] = actor
                 return
             also = (other,)
         for each in (actor, *also):
-            state.record(each, act, self.plan.queue(described))
-        seconds, spared = self.table.seconds[actor], 0.0
+            state.record(each, act, table.queue[actor])
+        seconds, spared = table.seconds[actor], 0.0
         if state.cores and state.cores.has_room(actor):
-            spared = self.table.crowding_s[actor]
+            spared = table.crowding_s[actor]
         start = state.traffic.take(actor, state.now, seconds, spared)
         self._run(start, seconds - spared, actor, *also)
 
     def _end(self, actor: int) -> bool:
         """End an act; True if it was the last of its step."""
-        state, stage = self.state, self.table.stage[actor]
+        state, table = self.state, self.table
+        stage = table.stage[actor]
         rank = state.ranks[stage]
-        if self.table.computes[actor]:
+        act, began = rank.acts[actor], state.began.pop(actor)
+        if table.computes[actor]:
             state.computing[stage] = False
             if self.plan.one_order:
-                state.record(actor, rank.acts[actor], len(self.plan.axes))
-        if state.cores and self.table.needs_core[actor]:
+                state.record(actor, act, len(self.plan.axes))
+        if state.cores and table.needs_core[actor]:
             state.cores.end(actor, state.now)
-        act, began = rank.acts[actor], state.began.pop(actor)
-        if self.plan.foresees_end(self.plan.actors[actor]):
+        if table.ends_foreseen[actor]:
             state.record(actor, act, self.ends)
         if self.count_memory:
             state.memory[stage].end(actor, act)
         if state.records:
             state.events.append(Event(stage, actor, act, began, state.now))
         rank.end_act(actor)
-        step, place = divmod(act, self.table.acts[actor])
-        state.count_place(place, self.table.acts[actor])
-        state.step_ends[step] = max(state.step_ends[step], state.now)
+        step, place = divmod(act, table.acts[actor])
+        state.count_place(place, table.acts[actor])
+        if state.now > state.step_ends[step]:
+            state.step_ends[step] = state.now
         state.left[step] -= 1
         return not state.left[step]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flowrun.engine.actors.plan import BOX, RECEIVE, SEND, Actor, Plan
+from flowrun.engine.actors.plan import BOX, RECEIVE, SEND, Actor, Plan, TransferWork
 from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.cost.live import Live
 from flowrun.engine.rehearsal.link_traffic import LinkTraffic
@@ -34,8 +34,9 @@ class ActTable:
     seconds: of one act; crowding_s: what of it is waited only while others have the cores.
     quantum: all times are multiples of it, so that sums of a few steps are exact and what happens
         again happens at the same distance, to the last bit.
-    stage, acts: stage, and acts in a step.  computes: acts take turns on the rank's compute.
+    stage, acts: stage, and acts in a step.  computes, paces: see Actor.
     needs_core: acts run on a core of the host.
+    queue, channel: of Plan.queue and of a transfer, or -1.  ends_foreseen: see Plan.foresees_end.
     """
 
     seconds: tuple[float, ...]
@@ -44,7 +45,11 @@ class ActTable:
     stage: tuple[int, ...]
     acts: tuple[int, ...]
     computes: tuple[bool, ...]
+    paces: tuple[bool, ...]
     needs_core: tuple[bool, ...]
+    queue: tuple[int, ...]
+    channel: tuple[int, ...]
+    ends_foreseen: tuple[bool, ...]
 
     @staticmethod
     def of(plan: Plan, cost: Callable[[Actor], float]) -> ActTable:
@@ -66,7 +71,14 @@ class ActTable:
             stage=tuple(actor.stage for actor in actors),
             acts=acts,
             computes=tuple(actor.computes for actor in actors),
+            paces=tuple(actor.paces for actor in actors),
             needs_core=tuple(actor.kind not in (BOX, SEND, RECEIVE) for actor in actors),
+            queue=tuple(map(plan.queue, actors)),
+            channel=tuple(
+                actor.work.channel if isinstance(actor.work, TransferWork) else -1
+                for actor in actors
+            ),
+            ends_foreseen=tuple(map(plan.foresees_end, actors)),
         )
 
 
