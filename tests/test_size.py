@@ -36,8 +36,8 @@ BUDGETS = {
     "engine/ir": 1_832,
     "engine/lowering": 1_358,
     "engine/ops": 6_814,
-    "engine/passes": 8_361,
-    "engine/rehearsal": 1_197,
+    "engine/passes": 8_377,
+    "engine/rehearsal": 1_196,
     "engine/runtime": 8_435,
     "engine/trace": 583,
     "engine/verify": 794,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_645,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_345, "tests": 58_979, "docs": 50_000}
+SUMS = {"source": 81_360, "tests": 58_979, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 357, "except Exception": 30, "functions above complexity 15": 0}

@@ -223,7 +223,6 @@ class Clock:
         rank.end_act(actor)
         step, place = divmod(act, table.acts[actor])
         state.count_place(place, table.acts[actor])
-        if state.now > state.step_ends[step]:
-            state.step_ends[step] = state.now
+        state.step_ends[step] = max(state.step_ends[step], state.now)
         state.left[step] -= 1
         return not state.left[step]

@@ -45,7 +45,7 @@ def make_network(
     return _Maker(graph, options, objective, tuple(starts), relaxed).make()
 
 
-class _End(NamedTuple):
+class _TensorEnd(NamedTuple):
     """A maker or reader of a tensor.  forms: a stage -> the tensor's forms there, for each value of
     the variable.
     """
@@ -113,29 +113,29 @@ class _Maker:
 
     # ------------------------------------------------------------------ forms
 
-    def _makers(self) -> dict[str, _End]:
+    def _makers(self) -> dict[str, _TensorEnd]:
         """Return where every tensor is made, or lives."""
         out = {}
         for source in self.graph.sources:
             v = self.home_of[self.options.tied.get(source.tensor, source.tensor)]
             homes = self.options.homes[v - len(self.options.ops)]
-            out[source.tensor] = _End(v, source.stage, partial(self.forms.of_homes, homes))
+            out[source.tensor] = _TensorEnd(v, source.stage, partial(self.forms.of_homes, homes))
         for v, (op, rows) in enumerate(zip(self.options.ops, self.options.rows, strict=True)):
             for j, name in enumerate(op.outputs):
                 if name is not None:
-                    out[name] = _End(v, op.stage, partial(self.forms.of_output, rows, j))
+                    out[name] = _TensorEnd(v, op.stage, partial(self.forms.of_output, rows, j))
         return out
 
-    def _readers(self) -> dict[str, list[_End]]:
+    def _readers(self) -> dict[str, list[_TensorEnd]]:
         """Return the readers of each tensor."""
-        out: dict[str, list[_End]] = {}
+        out: dict[str, list[_TensorEnd]] = {}
         for v, (op, rows) in enumerate(zip(self.options.ops, self.options.rows, strict=True)):
             inputs = op.inputs
             for name in dict.fromkeys(inputs):
                 if self.graph.writes(op, name):
                     continue
                 places = tuple(i for i, other in enumerate(inputs) if other == name)
-                end = _End(v, op.stage, partial(self.forms.of_input, rows, places))
+                end = _TensorEnd(v, op.stage, partial(self.forms.of_input, rows, places))
                 out.setdefault(name, []).append(end)
         return out
 
@@ -165,7 +165,7 @@ class _Maker:
                     )
                 self._forbid((home, v), self._known[key])
 
-    def _box(self, name: str, maker_end: _End, reader_ends: list[_End]) -> None:
+    def _box(self, name: str, maker_end: _TensorEnd, reader_ends: list[_TensorEnd]) -> None:
         """Add the cost of boxing a tensor to what its readers ask for."""
         like = self._like(end.stage for end in (maker_end, *reader_ends))
         maker, *readers = (

@@ -116,15 +116,34 @@ def _least_on(axis: int, network: Network, tables: Sequence[CostTable], best: Ch
     """Return the cheapest choice that differs from the best on one axis alone (nearly, if tables
     would be too wide).
     """
-    free: list[Sequence[int]] = []  # values that each variable may take
-    # equal ones are one object, by whose id the next are known
-    rows_left: dict[tuple[int, int], Sequence[int]] = {}
-    for options, k in zip((*network.options.rows, *network.options.homes), best, strict=False):
-        if (id(options), k) not in rows_left:
-            others = [sbps[:axis] + sbps[axis + 1 :] for sbps in options]
-            rows_left[id(options), k] = [n for n, at in enumerate(others) if at == others[k]]
-        free.append(rows_left[id(options), k])
+    free = _rows_on(axis, network, best)
     free += network.sets_of(free, best)
+    sums = _sums_of(tables, free)
+    sizes = [len(values) for values in free]
+    least = minimise(sizes, map(CostTable, sums, sums.values()), AXIS_MAX_ENTRIES).choice
+    return tuple(values[k] for values, k in zip(free, least, strict=True))
+
+
+def _rows_on(axis: int, network: Network, best: Choice) -> list[Sequence[int]]:
+    """Return the rows and homes that differ from the best on one axis alone.  Equal ones are one
+    object.
+    """
+    free: list[Sequence[int]] = []
+    known: dict[tuple[int, int], Sequence[int]] = {}
+    for options, k in zip((*network.options.rows, *network.options.homes), best, strict=False):
+        if (id(options), k) not in known:
+            others = [sbps[:axis] + sbps[axis + 1 :] for sbps in options]
+            known[id(options), k] = [n for n, at in enumerate(others) if at == others[k]]
+        free.append(known[id(options), k])
+    return free
+
+
+def _sums_of(
+    tables: Sequence[CostTable], free: Sequence[Sequence[int]]
+) -> dict[tuple[int, ...], Values]:
+    """Return the sum of the tables over the same variables, at their free values; equal ones are
+    one array.
+    """
     parts: dict[tuple[int, ...], Values] = {}
     totals: dict[tuple[int, int], Values] = {}
     sums: dict[tuple[int, ...], Values] = {}
@@ -132,14 +151,11 @@ def _least_on(axis: int, network: Network, tables: Sequence[CostTable], best: Ch
         key = (id(table.values), *(id(free[v]) for v in table.over))
         if key not in parts:
             parts[key] = table.values[np.ix_(*(free[v] for v in table.over))]
-        part, before = parts[key], sums.get(table.over)
-        if before is None:
-            sums[table.over] = part
-        else:
-            pair = (id(before), id(part))
+        total = parts[key]
+        if (before := sums.get(table.over)) is not None:
+            pair = (id(before), id(total))
             if pair not in totals:
-                totals[pair] = before + part
-            sums[table.over] = totals[pair]
-    sizes = [len(values) for values in free]
-    least = minimise(sizes, map(CostTable, sums, sums.values()), AXIS_MAX_ENTRIES).choice
-    return tuple(values[k] for values, k in zip(free, least, strict=True))
+                totals[pair] = before + total
+            total = totals[pair]
+        sums[table.over] = total
+    return sums
