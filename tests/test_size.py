@@ -28,7 +28,7 @@ MOST_COMPLEXITY = 15
 BUDGETS = {
     "docs": 50_000,
     "engine": 1_495,
-    "engine/actors": 1_861,
+    "engine/actors": 1_867,
     "engine/boxing": 544,
     "engine/capture": 6_089,
     "engine/cost": 1_300,
@@ -36,7 +36,7 @@ BUDGETS = {
     "engine/ir": 1_832,
     "engine/lowering": 1_358,
     "engine/ops": 6_814,
-    "engine/passes": 8_377,
+    "engine/passes": 8_378,
     "engine/rehearsal": 1_196,
     "engine/runtime": 8_435,
     "engine/trace": 583,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_645,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_360, "tests": 58_979, "docs": 50_000}
+SUMS = {"source": 81_367, "tests": 58_979, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 357, "except Exception": 30, "functions above complexity 15": 0}

@@ -69,10 +69,6 @@ class Scheduler:
         self.issued = dict.fromkeys(self.order, 0)
         self._due = plan.due[stage] if plan.due else ()
         self._axes = {k: plan.queue(actor) for k, actor in self.actors.items()}
-        self._receives = {
-            k for k, actor in self.actors.items() if self._due and actor.kind == RECEIVE
-        }
-        self._communicates = {k for k, a in self.actors.items() if a.kind in COMMUNICATION}
         self._blocking = {k for k, actor in self.actors.items() if plan.blocks(actor)}
         self._blocked: set[int] = set()  # under way: acts of compute and what takes turns with it
         self._priority = {k: PRIORITY[a.phase] for k, a in self.actors.items() if a.computes}
@@ -259,6 +255,16 @@ class Scheduler:
         """`ended` of this stage's acts: a rank asks for it, the rehearsal does not."""
         (order,) = self.order.values()
         return dict(zip(order, self.plan.ended[self._stage], strict=True))
+
+    @cached_property
+    def _communicates(self) -> set[int]:
+        """Actors that communicate."""
+        return {k for k, actor in self.actors.items() if actor.kind in COMMUNICATION}
+
+    @cached_property
+    def _receives(self) -> set[int]:
+        """Actors whose acts are due after compute."""
+        return {k for k, a in self.actors.items() if self._due and a.kind == RECEIVE}
 
     def _begin_idle(self) -> list[int]:
         """Begin the acts that no token is missing for, and return their actors."""

@@ -20,6 +20,7 @@ import math
 import time
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -154,8 +155,8 @@ class _OpenTables:
         for v, near in neighbours.items():
             near.discard(v)
         order = order_variables(sizes, neighbours)
-        self.order = [v for v, _ in order]
-        self.foreseen = [entries for _, entries in order]
+        self.order = list(map(itemgetter(0), order))
+        self.foreseen = list(map(itemgetter(1), order))
         self._turn = {v: k for k, v in enumerate(self.order)}
         self.tables: dict[int, list[CostTable]] = {v: [] for v in self.order}
         self._listed: dict[int, set[int]] = {v: set() for v in self.order}
