@@ -13,6 +13,8 @@ import linecache
 from functools import lru_cache
 from types import CodeType, FrameType
 
+from flowrun.engine.ir.user_code import is_installed
+
 _ENDS = ("RETURN", "YIELD", "SEND", "FOR_ITER", "STORE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR")
 
 
@@ -66,6 +68,30 @@ def is_printed(frame: FrameType) -> bool:
         texts = (node for call in inner for node in ast.walk(call))
         return prints and not any(isinstance(node, ast.JoinedStr) for node in texts)
     return False
+
+
+def is_unread(frame: FrameType) -> bool:
+    """Return whether text that a frame formats is for people alone."""
+    return is_printed(frame) or is_message(frame)
+
+
+def is_message(frame: FrameType) -> bool:
+    """Return whether a frame of a library formats text within a call that returns nothing to it: a
+    check's message, or a log's.
+    """
+    code, here = frame.f_code, frame.f_lineno
+    return is_installed(code.co_filename) and any(
+        isinstance(node, ast.Expr) and node.lineno <= here <= (node.end_lineno or 0)
+        for node in _nodes_of(code.co_filename)
+    )
+
+
+@lru_cache(maxsize=16)
+def _nodes_of(file: str) -> list[ast.AST]:
+    """Return all that a file says, parsed; nothing where it cannot be read."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        return [*ast.walk(ast.parse("".join(linecache.getlines(file))))]
+    return []
 
 
 class _Bytecode:

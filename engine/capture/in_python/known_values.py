@@ -101,6 +101,22 @@ class KnownValues:
             return self._select(*args)
         return made and self._answer(made)
 
+    def numbers(
+        self, args: object, kwargs: object
+    ) -> tuple[tuple[object, ...], dict[str, object]] | None:
+        """Return arguments with whole numbers in the place of known tensors of one; None if there
+        are none of these.
+        """
+        leaves, spec = tree_flatten((args, kwargs))
+        found = False
+        for k, x in enumerate(leaves):
+            whole = isinstance(x, Tensor) and not x.dim() and not x.is_floating_point()
+            if whole and (known := self._value_of(x)):
+                self.on_ask(known[1])
+                leaves[k], found = known[0].tolist(), True
+        given, named = tree_unflatten(leaves, spec)
+        return (given, named) if found else None
+
     def _select(self, x: Tensor, index: object) -> object:
         """Return what known masks select of a tensor; None where one is not known."""
         places: list[Any] = []
@@ -120,7 +136,8 @@ class KnownValues:
         leaves, spec = tree_flatten(made.value)
         for k, x in enumerate(leaves):
             if isinstance(x, Tensor):
-                leaves[k] = torch.tensor(x.tolist(), dtype=x.dtype, device=x.device)
+                constant = torch.tensor(x.tolist(), dtype=x.dtype, device=x.device)
+                leaves[k] = constant.reshape(x.shape)  # a list of none has lost it
                 self._set(leaves[k], x, made.buffers)
         return tree_unflatten(leaves, spec)
 

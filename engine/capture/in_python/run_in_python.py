@@ -47,9 +47,12 @@ def run_in_python(
     make: gives the module, which returns the buffers of these names, too.  tensors: all parameters
     and buffers.  train: return what forward assigns to buffers.
     """
-    with suppress(*OF_VALUES):  # what a model does for torch.compile alone may fail
+    try:
         return _run(make, values, tensors, train, compiling())
-    return _run(make, values, tensors, train, nullcontext())
+    except OF_VALUES:  # of what a model does for torch.compile alone, perhaps
+        with suppress(FrozenError, *OF_VALUES):
+            return _run(make, values, tensors, train, nullcontext())
+        raise
 
 
 def _run(

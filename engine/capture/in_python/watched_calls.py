@@ -40,7 +40,7 @@ from flowrun.engine.capture.in_python.banned import (
     TENSOR,
     VALUE,
 )
-from flowrun.engine.capture.in_python.branches import is_caught, is_printed, value_that_goes_on
+from flowrun.engine.capture.in_python.branches import is_caught, is_unread, value_that_goes_on
 from flowrun.engine.capture.in_python.frozen import freeze
 from flowrun.engine.capture.in_python.known_values import KnownValues
 from flowrun.engine.capture.patches.forward_graph import as_captured
@@ -127,6 +127,7 @@ class CallWatch(TorchFunctionMode):
                     banned = self._refuse_calls(getattr(owner, name), reason or f"it calls {name}")
                     stack.enter_context(replace_attribute(owner, name, banned))
             stack.enter_context(replace_attribute(builtins, "print", self._leave_out_print))
+            stack.enter_context(replace_attribute(torch, "_check_tensor_all_with", self._assert))
             once = replace_attribute(*CHECKPOINT_STEPS, lambda *_, **__: iter((None,)))
             stack.enter_context(once)  # computes nothing again in backward
             before = sys.getprofile()
@@ -262,7 +263,7 @@ class CallWatch(TorchFunctionMode):
         line = self._note_place(frame)
         name = getattr(func, "__name__", str(func))
         users = next((f for f in self._frames(frame) if is_users(f.f_code.co_filename)), frame)
-        if func is Tensor.__format__ and is_printed(users):
+        if func is Tensor.__format__ and is_unread(users):
             return ""
         if func not in FACTS:
             self.calls[-1].append((line, (name, freeze((args, kwargs)))))
@@ -297,6 +298,8 @@ class CallWatch(TorchFunctionMode):
         asks = func is Tensor.__bool__ or asks_for_values(error)
         if (shape or asks) and (answer := self.known.ask(func, args, kwargs)) is not None:
             return answer
+        if asks and (known := self.known.numbers(args, kwargs)):
+            return func(*known[0], **known[1])
         if isinstance(error, DynamicOutputShapeException):
             self._refuse(f"the shape of its result depends on values ({error.func})", frame)
         of_torch = frame.f_code.co_name == "__bool__"  # that of tensors which stand in
@@ -334,6 +337,10 @@ class CallWatch(TorchFunctionMode):
         where = place(map(_summary, reversed(users)))
         assert_async(condition if value else condition == 0, f"a check raises: {where}")
         return bool(value)
+
+    def _assert(self, _error: object, condition: Tensor, message: object = None) -> None:
+        where = place([_summary(_caller(_outer_frame()))])
+        assert_async(condition.all(), f"a check raises: {where}")
 
     def _note_place(self, frame: FrameType) -> Line:
         """Give torch the module and the line of the nodes that follow; return the line."""

@@ -69,6 +69,15 @@ def writes_what_is_known(net: Any, h: Tensor) -> Tensor:
     return h * 3 if marks.sum() > 1 else h
 
 
+def pads_by_a_known_number(net: Any, h: Tensor) -> Tensor:
+    return nn.functional.pad(h, (0, net.edges.max()))
+
+
+def selects_none(net: Any, h: Tensor) -> Tensor:
+    none = (net.edges > 5).nonzero()
+    return h + len(none) + none[:, 1].sum()
+
+
 def draws_beyond_a_bound(net: Any, h: Tensor) -> Tensor:
     h = h * 2 if torch.rand(1) > 0.0 else -h
     return h if torch.rand(()) < 0.0 or (torch.rand(3) >= 1).any() else -h
@@ -81,7 +90,8 @@ def takes_its_own_data(net: Any, h: Tensor) -> Tensor:
 
 TRAIN = (
     *(switches, leaves_loops_out, selects, walks_a_grid, counts_dims, writes_what_is_known),
-    *(takes_its_own_data, draws_beyond_a_bound),
+    *(takes_its_own_data, draws_beyond_a_bound, pads_by_a_known_number),
+    selects_none,
 )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.utils import torch_compilable_check
 
 from flowrun.engine.capture.capture import (
     CapturedModule,
@@ -104,6 +106,36 @@ def test_a_check_is_left_out_with_a_note_or_run() -> None:
     wrong = {"x": torch.full((3, 4), 1e30)}
     with pytest.raises(AssertionError, match=r"a check raises: .*watched\.py"):
         interpret(run, {v.name: values[v.name] for v in run.variables}, wrong)
+
+
+LIBRARY = """
+def check(h):
+    torch_compilable_check(
+        h.abs() < 1e30, f"too large: {h.sum()}"
+    )
+    return h
+
+def keep(h):
+    text = f"{h.sum()}"
+    return h * len(text)
+"""
+
+
+@pytest.mark.parametrize(("name", "trains"), [("check", True), ("keep", False)])
+def test_what_a_library_writes_into_a_message_is_not_asked_for(
+    name: str, trains: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "site-packages" / "library.py"
+    file.parent.mkdir()
+    file.write_text(LIBRARY)
+    names: dict[str, Any] = {"torch_compilable_check": torch_compilable_check}
+    exec(compile(LIBRARY, str(file), "exec"), names)
+    task = task_of(lambda net, h: names[name](h))
+    if trains:
+        assert any("_assert_async" in note for note in traced(task).graph.notes)
+        return
+    with pytest.raises(RecipeError, match="asks for the value"):
+        traced(task)
 
 
 def test_a_print_is_noted_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
