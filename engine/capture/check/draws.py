@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrun.engine.capture.patches.substitutes import multinomial
 from flowrun.engine.torch_internals import DispatchMode, OpOverload
 
 _ATEN = torch.ops.aten
@@ -83,4 +84,7 @@ _DRAWS: Mapping[object, Callable[..., object]] = {
     _ATEN.uniform.default: _uniform,
     _ATEN.normal_.default: _in_place(_normal),
     _ATEN.normal_functional.default: _normal,
+    _ATEN.multinomial.default: lambda g, x, n, replacement=False, **_: multinomial(
+        x, n, replacement, generator=g
+    ),
 }

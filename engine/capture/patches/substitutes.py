@@ -12,6 +12,10 @@ Others are written so that they do not look at values, which capture does not kn
     gaussian_nll_loss   an assert on tensors looks for negative variances (run by engine.check)
     positive_definite, positive_semidefinite   of torch.distributions: all of the check at once
 
+One is written as a draw that the engine has:
+
+    multinomial         a race of exponential numbers, as torch's own kernel runs it
+
 One computes in another dtype, and does so outside of capture, too:
 
     embedding           under autocast rows of an fp32 table become narrow (narrow_residual)
@@ -62,6 +66,7 @@ def replace_functions() -> Iterator[None]:
         replace_attribute(F, "ctc_loss", ctc_loss),
         replace_attribute(F, "gaussian_nll_loss", gaussian_nll_loss),
         replace_attribute(BatchNorm, "forward", batch_norm),
+        replace_attribute(torch, "multinomial", multinomial),
         replace_attribute(*CAUSAL_MASK_DETECTOR, is_causal),
         replace_attribute(type(constraints.positive_definite), "check", _is_definite),
         replace_attribute(type(constraints.positive_semidefinite), "check", _is_semidefinite),
@@ -190,6 +195,20 @@ def embedding_bag(
 
 
 # ---- connectionist temporal classification -------------------------------------------------------
+
+
+def multinomial(
+    weights: Tensor,
+    num_samples: int,
+    replacement: bool = False,
+    *,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Compute torch.multinomial: weights over exponential numbers, of which the largest win."""
+    if replacement:
+        weights = weights[..., None, :].expand(*weights.shape[:-1], num_samples, -1)
+    raced = weights / torch.empty(weights.shape).exponential_(generator=generator)
+    return raced.argmax(-1) if replacement else raced.topk(num_samples, -1).indices
 
 
 def _is_definite(_: object, value: Tensor) -> Tensor:

@@ -53,6 +53,14 @@ DRAWN: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
         lambda x: F.dropout2d(x.view(ROWS, 50, 2, 2), 0.25).view(ROWS, SIZE),
         1.0,
     ),
+    "multinomial": (
+        lambda x: x * torch.multinomial(torch.tensor([1.0, 3.0]), ROWS * SIZE, True).view(x.shape),
+        0.75,
+    ),
+    "multinomial, each once": (
+        lambda x: x[:, :1] * torch.multinomial(x[:, :4].exp(), 2)[:, :1],
+        1.5,
+    ),
     "rand_like": (torch.rand_like, 0.5),
     "rand": (lambda x: x * torch.rand(ROWS, 1), 0.5),
     "uniform": (lambda x: torch.empty_like(x).uniform_(-1, 5), 2.0),
@@ -110,6 +118,6 @@ def test_attention_without_dropout_draws_nothing() -> None:
 
 
 def test_a_random_op_that_is_not_known_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"random op aten.multinomial.default in module") as error:
-        captured(lambda x: x + torch.multinomial(x.detach(), 1))
+    with pytest.raises(RecipeError, match=r"random op aten.poisson.default in module") as error:
+        captured(lambda x: x + torch.poisson(x.detach()))
     assert error.value.where == "model"

@@ -90,6 +90,7 @@ def dropout(net: Any, x: Tensor) -> Tensor:
 
 def draws(net: Any, x: Tensor) -> Tensor:
     noise = torch.randn_like(x) + torch.rand(8) + torch.bernoulli(torch.full((8,), 0.4))
+    noise = noise + torch.multinomial(torch.ones(8), 8)
     noise = noise + torch.randint(0, 3, (8,)) + torch.empty(8).exponential_()
     return net.h(functional.alpha_dropout(net.a(x) + noise, 0.2, training=True))
 
