@@ -160,14 +160,6 @@ def shown_images(generator: torch.Generator, samples: int) -> Batch:
 # ---- losses of one's own -------------------------------------------------------------------------
 
 
-def connected(output: Any, batch: Batch) -> Tensor:
-    """Connectionist temporal classification: every moment, then what comes of it."""
-    moments = output.logits.log_softmax(2).transpose(0, 1)
-    samples, labels = batch["labels"].shape
-    lengths = torch.full((samples,), len(moments)), torch.full((samples,), labels)
-    return nn.functional.ctc_loss(moments, batch["labels"], *lengths)
-
-
 def matched(output: Any, batch: Batch) -> Tensor:
     """CLIP's: every text is to know its image among those of the batch, and the other way round."""
     logits = output.logits_per_text
@@ -215,9 +207,12 @@ _WAVE = {
     "num_conv_pos_embedding_groups": 2,
     "classifier_proj_size": 8,
     "apply_spec_augment": False,
+    "ctc_loss_reduction": "mean",
 }
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
-_LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+# with the balance loss of their routers, of all tokens of a batch
+_ROUTED = {"num_experts_per_tok": 2, "output_router_logits": True, "micro_batches": 1}
+_EXPERTS = {"num_experts": 4, **_ROUTED}
+_LOCAL = {"num_local_experts": 4, **_ROUTED}
 
 
 def tiny(config: Any, layers: int, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,21 +281,16 @@ def published(
     return Architecture(name, make, batch, split, loss=loss, micro_batches=micro_batches)
 
 
-def spoken_to(
-    name: str, batch: Callable[[torch.Generator, int], Batch], loss: Measure = own_loss
-) -> Architecture:
-    """A class of the wav2vec 2.0 family, fine-tuned: its convolutions stay as they are.  Where a
-    loss is named, labels are for it alone: the model would look at their values.
-    """
-    whole = published(name, batch, _SPEECH, loss=loss, **_WAVE)
+def spoken_to(name: str, batch: Callable[[torch.Generator, int], Batch]) -> Architecture:
+    """A class of the wav2vec 2.0 family, fine-tuned: its convolutions stay as they are."""
+    whole = published(name, batch, _SPEECH, **_WAVE)
 
     def make(layers: int) -> nn.Module:
         model: Any = whole.make(layers)
         model.freeze_feature_encoder()
         return model  # type: ignore[no-any-return]
 
-    inputs = {} if loss is own_loss else {"input_values": "input_values"}
-    return replace(whole, make=make, inputs=inputs)
+    return replace(whole, make=make)
 
 
 # fmt: off
@@ -344,8 +334,8 @@ TRANSFORMERS: Mapping[str, Architecture] = {
     "mamba2": published("Mamba2ForCausalLM", tokens, state_size=4, head_dim=8, n_groups=2, chunk_size=4),
     "rwkv": published("RwkvForCausalLM", tokens, num_hidden_layers=lambda n: n + 1, context_length=8, intermediate_size=64),
     "recurrent_gemma": published("RecurrentGemmaForCausalLM", tokens, num_key_value_heads=1, max_position_embeddings=16, lru_width=16, attention_window_size=8, block_types=("recurrent", "attention")),
-    "jamba": published("JambaForCausalLM", tokens, num_hidden_layers=lambda n: 2 * n, num_experts=4, attn_layer_period=2, attn_layer_offset=1, mamba_d_state=4, mamba_dt_rank=4, use_mamba_kernels=False),
-    "wav2vec2": spoken_to("Wav2Vec2ForCTC", spoken, loss=connected),
+    "jamba": published("JambaForCausalLM", tokens, num_hidden_layers=lambda n: 2 * n, **_EXPERTS, attn_layer_period=2, attn_layer_offset=1, mamba_d_state=4, mamba_dt_rank=4, use_mamba_kernels=False),
+    "wav2vec2": spoken_to("Wav2Vec2ForCTC", spoken),
     "hubert": spoken_to("HubertForSequenceClassification", sounds),
     "wavlm": spoken_to("WavLMForSequenceClassification", sounds),
     "sew": spoken_to("SEWForSequenceClassification", sounds),
