@@ -30,7 +30,7 @@ BUDGETS = {
     "engine": 1_495,
     "engine/actors": 1_867,
     "engine/boxing": 544,
-    "engine/capture": 6_089,
+    "engine/capture": 6_165,
     "engine/cost": 1_300,
     "engine/hardware": 571,
     "engine/ir": 1_832,
@@ -65,16 +65,16 @@ BUDGETS = {
     "tests": 1_181,
     "tests/behaviour": 9_879,
     "tests/chaos": 1_057,
-    "tests/engine": 15_132,
+    "tests/engine": 15_183,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
     "tests/launcher": 19_533,
     "tests/models": 797,
-    "tests/support": 9_645,
+    "tests/support": 9_635,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_367, "tests": 58_979, "docs": 50_000}
+SUMS = {"source": 81_443, "tests": 59_020, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 357, "except Exception": 30, "functions above complexity 15": 0}

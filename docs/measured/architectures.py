@@ -27,7 +27,7 @@ from support.layouts.grids import Layout, captured, compiled, virtual_run  # noq
 from support.layouts.plain_loop import Trained, Training, plain_loop  # noqa: E402
 from support.nets.architecture import BOUND, LAYOUTS, STEPS, Apart, apart, in_double  # noqa: E402
 from support.nets.architectures import ARCHITECTURES, training  # noqa: E402
-from support.nets.vision import versions  # noqa: E402
+from support.nets.vision import make_importable, versions  # noqa: E402
 
 FILE = ROOT / "docs" / "measured" / "architectures.md"
 ROWS = FILE.with_suffix(".json")
@@ -35,39 +35,37 @@ PAGE = """# Architectures
 
 Written by `python docs/measured/architectures.py` with {versions}.
 
-The models that flowrun ships, and unmodified models of `transformers`, torchvision and timm: tiny
-(one layer of each block), with random weights, without dropout, with their own losses (CTC, the
-balance of experts). Each is trained {steps} steps in fp32 (SGD, two micro-batches; one with batch
-normalisation or a loss over pairs of samples or all tokens) on the virtual cluster and in a plain
-torch loop. The five layouts: {layouts}.
-"Pinned" is Megatron's layout where there is one; else every weight is split along its first dim.
+The models that flowrun ships, and unmodified ones of `transformers`, torchvision and timm: tiny (a
+layer of each block), with random weights, no dropout, and their own losses (CTC, balance of
+experts). Each trains {steps} steps in fp32 (SGD, two micro-batches; one with batch normalisation or
+a loss over pairs or all tokens) on the virtual cluster and in a plain loop; layouts: {layouts}.
+"Pinned": Megatron's layout, else every weight split along its first dim.
 
 ## Trains as in plain torch
 
-The number is the largest relative difference of any weight in any of the five layouts, as a share
-of the distance that training moved it. All figures: `architectures.json` beside this page.
+The number: the largest difference of a weight in any layout, as a share of the way that training
+moved it (all figures: `architectures.json`).
 
 {same}
 
 ## Trains as in plain torch in fp64
 
-Batch normalisation over few values, and relu near 0, amplify a last bit: plain torch in fp32 is
-then as far from plain torch in fp64. Where a difference exceeds {bound:.0e}, both sides are trained
-again in fp64. **Apart** marks those that differ there too.
+Batch normalisation over few values, and relu near 0, amplify a last bit. Where a difference exceeds
+{bound:.0e}, both sides are trained again in fp64; **apart**: there, too.
 
 {amplified}
 
 {refused}## Packages
 
-Small models of ten packages, unmodified, four steps on one rank, data 2 and tensor 2:
+Of ten packages, unmodified, on one rank, data 2 and tensor 2:
 
 - as plain torch: vector_quantize_pytorch, torch_geometric (its graph a buffer), monai,
-  x_transformers, diffusers, timm; segmentation_models_pytorch, data 2 in fp64: in fp32 a bias is
-  1e-2 apart, as plain torch's is from its own in fp64
+  x_transformers, diffusers, timm; segmentation_models_pytorch (data 2 in fp64: in fp32 plain torch
+  is as far from itself)
 - torchdiffeq: `odeint` with fixed steps (rk4), not adaptive ones or `odeint_adjoint`
 - performer_pytorch: with `auto_check_redraw=False`
-- pytorch_metric_learning: NormalizedSoftmaxLoss and SoftTripleLoss; others select by labels and are
-  refused
+- pytorch_metric_learning: NormalizedSoftmaxLoss and SoftTripleLoss; others select by
+  labels: refused
 
 ## Ops without rows by hand
 
@@ -185,7 +183,10 @@ def _reasons(refused: dict[str, str]) -> dict[str, str]:
 
 
 def _kinds(rows: dict[str, Row], key: str, says: str) -> str:
-    of = [f"`{', '.join(row[key])}` in {name}" for name, row in rows.items() if row[key]]
+    named: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        named.setdefault(", ".join(row[key]), []).append(name)
+    of = [f"`{kinds}` in {', '.join(names)}" for kinds, names in named.items() if kinds]
     return f"{says}{'; '.join(of)}.\n" if of else ""
 
 
@@ -212,6 +213,7 @@ def write(versions: str, rows: dict[str, Row]) -> None:
 
 def main(names: list[str]) -> None:
     """Measure the rows of some architectures, or those that are missing; write the page."""
+    make_importable()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     measured, rows = read()

@@ -338,7 +338,7 @@ class CallWatch(TorchFunctionMode):
         assert_async(condition if value else condition == 0, f"a check raises: {where}")
         return bool(value)
 
-    def _assert(self, _error: object, condition: Tensor, message: object = None) -> None:
+    def _assert(self, _error: object, condition: Tensor, _message: object = None) -> None:
         where = place([_summary(_caller(_outer_frame()))])
         assert_async(condition.all(), f"a check raises: {where}")
 
