@@ -6,11 +6,11 @@ registry.py finds them by target; an op that no family has is OpInfo(), of which
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
 
 from flowrun.engine.ir.expansion import Expansion, ReducedDims
-from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.graph import Op, Ref
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.signature import Function, Local, Rule, Signature
 
@@ -43,6 +43,15 @@ class ProductKind(Enum):
 
 
 CostPart = tuple[float, Op, Sequence[Shape], Sequence[Shape]]
+
+
+def cost_part(op: Op, target: str, times: float, *shapes: Shape, like: str) -> CostPart:
+    """Return a part of an op: how often another op runs.  shapes: of its inputs and its output.
+    like: the tensor that has the dtype of all.
+    """
+    args = (Ref(like),) * len(shapes[1:])
+    made = replace(op, target=target, args=args, outputs=(like,))
+    return times, made, shapes[:-1], shapes[-1:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from flowrun.engine.ir.graph import Op, refs
-from flowrun.engine.ir.op_info import OpCost, OpInfo, ProductKind, Trait
+from flowrun.engine.ir.op_info import CostPart, OpCost, OpInfo, ProductKind, Trait, cost_part
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ir.signature import LocalCall, LocalView, OpRows, OpView, Signature
@@ -38,6 +39,15 @@ LSTM, GRU = "lstm", "gru"
 # torch's function of a kind of layers -> (m, n): torch 2.13 keeps on a CPU, for each step of a
 # sample and each way, m numbers for one of h and n for one of h or x, whichever is wider
 KINDS = {LSTM: (10, 7), GRU: (7, 1), "rnn_tanh": (1, 1), "rnn_relu": (1, 1)}
+# For each, forward and backward: what a step on a CPU costs besides its products, in starts of ops
+# from Python and in passes over h.  oneDNN runs an LSTM as one kernel; the others are loops of 4 to
+# 14 kernels forward and 10 to 21 backward (torch's profiler), started in a third of the time.
+_STEP = {
+    LSTM: ((0, 4), (0, 9)),
+    GRU: ((3, 14), (7, 18)),
+    **dict.fromkeys(("rnn_tanh", "rnn_relu"), ((0, 4), (1, 5))),
+}
+_MM, _ADD = "aten.mm.default", "aten.add.Tensor"
 _GRAPH = "_flowrun_graph"  # an attribute of `kept`
 
 
@@ -248,7 +258,27 @@ def _flops(op: Op, in_shapes: Sequence[Shape], _: Sequence[Shape | None]) -> flo
     return (4.0 if op.target == BACKWARD else 2.0) * positions * matrices
 
 
-_COST = OpCost(product=ProductKind.MATRIX, flops=_flops)
+def _parts(op: Op, ins: Sequence[Shape]) -> Iterator[CostPart]:
+    """Yield a product of x with all steps, and at each step those with a state and the passes over
+    its gates.
+    """
+    is_backward = op.target == BACKWARD
+    steps, samples, _ = ins[-1 if is_backward else 0]
+    kind, both_ways = op.args[-3:-1] if is_backward else op.args[3:5]
+    matrices = [shape for shape in ins if len(shape) == 2]
+    of_way = len(matrices) // (1 + both_ways)
+    part = partial(cost_part, op, like=op.inputs[0])
+    for k, (out, inner) in enumerate(matrices):
+        rows, times = (samples, steps) if k % of_way else (samples * steps, 1)
+        yield part(_MM, times * (1 + is_backward), (rows, inner), (inner, out), (rows, out))
+        if is_backward and k % of_way and kind != LSTM:
+            yield part(_ADD, steps, (out, inner), (out, inner), (out, inner))
+    starts, passes = _STEP[kind][is_backward]
+    numbers = steps * samples * (1 + both_ways) * matrices[1][1] * passes // max(1, starts * steps)
+    yield part(_ADD, max(1, starts * steps), *((numbers,),) * 3)
+
+
+_COST = OpCost(product=ProductKind.MATRIX, flops=_flops, parts=_parts)
 OPS: Mapping[str, OpInfo] = {
     FORWARD: OpInfo(forward, function=run, traits=(Trait.PRODUCT, Trait.PLAIN), cost=_COST),
     BACKWARD: OpInfo(

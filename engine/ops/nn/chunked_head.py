@@ -22,8 +22,8 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from flowrun.engine.ir.graph import Op, Ref
-from flowrun.engine.ir.op_info import CostPart, OpCost, OpInfo, Trait
+from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.op_info import CostPart, OpCost, OpInfo, Trait, cost_part
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, P, S
 from flowrun.engine.ir.signature import Function, LocalCall, LocalView, OpRows, OpView
@@ -177,8 +177,7 @@ def _parts(op: Op, ins: Sequence[Shape]) -> Iterator[CostPart]:
     logits = few, _ = math.ceil(rows / chunks), classes
 
     def part(target: str, *shapes: Shape, times: float = rows / few, like: str = x) -> CostPart:
-        made = replace(op, target=target, args=(Ref(like),) * len(shapes[1:]), outputs=(like,))
-        return times, made, shapes[:-1], shapes[-1:]
+        return cost_part(op, target, times, *shapes, like=like)
 
     yield part(_MM, (few, inner), (inner, classes), logits)
     if op.target == STATISTICS:

@@ -9,7 +9,10 @@ from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.hardware.hardware import AttentionSpeed, Hardware, Products
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, WEIGHT_GRAD, LogicalTensor, Op, Ref
 from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ops.flow.recurrent import BACKWARD as RECURRENT_BACKWARD
+from flowrun.engine.ops.flow.recurrent import FORWARD as RECURRENT
 from flowrun.engine.ops.math.grouped import GROUPED, GROUPED_BACKWARD
+from flowrun.engine.ops.registry import info
 
 CURVE = (2e6, 2e8, 2e9), (0.5, 0.75, 1.0)
 HARDWARE = Hardware(
@@ -214,6 +217,35 @@ def test_experts_multiply_the_tokens_that_chose_them() -> None:
     op = replace(op, target=EXPERTS_BACKWARD, args=(Ref("grad"), *args), outputs=grads)
     made = [held[0], *held[2:]]
     assert SizedOp(op, [(100, 16), *held], made, {}).flops == 5 * 2 * 150 * 16 * 32
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize(("kind", "gates"), [("lstm", 4), ("gru", 3), ("rnn_relu", 1)])
+def test_a_recurrent_layer_takes_its_products_step_by_step(
+    kind: str, gates: int, both_ways: bool
+) -> None:
+    """9 steps of 5 samples, from 6 to 7 numbers: of x at once, of a state 9 times."""
+    of_way = [(gates * 7, 6), (gates * 7, 7), (gates * 7,), (gates * 7,)]
+    ways, x = 1 + both_ways, (9, 5, 6)
+    states = [(ways, 5, 7)] * (2 if kind == "lstm" else 1)
+    read = [x, *states, *of_way * ways]
+    refs = [Ref(f"x{k}") for k in range(len(read))]
+    cut = 1 + len(states)
+    given = refs[0], tuple(refs[1:cut]), tuple(refs[cut:])
+    forward = Op("y", RECURRENT, (*given, kind, both_ways, True, None), (), outputs=("y",))
+    args = ((Ref("grad"),), *given, Ref("kept"), kind, both_ways, None)
+    backward = Op("y", RECURRENT_BACKWARD, args, (), outputs=("y",))
+    out, kept = (9, 5, ways * 7), (9, 5, 99)
+    for op, ins in ((forward, read), (backward, [out, *read, kept])):
+        parts = info(op.target).cost.parts
+        assert parts
+        products = [part for part in parts(op, ins) if part[1].target == "aten.mm.default"]
+        flops = [times * SizedOp(*part, {}).flops for times, *part in products]
+        assert sum(flops) == SizedOp(op, ins, [out], {}).flops
+        assert [part[0] for part in products] == [
+            1 + (op is backward),
+            9 + 9 * (op is backward),
+        ] * ways
 
 
 def test_a_transposed_convolution_multiplies_what_it_reads() -> None:
