@@ -175,16 +175,14 @@ def set_submodules(module: nn.Module, parts: Mapping[str, nn.Module | None]) -> 
     module._modules = dict(parts)
 
 
-WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-
-
 def wrapped_module(module: nn.Module) -> nn.Module | None:
     """Return the module inside DataParallel, DistributedDataParallel, or what torch.compile returns
     (class OptimizedModule, attribute `_orig_mod`); None for any other.
     """
     if type(module).__name__ == "OptimizedModule":
         return module._orig_mod  # type: ignore[return-value]
-    return module.module if isinstance(module, WRAPPERS) else None
+    wrappers = nn.DataParallel, nn.parallel.DistributedDataParallel
+    return module.module if isinstance(module, wrappers) else None
 
 
 def gradient_hooks(tensor: Tensor) -> dict[int, Callable[..., Any]]:

@@ -27,7 +27,7 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_495,
+    "engine": 1_493,
     "engine/actors": 1_867,
     "engine/boxing": 544,
     "engine/capture": 6_165,
@@ -63,7 +63,7 @@ BUDGETS = {
     "models": 1_853,
     "testing": 115,
     "tests": 1_181,
-    "tests/behaviour": 9_879,
+    "tests/behaviour": 9_882,
     "tests/chaos": 1_057,
     "tests/engine": 15_215,
     "tests/fuzz": 993,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_635,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_481, "tests": 59_052, "docs": 50_000}
+SUMS = {"source": 81_479, "tests": 59_055, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 357, "except Exception": 30, "functions above complexity 15": 0}

@@ -39,9 +39,12 @@ from support.layouts.plain_loop import (
     mlp,
     seeded,
 )
-from support.nets.transformers_models import TRANSFORMERS
+from support.nets.transformers_models import published, tokens
 
 GPT = gpt(blocks=2, width=32)
+MIXTRAL = published(
+    *("MixtralForCausalLM", tokens), num_local_experts=4, num_experts_per_tok=2, sliding_window=None
+)
 
 
 def _with_adapters() -> nn.Module:
@@ -65,7 +68,7 @@ CASES = {
     "MLP": (TINY_MLP, Layout()),
     "convnet": (TINY_CONVNET, Layout()),
     "experts": (gpt_of_experts(), Layout()),
-    "experts with gates": (TRANSFORMERS["mixtral"].training(), Layout()),
+    "experts with gates": (MIXTRAL.training(), Layout()),
 }
 
 
