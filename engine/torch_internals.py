@@ -175,14 +175,14 @@ def set_submodules(module: nn.Module, parts: Mapping[str, nn.Module | None]) -> 
     module._modules = dict(parts)
 
 
+WRAPPERS = nn.DataParallel, nn.parallel.DistributedDataParallel
+
+
 def wrapped_module(module: nn.Module) -> nn.Module | None:
-    """Return the module inside DataParallel, DistributedDataParallel, or what torch.compile returns
-    (class OptimizedModule, attribute `_orig_mod`); None for any other.
-    """
+    """Return the module inside one of WRAPPERS or torch.compile's OptimizedModule; else None."""
     if type(module).__name__ == "OptimizedModule":
         return module._orig_mod  # type: ignore[return-value]
-    wrappers = nn.DataParallel, nn.parallel.DistributedDataParallel
-    return module.module if isinstance(module, wrappers) else None
+    return module.module if isinstance(module, WRAPPERS) else None
 
 
 def gradient_hooks(tensor: Tensor) -> dict[int, Callable[..., Any]]:

@@ -508,6 +508,7 @@ def test_the_module_that_torch_wraps_is_found(wrap: Any) -> None:
     inner = nn.Linear(2, 2)
     assert internals.wrapped_module(wrap(inner)) is inner
     assert internals.wrapped_module(inner) is None
+    assert isinstance(wrap(inner), internals.WRAPPERS) == (wrap is nn.DataParallel)
 
 
 def test_what_torch_knows_of_triton_is_forgotten() -> None:
