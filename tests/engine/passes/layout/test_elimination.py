@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrun.engine.passes.layout.elimination import CostTable, lower_bound, minimise
+from flowrun.engine.passes.layout.elimination import CostTable, Least, lower_bound, minimise
 
 QUICK = settings(max_examples=100)
 Network = tuple[list[int], list[CostTable]]
@@ -96,6 +96,12 @@ def test_a_network_that_is_cut_short_is_not_called_exact(variables: int, bound: 
     assert minimise([3] * variables, tables).exact
     short = minimise([3] * variables, tables, **bound)
     assert not short.exact and short.cost == total(tables, short.choice)
+
+
+def test_more_large_tables_than_allowed_are_not_tried() -> None:
+    tables = [CostTable(pair, np.eye(3)) for pair in itertools.combinations(range(5), 2)]
+    assert minimise([3] * 5, tables, 3**4, most_large=0) == Least((), math.inf, exact=False)
+    assert minimise([3] * 5, tables, 3**4, most_large=1).choice
 
 
 def test_what_everybody_reads_leaves_last() -> None:

@@ -92,3 +92,14 @@ def test_a_resnet_stays_data_parallel() -> None:
     assert len(convolutions) > 16 and set(convolutions) == {S(0)}
     data_parallel = layout.network.cost(layout.inferred or ())[0]
     assert 0.97 * data_parallel < layout.seconds <= data_parallel
+
+
+def test_more_stages_need_few_more_tables() -> None:
+    """Those of stages alike are the same arrays."""
+
+    def arrays(stages: int) -> int:
+        keys = ("model.depth=6", f"placement.stages={stages}")
+        terms = search_of("gpt_hybrid", *keys, pins=True).network.terms
+        return len({id(term.seconds) for term in terms})
+
+    assert arrays(6) < 1.1 * arrays(3)
