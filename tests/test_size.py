@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_533,
+    "tests/launcher": 19_534,
     "tests/models": 797,
     "tests/support": 9_635,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_479, "tests": 59_073, "docs": 50_000}
+SUMS = {"source": 81_479, "tests": 59_074, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 357, "except Exception": 30, "functions above complexity 15": 0}
