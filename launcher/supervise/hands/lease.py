@@ -43,11 +43,9 @@ class Owner:
 
     @staticmethod
     def of_this(epoch: int = 0, door: str = "") -> Owner:
-        """Return this launcher."""
         return Owner(platform.node(), os.getpid(), epoch, door)
 
     def is_launcher(self, other: Owner) -> bool:
-        """Return whether both are one process."""
         return (self.machine, self.process) == (other.machine, other.process)
 
     def __str__(self) -> str:
@@ -60,7 +58,6 @@ class Lease:
     def __init__(self, folder: Path) -> None:
         self._file = folder / FILE
         self._owner: Owner | None = None
-        self._written = b""
 
     def take(self, owner: Owner, follows: bool = False) -> None:
         """Take the lease for this launcher.  follows: it was a host of the run, and takes the place
@@ -79,16 +76,15 @@ class Lease:
                 f"another run is writing to {self._file.parent}: {before}.",
                 "Give each run a folder of its own: hydra.run.dir=outputs/NAME.",
             )
-        written = json.dumps(asdict(owner)) + "\n"
-        replace_text(self._file, written)
-        self._owner, self._written = owner, written.encode()
+        replace_text(self._file, json.dumps(asdict(owner)) + "\n")
+        self._owner = owner
         if before and lives and follows:
             time.sleep(_BEATS * BEAT_S)
             self.check()
 
     def check(self) -> None:
         """Raise RunError if another has taken the folder."""
-        if self._owner is None or self._is_own() or (there := self.read()) == self._owner:
+        if self._owner is None or (there := self.read()) == self._owner:
             return
         unreadable = there is None and self._file.exists()
         if unreadable or not self._file.parent.exists():  # removed: the next step's line notices
@@ -119,12 +115,6 @@ class Lease:
             return Owner(**json.loads(self._file.read_text()))
         except (OSError, ValueError, TypeError):
             return None
-
-    def _is_own(self) -> bool:
-        """Return whether the file has the bytes that were written; of each step, so it is quick."""
-        with suppress(OSError), open(self._file, "rb", buffering=0) as file:
-            return file.read() == self._written
-        return False
 
     def _is_renewed(self) -> bool:
         """Watch the lease of another machine for some beats."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe.schema import Launch, monitor_address
 from flowrun.launcher.report.progress import Progress
+from flowrun.launcher.supervise.hosts.endpoint import listen
 
 _ANSWERS = "flowrun.launcher.commands.run_folders.answer"
 
@@ -58,10 +59,7 @@ def monitoring(launch: Launch, folder: Path, progress: Progress | None) -> Itera
 
 def _listen(address: tuple[str, int] | str, launch: Launch) -> socket.socket:
     try:
-        if isinstance(address, str):
-            return _listen_at(Path(address))
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        return socket.create_server(address, family=family)
+        return _listen_at(Path(address)) if isinstance(address, str) else listen(*address)
     except OSError as error:
         raise RecipeError(
             "launch.monitor",

@@ -87,15 +87,7 @@ def open_store(address: str) -> Any:
 def listen(address: str, port: int = 0) -> socket.socket:
     """Listen on one address.  port: 0 for any that is free.  Raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-        listener.listen(socket.SOMAXCONN)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    return socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN)
 
 
 def find_interface(address: str) -> str:
