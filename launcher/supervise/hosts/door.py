@@ -13,13 +13,8 @@ import time
 from collections.abc import Coroutine
 
 from flowrun.launcher.ranks.wire import Notice
-from flowrun.launcher.supervise.hosts.channel import (
-    BEAT_S,
-    GREETING_S,
-    JsonChannel,
-    Stranger,
-    open_channel,
-)
+from flowrun.launcher.supervise.hosts import channel as channels
+from flowrun.launcher.supervise.hosts.channel import JsonChannel, Stranger
 from flowrun.launcher.supervise.hosts.endpoint import Endpoint
 from flowrun.launcher.supervise.hosts.hub import Hub, Outgoing
 from flowrun.launcher.supervise.hosts.other_folder import FileServer
@@ -58,7 +53,7 @@ class HubServer:
     async def beat(self) -> None:
         """Let the hub see that time goes by."""
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(channels.BEAT_S)
             self._send(self.hub.tick(time.monotonic()))
             for key, channel in list(self._channels.items()):
                 channel.beat(self._silence_s)
@@ -78,20 +73,19 @@ class Door:
     leaves open what connects while it closes, and where no file can be opened any more it prints a
     traceback for each program that connects.
 
-    hub: None while it is elsewhere.  at: the first address that it is open at.
+    hub: None while it is elsewhere.  at: the first address that it is open at.  token: that others
+    have to know; set before it opens.
     """
 
-    def __init__(self, token: str, files: FileServer) -> None:
-        """token: that others have to know.  files: of this host."""
+    def __init__(self, files: FileServer) -> None:
         self.hub: HubServer | None = None
-        self.at = ""
-        self._token, self._files = token, files
+        self.at = self.token = ""
+        self._files = files
         self._listeners: list[socket.socket] = []
         self._strangers = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self, listener: socket.socket) -> None:
-        """Let launchers come to an address more."""
         listener.setblocking(False)
         self.at = self.at or str(Endpoint(*listener.getsockname()[:2]))
         self._listeners.append(listener)
@@ -125,9 +119,9 @@ class Door:
 
     async def _admit(self, connected: socket.socket) -> None:
         try:
-            channel = await open_channel(connected)
-            await channel.greet(self._token, hub=True)
-            first = await channel.receive(GREETING_S)
+            channel = await channels.open_channel(connected)
+            await channel.greet(self.token, hub=True)
+            first = await channel.receive(channels.GREETING_S)
         except (Stranger, OSError, EOFError, ValueError):
             return
         finally:

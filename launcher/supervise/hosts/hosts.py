@@ -148,7 +148,7 @@ class Hosts:
             channel = await self._link.connect(patience)
             self._answers = asyncio.Queue()
             self._listening = asyncio.create_task(self._listen(channel, self._answers))
-        host = replace(self._describe(), door=self._link.door)
+        host = replace(self._describe(), door=self._link.door.at)
         self._has_store = bool(host.recipe.get(STORE))
         if met := self.met:
             number, count = met.number, len(met.names)

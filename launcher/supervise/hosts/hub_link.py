@@ -81,8 +81,8 @@ _ONE_TOKEN = (
 class HubLink:
     """The connection to the hub, and the hub where it is here.
 
-    channel: None before it is connected, and once it is lost.  own_address: of this host.  met: the
-    last round.  stores: of the ranks of all rounds, if the hub is here.
+    channel: None before it is connected, and once it is lost.  door: of this host.  own_address: of
+    this host.  met: the last round.  stores: of the ranks of all rounds, if the hub is here.
     """
 
     def __init__(
@@ -97,24 +97,17 @@ class HubLink:
         self.own_address = ""
         self.met: Company | None = None
         self.stores: list[Any] = []
+        self.door = Door(self.files)
         self._known = known
-        self._door: Door | None = None
         self._seen_s: float | None = None  # when a hub was first seen, without its token
 
     @property
     def place(self) -> str:
-        """Return where hosts meet, for a person."""
         return " or ".join(map(str, self.endpoints))
 
     @property
-    def door(self) -> str:
-        """Return where others come to this host."""
-        return self._door.at if self._door else ""
-
-    @property
     def holds_hub(self) -> bool:
-        """True if the hub is here."""
-        return self._door is not None and self._door.hub is not None
+        return self.door.hub is not None
 
     @property
     def address(self) -> str:
@@ -131,11 +124,7 @@ class HubLink:
             places = [Endpoint.parse(door) for door in self.met.doors]
             places += [place for place in self.endpoints if place not in places]
             return await self._seek(places, self.met.number, None, patience)
-        listener, own = None, -1
-        for number, place in enumerate(self.endpoints):
-            if listener := await self._try_to_listen(place, patience):
-                own = number
-                break
+        own, listener = await self._try_to_listen(patience)
         here = listener and str(Endpoint(*listener.getsockname()[:2]))
         others = [Endpoint.parse(door) for door in self._known() if door != here]
         turn = len(others) + own if listener else -1
@@ -208,9 +197,9 @@ class HubLink:
                     return f"the launcher at {place} has not met the others yet", True
                 self.own_address = str(channel.writer.get_extra_info("sockname")[0])
                 self.channel = channel
-                if self._door is None:
-                    self._door = Door(token, self.files)
-                    self._door.open(listen(self.own_address))
+                if not self.door.at:
+                    self.door.token = token
+                    self.door.open(listen(self.own_address))
                 return "", True
         return why, False
 
@@ -237,42 +226,43 @@ class HubLink:
                     raise RecipeError(KEY, f"{why}.", "Give a name or an address.") from None
             await patience.wait(why)
 
-    async def _try_to_listen(self, place: Endpoint, patience: Patience) -> socket.socket | None:
-        """Listen at an endpoint, if it is this machine's, and this host may be the first."""
+    async def _try_to_listen(self, patience: Patience) -> tuple[int, socket.socket | None]:
+        """Listen at the first endpoint of this machine, if this host may be the first; return its
+        number, too.
+        """
         rank = self.launch.node_rank
-        for address in await self._resolve(place, patience) if rank in (None, 0) else ():
-            try:
-                return listen(address, place.port)
-            except OSError as error:
-                elsewhere = error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
-                if elsewhere and rank is None:
-                    continue
-                raise RecipeError(
-                    KEY,
-                    f"host 0 cannot listen at {place}: {_reason(error)}.",
-                    "Give an address of host 0, and a port that is free there.",
-                ) from None
-        return None
+        for number, place in enumerate(self.endpoints if rank in (None, 0) else ()):
+            for address in await self._resolve(place, patience):
+                try:
+                    return number, listen(address, place.port)
+                except OSError as error:
+                    elsewhere = error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+                    if elsewhere and rank is None:
+                        continue
+                    raise RecipeError(
+                        KEY,
+                        f"host 0 cannot listen at {place}: {_reason(error)}.",
+                        "Give an address of host 0, and a port that is free there.",
+                    ) from None
+        return -1, None
 
     async def _hold_hub(self, listener: socket.socket | None) -> JsonChannel:
         """Hold the hub behind this host's door.  listener: becomes its door; None: it has one, and
         opens its own among the endpoints, too, for hosts that come later.
         """
         if listener is not None:
-            self._door = Door(make_token(self.folder), self.files)
+            self.door.token = make_token(self.folder)
             self.own_address = str(listener.getsockname()[0])
-        for place in self.endpoints if listener is None else ():
-            if listener := await self._try_to_listen(place, Patience(0.0, print)):
-                break
-        assert self._door is not None
+        else:
+            _, listener = await self._try_to_listen(Patience(0.0, print))
         if listener is not None:
-            self._door.open(listener)
+            self.door.open(listener)
         server = HubServer(Hub(nodes_of(self.launch), self._open_store), self.silence_s)
         ours, its = socket.socketpair()
-        self._door.begin(server.attend(await channels.open_channel(its)))
-        self._door.begin(server.beat())
+        self.door.begin(server.attend(await channels.open_channel(its)))
+        self.door.begin(server.beat())
         self.channel = await channels.open_channel(ours)
-        self._door.hub = server  # and this host is its first
+        self.door.hub = server  # and this host is its first
         return self.channel
 
     def _open_store(self) -> int:
@@ -283,8 +273,7 @@ class HubLink:
         """Let the last messages leave; then close all connections, and the ranks' store."""
         if self.channel is not None:
             await self.channel.flush(_FLUSH_S)
-        if self._door is not None:
-            await self._door.close(_FLUSH_S)
+        await self.door.close(_FLUSH_S)
         self.stores.clear()
 
 

@@ -44,7 +44,8 @@ def with_door(
 
     async def live() -> None:
         files = FileServer(tmp_path / served, 5.0)
-        door = Door("known", files)
+        door = Door(files)
+        door.token = "known"
         door.open(listen("127.0.0.1"))
         try:
             await act(door.at, files)
