@@ -118,9 +118,11 @@ class Driver:
         """Drive until the run is over; in the loop's thread.  ended: gets how.  written: whether
         the main thread has written all files then; the other hosts of a complete run wait for them.
         """
-        asyncio.set_event_loop(self.loop.loop)
         try:
             self.loop.loop.run_until_complete(self._live(ended, written))
+        except BaseException as error:
+            if not ended.done():
+                ended.set_exception(error)
         finally:
             self.loop.loop.close()
 
@@ -209,8 +211,6 @@ class Driver:
                 self.loop.post(await self.desk.do("looking for the newest whole state", look))
             case instructions.Restart():
                 folder.begin_again(self.record, start, instruction, self.state.terms.may_change)
-            case instructions.RollBack():
-                folder.roll_back(self.record, start, instruction)
             case instructions.Save(below):
                 await self._save(below)
             case instructions.ReplanFewer(fault):
@@ -304,9 +304,9 @@ class Driver:
         job, found = self.ranks.compiled.job, self.record.checkpoints
         if find.rolls_back:
             every = job.recipe.train.save_every
-            job.start = back = newest_state.find_rollback(found, every, find.below)
-            return events.StartFound(place_of(back), back.weights.step if back.weights else 0)
-        job.start = newest_state.find_start(found, self.ranks.snapshots, find.below)
+            job.start = newest_state.find_rollback(found, every, find.below)
+        else:
+            job.start = newest_state.find_start(found, self.ranks.snapshots, find.below)
         return events.StartFound(place_of(job.start))
 
     async def _save(self, below: int) -> None:
@@ -379,18 +379,11 @@ def supervising(driver: Driver, signals: Signals) -> Iterator[instructions.End]:
     """
     end, written = Future[instructions.End](), Future[bool]()
     end.add_done_callback(lambda _: driver.desk.close())
-
-    def drive() -> None:
-        try:
-            driver.run(end, written)
-        except BaseException as error:
-            if not end.done():
-                end.set_exception(error)
-
     if signals.deadline is not None:
         at, limit = signals.deadline, events.Asked(TIME_LIMIT)
         driver.loop.loop.call_at(at, driver.loop.post, limit)  # its clock is the monotonic one
-    thread = threading.Thread(target=in_one_chunk(drive), name="supervise", daemon=True)
+    drive = in_one_chunk(partial(driver.run, end, written))
+    thread = threading.Thread(target=drive, name="supervise", daemon=True)
     with signals.posting(driver.loop.post, driver.desk):
         thread.start()
         driver.desk.serve()

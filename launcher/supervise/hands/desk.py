@@ -73,7 +73,6 @@ class Desk:
                 order()
 
     def close(self) -> None:
-        """Let the main thread go."""
         self._orders.put(None)
 
     def _order(self, what: str, work: Callable[[], T], yields_to: int) -> Future[T]:

@@ -73,7 +73,6 @@ class Loop:
             self.fail(error)
 
     async def close(self) -> None:
-        """End the tasks and the timers."""
         for timer in self._timers.values():
             timer.cancel()
         others = asyncio.all_tasks() - {asyncio.current_task()}

@@ -27,8 +27,8 @@ from flowrun.launcher.store.checkpoint import Checkpoint, find_step, remove_part
 from flowrun.launcher.supervise.hands.lease import Lease, Owner
 from flowrun.launcher.supervise.hosts.token import name_folder
 from flowrun.launcher.supervise.hosts.words import Host
-from flowrun.launcher.supervise.life.events import Company, FromHost
-from flowrun.launcher.supervise.life.instructions import Restart, RollBack
+from flowrun.launcher.supervise.life.events import ROLLED_BACK, Company, FromHost, StartPoint
+from flowrun.launcher.supervise.life.instructions import Restart
 from flowrun.launcher.supervise.life.run_state import RunState
 
 
@@ -130,6 +130,9 @@ def begin_again(record: Record, start: Start | None, again: Restart, may_change:
     start: that this host would begin at; hosts may have agreed on another.
     """
     fault, place, reached = again.fault, again.place, record.reached
+    if place.source == ROLLED_BACK:
+        _roll_back(record, start, fault, place)
+        return
     if start is None or start.step != place.step:
         start = find_step(record.run_folder, place.step)
     record.go_back(start, _line(record, fault, place.step, place.source))
@@ -139,15 +142,15 @@ def begin_again(record: Record, start: Start | None, again: Restart, may_change:
     record.note(f"{why}{count} from step {place.step} ({place.source}), {back} back.")
 
 
-def roll_back(record: Record, start: Start | None, back: RollBack) -> None:
+def _roll_back(record: Record, start: Start | None, fault: Reason, place: StartPoint) -> None:
     """Put the folder after a bad step, with older weights, and say so."""
-    fault, first, last = back.fault, back.weights, back.steps - 1
-    line = _line(record, fault, back.steps, "checkpoint" if first else "beginning")
+    first, last = place.weights, place.step - 1
+    line = _line(record, fault, place.step, "checkpoint" if first else "beginning")
     record.go_back(start, {**line, "left_out": [first, last]})
-    record.leave_out(range(first, back.steps))
+    record.leave_out(range(first, place.step))
     of = f"the checkpoint of step {first}" if first else "the beginning"
     record.note(
-        f"{fault.where}: {fault.problem.splitlines()[0]} The run goes on at step {back.steps} with"
+        f"{fault.where}: {fault.problem.splitlines()[0]} The run goes on at step {place.step} with"
         f" the weights of {of}; the updates of steps {first} to {last} are left out."
     )
 

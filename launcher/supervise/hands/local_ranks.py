@@ -85,7 +85,6 @@ class LocalRanks(RanksHand):
             self.wires.loop.begin(self._follow(round_, self._watch(round_)))
 
     def kill(self) -> None:
-        """Kill the ranks."""
         if self._round:
             self._round.killed_s = time.monotonic()
             self._round.processes.kill()
@@ -192,8 +191,7 @@ class RankProcesses:
     ) -> None:
         """Fork all of them.
 
-        live: what each does, from its first line to its exit, with these variables.  place: where
-        they meet.  count: of this host.  threads: of each.
+        live: what each does, from its first line to its exit, with these variables.
 
         Neither this process nor a rank looks for garbage among what is there now, graphs and plans.
         To look is to write to each object: every rank would copy all their pages, 0.4 s of its
@@ -221,11 +219,9 @@ class RankProcesses:
 
     @property
     def are_gone(self) -> bool:
-        """True if all have ended."""
         return len(self._ended) == len(self._processes)
 
     def kill(self) -> None:
-        """Kill those that run."""
         for process in self._processes:
             process.kill()
 

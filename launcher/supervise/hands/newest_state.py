@@ -39,12 +39,10 @@ class RolledBack:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the weights."""
         return self.weights.folder if self.weights else None
 
     @property
     def fresh(self) -> bool:
-        """True if they are those of the beginning."""
         return self.weights is None
 
 
@@ -52,9 +50,12 @@ def place_of(start: Start | None) -> StartPoint:
     """Describe a state to the machine."""
     if start is None:
         return StartPoint()
-    saved = start.step if isinstance(start, Checkpoint) else 0
-    kinds = {MemorySnapshot: "snapshot", RolledBack: ROLLED_BACK}
-    return StartPoint(start.step, kinds.get(type(start), "checkpoint"), saved)
+    if isinstance(start, RolledBack):
+        weights = start.weights.step if start.weights else 0
+        return StartPoint(start.step, ROLLED_BACK, weights=weights)
+    if isinstance(start, MemorySnapshot):
+        return StartPoint(start.step, "snapshot")
+    return StartPoint(start.step, "checkpoint", start.step)
 
 
 def find_start(

@@ -114,10 +114,7 @@ class Pace:
             return ""
         steps = min(pulse.trained_steps for pulse in self._pulses)
         waited_s = {pulse.rank: pulse.waited_s for pulse in self._pulses}
-        if self._before is None:
-            self._before = now, steps, waited_s
-            return ""
-        since, steps_before, before = self._before
+        since, steps_before, before = self._before = self._before or (now, steps, waited_s)
         done = steps - steps_before
         if now - since < _WINDOW_S or done < _WINDOW_STEPS:
             return ""
@@ -150,11 +147,10 @@ def explain_hang(
 class Watch:
     """The watch over the ranks of this host.
 
-    pulses, stacks: of the ranks.  limit_s: as find_limit returns.  folder: where hang.txt goes.
-    say: shows a line to a person.  fail: takes why a run ends that hangs.  host_of: names the host
-    of a rank for a person.  compares: True to name stragglers: where loops do not run ahead of
-    a device.  grows: see Quiet.  own: returns when that thread of the launcher itself
-    last did something which has been quiet the longest, and its name.
+    limit_s: as find_limit returns.  folder: where hang.txt goes.  fail: takes why a run ends that
+    hangs.  compares: True to name stragglers: where loops do not run ahead of a device.  grows: see
+    Quiet.  own: returns when that thread of the launcher itself last did something which has been
+    quiet the longest, and its name.
     """
 
     pulses: Pulses

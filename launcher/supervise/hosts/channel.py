@@ -140,7 +140,6 @@ class JsonChannel:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since something came."""
         return time.monotonic() - self.last_s
 
     def falls_silent(self) -> bool:

@@ -28,22 +28,17 @@ def find_mismatch(first: Host, other: Host) -> Reason | None:
         if first.recipe.get(key) != other.recipe.get(key) and key not in _OF_A_HOST
     ]
     wrong = [key for key in differ if not key.startswith(_OF_THE_PLAN)]
-    if wrong or (differ and first.planned == other.planned and first.plan != other.plan):
+    is_other_plan = first.planned == other.planned and first.plan != other.plan
+    if wrong or (differ and is_other_plan):
         named = [
             f"{key} " + _both(first, other, first.recipe.get(key), other.recipe.get(key))
             for key in (wrong or differ)[:_MOST_KEYS]
         ]
         return Reason((wrong or differ)[0], "\n".join(named), SAME_COMMAND)
-    return _compare_plans(first, other)
-
-
-def _compare_plans(first: Host, other: Host) -> Reason | None:
-    """Name the package whose versions explain that two hosts made other plans."""
-    if first.plan == other.plan or first.planned != other.planned:
+    if not is_other_plan:
         return None
-    for package in first.versions:
-        ours, theirs = first.versions[package], other.versions.get(package)
-        if ours != theirs:
+    for package, ours in first.versions.items():
+        if ours != (theirs := other.versions.get(package)):
             both = _both(first, other, ours, theirs)
             return Reason(f"the installed {package}", both, SAME_COMMAND)
     differs = f"that of {other.name} differs from that of {first.name}."

@@ -20,15 +20,8 @@ from pathlib import Path
 from flowrun.engine.errors import RunError
 from flowrun.engine.ir.files import PARTIAL, replacing
 from flowrun.launcher.ranks.wire import Notice
-from flowrun.launcher.store.checkpoint import (
-    ABOUT,
-    FOLDER,
-    About,
-    Checkpoint,
-    damage_of,
-    partial_folder,
-    publish,
-)
+from flowrun.launcher.store import checkpoint as checkpoints
+from flowrun.launcher.store.checkpoint import ABOUT, FOLDER, About, Checkpoint
 from flowrun.launcher.store.kept_run import name_in
 from flowrun.launcher.store.run_files import METRICS, RESTARTS
 from flowrun.launcher.supervise.hosts.channel import JsonChannel, Stranger, connect
@@ -148,7 +141,7 @@ class OtherFolder:
         for what is damaged.
         """
         here = Checkpoint((folder / name_in(step, ABOUT)).parent, step)
-        partial = partial_folder(folder, step)
+        partial = checkpoints.partial_folder(folder, step)
         text = await self.read(name_in(step, ABOUT))
         if not text:
             return None
@@ -158,10 +151,10 @@ class OtherFolder:
             for file, (size, crc) in About.from_json(text).files.items():
                 name, to = name_in(step, file), partial / file
                 _check_name(name)
-                damaged = await asyncio.to_thread(damage_of, to, size, crc)
+                damaged = await asyncio.to_thread(checkpoints.damage_of, to, size, crc)
                 if damaged and not await self.get(name, to, (size, crc)):
                     return None
-            here = await asyncio.to_thread(publish, partial, step, text)
+            here = await asyncio.to_thread(checkpoints.publish, partial, step, text)
         for name in (METRICS, RESTARTS) if lines else ():
             await self.get(name, folder / name)
         return here

@@ -25,12 +25,14 @@ class StartPoint:
     """Where ranks begin.
 
     step: steps done or left out.  source: checkpoint, snapshot, beginning or ROLLED_BACK.  saved:
-    steps of the checkpoint on the disk that it is; 0: none.
+    steps of the checkpoint on the disk that it is; 0: none.  weights: of a rollback, steps of their
+    checkpoint; 0: those of the beginning.
     """
 
     step: int = 0
     source: str = "beginning"
     saved: int = 0
+    weights: int = 0
 
 
 class RankDied(Notice):
@@ -73,7 +75,6 @@ class Company:
 
     @property
     def others(self) -> int:
-        """The number of other hosts."""
         return max(0, len(self.names) - 1)
 
     @property
@@ -171,10 +172,9 @@ class TimeIsUp(Notice):
 
 
 class StartFound(Notice):
-    """The newest whole state was found.  weights: of a rollback, steps of their checkpoint."""
+    """The newest whole state was found."""
 
     place: StartPoint
-    weights: int = 0
 
 
 class NewPlan(Notice):

@@ -13,21 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flowrun.launcher.ranks.rank_events import CANCELLED, COMPLETES, ENDS, Reason
-from flowrun.launcher.supervise.life import instructions
+from flowrun.launcher.supervise.life import instructions, verdicts
 from flowrun.launcher.supervise.life.events import ANSWER, GRACE, Asked, Company, HaltOffered
 from flowrun.launcher.supervise.life.instructions import End, say
-from flowrun.launcher.supervise.life.verdicts import (
-    CTRL_C,
-    NUMBERS,
-    TIME_LIMIT,
-    WARNING,
-    Terms,
-    describe,
-    early_end_of,
-    end_of,
-)
+from flowrun.launcher.supervise.life.verdicts import Terms
 
-_OF_ONE_HOST = ("SIGTERM", WARNING, CTRL_C, TIME_LIMIT)
+_OF_ONE_HOST = ("SIGTERM", verdicts.WARNING, verdicts.CTRL_C, verdicts.TIME_LIMIT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +48,11 @@ class Halts:
     def ask(self, asked: Asked) -> Answer:
         """Take a request."""
         if asked.again:
-            return _end_early(replace(self, ending=asked), early_end_of(asked))
+            return _end_early(replace(self, ending=asked), verdicts.early_end_of(asked))
         if self.ending is not None:
-            put_back = asked.by == WARNING  # a batch job goes back into the queue
+            put_back = asked.by == verdicts.WARNING  # a batch job goes back into the queue
             leaves = self.ending.regroups and not asked.regroups and asked.ends
-            settled = put_back or (leaves and asked.by != NUMBERS)
+            settled = put_back or (leaves and asked.by != verdicts.NUMBERS)
             ending = replace(asked, ends=self.ending.ends) if settled else self.ending
             return replace(self, ending=ending), ()
         if self.current is not None:
@@ -69,9 +60,9 @@ class Halts:
         if 0 <= asked.round < self.round:
             return self, ()  # what another host asked for in an agreement that is over
         begun = replace(self, current=asked)
-        if asked.by == NUMBERS:
+        if asked.by == verdicts.NUMBERS:
             return begun, (instructions.Freeze(),)
-        out: tuple[instructions.Instruction, ...] = (say(describe(asked)), instructions.Freeze())
+        out = (say(verdicts.describe(asked)), instructions.Freeze())
         if not asked.ends:
             return begun, out
         timer = instructions.SetTimer(GRACE, self.terms.grace_s)
@@ -111,7 +102,7 @@ class Halts:
         if self.late or self.ending is None or self.halt is None or self.ending.ends == COMPLETES:
             return None
         nothing_begun = self.halt == self.saved
-        return end_of(self.ending) if nothing_begun or not early else None
+        return verdicts.end_of(self.ending) if nothing_begun or not early else None
 
 
 Answer = tuple[Halts, tuple[instructions.Instruction, ...]]
@@ -134,7 +125,7 @@ def _settle(halts: Halts) -> Halts:
 
 def _join(halts: Halts, host: int, offer: HaltOffered) -> Asked:
     by = offer.by
-    regroups = offer.ends == ENDS and halts.terms.may_change and by != NUMBERS
+    regroups = offer.ends == ENDS and halts.terms.may_change and by != verdicts.NUMBERS
     if regroups and by in _OF_ONE_HOST:
         by = f"{halts.company.name(host)} leaves ({by})"
     return Asked(by, offer.ends, regroups=regroups, round=offer.round)
@@ -148,7 +139,7 @@ def _decide(halts: Halts) -> Answer:
         return halts, ()
     offers, done = (mine, *others.values()), _settle(halts)
     timer = (instructions.SetTimer(ANSWER, -1),) if others else ()
-    if asked.by == NUMBERS:
+    if asked.by == verdicts.NUMBERS:
         halt = instructions.HaltAfter(max(offer.begun for offer in offers), ENDS)
         return _then(_take_next(done), *timer, halt)
     return _then(_halt(done, asked, offers), *timer)

@@ -100,24 +100,14 @@ class FindStart(Instruction):
 class Restart(Instruction):
     """Write down that ranks begin again.
 
-    fault: why.  place: where they begin.  in_row, limit: of restarts; in_row 0: a host left.
+    fault: why.  place: where they begin.  in_row, limit: of restarts; in_row 0: a host left, or the
+    run is rolled back.
     """
 
     fault: Reason
     place: StartPoint
-    in_row: int
-    limit: int
-
-
-class RollBack(Instruction):
-    """Write down that the run continues after a bad step with older weights.
-
-    fault: of the step.  steps: done or left out.  weights: steps of their checkpoint.
-    """
-
-    fault: Reason
-    steps: int
-    weights: int
+    in_row: int = 0
+    limit: int = 0
 
 
 class Save(Instruction):

@@ -32,18 +32,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrun.launcher.ranks.rank_events import (
-    LEFT,
-    Evaluated,
-    Failure,
-    FileWritten,
-    NumbersSeen,
-    RankEnded,
-    Reason,
-    Remarked,
-    StepDone,
-    WeightsWritten,
-)
+from flowrun.launcher.ranks import rank_events as said
 from flowrun.launcher.ranks.wire import Notice
 from flowrun.launcher.supervise.life import events, instructions, next_round, verdicts
 from flowrun.launcher.supervise.life.halts import Answer
@@ -51,8 +40,8 @@ from flowrun.launcher.supervise.life.run_state import Life, Move, RunState, in_r
 from flowrun.launcher.supervise.life.verdicts import NUMBERS, Attempts, Terms
 
 _LINGER_S = 2.0  # after a rank failed, those that wait for it in vain are killed
-_FOR_ALL = (StepDone, Evaluated, FileWritten, WeightsWritten, RankEnded)
-_UNHEARD = (*_FOR_ALL, Remarked, NumbersSeen)  # of ranks whose launcher is broken
+_FOR_ALL = (said.StepDone, said.Evaluated, said.FileWritten, said.WeightsWritten, said.RankEnded)
+_UNHEARD = (*_FOR_ALL, said.Remarked, said.NumbersSeen)  # of ranks whose launcher is broken
 
 
 def begin(terms: Terms, place: events.StartPoint, reached: int = 0) -> Move:
@@ -88,7 +77,7 @@ def _concerns_all(event: Notice) -> bool:
     """Return whether other hosts get an event of a rank of this host: all but remarks, and an error
     that is another rank's fault.
     """
-    failed = isinstance(event, Failure) and not event.lost_peer
+    failed = isinstance(event, said.Failure) and not event.lost_peer
     return failed or isinstance(event, _FOR_ALL)
 
 
@@ -107,17 +96,17 @@ def _blame(state: RunState, **known: object) -> RunState:
 def _take_of_rank(state: RunState, event: Notice, host: int) -> Move:
     """Take what a rank says, of this host (-1) or of another, and what goes to listeners."""
     match event:
-        case StepDone():
+        case said.StepDone():
             return replace(state, reached=event.step + 1), (instructions.Publish(event),)
-        case Evaluated() | Remarked() | events.CheckpointKept():
+        case said.Evaluated() | said.Remarked() | events.CheckpointKept():
             return state, (instructions.Publish(event),)
-        case FileWritten() if not state.company.number:
+        case said.FileWritten() if not state.company.number:
             return _take_file(state, event)
-        case RankEnded():
+        case said.RankEnded():
             return in_round(state, ended=state.round.ended | {event.rank}), ()
-        case NumbersSeen():
+        case said.NumbersSeen():
             return _ask(state, events.Asked(NUMBERS))
-        case Failure():
+        case said.Failure():
             return _fail(state, replace(event, host=host))
     return _take_of_process(state, event, host)
 
@@ -126,7 +115,7 @@ def _take_of_process(state: RunState, event: Notice, host: int) -> Move:
     """Take what happens to this host's processes and launcher, a request, or the end of a timer."""
     match event:
         case events.RankDied() if not (state.round.blame.killed or state.round.blame.death):
-            return _linger(_blame(state, death=Reason(f"rank {event.rank}", event.how)))
+            return _linger(_blame(state, death=said.Reason(f"rank {event.rank}", event.how)))
         case events.RanksGone() if state.phase is Life.TRAINING:
             return next_round.part(state)
         case events.HangSeen():
@@ -152,8 +141,8 @@ def _take_of_host(state: RunState, event: Notice, host: int) -> Move:
         case events.Finished():
             return next_round.finish(state)
         case events.HostGone() if not state.round.finished:
-            fault = Reason(state.company.name(event.host), event.why)
-            return _fail(state, Failure(fault, LEFT, host=event.host))
+            fault = said.Reason(state.company.name(event.host), event.why)
+            return _fail(state, said.Failure(fault, said.LEFT, host=event.host))
         case events.HaltOffered() if state.phase is Life.TRAINING:
             return _with_halts(state, state.round.halts.take_offer(host, event))
         case events.Parted() if state.phase is Life.PARTING:
@@ -167,7 +156,7 @@ def _take_of_host(state: RunState, event: Notice, host: int) -> Move:
     return state, ()
 
 
-def _take_file(state: RunState, event: FileWritten) -> Move:
+def _take_file(state: RunState, event: said.FileWritten) -> Move:
     """A rank has written its file of a checkpoint; the last one completes it."""
     files = dict(state.round.files)
     there = {**files.pop(event.step, {}), event.name: event.written}
@@ -181,9 +170,9 @@ def _take_file(state: RunState, event: FileWritten) -> Move:
     return in_round(state, files=files), out
 
 
-def _fail(state: RunState, failure: Failure) -> Move:
+def _fail(state: RunState, failure: said.Failure) -> Move:
     """Note a failure: ranks that wait in vain are killed, at once if another host's failed."""
-    if state.phase is Life.FINISHING and failure.host == 0 and failure.how == LEFT:
+    if state.phase is Life.FINISHING and failure.host == 0 and failure.how == said.LEFT:
         return next_round.go_on_without_first(state, failure)
     if state.phase not in (Life.TRAINING, Life.PARTING):
         return state, ()

@@ -110,10 +110,10 @@ def begin_at(state: RunState, event: events.StartFound) -> Move:
     verdict, place = state.round.verdict, event.place
     assert verdict and verdict.fault
     if place.source == events.ROLLED_BACK:
-        rollbacks = state.rollbacks.after(event.weights)
+        rollbacks = state.rollbacks.after(place.weights)
         if rollbacks is None:
             return _try_again(state, verdict)
-        back = instructions.RollBack(verdict.fault, place.step, event.weights)
+        back = instructions.Restart(verdict.fault, place)
         return meet(replace(state, rollbacks=rollbacks, place=place, reached=place.step), back)
     out: instructions.Instruction
     if state.terms.may_change:
@@ -148,13 +148,11 @@ def follow_plan(state: RunState, event: events.NewPlan) -> Move:
 
 
 def end_by(state: RunState, verdict: End) -> Move:
-    """End by a verdict."""
     fault = verdict.fault and name_host(state, verdict.fault)
     return end(state, replace(verdict, fault=fault))
 
 
 def end(state: RunState, how: End) -> Move:
-    """Say the last word."""
     return replace(state, phase=Life.OVER, waiting=()), (how,)
 
 

@@ -62,7 +62,6 @@ class RunState:
 
     @property
     def company(self) -> Company:
-        """The hosts of the round."""
         return self.round.halts.company
 
 

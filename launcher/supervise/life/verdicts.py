@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from flowrun.launcher.ranks.rank_events import (
-    CANCELLED,
-    COMPLETES,
-    DIED,
-    LEFT,
-    RAISED,
-    Failure,
-    Reason,
-)
+from flowrun.launcher.ranks import rank_events as said
+from flowrun.launcher.ranks.rank_events import Failure, Reason
 from flowrun.launcher.supervise.life.events import Asked
 from flowrun.launcher.supervise.life.instructions import FAILED, PREEMPTED, STOPPED, End
 
@@ -60,16 +53,16 @@ class Attempts:
         how: ranks ended.  reached: steps done by then.  An error that a rank's code raises again
         before there is a new step would be raised each time.
         """
-        if how == LEFT:
+        if how == said.LEFT:
             after = replace(self, furthest=max(reached, self.furthest))
             return after if terms.may_change else None
         progress = reached > self.furthest
         in_row = 0 if progress else self.in_row
-        again = how == RAISED and self.raised and not progress
-        if how == CANCELLED or again or in_row >= terms.restarts:
+        again = how == said.RAISED and self.raised and not progress
+        if how == said.CANCELLED or again or in_row >= terms.restarts:
             return None
         furthest = max(reached, self.furthest)
-        return replace(self, in_row=in_row + 1, furthest=furthest, raised=how == RAISED)
+        return replace(self, in_row=in_row + 1, furthest=furthest, raised=how == said.RAISED)
 
     @property
     def wait_s(self) -> float:
@@ -137,9 +130,9 @@ class Blame:
     def find_how(self, fault: Reason) -> str:
         """Return how `fault` ended the ranks: DIED, RAISED, LEFT or CANCELLED (rank_events.py)."""
         if fault == self.broken:
-            return CANCELLED
+            return said.CANCELLED
         failure = self.find(fault)
-        return DIED if failure is None or failure.lost_peer else failure.how
+        return said.DIED if failure is None or failure.lost_peer else failure.how
 
     def find(self, fault: Reason | None) -> Failure | None:
         """Return the failure of a fault."""
@@ -151,7 +144,7 @@ class Blame:
         if failure:
             lost = Failure(replace(fault, story=""), lost_peer=True)
             return lost if failure.lost_peer else None
-        return Failure(fault, DIED if fault.where.startswith("rank") else LEFT)
+        return Failure(fault, said.DIED if fault.where.startswith("rank") else said.LEFT)
 
 
 def _rank(fault: Reason) -> str:
@@ -161,7 +154,7 @@ def _rank(fault: Reason) -> str:
 def end_of(asked: Asked) -> End:
     """Return how a run ends that has saved all, or has nothing to save."""
     if asked.regroups:
-        return End(FAILED, asked.by, Reason("the hosts", f"{asked.by}."), how=LEFT)
+        return End(FAILED, asked.by, Reason("the hosts", f"{asked.by}."), how=said.LEFT)
     return End(STOPPED if asked.by == CTRL_C else PREEMPTED, asked.by)
 
 
@@ -171,14 +164,14 @@ def early_end_of(asked: Asked) -> End:
         return End(STOPPED, CTRL_C)
     if asked.regroups:
         return end_of(asked)
-    return End(FAILED, asked.by, Reason(LAUNCHER, f"stopped by {asked.by}."), how=CANCELLED)
+    return End(FAILED, asked.by, Reason(LAUNCHER, f"stopped by {asked.by}."), how=said.CANCELLED)
 
 
 def describe(asked: Asked) -> str:
     """Say what becomes of a request."""
     if asked.regroups:
         return f"{asked.by}: the step under way is finished and saved, and the hosts meet again"
-    if asked.ends == COMPLETES:
+    if asked.ends == said.COMPLETES:
         return f"{asked.by} ends the run after the step under way"
     if not asked.ends:
         return f"{asked.by}: a checkpoint is written after the step under way"
