@@ -56,7 +56,7 @@ BUDGETS = {
     "launcher/recipe": 3_565,
     "launcher/report": 2_594,
     "launcher/store": 1_122,
-    "launcher/supervise": 5_002,
+    "launcher/supervise": 4_902,
     "launcher/terminal": 343,
     "launcher/text": 603,
     "launcher/urls": 522,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_534,
+    "tests/launcher": 19_535,
     "tests/models": 797,
     "tests/support": 9_635,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_479, "tests": 59_074, "docs": 50_000}
+SUMS = {"source": 81_379, "tests": 59_075, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 357, "except Exception": 30, "functions above complexity 15": 0}

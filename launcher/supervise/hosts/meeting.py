@@ -35,8 +35,11 @@ def find_mismatch(first: Host, other: Host) -> Reason | None:
             for key in (wrong or differ)[:_MOST_KEYS]
         ]
         return Reason((wrong or differ)[0], "\n".join(named), SAME_COMMAND)
-    if not is_other_plan:
-        return None
+    return _explain_plans(first, other) if is_other_plan else None
+
+
+def _explain_plans(first: Host, other: Host) -> Reason:
+    """Name the package whose versions explain that two hosts made other plans."""
     for package, ours in first.versions.items():
         if ours != (theirs := other.versions.get(package)):
             both = _both(first, other, ours, theirs)
