@@ -36,7 +36,7 @@ BUDGETS = {
     "engine/ir": 1_841,
     "engine/lowering": 1_358,
     "engine/ops": 6_843,
-    "engine/passes": 8_378,
+    "engine/passes": 8_390,
     "engine/rehearsal": 1_196,
     "engine/runtime": 8_435,
     "engine/trace": 583,
@@ -65,7 +65,7 @@ BUDGETS = {
     "tests": 1_181,
     "tests/behaviour": 9_882,
     "tests/chaos": 1_057,
-    "tests/engine": 15_233,
+    "tests/engine": 15_264,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_635,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_379, "tests": 59_075, "docs": 50_000}
+SUMS = {"source": 81_391, "tests": 59_106, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 357, "except Exception": 30, "functions above complexity 15": 0}

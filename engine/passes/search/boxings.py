@@ -45,7 +45,8 @@ class Boxings:
         forms.
 
         maker_forms: forms at its maker.  wanted: sets of forms.  ways: forms through which a boxing
-        may go though no reader needs them.
+        may go at no cost of their own; then the seconds of a set are those of its dearest form, at
+        most what the set costs: boxings to several forms may go through one way, which is paid once.
         """
         objective, tensor = self.objective, self.objective.graph.tensors[name]
         keeps = objective.copy_bytes(name, next(iter(maker_forms[0]))) > 0
@@ -81,12 +82,13 @@ class Boxings:
         seconds = np.zeros((len(maker_forms), len(wanted)))
         held = {stage: np.zeros_like(seconds) for stage in dict.fromkeys(f.stage for f in every)}
         known: dict[tuple[LocationNumbers, LocationNumbers], float] = {}
+        least = _least_of_dearest if ways else _least
         numbers = {f: tuple(sorted(map(place.__getitem__, f))) for f in (*maker_forms, *wanted)}
         for i, existing in enumerate(map(numbers.__getitem__, maker_forms)):
             for j, places in enumerate(map(numbers.__getitem__, wanted)):
                 missing = tuple(k for k in places if k not in existing)
                 self.complete &= len(missing) <= MAX_ORDERED_FORMS
-                seconds[i, j] = times * _least(into, existing, missing, known)
+                seconds[i, j] = times * least(into, existing, missing, known)
                 for k in missing:
                     held[every[k].stage][i, j] += copies[k]
         return seconds, held
@@ -132,3 +134,13 @@ def _least(
             for f in lasts
         )
     return known[key]
+
+
+def _least_of_dearest(
+    into: Sequence[Sequence[float]],
+    have: LocationNumbers,
+    missing: LocationNumbers,
+    known: dict[tuple[LocationNumbers, LocationNumbers], float],
+) -> float:
+    """Return the least seconds of boxing to one of the forms, the dearest.  Arguments: `_least`."""
+    return max((_least(into, have, (form,), known) for form in missing), default=0.0)
