@@ -66,19 +66,20 @@ class Lease:
         if self._owner == owner:
             self.check()
             return
-        before = self.read()
-        lives = before is not None and _may_live(before, owner)
-        if before and follows and before.epoch >= owner.epoch and not before.is_launcher(owner):
-            raise self._lost_to(before)
-        if before and lives and not follows and self._is_renewed():
-            raise RecipeError(
-                "hydra.run.dir",
-                f"another run is writing to {self._file.parent}: {before}.",
-                "Give each run a folder of its own: hydra.run.dir=outputs/NAME.",
-            )
+        before, lives = self.read(), False
+        if before and not before.is_launcher(owner):
+            if follows and before.epoch >= owner.epoch:
+                raise self._lost_to(before)
+            lives = before.machine != owner.machine or is_running(before.process)
+            if lives and not follows and self._is_renewed():
+                raise RecipeError(
+                    "hydra.run.dir",
+                    f"another run is writing to {self._file.parent}: {before}.",
+                    "Give each run a folder of its own: hydra.run.dir=outputs/NAME.",
+                )
         replace_text(self._file, json.dumps(asdict(owner)) + "\n")
         self._owner = owner
-        if before and lives and follows:
+        if lives and follows:
             time.sleep(_BEATS * BEAT_S)
             self.check()
 
@@ -126,9 +127,3 @@ class Lease:
                     return True
                 time.sleep(_LOOK_S)
         return False
-
-
-def _may_live(before: Owner, owner: Owner) -> bool:
-    """Return whether the launcher of a lease may be another run's, and live."""
-    elsewhere = before.machine != owner.machine
-    return elsewhere or (not before.is_launcher(owner) and is_running(before.process))

@@ -248,18 +248,14 @@ class Watch:
 
     def _end_run(self, quiet: Quiet) -> bool:
         """End a run that hangs; False if it goes on after all."""
-        before = self.pulses.copy()
-        pulses = {pulse.rank: pulse for pulse in self.pulses.ranks}
-        halts = {rank: describe_halt(pulse.process) for rank, pulse in pulses.items()}
-        ranks = {rank: pulse.state(halts[rank]) for rank, pulse in pulses.items()}
-        asked = {
-            k: pulse.process
-            for k, pulse in enumerate(self.pulses.ranks)
-            if pulse.process and not halts[pulse.rank]
-        }
+        before, pulses = self.pulses.copy(), self.pulses.ranks
+        halts = [describe_halt(pulse.process) for pulse in pulses]
+        ranks = {pulse.rank: pulse.state(halts[k]) for k, pulse in enumerate(pulses)}
+        runs = [k for k, pulse in enumerate(pulses) if pulse.process and not halts[k]]
+        asked = {k: pulses[k].process for k in runs}
         stacks = self.stacks.collect(asked)
-        waiting = {self.pulses.ranks[k].rank for k, text in stacks.items() if waits_inside(text)}
-        absent = set(range(self.pulses.ranks[0].plans[0].num_ranks)) - set(pulses)
+        waiting = {pulses[k].rank for k, text in stacks.items() if waits_inside(text)}
+        absent = set(range(pulses[0].plans[0].num_ranks)) - set(ranks)
         found = find_owed(ranks).without(waiting, absent)
         if found.owed[0].why == ABSENT and self._ended.wait(_OTHER_HOST_S):
             return True
@@ -289,19 +285,18 @@ def waits_inside(stacks: str) -> bool:
 def describe_ranks(
     ranks: Mapping[int, RankState],
     found: Standstill,
-    pulses: Mapping[int, Pulse],
+    pulses: Sequence[Pulse],
     stacks: Mapping[int, str],
     children: Mapping[int, Mapping[int, str]],
 ) -> str:
     """Return the text of hang.txt below its title.
 
-    ranks, found: see explain_hang.  pulses: by rank.  stacks: by number among the ranks of the
-    host.  children: the stacks of what a rank has forked, such as data workers, by that number and
-    the process.
+    ranks, found: see explain_hang.  stacks: by number in `pulses`.  children: the stacks of what a
+    rank has forked, such as data workers, by that number and the process.
     """
     lines: list[str] = []
-    for k, (rank, pulse) in enumerate(pulses.items()):
-        halted = ranks[rank].halted
+    for k, pulse in enumerate(pulses):
+        rank, halted = pulse.rank, ranks[pulse.rank].halted
         lines += [
             f"rank {rank}, process {pulse.process}{f', {halted}' if halted else ''}: "
             f"{ranks[rank].activity}; its last act ended {pulse.quiet_s:.1f} s ago",

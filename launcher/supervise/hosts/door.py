@@ -26,64 +26,26 @@ _OWN = 0  # the hub's connection to its own host
 _LOOK_S = 0.01
 
 
-class HubServer:
-    """Feeds the hub with what comes from the hosts, and sends what it answers."""
-
-    def __init__(self, hub: Hub, silence_s: float) -> None:
-        """hub: its state.  silence_s: after which a host counts as gone."""
-        self.hub, self._silence_s = hub, silence_s
-        self._channels: dict[int, JsonChannel] = {}
-        self._keys = itertools.count()
-
-    async def attend(self, channel: JsonChannel) -> None:
-        """Serve a host; the first is that of the hub."""
-        key = next(self._keys)
-        self._channels[key] = channel
-        why = await channel.listen(
-            lambda came: self._send(self.hub.receive(key, came)), self._silence_s
-        )
-        del self._channels[key]
-        self._send(self.hub.lose(key, why))
-
-    def _send(self, outgoing: Outgoing) -> None:
-        for to, message in outgoing:
-            if to in self._channels:
-                self._channels[to].send(message)
-
-    async def beat(self) -> None:
-        """Let the hub see that time goes by."""
-        while True:
-            await asyncio.sleep(channels.BEAT_S)
-            self._send(self.hub.tick(time.monotonic()))
-            for key, channel in list(self._channels.items()):
-                channel.beat(self._silence_s)
-                if channel.falls_silent():
-                    self._send(self.hub.notice(key, channel.silent_s))
-
-    async def close(self, within_s: float) -> None:
-        """Take what this host has said last, and let all leave, for so long at most."""
-        until_s = time.monotonic() + within_s
-        while _OWN in self._channels and time.monotonic() < until_s:
-            await asyncio.sleep(_LOOK_S)
-        await asyncio.gather(*(channel.flush(within_s) for channel in self._channels.values()))
-
-
 class Door:
     """Serves each program that connects, in a task of its own, as asyncio.Server does; but that
     leaves open what connects while it closes, and where no file can be opened any more it prints a
-    traceback for each program that connects.
+    traceback for each program that connects.  Where the hub is here, it feeds that with what comes
+    from the hosts, and sends what it answers.
 
     hub: None while it is elsewhere.  at: the first address that it is open at.  token: that others
     have to know; set before it opens.
     """
 
-    def __init__(self, files: FileServer) -> None:
-        self.hub: HubServer | None = None
+    def __init__(self, files: FileServer, silence_s: float) -> None:
+        """silence_s: after which a host counts as gone."""
+        self.hub: Hub | None = None
         self.at = self.token = ""
-        self._files = files
+        self._files, self._silence_s = files, silence_s
         self._listeners: list[socket.socket] = []
         self._strangers = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._channels: dict[int, JsonChannel] = {}  # to hosts
+        self._keys = itertools.count()
 
     def open(self, listener: socket.socket) -> None:
         listener.setblocking(False)
@@ -91,7 +53,39 @@ class Door:
         self._listeners.append(listener)
         self._listen(listener)
 
-    def begin(self, work: Coroutine[object, object, None]) -> None:
+    async def hold(self, hub: Hub) -> JsonChannel:
+        """Hold the hub here; return the connection of this host, which is its first."""
+        ours, its = socket.socketpair()
+        self._begin(self._attend(hub, await channels.open_channel(its)))
+        self._begin(self._beat(hub))
+        channel = await channels.open_channel(ours)
+        self.hub = hub
+        return channel
+
+    async def _attend(self, hub: Hub, channel: JsonChannel) -> None:
+        """Serve a host; the first is that of the hub."""
+        key = next(self._keys)
+        self._channels[key] = channel
+        why = await channel.listen(lambda came: self._send(hub.receive(key, came)), self._silence_s)
+        del self._channels[key]
+        self._send(hub.lose(key, why))
+
+    def _send(self, outgoing: Outgoing) -> None:
+        for to, message in outgoing:
+            if to in self._channels:
+                self._channels[to].send(message)
+
+    async def _beat(self, hub: Hub) -> None:
+        """Let the hub see that time goes by."""
+        while True:
+            await asyncio.sleep(channels.BEAT_S)
+            self._send(hub.tick(time.monotonic()))
+            for key, channel in list(self._channels.items()):
+                channel.beat(self._silence_s)
+                if channel.falls_silent():
+                    self._send(hub.notice(key, channel.silent_s))
+
+    def _begin(self, work: Coroutine[object, object, None]) -> None:
         """Run a coroutine until the door closes."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -115,7 +109,7 @@ class Door:
             connected.close()
             return
         self._strangers += 1
-        self.begin(self._admit(connected))
+        self._begin(self._admit(connected))
 
     async def _admit(self, connected: socket.socket) -> None:
         try:
@@ -133,7 +127,7 @@ class Door:
             if isinstance(first, HubWanted):
                 channel.send(HubHere(self.hub is not None))
                 if self.hub is not None:
-                    await self.hub.attend(channel)
+                    await self._attend(self.hub, channel)
             elif isinstance(first, FileWanted):
                 await self._files.serve(channel, first)
         finally:
@@ -145,7 +139,9 @@ class Door:
             if listener.fileno() >= 0:
                 asyncio.get_running_loop().remove_reader(listener)
                 listener.close()
-        if self.hub is not None:
-            await self.hub.close(within_s)
+        until_s = time.monotonic() + within_s  # what this host has said last is taken before
+        while _OWN in self._channels and time.monotonic() < until_s:
+            await asyncio.sleep(_LOOK_S)
+        await asyncio.gather(*(channel.flush(within_s) for channel in self._channels.values()))
         for task in list(self._tasks):
             task.cancel()

@@ -1,4 +1,4 @@
-"""The hub: which hosts are here, and who gets which message.  Pure: HubServer (door.py) feeds it.
+"""The hub: which hosts are here, and who gets which message.  Pure: a door (door.py) feeds it.
 
 A run is one round, or more: its ranks are started anew, or hosts join and leave.  Messages of one
 host reach every other one in the order sent, and all of them before `Parted`.

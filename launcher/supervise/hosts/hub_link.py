@@ -20,7 +20,7 @@ from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher.recipe.schema import Launch, nodes_of
 from flowrun.launcher.supervise.hosts import channel as channels
 from flowrun.launcher.supervise.hosts.channel import JsonChannel
-from flowrun.launcher.supervise.hosts.door import Door, HubServer
+from flowrun.launcher.supervise.hosts.door import Door
 from flowrun.launcher.supervise.hosts.endpoint import Endpoint, listen, open_store
 from flowrun.launcher.supervise.hosts.hub import Hub
 from flowrun.launcher.supervise.hosts.other_folder import FileServer
@@ -97,7 +97,7 @@ class HubLink:
         self.own_address = ""
         self.met: Company | None = None
         self.stores: list[Any] = []
-        self.door = Door(self.files)
+        self.door = Door(self.files, silence_s)
         self._known = known
         self._seen_s: float | None = None  # when a hub was first seen, without its token
 
@@ -257,12 +257,7 @@ class HubLink:
             _, listener = await self._try_to_listen(Patience(0.0, print))
         if listener is not None:
             self.door.open(listener)
-        server = HubServer(Hub(nodes_of(self.launch), self._open_store), self.silence_s)
-        ours, its = socket.socketpair()
-        self.door.begin(server.attend(await channels.open_channel(its)))
-        self.door.begin(server.beat())
-        self.channel = await channels.open_channel(ours)
-        self.door.hub = server  # and this host is its first
+        self.channel = await self.door.hold(Hub(nodes_of(self.launch), self._open_store))
         return self.channel
 
     def _open_store(self) -> int:

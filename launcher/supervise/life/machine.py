@@ -191,7 +191,7 @@ def _linger(state: RunState) -> Move:
 
 def _take_met(state: RunState, company: events.Company) -> Move:
     """Let ranks train: what was asked before is taken then."""
-    waiting, place, out = state.waiting, state.place, _begin_again(state, state.place)
+    waiting, place, out = state.waiting, state.place, next_round.restart(state, state.place)
     round_ = new_round(state.terms, company, place)
     state = replace(state, phase=Life.TRAINING, round=round_, reached=place.step)
     state, out = replace(state, lost=None, waiting=()), (*out, instructions.ForkRanks())
@@ -203,12 +203,8 @@ def _take_met(state: RunState, company: events.Company) -> Move:
 
 def _take_plan_wanted(state: RunState, event: events.PlanWanted) -> Move:
     place = events.StartPoint(event.step, "checkpoint" if event.step else "beginning", event.step)
-    out = (*_begin_again(state, place), instructions.ReplanHosts(event))
+    out = (*next_round.restart(state, place), instructions.ReplanHosts(event))
     return replace(state, phase=Life.PLANNING, lost=None), out
-
-
-def _begin_again(state: RunState, place: events.StartPoint) -> tuple[instructions.Instruction, ...]:
-    return (next_round.restart(state, state.lost, place),) if state.lost else ()
 
 
 def _ask(state: RunState, asked: events.Asked) -> Move:

@@ -115,21 +115,23 @@ def begin_at(state: RunState, event: events.StartFound) -> Move:
             return _try_again(state, verdict)
         back = instructions.Restart(verdict.fault, place)
         return meet(replace(state, rollbacks=rollbacks, place=place, reached=place.step), back)
-    out: instructions.Instruction
+    out: tuple[instructions.Instruction, ...]
+    state = replace(state, place=place)
     if state.terms.may_change:
         lost = name_host(state, verdict.fault)
-        state = replace(state, place=place, lost=lost)
-        out = say(f"{lost.where}: {lost.problem}")
+        state, out = replace(state, lost=lost), (say(f"{lost.where}: {lost.problem}"),)
     else:
-        state = replace(state, place=place, reached=place.step)
-        out = restart(state, verdict.fault, place)
+        out = restart(replace(state, lost=verdict.fault), place)
+        state = replace(state, reached=place.step)
     if (wait_s := state.attempts.wait_s) and not state.waiting:
-        return in_round(state, rests=True), (out, instructions.SetTimer(events.BACK_OFF, wait_s))
-    return meet(state, out)
+        return in_round(state, rests=True), (*out, instructions.SetTimer(events.BACK_OFF, wait_s))
+    return meet(state, *out)
 
 
-def restart(state: RunState, fault: Reason, place: events.StartPoint) -> instructions.Restart:
-    return instructions.Restart(fault, place, state.attempts.in_row, state.terms.restarts)
+def restart(state: RunState, place: events.StartPoint) -> tuple[instructions.Instruction, ...]:
+    """Return the instruction to write down why ranks begin again, if that is still to be done."""
+    attempts, limit = state.attempts.in_row, state.terms.restarts
+    return (instructions.Restart(state.lost, place, attempts, limit),) if state.lost else ()
 
 
 def meet(state: RunState, *before: instructions.Instruction) -> Move:

@@ -53,15 +53,14 @@ class Attempts:
         how: ranks ended.  reached: steps done by then.  An error that a rank's code raises again
         before there is a new step would be raised each time.
         """
+        furthest = max(reached, self.furthest)
         if how == said.LEFT:
-            after = replace(self, furthest=max(reached, self.furthest))
-            return after if terms.may_change else None
+            return replace(self, furthest=furthest) if terms.may_change else None
         progress = reached > self.furthest
         in_row = 0 if progress else self.in_row
         again = how == said.RAISED and self.raised and not progress
         if how == said.CANCELLED or again or in_row >= terms.restarts:
             return None
-        furthest = max(reached, self.furthest)
         return replace(self, in_row=in_row + 1, furthest=furthest, raised=how == said.RAISED)
 
     @property

@@ -44,7 +44,7 @@ def with_door(
 
     async def live() -> None:
         files = FileServer(tmp_path / served, 5.0)
-        door = Door(files)
+        door = Door(files, 5.0)
         door.token = "known"
         door.open(listen("127.0.0.1"))
         try:
