@@ -32,15 +32,8 @@ from flowrun.launcher.supervise.hands.signals import SIGNALS, Preempted
 from flowrun.launcher.supervise.hosts.hub_link import Patience
 from flowrun.launcher.supervise.hosts.meeting import ranks_of_a_host
 from flowrun.launcher.supervise.hosts.token import TOKEN
-from flowrun.launcher.terminal import doing
+from flowrun.launcher.terminal import doing, exit_status
 from flowrun.launcher.terminal.console import output_width, say, wide_console
-from flowrun.launcher.terminal.exit_status import (
-    INTERRUPTED,
-    OK,
-    PREEMPTED,
-    RECIPE_WRONG,
-    RUN_FAILED,
-)
 
 _CONNECT_S, _LOOK_S, _PART_S = 5.0, 1.0, 30.0
 _MOST_ERRORS = 1 << 16  # bytes of what a job writes to stderr, the last
@@ -59,7 +52,7 @@ class RayJob:
 
     def __init__(self, recipe: Recipe, folder: Path, job: int | None) -> None:
         """folder: absolute; all nodes have to see it."""
-        self.job, self.status = job, OK
+        self.job, self.status = job, exit_status.OK
         self._join_s, self._nodes = recipe.launch.join_s, nodes_of(recipe.launch)
         self._need = _need(recipe)
         self._folder, self._logs = folder, folder / "ray"
@@ -101,18 +94,18 @@ class RayJob:
                 return RunError("launch=ray", "stopped before a host began.")
             except FlowrunError as error:
                 return error
-        if self.status == OK:
+        if self.status == exit_status.OK:
             return Report.from_json((self._folder / REPORT).read_text())
         said = self._errors.decode(errors="replace").splitlines()
         last = max((k for k, line in enumerate(said) if line[:1].strip()), default=len(said))
         where, *problem = map(str.strip, said[last:] or ["host 0"])
-        kind = RecipeError if self.status == RECIPE_WRONG else RunError
+        kind = RecipeError if self.status == exit_status.RECIPE_WRONG else RunError
         ended = f"ended with status {self.status}: see {self._logs}"
         return kind(where, "\n".join(problem) or ended)
 
     @property
     def _stopped(self) -> int:
-        return INTERRUPTED if self._asked == signal.SIGINT else PREEMPTED
+        return exit_status.INTERRUPTED if self._asked == signal.SIGINT else exit_status.PREEMPTED
 
     def ask(self, number: int) -> None:
         """Pass a signal on to the hosts; where none has begun, the job ends at once."""
@@ -145,10 +138,12 @@ class RayJob:
                 if not self._asked:
                     by = signal.Signals(-status).name
                     self._say(f"host 0 was killed by {by}; logs in {self._logs}")
-                status = self._stopped if self._asked else RUN_FAILED
+                status = self._stopped if self._asked else exit_status.RUN_FAILED
             if status is not None:
                 if self.job is not None:
-                    self._say("complete" if status == OK else f"ended with status {status}")
+                    self._say(
+                        "complete" if status == exit_status.OK else f"ended with status {status}"
+                    )
                 return status
             lost = 0 if self._began else lost + 1
             if not self._nodes.may_change or self._asked or lost >= _MOST_LOST:

@@ -23,18 +23,7 @@ from rich.table import Table
 
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.hardware.network import Level
-from flowrun.engine.runtime.calibration.calibrated import (
-    Moved,
-    TimedWork,
-    as_yaml,
-    crowded_share,
-    digits,
-    exchange_bytes,
-    is_used,
-    level_of,
-    typical,
-    with_device,
-)
+from flowrun.engine.runtime.calibration import calibrated
 from flowrun.engine.runtime.calibration.calibration import (
     ProbeSizes,
     device_times,
@@ -95,8 +84,8 @@ class Session:
 class OfRank:
     """A rank's measurements."""
 
-    device: Sequence[TimedWork]
-    links: Sequence[Moved]
+    device: Sequence[calibrated.TimedWork]
+    links: Sequence[calibrated.Moved]
     paces: Sequence[tuple[float, float]]
 
 
@@ -108,7 +97,7 @@ class Calibration:
     """
 
     hardware: Hardware
-    links: tuple[tuple[str, Moved], ...]
+    links: tuple[tuple[str, calibrated.Moved], ...]
     others: float
 
 
@@ -130,17 +119,19 @@ def calibrate(
     ]
     doing.clear()
     others = share_of_others(begun)
-    links: list[tuple[str, Moved]] = []
+    links: list[tuple[str, calibrated.Moved]] = []
     levels = {name: Level(taken=1.0, shared_memory=name == SHARED) for name in transports}
     crowded = 1.0
     for session, same in zip(sessions, zip(*rounds, strict=True), strict=True):
         of_ranks = [_typical(each) for each in zip(*same, strict=True)]
         of_links = of_ranks[0].links
         if session.paced:
-            share = crowded_share([each.paces for each in of_ranks], os.cpu_count() or 1)
+            share = calibrated.crowded_share([each.paces for each in of_ranks], os.cpu_count() or 1)
             crowded = min(crowded, share)
         if session.device:
-            hardware = with_device(hardware, [one for each in of_ranks for one in each.device])
+            hardware = calibrated.with_device(
+                hardware, [one for each in of_ranks for one in each.device]
+            )
         level = levels[session.transport]
         levels[session.transport] = _fit_level(level, session, of_links, groups[0])
         links += [(session.transport, moved) for moved in of_links]
@@ -162,16 +153,18 @@ def _sessions(transports: Sequence[str], groups: Sequence[int]) -> list[Session]
     ]
 
 
-def _fit_level(level: Level, session: Session, links: Sequence[Moved], first: int) -> Level:
+def _fit_level(
+    level: Level, session: Session, links: Sequence[calibrated.Moved], first: int
+) -> Level:
     """Fit the links of a transport to what a session has measured.
 
     level: as sessions before have fitted it.  first: ranks of the session that it is fitted to;
     others add what messages cost with fewer cores than ranks.
     """
     if not level.shared_memory:
-        known = {**level.exchange_bytes, session.ranks: exchange_bytes(links)}
+        known = {**level.exchange_bytes, session.ranks: calibrated.exchange_bytes(links)}
         level = replace(level, exchange_bytes=known)
-    fitted = level_of(links, level)
+    fitted = calibrated.level_of(links, level)
     if session.ranks == first:
         return fitted
     if _share_of_core(session.ranks) < 1:
@@ -182,8 +175,8 @@ def _fit_level(level: Level, session: Session, links: Sequence[Moved], first: in
 def _typical(rounds: Sequence[OfRank]) -> OfRank:
     """Take medians of what one rank measured in all rounds."""
     return OfRank(
-        typical([each.device for each in rounds]),
-        typical([each.links for each in rounds]),
+        calibrated.typical([each.device for each in rounds]),
+        calibrated.typical([each.links for each in rounds]),
         [pace for each in rounds for pace in each.paces],
     )
 
@@ -195,7 +188,9 @@ def _share_of_core(ranks: int) -> float:
 def write(hardware: Hardware, file: Path) -> None:
     """Write a profile as a file of the group `hardware`."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(dict(as_yaml(hardware)), sort_keys=False, default_flow_style=None)
+    text = yaml.safe_dump(
+        dict(calibrated.as_yaml(hardware)), sort_keys=False, default_flow_style=None
+    )
     file.write_text(f"# Written by flowrun calibrate.\n{text}", encoding="utf-8")
 
 
@@ -218,7 +213,7 @@ def show(found: Calibration, shipped: Hardware, console: Console) -> None:
             str(moved.members),
             f"{moved.sent_bytes:,.0f}",
             f"{moved.seconds * 1e6:,.0f} us",
-            f"{foreseen * 1e6:,.0f} us" if is_used(moved, level) else "not used",
+            f"{foreseen * 1e6:,.0f} us" if calibrated.is_used(moved, level) else "not used",
         )
     console.print(table)
     if found.others > BUSY:
@@ -313,7 +308,7 @@ def with_ops(
                 times[key] += factors
     known = {target: dict(each) for target, each in hardware.ops.items()}
     for (target, shapes), factors in times.items():
-        known.setdefault(target, {})[shapes] = digits(median(factors))
+        known.setdefault(target, {})[shapes] = calibrated.digits(median(factors))
     return replace(hardware, ops=known)
 
 

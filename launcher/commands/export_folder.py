@@ -16,16 +16,10 @@ import torch
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.files import replacing_files
+from flowrun.launcher.commands import load_run
 from flowrun.launcher.commands.export import describe_file, own_folder
 from flowrun.launcher.commands.export_adapters import adapters_among, write_merged
-from flowrun.launcher.commands.load_run import (
-    LoadedRun,
-    Stored,
-    fill_model,
-    find_weights,
-    text_run,
-    without_files,
-)
+from flowrun.launcher.commands.load_run import LoadedRun
 from flowrun.launcher.model.hugging_face.convert_models import (
     CONFIG,
     import_transformers,
@@ -92,7 +86,7 @@ def export_folder(
         raise CommandLineError(f"--to {to}", "this is a file, no folder.")
     _check_own(to, run_folder)
     import_transformers()
-    run = text_run(_load_merged(run_folder, step, best))
+    run = load_run.text_run(_load_merged(run_folder, step, best))
     found = _tokenizer_of(run, tokenizer)
     theirs = make_theirs(run.model, {**_ids_of(found), **_positions_of(run)})
     if found is not None:
@@ -129,8 +123,8 @@ def _load_merged(run_folder: Path, step: int | None, best: bool) -> LoadedRun:
     Only classes of flowrun.models and of transformers are made: the run may be somebody else's.
     Raises RecipeError for others.
     """
-    stored = find_weights(run_folder, step, best)
-    recipe = without_files(load([f"recipe={run_folder / RECIPE}"]))
+    stored = load_run.find_weights(run_folder, step, best)
+    recipe = load_run.without_files(load([f"recipe={run_folder / RECIPE}"]))
     recipe = use_own_tokenizer(recipe, run_folder)
     adapters = adapters_among(stored)
     if adapters:
@@ -140,9 +134,9 @@ def _load_merged(run_folder: Path, step: int | None, best: bool) -> LoadedRun:
     with TemporaryDirectory() as folder:
         if adapters:
             write_merged(stored, adapters, file := Path(folder) / weights.FILE)
-            stored = Stored.of_file(file)
+            stored = load_run.Stored.of_file(file)
         return LoadedRun(
-            recipe, fill_model(recipe, stored.read(), run_folder, stored.step), stored.step
+            recipe, load_run.fill_model(recipe, stored.read(), run_folder, stored.step), stored.step
         )
 
 

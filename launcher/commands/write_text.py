@@ -20,16 +20,8 @@ from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.run_files import RECIPE, SAMPLES
 from flowrun.launcher.store.run_tokenizer import text_of
 from flowrun.launcher.terminal import doing
-from flowrun.launcher.text.codec import (
-    BYTES,
-    ByteCodec,
-    Codec,
-    Message,
-    TokenizerCodec,
-    codec_of,
-    is_bytes,
-    read_tokenizer,
-)
+from flowrun.launcher.text import codec as codecs
+from flowrun.launcher.text.codec import Codec, Message
 from flowrun.launcher.text.generate import Continuation, Drawing, generate, write_all
 from flowrun.launcher.text.prompts import Prompt, WrittenText
 from flowrun.launcher.text.text_model import TextModel, text_model
@@ -156,13 +148,13 @@ def open_writer(
     """
     if (source / RECIPE).is_file():
         run = text_run(load_run(source, step, best))
-        return TextWriter(_model_of(run), codec_of(run.recipe.data, tokenizer), note)
+        return TextWriter(_model_of(run), codecs.codec_of(run.recipe.data, tokenizer), note)
     if (source / CONFIG).is_file():
         model = load_text_model(source)
         written = text_model(model, {}, None, f"{source} ({type(model).__name__})")
-        if tokenizer == BYTES:
-            return TextWriter(written, ByteCodec(), note)
-        return TextWriter(written, read_tokenizer(Path(tokenizer or source)), note)
+        if tokenizer == codecs.BYTES:
+            return TextWriter(written, codecs.ByteCodec(), note)
+        return TextWriter(written, codecs.read_tokenizer(Path(tokenizer or source)), note)
     neither = f"it has neither {RECIPE}, of a run, nor {CONFIG}, of Hugging Face's."
     problem = neither if source.is_dir() else "there is no such folder."
     where = "A run says at its end where everything of it is."
@@ -193,7 +185,7 @@ def write_after(job: Job, folder: Path) -> tuple[str, str] | None:
     text then says how to have it.  Raises RecipeError for a model that writes no text.
     """
     data, file = text_of(job.recipe.data), folder / weights.FILE
-    if not (data.get("tokenizer") or is_bytes(data)) or not file.is_file():
+    if not (data.get("tokenizer") or codecs.is_bytes(data)) or not file.is_file():
         return None
     if file.stat().st_size > _QUICK_BYTES:
         return "", f"flowrun sample {folder} shows it"
@@ -209,7 +201,7 @@ def write_after(job: Job, folder: Path) -> tuple[str, str] | None:
     decode = writer.codec.decoder([])
     if asked > 1:  # what comes before an answer is not trained on
         text, codec = "".join(map(decode, ids[:asked])), writer.codec
-        asks = codec.last_question(ids[:asked]) if isinstance(codec, TokenizerCodec) else ""
+        asks = codec.last_question(ids[:asked]) if isinstance(codec, codecs.TokenizerCodec) else ""
         shown = f"> {(asks or text).strip()[:_LONGEST]}\n"
         return shown, "".join(generate(writer.model, writer.codec, ids[:asked], _SHORT))
     prompt = "".join(decode(each) for each in ids[: max(1, min(_PROMPT, len(ids) // 2))])

@@ -20,14 +20,7 @@ from flowrun.launcher.data.mixture import find_mixture
 from flowrun.launcher.data.sampler import Sampler, field_types_of, length
 from flowrun.launcher.data.steps import preparation, sample_seconds, unprepared_fields
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
-from flowrun.launcher.model import build
-from flowrun.launcher.model.dataset_checks import (
-    check_labels,
-    check_lengths,
-    check_vocabulary,
-    data_errors,
-    notes_of,
-)
+from flowrun.launcher.model import build, dataset_checks
 from flowrun.launcher.model.initial import Initial, with_values
 from flowrun.launcher.model.parallel_plan import find_others, read_plan
 from flowrun.launcher.model.targets import note_moved
@@ -81,22 +74,24 @@ def make_materials(recipe: Recipe, values: bool, shared: Materials | None = None
         data = shared.data if shared else build.instantiate_data(recipe)
     finally:
         DIGESTS.reset(reading)
-    check_vocabulary(recipe.model, described.model, data, recipe.data.get("tokenizer"))
+    dataset_checks.check_vocabulary(
+        recipe.model, described.model, data, recipe.data.get("tokenizer")
+    )
     sampler = _sampler(recipe, data)
-    with data_errors():
+    with dataset_checks.data_errors():
         example = sampler(0, 0, slice(0, recipe.micro_batch_size if values else 1))
     if not values:  # nothing is written, so that they take no page of memory
         example = {name: _repeat(one, recipe.micro_batch_size) for name, one in example.items()}
     sampler = replace(sampler, field_types=field_types_of(example))
     if not recipe.bucket:
-        check_lengths(data, recipe.buckets, example)
+        dataset_checks.check_lengths(data, recipe.buckets, example)
     task = make_task(recipe, described.model, example)
     recipe, kept_dtypes = _keep_dtypes(recipe, task, example)
     if kept_dtypes:
         described = build.describe_model(recipe, draws=values)
         task = make_task(recipe, described.model, example)
     if not recipe.collate:
-        check_labels(described.model, task.inputs, recipe.task.loss, data)
+        dataset_checks.check_labels(described.model, task.inputs, recipe.task.loss, data)
     plan = read_plan(described.model, recipe.plan_axis) if recipe.plan_axis else ()
     others = find_others(described.model) if recipe.plan_axis else []
     left = "what else the model's plan says has no pins, and is inferred: "
@@ -116,7 +111,7 @@ def make_materials(recipe: Recipe, values: bool, shared: Materials | None = None
             *note_moved(recipe.data, "data"),
             *note_moved(recipe.callbacks, "callbacks"),
             *note_hidden(),
-            *notes_of(data),
+            *dataset_checks.notes_of(data),
             *([f"sbp.from_model: {left}{', '.join(others)}"] if others else []),
         ),
         plan=plan,

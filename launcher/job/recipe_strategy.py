@@ -16,25 +16,13 @@ from flowrun.launcher.job.optimizer import optimizer_of
 from flowrun.launcher.job.plan_cache import found_rows_file
 from flowrun.launcher.model.signatures import tables_of
 from flowrun.launcher.model.targets import find
+from flowrun.launcher.recipe import schema
 from flowrun.launcher.recipe.hardware_keys import rank_hardware, shares_memory
 from flowrun.launcher.recipe.key_schema import flatten_keys
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import did_you_mean, find_near, require
-from flowrun.launcher.recipe.schema import (
-    ALWAYS,
-    AUTO,
-    BF16,
-    EAGER,
-    HANDWRITTEN,
-    HOST,
-    IGNORE,
-    INDUCTOR,
-    MIRRORED,
-    SKIP,
-    STEP,
-)
 
-_FUSIONS = {EAGER: "", INDUCTOR: "compiled", HANDWRITTEN: "handwritten"}
+_FUSIONS = {schema.EAGER: "", schema.INDUCTOR: "compiled", schema.HANDWRITTEN: "handwritten"}
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _OWN_SCHEDULE = "Name a frozen dataclass derived from flowrun.engine.actors.schedules.Schedule."
@@ -42,7 +30,7 @@ _OWN_SCHEDULE = "Name a frozen dataclass derived from flowrun.engine.actors.sche
 
 def strategy_of(recipe: Recipe) -> Strategy:
     auto, hardware, pads = recipe.auto, rank_hardware(recipe), recipe.engine.pad_classes
-    built_on_gpu = hardware.device != CPU and recipe.engine.compiler == INDUCTOR
+    built_on_gpu = hardware.device != CPU and recipe.engine.compiler == schema.INDUCTOR
     return Strategy(
         axes=recipe.axes,
         placements=recipe.placements,
@@ -54,23 +42,23 @@ def strategy_of(recipe: Recipe) -> Strategy:
         auto=auto,
         optimizer=optimizer_of(recipe.optim, recipe.train.steps),
         kept=_read_kept(recipe),
-        states_on_host=recipe.placement.states == HOST,
+        states_on_host=recipe.placement.states == schema.HOST,
         loss_scale=loss_scale_of(recipe),
-        skips_nonfinite=recipe.train.on_nonfinite != IGNORE,
+        skips_nonfinite=recipe.train.on_nonfinite != schema.IGNORE,
         # snapshots in memory are taken as updates come: a restart could begin at half a step
-        skips_alike=recipe.train.on_nonfinite == SKIP or recipe.launch.restarts > 0,
+        skips_alike=recipe.train.on_nonfinite == schema.SKIP or recipe.launch.restarts > 0,
         reduce_in_fp32=recipe.precision.reduce_dtype == "fp32",
         accumulate_in_fp32=recipe.precision.accumulate_dtype == "fp32",
         micro_batches=recipe.train.micro_batches,
-        mirrored=recipe.view == MIRRORED,
-        counts_step=recipe.train.loss_mean == STEP,
+        mirrored=recipe.view == schema.MIRRORED,
+        counts_step=recipe.train.loss_mean == schema.STEP,
         in_flight=own_schedule(recipe) or recipe.in_flight,
         long_attention=recipe.engine.long_attention,
         loss_chunks=recipe.engine.loss_chunks,
-        pads_classes=pads == ALWAYS or (pads == AUTO and built_on_gpu),
+        pads_classes=pads == schema.ALWAYS or (pads == schema.AUTO and built_on_gpu),
         register_slots=recipe.engine.register_slots,
         blocking=tuple(axis for axis in recipe.axes if axis in recipe.engine.blocking),
-        overwrites=recipe.engine.compiler == EAGER and recipe.engine.overwrites,
+        overwrites=recipe.engine.compiler == schema.EAGER and recipe.engine.overwrites,
         fusion=_FUSIONS[recipe.engine.compiler],
         hardware=hardware,
         shared_memory=shares_memory(recipe),
@@ -85,7 +73,7 @@ def inductor_options(recipe: Recipe) -> tuple[tuple[str, object], ...]:
     """Return the settings of `engine.inductor`.  Raises RecipeError for one that torch lacks."""
     if not recipe.engine.inductor:
         return ()
-    built = recipe.engine.compiler == INDUCTOR
+    built = recipe.engine.compiler == schema.INDUCTOR
     require(built, "engine.inductor", "nothing is built.", "Set engine.compiler=inductor.")
     known, own = inductor_config().get_config_copy(), settings_of(threads=1)
     for name, _ in (given := tuple(flatten_keys(recipe.engine.inductor))):
@@ -130,7 +118,7 @@ def own_schedule(recipe: Recipe) -> OwnSchedule | None:
 
 def _read_kept(recipe: Recipe) -> Kept:
     precision = recipe.precision
-    weights, states = (precision.param_dtype == BF16), (precision.state_dtype == BF16)
+    weights, states = (precision.param_dtype == schema.BF16), (precision.state_dtype == schema.BF16)
     if not (weights or states):
         return Kept()  # a seed that nothing reads makes no other plan
     return Kept(weights=weights, states=states, wide=precision.keep_fp32, seed=recipe.train.seed)

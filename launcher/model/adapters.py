@@ -16,16 +16,8 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.torch_internals import parameters_of
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
 from flowrun.launcher.recipe.schema import Adapters
-from flowrun.models.lora import (
-    A,
-    AdaptedWeights,
-    B,
-    LoraTensors,
-    add_lora,
-    find_loras,
-    is_linear,
-    tensors_of,
-)
+from flowrun.models import lora
+from flowrun.models.lora import AdaptedWeights, LoraTensors
 
 KEY = "adapters.modules"
 _PEFT = "base_model.model."  # what peft puts before the names of a model
@@ -42,7 +34,7 @@ def add_adapters(model: nn.Module, asked: Adapters) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     for linear in dict.fromkeys(found.values()):
-        add_lora(linear, asked.rank, asked.alpha, asked.dropout)
+        lora.add_lora(linear, asked.rank, asked.alpha, asked.dropout)
 
 
 def base_names(model: nn.Module) -> dict[str, str]:
@@ -54,7 +46,7 @@ def base_names(model: nn.Module) -> dict[str, str]:
             for name in model.state_dict()
             if not any(part.startswith(prefix) for part in name.split("."))
         }
-    ours = {f"{name}.{part}" for name, _ in find_loras(model) for part in (A, B)}
+    ours = {f"{name}.{part}" for name, _ in lora.find_loras(model) for part in (lora.A, lora.B)}
     return {name: name for name in model.state_dict() if name not in ours}
 
 
@@ -63,7 +55,7 @@ def describe_adapters(model: nn.Module) -> AdaptedWeights | None:
     if hasattr(model, "peft_config"):
         loras, unlike = _of_peft(model)
     else:
-        loras, unlike = tuple(tensors_of(*found) for found in find_loras(model)), ""
+        loras, unlike = tuple(lora.tensors_of(*found) for found in lora.find_loras(model)), ""
         if not loras:
             return None
     ours = {name for each in loras for name in (each.a, each.b)}
@@ -99,8 +91,8 @@ def _of_peft(model: nn.Module) -> tuple[tuple[LoraTensors, ...], str]:
 def check_read(model: nn.Module, read: Iterable[str]) -> None:
     """Raise RecipeError unless the captured step reads the adapter of every linear that has one."""
     read = set(read)
-    for name, _ in find_loras(model):
-        if f"{name}.{A}" not in read:
+    for name, _ in lora.find_loras(model):
+        if f"{name}.{lora.A}" not in read:
             raise RecipeError(
                 KEY,
                 f"forward never calls {name}, it reads its weight alone: an adapter does nothing.",
@@ -111,7 +103,7 @@ def check_read(model: nn.Module, read: Iterable[str]) -> None:
 def _find(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
     """Find the linears that a pattern matches; all that it matches must be linears."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    linears = [name for name, each in modules.items() if is_linear(each)]
+    linears = [name for name, each in modules.items() if lora.is_linear(each)]
     matched = _match(pattern, modules)
     others = [name for name in matched if name not in linears]
     if not matched:

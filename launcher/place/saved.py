@@ -12,18 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from flowrun.launcher.place.place import Placed
 from flowrun.launcher.place.planner import without_own
+from flowrun.launcher.recipe import hydra_source
 from flowrun.launcher.recipe.compose import GROUPS, compose, spell
 from flowrun.launcher.recipe.hardware_keys import choose_profile
-from flowrun.launcher.recipe.hydra_source import (
-    GROUP,
-    LEFT_OUT,
-    choose,
-    group_of,
-    is_path,
-    is_resolved,
-    recipe_file,
-    take_defaults,
-)
 from flowrun.launcher.terminal.units import seconds, size
 
 
@@ -49,17 +40,19 @@ def _list_changes(placed: Placed, overrides: list[str]) -> dict[str, object] | N
     """Return the keys of the small file; None where only the whole recipe is right."""
     parsed = OverridesParser.create().parse_overrides(spell(overrides))
     given = {override.key_or_group: override for override in parsed}
-    named = given.pop(GROUP, None)
-    file = recipe_file(str(named.value())) if named else None
-    if file is not None and is_resolved(file, GROUPS):
+    named = given.pop(hydra_source.GROUP, None)
+    file = hydra_source.recipe_file(str(named.value())) if named else None
+    if file is not None and hydra_source.is_resolved(file, GROUPS):
         return None
     own = _own(file) if file else {}
     defaults = own.pop("defaults", [])
-    for group in [group for group in LEFT_OUT if group in given]:
-        choose(defaults, group, given.pop(group).value())
+    for group in [group for group in hydra_source.LEFT_OUT if group in given]:
+        hydra_source.choose(defaults, group, given.pop(group).value())
     tree = OmegaConf.create(own)
     _set_keys(tree, [override for override in parsed if override.key_or_group in given])
-    if GROUP in map(group_of, defaults) and named:  # a merge leaves its axes before the others
+    if (
+        hydra_source.GROUP in map(hydra_source.group_of, defaults) and named
+    ):  # a merge leaves its axes before the others
         before = compose([f"recipe={named.value()}"]).placement.axes
         axes = placed.keys["placement"]["axes"]
         if [*dict.fromkeys([*before, *axes])] != [*axes]:
@@ -87,11 +80,13 @@ def _merge_placed(tree: DictConfig, placed: Placed) -> dict[str, object]:
 def _own(file: Path) -> dict[str, Any]:
     """Read the recipe's file; a recipe that it builds on stays named in its defaults."""
     config = cast(DictConfig, OmegaConf.load(file))
-    defaults = take_defaults(config)
+    defaults = hydra_source.take_defaults(config)
     found: Any = OmegaConf.to_container(config)
     found.setdefault("name", file.stem)
     found["defaults"] = [  # a recipe that is named by a path, by one that holds in any folder
-        str((file.parent / entry).resolve()) if isinstance(entry, str) and is_path(entry) else entry
+        str((file.parent / entry).resolve())
+        if isinstance(entry, str) and hydra_source.is_path(entry)
+        else entry
         for entry in defaults
     ]
     return found  # type: ignore[no-any-return]

@@ -17,13 +17,7 @@ from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.runtime.rank.replicas import digests_of
 from flowrun.engine.runtime.rank.shards import Shard
 from flowrun.launcher.job.compiling import Compiled
-from flowrun.launcher.ranks.finite import (
-    StepJudge,
-    check_replicas,
-    check_weights,
-    explain,
-    find_broken,
-)
+from flowrun.launcher.ranks import finite
 from flowrun.launcher.ranks.rank_events import Evaluated, FileWritten, RankEnded, StepDone
 from flowrun.launcher.ranks.rank_saves import list_shards
 from flowrun.launcher.ranks.run_updates import follow_plateau, run_updates
@@ -57,7 +51,7 @@ class _VirtualRun:
         self._compiled, self._folder, self._send, self._gate = compiled, folder, send, gate
         self._job, self.cluster = compiled.job, _make_cluster(compiled)
         self._gates = {rank: gate.of_rank(k) for k, rank in enumerate(self.cluster.ranks)}
-        self._judge, self._before = StepJudge.of(self._job), 0.0
+        self._judge, self._before = finite.StepJudge.of(self._job), 0.0
         self._other_clusters = self._make_others()
         self._evaluator = self._make_evaluator()
 
@@ -74,7 +68,7 @@ class _VirtualRun:
         else:
             self.cluster.run(last, self._report, first, self._may_begin)
         for body in self.cluster.ranks.values():
-            check_weights(self._job, self._gate.begun, body)
+            finite.check_weights(self._job, self._gate.begun, body)
 
     def _may_begin(self, rank: int, steps: int) -> bool:
         return self._gates[rank].may_begin(steps)
@@ -95,8 +89,10 @@ class _VirtualRun:
         self._send(StepDone(step, results, now - self._before, {}))
         self._before = now
         if problem := self._judge.problem(results):
-            broken = [each for body in self.cluster.ranks.values() for each in find_broken(body)]
-            raise explain(self._job, step, problem, self._repeat(step), broken)
+            broken = [
+                each for body in self.cluster.ranks.values() for each in finite.find_broken(body)
+            ]
+            raise finite.explain(self._job, step, problem, self._repeat(step), broken)
 
     def _repeat(self, step: int) -> list[Origin]:
         """Compute a step again, with the weights that the ranks hold, and find where numbers arise
@@ -112,7 +108,7 @@ class _VirtualRun:
     def compare(self, step: int) -> None:
         bodies = self.cluster.ranks.items()
         digests = {rank: digests_of(self.cluster.plan, body.variables) for rank, body in bodies}
-        check_replicas(self.cluster.plan, step, digests)
+        finite.check_replicas(self.cluster.plan, step, digests)
 
     def evaluate(self, step: int) -> None:
         if self._evaluator:

@@ -10,30 +10,12 @@ from dataclasses import dataclass, replace
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.placement import BATCH_AXES, LENGTH_AXES
 from flowrun.engine.strategy import Zero
-from flowrun.launcher.recipe import hydra_source
+from flowrun.launcher.recipe import hydra_source, schema
 from flowrun.launcher.recipe.hardware_keys import check_hardware
 from flowrun.launcher.recipe.placement_keys import FROM_MODEL, check_axis, parse_pins
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import CommandLineError, one_of, require
-from flowrun.launcher.recipe.schema import (
-    AUTO,
-    BF16,
-    BUCKETS,
-    HOST,
-    MIRRORED,
-    OBJECTIVES,
-    OF_BATCHES,
-    ROLLBACK,
-    STORE,
-    TARGET,
-    VALIDATION,
-    WEIGHTS,
-    Nodes,
-    RecipeSchema,
-    monitor_address,
-    nodes_of,
-    time_limit_s,
-)
+from flowrun.launcher.recipe.schema import Nodes, RecipeSchema
 from flowrun.launcher.recipe.value_ranges import MOST_RANKS, check_values
 from flowrun.launcher.urls.object_store import is_url
 
@@ -55,14 +37,14 @@ class Contradiction:
 
 def _hosts(r: RecipeSchema) -> Nodes:
     try:
-        return nodes_of(r.launch)
+        return schema.nodes_of(r.launch)
     except ValueError:
         return Nodes(0, 0, may_change=False)
 
 
 def _has_bad_time(r: RecipeSchema) -> bool:
     try:
-        limit = time_limit_s(r.launch)
+        limit = schema.time_limit_s(r.launch)
     except ValueError:
         return True
     return limit is not None and limit <= 0
@@ -70,7 +52,7 @@ def _has_bad_time(r: RecipeSchema) -> bool:
 
 def _has_bad_monitor(r: RecipeSchema) -> bool:
     try:
-        monitor_address(r.launch)
+        schema.monitor_address(r.launch)
     except ValueError:
         return True
     return False
@@ -107,19 +89,19 @@ def _find_pin_key(r: RecipeSchema) -> str:
 
 def _kept_narrow(r: RecipeSchema) -> str:
     keys = ("param_dtype", "state_dtype")
-    return next((key for key in keys if getattr(r.precision, key) == BF16), "")
+    return next((key for key in keys if getattr(r.precision, key) == schema.BF16), "")
 
 
 def _find_single(r: RecipeSchema) -> str:
     """Return what several plans of a run cannot have; "" if there is nothing, or one plan."""
-    several = r.updates or r.data.get(BUCKETS)
+    several = r.updates or r.data.get(schema.BUCKETS)
     found = {
-        "data.buckets": r.updates and r.data.get(BUCKETS),
+        "data.buckets": r.updates and r.data.get(schema.BUCKETS),
         "auto.placement=true": r.auto.placement,
         "parallel=auto": r.auto.enabled,
-        "view=mirrored": r.view == MIRRORED,
+        "view=mirrored": r.view == schema.MIRRORED,
         "placement.chunks over 1": r.placement.chunks > 1,
-        "placement.states=host": r.placement.states == HOST,
+        "placement.states=host": r.placement.states == schema.HOST,
         "launch.data_workers": r.launch.data_workers,
         "engine.trace": r.engine.trace,
     }
@@ -144,7 +126,7 @@ CONTRADICTIONS = (
         "Set eval.batches and eval.fraction over 0, or leave train.keep_best out.",
     ),
     Contradiction(
-        STORE,
+        schema.STORE,
         lambda r: r.train.store and not is_url(r.train.store),
         "{train.store} is not a URL.",
         "Write s3://BUCKET/FOLDER; hydra.run.dir names the folder on the disk.",
@@ -153,14 +135,14 @@ CONTRADICTIONS = (
         "sweep.objective",
         lambda r: _others(
             r.sweep.objective,
-            (*OBJECTIVES, *(VALIDATION + name for name in ("loss", *r.task.metrics))),
+            (*schema.OBJECTIVES, *(schema.VALIDATION + name for name in ("loss", *r.task.metrics))),
         ),
         "{sweep.objective} is not a result of a run.",
         "Write {0}.",
     ),
     Contradiction(
         "sweep.objective",
-        lambda r: r.sweep.objective.startswith(VALIDATION) and not _holds_out(r),
+        lambda r: r.sweep.objective.startswith(schema.VALIDATION) and not _holds_out(r),
         "no samples are held out, so nothing is evaluated.",
         "Set eval.batches and eval.fraction over 0, or write loss.",
     ),
@@ -184,25 +166,25 @@ CONTRADICTIONS = (
     ),
     Contradiction(
         "view",
-        lambda r: r.view == MIRRORED and ", ".join({*_axes_of_many(r)} - {*BATCH_AXES}),
+        lambda r: r.view == schema.MIRRORED and ", ".join({*_axes_of_many(r)} - {*BATCH_AXES}),
         f"{_OWN_BATCH}the axis {{0}} divides them over ranks.",
         _ONE_BATCH,
     ),
     Contradiction(
         "view",
-        lambda r: r.view == MIRRORED and r.placement.stages != 1,
+        lambda r: r.view == schema.MIRRORED and r.placement.stages != 1,
         f"{_OWN_BATCH}placement.stages divides the model over ranks.",
         _ONE_BATCH,
     ),
     Contradiction(
         "view",
-        lambda r: r.view == MIRRORED and _find_pin_key(r),
+        lambda r: r.view == schema.MIRRORED and _find_pin_key(r),
         f"{_OWN_BATCH}{{0}} lays out one logical batch, which this view does not have.",
         _ONE_BATCH,
     ),
     Contradiction(
         "auto.enabled",
-        lambda r: r.auto.enabled and r.view == MIRRORED,
+        lambda r: r.auto.enabled and r.view == schema.MIRRORED,
         "in the mirrored view every rank computes its whole batch: there is no layout to search.",
         "Write view: consistent, or auto.enabled: false.",
     ),
@@ -232,7 +214,7 @@ CONTRADICTIONS = (
     ),
     Contradiction(
         "optim.ema",
-        lambda r: r.optim.ema and r.precision.param_dtype == BF16,
+        lambda r: r.optim.ema and r.precision.param_dtype == schema.BF16,
         "a moving average of weights that are kept in bf16 would hardly move.",
         "Leave it out, or set precision.param_dtype=fp32.",
     ),
@@ -256,7 +238,7 @@ CONTRADICTIONS = (
     ),
     Contradiction(
         "launch.nnodes",
-        lambda r: _hosts(r).may_change and r.view == MIRRORED,
+        lambda r: _hosts(r).may_change and r.view == schema.MIRRORED,
         _NOT_FEWER,
         "Write launch.nnodes=2, a number of hosts that stay.",
     ),
@@ -317,7 +299,7 @@ CONTRADICTIONS = (
     ),
     Contradiction(
         "launch.min_ranks",
-        lambda r: r.launch.min_ranks is not None and r.view == MIRRORED,
+        lambda r: r.launch.min_ranks is not None and r.view == schema.MIRRORED,
         _NOT_FEWER,
         "Write view=consistent, or leave it out.",
     ),
@@ -336,13 +318,13 @@ CONTRADICTIONS = (
     ),
     Contradiction(
         "train.on_nonfinite",
-        lambda r: r.train.on_nonfinite == ROLLBACK and not r.train.save_every,
+        lambda r: r.train.on_nonfinite == schema.ROLLBACK and not r.train.save_every,
         "a rollback takes the weights of a checkpoint, and train.save_every is 0.",
         "Write train.save_every=100, or on_nonfinite: skip.",
     ),
     Contradiction(
         "train.on_nonfinite",
-        lambda r: r.train.on_nonfinite == ROLLBACK and _hosts(r).most > 1,
+        lambda r: r.train.on_nonfinite == schema.ROLLBACK and _hosts(r).most > 1,
         "only the ranks of one host are started again, which a rollback does.",
         "Write on_nonfinite: skip, or stop.",
     ),
@@ -373,7 +355,7 @@ CONTRADICTIONS = (
     ),
     Contradiction(
         "engine.long_attention",
-        lambda r: r.engine.long_attention != AUTO and not _axes_of_length(r),
+        lambda r: r.engine.long_attention != schema.AUTO and not _axes_of_length(r),
         "no axis of the placement divides lengths.",
         "Add one, as in placement: {axes: {context: 2}}, or leave the key out.",
     ),
@@ -384,7 +366,7 @@ CONTRADICTIONS = (
         "Leave {0} out, or make one update of a sum of losses.",
     ),
     Contradiction(
-        f"data.{BUCKETS}",
+        f"data.{schema.BUCKETS}",
         lambda r: not r.updates and _find_single(r),
         "batches of several lengths cannot be combined with {0}.",
         "Leave {0} out, or pad all samples to one length.",
@@ -456,16 +438,16 @@ def _check_targets(recipe: RecipeSchema) -> None:
             "Write the dotted path of a class or function, such as torch.nn.Linear"
             + (f", or a choice: {where}=NAME." if where in ("model", "data") else "."),
         )
-    for key in OF_BATCHES:
+    for key in schema.OF_BATCHES:
         if (given := recipe.data.get(key)) is not None:
-            written = isinstance(given, dict) and isinstance(given.get(TARGET), str)
+            written = isinstance(given, dict) and isinstance(given.get(schema.TARGET), str)
             instead = f"Write data.{key}: {{_target_: my_data.{key}}}."
             require(written, f"data.{key}", f"{given!r} names no function.", instead)
-    _check_buckets(recipe.data.get(BUCKETS) or [])
-    weights = recipe.model.get(WEIGHTS)
+    _check_buckets(recipe.data.get(schema.BUCKETS) or [])
+    weights = recipe.model.get(schema.WEIGHTS)
     require(
         weights is None or isinstance(weights, str),
-        f"model.{WEIGHTS}",
+        f"model.{schema.WEIGHTS}",
         f"{weights!r} is not a path.",
         "Write a .safetensors file, or a folder of Hugging Face's.",
     )
@@ -478,7 +460,7 @@ def _check_buckets(buckets: object) -> None:
         and buckets == sorted({*buckets})
     )
     what = f"{buckets!r} are not lengths, the smallest first."
-    require(right, f"data.{BUCKETS}", what, "Write [128, 256, 512].")
+    require(right, f"data.{schema.BUCKETS}", what, "Write [128, 256, 512].")
 
 
 def _check_micro_batches(samples: int, parts: int) -> None:

@@ -21,24 +21,11 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.platforms.platform import decide, read_platform
-from flowrun.launcher.recipe import hydra_source
+from flowrun.launcher.recipe import hydra_source, placement_keys, recipe_errors
 from flowrun.launcher.recipe.checks import check, zero_of
 from flowrun.launcher.recipe.hydra_source import COMPOSING_ERRORS, CONF
 from flowrun.launcher.recipe.key_schema import Keys, flatten_keys, plain, schema
-from flowrun.launcher.recipe.placement_keys import (
-    FROM_MODEL,
-    check_axis_names,
-    parse_pins,
-    parse_stages,
-)
 from flowrun.launcher.recipe.recipe import Recipe
-from flowrun.launcher.recipe.recipe_errors import (
-    CommandLineError,
-    PlacedError,
-    from_hydra,
-    no_mapping,
-    unknown_key,
-)
 from flowrun.launcher.recipe.schema import (
     ARGUMENTS,
     BUCKETS,
@@ -80,7 +67,7 @@ def _give_arguments(cfg: DictConfig, overrides: list[str], config_dir: str | Non
     """
     update = cfg.optim["update"]
     if update and not {TARGET, "name"} & update.keys():
-        raise unknown_key(f"optim.{next(iter(update))}", schema())
+        raise recipe_errors.unknown_key(f"optim.{next(iter(update))}", schema())
     asked = {text.partition("=")[0].lstrip("+") for text in overrides}
     if asked & {"optim", "optim.name"} and not asked & {"optim.update", f"optim.{TARGET}"}:
         word = [text for text in overrides if re.match(r"\+*optim[.=]", text)]
@@ -104,7 +91,7 @@ def regroup(cfg: DictConfig, overrides: list[str], config_dir: str | None = None
         _check_missing(cfg)
         _check_references(cfg, schema())
     except COMPOSING_ERRORS as error:
-        raise from_hydra(error, schema()) from error
+        raise recipe_errors.from_hydra(error, schema()) from error
     chosen = {key: value for key, _, value in (text.partition("=") for text in overrides)}
     file = hydra_source.recipe_file(chosen.get(hydra_source.GROUP, "").strip("'"))
     resolved_file = file if file and hydra_source.is_resolved(file, GROUPS) else None
@@ -125,25 +112,28 @@ def _check_axes(cfg: DictConfig, overrides: list[str], resolved_file: Path | Non
         meant += list(OmegaConf.select(OmegaConf.load(resolved_file), "placement.axes") or ())
     meant += [str(cfg.zero.axis)] if cfg.zero.axis else []
     sbp = cast("dict[str, object]", OmegaConf.to_container(cfg.sbp))
-    check_axis_names(map(str, cfg.placement.axes), sbp, meant)
+    placement_keys.check_axis_names(map(str, cfg.placement.axes), sbp, meant)
 
 
 def _compose_once(overrides: list[str], config_dir: str | None) -> DictConfig:
     try:
         return _hydra_compose(overrides, config_dir)
     except COMPOSING_ERRORS as error:
-        raise _blame(from_hydra(error, schema()), overrides, config_dir) from error
+        raise _blame(recipe_errors.from_hydra(error, schema()), overrides, config_dir) from error
 
 
 def _blame(error: RecipeError, overrides: list[str], config_dir: str | None) -> RecipeError:
     """Find the argument without which an error that names no key would not be."""
-    if isinstance(error, PlacedError) or error.where not in (hydra_source.GROUP, _CHOICE):
+    if isinstance(error, recipe_errors.PlacedError) or error.where not in (
+        hydra_source.GROUP,
+        _CHOICE,
+    ):
         return error
     for guilty in overrides:
         if not guilty.startswith(f"{hydra_source.GROUP}="):
             with suppress(*COMPOSING_ERRORS):
                 _hydra_compose([text for text in overrides if text != guilty], config_dir)
-                return CommandLineError(guilty, error.problem, error.instead)
+                return recipe_errors.CommandLineError(guilty, error.problem, error.instead)
     return error
 
 
@@ -192,8 +182,8 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
     launch = replace(launch, rdzv_endpoint=seat.endpoint)
     recipe = replace(recipe, task=replace(recipe.task, metrics=metrics, loss=loss), launch=launch)
     check(recipe)
-    axes, stages = parse_stages(recipe.placement)
-    plan_axis = recipe.sbp.get(FROM_MODEL) or ""
+    axes, stages = placement_keys.parse_stages(recipe.placement)
+    plan_axis = recipe.sbp.get(placement_keys.FROM_MODEL) or ""
     return Recipe(
         **vars(recipe)
         | {
@@ -205,7 +195,7 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
             "stages": stages,
             "chunks": recipe.placement.chunks,
             "in_flight": "auto" if (count := recipe.placement.in_flight) is None else count,
-            "pins": parse_pins(recipe.sbp, tuple(recipe.placement.axes)),
+            "pins": placement_keys.parse_pins(recipe.sbp, tuple(recipe.placement.axes)),
             "plan_axis": plan_axis if plan_axis in axes else "",
             "zero": zero_of(recipe),
             "seat": seat,
@@ -317,7 +307,7 @@ def resolve(cfg: DictConfig) -> RecipeSchema:
         _check_keys(cfg)
         tree = OmegaConf.to_object(cfg)
     except COMPOSING_ERRORS as error:
-        raise from_hydra(error, schema()) from error
+        raise recipe_errors.from_hydra(error, schema()) from error
     assert isinstance(tree, RecipeSchema), "compose() merges into the schema"
     return tree
 
@@ -348,7 +338,7 @@ def _check_references(node: DictConfig, known: DictConfig, prefix: str = "") -> 
                 raise RecipeError(f"{prefix}{key}", "only a list can stand here.", "Write a list.")
             kind = OmegaConf.get_type(typed)
             if isinstance(typed, DictConfig) and OmegaConf.get_type(found) is not kind:
-                raise no_mapping(f"{prefix}{key}", schema())
+                raise recipe_errors.no_mapping(f"{prefix}{key}", schema())
         elif isinstance(typed, DictConfig) and isinstance(child, DictConfig):
             _check_references(child, typed, f"{prefix}{key}.")
 
@@ -356,7 +346,7 @@ def _check_references(node: DictConfig, known: DictConfig, prefix: str = "") -> 
 def _check_keys(cfg: DictConfig) -> None:
     """Refuse keys that `+key=value` added and the schema does not have."""
     for path in _paths(cfg, schema()):
-        raise unknown_key(path, schema())
+        raise recipe_errors.unknown_key(path, schema())
 
 
 def _paths(node: DictConfig, known: DictConfig, prefix: str = "") -> Iterator[str]:

@@ -15,16 +15,7 @@ from pathlib import Path
 import yaml  # type: ignore[import-untyped]
 from hydra.types import RunMode
 
-from flowrun.launcher.recipe.hydra_source import (
-    COMPOSING_ERRORS,
-    CONF,
-    CONFIG_NAME,
-    GROUP,
-    group_of,
-    open_hydra,
-    recipe_file,
-    search_path,
-)
+from flowrun.launcher.recipe import hydra_source
 
 COMMAND_LINE = "command line"
 _NUMBER = re.compile(
@@ -85,15 +76,17 @@ def _files(overrides: list[str], config_dir: str | None) -> Iterator[tuple[Path,
     choices = [text for text in overrides if "." not in text.partition("=")[0]]
     recipes = [text.partition("=")[2].strip("'") for text in choices if text.startswith("recipe=")]
     try:
-        with open_hydra() as opened:
-            arguments = [*choices, *search_path(config_dir)]
+        with hydra_source.open_hydra() as opened:
+            arguments = [*choices, *hydra_source.search_path(config_dir)]
             listed = opened.config_loader().compute_defaults_list(
-                CONFIG_NAME, arguments, RunMode.RUN
+                hydra_source.CONFIG_NAME, arguments, RunMode.RUN
             )
         taking_part = [(each.config_path, each.package) for each in reversed(listed.defaults[:-1])]
-    except COMPOSING_ERRORS:
-        taking_part = [(f"{GROUP}/{name}", "") for name in recipes]
-    taking_part.append((CONFIG_NAME, ""))  # a recipe that sets nothing of a key could set it
+    except hydra_source.COMPOSING_ERRORS:
+        taking_part = [(f"{hydra_source.GROUP}/{name}", "") for name in recipes]
+    taking_part.append(
+        (hydra_source.CONFIG_NAME, "")
+    )  # a recipe that sets nothing of a key could set it
     for path, package in taking_part:
         if file := _file_of(str(path), config_dir):
             yield file, package or ""
@@ -102,9 +95,9 @@ def _files(overrides: list[str], config_dir: str | None) -> Iterator[tuple[Path,
 def _file_of(path: str, config_dir: str | None) -> Path | None:
     """Return the file that Hydra calls GROUP/NAME; None if it is none of ours."""
     group, _, name = path.partition("/")
-    if group == GROUP:
-        return recipe_file(name)
-    folders = [*([Path(config_dir)] if config_dir else []), CONF]
+    if group == hydra_source.GROUP:
+        return hydra_source.recipe_file(name)
+    folders = [*([Path(config_dir)] if config_dir else []), hydra_source.CONF]
     files = (folder / f"{path}.yaml" for folder in folders)
     return next((file for file in files if file.is_file()), None)
 
@@ -175,7 +168,10 @@ def _in_defaults(group: str, root: yaml.Node) -> yaml.Node | None:
     listed = next((child for name, child, _ in _children(root) if name == "defaults"), root)
     for _, entry, _ in _children(listed):
         for name, choice, _ in _children(entry):
-            if isinstance(choice, yaml.ScalarNode) and group_of({name: choice.value}) == group:
+            if (
+                isinstance(choice, yaml.ScalarNode)
+                and hydra_source.group_of({name: choice.value}) == group
+            ):
                 return choice
     return None
 

@@ -20,13 +20,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.commands.run_folders.run_summary import (
-    RUNNING,
-    RunSummary,
-    count_restarts,
-    read_newest,
-    summarize,
-)
+from flowrun.launcher.commands.run_folders import run_summary
+from flowrun.launcher.commands.run_folders.run_summary import RunSummary
 from flowrun.launcher.store.run_files import RECIPE
 from flowrun.launcher.supervise.hands.lease import FILE as LEASE
 
@@ -66,12 +61,12 @@ METRICS: Mapping[str, tuple[str, str, Callable[[RunFigures], object]]] = {
 
 def read_figures(folder: Path) -> RunFigures:
     """Read a run's folder.  Raises RecipeError where it is none."""
-    newest, validation = read_newest(folder)
+    newest, validation = run_summary.read_newest(folder)
     return RunFigures(
-        summary=summarize(folder),
+        summary=run_summary.summarize(folder),
         newest=newest,
         validation=validation,
-        restarts=count_restarts(folder),
+        restarts=run_summary.count_restarts(folder),
     )
 
 
@@ -111,8 +106,8 @@ def has_begun(folder: Path, since: float) -> bool:
 
 def find_health(folder: Path) -> tuple[int, str]:
     """Return the HTTP status and the text of /healthz, of a run that has begun."""
-    summary = summarize(folder)
-    if summary.status == RUNNING:
+    summary = run_summary.summarize(folder)
+    if summary.status == run_summary.RUNNING:
         with suppress(OSError):
             quiet_s = time.time() - (folder / LEASE).stat().st_mtime
             if quiet_s > _QUIET_S:

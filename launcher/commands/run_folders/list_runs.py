@@ -14,13 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flowrun.engine.ir.files import DAMAGED
-from flowrun.launcher.commands.run_folders.run_summary import (
-    RUNNING,
-    find_status,
-    read_keys,
-    summarize,
-    summarize_all,
-)
+from flowrun.launcher.commands.run_folders import run_summary
 from flowrun.launcher.recipe.key_schema import flatten_keys
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.report.metric_lines import MetricLine, parse_metric_line, read_losses
@@ -47,7 +41,7 @@ def show_runs(folders: Sequence[Path], followed: Path | None, console: Console) 
         compare_runs(folders, console)
     elif len(folders) > 1 or any(not folder.is_dir() for folder in folders):
         wrong = next(folder for folder in folders if not (folder / RECIPE).exists())
-        read_keys(wrong)
+        run_summary.read_keys(wrong)
     else:
         list_runs(folders or default_folders(), console)
 
@@ -59,7 +53,7 @@ def default_folders() -> list[Path]:
 
 def list_runs(folders: Sequence[Path], console: Console) -> None:
     """Print a line for each run, the newest last."""
-    runs = summarize_all(folders).runs
+    runs = run_summary.summarize_all(folders).runs
     wide = ["recipe"] if console.width >= _WIDE else []  # it is part of the folder's name
     numbers = ("steps", "loss", "valid.", "age")
     headings = ("run", *wide, *numbers, "status")
@@ -78,7 +72,7 @@ def list_runs(folders: Sequence[Path], console: Console) -> None:
     table = plain_table("", headings, rows, right=numbers, whole=headings[1:])
     table.columns[0].min_width = 18
     for row, run in zip(table.rows, runs, strict=True):
-        row.style = None if run.status in ("complete", RUNNING) else "yellow"
+        row.style = None if run.status in ("complete", run_summary.RUNNING) else "yellow"
     if not table.row_count:
         where = ", ".join(map(str, folders)) or " or ".join(FOLDERS)
         console.print(f"there is no run in {where}: flowrun recipe=mlp_hybrid makes one")
@@ -96,18 +90,18 @@ def follow_run(
 
     sleep: waits between two looks.
     """
-    read_keys(folder)  # raises if it is of another kind
+    run_summary.read_keys(folder)  # raises if it is of another kind
     metrics = folder / METRICS
     at = max(0, metrics.stat().st_size - _SHOWN) if metrics.exists() else 0
     while True:
-        status = find_status(folder)
+        status = run_summary.find_status(folder)
         text, at = _read_lines(metrics, at)
         lines = [*filter(None, map(parse_metric_line, text.splitlines()))]
         for line in lines:
             if line.validation is None and line is not lines[-1]:
                 continue  # of the steps between two looks the last is enough
             console.print(_describe_line(line), highlight=False, markup=False)
-        if status != RUNNING:
+        if status != run_summary.RUNNING:
             console.print(f"{folder}: {status}", highlight=False, markup=False, soft_wrap=True)
             return status
         sleep(_LOOK_S)
@@ -140,7 +134,7 @@ def compare_runs(folders: Sequence[Path], console: Console) -> None:
         if (logs := folder / LOGS).is_dir():
             console.print(f"  what its ranks printed: {logs}/", soft_wrap=True, style="dim")
     if len(folders) > 1:
-        first, second = (dict(flatten_keys(read_keys(folder))) for folder in folders)
+        first, second = (dict(flatten_keys(run_summary.read_keys(folder))) for folder in folders)
         pairs = {
             key: [str(each.get(key, "not there")) for each in (first, second)]
             for key in {**first, **second}
@@ -162,7 +156,7 @@ def _make_table(title: str, rows: Mapping[str, Sequence[str]], *, right: bool) -
 
 def _figures_of(folder: Path) -> dict[str, str]:
     """Return what there is to say of a run, by name."""
-    run, losses = summarize(folder), read_losses(folder / METRICS)
+    run, losses = run_summary.summarize(folder), read_losses(folder / METRICS)
     figures = {"status": run.status, "steps": f"{run.done:,}"}
     if losses.training:
         figures["first loss"] = show_loss(losses.training[0][1])

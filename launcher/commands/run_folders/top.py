@@ -17,14 +17,9 @@ from rich.live import Live
 from rich.text import Text
 
 from flowrun.engine.ir.files import DAMAGED
+from flowrun.launcher.commands.run_folders import run_summary
 from flowrun.launcher.commands.run_folders.list_runs import default_folders
-from flowrun.launcher.commands.run_folders.run_summary import (
-    RUNNING,
-    RunSummary,
-    count_restarts,
-    find_runs,
-    summarize,
-)
+from flowrun.launcher.commands.run_folders.run_summary import RunSummary
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.store.run_files import METRICS
 from flowrun.launcher.terminal.console import plain_table
@@ -119,13 +114,13 @@ class RunReader:
 def choose_run(folder: Path | None) -> Path:
     """Return the folder of a run; None: the newest that lies where runs do.  Raises RecipeError."""
     if folder is None:
-        found = find_runs(default_folders())
+        found = run_summary.find_runs(default_folders())
         if not found:
             raise CommandLineError(
                 "top", "there is no run here.", "Name the folder of a run: flowrun top RUN_DIR."
             )
         folder = found[-1]
-    summarize(folder)
+    run_summary.summarize(folder)
     return folder
 
 
@@ -138,9 +133,9 @@ def show_top(folder: Path, console: Console, sleep: Callable[[float], object] = 
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
             reader.read()
-            summary = summarize(folder)
+            summary = run_summary.summarize(folder)
             live.update(frame(summary, reader, console.width), refresh=True)
-            if summary.status != RUNNING or not console.is_terminal:
+            if summary.status != run_summary.RUNNING or not console.is_terminal:
                 return
             sleep(_LOOK_S)
 
@@ -167,10 +162,10 @@ def _progress_of(summary: RunSummary, reader: RunReader) -> str:
         parts[1] = (
             f"step {summary.done:,} of {summary.asked:,} ({summary.done / summary.asked:.0%})"
         )
-    if count := count_restarts(reader.folder):
+    if count := run_summary.count_restarts(reader.folder):
         parts.append(f"started again {count} x")
     step = reader.curves.get("step_s")
-    if summary.status == RUNNING:
+    if summary.status == run_summary.RUNNING:
         parts.append(f"last line {duration(summary.age_s)} ago")
         if step and step.points and summary.asked:
             left_s = (summary.asked - summary.done) * step.points[-1]

@@ -21,15 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrun.engine.errors import ArgumentError
+from flowrun.engine.ir import own_files
 from flowrun.engine.ir.files import drop_partial, make, making_folder
-from flowrun.engine.ir.own_files import (
-    Unusable,
-    cache_folder,
-    drop_unused,
-    own_folder,
-    read_own,
-    write_own,
-)
 from flowrun.engine.runtime.process.own_process import run_in_child
 from flowrun.launcher.data.corpus.tokenizer import (
     digest_ids,
@@ -94,18 +87,18 @@ def keep_documents(name: str, made_of: str, tokenizer: str, make_pieces: PieceMa
     """
     DIGESTS.get({}).update({name: made_of, tokenizer: (read := digest_tokenizer(tokenizer))})
     key = hashlib.sha256(f"{_FORM} {made_of} {read}".encode()).hexdigest()
-    folder = own_folder(cache_folder())
+    folder = own_files.own_folder(own_files.cache_folder())
     where = folder / f"{_PREFIX}{key[:32]}"
     notes: tuple[str, ...] = ()
     try:
         about = _read_about(where)
         os.utime(where)
-    except (Unusable, OSError, ValueError) as error:
+    except (own_files.Unusable, OSError, ValueError) as error:
         if not isinstance(error, FileNotFoundError) or where.exists():
             notes = (f"{name} is tokenised again: what was kept is damaged ({error})",)
             _remove(where)
         drop_partial(folder)
-        drop_unused(folder, f"{_PREFIX}*", MOST_BYTES)
+        own_files.drop_unused(folder, f"{_PREFIX}*", MOST_BYTES)
         notes += _make(where, name, tokenizer, make_pieces)
         about = _read_about(where)
     return Documents(
@@ -124,10 +117,10 @@ def _read_about(where: Path) -> dict[str, Any]:
 
     Raises FileNotFoundError if it is not there, Unusable or another OSError if it is damaged.
     """
-    about: dict[str, Any] = json.loads(read_own(where / _ABOUT))
+    about: dict[str, Any] = json.loads(own_files.read_own(where / _ABOUT))
     for name, digest in about["files"].items():
         if digest_file(where / name) != digest:
-            raise Unusable(f"{where / name}: its SHA-256 does not fit")
+            raise own_files.Unusable(f"{where / name}: its SHA-256 does not fit")
     return about
 
 
@@ -173,7 +166,7 @@ def _write(
         "answers": (made / _ANSWERS).stat().st_size > 0,
         "files": {each: digest_file(made / each) for each in (_IDS, _ANSWERS, _STARTS)},
     }
-    write_own(made / _ABOUT, json.dumps(about).encode())
+    own_files.write_own(made / _ABOUT, json.dumps(about).encode())
     return starts[-1], end
 
 
