@@ -20,6 +20,7 @@ from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.report.metric_lines import parse_metric_line
 from flowrun.launcher.store.run_files import ENDED, METRICS, RECIPE, REPORT, RESTARTS
 from flowrun.launcher.supervise.hands.lease import FILE as LEASE
+from flowrun.launcher.supervise.hands.lease import Lease
 
 RUNNING, COMPLETE, DIED = "running", "complete", "died"
 NOT_ENDED = "not ended"  # of a run at a URL
@@ -160,8 +161,9 @@ def find_status(folder: Path) -> str:
         return str(json.loads((folder / ENDED).read_text())["status"])
     if is_locked(folder):
         return RUNNING
-    with suppress(OSError, *DAMAGED):
-        several = json.loads((folder / LEASE).read_text())["run"]  # hosts, which lock no folder
+    owner = Lease(folder).read()
+    with suppress(OSError):
+        several = owner and owner.epoch  # hosts, which lock no folder
         if several and time.time() - (folder / LEASE).stat().st_mtime < _SILENT_S:
             return RUNNING
     return NOT_ENDED if cache_folder() in folder.parents else DIED

@@ -13,6 +13,7 @@ from flowrun.launcher.cli import app
 from flowrun.launcher.commands.run_folders.list_runs import follow_run, show_runs
 from flowrun.launcher.commands.run_folders.run_summary import find_runs, find_status, read_keys
 from flowrun.launcher.store.checkpoint import lock_run_folder
+from flowrun.launcher.supervise.hands.lease import Lease, Owner
 
 
 def make_run(folder: Path, steps: int = 3, **train: Any) -> Path:
@@ -68,9 +69,8 @@ def test_a_folder_that_a_process_holds_is_of_a_run_that_goes_on(tmp_path: Path) 
 def test_a_folder_that_several_hosts_write_to_is_of_a_run_that_goes_on(tmp_path: Path) -> None:
     """They lock none; the lease names them, and metrics.jsonl is new."""
     folder = make_run(tmp_path / "a")
-    owner = {"machine": "node0", "process": 1, "run": ""}
-    for hosts, status in (("4f1d", "running"), ("", "died")):
-        (folder / ".lease").write_text(json.dumps(owner | {"run": hosts}))
+    for epoch, status in ((1, "running"), (0, "died")):
+        Lease(folder).take(Owner("node0", 1, epoch, ""))
         assert find_status(folder) == status
 
 
