@@ -44,7 +44,7 @@ BUDGETS = {
     "launcher": 360,
     "launcher/bench": 2_206,
     "launcher/command_line": 2_024,
-    "launcher/commands": 4_354,
+    "launcher/commands": 4_356,
     "launcher/data": 3_786,
     "launcher/job": 2_388,
     "launcher/listeners": 675,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_635,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_256, "tests": 59_106, "docs": 50_000}
+SUMS = {"source": 81_258, "tests": 59_106, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 357, "except Exception": 30, "functions above complexity 15": 0}
