@@ -53,7 +53,7 @@ class Door:
         self._listeners.append(listener)
         self._listen(listener)
 
-    async def hold(self, hub: Hub) -> JsonChannel:
+    async def hold_hub(self, hub: Hub) -> JsonChannel:
         """Hold the hub here; return the connection of this host, which is its first."""
         ours, its = socket.socketpair()
         self._begin(self._attend(hub, await channels.open_channel(its)))

@@ -257,7 +257,7 @@ class HubLink:
             _, listener = await self._try_to_listen(Patience(0.0, print))
         if listener is not None:
             self.door.open(listener)
-        self.channel = await self.door.hold(Hub(nodes_of(self.launch), self._open_store))
+        self.channel = await self.door.hold_hub(Hub(nodes_of(self.launch), self._open_store))
         return self.channel
 
     def _open_store(self) -> int:
