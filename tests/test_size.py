@@ -34,9 +34,9 @@ BUDGETS = {
     "engine/cost": 1_300,
     "engine/hardware": 571,
     "engine/ir": 1_841,
-    "engine/lowering": 1_358,
-    "engine/ops": 6_843,
-    "engine/passes": 8_390,
+    "engine/lowering": 1_382,
+    "engine/ops": 6_853,
+    "engine/passes": 8_398,
     "engine/rehearsal": 1_196,
     "engine/runtime": 8_435,
     "engine/trace": 583,
@@ -63,9 +63,9 @@ BUDGETS = {
     "models": 1_853,
     "testing": 115,
     "tests": 1_181,
-    "tests/behaviour": 9_882,
+    "tests/behaviour": 9_886,
     "tests/chaos": 1_057,
-    "tests/engine": 15_264,
+    "tests/engine": 15_274,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_635,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_258, "tests": 59_106, "docs": 50_000}
+SUMS = {"source": 81_300, "tests": 59_120, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 357, "except Exception": 30, "functions above complexity 15": 0}

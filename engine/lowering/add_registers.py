@@ -24,7 +24,7 @@ from flowrun.engine.actors.plan import (
     Register,
 )
 from flowrun.engine.boxing.boxing import TURN
-from flowrun.engine.ir.graph import BACKWARD, COUNT, PHASES, UPDATE, WEIGHT_GRAD
+from flowrun.engine.ir.graph import BACKWARD, COUNT, FORWARD, PHASES, UPDATE, WEIGHT_GRAD
 from flowrun.engine.strategy import Strategy
 
 _TURNS_AHEAD = 2  # one block is computed, the next one comes
@@ -205,9 +205,10 @@ class Throttle:
     Weights are always there to be cast and gathered (ZeRO 3), and nothing waits for the reduction
     of a gradient (ZeRO 2, 3) but a sum.  The registers between neighbours hold neither: a rank that
     is early would gather every weight, or hold every gradient until the other ranks come.  What
-    goes around a ring (attention) would all come before the first of it is read, and states on the
-    host would all be on the device before the first is updated.  So an empty register goes from one
-    to the other, with a distance of `ahead` regions.
+    goes around a ring (attention) would all come before the first of it is read, what backward
+    gathers of stored shards would all come in forward, and states on the host would all be on the
+    device before the first is updated.  So an empty register goes from one to the other, with a
+    distance of `ahead` regions.
 
     maker, readers: tensor -> the actors that make and read it.  weights: tensors that last.
     """
@@ -223,6 +224,10 @@ class Throttle:
             order = sorted(gathers)
             for before, region in zip(order, order[ahead:], strict=False):
                 yield from ((before, gather) for gather in gathers[region])
+        for gathers in self._by_phase(self.gathers_again, self._first_reader):
+            order = sorted(gathers)
+            for before, region in zip([self._first_like(order[0]), *order], order, strict=False):
+                yield from ((before, gather) for gather in gathers[region] if before < region)
         for reductions in self._by_phase(self.reduces, self._source):
             order = sorted(reductions)
             for before, region in zip(order, order[ahead:], strict=False):
@@ -262,7 +267,7 @@ class Throttle:
         """A boxing of weights, or of what is made of them for it, with every micro-batch."""
         actor = self.actors[k]
         there = (self._lasts(n) or self.begins_gather(self.maker[n]) for n in actor.reads)
-        return actor.kind == BOX and not actor.per_step and all(there)
+        return self.gathers_again(k) or (actor.kind == BOX and not actor.per_step and all(there))
 
     def begins_gather(self, k: int) -> bool:
         """A boxing of weights, or a region that makes of them what boxings alone read."""
@@ -270,6 +275,12 @@ class Throttle:
         sent = isinstance(work, RegionWork) and work.sent == actor.makes != () == work.accumulates
         boxed = (sent or actor.kind == BOX) and not actor.per_step
         return boxed and all(map(self._lasts, actor.reads))
+
+    def gathers_again(self, k: int) -> bool:
+        """A boxing for backward of what forward stores."""
+        actor = self.actors[k]
+        made = (not self._lasts(n) and self.actors[self.maker[n]].phase for n in actor.reads)
+        return actor.kind == BOX and actor.phase == BACKWARD and all(p == FORWARD for p in made)
 
     def _lasts(self, name: str) -> bool:
         """A weight, or the copy of one that another stage gets once a step."""
@@ -311,9 +322,22 @@ class Throttle:
         for k, actor in enumerate(self.actors):
             region = region_of(k) if chosen(k) else None
             if region is not None:
-                work = self.actors[region].work
-                ops = work.ops if isinstance(work, RegionWork) else ()
-                chunk = max((op.chunk for op in ops), default=0)
-                of_phase = phases.setdefault((actor.stage, actor.phase, chunk), {})
-                of_phase.setdefault(region, []).append(k)
+                at = (actor.stage, actor.phase, self._chunk_of(region))
+                phases.setdefault(at, {}).setdefault(region, []).append(k)
         return phases.values()
+
+    def _chunk_of(self, region: int) -> int:
+        work = self.actors[region].work
+        ops = work.ops if isinstance(work, RegionWork) else ()
+        return max((op.chunk for op in ops), default=0)
+
+    def _first_like(self, region: int) -> int:
+        """The first region of the stage, phase and chunk of one."""
+        here = self.actors[region]
+        alike = (
+            k
+            for k, actor in enumerate(self.actors[:region])
+            if (actor.kind, actor.stage, actor.phase) == (REGION, here.stage, here.phase)
+            and self._chunk_of(k) == self._chunk_of(region)
+        )
+        return next(alike, region)

@@ -7,9 +7,10 @@ reader's region.  Tensors that live for a step are boxed once a step: accumulate
 update, weights (and tensors that hoist_weights makes of them) in phase weights.  Under ZeRO 3
 forward and backward each gather a weight with every micro-batch, and it crosses to another stage
 sharded, once a step; what is made of shards to be gathered is made with each gather, but what is
-smaller than they are (a scale) is gathered once a step.  A single
-number goes from stage to stage: else each would have messages, and a group of ranks
-(actors/communicators.py), with each other one.
+smaller than they are (a scale) is gathered once a step.  Keys whose length is divided are gathered
+again for backward, so that a rank holds its share of them.  A single number goes from stage to
+stage: else each would have messages, and a group of ranks (actors/communicators.py), with each
+other one.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.sbp import B, NdSbp, S, format_nd_sbp
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.structure import BOX, TRANSFER
-from flowrun.engine.ops.nn.attention import balance
+from flowrun.engine.ops.nn.attention import balance, gathered_keys
 from flowrun.engine.ops.nn.ring_attention import SWAP_HALVES, TURN
 from flowrun.engine.ops.traits import has
 from flowrun.engine.strategy import Strategy
@@ -100,6 +101,8 @@ class _Boxer:
         self.written = {v.tensor: v.new for v in graph.variables if v.new is not None}
         self.ops: list[Op] = []
         self.swapped: dict[tuple[str, tuple[object, ...]], str] = {}
+        self.consumers = graph.consumers
+        self.gathered_keys: set[str] = set()
         self.made_of_shards: dict[str, Op] = {}  # tensor -> the op of phase weights, at home
         self.reduced: set[str] = set()  # smaller than the weights of which they are made: scales
         # original tensor -> (location, scope) -> name; scope: the phase that may read it,
@@ -113,8 +116,9 @@ class _Boxer:
         """Yield the op, or the ordinary ops that its signature stands for (split softmax).
 
         Halves that were swapped are not swapped again, nor back: backward reads what forward has
-        made.
+        made.  But what forward reads in the order of tokens, too, is held once, and swapped again.
         """
+        self.gathered_keys |= gathered_keys(op)
         op = balance(op) if self.strategy.balances else op
         if not registry.needs_expansion(op, self.tensors):
             yield op
@@ -130,7 +134,9 @@ class _Boxer:
                     known[made] = self.swapped[read, how]
                     del self.tensors[made]
                     continue
-                self.swapped |= {(read, how): made, (made, how): read}
+                self.swapped[read, how] = made
+                if len(self.consumers.get(made, ())) == 1:
+                    self.swapped[made, how] = read
             yield _box_of_turn(rename_inputs(part, known))
 
     def add(self, op: Op) -> None:
@@ -321,6 +327,8 @@ class _Boxer:
         """
         if name in self.weights:
             return ("", WEIGHTS) if hoisted else (_scope(phase), _scope(phase))
+        if name in self.gathered_keys:
+            return _scope(phase), phase
         if name in self.per_step:
             return "", WEIGHTS if phase == WEIGHTS else UPDATE
         return (COUNT, COUNT) if phase == COUNT else ("", phase)

@@ -304,3 +304,13 @@ def is_causal(op: Op) -> bool:
 def balance(op: Op) -> Op:
     """Return a call of attention such that ranks get equal work; ops stay for which they have."""
     return replace(op, kwargs=(*op.kwargs, (ring.BALANCED, True))) if is_causal(op) else op
+
+
+def gathered_keys(op: Op) -> frozenset[str]:
+    """Return the keys and values of which ranks read all, though each has queries of its own."""
+    if op.target not in OPS:
+        return frozenset()
+    read = dict(zip(places(op), zip(op.inputs, op.in_sbp, strict=True), strict=True))
+    divided = [axis for axis, sbp in enumerate(read["query"][1]) if sbp == S(2)]
+    ends = (read[end] for end in ("key", "value") if end in read)
+    return frozenset(name for name, nd in ends if any(nd[axis] == B for axis in divided))

@@ -45,8 +45,8 @@ class Boxings:
         forms.
 
         maker_forms: forms at its maker.  wanted: sets of forms.  ways: forms through which a boxing
-        may go at no cost of their own; then the seconds of a set are those of its dearest form, at
-        most what the set costs: boxings to several forms may go through one way, which is paid once.
+        may go; then the seconds of a set are those of its dearest form, at most what the set costs:
+        boxings to several forms may go through one way, which is paid once.
         """
         objective, tensor = self.objective, self.objective.graph.tensors[name]
         keeps = objective.copy_bytes(name, next(iter(maker_forms[0]))) > 0

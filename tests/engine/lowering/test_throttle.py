@@ -14,7 +14,7 @@ from flowrun.engine.actors.plan import (
     Work,
 )
 from flowrun.engine.boxing.boxing import BoxingStep
-from flowrun.engine.ir.graph import BACKWARD, Op
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, Op
 from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.sbp import S
 from flowrun.engine.lowering.add_registers import Throttle
@@ -66,6 +66,16 @@ def test_of_a_ring_one_block_comes_while_another_is_computed() -> None:
     first = actor("keys", REGION, "", "k0")
     # block 1 (actor 2) has read what it needs before turn 3 (actor 7) may begin
     assert list(throttle(first, *blocks, *turns).pairs(ahead=1)) == [(2, 7)]
+
+
+def test_what_backward_gathers_of_stored_shards_comes_after_the_reader_before() -> None:
+    stored = (replace(actor(f"s{k}", REGION, "", f"s{k}"), phase=FORWARD) for k in range(2))
+    gathers = (actor(f"gather {k}", BOX, f"s{k}", f"k{k}") for k in range(2))
+    loss, *readers = (actor("region", REGION, f"k{k}", f"g{k}") for k in ("", 1, 0))
+    # the first of backward (actor 4), then the reader of k1 (actor 5)
+    actors = (*stored, *gathers, loss, *readers)
+    assert list(throttle(*actors).pairs(ahead=2)) == [(4, 3), (5, 2)]
+    assert list(throttle(*actors[:4], *readers).pairs(ahead=2)) == [(4, 2)]
 
 
 def test_no_chunk_waits_for_another() -> None:
