@@ -37,7 +37,6 @@ def bench(
 ) -> tuple[ResultLine, ...]:
     """Run the suite, print its table to `console`, and fill `folder`.
 
-    config_dir: the user's own groups.
     Raises RecipeError if a recipe cannot be composed (nothing was started), KeyboardInterrupt after
     the table of what is done.
     """

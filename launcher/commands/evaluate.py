@@ -53,9 +53,8 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a run.
 
-    run_folder: of the run.  overrides: of its recipe, such as eval.batches or data.path.  step,
-    best: which weights; without them the newest.  config_dir: the user's own groups.  Raises
-    RecipeError where no samples are held out.
+    overrides: of its recipe, such as eval.batches or data.path.  step, best: which weights; without
+    them the newest.  Raises RecipeError where no samples are held out.
     """
     threads = torch.get_num_threads()
     run = load_run(run_folder, step, best, overrides or [], config_dir, averages=True)

@@ -96,11 +96,10 @@ def export(
 ) -> Path:
     """Write what a checkpoint holds, or what the run ended with; return the file.
 
-    run_folder: of the run.  step: of a checkpoint; None: the newest weights.  to: the file, or the
-    folder that it goes to, which is there or ends with /; None: the run's folder.  best: True for
-    the checkpoint that is best by train.keep_best.
-    adapters: True for the adapters alone, in a folder; otherwise they are merged.
-    Raises RecipeError if there are no weights.
+    step: of a checkpoint; None: the newest weights.  to: the file, or the folder that it goes to,
+    which is there or ends with /; None: the run's folder.  best: True for the checkpoint that is
+    best by train.keep_best.  adapters: True for the adapters alone, in a folder; otherwise they are
+    merged.  Raises RecipeError if there are no weights.
     """
     stored = find_weights(run_folder, step, best)
     trained = adapters_among(stored)

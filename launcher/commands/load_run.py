@@ -144,10 +144,9 @@ def load_run(
 ) -> LoadedRun:
     """Make the model of a run, whole and in this process, with its weights.
 
-    run_folder: of the run.  step: of a checkpoint; None: the newest weights.  best: True for the
-    checkpoint that is best by train.keep_best.  overrides: of its recipe.  config_dir: the user's
-    own groups.  averages: True for the moving averages where evaluation reads them
-    (optim.ema_eval).  Raises RecipeError.
+    step: of a checkpoint; None: the newest weights.  best: True for the checkpoint that is best by
+    train.keep_best.  overrides: of its recipe.  averages: True for the moving averages where
+    evaluation reads them (optim.ema_eval).  Raises RecipeError.
     """
     stored = find_weights(run_folder, step, best)
     recipe = without_files(load([f"recipe={run_folder / RECIPE}", *overrides], config_dir))

@@ -31,8 +31,7 @@ _FILES = {  # mark in page.html -> the files that take its place
 def make_page(given: Sequence[str], config_dir: str | None) -> Page:
     """Make the page of what the command is given.  Raises RecipeError.
 
-    given: folders of runs, one of a sweep, or "key=value" of a recipe.  config_dir: the user's own
-    groups.
+    given: folders of runs, one of a sweep, or "key=value" of a recipe.
     """
     folders = [Path(word) for word in given if "=" not in word or Path(word).is_dir()]
     if not folders:

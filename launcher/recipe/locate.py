@@ -52,8 +52,7 @@ def locate(key: str, overrides: list[str], config_dir: str | None = None) -> Fil
     """Find where the value of `key` comes from: one of the `overrides` of the command line, else
     the file that sets it last, else the file that could set it.
 
-    config_dir: the user's own groups.  A key of which no file has even a part is placed in the
-    recipe, without a line.
+    A key of which no file has even a part is placed in the recipe, without a line.
     """
     if found := _on_command_line(key, overrides):
         return _with_changes(found, None, overrides)

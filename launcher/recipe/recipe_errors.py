@@ -67,10 +67,7 @@ def one_of(words: Iterable[str]) -> str:
 
 
 def require(holds: bool, where: str, problem: str, instead: str = "") -> None:
-    """Raise RecipeError at the key `where` unless the statement holds.
-
-    problem: the facts.  instead: what to write.
-    """
+    """Raise RecipeError at the key `where` unless the statement holds."""
     if not holds:
         raise RecipeError(where, problem, instead)
 
@@ -88,10 +85,7 @@ def find_near(word: str, known: Sequence[str]) -> str:
 
 
 def from_hydra(error: Exception, schema: DictConfig) -> RecipeError:
-    """Turn what Hydra, OmegaConf or YAML raised while composing into an error for the user.
-
-    schema: the known keys.
-    """
+    """Turn what Hydra, OmegaConf or YAML raised while composing into an error for the user."""
     links: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in links:

@@ -262,10 +262,7 @@ def name_in(step: int, file: str) -> str:
 
 
 def whole_checkpoints(names: Iterable[str]) -> dict[int, list[str]]:
-    """Return the names of each checkpoint's files, by step, of those that have checkpoint.json.
-
-    names: of the store's objects.
-    """
+    """Return the names of each checkpoint's files, by step, of those that have checkpoint.json."""
     found: dict[int, list[str]] = {}
     for name in sorted(names):
         if match := _FILE.fullmatch(name):

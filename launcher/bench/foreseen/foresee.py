@@ -26,7 +26,6 @@ def foresee(
 ) -> tuple[ScoredFigure, ...]:
     """Plan every row of the suite, print each table to `console` as it is done, and fill `folder`.
 
-    config_dir: the user's own groups.
     Raises RecipeError if a row does not compose (nothing was planned).  A row that cannot be
     planned is a line with a problem.
     """

@@ -125,10 +125,7 @@ def choose_run(folder: Path | None) -> Path:
 
 
 def show_top(folder: Path, console: Console, sleep: Callable[[float], object] = time.sleep) -> None:
-    """Show a run until it ends or Ctrl-C; off a terminal, once.
-
-    sleep: waits between two looks.
-    """
+    """Show a run until it ends or Ctrl-C; off a terminal, once."""
     reader = RunReader(folder)
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:

@@ -51,9 +51,7 @@ class Wanted:
 def write_manifest(
     platform: str, words: Sequence[str], hosts: int, image: str, volume: str, gpu: str
 ) -> str:
-    """Return the file.  words: of the recipe.  volume: NAME:/PATH.  gpu: SkyPilot's name of it.
-    Raises RecipeError.
-    """
+    """Return the file.  volume: NAME:/PATH.  gpu: SkyPilot's name of it.  Raises RecipeError."""
     if platform not in MANIFESTS:
         known = one_of(MANIFESTS)
         raise CommandLineError(platform, "no file is known for this platform.", f"Write {known}.")

@@ -29,8 +29,7 @@ _ANSWERS = "flowrun.launcher.commands.run_folders.answer"
 def monitoring(launch: Launch, folder: Path, progress: Progress | None) -> Iterator[None]:
     """Have questions about a run answered within the block, if its recipe says where.
 
-    folder: of the run.  progress: shows the address.  Raises RecipeError for one that cannot be
-    had.
+    Raises RecipeError for one that cannot be had.
     """
     address = monitor_address(launch)
     if address is None:

@@ -30,8 +30,7 @@ _CLEAR_S = 0.01  # from one look to the next whether ranks have gone on from a h
 class Wires:
     """What ranks' hands need of the driver.
 
-    record: of the run.  desk: the main thread.  loop: takes events.  waits: True while too many
-    events wait.  host_of: names the host of a rank.
+    waits: True while too many events wait.  host_of: names the host of a rank.
     """
 
     record: Record

@@ -82,7 +82,7 @@ class Alone:
 class Hosts:
     """This launcher's connection to those of the other hosts.
 
-    met: the last round.  place: where its ranks meet.  moves: files between hosts.
+    met: the last round.
     """
 
     def __init__(
@@ -95,9 +95,8 @@ class Hosts:
         describe: Callable[[], words.Host],
         known: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """launch: the recipe's keys.  folder: of the run.  silence_s: seconds without a sign of
-        life after which a host counts as gone; 0: never.  say: shows a line to a person.  post:
-        takes events.  describe: describes this host.  known: see HubLink.
+        """silence_s: seconds without a sign of life after which a host counts as gone; 0: never.
+        say: shows a line to a person.  post: takes events.  known: see HubLink.
         """
         self.met: events.Company | None = None
         self.place: MeetingPlace | None = None

@@ -100,8 +100,7 @@ class FindStart(Instruction):
 class Restart(Instruction):
     """Write down that ranks begin again.
 
-    fault: why.  place: where they begin.  in_row, limit: of restarts; in_row 0: a host left, or the
-    run is rolled back.
+    fault: why.  in_row, limit: of restarts; in_row 0: a host left, or the run is rolled back.
     """
 
     fault: Reason
@@ -117,7 +116,7 @@ class Save(Instruction):
 
 
 class ReplanFewer(Instruction):
-    """Plan for fewer ranks: NewPlan or LauncherFailed follows.  fault: why."""
+    """Plan for fewer ranks: NewPlan or LauncherFailed follows."""
 
     fault: Reason
 
