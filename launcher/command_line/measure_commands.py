@@ -7,16 +7,8 @@ from typing import Annotated
 
 import typer
 
-from flowrun.launcher.command_line.app import (
-    AsFormat,
-    ConfigDir,
-    Format,
-    Overrides,
-    app,
-    load_recipe,
-    print_found,
-    show_errors,
-)
+from flowrun.launcher.command_line import app as shared
+from flowrun.launcher.command_line.app import app
 from flowrun.launcher.terminal.exit_status import RUN_FAILED
 
 
@@ -26,8 +18,8 @@ def bench(
         list[str] | None,
         typer.Argument(metavar="[suite=NAME] [suite.key=value] [key=value]…", show_default=False),
     ] = None,
-    config_dir: ConfigDir = None,
-    form: AsFormat = Format.text,
+    config_dir: shared.ConfigDir = None,
+    form: shared.AsFormat = shared.Format.text,
 ) -> None:
     r"""Train by flowrun and by torch's own layouts, in turn, and compare.
 
@@ -41,7 +33,7 @@ def bench(
       flowrun bench suite=peers precision.dtype=bf16 suite.loss_tolerance=2e-2
     """
     given = overrides or []
-    with show_errors(given, config_dir):
+    with shared.show_errors(given, config_dir):
         from rich.console import Console
 
         from flowrun.launcher.bench.bench import bench as run_suite
@@ -57,14 +49,14 @@ def bench(
             there = f"Write suite=NAME; a suite takes minutes to an hour.\n{list_suites()}"
             raise CommandLineError("bench", "no suite is named.", there)
         suite, folder = load_suite(given, config_dir)
-        as_json = form is Format.json
+        as_json = form is shared.Format.json
         console = Console(stderr=True) if as_json else wide_console()
         if isinstance(suite, Suite):
             found = BenchResult(folder, measured=run_suite(suite, folder, console, config_dir))
         else:
             found = BenchResult(folder, foreseen=foresee(suite, folder, console, config_dir))
         if as_json:
-            print_found(found, form)
+            shared.print_found(found, form)
         if not found.holds:
             raise typer.Exit(RUN_FAILED)
 
@@ -74,8 +66,8 @@ def calibrate(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The profile to write.")] = Path(
         "profiles/hardware/mine.yaml"
     ),
-    overrides: Overrides = None,
-    config_dir: ConfigDir = None,
+    overrides: shared.Overrides = None,
+    config_dir: shared.ConfigDir = None,
 ) -> None:
     """Measure this machine, and write a hardware profile (3 minutes).
 
@@ -91,14 +83,14 @@ def calibrate(
     given = overrides or []
     if "=" in str(file):  # FILE left out
         given, file = [str(file), *given], Path("profiles/hardware/mine.yaml")
-    with show_errors(given, config_dir):
+    with shared.show_errors(given, config_dir):
         from flowrun.launcher.commands import calibrate as story
         from flowrun.launcher.commands.calibrate import show_ops, with_ops
         from flowrun.launcher.recipe.hardware_keys import load_shipped, of_file
         from flowrun.launcher.terminal.console import wide_console
 
         console = wide_console()
-        recipe = load_recipe(given, config_dir) if given else None
+        recipe = shared.load_recipe(given, config_dir) if given else None
         if recipe is None or not file.exists():
             base = load_shipped("cpu")
             console.print("measuring this machine, which takes two to three minutes …", style="dim")

@@ -11,19 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flowrun.launcher.command_line.app import (
-    AsFormat,
-    Best,
-    ConfigDir,
-    Format,
-    KeyChanges,
-    OfStep,
-    RunFolder,
-    app,
-    open_run,
-    print_found,
-    show_errors,
-)
+from flowrun.launcher.command_line import app as shared
+from flowrun.launcher.command_line.app import app
 from flowrun.launcher.terminal import doing
 
 if TYPE_CHECKING:
@@ -32,8 +21,8 @@ if TYPE_CHECKING:
 
 @app.command()
 def export(
-    run_folder: RunFolder,
-    step: OfStep = None,
+    run_folder: shared.RunFolder,
+    step: shared.OfStep = None,
     to: Annotated[
         str | None,
         typer.Option(
@@ -41,7 +30,7 @@ def export(
             help="The file, a folder (it ends with /) or a URL; without it in the run's folder.",
         ),
     ] = None,
-    best: Best = False,
+    best: shared.Best = False,
     adapters: Annotated[
         bool, typer.Option("--adapters", help="The adapters alone, in a folder of peft's.")
     ] = False,
@@ -82,7 +71,7 @@ def export(
       flowrun export RUN_DIR --format hf --to my_model/ --dtype bf16
       flowrun export RUN_DIR --format hf --to s3://bucket/my_model
     """
-    with open_run(run_folder, step=step, best=best) as folder:
+    with shared.open_run(run_folder, step=step, best=best) as folder:
         from flowrun.launcher.commands.export import check_format, describe_file, put_at
         from flowrun.launcher.commands.export import export as export_weights
 
@@ -145,12 +134,12 @@ def sample(
             "--tokenizer", help="A folder or file, or the word bytes, where the source names none."
         ),
     ] = None,
-    step: OfStep = None,
-    best: Best = False,
+    step: shared.OfStep = None,
+    best: shared.Best = False,
     to: Annotated[
         Path | None, typer.Option("--to", help="A file for the texts: a line of JSON each.")
     ] = None,
-    form: AsFormat = Format.text,
+    form: shared.AsFormat = shared.Format.text,
 ) -> None:
     """Write text with a model that was trained on it.
 
@@ -165,7 +154,7 @@ def sample(
       flowrun sample RUN_DIR --prompts prompts.jsonl --stop "def " --to out.jsonl
     """
     doing.doing("reading the model")
-    with open_run(source, step=step, best=best) as folder:
+    with shared.open_run(source, step=step, best=best) as folder:
         from flowrun.launcher.commands.write_text import open_writer
         from flowrun.launcher.text.generate import Drawing
         from flowrun.launcher.text.prompts import collect_prompts
@@ -174,7 +163,7 @@ def sample(
         drawing = Drawing(
             tokens=tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stops=stops
         )
-        as_json = to is not None or form is Format.json
+        as_json = to is not None or form is shared.Format.json
         wanted = collect_prompts(prompt or (), prompts, chat, as_json)
         writer = open_writer(folder, step, best, tokenizer, _print_note)
         doing.clear()
@@ -238,12 +227,12 @@ def _print_texts(texts: Iterable[WrittenText], as_json: bool, to: Path | None, c
 
 @app.command("eval")
 def evaluate(
-    run_folder: RunFolder,
-    overrides: KeyChanges = None,
-    step: OfStep = None,
-    best: Best = False,
-    config_dir: ConfigDir = None,
-    form: AsFormat = Format.text,
+    run_folder: shared.RunFolder,
+    overrides: shared.KeyChanges = None,
+    step: shared.OfStep = None,
+    best: shared.Best = False,
+    config_dir: shared.ConfigDir = None,
+    form: shared.AsFormat = shared.Format.text,
 ) -> None:
     """Evaluate a run on its held-out samples, without training.
 
@@ -257,11 +246,11 @@ def evaluate(
     """
     given = overrides or []
     doing.doing("reading the model")
-    with open_run(run_folder, given, config_dir, step, best) as folder:
+    with shared.open_run(run_folder, given, config_dir, step, best) as folder:
         from flowrun.launcher.commands.evaluate import evaluate as evaluate_run
 
         found = evaluate_run(folder, given, step=step, best=best, config_dir=config_dir)
-        print_found(found, form)
+        shared.print_found(found, form)
         for note in found.notes:
             typer.echo(f"note: {note}", err=True)
 
@@ -287,7 +276,7 @@ def tokenizer(
       flowrun tokenizer --from corpus/ notes.txt --vocabulary 8192 --to bpe/
       flowrun recipe=gpt_hybrid data.tokenizer=bpe/ model.vocabulary=8192
     """
-    with show_errors([], None):
+    with shared.show_errors([], None):
         from flowrun.launcher.commands.tokenizer_folder import make_tokenizer
 
         made = make_tokenizer([*(first or []), *(more or [])], vocabulary, to)

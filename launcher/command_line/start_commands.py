@@ -10,15 +10,8 @@ from typing import Annotated
 
 import typer
 
-from flowrun.launcher.command_line.app import (
-    AsFormat,
-    ConfigDir,
-    Format,
-    Overrides,
-    app,
-    print_found,
-    show_errors,
-)
+from flowrun.launcher.command_line import app as shared
+from flowrun.launcher.command_line.app import app
 from flowrun.launcher.terminal import doing
 from flowrun.launcher.terminal.exit_status import RECIPE_WRONG
 from flowrun.launcher.urls.object_store import is_url
@@ -40,7 +33,7 @@ def runs(
         Path | None,
         typer.Option("--follow", metavar="RUN_DIR", help="Show its steps as they come."),
     ] = None,
-    form: AsFormat = Format.text,
+    form: shared.AsFormat = shared.Format.text,
 ) -> None:
     """List the runs of a folder; without one those of outputs, multirun and runs.
 
@@ -53,14 +46,14 @@ def runs(
       flowrun runs outputs/2026-01-31/12-00-00_gpt_tiny outputs/2026-01-31/13-00-00_gpt_tiny
       flowrun runs --follow outputs/2026-01-31/13-00-00_gpt_tiny
     """
-    with show_errors([], None):
+    with shared.show_errors([], None):
         from flowrun.launcher.commands.run_folders.list_runs import default_folders, show_runs
         from flowrun.launcher.commands.run_folders.run_summary import summarize_all
         from flowrun.launcher.terminal.console import wide_console
 
         here = [_local(folder) for folder in folders or []]
-        if form is Format.json:
-            print_found(summarize_all(here or default_folders()), form)
+        if form is shared.Format.json:
+            shared.print_found(summarize_all(here or default_folders()), form)
             return
         show_runs(here, follow, wide_console())
 
@@ -78,7 +71,7 @@ def _local(source: str) -> Path:
 def status(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run.")],
     as_json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
-    form: AsFormat = Format.text,
+    form: shared.AsFormat = shared.Format.text,
 ) -> None:
     """Say how far a run is.
 
@@ -87,11 +80,11 @@ def status(
 
       flowrun status outputs/2026-01-31/13-00-00_gpt_tiny --json
     """
-    with show_errors([], None):
+    with shared.show_errors([], None):
         from flowrun.launcher.commands.run_folders.run_summary import summarize
 
         summary = summarize(run)
-        print_found(summary, Format.json if as_json else form)
+        shared.print_found(summary, shared.Format.json if as_json else form)
         raise typer.Exit(not summary.is_well)
 
 
@@ -113,7 +106,7 @@ def top(
       flowrun top outputs/2026-01-31/13-00-00_gpt_tiny
       flowrun top --serve 8080
     """
-    with show_errors([], None):
+    with shared.show_errors([], None):
         from rich.console import Console
 
         from flowrun.launcher.commands.run_folders.top import choose_run, show_top
@@ -132,7 +125,7 @@ def report(
     form: Annotated[
         PageFormat, typer.Option("--format", help="JSON is printed without --to.")
     ] = PageFormat.html,
-    config_dir: ConfigDir = None,
+    config_dir: shared.ConfigDir = None,
 ) -> None:
     """Write a page of a plan, runs or a sweep: one HTML file, which needs no network.
 
@@ -144,13 +137,13 @@ def report(
       flowrun report outputs/2026-01-31/12-00-00_gpt_tiny outputs/2026-01-31/13-00-00_gpt_tiny
       flowrun report multirun/2026-01-31/12-00-00 --format json --to sweep.json
     """
-    with show_errors(given, config_dir):
+    with shared.show_errors(given, config_dir):
         from flowrun.launcher.page.make_page import make_page, write_page
 
         page = make_page(given, config_dir)
         as_json = form is PageFormat.json
         if as_json and to is None:
-            print_found(page, Format.json)
+            shared.print_found(page, shared.Format.json)
             return
         said = write_page(page, to or Path("report.html"), as_json=as_json)
         doing.clear()
@@ -189,7 +182,7 @@ def init(
       flowrun init path/to/llama
     """
     doing.doing("importing torch")
-    with show_errors(named := [], None):
+    with shared.show_errors(named := [], None):
         from flowrun.launcher.commands.start.init_recipe import show_written, write_recipe
         from flowrun.launcher.terminal.console import wide_console
 
@@ -201,7 +194,7 @@ def init(
             from flowrun.launcher.run import run
 
             named.append(f"recipe={written.file}")
-            print_found(try_recipe(written.file, run), Format.text)
+            shared.print_found(try_recipe(written.file, run), shared.Format.text)
 
 
 @app.command()
@@ -209,8 +202,8 @@ def check(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[RECIPE]… [key=value]…", show_default=False)
     ] = None,
-    config_dir: ConfigDir = None,
-    form: AsFormat = Format.text,
+    config_dir: shared.ConfigDir = None,
+    form: shared.AsFormat = shared.Format.text,
 ) -> None:
     """Check the keys of recipes, without torch, models or data: in a second, for CI.
 
@@ -220,11 +213,11 @@ def check(
       flowrun check
       flowrun check recipes/mine.yaml gpt_dp train.batch_size=8
     """
-    with show_errors([], config_dir):
+    with shared.show_errors([], config_dir):
         from flowrun.launcher.commands.start.check_recipes import check_recipes
 
         found = check_recipes(words or [], config_dir)
-        print_found(found, form)
+        shared.print_found(found, form)
         raise typer.Exit(0 if found.right else RECIPE_WRONG)
 
 
@@ -245,7 +238,7 @@ def schema(
       flowrun schema --to recipe.schema.json
       flowrun schema --of runs
     """
-    with show_errors([], None):
+    with shared.show_errors([], None):
         if of:
             from flowrun.launcher.commands.start.output_schemas import schema_of
 
@@ -262,7 +255,7 @@ def schema(
 @app.command()
 def manifest(
     platform: Annotated[str, typer.Argument(metavar="kubernetes|kubeflow|skypilot|slurm")],
-    overrides: Overrides = None,
+    overrides: shared.Overrides = None,
     hosts: Annotated[int, typer.Option("--hosts", min=1, help="How many.")] = 1,
     image: Annotated[str, typer.Option("--image", help="Of the container.")] = "flowrun:latest",
     volume: Annotated[
@@ -279,7 +272,7 @@ def manifest(
       flowrun manifest slurm recipe=gpt_hybrid --hosts 2 --to job.sh
       flowrun manifest kubernetes recipe=gpt_hybrid --hosts 2 --volume runs:/runs
     """
-    with show_errors(overrides or [], None):
+    with shared.show_errors(overrides or [], None):
         from flowrun.launcher.commands.start.manifest import write_manifest
 
         text = write_manifest(platform, overrides or (), hosts, image, volume, gpu)
@@ -287,12 +280,12 @@ def manifest(
 
 
 @app.command()
-def recipes(form: AsFormat = Format.text) -> None:
+def recipes(form: shared.AsFormat = shared.Format.text) -> None:
     """List the recipes, one line each."""
     from flowrun.launcher.commands.start.list_recipes import list_recipes, show_recipes
 
     found = list_recipes()
-    if form is Format.json:
-        print_found(found, form)
+    if form is shared.Format.json:
+        shared.print_found(found, form)
     else:
         show_recipes(found)

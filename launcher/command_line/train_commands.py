@@ -10,21 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
-from flowrun.launcher.command_line.app import (
-    AsFormat,
-    Best,
-    ConfigDir,
-    Format,
-    KeyChanges,
-    OfStep,
-    Overrides,
-    RunFolder,
-    app,
-    load_recipe,
-    open_run,
-    print_found,
-    show_errors,
-)
+from flowrun.launcher.command_line import app as shared
+from flowrun.launcher.command_line.app import app
 from flowrun.launcher.terminal import doing
 from flowrun.launcher.terminal.exit_status import RECIPE_WRONG, RUN_FAILED
 from flowrun.launcher.urls.object_store import is_url
@@ -35,14 +22,14 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 @app.command()
 def run(
-    overrides: Overrides = None,
+    overrides: shared.Overrides = None,
     multirun: Annotated[
         bool,
         typer.Option(
             "--multirun", "-m", help="Run every combination of key=a,b,c; ends with a table."
         ),
     ] = False,
-    config_dir: ConfigDir = None,
+    config_dir: shared.ConfigDir = None,
     cfg: Annotated[
         str | None,
         typer.Option(
@@ -90,7 +77,7 @@ def run(
         ("--info", info),
     ):
         flags += [flag, value] if value is not None else []
-    with show_errors(given, config_dir):
+    with shared.show_errors(given, config_dir):
         from flowrun.launcher.command_line.hydra_jobs import hydra_jobs
         from flowrun.launcher.command_line.seats import take_seat
 
@@ -106,8 +93,8 @@ def run(
 
 @app.command()
 def plan(
-    overrides: Overrides = None,
-    config_dir: ConfigDir = None,
+    overrides: shared.Overrides = None,
+    config_dir: shared.ConfigDir = None,
     save_recipe: Annotated[
         Path | None,
         typer.Option("--save-recipe", help="With auto.placement: the file of the best recipe."),
@@ -119,7 +106,7 @@ def plan(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page of it, too.")
     ] = None,
-    form: AsFormat = Format.text,
+    form: shared.AsFormat = shared.Format.text,
 ) -> None:
     """Show the plan of a recipe, without starting anything.
 
@@ -143,15 +130,15 @@ def plan(
       flowrun plan recipe=gpt_hybrid --html plan.html
     """
     given = overrides or []
-    with show_errors(given, config_dir):
-        recipe = load_recipe(given, config_dir)
+    with shared.show_errors(given, config_dir):
+        recipe = shared.load_recipe(given, config_dir)
         if save_recipe and not recipe.auto.placement:
             raise RecipeError(
                 "auto.placement",
                 "--save-recipe writes the recipe that a search has found, and none is asked for.",
                 "Add auto.placement=true.",
             )
-        as_json = form is Format.json
+        as_json = form is shared.Format.json
         if level and (html or as_json):
             from flowrun.launcher.recipe.recipe_errors import CommandLineError
 
@@ -179,7 +166,9 @@ def plan(
 
 @app.command()
 def verify(
-    overrides: Overrides = None, config_dir: ConfigDir = None, form: AsFormat = Format.text
+    overrides: shared.Overrides = None,
+    config_dir: shared.ConfigDir = None,
+    form: shared.AsFormat = shared.Format.text,
 ) -> None:
     """Check that a recipe trains alike under every layout.
 
@@ -190,14 +179,14 @@ def verify(
       flowrun verify recipe=gpt_hybrid train.steps=5
     """
     given = overrides or []
-    with show_errors(given, config_dir):
+    with shared.show_errors(given, config_dir):
         chosen = any(text.startswith("launch") for text in given)
-        recipe = load_recipe(given if chosen else [*given, "launch=virtual"], config_dir)
+        recipe = shared.load_recipe(given if chosen else [*given, "launch=virtual"], config_dir)
         from flowrun.launcher.run import verify as verify_layouts
 
         found = verify_layouts(recipe)
-        if form is Format.json:
-            print_found(found, form)
+        if form is shared.Format.json:
+            shared.print_found(found, form)
         else:
             doing.clear()
             _print_rows(found.rows)
@@ -208,11 +197,11 @@ def verify(
 
 @app.command()
 def resume(
-    run_folder: RunFolder,
-    overrides: KeyChanges = None,
-    step: OfStep = None,
-    best: Best = False,
-    config_dir: ConfigDir = None,
+    run_folder: shared.RunFolder,
+    overrides: shared.KeyChanges = None,
+    step: shared.OfStep = None,
+    best: shared.Best = False,
+    config_dir: shared.ConfigDir = None,
 ) -> None:
     """Continue a run from its last checkpoint, in its folder.
 
@@ -225,7 +214,7 @@ def resume(
       flowrun resume RUN_DIR --best
     """
     given = overrides or []
-    with open_run(run_folder, given, config_dir, step, best, continues=True) as folder:
+    with shared.open_run(run_folder, given, config_dir, step, best, continues=True) as folder:
         from flowrun.launcher.command_line.seats import take_seat
 
         take_seat([f"recipe={folder / 'recipe.yaml'}", *given], config_dir)
