@@ -14,13 +14,8 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from flowrun.engine.torch_internals import (
-    OpOverload,
-    TreeSpec,
-    schema_of,
-    tree_leaves,
-    tree_unflatten,
-)
+from flowrun.engine import torch_internals
+from flowrun.engine.torch_internals import OpOverload, TreeSpec
 from flowrun.launcher.model.replay import Geometry
 
 CPU = torch.device("cpu")
@@ -57,7 +52,7 @@ def only_views(op: OpOverload) -> bool:
     """True if it makes other views of a storage, and reads no value."""
     if torch.Tag.inplace_view in op.tags:
         return True
-    aliases = [x.alias_info for x in schema_of(op).returns]
+    aliases = [x.alias_info for x in torch_internals.schema_of(op).returns]
     return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
 
 
@@ -70,14 +65,14 @@ def draws(op: OpOverload) -> bool:
 @cache
 def makes_tensors(op: OpOverload) -> bool:
     """True if all its results are tensors."""
-    kinds = [str(x.type) for x in schema_of(op).returns]
+    kinds = [str(x.type) for x in torch_internals.schema_of(op).returns]
     return bool(kinds) and all("Tensor" in kind for kind in kinds)
 
 
 @cache
 def returns_what_it_writes(op: OpOverload) -> bool:
     """True if it makes no tensor of its own."""
-    aliases = [x.alias_info for x in schema_of(op).returns]
+    aliases = [x.alias_info for x in torch_internals.schema_of(op).returns]
     return all(alias is not None and alias.is_write for alias in aliases)
 
 
@@ -85,10 +80,10 @@ def find_written(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, ob
     """Return the ids of the tensors that an op writes to, among its `args` and `kwargs`."""
     given = [
         args[k] if k < len(args) else kwargs.get(argument.name)
-        for k, argument in enumerate(schema_of(op).arguments)
+        for k, argument in enumerate(torch_internals.schema_of(op).arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
-    return {id(x) for x in tree_leaves(given) if isinstance(x, Tensor)}
+    return {id(x) for x in torch_internals.tree_leaves(given) if isinstance(x, Tensor)}
 
 
 # what ops raise on the meta device where torch does not know the result
@@ -97,8 +92,8 @@ UNKNOWN_RESULT = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticEr
 
 def run_on_meta(op: OpOverload, leaves: Sequence[object], spec: TreeSpec) -> object:
     """Call an op, with flat arguments, on the meta device; raises one of UNKNOWN_RESULT."""
-    args, kwargs = tree_unflatten(list(map(_without_values, leaves)), spec)
-    if any(x.name == "device" for x in schema_of(op).arguments):
+    args, kwargs = torch_internals.tree_unflatten(list(map(_without_values, leaves)), spec)
+    if any(x.name == "device" for x in torch_internals.schema_of(op).arguments):
         kwargs = {**kwargs, "device": torch.device("meta")}
     return op(*args, **kwargs)
 

@@ -21,13 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrun.engine.torch_internals import (
-    OpOverload,
-    TreeSpec,
-    storage_id,
-    tree_leaves,
-    tree_unflatten,
-)
+from flowrun.engine import torch_internals
+from flowrun.engine.torch_internals import OpOverload, TreeSpec
 
 Storages = dict["StorageValue", torch.UntypedStorage]
 
@@ -135,8 +130,8 @@ def replay(wanted: Sequence[View]) -> list[Tensor]:
 
 def perform(op: OpOverload, leaves: Sequence[object], spec: TreeSpec) -> list[Any]:
     """Call `op` with flat arguments `leaves` in the structure `spec`; return flat results."""
-    args, kwargs = tree_unflatten(leaves, spec)
-    return tree_leaves(op(*args, **kwargs))
+    args, kwargs = torch_internals.tree_unflatten(leaves, spec)
+    return torch_internals.tree_leaves(op(*args, **kwargs))
 
 
 def _find_needed(
@@ -186,7 +181,7 @@ def _run(
         torch.default_generator.set_state(call.state)
     torch.set_default_dtype(call.dtype)
     results = perform(call.op, leaves, call.spec)
-    taken = {storage_id(storage) for storage in here.values()}
+    taken = {torch_internals.storage_id(storage) for storage in here.values()}
     for value in made:
         if value.place < 0:
             storages[value] = here[call.leaves[-1 - value.place].value]
@@ -207,9 +202,9 @@ def _own(result: Tensor, geometry: Geometry, taken: set[int]) -> torch.UntypedSt
     """The storage of a result; a copy, if another tensor has it or it is not as was foreseen."""
     storage = result.untyped_storage()
     as_foreseen = Geometry.of(result) == geometry and storage.nbytes() == geometry.num_bytes
-    if not as_foreseen or storage_id(storage) in taken:
+    if not as_foreseen or torch_internals.storage_id(storage) in taken:
         storage = geometry.empty().copy_(result).untyped_storage()
-    taken.add(storage_id(storage))
+    taken.add(torch_internals.storage_id(storage))
     return storage
 
 
