@@ -42,13 +42,20 @@ class BackgroundSave:
     """Writes the checkpoints of one rank, one at a time.
 
     rank: names its file.  send: takes what is to be known of them.  failed: called with the error
-    of one that is not written.  aside: False to write before training continues, without a copy.
+    of one that is not written.  late_s: seconds after which the disk is late with one.  aside:
+    False to write before training continues, without a copy.
     """
 
     def __init__(
-        self, rank: int, send: Tell, failed: Callable[[BaseException], None], aside: bool = True
+        self,
+        rank: int,
+        send: Tell,
+        failed: Callable[[BaseException], None],
+        late_s: float,
+        aside: bool = True,
     ) -> None:
-        self._rank, self._send, self._failed, self._aside = rank, send, failed, aside
+        self._rank, self._send, self._failed = rank, send, failed
+        self.late_s, self._aside = late_s, aside
         self._copies: dict[object, torch.Tensor] = {}  # memory that the next checkpoint takes again
         self._thread: threading.Thread | None = None
         self._step = 0
@@ -81,13 +88,13 @@ class BackgroundSave:
         """True while a checkpoint is under way."""
         return self._thread is not None and self._thread.is_alive()
 
-    def look(self, late_s: float) -> None:
-        """Name a checkpoint that the disk has not taken for `late_s`, while training continues."""
-        if time.monotonic() - self._began_s > late_s and self.is_busy:
+    def look(self) -> None:
+        """Name a checkpoint that is late, while training continues; before each step."""
+        if time.monotonic() - self._began_s > self.late_s and self.is_busy:
             self._began_s = math.inf
             said = (
                 f"rank {self._rank}: its file of the checkpoint of step {self._step} is not on the"
-                f" disk after {late_s:.0f} s; training continues"
+                f" disk after {self.late_s:.0f} s; training continues"
             )
             self._send(Remarked(said))
 
@@ -140,23 +147,13 @@ class RankSaves:
         fail: Callable[[BaseException], None],
         limit_s: float,
     ) -> None:
-        """job: the run.  trained: the rank.  folder: of the run.  pulse, send: of the rank.  fail:
-        called in a thread with the error of a checkpoint that is not written.  limit_s: seconds
-        after which one is named that is late; 0: never.
+        """fail: called in a thread with the error of a checkpoint that is not written.  limit_s:
+        seconds after which one is named that is late; 0: never.
         """
         self._job, self._trained, self._folder = job, trained, folder
         self._pulse, self._send, self._rank = pulse, send, trained.rank
-        self._late_s = limit_s or math.inf
-        aside = job.recipe.train.save_aside
-        self._background = BackgroundSave(trained.rank, send, fail, aside)
-
-    def finish(self) -> None:
-        """Wait for the checkpoint that is under way."""
-        self._background.finish()
-
-    def look(self) -> None:
-        """Name a checkpoint that is late; before each step."""
-        self._background.look(self._late_s)
+        late_s, aside = limit_s or math.inf, job.recipe.train.save_aside
+        self.background = BackgroundSave(trained.rank, send, fail, late_s, aside)
 
     def save_checkpoint(self, step: int) -> None:
         """Save this rank's part of a checkpoint to its host's folder, from which the first host
@@ -168,7 +165,7 @@ class RankSaves:
         folder = checkpoints.partial_folder(self._folder, step)
         for each in (folder.parent, folder):  # and not the run's folder, if it was removed
             each.mkdir(exist_ok=True)
-        self._background.save(folder, step, self._shards())
+        self.background.save(folder, step, self._shards())
 
     def save_weights(self, steps: int) -> None:
         """Write this rank's regions of the weights after `steps` steps, unless train.save is

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import threading
 import types
 from collections.abc import Iterator, Mapping
@@ -37,7 +36,7 @@ def encode(sent: Notice) -> bytes:
     return json.dumps(_write(sent), separators=(",", ":")).encode()
 
 
-def decode(data: bytes | str) -> Notice:
+def decode(data: bytes | bytearray | str) -> Notice:
     """Return the message of some JSON.  Raises ValueError for anything else."""
     try:
         found = _read_message(json.loads(data))
@@ -106,12 +105,12 @@ def _read_generic(hint: Any, inner: tuple[Any, ...], value: Any) -> Any:
     raise ValueError(f"{str(value)[:40]!r} is not of the type {hint}")
 
 
-_LENGTH = struct.Struct(">I")
 _PART = 1 << 16
+_END = b"\n"  # of an event: JSON has no line break inside of its text
 
 
 class EventSender:
-    """Sends to the launcher what happens on a rank: each event after its length.
+    """Sends to the launcher what happens on a rank, an event a line.
 
     Threads may share it; it waits where the pipe is full.
     """
@@ -122,8 +121,7 @@ class EventSender:
 
     def send(self, event: Notice) -> None:
         """Send an event."""
-        data = encode(event)
-        frame = memoryview(_LENGTH.pack(len(data)) + data)
+        frame = memoryview(encode(event) + _END)
         with self._writing:
             while frame:
                 frame = frame[os.write(self._pipe, frame) :]
@@ -148,15 +146,9 @@ class EventReader:
             return
         self.ended = not part
         self._came += part
-        at = 0
-        while len(self._came) - at >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._came, at)
-            end = at + _LENGTH.size + length
-            if end > len(self._came):
-                break
-            yield decode(bytes(self._came[at + _LENGTH.size : end]))
-            at = end
-        del self._came[:at]
+        if _END in part:
+            *lines, self._came = self._came.split(_END)
+            yield from map(decode, lines)
 
     def drain(self) -> Iterator[Notice]:
         """Yield all that is left, once its rank has ended."""

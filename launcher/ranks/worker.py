@@ -235,7 +235,7 @@ class RankProcess:
         if train_segments(self._job, self._gate, self) or worker.gate.completes:
             self._saves.save_weights(self._gate.begun)
         self._pulse.enter(Activity.WRITING)
-        self._saves.finish()
+        self._saves.background.finish()
 
     def _restore(self) -> None:
         """Fill the variables of this rank with the state that a run continues from, if any."""
@@ -256,7 +256,9 @@ class RankProcess:
             else:
                 trained.run(last, self._report, first, self._may_begin)
         step = self._gate.begun
-        finite.check_numbers(self._job, self._trained, step, self._problems, self._saves.finish)
+        finite.check_numbers(
+            self._job, self._trained, step, self._problems, self._saves.background.finish
+        )
 
     @cached_property
     def _other_ranks(self) -> list[DistributedRank]:
@@ -285,7 +287,7 @@ class RankProcess:
         device = self._trained.device
         if device.type == "cuda":
             self._pulse.note_device(torch.cuda.memory_reserved(device))
-        self._saves.look()
+        self._saves.background.look()
         return self._gate.may_begin(steps)
 
     def save(self, step: int) -> None:
@@ -346,7 +348,7 @@ class RankProcess:
             if snapshots and not problems:  # a restart does a step again that went wrong
                 snapshots.report(step + 1)
 
-        return report if trained.reports else _forget
+        return report if trained.reports else lambda step, results, seconds: None
 
     def _halt(self) -> bool:
         """Let all ranks come to rest and end there, those of other hosts by their launchers; False
@@ -374,10 +376,6 @@ class BatchSources:
 def _rows_of(planned: Rehearsed | None, rank: int) -> RankRows | None:
     rows = planned and item_rows(planned.plan, rank)
     return RankRows(rows, planned.plan.micro_batches) if planned and rows else None
-
-
-def _forget(step: int, results: Results, seconds: float) -> None:
-    """Leave the results of a step to the rank that reports them."""
 
 
 def _read_clock() -> str:

@@ -30,7 +30,7 @@ class Disk:
     remarks: list[str] = field(default_factory=list)
 
     def saves(self, aside: bool = True) -> BackgroundSave:
-        return BackgroundSave(0, self._hear, self.failed.append, aside)
+        return BackgroundSave(0, self._hear, self.failed.append, 3600.0, aside)
 
     def _hear(self, event: Notice) -> None:
         if isinstance(event, Remarked):
@@ -132,12 +132,15 @@ def test_a_writer_that_the_disk_blocks_is_named_once_while_training_goes_on(
     disk: Disk, tmp_path: Path
 ) -> None:
     saving = disk.saves()
-    saving.look(late_s=0.0)
+    saving.late_s = 0.0
+    saving.look()
     saving.save(folder_of(8, tmp_path), 8, [make_whole_shard("w", torch.ones(3))])
-    saving.look(late_s=3600.0)
+    saving.late_s = 3600.0
+    saving.look()
     assert disk.remarks == []
+    saving.late_s = -1.0
     for _ in range(2):
-        saving.look(late_s=-1.0)
+        saving.look()
     assert disk.remarks == [
         "rank 0: its file of the checkpoint of step 8 is not on the disk after -1 s; training"
         " continues"
