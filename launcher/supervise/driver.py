@@ -206,13 +206,13 @@ class Driver:
                 await self._fork()
             case instructions.CompleteCheckpoint():
                 await self._complete(instruction)
-            case instructions.FindStart():
-                look = partial(self._find_start, instruction)
+            case instructions.FindStart(rolls_back):
+                look = partial(self._find_start, rolls_back)
                 self.loop.post(await self.desk.do("looking for the newest whole state", look))
             case instructions.Restart():
-                folder.begin_again(self.record, start, instruction, self.state.terms.may_change)
-            case instructions.Save(below):
-                await self._save(below)
+                folder.begin_again(self.record, start, instruction, self.state)
+            case instructions.Save():
+                await self._save()
             case instructions.ReplanFewer(fault):
                 lost = RunError(fault.where, fault.problem)
                 await self._plan(lambda: self.replan.for_fewer_ranks(lost))
@@ -294,23 +294,22 @@ class Driver:
         kept = await self.desk.do(f"completing the checkpoint of step {done.step}", complete)
         self.listeners.call("on_save", done.step, kept.folder)
 
-    def _find_start(self, find: instructions.FindStart) -> events.StartFound:
+    def _find_start(self, rolls_back: bool) -> events.StartFound:
         """Put the job where its ranks are to begin; in the main thread."""
         if self.state.terms.may_change and (kept := self.record.kept):
             try:  # the host that has put it there may be lost
                 fetched_run.continue_at(kept.store.url, kept.folder)
             except FlowrunError as error:
                 self.record.note(f"{error.where}: {error.problem}")
-        job, found = self.ranks.compiled.job, self.record.checkpoints
-        if find.rolls_back:
-            every = job.recipe.train.save_every
-            job.start = newest_state.find_rollback(found, every, find.below)
+        job, found, bad = self.ranks.compiled.job, self.record.checkpoints, self.state.round.bad
+        if rolls_back:
+            job.start = newest_state.find_rollback(found, job.recipe.train.save_every, bad)
         else:
-            job.start = newest_state.find_start(found, self.ranks.snapshots, find.below)
+            job.start = newest_state.find_start(found, self.ranks.snapshots, bad or -1)
         return events.StartFound(place_of(job.start))
 
-    async def _save(self, below: int) -> None:
-        record, ranks = self.record, self.ranks
+    async def _save(self) -> None:
+        record, ranks, below = self.record, self.ranks, self.state.round.bad or -1
         job, snapshots = ranks.compiled.job, ranks.snapshots
         save = partial(newest_state.save_snapshot, record, job, snapshots, below)
         try:

@@ -124,7 +124,7 @@ def prepare(record: Record, company: Company, may_change: bool, lease: Lease) ->
         remove_partial(record.run_folder)
 
 
-def begin_again(record: Record, start: Start | None, again: Restart, may_change: bool) -> None:
+def begin_again(record: Record, start: Start | None, again: Restart, state: RunState) -> None:
     """Put the folder where the ranks begin again, and say so.
 
     start: that this host would begin at; hosts may have agreed on another.
@@ -136,8 +136,9 @@ def begin_again(record: Record, start: Start | None, again: Restart, may_change:
     if start is None or start.step != place.step:
         start = find_step(record.run_folder, place.step)
     record.go_back(start, _line(record, fault, place.step, place.source))
-    count = f"Restart {again.in_row} of {again.limit}" if again.in_row else "Goes on"
-    why = "" if may_change else f"{fault.where}: {fault.problem.splitlines()[0]} "
+    in_row, terms = state.attempts.in_row, state.terms
+    count = f"Restart {in_row} of {terms.restarts}" if in_row else "Goes on"
+    why = "" if terms.may_change else f"{fault.where}: {fault.problem.splitlines()[0]} "
     back = reached - place.step
     record.note(f"{why}{count} from step {place.step} ({place.source}), {back} back.")
 

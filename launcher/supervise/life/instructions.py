@@ -88,31 +88,23 @@ class CompleteCheckpoint(Instruction):
 
 
 class FindStart(Instruction):
-    """Find the newest whole state that is of no more than `below` steps: StartFound follows.
+    """Find the newest whole state, before the bad step if there was one: StartFound follows.
 
-    rolls_back: to a checkpoint, whose weights are those of the step `below`.
+    rolls_back: to a checkpoint, with whose weights the run continues after the bad step.
     """
 
-    below: int = -1
     rolls_back: bool = False
 
 
 class Restart(Instruction):
-    """Write down that ranks begin again.
-
-    fault: why.  in_row, limit: of restarts; in_row 0: a host left, or the run is rolled back.
-    """
+    """Write down that ranks begin again.  fault: why."""
 
     fault: Reason
     place: StartPoint
-    in_row: int = 0
-    limit: int = 0
 
 
 class Save(Instruction):
-    """Save what ranks left in memory as a checkpoint.  below: see FindStart."""
-
-    below: int = -1
+    """Save what ranks left in memory as a checkpoint."""
 
 
 class ReplanFewer(Instruction):

@@ -67,8 +67,7 @@ def conclude(state: RunState) -> Move:
     if verdict.status != instructions.FAILED or verdict.fault is None:
         return end_by(state, verdict)
     if state.terms.rolls_back and verdict.how == RAISED and state.round.bad:
-        find = instructions.FindStart(state.round.bad, rolls_back=True)
-        return replace(state, phase=Life.RESTING), (find,)
+        return replace(state, phase=Life.RESTING), (instructions.FindStart(rolls_back=True),)
     return _try_again(state, verdict)
 
 
@@ -90,13 +89,12 @@ def _try_again(state: RunState, verdict: End) -> Move:
     """Begin again; else save what ranks left in memory, and plan for fewer, where they may be, or
     end.
     """
-    below, terms = state.round.bad or -1, state.terms
+    terms = state.terms
     if attempts := state.attempts.after(verdict.how, state.reached, terms):
-        find = instructions.FindStart(below)
-        return replace(state, phase=Life.RESTING, attempts=attempts), (find,)
+        return replace(state, phase=Life.RESTING, attempts=attempts), (instructions.FindStart(),)
     if not terms.restarts or verdict.how == CANCELLED:
         return end_by(state, verdict)
-    save = instructions.Save(below)
+    save = instructions.Save()
     if verdict.how == DIED and 0 < terms.min_ranks < terms.num_ranks:
         assert verdict.fault
         plan = instructions.ReplanFewer(verdict.fault)
@@ -130,8 +128,7 @@ def begin_at(state: RunState, event: events.StartFound) -> Move:
 
 def restart(state: RunState, place: events.StartPoint) -> tuple[instructions.Instruction, ...]:
     """Return the instruction to write down why ranks begin again, if that is still to be done."""
-    attempts, limit = state.attempts.in_row, state.terms.restarts
-    return (instructions.Restart(state.lost, place, attempts, limit),) if state.lost else ()
+    return (instructions.Restart(state.lost, place),) if state.lost else ()
 
 
 def meet(state: RunState, *before: instructions.Instruction) -> Move:
