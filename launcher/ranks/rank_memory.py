@@ -44,11 +44,9 @@ class RankMemory:
         most_live = max(rank.live_bytes.peak for rank in ranks)
         here = torch.cuda.max_memory_allocated(self.device) if cuda else most_live
         self.peak = max(self.peak, here)
-        most = torch.cuda.max_memory_reserved(self.device) if cuda else self._most_taken()
+        most = max(0, most_taken() - self.inherited)
+        most = torch.cuda.max_memory_reserved(self.device) if cuda else most
         self.process_peak = self.process_peak or most
-
-    def _most_taken(self) -> int:
-        return max(0, most_taken() - self.inherited)
 
 
 class RankGauges:

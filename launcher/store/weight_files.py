@@ -148,14 +148,9 @@ def save_shards(folder: Path, rank: int, shards: Iterable[Shard], about: About) 
     return file
 
 
-def shards_in(folder: Path) -> list[Path]:
-    """Files of shards that nobody has joined."""
-    return sorted(folder.glob(_SHARDS.replace("*", "[0-9]" * 5)))
-
-
 def drop_shards(folder: Path) -> None:
     """Remove the shards of an earlier run, or of a host whose shards the first has joined."""
-    for file in shards_in(folder):
+    for file in [*folder.glob(_SHARDS.replace("*", "[0-9]" * 5))]:
         file.unlink(missing_ok=True)  # another host may see the same folder
 
 

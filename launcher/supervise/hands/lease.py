@@ -45,9 +45,6 @@ class Owner:
     def of_this(epoch: int = 0, door: str = "") -> Owner:
         return Owner(platform.node(), os.getpid(), epoch, door)
 
-    def is_launcher(self, other: Owner) -> bool:
-        return (self.machine, self.process) == (other.machine, other.process)
-
     def __str__(self) -> str:
         return f"process {self.process} on {self.machine}"
 
@@ -67,7 +64,7 @@ class Lease:
             self.check()
             return
         before, lives = self.read(), False
-        if before and not before.is_launcher(owner):
+        if before and (before.machine, before.process) != (owner.machine, owner.process):
             if follows and before.epoch >= owner.epoch:
                 raise self._lost_to(before)
             lives = before.machine != owner.machine or is_running(before.process)
