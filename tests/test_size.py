@@ -52,11 +52,11 @@ BUDGETS = {
     "launcher/page": 1_118,
     "launcher/place": 2_085,
     "launcher/platforms": 331,
-    "launcher/ranks": 2_041,
+    "launcher/ranks": 2_026,
     "launcher/recipe": 3_526,
     "launcher/report": 2_594,
-    "launcher/store": 1_119,
-    "launcher/supervise": 4_876,
+    "launcher/store": 1_114,
+    "launcher/supervise": 4_862,
     "launcher/terminal": 343,
     "launcher/text": 603,
     "launcher/urls": 522,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_535,
+    "tests/launcher": 19_538,
     "tests/models": 797,
     "tests/support": 9_635,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_228, "tests": 59_120, "docs": 50_000}
+SUMS = {"source": 81_194, "tests": 59_123, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 357, "except Exception": 30, "functions above complexity 15": 0}
