@@ -99,9 +99,8 @@ def _notes(job: Job, start: Checkpoint) -> Iterator[str]:
     yield f"goes on from step {start.step}" + "".join(f"; {text}" for text in changed)
     for later in find_all(start.folder.parents[1]):
         if later.step > start.step:
-            unfetched = [file.name for file in later.folder.iterdir()] == [
-                ABOUT
-            ]  # of one in a store
+            # of one in a store
+            unfetched = [file.name for file in later.folder.iterdir()] == [ABOUT]
             damage = "" if unfetched else later.damage()
             why = f"it is not whole: {damage}" if damage else "the next checkpoint replaces it"
             yield f"{later.folder.name} is left out: {why}"

@@ -16,13 +16,8 @@ from flowrun.launcher.recipe.schema import VALIDATION
 from flowrun.launcher.report.sweep_table import RAN, TABLE
 from flowrun.launcher.store.run_files import RECIPE
 
-_HIGHEST = (
-    "tokens_per_s",
-    "accuracy",
-    "hit_rate",
-    "auc",
-    "f1",
-)  # a metric of such a name is best if high
+# a metric of such a name is best if high
+_HIGHEST = ("tokens_per_s", "accuracy", "hit_rate", "auc", "f1")
 _LOSSES = ("validation_loss", "loss")
 
 

@@ -348,7 +348,7 @@ class RankProcess:
             if snapshots and not problems:  # a restart does a step again that went wrong
                 snapshots.report(step + 1)
 
-        return report if trained.reports else lambda step, results, seconds: None
+        return report if trained.reports else lambda *_: None
 
     def _halt(self) -> bool:
         """Let all ranks come to rest and end there, those of other hosts by their launchers; False

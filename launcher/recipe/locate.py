@@ -18,9 +18,8 @@ from hydra.types import RunMode
 from flowrun.launcher.recipe import hydra_source
 
 COMMAND_LINE = "command line"
-_NUMBER = re.compile(
-    r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"
-)  # 3e-4 is a number to Hydra, a text to YAML 1.1
+# 3e-4 is a number to Hydra, a text to YAML 1.1
+_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 _UNREADABLE = (yaml.YAMLError, RecursionError, ValueError)  # a date may be none
 
 
@@ -83,9 +82,8 @@ def _files(overrides: list[str], config_dir: str | None) -> Iterator[tuple[Path,
         taking_part = [(each.config_path, each.package) for each in reversed(listed.defaults[:-1])]
     except hydra_source.COMPOSING_ERRORS:
         taking_part = [(f"{hydra_source.GROUP}/{name}", "") for name in recipes]
-    taking_part.append(
-        (hydra_source.CONFIG_NAME, "")
-    )  # a recipe that sets nothing of a key could set it
+    # a recipe that sets nothing of a key could set it
+    taking_part.append((hydra_source.CONFIG_NAME, ""))
     for path, package in taking_part:
         if file := _file_of(str(path), config_dir):
             yield file, package or ""

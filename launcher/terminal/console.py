@@ -18,9 +18,8 @@ from rich.table import Table
 NO_PLOT = r"no plot: it needs matplotlib (pip install 'flowrun\[plot]')"
 
 
-_CONTROL = re.compile(
-    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
-)  # but for the ends of lines and tabs
+# but for the ends of lines and tabs
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:

@@ -63,12 +63,8 @@ from flowrun.engine.torch_internals import (
 
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 _OF_TORCH = ("torch/utils/checkpoint.py", "torch/nn/modules/")  # files whose calls count, too
-_BY_ROW: tuple[object, ...] = (
-    ((-1,), {}),
-    ((1,), {}),
-    ((), {"dim": -1}),
-    ((), {"dim": 1}),
-)  # arguments of sum
+# arguments of sum
+_BY_ROW: tuple[object, ...] = (((-1,), {}), ((1,), {}), ((), {"dim": -1}), ((), {"dim": 1}))
 _TABLES = ("_parameters", "_buffers", "_flat_weights", "_flat_weight_refs")
 _FOREIGN = ("torch.", "builtins")
 _PARTS = "parts"  # in the place of an attribute: the names of all that a module holds

@@ -23,9 +23,8 @@ from flowrun.launcher.model.build import instantiate_model, task_inputs
 from flowrun.launcher.recipe.schema import Optim
 
 PeerBatch = Mapping[str, Tensor]
-TrainStep = Callable[
-    [], Tensor | None
-]  # one training step -> its loss, None where this rank has none
+# one training step -> its loss, None where this rank has none
+TrainStep = Callable[[], Tensor | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +39,6 @@ class Setting:
     world: int
     device: torch.device
     compiled: bool
-
-    @property
-    def micro_batches(self) -> int:
-        return self.job.recipe.train.micro_batches
 
     def model(self) -> nn.Module:
         """Make the recipe's model by plain torch, ready for the batches that the ranks read."""
@@ -63,13 +58,6 @@ class Setting:
         data = _MicroBatches(self.job, slice(part * share, (part + 1) * share))
         for batch in DataLoader(data, batch_size=None, num_workers=self.peer.workers):
             yield {name: copy_to_device(value, self.device) for name, value in batch.items()}
-
-    def output(self, model: nn.Module, batch: PeerBatch) -> Any:
-        return self.job.materials.task.output(batch, model)
-
-    def loss(self, output: Any, batch: PeerBatch) -> Tensor:
-        """The mean over the batch: of the recipe's loss, or the model's own."""
-        return self.job.materials.task.loss_of(output, batch)
 
     def autocast(self) -> AbstractContextManager[None]:
         """Around forward and loss."""
@@ -170,13 +158,14 @@ def train_loop(
     which a micro-batch is divided, and this rank's; 0: one for each rank.  cut: takes this rank's
     part of each sample.
     """
-    peer, count = setting.peer, setting.micro_batches
+    peer, task = setting.peer, setting.job.materials.task
+    count = setting.job.recipe.train.micro_batches
     update = update or optimizer(setting.job.recipe.optim, model.parameters(), peer.sparse)
     batches = setting.batches(*((parts, part) if parts else (setting.world, setting.rank)))
 
     def measured(batch: PeerBatch) -> Tensor:
         with setting.autocast():
-            return setting.loss(setting.output(model, batch), batch) / count
+            return task.loss_of(task.output(batch, model), batch) / count
 
     if setting.compiled and peer.whole:
         measured = torch.compile(measured)

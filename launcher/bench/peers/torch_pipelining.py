@@ -19,7 +19,8 @@ V_SHAPED = ("ZBVZeroBubble", "DualPipeV")  # whose last stage is on the first ra
 
 def pipeline(setting: Setting) -> TrainStep:
     """The peer's schedule over stages of consecutive units."""
-    peer, job = setting.peer, setting.job
+    peer, job, task = setting.peer, setting.job, setting.job.materials.task
+    count = job.recipe.train.micro_batches
     units = list(chosen(setting.model(), peer.units).values())
     homes = stage_ranks(peer.schedule, setting.world)
     cut = peer.cut or best_cut([products(unit) for unit in units], homes)
@@ -33,8 +34,8 @@ def pipeline(setting: Setting) -> TrainStep:
     kind = getattr(pipelining, f"Schedule{peer.schedule}")
     schedule = kind(
         stages[0] if peer.schedule in ONE_STAGE else stages,
-        setting.micro_batches,
-        loss_fn=lambda output, target: setting.loss(output, {_target(setting): target}),
+        count,
+        loss_fn=lambda output, target: task.loss_of(output, {_target(setting): target}),
     )
     update = optimizer(job.recipe.optim, (p for module in modules for p in module.parameters()))
     batches = setting.batches()
@@ -42,8 +43,8 @@ def pipeline(setting: Setting) -> TrainStep:
 
     def step() -> Tensor | None:
         update.zero_grad(set_to_none=True)
-        batch = _join([next(batches) for _ in range(setting.micro_batches)])
-        inputs = [batch[name] for name in job.materials.task.inputs.values()] if first else []
+        batch = _join([next(batches) for _ in range(count)])
+        inputs = [batch[name] for name in task.inputs.values()] if first else []
         losses: list[Tensor] = []
         given: dict[str, Any] = {"target": batch[_target(setting)], "losses": losses}
         schedule.step(*inputs, **(given if last else {}))

@@ -19,10 +19,8 @@ from flowrun.launcher.recipe.value_ranges import RANGES, ends_of, hints_of, kind
 
 Schema = dict[str, Any]
 NAME = "recipe.schema.json"
-_REFERENCE = {
-    "type": "string",
-    "pattern": r"^(.*\$\{.*|\?\?\?)$",
-}  # ${another.key}, or not yet given
+# ${another.key}, or not yet given
+_REFERENCE = {"type": "string", "pattern": r"^(.*\$\{.*|\?\?\?)$"}
 _PLAIN = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
 
 
