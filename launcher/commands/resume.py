@@ -146,17 +146,17 @@ def _check_same(start: Checkpoint, recipe: Recipe) -> None:
     """Refuse a recipe that trains something else than the checkpoint did.  Raises RecipeError."""
     old = _defaults() | dict(flatten_keys(start.recipe()))  # of keys newer than the checkpoint
     new = dict(flatten_keys(yaml.safe_load(recipe.to_yaml())))
+    if bool(old["eval.batches"]) == bool(new["eval.batches"]):  # nothing or something is held out
+        new["eval.batches"] = old["eval.batches"]
     for tree in (old, new):
-        tree["eval.batches"] = bool(tree["eval.batches"])  # nothing or something is held out
+        if not old["adapters.modules"] or not new["adapters.modules"]:  # one at most has a rank
+            del tree["adapters.rank"], tree["adapters.alpha"]
     for key in {**old, **new}:
         fixed = any(f"{key}.".startswith(f"{each}.") for each in (*FIXED, "eval.batches"))
         if fixed and differ(old.get(key), new.get(key)):
-            raise RecipeError(
-                key,
-                "a resumed run keeps the settings of its training: "
-                f"{key} was {old.get(key, 'not there')}.",
-                train_anew(start),
-            )
+            was = f"it had no {key}" if old.get(key) in (None, []) else f"{key} was {old[key]}"
+            kept = f"a resumed run keeps the settings of its training: {was}."
+            raise RecipeError(key, kept, train_anew(start))
 
 
 def _defaults() -> dict[str, Any]:

@@ -148,22 +148,32 @@ def test_a_checkpoint_that_is_not_there(stopped: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "key"),
+    ("override", "key", "was"),
     [
-        ("model.hidden=32", "model.hidden"),
-        ("+data.talk=true", "data.talk"),
-        ("adapters.alpha=80", "adapters.alpha"),
-        ("adapters.modules=[fc*]", "adapters.modules"),
-        ("train.seed=1", "train.seed"),
-        ("train.batch_size=16", "train.batch_size"),
-        ("eval.fraction=0.5", "eval.fraction"),
-        ("eval.batches=0", "eval.batches"),
+        ("model.hidden=32", "model.hidden", "model.hidden was 16"),
+        ("+data.talk=true", "data.talk", "it had no data.talk"),
+        ("adapters={modules: [fc*], rank: 4}", "adapters.modules", "it had no adapters.modules"),
+        ("train.seed=1", "train.seed", "train.seed was 0"),
+        ("train.batch_size=16", "train.batch_size", "train.batch_size was 8"),
+        ("eval.fraction=0.5", "eval.fraction", "eval.fraction was 0.25"),
+        ("eval.batches=0", "eval.batches", "eval.batches was 2"),
     ],
 )
-def test_another_training_is_refused(stopped: Path, override: str, key: str) -> None:
+def test_another_training_is_refused(stopped: Path, override: str, key: str, was: str) -> None:
     with pytest.raises(RecipeError, match=r"keeps the settings of its training") as caught:
         compose_resumed(checkpoint_of(stopped), [override])
     assert caught.value.where == key
+    assert f": {was}." in caught.value.problem
+
+
+def test_a_run_without_the_adapters_that_it_had_is_refused(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = Checkpoint.recipe
+    had = {"adapters": {"rank": 4, "alpha": 8.0, "modules": ["fc*"], "dropout": 0.0}}
+    monkeypatch.setattr(Checkpoint, "recipe", lambda start: usual(start) | had)
+    with pytest.raises(RecipeError, match=r"its training: adapters.modules was \['fc\*'\]\."):
+        compose_resumed(checkpoint_of(stopped), [])
 
 
 def test_a_number_that_is_none_is_no_change() -> None:
